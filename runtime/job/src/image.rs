@@ -1,0 +1,177 @@
+//! Pulling and importing images, and the record of an image that comes out of it.
+//!
+//! Where things are, below `--root` (all written aside, synced and renamed, so each is whole or absent):
+//!
+//! | path | what |
+//! |---|---|
+//! | `images/blobs/sha256/HEX` | manifests, configs, and (with `keep_blobs`) compressed layers |
+//! | `images/parts/HEX` | half-downloaded blobs, for the next try |
+//! | `images/users/HEX/{passwd,group}` | /etc/passwd and /etc/group of image HEX, where it has them; at most 1 MiB each |
+//! | `images/records/HEX` | the record of image HEX (its config digest): the daemon's, the image exists once it does |
+//! | `layers/NAME/` | an unpacked layer, as overlayfs wants it; NAME is [`Layer::name`] |
+//! | `layers/tmp-*` | layers being unpacked; whatever is there at the start of the daemon is garbage |
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Pull one reference for this platform.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PullJob {
+    /// The store: `--root`.
+    pub root: PathBuf,
+    /// Registry host of the normalised reference, with port if any: `docker.io`, `localhost:5000`.
+    pub registry: String,
+    /// Repository path: `library/busybox`.
+    pub repository: String,
+    /// Tag; empty where the digest decides.
+    pub tag: String,
+    /// `sha256:…`; empty for a tag.
+    pub digest: String,
+    /// Where to ask, in order.
+    pub endpoints: Vec<Endpoint>,
+    /// Names of layers already unpacked in the store, so that they are not fetched again.
+    pub limits: Limits,
+    /// Keep the compressed layers beside the unpacked ones.
+    pub keep_blobs: bool,
+}
+
+/// Import an archive (docker-archive or OCI layout; plain, gzip or zstd).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ImportJob {
+    /// The store: `--root`.
+    pub root: PathBuf,
+    /// The archive.
+    pub archive: PathBuf,
+    /// Bounds.
+    pub limits: Limits,
+    /// Keep the compressed layers beside the unpacked ones.
+    pub keep_blobs: bool,
+}
+
+/// One place that serves a registry's images.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// With scheme and prefix, without a trailing slash: `https://registry-1.docker.io/v2`.
+    pub url: String,
+    /// The repository path there, where it is rewritten; empty: as in the job.
+    pub repository: String,
+    /// For this endpoint and the token service it names, nobody else.
+    pub credentials: Credentials,
+    /// How its certificate is checked.
+    pub tls: Tls,
+    /// A mirror is asked with `ns=HOST`.
+    pub is_mirror: bool,
+}
+
+/// Credentials of one endpoint. Never logged: `Debug` says only which kind.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub enum Credentials {
+    /// Anonymous.
+    #[default]
+    None,
+    /// User and password: basic, or for the token service.
+    Basic {
+        /// User.
+        username: String,
+        /// Password.
+        password: String,
+    },
+    /// OAuth2 refresh token for the token service.
+    Identity(String),
+    /// A bearer token, used as it is.
+    Bearer(String),
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Basic { .. } => "basic",
+            Self::Identity(_) => "identity token",
+            Self::Bearer(_) => "registry token",
+        })
+    }
+}
+
+/// TLS of one endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tls {
+    /// PEM file of roots that are trusted beside the system's.
+    pub ca_file: Option<PathBuf>,
+    /// PEM file of the client's certificate.
+    pub cert_file: Option<PathBuf>,
+    /// PEM file of its key.
+    pub key_file: Option<PathBuf>,
+    /// Do not check the server's certificate.
+    pub insecure_skip_verify: bool,
+}
+
+/// Bounds on what an image may make us do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Unpacked bytes of one layer, sparse or not: stops a gzip bomb and a huge sparse file.
+    pub layer_bytes_max: u64,
+    /// Entries of one layer.
+    pub layer_entries_max: u64,
+    /// Layers of an image (overlayfs takes 500 below one mount).
+    pub layers_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { layer_bytes_max: 64 << 30, layer_entries_max: 4 << 20, layers_max: 256 }
+    }
+}
+
+/// An image, whole: what is committed to `images/records/HEX`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// `sha256:HEX` of the config blob (CRI section 2.27).
+    pub id: String,
+    /// Normalised `registry/path:tag`.
+    pub tags: Vec<String>,
+    /// `registry/path@sha256:…` of what was pulled (an index's digest for a multi-platform name).
+    pub digests: Vec<String>,
+    /// Compressed bytes of config, manifests and layers; never 0.
+    pub size_bytes: u64,
+    /// Lowest first.
+    pub layers: Vec<Layer>,
+    /// Blobs (digests) that belong to it: manifests, config, kept layers.
+    pub blobs: Vec<String>,
+    /// What a container needs of the config.
+    pub config: ImageConfig,
+}
+
+/// One unpacked layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// `sha256:…` over the uncompressed tar.
+    pub diff_id: String,
+    /// Chain ID (OCI image spec, "Layer ChainID") of it and everything below.
+    pub chain_id: String,
+    /// Directory below `layers/`: the first 32 hex digits of the chain ID. Short, because all lower directories of a
+    /// container must fit into one page of mount options: 120 layers do.
+    pub name: String,
+}
+
+/// The image config's `config` object, as far as it matters to a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageConfig {
+    /// `User`, as it stands.
+    pub user: String,
+    /// `Env`.
+    pub environment: Vec<String>,
+    /// `Entrypoint`.
+    pub entrypoint: Vec<String>,
+    /// `Cmd`.
+    pub command: Vec<String>,
+    /// `WorkingDir`.
+    pub working_directory: String,
+    /// `StopSignal`, as it stands.
+    pub stop_signal: String,
+    /// `Volumes`: container paths.
+    pub volumes: Vec<String>,
+    /// `Labels`, sorted.
+    pub labels: Vec<(String, String)>,
+}

@@ -1,0 +1,93 @@
+//! What a worker is asked and what it answers: the wall between the daemon, which never waits for a network or a
+//! disk, and the short-lived processes that do.
+//!
+//! The daemon starts `coracle-worker` with the job on its stdin (one [`Job`], then end of file) and reads
+//! [`Answer`]s from its stdout until [`Answer::Done`] or [`Answer::Failed`]; stderr is the worker's log. Each message
+//! is a little-endian u32 length and that many bytes of postcard. Credentials travel only here: never in arguments,
+//! the environment, or a file. Daemon and worker are always of the same release, so this format may change freely.
+#![forbid(unsafe_code)]
+
+mod cni;
+mod image;
+mod message;
+
+pub use cni::{Attachment, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
+pub use image::{
+    Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls,
+};
+pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
+
+use serde::{Deserialize, Serialize};
+
+/// One piece of slow or risky work.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// Pull an image into the store.
+    Pull(PullJob),
+    /// Import an archive into the store.
+    Import(ImportJob),
+    /// Delete trees (container upper directories, layers, blobs) that nothing refers to any more.
+    RemoveTrees {
+        /// Absolute paths; a missing one is success.
+        paths: Vec<std::path::PathBuf>,
+    },
+    /// Run the plugins of one CNI network for one pod.
+    Cni(CniJob),
+}
+
+/// What a worker says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// How far a pull is: bytes that arrived, bytes in all (0: not known yet).
+    Progress {
+        /// Compressed bytes that are on disk.
+        bytes_done: u64,
+        /// Compressed bytes of the image.
+        bytes_total: u64,
+    },
+    /// The job is done.
+    Done(Outcome),
+    /// It did not work; what was made aside stays only where a retry can use it (parts of blobs).
+    Failed(Failure),
+}
+
+/// Results, one per kind of job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Pulled: blobs, layers and users files are in the store and synced; the record is for the daemon to commit.
+    Pulled(ImageRecord),
+    /// Imported: as Pulled, for each image of the archive.
+    Imported(Vec<ImageRecord>),
+    /// Trees are gone.
+    Removed,
+    /// The plugins ran.
+    Cni(CniOutcome),
+}
+
+/// Why a job failed, as far as the daemon's answer depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind.
+    pub kind: FailureKind,
+    /// For people: what was tried, on what, why. No credentials, no query strings.
+    pub message: String,
+}
+
+/// Kinds of failure a client acts on (CRI section 1.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// No endpoint could be reached, or they answered 5xx or 429.
+    Unavailable,
+    /// 401 or 403.
+    Denied,
+    /// 404, unknown manifest, no platform match.
+    NotFound,
+    /// What came does not verify, is malformed, hostile, or over a limit.
+    Invalid,
+    /// ENOSPC or EDQUOT.
+    NoSpace,
+    /// A CNI plugin said no: its type and message are in the text.
+    Plugin,
+    /// Anything else.
+    Internal,
+}

@@ -1,0 +1,2 @@
+//! Why this exists.
+fn main() {}

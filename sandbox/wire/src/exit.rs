@@ -1,0 +1,124 @@
+//! The exit record: how a container ended, written by the monitor at the moment of the event, so that it is true
+//! also when no daemon lived to see it (CRI section 7.1, RST-4).
+//!
+//! ```text
+//!   0        4      5        6            6+n          6+n+4
+//!   | "CEXR" | ver  | length | postcard   | checksum LE |
+//! ```
+//! The file `exits/ID` in the pod's state directory is written under a temporary name and renamed. A record that
+//! does not verify is reported as such: the caller sets it aside and shows the container as `Unknown`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ContainerId;
+
+/// How a main process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exit {
+    /// It exited with this code, 0..=255.
+    Code(u8),
+    /// This signal ended it; CRI shows 128 + signal.
+    Signal(u8),
+}
+
+impl Exit {
+    /// The exit code CRI shows (section 2.0): the code, or 128 + signal.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => i32::from(code),
+            Self::Signal(signal) => 128 + i32::from(signal),
+        }
+    }
+}
+
+/// One container's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitRecord {
+    /// Which container.
+    pub container: ContainerId,
+    /// How it ended.
+    pub exit: Exit,
+    /// Whether the memory cgroup's OOM-kill counter rose while it ran.
+    pub oom_killed: bool,
+    /// Wall clock, nanoseconds since 1970, when the monitor saw the end.
+    pub finished_at_ns: i64,
+    /// Log lines that could not be written (full disk), over its whole life.
+    pub lost_log_lines: u64,
+}
+
+/// Longest exit record: header, the largest postcard form, checksum.
+pub const EXIT_RECORD_BYTES_MAX: usize = 96;
+
+const MAGIC: &[u8; 4] = b"CEXR";
+const FORMAT: u8 = 1;
+const HEADER_BYTES: usize = 6;
+
+/// The bytes are not a whole exit record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DamagedExit;
+
+/// Writes `record` into `buffer` and returns the bytes used.
+pub fn encode_exit<'a>(record: &ExitRecord, buffer: &'a mut [u8; EXIT_RECORD_BYTES_MAX]) -> &'a [u8] {
+    let body = EXIT_RECORD_BYTES_MAX - 4;
+    // The largest form (two varints of 10 bytes, the id, three small fields) fits with room to spare: see the test.
+    let length = postcard::to_slice(record, &mut buffer[HEADER_BYTES..body]).map(|used| used.len()).unwrap_or(0);
+    buffer[..4].copy_from_slice(MAGIC);
+    buffer[4] = FORMAT;
+    buffer[5] = length as u8;
+    let end = HEADER_BYTES + length;
+    let sum = checksum(&buffer[..end]);
+    buffer[end..end + 4].copy_from_slice(&sum.to_le_bytes());
+    &buffer[..end + 4]
+}
+
+/// Reads a record back; anything short, long, foreign or changed is [`DamagedExit`].
+pub fn decode_exit(bytes: &[u8]) -> Result<ExitRecord, DamagedExit> {
+    let (body, sum) = bytes.split_last_chunk::<4>().ok_or(DamagedExit)?;
+    let record = body.get(HEADER_BYTES..).ok_or(DamagedExit)?;
+    let is_whole = body.starts_with(MAGIC) && body[4] == FORMAT && usize::from(body[5]) == record.len();
+    if !is_whole || u32::from_le_bytes(*sum) != checksum(body) {
+        return Err(DamagedExit);
+    }
+    postcard::from_bytes(record).map_err(|_| DamagedExit)
+}
+
+/// FNV-1a, 32 bits: the disk's own checksums guard against rot; this one tells a torn or foreign file.
+fn checksum(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> ExitRecord {
+        ExitRecord {
+            container: ContainerId::from_bytes([255; 32]),
+            exit: Exit::Signal(64),
+            oom_killed: true,
+            finished_at_ns: i64::MIN,
+            lost_log_lines: u64::MAX,
+        }
+    }
+
+    #[test]
+    fn the_largest_record_fits_and_comes_back() {
+        let mut buffer = [0; EXIT_RECORD_BYTES_MAX];
+        let bytes = encode_exit(&record(), &mut buffer);
+        assert_eq!(decode_exit(bytes), Ok(record()));
+    }
+
+    #[test]
+    fn every_cut_and_every_flipped_bit_is_noticed() {
+        let mut buffer = [0; EXIT_RECORD_BYTES_MAX];
+        let bytes = encode_exit(&record(), &mut buffer).to_vec();
+        for cut in 0..bytes.len() {
+            assert_eq!(decode_exit(&bytes[..cut]), Err(DamagedExit), "cut at {cut}");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode_exit(&damaged), Err(DamagedExit), "bit {bit}");
+        }
+    }
+}

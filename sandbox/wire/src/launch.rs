@@ -1,0 +1,343 @@
+//! The launch record: an ordered list of operations that a cloned child walks from clone to exec, one system call or
+//! a few each. Every decision is taken before, by `sandbox::plan`; the child obeys, and answers with the number of
+//! the operation that failed. The pod's own setup (host name, loopback, /dev/shm, sysctls) is a record of the same
+//! form that the monitor walks once, before it serves.
+//!
+//! ```text
+//!   | RecordHeader | Op | Op | … | Op::Exec |      each one postcard message, back to back, in a sealed memfd
+//! ```
+//!
+//! The order of a container's record, which is also the reason it is safe: join the cgroup → open every host path as
+//! a detached tree (`OpenTree`) while the host's files are still in view → mount the root → `PivotRoot`. From there
+//! no path can name anything of the host, and targets are resolved inside the new root without magic links.
+
+use core::ffi::CStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the record format; the child refuses a newer one (operation 0, errno 0).
+pub const RECORD_VERSION: u16 = 1;
+
+/// First in every record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordHeader {
+    /// [`RECORD_VERSION`] of the writer.
+    pub version: u16,
+}
+
+/// A path or name with its terminating NUL in the bytes, so that the child needs no copy to call the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Text<'a>(#[serde(borrow)] &'a [u8]);
+
+impl<'a> Text<'a> {
+    /// Borrows a C string.
+    pub fn new(text: &'a CStr) -> Self {
+        Self(text.to_bytes_with_nul())
+    }
+
+    /// The C string; `None` where the record is damaged (no NUL, or one inside).
+    pub fn as_cstr(&self) -> Option<&'a CStr> {
+        CStr::from_bytes_with_nul(self.0).ok()
+    }
+}
+
+impl core::fmt::Debug for Text<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.as_cstr() {
+            Some(text) => write!(f, "{text:?}"),
+            None => f.write_str("(damaged)"),
+        }
+    }
+}
+
+/// Several NUL-terminated strings back to back: arguments, environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block<'a> {
+    /// How many.
+    pub count: u32,
+    /// The strings, each with its NUL.
+    #[serde(borrow)]
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Block<'a> {
+    /// The strings in order; stops early where the block is damaged, so compare with `count`.
+    pub fn iter(&self) -> impl Iterator<Item = &'a CStr> + use<'a> {
+        let mut rest = self.bytes;
+        core::iter::from_fn(move || {
+            let text = CStr::from_bytes_until_nul(rest).ok()?;
+            rest = rest.get(text.to_bytes_with_nul().len()..)?;
+            Some(text)
+        })
+    }
+}
+
+/// How mounts travel between a mount and its peers (mount_namespaces(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Propagation {
+    /// Not at all.
+    Private,
+    /// From the host into the container.
+    Slave,
+    /// Both ways.
+    Shared,
+}
+
+/// One operation. Paths before `PivotRoot` are the host's; after it they are the container's, resolved inside its
+/// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op<'a> {
+    /// Write `data` to a file of the host in one write: `cgroup.procs` ("0" is the writer itself), oom_score_adj,
+    /// a sysctl under /proc/sys.
+    WriteFile {
+        /// Absolute.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// What.
+        #[serde(borrow)]
+        data: &'a [u8],
+        /// EPERM, EACCES and ENOENT are passed over: a lower oom_score_adj without CAP_SYS_RESOURCE.
+        optional: bool,
+    },
+    /// `unshare(2)`: mount and cgroup namespace, once the cgroup is joined.
+    Unshare {
+        /// CLONE_NEW…
+        flags: u32,
+    },
+    /// Change the propagation of everything below `/` (of the process's own mount namespace).
+    RootPropagation {
+        /// What it becomes.
+        propagation: Propagation,
+    },
+    /// Detach a copy of the mount tree at `path` (`open_tree`, OPEN_TREE_CLONE) and keep it under `slot`.
+    OpenTree {
+        /// Chosen by the plan, below 256.
+        slot: u16,
+        /// Host path; symlinks are followed.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// With everything mounted below it.
+        recursive: bool,
+        /// Taken in the mount namespace of the host instead of the process's own, so that the copy stays in the
+        /// source's peer group (bidirectional propagation).
+        from_host: bool,
+    },
+    /// Mount an overlay on the host path `target`.
+    Overlay {
+        /// Directory that relative names in `options` start from (mount options are limited to one page).
+        #[serde(borrow)]
+        directory: Text<'a>,
+        /// `lowerdir=…,upperdir=…,workdir=…`
+        #[serde(borrow)]
+        options: Text<'a>,
+        /// An empty directory.
+        #[serde(borrow)]
+        target: Text<'a>,
+    },
+    /// Mount a tmpfs on the host path `target`, in this mount namespace only: the pod's /dev/shm.
+    Tmpfs {
+        /// For example `mode=1777,size=65536k`.
+        #[serde(borrow)]
+        options: Text<'a>,
+        /// An existing directory.
+        #[serde(borrow)]
+        target: Text<'a>,
+        /// MS_…
+        flags: u64,
+    },
+    /// Make `new_root` (a mount) the root and drop the old one.
+    PivotRoot {
+        /// Host path.
+        #[serde(borrow)]
+        new_root: Text<'a>,
+    },
+    /// Mount a fresh file system of type `kind` on `target`, which is made (a directory, 0755) where it is missing.
+    Filesystem {
+        /// proc, sysfs, tmpfs, devpts, mqueue, cgroup2…
+        #[serde(borrow)]
+        kind: Text<'a>,
+        /// `key=value` and flag options, one each.
+        #[serde(borrow)]
+        options: Block<'a>,
+        /// MOUNT_ATTR_… (`fsmount`).
+        attributes: u64,
+        /// Container path.
+        #[serde(borrow)]
+        target: Text<'a>,
+    },
+    /// Attach the tree of `slot` at `target`, which is made (as the tree's root: a directory, 0755, or an empty file)
+    /// where it is missing.
+    Attach {
+        /// As opened before.
+        slot: u16,
+        /// Container path.
+        #[serde(borrow)]
+        target: Text<'a>,
+        /// MOUNT_ATTR_… set on the tree's root (`mount_setattr`; before Linux 5.12 by remount).
+        attributes: u64,
+        /// Set them on everything below, too. Needs Linux 5.12: ENOSYS otherwise.
+        attributes_recursive: bool,
+        /// Of the whole tree.
+        propagation: Propagation,
+        /// A missing target is passed over instead of made: masked and read-only paths.
+        skip_missing: bool,
+    },
+    /// Cover `target` so that nothing of it is seen: a directory by an empty read-only tmpfs, a file by the tree of
+    /// `slot` (the host's /dev/null). A missing target is passed over.
+    Mask {
+        /// A tree of /dev/null of its own.
+        slot: u16,
+        /// Container path.
+        #[serde(borrow)]
+        target: Text<'a>,
+    },
+    /// Bind `target` over itself read-only, recursively. A missing target is passed over.
+    ReadOnly {
+        /// Container path.
+        #[serde(borrow)]
+        target: Text<'a>,
+    },
+    /// Make the root mount itself read-only.
+    ReadOnlyRoot,
+    /// `mknod` at a container path whose directory exists; mode with type bits, owner 0:0.
+    Node {
+        /// Container path.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// S_IFCHR | 0666…; umask does not apply.
+        mode: u32,
+        /// Kernel's encoding of major and minor.
+        device: u64,
+    },
+    /// Symbolic link at a container path; EEXIST is success.
+    Symlink {
+        /// What it points to.
+        #[serde(borrow)]
+        content: Text<'a>,
+        /// Container path.
+        #[serde(borrow)]
+        path: Text<'a>,
+    },
+    /// Directory at a container path with its parents; existing is success.
+    Directory {
+        /// Container path.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// `sethostname`.
+    HostName {
+        /// At most 64 bytes.
+        #[serde(borrow)]
+        name: &'a [u8],
+    },
+    /// Bring up `lo` in this network namespace.
+    LoopbackUp,
+    /// `setrlimit`; EPERM is passed over (a nested daemon may not raise limits).
+    Limit {
+        /// RLIMIT_…
+        resource: u32,
+        /// Soft.
+        soft: u64,
+        /// Hard.
+        hard: u64,
+    },
+    /// Make the controlling terminal from the container's own devpts, bind its slave on /dev/console, and hand the
+    /// master side to the monitor.
+    Terminal,
+    /// Change directory, inside the root; `create` makes missing parts (0755).
+    WorkingDirectory {
+        /// Container path.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// Make it where it is missing.
+        create: bool,
+    },
+    /// Drop every capability not in `keep` from the bounding set.
+    BoundingSet {
+        /// Bit n is capability n.
+        keep: u64,
+    },
+    /// `setgroups`: little-endian u32 each.
+    Groups {
+        /// 4 bytes a group.
+        #[serde(borrow)]
+        gids: &'a [u8],
+    },
+    /// `setresgid`, `setresuid`, with capabilities kept across it for [`Op::Capabilities`].
+    User {
+        /// Of the process.
+        uid: u32,
+        /// Of the process.
+        gid: u32,
+    },
+    /// `capset`, then the ambient set.
+    Capabilities {
+        /// Effective set.
+        effective: u64,
+        /// Permitted set.
+        permitted: u64,
+        /// Inheritable set.
+        inheritable: u64,
+        /// Ambient set, raised one by one.
+        ambient: u64,
+    },
+    /// PR_SET_NO_NEW_PRIVS.
+    NoNewPrivileges,
+    /// Install a seccomp filter: `struct sock_filter`, 8 bytes each.
+    Seccomp {
+        /// The program.
+        #[serde(borrow)]
+        program: &'a [u8],
+        /// SECCOMP_FILTER_FLAG_…
+        flags: u32,
+    },
+    /// `umask`.
+    Umask {
+        /// Mask.
+        mask: u32,
+    },
+    /// Always the last: try each candidate path until one can be exec'ed. ENOENT and ENOTDIR go on to the next;
+    /// so does EACCES, which is then the answer if no later one works.
+    Exec {
+        /// Container paths.
+        #[serde(borrow)]
+        candidates: Block<'a>,
+        /// argv.
+        #[serde(borrow)]
+        arguments: Block<'a>,
+        /// envp.
+        #[serde(borrow)]
+        environment: Block<'a>,
+    },
+}
+
+/// Operations of a record, in order. `Err` once where it cannot be read, then the end.
+pub struct Walk<'a> {
+    rest: Option<&'a [u8]>,
+}
+
+/// Starts walking a record; `Err` where the header is damaged or newer than this code.
+pub fn walk(record: &[u8]) -> Result<Walk<'_>, postcard::Error> {
+    let (header, rest) = postcard::take_from_bytes::<RecordHeader>(record)?;
+    if header.version > RECORD_VERSION {
+        return Err(postcard::Error::WontImplement);
+    }
+    Ok(Walk { rest: Some(rest) })
+}
+
+impl<'a> Iterator for Walk<'a> {
+    type Item = Result<Op<'a>, postcard::Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.rest.take().filter(|rest| !rest.is_empty())?;
+        match postcard::take_from_bytes(rest) {
+            Ok((op, rest)) => {
+                self.rest = Some(rest);
+                Some(Ok(op))
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! What the daemon and a pod's monitor say to each other, and nothing about how either does its work.
+//!
+//! ```text
+//!   daemon                              coracle-pod
+//!     │  Request (frame)  + descriptors      │
+//!     ├─────────────────────────────────────►│   launch record: a sealed memfd, read by the
+//!     │  Reply, Event (frame) + descriptors  │   cloned child alone, operation by operation
+//!     │◄─────────────────────────────────────┤
+//!     │                                      │   exit record: a file in the pod's state directory,
+//!     │        exits/ID  (exit record)       │   written by the monitor also while no daemon lives
+//! ```
+//!
+//! Everything here outlives a process: a daemon drives monitors that an older daemon started. So formats only
+//! grow: variants and fields are appended, never reordered or removed (`tests/fixtures` keeps golden bytes).
+//! `no_std`, no allocation: the monitor has no heap.
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "alloc")]
+extern crate alloc;
+
+mod exit;
+mod frame;
+mod id;
+mod launch;
+
+pub use exit::{DamagedExit, EXIT_RECORD_BYTES_MAX, Exit, ExitRecord, decode_exit, encode_exit};
+pub use frame::{
+    DESCRIPTORS_MAX, Event, FRAME_BYTES_MAX, Failure, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor,
+    VERSION,
+};
+pub use id::{ContainerId, ExecId, InvalidId, PodId};
+pub use launch::{Block, Op, Propagation, RECORD_VERSION, RecordHeader, Text, Walk, walk};
