@@ -2,7 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod image;
 mod log;
 mod reactor;
+mod store;
+mod workers;
 
 fn main() {}

@@ -166,9 +166,13 @@ impl Index {
     /// another image holds with a greater sequence stays there.
     pub(crate) fn insert(&mut self, mut entry: Entry) -> Vec<ImageId> {
         let mut poorer = Vec::new();
-        for other in self.images.values_mut().filter(|other| other.id != entry.id) {
-            let (older, newer) =
-                if other.sequence < entry.sequence { (&mut *other, &mut entry) } else { (&mut entry, &mut *other) };
+        let own = entry.id;
+        for other in self.images.values_mut().filter(|other| other.id != own) {
+            let (older, newer) = if other.sequence < entry.sequence {
+                (&mut *other, &mut entry)
+            } else {
+                (&mut entry, &mut *other)
+            };
             let names = older.tags.len() + older.digests.len();
             older.tags.retain(|name| !newer.has_name(name));
             older.digests.retain(|name| !newer.has_name(name));
@@ -291,16 +295,30 @@ mod tests {
         index.insert(entry(0xab, 1, &["docker.io/library/app:latest", "reg:5000/x/app:2"]));
         let hex = id(0xab).hex();
         let found = [
-            hex.clone(), format!("sha256:{hex}"), "abababababab".into(), "sha256:abababa".into(), "app".into(),
-            "app:latest".into(), "library/app".into(), "docker.io/app".into(), "reg:5000/x/app:2".into(),
-            format!("d171@sha256:{hex}"), format!("docker.io/library/d171:any@sha256:{hex}"),
+            hex.clone(),
+            format!("sha256:{hex}"),
+            "abababababab".into(),
+            "sha256:abababa".into(),
+            "app".into(),
+            "app:latest".into(),
+            "library/app".into(),
+            "docker.io/app".into(),
+            "reg:5000/x/app:2".into(),
+            format!("d171@sha256:{hex}"),
+            format!("docker.io/library/d171:any@sha256:{hex}"),
         ];
         for text in found {
             assert_eq!(index.find(&text), Ok(Found::One(id(0xab))), "{text}");
         }
         let absent = [
-            "ffffffffffff".to_owned(), "ababab".into(), "app:2".into(), "reg:5000/x/app".into(), "d171".into(),
-            id(1).hex(), format!("other@sha256:{hex}"), "abababababac".into(),
+            "ffffffffffff".to_owned(),
+            "ababab".into(),
+            "app:2".into(),
+            "reg:5000/x/app".into(),
+            "d171".into(),
+            id(1).hex(),
+            format!("other@sha256:{hex}"),
+            "abababababac".into(),
         ];
         for text in absent {
             assert_eq!(index.find(&text), Ok(Found::None), "{text}");
@@ -372,8 +390,12 @@ mod tests {
         for sequence in 1..3000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let byte = (seed >> 60) as u8;
-            let picked: Vec<&str> =
-                names.iter().enumerate().filter(|(n, _)| seed >> (20 + n) & 1 == 1).map(|(_, name)| name.as_str()).collect();
+            let picked: Vec<&str> = names
+                .iter()
+                .enumerate()
+                .filter(|(n, _)| seed >> (20 + n) & 1 == 1)
+                .map(|(_, name)| name.as_str())
+                .collect();
             if seed >> 50 & 7 == 0 {
                 index.remove(&id(byte));
             } else {

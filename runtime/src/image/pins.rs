@@ -41,7 +41,9 @@ impl Pattern {
                 (Some(rest), Some(_)) if rest.len() > 1 => (&rest[..rest.len() - 1], Pattern::Keyword),
                 (None, Some(prefix)) => (prefix, Pattern::Prefix),
                 (None, None) => (lower.as_str(), Pattern::Exact),
-                (Some(_), _) => return Err(format!("pattern {text:?}: `*` in front needs a word and `*` behind it")),
+                (Some(_), _) => {
+                    return Err(format!("pattern {text:?}: `*` in front needs a word and `*` behind it"));
+                }
             };
         if inner.is_empty() || inner.contains('*') {
             return Err(format!("pattern {text:?}: `*` only at the end, or at both ends of a word"));

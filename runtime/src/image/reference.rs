@@ -132,7 +132,9 @@ fn split_name(name: &str) -> Result<(String, String), Invalid> {
         return Err(Invalid { why: "64 hex digits are an image's id, not a name" });
     }
     if !path.split('/').all(is_path_component) {
-        return Err(Invalid { why: "a path has lower-case letters and digits, with single separators between" });
+        return Err(Invalid {
+            why: "a path has lower-case letters and digits, with single separators between",
+        });
     }
     let is_short = registry == DEFAULT_REGISTRY && !path.contains('/');
     let repository = if is_short { format!("{DEFAULT_NAMESPACE}/{path}") } else { path.into() };
@@ -156,7 +158,8 @@ fn is_registry(text: &str) -> bool {
             None => (Some(text), None),
         },
     };
-    let is_port = |port: &str| !port.is_empty() && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_port =
+        |port: &str| !port.is_empty() && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit());
     host.is_none_or(|host| host.split('.').all(is_host_component)) && port.is_none_or(is_port)
 }
 
@@ -223,10 +226,48 @@ mod tests {
         let tag = format!("a:{}", "t".repeat(129));
         let upper = format!("a@sha256:{}", HEX.to_uppercase());
         let cases = [
-            "", ":", "/", "@", "a:", "a/", "/a", "a//b", "Foo", "foo/Bar", "reg.example/Foo", "a b", "a:t g", "a:-x",
-            "a:.x", "-a", "a-", "a..b", "a___b", "a._b", "a@", "a@sha256:abc", "a@md5:00", "a@b@c", &upper, HEX,
-            "reg.example/", &long, &tag, "-reg.example/a", "reg.example:/a", "reg.example:x/a",
-            "reg.example:123456/a", "[::1/a", "[zz]/a", "[::1]x/a", "ä", "a\0", "a\n", "http://reg/a", "../a", "reg.example/../a",
+            "",
+            ":",
+            "/",
+            "@",
+            "a:",
+            "a/",
+            "/a",
+            "a//b",
+            "Foo",
+            "foo/Bar",
+            "reg.example/Foo",
+            "a b",
+            "a:t g",
+            "a:-x",
+            "a:.x",
+            "-a",
+            "a-",
+            "a..b",
+            "a___b",
+            "a._b",
+            "a@",
+            "a@sha256:abc",
+            "a@md5:00",
+            "a@b@c",
+            &upper,
+            HEX,
+            "reg.example/",
+            &long,
+            &tag,
+            "-reg.example/a",
+            "reg.example:/a",
+            "reg.example:x/a",
+            "reg.example:123456/a",
+            "[::1/a",
+            "[zz]/a",
+            "[::1]x/a",
+            "ä",
+            "a\0",
+            "a\n",
+            "http://reg/a",
+            "../a",
+            "reg.example/../a",
         ];
         for text in cases {
             let error = Reference::parse(text).expect_err(text);
@@ -246,8 +287,28 @@ mod tests {
     #[test]
     fn parsing_is_idempotent_and_never_panics() {
         let pieces = [
-            "a", "busybox", "reg.example", "localhost", ":", "/", "@", ".", "_", "__", "-", "5000", "sha256:", HEX, "A", "é",
-            "[::1]", " ", "latest", "docker.io", "index.docker.io", "library",
+            "a",
+            "busybox",
+            "reg.example",
+            "localhost",
+            ":",
+            "/",
+            "@",
+            ".",
+            "_",
+            "__",
+            "-",
+            "5000",
+            "sha256:",
+            HEX,
+            "A",
+            "é",
+            "[::1]",
+            " ",
+            "latest",
+            "docker.io",
+            "index.docker.io",
+            "library",
         ];
         let mut seed = 0x2545_f491_4f6c_dd1d_u64;
         let mut parsed = 0;
@@ -260,7 +321,8 @@ mod tests {
             parsed += 1;
             let normal = reference.to_string();
             assert_eq!(Reference::parse(&normal).as_ref(), Ok(&reference), "{text:?} -> {normal:?}");
-            assert!(!normal.contains("//") && !normal.contains("..") && normal.is_ascii(), "{text:?} -> {normal:?}");
+            assert!(normal.is_ascii() && !normal.contains("//"), "{text:?} -> {normal:?}");
+            assert!(reference.repository().split('/').all(|part| part != ".."), "{text:?} -> {normal:?}");
         }
         assert!(parsed > 1000, "only {parsed} of the inputs were references");
     }

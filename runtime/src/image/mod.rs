@@ -1,0 +1,6 @@
+//! Images.
+mod builtin;
+mod index;
+mod pins;
+mod reference;
+pub(crate) use index::ImageId;
