@@ -4,5 +4,6 @@
 mod error;
 mod log;
 mod reactor;
+mod rpc;
 
 fn main() {}
