@@ -11,7 +11,7 @@ mod cni;
 mod image;
 mod message;
 
-pub use cni::{Attachment, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
+pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use image::{
     Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls,
 };
