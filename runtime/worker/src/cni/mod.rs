@@ -75,9 +75,8 @@ impl Run<'_> {
             previous = Some(answer);
         }
         let result = previous.unwrap_or_default();
-        result::outcome(result, &self.job.attachment.interface).map_err(|why| {
-            failure(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name))
-        })
+        result::outcome(result, &self.job.attachment.interface)
+            .map_err(|why| failure(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name)))
     }
 
     /// DEL in reverse order up to the first error; what is already gone counts as deleted (CRI facts DEL-2 to DEL-4).
@@ -127,13 +126,15 @@ impl Run<'_> {
     /// The variables of CNI for `verb`; the rest of the environment is the daemon's.
     fn environment(&self, verb: Verb) -> Vec<(&'static str, String)> {
         let path: Vec<_> = self.job.bin_dirs.iter().map(|dir| dir.to_string_lossy()).collect();
-        let mut variables = vec![("CNI_COMMAND", verb.name().to_ascii_uppercase()), ("CNI_PATH", path.join(":"))];
+        let mut variables =
+            vec![("CNI_COMMAND", verb.name().to_ascii_uppercase()), ("CNI_PATH", path.join(":"))];
         if std::env::var_os("PATH").is_none() {
             variables.push(("PATH", PATH_DEFAULT.to_owned()));
         }
         if verb != Verb::Status {
             let attachment = &self.job.attachment;
-            let pairs: Vec<_> = attachment.arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let pairs: Vec<_> =
+                attachment.arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
             variables.push(("CNI_CONTAINERID", attachment.container_id.clone()));
             variables.push(("CNI_NETNS", self.netns(verb).to_owned()));
             variables.push(("CNI_IFNAME", attachment.interface.clone()));
@@ -146,7 +147,8 @@ impl Run<'_> {
     /// a reboot or a manual unmount, which leaves an ordinary file.
     fn netns(&self, verb: Verb) -> &str {
         let path = self.job.attachment.netns.as_str();
-        let gone = verb == Verb::Del && !statfs(path).is_ok_and(|there| there.filesystem_type() == NSFS_MAGIC);
+        let gone =
+            verb == Verb::Del && !statfs(path).is_ok_and(|there| there.filesystem_type() == NSFS_MAGIC);
         if gone { "" } else { path }
     }
 
@@ -191,7 +193,9 @@ fn counts_as_gone(error: &PluginError, told: &str, path: &str) -> bool {
 fn blame(plugin: &Plugin, verb: Verb, error: &PluginError) -> Failure {
     let kind = match error {
         PluginError::Broken(_) => FailureKind::Internal,
-        PluginError::Absent { .. } | PluginError::Said { .. } | PluginError::Late { .. } => FailureKind::Plugin,
+        PluginError::Absent { .. } | PluginError::Said { .. } | PluginError::Late { .. } => {
+            FailureKind::Plugin
+        }
     };
     failure(kind, format!("plugin type={:?} failed ({}): {error}", plugin.kind, verb.name()))
 }

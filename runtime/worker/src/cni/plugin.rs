@@ -258,8 +258,11 @@ struct Talk<'a> {
 impl<'a> Talk<'a> {
     fn new(mut child: Child, input: &'a [u8]) -> io::Result<Talk<'a>> {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        for end in [stdin.as_ref().map(AsFd::as_fd), stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)]
-        {
+        for end in [
+            stdin.as_ref().map(AsFd::as_fd),
+            stdout.as_ref().map(AsFd::as_fd),
+            stderr.as_ref().map(AsFd::as_fd),
+        ] {
             let end = end.ok_or(io::ErrorKind::BrokenPipe)?;
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
@@ -373,9 +376,13 @@ struct ErrorObject {
 
 /// Why a plugin that did not exit with 0 says it failed: its error object, else its stderr, else how it ended.
 fn explain(status: ExitStatus, stdout: &[u8], last_words: &str) -> PluginError {
-    let object = serde_json::from_slice::<ErrorObject>(stdout).ok();
+    // By way of a map: serde would take an array for the object's fields in order.
+    let map = serde_json::from_slice::<serde_json::Map<_, _>>(stdout).ok();
+    let object = map.and_then(|map| serde_json::from_value::<ErrorObject>(map.into()).ok());
     let (code, message) = match object {
-        Some(ErrorObject { code, msg, details }) if msg.is_empty() || details.is_empty() => (code, msg + &details),
+        Some(ErrorObject { code, msg, details }) if msg.is_empty() || details.is_empty() => {
+            (code, msg + &details)
+        }
         Some(ErrorObject { code, msg, details }) => (code, format!("{msg}; {details}")),
         None => (0, String::new()),
     };
@@ -403,10 +410,11 @@ mod tests {
             (br#"{"code":11}"#, "from stderr\n", 11, "from stderr"),
             (b"panic: x", "goroutine 1\n\trunning", 0, "goroutine 1 running"),
             (b"", "", 0, "ended with exit status: 1 and no message"),
-            (b"[1]", "", 0, "ended with exit status: 1 and no message"),
+            (b"[3]", "", 0, "ended with exit status: 1 and no message"),
         ];
         for (stdout, stderr, expected_code, expected) in cases {
-            let PluginError::Said { code, message } = explain(ExitStatus::from_raw(1 << 8), stdout, stderr) else {
+            let PluginError::Said { code, message } = explain(ExitStatus::from_raw(1 << 8), stdout, stderr)
+            else {
                 panic!("{stdout:?}")
             };
             assert_eq!((code, message.as_str()), (expected_code, expected), "{stdout:?} {stderr:?}");

@@ -79,7 +79,8 @@ fn raise(result: &mut Object, from: &str, to: &str) {
 
 /// What ADD of a pod came to. An error when the final result gives `interface` no address.
 pub(super) fn outcome(result: String, interface: &str) -> Result<CniOutcome, String> {
-    let mut newest: Object = serde_json::from_str(&result).map_err(|error| format!("final result: {error}"))?;
+    let mut newest: Object =
+        serde_json::from_str(&result).map_err(|error| format!("final result: {error}"))?;
     let own = own_version(&newest, NO_FAMILY_SINCE)?;
     if age(&own) < age(NO_FAMILY_SINCE) {
         raise(&mut newest, &own, NO_FAMILY_SINCE);
@@ -175,7 +176,10 @@ mod tests {
             (b"", "no result"),
             (b" \n", "no result"),
             (b"hello", "a result that cannot be read: expected value at line 1 column 1"),
-            (b"[]", "a result that cannot be read: invalid type: sequence, expected a map at line 1 column 0"),
+            (
+                b"[]",
+                "a result that cannot be read: invalid type: sequence, expected a map at line 1 column 0",
+            ),
             (b"\xff", "bytes that are no text"),
             (br#"{"cniVersion":"9.0.0"}"#, "a result of unknown cniVersion \"9.0.0\""),
         ];
@@ -191,8 +195,14 @@ mod tests {
             (r#"{"address":"10.0.0.2/8","interface":2}"#, Ok("10.0.0.2")),
             (r#"{"address":"10.0.0.2/8"}"#, Ok("10.0.0.2")),
             (r#"{"address":"10.0.0.2/8","interface":null}"#, Ok("10.0.0.2")),
-            (r#"{"address":"fd00::2/64","interface":2},{"address":"fd00::3/64","interface":2},{"address":"10.0.0.2/8","interface":2}"#, Ok("10.0.0.2 fd00::2 fd00::3")),
-            (r#"{"address":"10.0.0.9/8","interface":3},{"address":"10.0.0.2/8","interface":2}"#, Ok("10.0.0.2")),
+            (
+                r#"{"address":"fd00::2/64","interface":2},{"address":"fd00::3/64","interface":2},{"address":"10.0.0.2/8","interface":2}"#,
+                Ok("10.0.0.2 fd00::2 fd00::3"),
+            ),
+            (
+                r#"{"address":"10.0.0.9/8","interface":3},{"address":"10.0.0.2/8","interface":2}"#,
+                Ok("10.0.0.2"),
+            ),
             (r#"{"address":"10.0.0.2/8","interface":0}"#, Err("the result gives eth0 no address")),
             (r#"{"address":"10.0.0.2/8","interface":1}"#, Err("the result gives eth0 no address")),
             (r#"{"address":"10.0.0.2/8","interface":99}"#, Err("the result gives eth0 no address")),

@@ -1,0 +1,255 @@
+//! The reactor on the real kernel: pipes, timers, signals, a child's pidfd is left to the tests of `workers`.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::sys::signal::{Signal, raise};
+use smol::io::{AsyncReadExt, AsyncWriteExt};
+use smol::stream::StreamExt;
+
+use super::{Signals, Watched, deadline, run, sleep, sleep_until, spawn, stats, yield_now};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap()
+}
+
+fn watched_pipe() -> (Watched, Watched) {
+    let (reader, writer) = pipe();
+    (Watched::new(reader).unwrap(), Watched::new(writer).unwrap())
+}
+
+#[test]
+fn main_may_borrow_and_returns_its_value() {
+    let text = String::from("borrowed");
+    assert_eq!(run(async { text.len() }), 8);
+}
+
+#[test]
+fn bytes_go_through_a_pipe_larger_than_its_buffer() {
+    run(async {
+        let (reader, writer) = watched_pipe();
+        let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n as u8).collect();
+        let expected = sent.clone();
+        let writing = spawn(async move { writer.write_all(&sent).await });
+        let mut got = Vec::new();
+        let mut reader = reader;
+        reader.read_to_end(&mut got).await.unwrap();
+        writing.await.unwrap();
+        assert!(got == expected);
+        assert_eq!(stats().tasks, 0);
+    });
+}
+
+#[test]
+fn end_of_file_and_broken_pipe_wake_their_waiters() {
+    run(async {
+        let (reader, writer) = watched_pipe();
+        let reading = spawn(async move { reader.read(&mut [0; 8]).await });
+        yield_now().await;
+        drop(writer);
+        assert_eq!(reading.await.unwrap(), 0);
+
+        let (reader, mut writer) = watched_pipe();
+        let writing = spawn(async move { writer.write_all(&[0; 1 << 20]).await });
+        sleep(MS).await;
+        drop(reader);
+        assert_eq!(writing.await.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn readable_is_right_before_a_try_and_with_bytes_left() {
+    run(async {
+        let (reader, writer) = watched_pipe();
+        writer.writable().await.unwrap();
+        writer.write_all(b"ab").await.unwrap();
+        for expected in [b"a", b"b"] {
+            deadline(Duration::from_secs(5), reader.readable()).await.unwrap().unwrap();
+            let mut byte = [0];
+            assert_eq!(nix::unistd::read(reader.fd(), &mut byte).unwrap(), 1);
+            assert_eq!(&byte, expected);
+        }
+        deadline(5 * MS, reader.readable()).await.unwrap_err();
+    });
+}
+
+#[test]
+fn two_tasks_may_wait_for_one_descriptor() {
+    run(async {
+        let (reader, writer) = watched_pipe();
+        let reader = Rc::new(reader);
+        let waiting: Vec<_> = (0..2)
+            .map(|_| {
+                let reader = reader.clone();
+                spawn(async move { reader.readable().await })
+            })
+            .collect();
+        yield_now().await;
+        writer.write_all(b"x").await.unwrap();
+        for task in waiting {
+            deadline(Duration::from_secs(5), task).await.unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_dropped_wait_leaves_nothing_behind() {
+    run(async {
+        let (reader, _writer) = watched_pipe();
+        let before = stats();
+        for _ in 0..100 {
+            deadline(Duration::ZERO, reader.readable()).await.unwrap_err();
+        }
+        let waker_slots = stats();
+        assert_eq!((waker_slots.descriptors, waker_slots.timers), (before.descriptors, before.timers));
+    });
+}
+
+#[test]
+fn timers_fire_in_order_and_not_early() {
+    run(async {
+        let start = Instant::now();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let tasks: Vec<_> = [30, 10, 20, 10]
+            .into_iter()
+            .enumerate()
+            .map(|(index, millis)| {
+                let order = order.clone();
+                spawn(async move {
+                    sleep_until(start + millis * MS).await;
+                    assert!(start.elapsed() >= millis * MS);
+                    order.borrow_mut().push(index);
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await;
+        }
+        assert_eq!(*order.borrow(), [1, 3, 2, 0]);
+        assert_eq!(stats().timers, 0);
+    });
+}
+
+#[test]
+fn deadline_drops_what_it_gave_up_on() {
+    struct Flag(Rc<Cell<bool>>);
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.set(true);
+        }
+    }
+    run(async {
+        let dropped = Rc::new(Cell::new(false));
+        let flag = Flag(dropped.clone());
+        let never = async move {
+            let _flag = flag;
+            std::future::pending::<()>().await;
+        };
+        let elapsed = deadline(5 * MS, never).await.unwrap_err();
+        assert_eq!(elapsed.to_string(), "no answer within 5 ms");
+        assert!(dropped.get());
+        assert_eq!(deadline(Duration::MAX, async { 7 }).await, Ok(7));
+        assert_eq!(stats().timers, 0);
+    });
+}
+
+#[test]
+fn an_idle_loop_does_not_turn() {
+    run(async {
+        let before = stats().turns;
+        sleep(100 * MS).await;
+        assert!(stats().turns - before <= 3, "{} turns", stats().turns - before);
+    });
+}
+
+#[test]
+fn busy_tasks_do_not_keep_descriptors_waiting() {
+    run(async {
+        let (reader, writer) = watched_pipe();
+        let stop = Rc::new(Cell::new(false));
+        let busy: Vec<_> = (0..3 * super::TASKS_PER_TURN)
+            .map(|_| {
+                let stop = stop.clone();
+                spawn(async move {
+                    while !stop.get() {
+                        yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        let reading = spawn(async move { reader.read(&mut [0; 1]).await });
+        yield_now().await;
+        writer.write_all(b"x").await.unwrap();
+        assert_eq!(deadline(Duration::from_secs(5), reading).await.unwrap().unwrap(), 1);
+        stop.set(true);
+        for task in busy {
+            task.await;
+        }
+    });
+}
+
+#[test]
+fn many_descriptors_and_reused_slots() {
+    run(async {
+        for _ in 0..3 {
+            let pipes: Vec<_> = (0..200).map(|_| watched_pipe()).collect();
+            assert_eq!(stats().descriptors, 400);
+            let tasks: Vec<_> = pipes
+                .into_iter()
+                .map(|(reader, mut writer)| {
+                    spawn(async move {
+                        let mut byte = [0];
+                        let reading = spawn(async move { reader.read(&mut byte).await });
+                        yield_now().await;
+                        AsyncWriteExt::write_all(&mut writer, b"x").await.unwrap();
+                        reading.await.unwrap()
+                    })
+                })
+                .collect();
+            for task in tasks {
+                assert_eq!(task.await, 1);
+            }
+            assert_eq!(stats().descriptors, 0);
+        }
+    });
+}
+
+#[test]
+fn tasks_left_over_are_dropped_with_their_descriptors() {
+    let (reader, writer) = pipe();
+    run(async {
+        let reader = Watched::new(reader).unwrap();
+        spawn(async move { reader.read(&mut [0; 1]).await }).detach();
+        spawn(sleep(Duration::from_secs(3600))).detach();
+        yield_now().await;
+    });
+    let error = nix::unistd::write(&writer, b"x").unwrap_err();
+    assert_eq!(error, nix::errno::Errno::EPIPE);
+}
+
+#[test]
+fn a_regular_file_is_refused() {
+    run(async {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let error = Watched::new(file.into()).err().unwrap();
+        assert_eq!(error.raw_os_error(), Some(nix::libc::EPERM));
+        assert_eq!(stats().descriptors, 0);
+    });
+}
+
+#[test]
+fn signals_arrive_as_a_stream() {
+    run(async {
+        let mut signals = Signals::new(&[Signal::SIGUSR1, Signal::SIGHUP]).unwrap();
+        assert!(deadline(MS, signals.next()).await.is_err());
+        raise(Signal::SIGUSR1).unwrap();
+        assert_eq!(deadline(Duration::from_secs(5), signals.next()).await, Ok(Some(Signal::SIGUSR1)));
+        raise(Signal::SIGHUP).unwrap();
+        assert_eq!(deadline(Duration::from_secs(5), signals.next()).await, Ok(Some(Signal::SIGHUP)));
+    });
+}
