@@ -3,6 +3,7 @@
 
 mod error;
 mod log;
+mod network;
 mod reactor;
 mod rpc;
 

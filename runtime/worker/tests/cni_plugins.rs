@@ -361,7 +361,7 @@ fn debians_plugins_attach_a_pod_and_leave_nothing() {
         assert_eq!(added.addresses.len(), 1, "{round}: {added:?}");
         let address = &added.addresses[0];
         assert!(address.starts_with("10.88.77."), "{round}: {address}");
-        assert_eq!(leases(&data.0), [address.clone()], "{round}");
+        assert_eq!(leases(&data.0), std::slice::from_ref(address), "{round}");
         assert!(pod.sh("ip -4 addr show eth0").contains(address), "{round}");
         assert!(host.sh("iptables-save -t nat").contains("12088"), "{round}");
 
