@@ -6,6 +6,7 @@ mod daemon;
 mod error;
 mod image;
 mod log;
+mod network;
 mod reactor;
 mod rpc;
 mod store;
