@@ -49,6 +49,8 @@ pub(crate) enum Kind {
     Pod = 2,
     /// A container.
     Container = 3,
+    /// The node's pod CIDR.
+    PodCidr = 4,
 }
 
 /// A record that verified.
