@@ -1,6 +1,7 @@
 //! coracle: the daemon a kubelet calls to run pods, and the command line that goes with it. This file only tells the modules.
 #![forbid(unsafe_code)]
 
+mod config;
 mod cri;
 mod daemon;
 mod error;
