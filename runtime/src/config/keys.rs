@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use super::value::Raw;
-use super::{CgroupDriver, Config, DuplicatePolicy, LogLevel, Restart};
+use super::{CgroupDriver, Config, DuplicatePolicy, Restart};
 use crate::log::Level;
 
 /// One key of the configuration.
@@ -40,12 +40,8 @@ pub(crate) struct Flag {
 /// Shorter would fail healthy plugins, longer would outlast the kubelet's own limit of two minutes.
 const NRI_TIMEOUT_MS: RangeInclusive<u64> = 10..=120_000;
 
-const LEVELS: [(&str, LogLevel); 4] = [
-    ("error", LogLevel(Level::Error)),
-    ("warn", LogLevel(Level::Warn)),
-    ("info", LogLevel(Level::Info)),
-    ("debug", LogLevel(Level::Debug)),
-];
+const LEVELS: [(&str, Level); 4] =
+    [("error", Level::Error), ("warn", Level::Warn), ("info", Level::Info), ("debug", Level::Debug)];
 
 const DRIVERS: [(&str, CgroupDriver); 3] =
     [("auto", CgroupDriver::Auto), ("cgroupfs", CgroupDriver::Cgroupfs), ("systemd", CgroupDriver::Systemd)];

@@ -26,6 +26,7 @@ use crate::log::Level;
 
 pub(crate) use document::document;
 pub(crate) use keys::{KEYS, Key};
+pub(crate) use suggest::nearest;
 use value::{Origin, Raw};
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -41,7 +42,7 @@ pub(crate) struct Config {
     /// The CRI socket.
     pub(crate) listen: PathBuf,
     /// Lines above it are not written.
-    pub(crate) log_level: LogLevel,
+    pub(crate) log_level: Level,
     /// Where `coracle-pod` and `coracle-worker` are; `None`: beside the running program.
     pub(crate) program_dir: Option<PathBuf>,
     /// The sandbox image to pull and pin; `None`: the built-in one.
@@ -62,16 +63,6 @@ pub(crate) struct Config {
     pub(crate) nri: Nri,
     /// `[metrics]`: where Prometheus text is served; `None`: nowhere.
     pub(crate) metrics_address: Option<Address>,
-}
-
-/// A [`Level`] that starts as the table's default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LogLevel(pub(crate) Level);
-
-impl Default for LogLevel {
-    fn default() -> LogLevel {
-        LogLevel(Level::Info)
-    }
 }
 
 /// Where cgroups are and who makes them.
