@@ -41,7 +41,7 @@ impl Daemon {
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
-        let workers = Workers::new(workers::Setup { program: Workers::beside_self(), confine: None });
+        let workers = Workers::new(workers::Setup { program: program(config, "coracle-worker"), confine: None });
         let options = image::Options { root: root.clone(), keep_blobs: config.image.keep_blobs, ..Default::default() };
         let images = Images::open(options, Rc::clone(&workers))?;
         let for_network = Rc::clone(&workers);
@@ -57,7 +57,7 @@ impl Daemon {
         let pods = Pods::new(Node {
             paths: Paths { root: root.clone(), state: state.clone() },
             cgroups: Cgroups::probe()?,
-            monitor_program: Program::load(&monitor_program())?,
+            monitor_program: Program::load(&program(config, "coracle-pod"))?,
             network: Rc::clone(&network),
             images: Rc::clone(&images),
             workers,
@@ -106,13 +106,12 @@ fn load_pod_cidr(root: &Path) -> String {
     }
 }
 
-/// `coracle-pod`, beside this program; `CORACLE_POD` names another for tests.
-fn monitor_program() -> PathBuf {
-    if let Some(path) = std::env::var_os("CORACLE_POD") {
-        return path.into();
+/// A program of ours: where the configuration says, else beside this one.
+fn program(config: &Config, name: &str) -> PathBuf {
+    match &config.program_dir {
+        Some(directory) => directory.join(name),
+        None => std::env::current_exe().unwrap_or_default().with_file_name(name),
     }
-    let here = std::env::current_exe().unwrap_or_default();
-    here.with_file_name("coracle-pod")
 }
 
 fn boot_id() -> Result<String, Error> {
