@@ -38,7 +38,10 @@ impl Auth {
             return Ok(Credentials::None);
         }
         if !self.username.is_empty() {
-            return Ok(Credentials::Basic { username: self.username.clone(), password: self.password.clone() });
+            return Ok(Credentials::Basic {
+                username: self.username.clone(),
+                password: self.password.clone(),
+            });
         }
         if !self.auth.is_empty() {
             return split_auth(&self.auth);
@@ -69,8 +72,7 @@ fn split_auth(auth: &str) -> Result<Credentials, Error> {
     let bytes = decode_base64(auth).ok_or_else(|| invalid("not base64"))?;
     let text = String::from_utf8(bytes).map_err(|_| invalid("not UTF-8 in base64"))?;
     // Some helpers pad with NULs, which other runtimes trim.
-    let (username, password) =
-        text.split_once(':').ok_or_else(|| invalid("no `user:password` in base64"))?;
+    let (username, password) = text.split_once(':').ok_or_else(|| invalid("no `user:password` in base64"))?;
     Ok(Credentials::Basic { username: username.into(), password: password.trim_end_matches('\0').into() })
 }
 
@@ -173,7 +175,12 @@ mod tests {
     #[test]
     fn base64_decodes_the_vectors_of_rfc_4648() {
         let cases = [
-            ("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYg==", "foob"), ("Zm9vYmE", "fooba"),
+            ("", ""),
+            ("Zg==", "f"),
+            ("Zm8=", "fo"),
+            ("Zm9v", "foo"),
+            ("Zm9vYg==", "foob"),
+            ("Zm9vYmE", "fooba"),
             ("Zm9vYmFy\n", "foobar"),
         ];
         for (text, expected) in cases {

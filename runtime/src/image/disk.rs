@@ -141,8 +141,7 @@ impl Disk {
         let path = self.blobs().join("sha256").join(id.hex());
         let tried = || format!("read config of image {id}");
         let bytes = read_bounded(&path, CONFIG_BYTES_MAX).context(tried)?;
-        String::from_utf8(bytes)
-            .map_err(|_| Error::new(Kind::Internal, "it is not UTF-8").context(tried()))
+        String::from_utf8(bytes).map_err(|_| Error::new(Kind::Internal, "it is not UTF-8").context(tried()))
     }
 
     pub(super) fn users_files(&self, id: &ImageId) -> Result<UsersFiles, Error> {
@@ -171,7 +170,9 @@ impl Disk {
 
     fn set_aside(&self, name: &str, reason: &str) {
         match store::quarantine(&self.root, &self.records().join(name), reason) {
-            Ok(aside) => log::warn!("image record set aside"; image = name, reason = reason, path = aside.display()),
+            Ok(aside) => {
+                log::warn!("image record set aside"; image = name, reason = reason, path = aside.display())
+            }
             Err(error) => log::warn!("image record is damaged"; image = name, reason = reason, error = error),
         }
     }

@@ -213,8 +213,9 @@ impl Images {
         layers: impl IntoIterator<Item = &'a str>,
     ) -> Result<(), Error> {
         let parse = |name: &str| {
-            name.parse::<LayerName>()
-                .map_err(|NotHex| Error::new(Kind::InvalidArgument, format!("layer {name:?}: not 32 hex digits")))
+            name.parse::<LayerName>().map_err(|NotHex| {
+                Error::new(Kind::InvalidArgument, format!("layer {name:?}: not 32 hex digits"))
+            })
         };
         let layers = layers.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
         self.index.borrow_mut().retain(user, layers);

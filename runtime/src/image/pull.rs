@@ -92,19 +92,23 @@ impl Images {
     /// Not a reference; malformed credentials; what the registry, the network or the disk said. Where no endpoint could
     /// be reached the text starts with `RegistryUnavailable:`, which a kubelet parses (CRI facts §1.3).
     pub(crate) async fn pull(self: &Rc<Self>, name: &str, auth: Auth) -> Result<ImageId, Error> {
-        let reference = Reference::parse(name)
-            .map_err(|invalid| Error::new(Kind::InvalidArgument, format!("pull image {name:?}: {invalid}")))?;
+        let reference = Reference::parse(name).map_err(|invalid| {
+            Error::new(Kind::InvalidArgument, format!("pull image {name:?}: {invalid}"))
+        })?;
         if let Some(id) = self.present(&reference) {
             return Ok(id);
         }
         // Before anyone waits, so that a malformed one costs nothing.
-        auth.credentials(reference.registry()).map_err(|error| error.context(format!("pull image {reference}")))?;
+        auth.credentials(reference.registry())
+            .map_err(|error| error.context(format!("pull image {reference}")))?;
         let place = self.join_or_start(reference, auth)?;
         let answer = match &place.answer {
             Some(answer) => answer.recv().await.ok(),
             None => None,
         };
-        answer.unwrap_or_else(|| Err(Error::new(Kind::Unavailable, format!("pull image {name}: coracle is stopping"))))
+        answer.unwrap_or_else(|| {
+            Err(Error::new(Kind::Unavailable, format!("pull image {name}: coracle is stopping")))
+        })
     }
 
     /// The image that `reference` means whatever its registry says.
@@ -146,6 +150,11 @@ impl Images {
         let (sender, answer) = smol::channel::bounded(1);
         waiters.push(sender);
         Ok(Place { answer: Some(answer), left: running.left.clone() })
+    }
+
+    /// How many pulls run or wait for a place.
+    pub(crate) fn pulls_under_way(&self) -> usize {
+        self.pulls.running.borrow().len()
     }
 
     /// Runs workers until the image is published.

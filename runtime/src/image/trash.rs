@@ -56,10 +56,17 @@ impl Candidates {
 
 impl Trash {
     /// Moves what of `candidates` nobody needs out of the way, and has it deleted.
-    pub(super) fn dispose(self: &Rc<Self>, disk: &Disk, index: &Index, workers: &Rc<Workers>, candidates: Candidates) {
+    pub(super) fn dispose(
+        self: &Rc<Self>,
+        disk: &Disk,
+        index: &Index,
+        workers: &Rc<Workers>,
+        candidates: Candidates,
+    ) {
         let mut paths = match candidates {
             Candidates::Given { layers, paths } => {
-                let free = layers.iter().filter(|layer| !index.is_needed(layer)).map(|layer| disk.layer(layer));
+                let free =
+                    layers.iter().filter(|layer| !index.is_needed(layer)).map(|layer| disk.layer(layer));
                 free.chain(paths).collect()
             }
             Candidates::Unfinished => self.unneeded_layers(disk, |name| !name.starts_with(TEMPORARY)),
@@ -79,7 +86,8 @@ impl Trash {
 
     fn unneeded_layers(&self, disk: &Disk, is_needed: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let under_way = self.under_way.borrow();
-        let names = list(&disk.layers()).into_iter().filter(|name| !is_needed(name) && !under_way.contains(name));
+        let names =
+            list(&disk.layers()).into_iter().filter(|name| !is_needed(name) && !under_way.contains(name));
         names.map(|name| disk.layers().join(name)).collect()
     }
 
@@ -137,7 +145,8 @@ fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
     let mut unneeded = Vec::new();
     for algorithm in list(&disk.blobs()) {
         let dir = disk.blobs().join(algorithm);
-        unneeded.extend(list(&dir).into_iter().map(|name| dir.join(name)).filter(|path| !blobs.contains(path)));
+        unneeded
+            .extend(list(&dir).into_iter().map(|name| dir.join(name)).filter(|path| !blobs.contains(path)));
     }
     let strangers = list(&disk.users()).into_iter().filter(|name| !users.contains(name));
     unneeded.extend(strangers.map(|name| disk.users().join(name)));
