@@ -3,7 +3,7 @@
 //! listed and pinned. So there is one that consists of its name: it has a config document, and its id is the digest
 //! of that, like any other image's; it has no layer, is on no disk and in no registry.
 
-use super::index::ImageId;
+use super::index::{Entry, ImageId};
 
 /// Its one tag. `.local` names nothing on the internet (RFC 6762), so no registry can ever serve something else under
 /// this name. The version is that of the document below, not of coracle: the id must stay while nothing changes.
@@ -18,8 +18,18 @@ pub(crate) const ID: ImageId = ImageId::from_bytes([
     0x8a, 0xf9, 0xb9, 0xb3, 0xd2, 0x63, 0x91, 0x4f, 0xcd, 0x7c, 0x40, 0x62, 0xf4, 0x96, 0x9e,
 ]);
 
-/// Bytes of [`CONFIG`]: all there is.
-pub(crate) const SIZE_BYTES: u64 = CONFIG.len() as u64;
+/// As it stands in the index, beside the others; its sequence is the greatest, so that nobody takes its tag.
+pub(super) fn entry() -> Entry {
+    Entry {
+        id: ID,
+        tags: vec![TAG.into()],
+        digests: Vec::new(),
+        size_bytes: CONFIG.len() as u64,
+        user: String::new(),
+        layers: Vec::new(),
+        sequence: u64::MAX,
+    }
+}
 
 #[cfg(test)]
 mod tests {

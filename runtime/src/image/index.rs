@@ -236,9 +236,9 @@ impl Index {
         self.users.entry(user).or_default().extend(layers);
     }
 
-    /// `user` needs nothing any more. Gives whether it needed something.
-    pub(crate) fn release(&mut self, user: &ContainerId) -> bool {
-        self.users.remove(user).is_some()
+    /// `user` needs nothing any more. Gives what it needed.
+    pub(crate) fn release(&mut self, user: &ContainerId) -> Vec<LayerName> {
+        self.users.remove(user).into_iter().flatten().collect()
     }
 
     /// Whether an image or a container needs the layer.
@@ -367,8 +367,8 @@ mod tests {
         index.retain(user, [LayerName([8; 16])]);
         index.remove(&id(7)).unwrap();
         assert!(index.is_needed(&layer) && index.is_needed(&LayerName([8; 16])));
-        assert!(index.release(&user));
-        assert!(!index.release(&user));
+        assert_eq!(index.release(&user), [layer, LayerName([8; 16])]);
+        assert!(index.release(&user).is_empty());
         assert!(!index.is_needed(&layer) && !index.is_needed(&LayerName([8; 16])));
     }
 

@@ -99,11 +99,11 @@ serve! { RuntimeService
 
 serve! { ImageService
     unary {
-        list_images: ListImagesRequest => ListImagesResponse = unserved,
-        image_status: ImageStatusRequest => ImageStatusResponse = unserved,
-        pull_image: PullImageRequest => PullImageResponse = unserved,
-        remove_image: RemoveImageRequest => RemoveImageResponse = unserved,
-        image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = unserved,
+        list_images: ListImagesRequest => ListImagesResponse = cri::list_images::list_images,
+        image_status: ImageStatusRequest => ImageStatusResponse = cri::image_status::image_status,
+        pull_image: PullImageRequest => PullImageResponse = cri::pull_image::pull_image,
+        remove_image: RemoveImageRequest => RemoveImageResponse = cri::remove_image::remove_image,
+        image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = cri::image_fs_info::image_fs_info,
     }
     streams {
         stream_images [StreamImagesStream]: StreamImagesRequest => StreamImagesResponse = unserved_stream,

@@ -287,6 +287,19 @@ pub(crate) mod testdir {
         pub(crate) fn path(&self) -> &Path {
             &self.0
         }
+
+        /// Writes an executable shell script, in which `$D` is this directory. By a process of its own: were the file
+        /// open for writing in this one, a child that another test forks meanwhile would hold it open too, and running
+        /// it would fail (ETXTBSY).
+        pub(crate) fn script(&self, name: &str, script: &str) -> PathBuf {
+            let path = self.0.join(name);
+            let text = format!("#!/bin/sh\nD={}\n{script}\n", self.0.display());
+            let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
+            let mut shell = std::process::Command::new("/bin/sh");
+            let mut child = shell.args(["-c", write]).arg(&path).arg(text).spawn().unwrap();
+            assert!(child.wait().unwrap().success());
+            path
+        }
     }
 
     impl Drop for TestDir {

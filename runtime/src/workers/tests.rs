@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,13 +15,7 @@ use crate::store::testdir::TestDir;
 
 /// A worker that runs `script`; `$D` is the test's directory.
 fn fake(dir: &TestDir, script: &str) -> PathBuf {
-    let path = dir.path().join("worker");
-    // Written by another name and renamed: a fork of a test beside this one may hold the file open for writing, and
-    // such a file cannot be run.
-    let text = format!("#!/bin/sh\nD={}\n{script}\n", dir.path().display());
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    path
+    dir.script("worker", script)
 }
 
 fn workers(program: PathBuf) -> Rc<Workers> {
