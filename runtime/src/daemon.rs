@@ -42,7 +42,12 @@ impl Daemon {
             prepare_directory(directory)?;
         }
         let workers = Workers::new(workers::Setup { program: program(config, "coracle-worker"), confine: None });
-        let options = image::Options { root: root.clone(), keep_blobs: config.image.keep_blobs, ..Default::default() };
+        let options = image::Options {
+            root: root.clone(),
+            keep_blobs: config.image.keep_blobs,
+            limits: coracle_job::Limits::default(),
+            pins: image::Pins::default(),
+        };
         let images = Images::open(options, Rc::clone(&workers))?;
         let for_network = Rc::clone(&workers);
         let network = Network::new(

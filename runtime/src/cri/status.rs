@@ -9,17 +9,18 @@ use serde_json::json;
 use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::rpc::v1;
+use crate::store;
 
 pub(crate) async fn status(daemon: Rc<Daemon>, request: v1::StatusRequest) -> Result<v1::StatusResponse, Error> {
     let network = daemon.network.ready();
     // Calls are served only after recovery is through, so whoever gets an answer finds the runtime ready.
     let mut conditions = vec![condition("RuntimeReady", Ok(())), condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message)))];
-    let damaged = daemon.pods.damaged() + daemon.images.damaged();
-    let store = match damaged {
+    let damaged = store::damaged_count();
+    let healthy = match damaged {
         0 => Ok(()),
         count => Err(("DamagedRecords", format!("{count} damaged records are set aside in {}/quarantine", daemon.root.display()))),
     };
-    conditions.push(condition("StoreHealthy", store));
+    conditions.push(condition("StoreHealthy", healthy));
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),
         info: if request.verbose { info(&daemon) } else { HashMap::new() },

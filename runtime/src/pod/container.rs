@@ -78,7 +78,7 @@ impl Pods {
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
         let resolved = self.resolve(pod, id, spec).map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record);
-        self.node.images.retain(id, &container.record().image.layers);
+        self.node.images.retain(id, container.record().image.layer_names())?;
         pod.names.borrow_mut().insert(name, id);
         self.containers.borrow_mut().insert(id, Rc::clone(&container));
         let (pods, made) = (Rc::clone(self), Rc::clone(&container));
@@ -439,7 +439,7 @@ impl Pods {
             }
         }
         garbage::discard(self, &paths.container(pod.id, container.id))?;
-        self.node.images.release(container.id);
+        self.node.images.release(&container.id);
         pod.names.borrow_mut().retain(|_, id| *id != container.id);
         self.containers.borrow_mut().remove(&container.id);
         Ok(())

@@ -13,7 +13,7 @@ use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
 use smol::channel::{Receiver, Sender};
 
-use crate::error::{Error, Kind};
+use super::latch::Latch;
 use crate::reactor::{self, Watched};
 
 /// Answer and descriptors of one request.
@@ -25,7 +25,7 @@ pub(crate) struct Link {
     socket: Watched,
     last_number: Cell<u32>,
     waiting: RefCell<HashMap<u32, Sender<Answer>>>,
-    is_gone: Cell<bool>,
+    gone: Latch<()>,
 }
 
 /// Why a request has no good answer.
@@ -54,15 +54,15 @@ pub(crate) enum News {
 
 impl Link {
     /// Starts reading. `on_news` is called from the link's own task, and must not wait.
-    pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, Error> {
+    pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
         let socket = monitor.socket().try_clone_to_owned().and_then(Watched::new);
-        let socket = socket.map_err(|error| Error::new(Kind::Internal, format!("watch the monitor's socket: {error}")))?;
+        let socket = socket.map_err(|error| LinkError::Socket(error.to_string()))?;
         let link = Rc::new(Self {
             monitor,
             socket,
             last_number: Cell::new(0),
             waiting: RefCell::default(),
-            is_gone: Cell::new(false),
+            gone: Latch::default(),
         });
         let reader = Rc::downgrade(&link);
         reactor::spawn(async move {
@@ -71,12 +71,13 @@ impl Link {
                 let Some(link) = reader.upgrade() else { return };
                 let is_open = link.read_all(&on_news);
                 if !is_open {
-                    link.is_gone.set(true);
+                    link.gone.set(());
                     link.waiting.borrow_mut().clear();
                     on_news(News::Gone);
                     return;
                 }
-                link.socket.readable().await;
+                // An error of poll is met again by the read.
+                let _ = link.socket.readable().await;
             }
         })
         .detach();
@@ -86,6 +87,11 @@ impl Link {
     /// The monitor's pid, as the node sees it.
     pub(crate) fn pid(&self) -> i32 {
         self.monitor.pid()
+    }
+
+    /// Waits until the monitor has closed its end: with its death at the latest.
+    pub(crate) async fn ended(&self) {
+        self.gone.wait().await;
     }
 
     /// Asks and waits for the answer; a failure the monitor reports is [`LinkError::Failed`].
@@ -111,7 +117,7 @@ impl Link {
     }
 
     fn register(&self) -> Result<(u32, Receiver<Answer>), LinkError> {
-        if self.is_gone.get() {
+        if self.gone.get().is_some() {
             return Err(LinkError::Gone);
         }
         let number = self.last_number.get().wrapping_add(1).max(1); // 0 is not used
@@ -125,7 +131,9 @@ impl Link {
         loop {
             match self.monitor.send(frame, descriptors) {
                 Ok(()) => return Ok(()),
-                Err(monitor::SendError::WouldBlock) => self.socket.writable().await,
+                Err(monitor::SendError::WouldBlock) => {
+                    self.socket.writable().await.map_err(|error| LinkError::Socket(error.to_string()))?;
+                }
                 Err(monitor::SendError::Closed) => return Err(LinkError::Gone),
                 Err(monitor::SendError::Failed(error)) => return Err(LinkError::Socket(error.to_string())),
             }
@@ -147,6 +155,19 @@ impl Link {
                 Ok(None) => return true,
                 Err(_) => return false,
             }
+        }
+    }
+}
+
+impl LinkError {
+    /// Which operation of the record failed, and the errno, where that is what went wrong.
+    pub(crate) fn operation(&self) -> Option<(u16, i32)> {
+        match self {
+            Self::Failed(Failure::Operation { index, errno }) => Some((*index, *errno)),
+            Self::Failed(Failure::Unknown | Failure::Refused { .. })
+            | Self::Gone
+            | Self::Silent { .. }
+            | Self::Socket(_) => None,
         }
     }
 }

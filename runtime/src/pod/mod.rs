@@ -42,8 +42,6 @@ use latch::Latch;
 use link::Link;
 use record::{ContainerRecord, PodRecord};
 
-pub(crate) use exec::ExecOutput;
-
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
 /// caller is told and tries again (CRI facts section 2.6).
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -73,8 +71,6 @@ pub(crate) struct Pods {
     pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
     names: RefCell<HashMap<spec::PodName, PodId>>,
     containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
-    /// Records set aside at start, for Status.
-    damaged: Cell<usize>,
 }
 
 /// One pod sandbox.
@@ -116,7 +112,6 @@ impl Pods {
             pods: RefCell::default(),
             names: RefCell::default(),
             containers: RefCell::default(),
-            damaged: Cell::new(0),
         })
     }
 
@@ -150,10 +145,21 @@ impl Pods {
     fn containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
         self.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
     }
+}
 
-    /// Records that were set aside when the daemon started.
-    pub(crate) fn damaged(&self) -> usize {
-        self.damaged.get()
+/// What the kernel room reports, as the kinds that clients act on.
+impl From<coracle_sandbox::Error> for Error {
+    fn from(error: coracle_sandbox::Error) -> Self {
+        use coracle_sandbox::Error as Sandbox;
+        use nix::errno::Errno;
+        let kind = match &error {
+            // Not NotFound for ENOENT: to a kubelet that means the pod or container is gone.
+            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => Kind::ResourceExhausted,
+            Sandbox::Kernel { .. } => Kind::Internal,
+            Sandbox::Missing { .. } => Kind::FailedPrecondition,
+            Sandbox::Invalid { .. } => Kind::InvalidArgument,
+        };
+        Self::new(kind, error.to_string())
     }
 }
 

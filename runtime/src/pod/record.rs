@@ -31,11 +31,27 @@ pub(crate) struct PodRecord {
 /// What DEL will need, and what ADD gave.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Network {
+    /// As JSON inside the record, so that fields can come to it one by one.
+    #[serde(with = "as_json")]
     pub(crate) request: crate::network::Recorded,
     /// Addresses of the pod, primary first.
     pub(crate) addresses: Vec<String>,
     /// The final result as JSON, once ADD has succeeded.
     pub(crate) result: Option<String>,
+}
+
+mod as_json {
+    use serde::de::{DeserializeOwned, Error as _};
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_json::to_string(value).map_err(S::Error::custom)?.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        serde_json::from_str(&String::deserialize(from)?).map_err(D::Error::custom)
+    }
 }
 
 /// A container.
@@ -65,6 +81,13 @@ pub(crate) struct ContainerImage {
     pub(crate) reference: String,
     /// Its layers, lowest first: kept while the container lives.
     pub(crate) layers: Vec<coracle_job::Layer>,
+}
+
+impl ContainerImage {
+    /// Directories of its layers, as the store holds them.
+    pub(crate) fn layer_names(&self) -> impl Iterator<Item = &str> {
+        self.layers.iter().map(|layer| layer.name.as_str())
+    }
 }
 
 /// The main process as resolved at create, which every exec repeats (CRI facts section 2.20).

@@ -105,7 +105,9 @@ impl Pods {
                 if matches!(container.record().state, state::Container::Exited(_)) {
                     container.exited.set(());
                 }
-                self.node.images.retain(id, &container.record().image.layers);
+                if let Err(error) = self.node.images.retain(id, container.record().image.layer_names()) {
+                    log::error!("layers of a container are not held"; ctr = id, error = error);
+                }
                 pod.names.borrow_mut().insert(container.record().spec.name.clone(), id);
                 self.containers.borrow_mut().insert(id, container);
             }
@@ -136,10 +138,9 @@ impl Pods {
                 }
                 return;
             }
-            Damage::Io(error) => error.to_string(),
+            Damage::Io(error) => crate::error::plain(&error),
             Damage::Damaged(reason) => reason,
         };
-        self.damaged.set(self.damaged.get() + 1);
         match store::quarantine(&self.node.paths.root, directory, &reason) {
             Ok(to) => log::error!("a damaged record is set aside"; path = to.display(), reason = reason),
             Err(error) => log::error!("a damaged record stays"; path = directory.display(), reason = reason, error = error),

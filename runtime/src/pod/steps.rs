@@ -239,7 +239,7 @@ impl Pods {
     }
 
     /// The last act: everything on disk, the name, the place in the lists.
-    fn forget_pod(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+    pub(super) fn forget_pod(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let state = self.node.paths.pod_state(pod.id);
         match std::fs::remove_dir_all(&state) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed("remove", &state, &error)),
