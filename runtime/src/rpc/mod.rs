@@ -25,7 +25,7 @@ mod status;
 mod tests;
 mod timeout;
 
-pub(crate) use listen::Listener;
+pub(crate) use listen::{Listener, PATH_BYTES_MAX};
 pub(crate) use server::Server;
 pub(crate) use service::Service;
 
