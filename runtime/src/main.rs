@@ -39,8 +39,12 @@ fn main() -> ExitCode {
         Ok(Command::ConfigDefault) => print(&config::document()),
         Ok(Command::Version) => print(&cli::version()),
         Ok(Command::Help(text)) => print(&text),
-        // Served by the integrated daemon's modules (`sandbox::probe`, `control`).
-        Ok(Command::Check | Command::Image(..)) => complain(["this build serves CRI only"]),
+        Ok(Command::Image(words, sources)) => match config::load(&sources) {
+            Ok(config) => control::client::run(&config.state, &words),
+            Err(problems) => complain(problems),
+        },
+        // Served by the integrated daemon's modules (`sandbox::probe`).
+        Ok(Command::Check) => complain(["this build serves CRI only"]),
         Err(usage) => {
             complain([usage]);
             ExitCode::from(cli::EXIT_USAGE)

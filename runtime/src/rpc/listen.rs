@@ -74,7 +74,7 @@ impl Listener {
     ///
     /// # Errors
     /// What `accept` says: of one connection (`ECONNABORTED`) or of limits (`EMFILE`); later calls may work again.
-    pub(super) async fn accept(&self) -> io::Result<Watched> {
+    pub(crate) async fn accept(&self) -> io::Result<Watched> {
         let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
         Watched::new(stream.into())
     }

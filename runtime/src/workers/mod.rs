@@ -18,7 +18,7 @@ mod tests;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ use crate::log;
 use crate::reactor;
 use process::{Process, Remains};
 
-/// Overrides where the worker's program is: for tests and for running from a build directory.
-const PROGRAM_VARIABLE: &str = "CORACLE_WORKER";
+/// The worker's program.
+const PROGRAM: &str = "coracle-worker";
 
 /// How long a pull or an import may say nothing. Other runtimes give up on a pull after 5 minutes without a byte; this is
 /// longer, because it also covers the sync of a big layer on a slow card.
@@ -49,7 +49,7 @@ pub(crate) type Confine = Box<dyn Fn(u32) -> io::Result<()>>;
 
 /// What all workers have in common.
 pub(crate) struct Setup {
-    /// The program: [`program_beside_self`] unless a test knows better.
+    /// The program: see [`program`].
     pub(crate) program: PathBuf,
     /// None: workers run where the daemon runs.
     pub(crate) confine: Option<Confine>,
@@ -108,14 +108,14 @@ impl From<Error> for error::Error {
     }
 }
 
-/// Where the worker's program is: `$CORACLE_WORKER`, else `coracle-worker` beside this program.
-pub(crate) fn program_beside_self() -> PathBuf {
-    if let Some(path) = std::env::var_os(PROGRAM_VARIABLE) {
-        return path.into();
+/// Where the worker's program is: in `dir`, as configured, else beside this program.
+pub(crate) fn program(dir: Option<&Path>) -> PathBuf {
+    if let Some(dir) = dir {
+        return dir.join(PROGRAM);
     }
     // After an upgrade in place the link reads `…/coracle (deleted)`; its directory is right all the same.
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
-    own.with_file_name("coracle-worker")
+    own.with_file_name(PROGRAM)
 }
 
 /// Starts workers, not too many at once.
