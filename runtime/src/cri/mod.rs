@@ -1,0 +1,3 @@
+//! One file per RPC.
+
+pub(crate) mod version;

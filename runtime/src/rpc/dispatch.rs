@@ -1,0 +1,161 @@
+//! From an HTTP/2 request to the right service, with the caller's deadline around it and a count of what is under way.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service as _;
+
+use super::v1::image_service_server::{ImageService, ImageServiceServer};
+use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use super::{MESSAGE_BYTES_MAX, timeout};
+use crate::reactor;
+
+/// What answers the requests of every connection; a clone shares everything.
+pub(super) struct Dispatch<S> {
+    runtime: RuntimeServiceServer<S>,
+    image: ImageServiceServer<S>,
+    calls: Rc<Calls>,
+}
+
+// By hand: a derive would ask for `S: Clone`, and tonic shares one `S`.
+impl<S> Clone for Dispatch<S> {
+    fn clone(&self) -> Dispatch<S> {
+        Dispatch { runtime: self.runtime.clone(), image: self.image.clone(), calls: self.calls.clone() }
+    }
+}
+
+impl<S: RuntimeService + ImageService> Dispatch<S> {
+    pub(super) fn new(service: S, calls: Rc<Calls>) -> Dispatch<S> {
+        let service = std::sync::Arc::new(service);
+        Dispatch {
+            runtime: RuntimeServiceServer::from_arc(service.clone())
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+            image: ImageServiceServer::from_arc(service)
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+            calls,
+        }
+    }
+}
+
+impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>> for Dispatch<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let under_way = self.calls.enter();
+        let limit = timeout::of(request.headers());
+        let answer = match service_of(request.uri().path()) {
+            "runtime.v1.RuntimeService" => self.runtime.clone().call(request),
+            "runtime.v1.ImageService" => self.image.clone().call(request),
+            other => {
+                let status =
+                    Status::unimplemented(format!("service {other:?} is not served, only runtime.v1"));
+                Box::pin(std::future::ready(Ok(status.into_http())))
+            }
+        };
+        Box::pin(async move {
+            let _under_way = under_way;
+            match limit {
+                Some(limit) => reactor::deadline(limit, answer).await.unwrap_or_else(|_| Ok(too_late(limit))),
+                None => answer.await,
+            }
+        })
+    }
+}
+
+/// `/SERVICE/METHOD` → `SERVICE`.
+fn service_of(path: &str) -> &str {
+    path.strip_prefix('/').and_then(|path| path.split_once('/')).map_or("", |(service, _)| service)
+}
+
+fn too_late(limit: Duration) -> Response<Body> {
+    Status::deadline_exceeded(format!("the call's own limit of {} ms passed", limit.as_millis())).into_http()
+}
+
+/// How many calls are between their request and the head of their answer: what a drain waits for.
+#[derive(Default)]
+pub(super) struct Calls {
+    active: Cell<usize>,
+    active_max: Cell<usize>,
+    total: Cell<u64>,
+    drained: RefCell<Option<Waker>>,
+}
+
+impl Calls {
+    pub(super) fn active(&self) -> usize {
+        self.active.get()
+    }
+
+    /// The most there ever were at once.
+    pub(super) fn active_max(&self) -> usize {
+        self.active_max.get()
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total.get()
+    }
+
+    /// Waits until no call is under way. One waiter: the drain.
+    pub(super) async fn none_left(&self) {
+        std::future::poll_fn(|context| {
+            if self.active.get() == 0 {
+                return Poll::Ready(());
+            }
+            *self.drained.borrow_mut() = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn enter(self: &Rc<Calls>) -> UnderWay {
+        self.active.set(self.active.get() + 1);
+        self.active_max.set(self.active_max.get().max(self.active.get()));
+        self.total.set(self.total.get() + 1);
+        UnderWay(self.clone())
+    }
+}
+
+/// One call in [`Calls`], also when its caller goes away and the future is dropped.
+struct UnderWay(Rc<Calls>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.active.set(self.0.active.get() - 1);
+        if self.0.active.get() == 0
+            && let Some(waker) = self.0.drained.borrow_mut().take()
+        {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::service_of;
+
+    #[test]
+    fn the_service_is_the_first_part_of_the_path() {
+        let cases = [
+            ("/runtime.v1.RuntimeService/Version", "runtime.v1.RuntimeService"),
+            ("/runtime.v1.RuntimeService", ""),
+            ("/", ""),
+            ("*", ""),
+            ("//Version", ""),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(service_of(path), expected, "{path:?}");
+        }
+    }
+}

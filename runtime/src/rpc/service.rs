@@ -1,0 +1,158 @@
+//! Every RPC and who answers it, one line each. To serve one more, put its handler where `unserved` stands.
+//!
+//! A handler is `async fn name(daemon: Rc<Daemon>, request: v1::XRequest) -> Result<v1::XResponse, Error>`; a stream's
+//! answers `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. Handlers may hold `Rc`s: tonic's `Send`
+//! bound is met by [`SendWrapper`], which checks the thread whenever it is touched. A handler is dropped when its caller
+//! goes away: what must not stop half-way runs as a task of its own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use send_wrapper::SendWrapper;
+use smol::stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
+
+use super::v1::image_service_server::ImageService;
+use super::v1::runtime_service_server::RuntimeService;
+use super::{status, v1};
+use crate::cri;
+use crate::daemon::Daemon;
+use crate::error::{Error, Kind};
+
+/// The daemon as both CRI services.
+pub(crate) struct Service(SendWrapper<Rc<Daemon>>);
+
+impl Service {
+    /// Serves what `daemon` holds.
+    pub(crate) fn new(daemon: Rc<Daemon>) -> Service {
+        Service(SendWrapper::new(daemon))
+    }
+}
+
+macro_rules! serve {
+    ($service:ident
+        unary { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
+        streams { $($stream:ident [$type:ident]: $asked:ident => $item:ident = $source:path,)* }
+    ) => {
+        #[tonic::async_trait]
+        impl $service for Service {
+            $(
+                async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
+                    answer(self, request, $handler).await
+                }
+            )*
+            $(
+                type $type = Items<v1::$item>;
+
+                async fn $stream(&self, request: Request<v1::$asked>) -> Result<Response<Self::$type>, Status> {
+                    items(self, request, $source).await
+                }
+            )*
+        }
+    };
+}
+
+serve! { RuntimeService
+    unary {
+        version: VersionRequest => VersionResponse = cri::version::version,
+        run_pod_sandbox: RunPodSandboxRequest => RunPodSandboxResponse = unserved,
+        stop_pod_sandbox: StopPodSandboxRequest => StopPodSandboxResponse = unserved,
+        remove_pod_sandbox: RemovePodSandboxRequest => RemovePodSandboxResponse = unserved,
+        pod_sandbox_status: PodSandboxStatusRequest => PodSandboxStatusResponse = unserved,
+        list_pod_sandbox: ListPodSandboxRequest => ListPodSandboxResponse = unserved,
+        create_container: CreateContainerRequest => CreateContainerResponse = unserved,
+        start_container: StartContainerRequest => StartContainerResponse = unserved,
+        stop_container: StopContainerRequest => StopContainerResponse = unserved,
+        remove_container: RemoveContainerRequest => RemoveContainerResponse = unserved,
+        list_containers: ListContainersRequest => ListContainersResponse = unserved,
+        container_status: ContainerStatusRequest => ContainerStatusResponse = unserved,
+        update_container_resources: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = unserved,
+        reopen_container_log: ReopenContainerLogRequest => ReopenContainerLogResponse = unserved,
+        exec_sync: ExecSyncRequest => ExecSyncResponse = unserved,
+        exec: ExecRequest => ExecResponse = unserved,
+        attach: AttachRequest => AttachResponse = unserved,
+        port_forward: PortForwardRequest => PortForwardResponse = unserved,
+        container_stats: ContainerStatsRequest => ContainerStatsResponse = unserved,
+        list_container_stats: ListContainerStatsRequest => ListContainerStatsResponse = unserved,
+        pod_sandbox_stats: PodSandboxStatsRequest => PodSandboxStatsResponse = unserved,
+        list_pod_sandbox_stats: ListPodSandboxStatsRequest => ListPodSandboxStatsResponse = unserved,
+        update_runtime_config: UpdateRuntimeConfigRequest => UpdateRuntimeConfigResponse = unserved,
+        status: StatusRequest => StatusResponse = unserved,
+        checkpoint_container: CheckpointContainerRequest => CheckpointContainerResponse = unserved,
+        checkpoint_pod: CheckpointPodRequest => CheckpointPodResponse = unserved,
+        restore_pod: RestorePodRequest => RestorePodResponse = unserved,
+        list_metric_descriptors: ListMetricDescriptorsRequest => ListMetricDescriptorsResponse = unserved,
+        list_pod_sandbox_metrics: ListPodSandboxMetricsRequest => ListPodSandboxMetricsResponse = unserved,
+        runtime_config: RuntimeConfigRequest => RuntimeConfigResponse = unserved,
+        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = unserved,
+    }
+    streams {
+        stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = unserved_stream,
+        stream_containers [StreamContainersStream]: StreamContainersRequest => StreamContainersResponse = unserved_stream,
+        stream_container_stats [StreamContainerStatsStream]: StreamContainerStatsRequest => StreamContainerStatsResponse = unserved_stream,
+        stream_pod_sandbox_stats [StreamPodSandboxStatsStream]: StreamPodSandboxStatsRequest => StreamPodSandboxStatsResponse = unserved_stream,
+        get_container_events [GetContainerEventsStream]: GetEventsRequest => ContainerEventResponse = unserved_stream,
+        stream_pod_sandbox_metrics [StreamPodSandboxMetricsStream]: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = unserved_stream,
+    }
+}
+
+serve! { ImageService
+    unary {
+        list_images: ListImagesRequest => ListImagesResponse = unserved,
+        image_status: ImageStatusRequest => ImageStatusResponse = unserved,
+        pull_image: PullImageRequest => PullImageResponse = unserved,
+        remove_image: RemoveImageRequest => RemoveImageResponse = unserved,
+        image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = unserved,
+    }
+    streams {
+        stream_images [StreamImagesStream]: StreamImagesRequest => StreamImagesResponse = unserved_stream,
+    }
+}
+
+/// The items of a streaming answer, as tonic takes them.
+type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// One unary call.
+fn answer<A, B, F>(
+    service: &Service,
+    request: Request<A>,
+    handler: impl FnOnce(Rc<Daemon>, A) -> F,
+) -> SendWrapper<impl Future<Output = Result<Response<B>, Status>>>
+where
+    F: Future<Output = Result<B, Error>>,
+{
+    let handled = handler(Rc::clone(&service.0), request.into_inner());
+    SendWrapper::new(async move { handled.await.map(Response::new).map_err(|error| status::from(&error)) })
+}
+
+/// One call that is answered by a stream.
+fn items<A, B, S, F>(
+    service: &Service,
+    request: Request<A>,
+    source: impl FnOnce(Rc<Daemon>, A) -> F,
+) -> SendWrapper<impl Future<Output = Result<Response<Items<B>>, Status>>>
+where
+    S: Stream<Item = Result<B, Error>> + 'static,
+    F: Future<Output = Result<S, Error>>,
+{
+    let opened = source(Rc::clone(&service.0), request.into_inner());
+    SendWrapper::new(async move {
+        let stream = opened.await.map_err(|error| status::from(&error))?;
+        let stream = stream.map(|item| item.map_err(|error| status::from(&error)));
+        Ok(Response::new(Box::pin(SendWrapper::new(stream)) as Items<B>))
+    })
+}
+
+/// What clients fall back from: an RPC that coracle leaves to others.
+async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<B, Error> {
+    Err(Error::new(Kind::Unimplemented, "not served by coracle"))
+}
+
+/// As [`unserved`], for streams.
+async fn unserved_stream<A, B>(
+    daemon: Rc<Daemon>,
+    request: A,
+) -> Result<smol::stream::Empty<Result<B, Error>>, Error> {
+    unserved(daemon, request).await
+}
