@@ -32,6 +32,7 @@ use self::directory::Signature;
 pub(crate) use self::plan::{Dns, PodNetwork};
 use self::status::Health;
 use crate::error::{Error, Kind};
+use crate::workers::Workers;
 use crate::{log, reactor};
 
 /// Longest ADD, and as much again for taking a failed one back: together under the 4 minutes that a kubelet gives
@@ -50,8 +51,16 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// How long the watch rests when the kernel refuses one (no inotify instances left). Status looks by itself meanwhile.
 const REST: Duration = Duration::from_secs(30);
 
-/// Runs a job in a worker process: `Workers::run`.
+/// Runs a job in a worker process: [`in_workers`], or a test's closure.
 pub(crate) type RunJob = Box<dyn Fn(Job) -> Pin<Box<dyn Future<Output = Result<Outcome, Error>>>>>;
+
+/// Runs jobs in `workers`; a plugin's refusal keeps its words.
+pub(crate) fn in_workers(workers: Rc<Workers>) -> RunJob {
+    Box::new(move |job| {
+        let workers = Rc::clone(&workers);
+        Box::pin(async move { workers.run(job, |_, _| {}).await.map_err(Error::from) })
+    })
+}
 
 /// How one pod is attached; all that `del` needs, whatever happens to the configuration, the daemon or the node. Part of
 /// the pod's record: fields are only appended.
