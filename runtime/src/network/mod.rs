@@ -63,7 +63,8 @@ pub(crate) fn in_workers(workers: Rc<Workers>) -> RunJob {
 }
 
 /// How one pod is attached; all that `del` needs, whatever happens to the configuration, the daemon or the node. Part of
-/// the pod's record: fields are only appended.
+/// the pod's record, where it is best kept as JSON text of its own: then a record of another release can be read, with
+/// defaults for what it lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recorded {
     /// The flat list, as JSON.
