@@ -40,8 +40,10 @@ pub enum CniCommand {
     Status,
 }
 
-/// One pod on one network.
+/// One pod on one network. Unlike the rest of a job it also lives in the pod's record, across releases: fields are only
+/// added, and one that a record lacks has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Attachment {
     /// CNI_CONTAINERID: the sandbox's id.
     pub container_id: String,

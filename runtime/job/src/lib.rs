@@ -12,9 +12,7 @@ mod image;
 mod message;
 
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
-pub use image::{
-    Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls,
-};
+pub use image::{Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
 
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,9 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 /// Plugins of one list at most; real ones have up to five.
-const PLUGINS_MAX: usize = 32;
+pub(super) const PLUGINS_MAX: usize = 32;
+/// Longest flat list: it is part of each pod's record.
+const LIST_BYTES_MAX: usize = 256 << 10;
 /// Longest name of a network: host-local and others make a directory of it.
 const NAME_BYTES_MAX: usize = 200;
 /// What a configuration without `cniVersion` is (CNI spec 0.1.0 had no such key).
@@ -80,6 +82,9 @@ pub(super) fn parse(
     let text = serde_json::json!({ "cniVersion": version, "name": network }).to_string();
     let objects: Vec<_> = plugins.iter().map(|plugin| plugin.get()).collect();
     let text = format!("{},\"plugins\":[{}]}}", text.trim_end_matches('}'), objects.join(","));
+    if text.len() > LIST_BYTES_MAX {
+        return Err(format!("a list of {} bytes, at most {LIST_BYTES_MAX}", text.len()));
+    }
     Ok(List { file: name.to_owned(), name: network, version, capabilities, text })
 }
 
@@ -263,6 +268,34 @@ mod tests {
         let list = parse("a.conflist", bytes, |_| Ok(Vec::new())).unwrap();
         assert_eq!(list.capabilities.iter().map(String::as_str).collect::<Vec<_>>(), ["dns", "portMappings"]);
         assert!(!list.has_status());
+    }
+
+    /// Whatever the bytes: an answer, and a list that was made flat is flat.
+    #[test]
+    fn damaged_files_are_refused_or_flat() {
+        let whole = br#"{"cniVersion":"0.4.0","cniVersions":["1.0.0"],"name":"n-1","plugins":[{"type":"a","capabilities":{"dns":true},"x":[1,{"y":null}]},{"type":"b"}]}"#;
+        let mut random: u64 = 7;
+        for round in 0..5000 {
+            let mut bytes = whole.to_vec();
+            for _ in 0..=round % 3 {
+                // xorshift64
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let at = random as usize % bytes.len();
+                match random >> 60 {
+                    0..=7 => bytes[at] = (random >> 32) as u8,
+                    8..=11 => drop(bytes.remove(at)),
+                    12..=13 => bytes.truncate(at.max(1)),
+                    _ => bytes.insert(at, b"{}[]\",:"[(random >> 40) as usize % 7]),
+                }
+            }
+            let shown = String::from_utf8_lossy(&bytes).into_owned();
+            if let Ok(list) = parse("a.conflist", &bytes, |_| Ok(Vec::new())) {
+                let again = parse("a.conflist", list.text.as_bytes(), |_| Ok(Vec::new()));
+                assert_eq!(again.as_ref(), Ok(&list), "{shown}");
+            }
+        }
     }
 
     #[test]

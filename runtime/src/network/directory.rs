@@ -142,7 +142,8 @@ fn folder(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
         }
         Err(error) => return Err(format!("read {}: {}", dir.display(), plain(&error))),
     };
-    let names = names.into_iter().filter(|name| name.ends_with(".conf"));
+    // One more than a list may have, so that it is refused and not cut.
+    let names = names.into_iter().filter(|name| name.ends_with(".conf")).take(conf::PLUGINS_MAX + 1);
     names.map(|name| read(&dir.join(&name)).map(|bytes| (name, bytes))).collect()
 }
 

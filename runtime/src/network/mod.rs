@@ -32,6 +32,7 @@ use self::directory::Signature;
 pub(crate) use self::plan::{Dns, PodNetwork};
 use self::status::Health;
 use crate::error::{Error, Kind};
+use crate::workers::Workers;
 use crate::{log, reactor};
 
 /// Longest ADD, and as much again for taking a failed one back: together under the 4 minutes that a kubelet gives
@@ -50,11 +51,20 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// How long the watch rests when the kernel refuses one (no inotify instances left). Status looks by itself meanwhile.
 const REST: Duration = Duration::from_secs(30);
 
-/// Runs a job in a worker process: `Workers::run`.
+/// Runs a job in a worker process: [`in_workers`], or a test's closure.
 pub(crate) type RunJob = Box<dyn Fn(Job) -> Pin<Box<dyn Future<Output = Result<Outcome, Error>>>>>;
 
+/// Runs jobs in `workers`; a plugin's refusal keeps its words.
+pub(crate) fn in_workers(workers: Rc<Workers>) -> RunJob {
+    Box::new(move |job| {
+        let workers = Rc::clone(&workers);
+        Box::pin(async move { workers.run(job, |_, _| {}).await.map_err(Error::from) })
+    })
+}
+
 /// How one pod is attached; all that `del` needs, whatever happens to the configuration, the daemon or the node. Part of
-/// the pod's record: fields are only appended.
+/// the pod's record, where it is best kept as JSON text of its own: then a record of another release can be read, with
+/// defaults for what it lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recorded {
     /// The flat list, as JSON.
@@ -94,6 +104,14 @@ struct State {
     health: Health,
 }
 
+impl State {
+    /// The list in force, else why there is none.
+    fn in_force(&self) -> Result<Rc<List>, String> {
+        let why = || self.load.as_ref().err().map_or("no configuration", String::as_str);
+        self.list.clone().ok_or_else(|| format!("cni plugin not initialized: {}", why()))
+    }
+}
+
 impl Network {
     /// Reads the configuration in `conf_dir`, which may be missing. Plugins are searched in `bin_dirs`.
     pub(crate) fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, run: RunJob) -> Rc<Network> {
@@ -119,18 +137,10 @@ impl Network {
     /// Whether pods can be attached, for the condition NetworkReady; else the message that goes with the reason
     /// `NetworkPluginNotReady`. Cheap: no plugin runs for it, and files are read only after a change.
     pub(crate) fn ready(&self) -> Result<(), String> {
-        if self.state.borrow().seen != directory::signature(&self.conf_dir) {
-            self.look();
-        }
+        self.catch_up();
         let state = self.state.borrow();
-        let why = match (&state.list, &state.load) {
-            (Some(_), _) => {
-                return state.health.ready().map_err(|why| format!("cni plugin not ready: {why}"));
-            }
-            (None, Err(why)) => why,
-            (None, Ok(())) => "no configuration was looked for",
-        };
-        Err(format!("cni plugin not initialized: {why}"))
+        state.in_force()?;
+        state.health.ready().map_err(|why| format!("cni plugin not ready: {why}"))
     }
 
     /// How the last look at the directory went, for `lastCNILoadStatus` of a verbose Status: a list can be in force while
@@ -144,11 +154,11 @@ impl Network {
         self.state.borrow().list.as_ref().map(|list| list.text.clone())
     }
 
-    /// How `pod` would be attached now: to be recorded before [`Network::add`].
+    /// How `pod` would be attached now: to be recorded before [`Network::add`]. A network that says it is not ready is
+    /// no reason to refuse: its plugins will, with words that fit.
     pub(crate) fn plan(&self, pod: &PodNetwork<'_>) -> Result<Recorded, Error> {
-        self.ready().map_err(|why| Error::new(Kind::FailedPrecondition, why))?;
-        let list = self.state.borrow().list.clone();
-        let list = list.ok_or_else(|| Error::new(Kind::FailedPrecondition, "cni plugin not initialized"))?;
+        self.catch_up();
+        let list = self.state.borrow().in_force().map_err(|why| Error::new(Kind::FailedPrecondition, why))?;
         let attachment = plan::attachment(pod, &list)?;
         if !attachment.port_mappings.is_empty() && !list.capabilities.contains("portMappings") {
             log::warn!("no plugin of the network maps host ports: the pod runs without"; pod = pod.id, network = list.name);
@@ -193,6 +203,13 @@ impl Network {
         match (self.run)(Job::Cni(job)).await? {
             Outcome::Cni(outcome) => Ok(outcome),
             other => Err(Error::new(Kind::Internal, format!("a CNI job was answered with {other:?}"))),
+        }
+    }
+
+    /// Looks again if the directory is not what it was: in case the watch missed something.
+    fn catch_up(&self) {
+        if self.state.borrow().seen != directory::signature(&self.conf_dir) {
+            self.look();
         }
     }
 

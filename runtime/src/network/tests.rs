@@ -226,4 +226,15 @@ fn what_is_recorded_can_be_read_back() {
     let recorded = network.plan(&PodNetwork { port_mappings: &ports, ..pod() }).unwrap();
     let text = serde_json::to_string(&recorded).unwrap();
     assert_eq!(serde_json::from_str::<Recorded>(&text).unwrap(), recorded);
+    // As written by the first release; one of a later release may hold more, an older one less.
+    let golden = r#"{"conflist":"{}","attachment":{"container_id":"c0ffee","netns":"/run/netns/a","interface":"eth0","arguments":[["IgnoreUnknown","1"]],"port_mappings":[{"host_port":80,"container_port":80,"protocol":"tcp","host_ip":""}],"capabilities":[["dns","{}"]]}}"#;
+    let read: Recorded = serde_json::from_str(golden).unwrap();
+    assert_eq!(serde_json::to_string(&read).unwrap(), golden);
+    for other in [
+        golden.replace(r#","capabilities":[["dns","{}"]]"#, ""),
+        golden.replace("\"netns\"", "\"new\":1,\"netns\""),
+    ] {
+        let read: Recorded = serde_json::from_str(&other).unwrap_or_else(|error| panic!("{other}: {error}"));
+        assert_eq!(read.attachment.container_id, "c0ffee", "{other}");
+    }
 }

@@ -10,6 +10,7 @@ mod list;
 mod plugin;
 mod result;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,8 @@ const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Runs the job's command over its whole list. Failures of plugins read `plugin type="bridge" failed (add): why`.
 pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
-    let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Invalid, why))?;
+    // The daemon has checked it: nobody's request is at fault.
+    let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
     let children = Children::watch()
         .map_err(|error| failure(FailureKind::Internal, format!("watch plugin processes: {error}")))?;
     let run = Run { job: &job, list, children };
@@ -56,7 +58,7 @@ impl Run<'_> {
     fn add(&self) -> Result<CniOutcome, Failure> {
         self.try_add().inspect_err(|_| {
             if let Err(second) = self.del(None) {
-                eprintln!("cni: undo of a failed add: {}", second.message);
+                note(&format!("undo of a failed add: {}", second.message));
             }
         })
     }
@@ -88,7 +90,7 @@ impl Run<'_> {
             if !counts_as_gone(&error, self.netns(Verb::Del), &self.job.attachment.netns) {
                 return Err(blame(plugin, Verb::Del, &error));
             }
-            eprintln!("cni: taken as done: {}", blame(plugin, Verb::Del, &error).message);
+            note(&format!("taken as done: {}", blame(plugin, Verb::Del, &error).message));
         }
         Ok(())
     }
@@ -198,6 +200,11 @@ fn blame(plugin: &Plugin, verb: Verb, error: &PluginError) -> Failure {
         }
     };
     failure(kind, format!("plugin type={:?} failed ({}): {error}", plugin.kind, verb.name()))
+}
+
+/// Adds a line to the worker's log, stderr. The daemon that reads it may be gone, which is no reason to stop an undo.
+fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "cni: {line}");
 }
 
 fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {

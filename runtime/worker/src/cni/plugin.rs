@@ -40,6 +40,9 @@ const KILLED_WAIT: Duration = Duration::from_secs(2);
 /// Exit status of a plugin that could not be executed, as shells have it.
 const EXIT_NOT_EXECUTED: u8 = 126;
 
+/// Error code "I/O failure" (CNI spec 1.1.0, "Error").
+const CODE_IO: u64 = 5;
+
 /// What a plugin is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
@@ -110,7 +113,7 @@ pub(crate) fn become_plugin(mut arguments: impl Iterator<Item = OsString>) -> Ex
         (Some(worker), Some(program)) => execute(worker, &program),
         _ => format!("{PLUGIN_SUBCOMMAND}: needs a process id and a program"),
     };
-    println!("{}", serde_json::json!({ "code": 5, "msg": why }));
+    let _ = writeln!(io::stdout(), "{}", serde_json::json!({ "code": CODE_IO, "msg": why }));
     ExitCode::from(EXIT_NOT_EXECUTED)
 }
 
@@ -182,7 +185,7 @@ impl Children {
             return Err(explain(status, &talk.stdout.bytes, &last_words));
         }
         if !last_words.trim().is_empty() {
-            eprintln!("cni: {}: {}", program.display(), PluginError::said(0, last_words));
+            super::note(&format!("{}: {}", program.display(), PluginError::said(0, last_words)));
         }
         Ok(talk.stdout.bytes)
     }
@@ -218,7 +221,7 @@ impl Children {
         while let Ok(None) = child.try_wait() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                eprintln!("cni: plugin process {group} does not die of SIGKILL");
+                super::note(&format!("plugin process {group} does not die of SIGKILL"));
                 return;
             }
             let _ = poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout(left));

@@ -188,6 +188,31 @@ mod tests {
         }
     }
 
+    /// Whatever a plugin prints: an answer, and what is passed on is a result of the list's version.
+    #[test]
+    fn damaged_results_are_refused_or_raised() {
+        let whole = br#"{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/24","routes":[{"dst":"0.0.0.0/0"}]},"interfaces":[{"name":"eth0"}],"ips":[{"address":"fd00::5/64","interface":0}]}"#;
+        let mut random: u64 = 11;
+        for _ in 0..5000 {
+            let mut bytes = whole.to_vec();
+            // xorshift64
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = random as usize % bytes.len();
+            match random >> 62 {
+                0 | 1 => bytes[at] = b"{}[]\",:0"[(random >> 40) as usize % 8],
+                2 => drop(bytes.drain(at..(at + 9).min(whole.len()))),
+                _ => bytes[at] = (random >> 32) as u8,
+            }
+            let shown = String::from_utf8_lossy(&bytes).into_owned();
+            if let Ok(text) = at_version(&bytes, "1.0.0") {
+                assert_eq!(at_version(text.as_bytes(), "1.0.0").as_ref(), Ok(&text), "{shown}");
+                let _ = outcome(text, "eth0");
+            }
+        }
+    }
+
     #[test]
     fn addresses_are_those_of_the_pods_interface_ipv4_first() {
         let interfaces = r#""interfaces":[{"name":"br0"},{"name":"eth0"},{"name":"eth0","sandbox":"/run/netns/a"},{"name":"net1","sandbox":"/run/netns/a"}]"#;
