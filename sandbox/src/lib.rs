@@ -15,7 +15,9 @@
 mod error;
 
 pub mod capability;
+pub mod cgroup;
 pub mod identity;
+pub mod netns;
 pub mod plan;
 
 pub use error::Error;
