@@ -16,9 +16,11 @@ mod error;
 
 pub mod capability;
 pub mod cgroup;
+pub mod device;
 pub mod identity;
 pub mod netns;
 pub mod plan;
+pub mod probe;
 
 pub use error::Error;
 

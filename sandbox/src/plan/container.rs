@@ -73,9 +73,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     }
     // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI section 3.5).
     cover(&mut record, plan, &masks)?;
-    if plan.process.tty {
-        record.push(&Op::Terminal)?;
-    }
+    process::terminal(&mut record, &plan.process)?;
     process::limits(&mut record, &plan.process)?;
     // 7. The working directory after every cover, or it would be a handle on what is below; before the root becomes
     // read-only, as it is made where the image lacks it.
@@ -103,27 +101,13 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
 /// A path to mask with the slot of its /dev/null.
 type Masks = Vec<(u16, String)>;
 
-/// One tree of /dev/null per masked path, as a tree can be attached once. The kubelet lists a directory per CPU,
-/// `thermal_throttle`; those are always directories, need no /dev/null and share one slot, so that a large machine
-/// does not run out of them.
+/// One tree of /dev/null per masked path, as a tree can be attached once.
 fn open_masks(record: &mut Record, plan: &ContainerPlan) -> Result<Masks, Error> {
     let mut masks = Masks::new();
-    let mut shared = None;
     for masked in paths_unless_privileged("masked_paths", plan, &plan.masked_paths)? {
-        let is_directory =
-            masked.starts_with("/sys/devices/system/cpu/") && masked.ends_with("/thermal_throttle");
-        let slot = match shared.filter(|_| is_directory) {
-            Some(slot) => slot,
-            None => {
-                let slot = record.slot()?;
-                let path = Text::new(c"/dev/null");
-                record.push(&Op::OpenTree { slot, path, recursive: false, from_host: false })?;
-                slot
-            }
-        };
-        if is_directory {
-            shared = Some(slot);
-        }
+        let slot = record.slot()?;
+        let path = Text::new(c"/dev/null");
+        record.push(&Op::OpenTree { slot, path, recursive: false, from_host: false })?;
         masks.push((slot, masked));
     }
     Ok(masks)

@@ -56,6 +56,7 @@ pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     let mut record = record::Record::new();
     process::join_cgroups(&mut record, &plan.cgroup_procs)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
+    process::terminal(&mut record, &plan.process)?;
     process::limits(&mut record, &plan.process)?;
     process::working_directory(&mut record, &plan.process, false)?;
     process::become_user_and_exec(&mut record, &plan.process)?;

@@ -39,6 +39,11 @@ pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), E
     record.push(&Op::WriteFile { path, data: score.to_string().as_bytes(), optional: true })
 }
 
+/// Once the container's devpts is in view.
+pub(super) fn terminal(record: &mut Record, process: &Process) -> Result<(), Error> {
+    if process.tty { record.push(&Op::Terminal) } else { Ok(()) }
+}
+
 pub(super) fn limits(record: &mut Record, process: &Process) -> Result<(), Error> {
     for limit in &process.limits {
         if limit.soft > limit.hard {

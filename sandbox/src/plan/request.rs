@@ -169,7 +169,7 @@ pub struct Process {
     pub oom_score_adj: Option<i32>,
     /// Resource limits.
     pub limits: Vec<Limit>,
-    /// A terminal of its own: for containers; an exec's terminal comes with its descriptors.
+    /// A terminal of its own from the container's devpts, also for an exec; its master side goes to the monitor.
     pub tty: bool,
     /// Filter; `None` is unconfined.
     pub seccomp: Option<Seccomp>,
