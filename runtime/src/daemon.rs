@@ -73,15 +73,9 @@ impl Daemon {
             capabilities: capability::bounding()?,
         });
         pods.recover().await?;
-        let socket = state.join("control.sock");
-        let served = Rc::clone(&images);
-        reactor::spawn(async move {
-            if let Err(error) = control::serve(socket, served).await {
-                log::error!("the control socket is not served"; error = error);
-            }
-        })
-        .detach();
-        Ok(Rc::new(Self { root, state, pods, images, network, has_recursive_read_only: probe::has_mount_setattr() }))
+        let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
+        reactor::spawn(control.run()).detach();
+        Ok(Rc::new(Self { root, state, pods, images, network, has_recursive_read_only: probe::has_recursive_read_only()? }))
     }
 
     /// Keeps the pod CIDR for this and the next daemons.

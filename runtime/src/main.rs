@@ -28,6 +28,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use cli::Command;
+use coracle_sandbox::probe;
 
 fn main() -> ExitCode {
     match cli::parse(std::env::args_os().skip(1)) {
@@ -50,6 +51,27 @@ fn main() -> ExitCode {
             ExitCode::from(cli::EXIT_USAGE)
         }
     }
+}
+
+/// One line for each need of the runtime: have, missing, or not known without trying; then what is lost without it.
+fn check() -> ExitCode {
+    let needs = match probe::needs() {
+        Ok(needs) => needs,
+        Err(error) => return complain([error]),
+    };
+    let mut text = String::new();
+    for need in &needs {
+        let (state, hint) = match (need.state, need.is_required) {
+            (probe::State::Have, _) => ("have    ", ""),
+            (probe::State::Missing, true) => ("MISSING ", need.hint),
+            (probe::State::Missing, false) => ("lacks   ", need.hint),
+            (probe::State::Unknown, _) => ("unknown ", need.hint),
+        };
+        let separator = if hint.is_empty() { "" } else { ": " };
+        text.push_str(&format!("{state}{}{separator}{hint}\n", need.name));
+    }
+    let printed = print(&text);
+    if probe::can_run(&needs) { printed } else { ExitCode::FAILURE }
 }
 
 /// To stdout; a reader that left early is no failure worth a message.

@@ -44,6 +44,14 @@ pub fn needs() -> Result<Vec<Need>, Error> {
     Ok(needs)
 }
 
+/// Whether mounts can be made read-only recursively (`mount_setattr`, Linux 5.12).
+///
+/// # Errors
+/// [`Error::Kernel`] where the kernel does not tell its version.
+pub fn has_recursive_read_only() -> Result<bool, Error> {
+    Ok(Kernel::look()?.since(5, 12) == State::Have)
+}
+
 /// Whether pods can run: nothing required is missing.
 pub fn can_run(needs: &[Need]) -> bool {
     !needs.iter().any(|need| need.is_required && need.state == State::Missing)

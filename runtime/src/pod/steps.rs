@@ -288,7 +288,7 @@ impl Pods {
         };
         if is_ours {
             // Other pods may still be in it: the last one takes it away.
-            let _ = self.node.cgroups.unmake_if_empty(&CgroupPath::parse(&parent)?);
+            self.node.cgroups.unmake_if_unused(&CgroupPath::parse(&parent)?)?;
         }
         Ok(())
     }

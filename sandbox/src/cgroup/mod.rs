@@ -124,6 +124,28 @@ impl Cgroups {
         outcome
     }
 
+    /// Whether the cgroup is there, in any hierarchy.
+    pub fn exists(&self, path: &CgroupPath) -> bool {
+        self.mounts().into_iter().any(|mount| path.below(mount).is_dir())
+    }
+
+    /// Removes the cgroup where nothing is in it any more; one that others still use stays.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] for anything but "still in use" and "not there".
+    pub fn unmake_if_unused(&self, path: &CgroupPath) -> Result<(), Error> {
+        for mount in self.mounts() {
+            let directory = path.below(mount);
+            match std::fs::remove_dir(&directory) {
+                Err(error) if !matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EBUSY | Errno::ENOTEMPTY | Errno::ENOENT)) => {
+                    return Err(Error::io("remove cgroup", directory.display(), &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
     /// What a container in the cgroup sees at /sys/fs/cgroup.
     pub fn view(&self, path: &CgroupPath, has_cgroup_namespace: bool) -> CgroupMount {
         let (hierarchies, unified) = match &self.layout {
