@@ -44,8 +44,7 @@ fn main() -> ExitCode {
             Ok(config) => control::client::run(&config.state, &words),
             Err(problems) => complain(problems),
         },
-        // Served by the integrated daemon's modules (`sandbox::probe`).
-        Ok(Command::Check) => complain(["this build serves CRI only"]),
+        Ok(Command::Check) => check(),
         Err(usage) => {
             complain([usage]);
             ExitCode::from(cli::EXIT_USAGE)

@@ -41,7 +41,8 @@ const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);
 /// How long a removal may take in all: a million files on a slow card.
 const REMOVE_SILENCE: Duration = Duration::from_secs(60 * 60);
 
-/// What a CNI job may take longer than its own limit, which the worker enforces.
+/// What a CNI job may take longer than its own limits, which the worker enforces: one for the command, and one for the
+/// DEL that takes back a failed ADD.
 const CNI_GRACE: Duration = Duration::from_secs(10);
 
 /// Puts a fresh worker, given by its pid, where it shall run: into its cgroup.
@@ -161,7 +162,7 @@ impl Workers {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
-            Job::Cni(cni) => (Lane::Network, Duration::from_millis(cni.timeout_ms).saturating_add(CNI_GRACE)),
+            Job::Cni(cni) => (Lane::Network, Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE)),
         };
         let _place = match self.lanes.iter().find(|(own, _)| *own == lane) {
             Some((_, places)) => Some(places.acquire().await),
