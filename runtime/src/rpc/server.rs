@@ -19,7 +19,7 @@ use crate::reactor::{self, Task, Watched};
 
 /// A kubelet holds two connections, crictl and critest one or two for a moment, agents a few. An idle connection costs
 /// 21 KiB, so 64 is 1.3 MB and ten times what a node needs.
-const CONNECTIONS_MAX: usize = 64;
+pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// Calls at once on one connection. A kubelet calls from one goroutine per pod, and small nodes hold 110 pods.
 const STREAMS_MAX: u32 = 250;
@@ -182,7 +182,7 @@ where
 
 /// Runs hyper's tasks (one per call) on this thread's executor.
 #[derive(Clone, Copy)]
-struct OnReactor;
+pub(super) struct OnReactor;
 
 impl<F> hyper::rt::Executor<F> for OnReactor
 where
