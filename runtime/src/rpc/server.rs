@@ -30,6 +30,9 @@ const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 /// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// For a new connection's first byte. Clients speak at once; one that does not would hold a place for ever.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// At the end of a drain: for answers already given to reach their callers. Event streams have no end of their own, so
 /// there is nothing longer to wait for.
 const FLUSH: Duration = Duration::from_millis(250);
@@ -160,13 +163,23 @@ where
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .auto_date_header(false);
-    let mut connection = pin!(builder.serve_connection(Io(socket), dispatch));
+    let io = Io::new(socket);
+    let heard = io.heard();
+    let mut connection = pin!(builder.serve_connection(io, dispatch));
+    let silent = async {
+        reactor::sleep(SILENCE).await;
+        if heard.get() {
+            std::future::pending::<()>().await;
+        }
+        Some(Ok(()))
+    };
     let stop = async {
         // An error: the channel was closed, which is the signal.
         let _ = stopped.recv().await;
         None
     };
-    let ended = smol::future::or(async { Some(connection.as_mut().await) }, stop).await;
+    let events = smol::future::or(silent, stop);
+    let ended = smol::future::or(async { Some(connection.as_mut().await) }, events).await;
     let result = match ended {
         Some(result) => result,
         None => {
