@@ -3,7 +3,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
     }
 }
 
-async fn import(file: &PathBuf, images: &Images, answers: &Sender<Answer>) {
+async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
     let imported = if file.is_absolute() {
         images.import(file).await
     } else {
@@ -186,4 +186,66 @@ fn remove(name: String, images: &Images) -> Answer {
 fn image(view: View) -> Answer {
     let View { id, tags, digests, size_bytes, user: _, pinned } = view;
     Answer::Image { id: id.to_string(), tags, digests, size_bytes, pinned }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Server;
+    use crate::image::{Images, Options, Pins};
+    use crate::reactor::{self, Watched};
+    use crate::store::testdir::TestDir;
+    use crate::workers::{Setup, Workers};
+    use coracle_job::Limits;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    /// Sends `request` and gives all that comes back.
+    async fn ask(socket: &Path, request: &[u8]) -> String {
+        let stream = Watched::new(UnixStream::connect(socket).unwrap().into()).unwrap();
+        // The daemon may have heard enough before it was all said.
+        let _ = stream.write_all(request).await;
+        let mut text = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+            text.extend_from_slice(&buffer[..count]);
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_and_nonsense_is_refused() {
+        let dir = TestDir::new("control");
+        let socket = dir.path().join("control.sock");
+        reactor::run(async {
+            let program = dir.script("worker", "cat > /dev/null; exit 7");
+            let workers = Workers::new(Setup { program, confine: None });
+            let options = Options {
+                root: dir.path().join("root"),
+                keep_blobs: true,
+                limits: Limits::default(),
+                pins: Pins::default(),
+            };
+            let server = Server::bind(&socket, Images::open(options, workers).unwrap()).unwrap();
+            assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+            reactor::spawn(server.run()).detach();
+            let ended = "import /a.tar: the worker ended without an answer: exit status: 7";
+            let cases: [(&[u8], &str); 6] = [
+                (b"{\"list\":{}}\n", "\"tags\":[\"coracle.local/sandbox:v1\"]"),
+                (b"{\"remove\":{\"names\":[\"app\",\"A\"]}}\n", "image app: not found"),
+                (b"{\"remove\":{\"names\":[\"coracle.local/sandbox:v1\"]}}\n", "is built in"),
+                (b"{\"import\":{\"files\":[\"/a.tar\"]}}\n", ended),
+                (b"{\"import\":{\"files\":[\"a.tar\"]}}\n", "not an absolute path"),
+                (b"nonsense\n", "not a request of this coracle"),
+            ];
+            for (request, expected) in cases {
+                let answers = ask(&socket, request).await;
+                let shown = String::from_utf8_lossy(request);
+                assert!(
+                    answers.contains(expected) && answers.ends_with("{\"end\":{}}\n"),
+                    "{shown}: {answers}"
+                );
+            }
+        });
+    }
 }

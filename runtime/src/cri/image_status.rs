@@ -35,3 +35,38 @@ fn info(images: &Images, id: &ImageId) -> Result<HashMap<String, String>, Error>
     let chain_id = serde_json::Value::from(chain_id);
     Ok(HashMap::from([("info".to_owned(), format!(r#"{{"chainID":{chain_id},"imageSpec":{config}}}"#))]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{image_name, info};
+    use crate::error::Kind;
+    use crate::image::{Images, Options, Pins};
+    use crate::reactor;
+    use crate::rpc::v1;
+    use crate::store::testdir::TestDir;
+    use crate::workers::{Setup, Workers};
+    use coracle_job::Limits;
+
+    #[test]
+    fn verbose_info_is_json_with_the_config_in_it() {
+        let dir = TestDir::new("status");
+        reactor::run(async {
+            let workers = Workers::new(Setup { program: "/nowhere".into(), confine: None });
+            let root = dir.path().join("root");
+            let options =
+                Options { root, keep_blobs: true, limits: Limits::default(), pins: Pins::default() };
+            let images = Images::open(options, workers).unwrap();
+            let info = info(&images, &images.list()[0].id).unwrap();
+            let json: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();
+            assert_eq!(json["chainID"], "");
+            assert_eq!(json["imageSpec"]["os"], "linux");
+        });
+    }
+
+    #[test]
+    fn a_request_must_name_an_image() {
+        for spec in [None, Some(v1::ImageSpec::default())] {
+            assert_eq!(image_name(spec).unwrap_err().kind(), Kind::InvalidArgument);
+        }
+    }
+}

@@ -31,6 +31,13 @@ pub(super) struct Stored {
     pub(super) image: ImageRecord,
 }
 
+/// What was found at the start.
+pub(super) struct Loaded {
+    pub(super) entries: Vec<Entry>,
+    /// No record was left out.
+    pub(super) is_complete: bool,
+}
+
 /// /etc/passwd and /etc/group of an image, for names of users (CRI facts §3.9); empty where it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UsersFiles {
@@ -92,17 +99,24 @@ impl Disk {
     }
 
     /// Every image that is whole. What is damaged or lacks a layer is set aside with a warning and costs itself only.
-    pub(super) fn load_all(&self) -> Result<Vec<Entry>, Error> {
-        let mut entries = Vec::new();
+    pub(super) fn load_all(&self) -> Result<Loaded, Error> {
+        let mut loaded = Loaded { entries: Vec::new(), is_complete: true };
         for name in store::names(&self.records())? {
             match self.load(&name) {
-                Ok((entry, _)) => entries.push(entry),
-                Err(Damage::Damaged(reason)) => self.set_aside(&name, &reason),
-                // The disk may do better next time.
-                Err(damage) => log::warn!("image not loaded"; image = name, error = damage),
+                Ok((entry, _)) => loaded.entries.push(entry),
+                Err(damage) => {
+                    loaded.is_complete = false;
+                    match damage {
+                        Damage::Damaged(reason) => self.set_aside(&name, &reason),
+                        // The disk may do better next time.
+                        Damage::Absent | Damage::Io(_) => {
+                            log::warn!("image not loaded"; image = name, error = damage);
+                        }
+                    }
+                }
             }
         }
-        Ok(entries)
+        Ok(loaded)
     }
 
     /// The record of one image.

@@ -39,7 +39,7 @@ use coracle_wire::ContainerId;
 use crate::error::{Error, Kind};
 use crate::log;
 use crate::workers::Workers;
-use disk::{Disk, Stored};
+use disk::{Disk, Loaded, Stored};
 use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};
 use pull::Pulls;
 use trash::{Candidates, Trash};
@@ -100,6 +100,8 @@ pub(crate) struct Images {
     fills: Cell<u32>,
     /// Of the last commit.
     sequence: Cell<u64>,
+    /// Every record on disk is in the index.
+    is_complete: bool,
 }
 
 /// Why an image is not published.
@@ -117,7 +119,8 @@ impl Images {
         let disk = Disk::open(&options.root)?;
         let mut index = Index::default();
         let mut sequence = 0;
-        for entry in disk.load_all()? {
+        let Loaded { entries, is_complete } = disk.load_all()?;
+        for entry in entries {
             sequence = sequence.max(entry.sequence);
             index.insert(entry);
         }
@@ -133,12 +136,15 @@ impl Images {
             trash: Rc::default(),
             fills: Cell::new(0),
             sequence: Cell::new(sequence),
+            is_complete,
         }))
     }
 
-    /// Throws away what no image and no container needs. Once, after recovery has retained every container's layers.
+    /// Throws away what no image and no container needs. Once, after recovery has retained every container's layers, and
+    /// only where it knows them all. A store with a record that could not be read keeps everything but the unfinished:
+    /// what that image consists of is not known.
     pub(crate) fn sweep(&self) {
-        self.dispose(Candidates::START);
+        self.dispose(if self.is_complete { Candidates::START } else { Candidates::Unfinished });
     }
 
     /// All images, in an order that stays.
@@ -226,7 +232,7 @@ impl Images {
     pub(crate) fn release(&self, user: &ContainerId) {
         let layers = self.index.borrow_mut().release(user);
         if !layers.is_empty() {
-            self.dispose(Candidates::Given { layers, paths: Vec::new() });
+            self.dispose(Candidates::Given(layers));
         }
     }
 
@@ -241,11 +247,9 @@ impl Images {
         let entry = self.index.borrow_mut().remove(&view.id);
         log::info!("image removed"; image = view.id, name = name);
         let layers = entry.map_or_else(Vec::new, |entry| entry.layers);
-        self.dispose(match self.fills.get() {
-            0 => Candidates::EVERYTHING,
-            // Its blobs may be another's by now: they wait for a quieter time.
-            _ => Candidates::Given { layers, paths: vec![self.disk.users().join(view.id.hex())] },
-        });
+        let is_quiet = self.fills.get() == 0 && self.is_complete;
+        // A worker may count on its blobs by now: they wait for the next removal or start.
+        self.dispose(if is_quiet { Candidates::EVERYTHING } else { Candidates::Given(layers) });
         Ok(())
     }
 

@@ -35,9 +35,24 @@ const WAITERS_MAX: usize = 256;
 const TRIES_MAX: u32 = 3;
 
 /// The pulls under way.
-#[derive(Default)]
 pub(super) struct Pulls {
     running: RefCell<Vec<Rc<Running>>>,
+    /// [`ABANDONED_GRACE`], but for tests.
+    pub(super) grace: Cell<Duration>,
+}
+
+impl Default for Pulls {
+    fn default() -> Pulls {
+        Pulls { running: RefCell::default(), grace: Cell::new(ABANDONED_GRACE) }
+    }
+}
+
+impl Pulls {
+    /// How many run or wait for a place.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.running.borrow().len()
+    }
 }
 
 struct Running {
@@ -152,11 +167,6 @@ impl Images {
         Ok(Place { answer: Some(answer), left: running.left.clone() })
     }
 
-    /// How many pulls run or wait for a place.
-    pub(crate) fn pulls_under_way(&self) -> usize {
-        self.pulls.running.borrow().len()
-    }
-
     /// Runs workers until the image is published.
     async fn fetch(&self, reference: &Reference, auth: &Auth) -> Result<ImageId, Error> {
         let mut tries = 1;
@@ -213,7 +223,7 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
     let fill = Fill::start(&images);
     let fetched = images.fetch(&running.reference, &running.auth);
     let result = smol::future::or(fetched, async {
-        abandoned(&running, &has_left).await;
+        abandoned(&running, &has_left, images.pulls.grace.get()).await;
         Err(Error::new(Kind::Cancelled, "nobody waited for it any more"))
     })
     .await;
@@ -230,12 +240,12 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
     }
 }
 
-/// Ends once nobody has waited for a whole grace time.
-async fn abandoned(running: &Running, has_left: &Receiver<()>) {
+/// Ends once nobody waited at the beginning and at the end of a grace time.
+async fn abandoned(running: &Running, has_left: &Receiver<()>, grace: Duration) {
     // It cannot be closed: `running` holds a sender.
     while has_left.recv().await.is_ok() {
         if running.is_abandoned() {
-            reactor::sleep(ABANDONED_GRACE).await;
+            reactor::sleep(grace).await;
             if running.is_abandoned() {
                 return;
             }

@@ -172,7 +172,7 @@ fn is_host_component(text: &str) -> bool {
 fn is_path_component(text: &str) -> bool {
     let is_letter = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
-    let ends_well = bytes.first().is_some_and(|b| is_letter(b)) && bytes.last().is_some_and(|b| is_letter(b));
+    let ends_well = bytes.first().is_some_and(is_letter) && bytes.last().is_some_and(is_letter);
     ends_well
         && bytes.split(is_letter).all(|separator| {
             matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|byte| *byte == b'-')

@@ -80,6 +80,10 @@ impl Node {
         std::fs::read_to_string(self.dir.path().join("runs")).unwrap_or_default().lines().count()
     }
 
+    fn layers(&self) -> Vec<String> {
+        super::disk::list(&self.root().join("layers"))
+    }
+
     fn layer(&self, digit: char) -> PathBuf {
         self.root().join("layers").join(digit.to_string().repeat(32))
     }
@@ -260,6 +264,8 @@ fn damaged_records_are_set_aside_and_cost_one_image_each() {
         let ids: Vec<_> =
             images.list().iter().filter(|view| !view.pinned).map(|view| view.id.hex()).collect();
         assert_eq!(ids, [hex('e')]);
+        images.sweep();
+        assert!(node.layer('a').is_dir(), "what a lost record meant is not known, so nothing is thrown away");
         for (digit, reason) in [
             ('a', "0 bytes"),
             ('b', "CORR"),
@@ -360,7 +366,34 @@ fn callers_of_one_reference_share_a_pull_and_leave_it_alone() {
             assert_eq!(call.await.unwrap().to_string(), record.id);
         }
         assert_eq!(node.runs(), 2, "one for each set of credentials");
-        until("nothing is under way", || images.pulls_under_way() == 0).await;
+        until("nothing is under way", || images.pulls.len() == 0).await;
+    });
+}
+
+#[test]
+fn a_pull_that_nobody_waits_for_is_taken_up_by_a_retry_or_ends() {
+    let node = Node::new();
+    node.worker("cat > $D/job; echo $$ >> $D/runs; mkdir $D/root/layers/tmp-x; exec sleep 1000");
+    reactor::run(async {
+        let images = node.open();
+        images.pulls.grace.set(Duration::from_millis(300));
+        let call = || {
+            let images = images.clone();
+            reactor::spawn(async move { images.pull(TAG, Auth::default()).await })
+        };
+        let first = call();
+        until("it runs", || node.layers().contains(&"tmp-x".to_owned())).await;
+        drop(first);
+        reactor::sleep(Duration::from_millis(50)).await;
+        let second = call();
+        reactor::sleep(Duration::from_millis(500)).await;
+        assert_eq!((node.runs(), images.pulls.len()), (1, 1), "the retry joined the first worker");
+        drop(second);
+        until("it ends", || images.pulls.len() == 0).await;
+        let worker = std::fs::read_to_string(node.dir.path().join("runs")).unwrap();
+        let process = PathBuf::from("/proc").join(worker.lines().next().unwrap());
+        until("its worker is killed and reaped", || !process.exists()).await;
+        until("what it left is swept", || !node.layers().contains(&"tmp-x".to_owned())).await;
     });
 }
 

@@ -39,8 +39,8 @@ pub(super) struct Trash {
 
 /// What may be garbage; what of it is needed stays.
 pub(super) enum Candidates {
-    /// Layers that an image or container gave up, and files that only that image had.
-    Given { layers: Vec<LayerName>, paths: Vec<PathBuf> },
+    /// Layers that an image or container gave up.
+    Given(Vec<LayerName>),
     /// What killed workers left. Only while no worker fills the store.
     Unfinished,
     /// Everything in the store, with half-downloaded blobs down to so many bytes. Only while no worker fills the store.
@@ -64,10 +64,8 @@ impl Trash {
         candidates: Candidates,
     ) {
         let mut paths = match candidates {
-            Candidates::Given { layers, paths } => {
-                let free =
-                    layers.iter().filter(|layer| !index.is_needed(layer)).map(|layer| disk.layer(layer));
-                free.chain(paths).collect()
+            Candidates::Given(layers) => {
+                layers.iter().filter(|layer| !index.is_needed(layer)).map(|layer| disk.layer(layer)).collect()
             }
             Candidates::Unfinished => self.unneeded_layers(disk, |name| !name.starts_with(TEMPORARY)),
             Candidates::All { parts_bytes_max } => {

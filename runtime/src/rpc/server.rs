@@ -19,7 +19,7 @@ use crate::reactor::{self, Task, Watched};
 
 /// A kubelet holds two connections, crictl and critest one or two for a moment, agents a few. An idle connection costs
 /// 21 KiB, so 64 is 1.3 MB and ten times what a node needs.
-const CONNECTIONS_MAX: usize = 64;
+pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// Calls at once on one connection. A kubelet calls from one goroutine per pod, and small nodes hold 110 pods.
 const STREAMS_MAX: u32 = 250;
@@ -29,6 +29,9 @@ const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 
 /// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// For a new connection's first byte. Clients speak at once; one that does not would hold a place for ever.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// At the end of a drain: for answers already given to reach their callers. Event streams have no end of their own, so
 /// there is nothing longer to wait for.
@@ -160,13 +163,23 @@ where
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .auto_date_header(false);
-    let mut connection = pin!(builder.serve_connection(Io(socket), dispatch));
+    let io = Io::new(socket);
+    let heard = io.heard();
+    let mut connection = pin!(builder.serve_connection(io, dispatch));
+    let silent = async {
+        reactor::sleep(SILENCE).await;
+        if heard.get() {
+            std::future::pending::<()>().await;
+        }
+        Some(Ok(()))
+    };
     let stop = async {
         // An error: the channel was closed, which is the signal.
         let _ = stopped.recv().await;
         None
     };
-    let ended = smol::future::or(async { Some(connection.as_mut().await) }, stop).await;
+    let events = smol::future::or(silent, stop);
+    let ended = smol::future::or(async { Some(connection.as_mut().await) }, events).await;
     let result = match ended {
         Some(result) => result,
         None => {
@@ -182,7 +195,7 @@ where
 
 /// Runs hyper's tasks (one per call) on this thread's executor.
 #[derive(Clone, Copy)]
-struct OnReactor;
+pub(super) struct OnReactor;
 
 impl<F> hyper::rt::Executor<F> for OnReactor
 where
