@@ -13,16 +13,23 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod exit_record;
 
 pub mod capability;
 pub mod cgroup;
 pub mod device;
 pub mod identity;
+pub mod monitor;
 pub mod netns;
 pub mod plan;
 pub mod probe;
 
+pub use coracle_wire::{
+    ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply, Request, Streams,
+    ToMonitor, VERSION as FRAMES_VERSION,
+};
 pub use error::Error;
+pub use exit_record::exit_record;
 
 /// 32 random bytes of the kernel's generator: what ids of pods and containers are made from.
 ///

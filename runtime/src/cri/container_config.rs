@@ -226,8 +226,10 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     let field = |what: &str| format!("config.linux.security_context.{what}");
     let is_absent = context.is_none();
     let context = context.unwrap_or_default();
+    // Both are ignored for privileged containers (CRI facts section 3.4).
+    let wants_default_seccomp = !context.privileged
+        && check_seccomp(&field("seccomp"), context.seccomp.as_ref(), &context.seccomp_profile_path)?;
     if !context.privileged {
-        check_seccomp(&field("seccomp"), context.seccomp.as_ref(), &context.seccomp_profile_path)?;
         check_apparmor(&field("apparmor"), &context)?;
     }
     let id = |what: &str, value: Option<v1::Int64Value>| {
@@ -271,6 +273,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         privileged: context.privileged,
         readonly_rootfs: context.readonly_rootfs,
         no_new_privileges: context.no_new_privs,
+        wants_default_seccomp,
         masked_paths,
         readonly_paths,
     })

@@ -85,26 +85,26 @@ pub(crate) fn map(pairs: &Pairs) -> std::collections::HashMap<String, String> {
     pairs.iter().cloned().collect()
 }
 
-/// A seccomp profile of the host that cannot be honoured is refused; RuntimeDefault runs without a filter until the
-/// filter compiler is there (docs/cri-support.md), which the caller warns of.
+/// Whether the runtime's default filter is asked for (there is none yet, which the core warns of). A profile of the
+/// host cannot be honoured and is refused.
 pub(crate) fn check_seccomp(
     field: &str,
     profile: Option<&v1::SecurityProfile>,
     deprecated_path: &str,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     use v1::security_profile::ProfileType;
-    let is_localhost = match profile {
-        Some(profile) => match ProfileType::try_from(profile.profile_type) {
-            Ok(ProfileType::RuntimeDefault | ProfileType::Unconfined) => false,
-            Ok(ProfileType::Localhost) => true,
-            Err(_) => return Err(invalid(field, &format!("has an unknown profile type {}", profile.profile_type))),
+    let localhost = || unsupported(field, "localhost seccomp profiles");
+    match (profile, deprecated_path) {
+        (Some(profile), _) => match ProfileType::try_from(profile.profile_type) {
+            Ok(ProfileType::RuntimeDefault) => Ok(true),
+            Ok(ProfileType::Unconfined) => Ok(false),
+            Ok(ProfileType::Localhost) => Err(localhost()),
+            Err(_) => Err(invalid(field, &format!("has an unknown profile type {}", profile.profile_type))),
         },
-        None => deprecated_path.starts_with("localhost/"),
-    };
-    if is_localhost {
-        return Err(unsupported(field, "localhost seccomp profiles"));
+        (None, "runtime/default" | "docker/default") => Ok(true),
+        (None, path) if path.starts_with("localhost/") => Err(localhost()),
+        (None, _) => Ok(false),
     }
-    Ok(())
 }
 
 /// `field` is missing or empty.

@@ -393,7 +393,7 @@ impl Pods {
 
     /// A container that nobody watches: its exit record if the monitor left one, else Lost.
     pub(super) fn end_without_monitor(self: &Rc<Self>, container: &Rc<Container>, why: &str) {
-        match monitor::exit_record(&self.node.paths.pod_state(container.pod.id), container.id) {
+        match coracle_sandbox::exit_record(&self.node.paths.pod_state(container.pod.id), container.id) {
             Ok(Some(exit)) => self.container_exited(&exit),
             Ok(None) => self.end(container, self.node.clock.now_ns(), How::Lost { message: why.to_owned() }),
             Err(error) => {

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
 use smol::channel::{Receiver, Sender};
 
 use super::latch::Latch;
+use crate::log;
 use crate::reactor::{self, Watched};
 
 /// Answer and descriptors of one request.
@@ -23,9 +24,11 @@ type Answer = (Reply, Vec<OwnedFd>);
 pub(crate) struct Link {
     monitor: Monitor,
     socket: Watched,
+    process: Watched,
     last_number: Cell<u32>,
     waiting: RefCell<HashMap<u32, Sender<Answer>>>,
-    gone: Latch<()>,
+    is_closed: Cell<bool>,
+    ended: Latch<()>,
 }
 
 /// Why a request has no good answer.
@@ -55,14 +58,16 @@ pub(crate) enum News {
 impl Link {
     /// Starts reading. `on_news` is called from the link's own task, and must not wait.
     pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
-        let socket = monitor.socket().try_clone_to_owned().and_then(Watched::new);
-        let socket = socket.map_err(|error| LinkError::Socket(error.to_string()))?;
+        let watch = |fd: &OwnedFd| fd.try_clone().and_then(Watched::new).map_err(|error| LinkError::Socket(error.to_string()));
+        let (socket, process) = (watch(&monitor.socket)?, watch(&monitor.pidfd)?);
         let link = Rc::new(Self {
             monitor,
             socket,
+            process,
             last_number: Cell::new(0),
             waiting: RefCell::default(),
-            gone: Latch::default(),
+            is_closed: Cell::new(false),
+            ended: Latch::default(),
         });
         let reader = Rc::downgrade(&link);
         reactor::spawn(async move {
@@ -71,9 +76,10 @@ impl Link {
                 let Some(link) = reader.upgrade() else { return };
                 let is_open = link.read_all(&on_news);
                 if !is_open {
-                    link.gone.set(());
+                    link.is_closed.set(true);
                     link.waiting.borrow_mut().clear();
                     on_news(News::Gone);
+                    link.reap().await;
                     return;
                 }
                 // An error of poll is met again by the read.
@@ -86,12 +92,21 @@ impl Link {
 
     /// The monitor's pid, as the node sees it.
     pub(crate) fn pid(&self) -> i32 {
-        self.monitor.pid()
+        self.monitor.pid
     }
 
-    /// Waits until the monitor has closed its end: with its death at the latest.
+    /// Waits until the monitor's process has ended, and is reaped where it was this daemon's child.
     pub(crate) async fn ended(&self) {
-        self.gone.wait().await;
+        self.ended.wait().await;
+    }
+
+    async fn reap(&self) {
+        // An error of poll says as much as an end: the look below decides.
+        let _ = self.process.readable().await;
+        if !self.monitor.is_gone() {
+            log::warn!("a monitor has closed its connection and lives on"; pid = self.monitor.pid);
+        }
+        self.ended.set(());
     }
 
     /// Asks and waits for the answer; a failure the monitor reports is [`LinkError::Failed`].
@@ -117,7 +132,7 @@ impl Link {
     }
 
     fn register(&self) -> Result<(u32, Receiver<Answer>), LinkError> {
-        if self.gone.get().is_some() {
+        if self.is_closed.get() {
             return Err(LinkError::Gone);
         }
         let number = self.last_number.get().wrapping_add(1).max(1); // 0 is not used
@@ -131,11 +146,11 @@ impl Link {
         loop {
             match self.monitor.send(frame, descriptors) {
                 Ok(()) => return Ok(()),
-                Err(monitor::SendError::WouldBlock) => {
+                Err(monitor::LinkError::WouldBlock) => {
                     self.socket.writable().await.map_err(|error| LinkError::Socket(error.to_string()))?;
                 }
-                Err(monitor::SendError::Closed) => return Err(LinkError::Gone),
-                Err(monitor::SendError::Failed(error)) => return Err(LinkError::Socket(error.to_string())),
+                Err(monitor::LinkError::Closed) => return Err(LinkError::Gone),
+                Err(monitor::LinkError::Failed(error)) => return Err(LinkError::Socket(error.to_string())),
             }
         }
     }
@@ -169,12 +184,6 @@ impl LinkError {
             | Self::Silent { .. }
             | Self::Socket(_) => None,
         }
-    }
-}
-
-impl AsFd for Link {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.monitor.socket()
     }
 }
 

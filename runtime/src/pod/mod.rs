@@ -71,6 +71,8 @@ pub(crate) struct Pods {
     pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
     names: RefCell<HashMap<spec::PodName, PodId>>,
     containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
+    /// Said once, not for every container.
+    has_warned_of_seccomp: Cell<bool>,
 }
 
 /// One pod sandbox.
@@ -112,6 +114,7 @@ impl Pods {
             pods: RefCell::default(),
             names: RefCell::default(),
             containers: RefCell::default(),
+            has_warned_of_seccomp: Cell::new(false),
         })
     }
 

@@ -151,8 +151,8 @@ impl Pods {
     async fn end_orphan(self: &Rc<Self>, id: PodId, containers: &[ContainerId]) {
         let state = self.node.paths.pod_state(id);
         if let Ok(monitor) = monitor::connect(&state) {
-            log::warn!("a monitor without a record is ended"; pod = id, pid = monitor.pid());
-            let parent = cgroup_parent_of(monitor.pid(), id);
+            log::warn!("a monitor without a record is ended"; pod = id, pid = monitor.pid);
+            let parent = cgroup_parent_of(monitor.pid, id);
             let names = containers.iter().map(ToString::to_string).chain([id.to_string()]);
             for name in names {
                 let cgroup = parent.as_deref().and_then(|parent| paths::cgroup(parent, &name).ok());
@@ -199,7 +199,8 @@ impl Pods {
     }
 
     async fn reattach(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let monitor = monitor::connect(&self.node.paths.pod_state(pod.id))?;
+        let monitor = monitor::connect(&self.node.paths.pod_state(pod.id));
+        let monitor = monitor.map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
         let attached = reactor::deadline(ATTACH_LIMIT, self.attach(pod, monitor)).await;
         let attached = attached.map_err(|_| Error::new(Kind::DeadlineExceeded, "the monitor does not answer"))?;
         attached.map_err(|error| Error::new(Kind::Internal, error.to_string()))

@@ -178,6 +178,8 @@ pub(crate) struct Security {
     pub(crate) privileged: bool,
     pub(crate) readonly_rootfs: bool,
     pub(crate) no_new_privileges: bool,
+    /// The runtime's default filter was asked for.
+    pub(crate) wants_default_seccomp: bool,
     pub(crate) masked_paths: Vec<String>,
     pub(crate) readonly_paths: Vec<String>,
 }

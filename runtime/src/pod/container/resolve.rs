@@ -31,6 +31,9 @@ impl Pods {
             let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
             return Err(Error::new(Kind::InvalidArgument, text));
         }
+        if spec.security.wants_default_seccomp && !self.has_warned_of_seccomp.replace(true) {
+            log::warn!("this version has no seccomp filter: RuntimeDefault runs unconfined"; pod = pod.id, ctr = id);
+        }
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
         let process = self.process(pod, &spec, &image)?;
