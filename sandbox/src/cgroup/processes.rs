@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
-use super::files::{names_gone, read, tree, write};
+use super::files::{self, names_gone, read, tree, write};
 use super::layout::Tracking;
 use super::{CgroupPath, Cgroups, Layout};
 use crate::Error;
@@ -50,11 +50,7 @@ impl Cgroups {
     /// [`Error::Kernel`] naming the directory; ENOENT where the container's cgroup is gone.
     pub fn make_exec(&self, container: &CgroupPath, exec: u32) -> Result<Entry, Error> {
         let path = container.exec(exec);
-        let directory = self.tracking_directory(&path);
-        match nix::unistd::mkdir(&directory, Mode::from_bits_truncate(0o755)) {
-            Ok(()) | Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(Error::kernel("make cgroup", directory.display(), errno)),
-        }
+        files::make_directory(&self.tracking_directory(&path))?;
         Ok(Entry {
             into: self.open_unified(&path)?,
             procs_files: self.procs_files(container, Some(&path)),
