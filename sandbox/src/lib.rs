@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod mountinfo;
 
 pub mod capability;
 pub mod cgroup;

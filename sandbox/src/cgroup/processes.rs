@@ -167,10 +167,30 @@ fn kill_one_by_one(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// `cgroup.procs`; empty where the cgroup is gone.
+/// The whole lines of `cgroup.procs`; empty where the cgroup is gone. A list that is longer than what is read at once
+/// may end inside a number, and half a pid is somebody else's.
 fn processes(cgroup: &Path) -> Result<String, Error> {
     match read(&cgroup.join("cgroup.procs")) {
+        Ok(text) => Ok(whole_lines(text)),
         Err(error) if names_gone(&error) => Ok(String::new()),
-        outcome => outcome,
+        Err(error) => Err(error),
+    }
+}
+
+fn whole_lines(mut text: String) -> String {
+    let end = text.rfind('\n').map_or(0, |newline| newline + 1);
+    text.truncate(end);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_lines;
+
+    #[test]
+    fn half_a_pid_is_dropped() {
+        for (text, expected) in [("", ""), ("1\n22\n", "1\n22\n"), ("1\n22\n3", "1\n22\n"), ("345", "")] {
+            assert_eq!(whole_lines(text.into()), expected);
+        }
     }
 }
