@@ -231,6 +231,23 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
 }
 
 #[test]
+fn usage_is_read_and_gone_with_the_cgroup() {
+    let scratch = Scratch::new("usage", |_| true);
+    let path = scratch.container();
+    assert_eq!(scratch.cgroups.usage(&path).unwrap(), None);
+    scratch.cgroups.make(&path).unwrap();
+    scratch.cgroups.apply(&path, &Resources { memory_bytes: 64 << 20, ..Resources::default() }).unwrap();
+    let child = sleeper(&scratch.cgroups.entry(&path).unwrap());
+    let usage = scratch.cgroups.usage(&path).unwrap().expect("it is there");
+    assert_eq!(usage.memory.and_then(|memory| memory.limit_bytes), Some(64 << 20));
+    assert!(usage.memory.is_some_and(|memory| memory.working_set_bytes <= memory.usage_bytes));
+    assert_eq!(usage.swap.and_then(|swap| swap.limit_bytes), Some(0));
+    assert_eq!((usage.tasks, usage.cpu_ns.is_some()), (Some(1), true));
+    scratch.cgroups.kill(&path).unwrap();
+    assert_eq!(ended_by(child), Some(9));
+}
+
+#[test]
 fn limits_on_what_is_not_there_name_the_file() {
     let scratch = Scratch::new("gone", |_| true);
     let resources = Resources { memory_bytes: 64 << 20, ..Resources::default() };

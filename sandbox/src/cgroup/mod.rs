@@ -15,6 +15,7 @@ mod limits;
 mod path;
 mod processes;
 mod resources;
+mod usage;
 
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,7 @@ use layout::{Layout, Tracking};
 pub use path::CgroupPath;
 pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
+pub use usage::{MemoryUsage, SwapUsage, Usage};
 
 /// Which of the two interfaces sets limits. A hybrid host is v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
