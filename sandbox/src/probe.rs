@@ -107,7 +107,7 @@ fn optional(kernel: &Kernel) -> Vec<Need> {
         need(
             "cgroup v2",
             have(is_v2),
-            "boot with systemd.unified_cgroup_hierarchy=1: no memory QoS, no swap limits",
+            "boot with systemd.unified_cgroup_hierarchy=1: no memory QoS, no limits in `unified`",
         ),
         need(
             "cgroup namespaces",

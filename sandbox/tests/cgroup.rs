@@ -230,6 +230,39 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
     assert_eq!(file("pids", "pids.max"), "max");
 }
 
+/// v1 compares quota to period with the parent's at each write: half a CPU in half the period passes only if the
+/// quota is written first.
+#[test]
+fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
+    let scratch = Scratch::new("quota", |_| true);
+    let path = scratch.container();
+    scratch.cgroups.make(&path).unwrap();
+    let half = |period| Resources { cpu_quota_us: period / 2, cpu_period_us: period, ..Resources::default() };
+    scratch.cgroups.apply(&scratch.parent, &half(100_000)).unwrap();
+    for period in [100_000, 50_000, 100_000, 20_000] {
+        scratch.cgroups.apply(&path, &half(period)).unwrap_or_else(|error| panic!("{period}: {error}"));
+    }
+    let error = scratch.cgroups.apply(&path, &Resources { cpu_quota_us: 15_000, ..half(20_000) });
+    assert_eq!(error.unwrap_err().errno(), Some(Errno::EINVAL), "more than the parent has");
+}
+
+#[test]
+fn usage_is_read_and_gone_with_the_cgroup() {
+    let scratch = Scratch::new("usage", |_| true);
+    let path = scratch.container();
+    assert_eq!(scratch.cgroups.usage(&path).unwrap(), None);
+    scratch.cgroups.make(&path).unwrap();
+    scratch.cgroups.apply(&path, &Resources { memory_bytes: 64 << 20, ..Resources::default() }).unwrap();
+    let child = sleeper(&scratch.cgroups.entry(&path).unwrap());
+    let usage = scratch.cgroups.usage(&path).unwrap().expect("it is there");
+    assert_eq!(usage.memory.and_then(|memory| memory.limit_bytes), Some(64 << 20));
+    assert!(usage.memory.is_some_and(|memory| memory.working_set_bytes <= memory.usage_bytes));
+    assert_eq!(usage.swap.and_then(|swap| swap.limit_bytes), Some(0));
+    assert_eq!((usage.tasks, usage.cpu_ns.is_some()), (Some(1), true));
+    scratch.cgroups.kill(&path).unwrap();
+    assert_eq!(ended_by(child), Some(9));
+}
+
 #[test]
 fn limits_on_what_is_not_there_name_the_file() {
     let scratch = Scratch::new("gone", |_| true);

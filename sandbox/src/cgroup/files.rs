@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::sys::stat::Mode;
 
 use crate::Error;
 
@@ -60,22 +61,38 @@ pub(super) fn tree(top: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
+/// Makes one directory; being there already is success.
+pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
+    match nix::unistd::mkdir(path, Mode::from_bits_truncate(0o755)) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(Error::kernel("make cgroup", path.display(), errno)),
+    }
+}
+
 /// Removes the directory and those below it, children first. Missing is success; the first error is told after the
 /// rest was tried.
 pub(super) fn remove_tree(top: &Path) -> Result<(), Error> {
+    match remove_directory(top) {
+        // It has children, or processes.
+        Err(error) if error.errno() == Some(Errno::EBUSY) => {}
+        outcome => return outcome,
+    }
     let mut outcome = Ok(());
     for directory in tree(top)?.iter().rev() {
-        match std::fs::remove_dir(directory) {
-            Ok(()) => {}
-            Err(error) if is_gone(&error) => {}
-            Err(error) => outcome = outcome.and(Err(Error::io("remove cgroup", directory.display(), &error))),
-        }
+        outcome = outcome.and(remove_directory(directory));
     }
     outcome
 }
 
+fn remove_directory(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_dir(path) {
+        Err(error) if !is_gone(&error) => Err(Error::io("remove cgroup", path.display(), &error)),
+        _ => Ok(()),
+    }
+}
+
 /// A cgroup that is removed while it is used answers ENODEV as well as ENOENT.
-pub(super) fn is_gone(error: &std::io::Error) -> bool {
+fn is_gone(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOENT | Errno::ENODEV))
 }
 

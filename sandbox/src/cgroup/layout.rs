@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::mountinfo;
+
 /// A v1 hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
@@ -47,14 +49,14 @@ impl Layout {
     pub(super) fn parse(mountinfo: &str) -> Option<Self> {
         let mut hierarchies: Vec<Hierarchy> = Vec::new();
         let mut unified: Option<PathBuf> = None;
-        for (mount, kind, options) in mountinfo.lines().filter_map(mount_line) {
-            if kind == "cgroup2" {
+        for line in mountinfo::lines(mountinfo) {
+            if line.kind == "cgroup2" {
                 // Others (Cilium's /run/cilium/cgroupv2) are the same tree.
-                if unified.is_none() || mount == Path::new(UNIFIED_MOUNT) {
-                    unified = Some(mount);
+                if unified.is_none() || line.mount == Path::new(UNIFIED_MOUNT) {
+                    unified = Some(line.mount);
                 }
-            } else if kind == "cgroup" {
-                add(&mut hierarchies, mount, options);
+            } else if line.kind == "cgroup" {
+                add(&mut hierarchies, line.mount, line.super_options);
             }
         }
         let is_pure = unified.as_deref() == Some(Path::new(UNIFIED_MOUNT));
@@ -109,34 +111,6 @@ fn add(hierarchies: &mut Vec<Hierarchy>, mount: PathBuf, options: &str) {
     if is_wanted && !hierarchies.iter().any(|known| known.controllers == controllers) {
         hierarchies.push(Hierarchy { mount, controllers });
     }
-}
-
-/// Mount point, type and super block options of a line (proc_pid_mountinfo(5)).
-fn mount_line(line: &str) -> Option<(PathBuf, &str, &str)> {
-    let (mount, filesystem) = line.split_once(" - ")?;
-    let mount = unescape(mount.split(' ').nth(4)?);
-    let mut fields = filesystem.split(' ');
-    let kind = fields.next()?;
-    Some((PathBuf::from(mount), kind, fields.nth(1)?))
-}
-
-/// Spaces, tabs, newlines and backslashes come as `\` and three octal digits.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut plain = parts.next().unwrap_or_default().to_string();
-    for part in parts {
-        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if byte.is_ascii() => {
-                plain.push(char::from(byte));
-                plain.push_str(&part[3..]);
-            }
-            _ => {
-                plain.push('\\');
-                plain.push_str(part);
-            }
-        }
-    }
-    plain
 }
 
 #[cfg(test)]
@@ -196,6 +170,5 @@ mod tests {
         ] {
             assert_eq!(Layout::parse(text), None, "{text:?}");
         }
-        assert_eq!(unescape("a\\040b\\134c\\9\\12"), "a b\\c\\9\\12");
     }
 }

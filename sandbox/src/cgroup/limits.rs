@@ -75,7 +75,7 @@ impl Cgroups {
     }
 
     /// The directory that holds the files of `controller`.
-    fn limit_directory(&self, path: &CgroupPath, controller: &str) -> Option<PathBuf> {
+    pub(super) fn limit_directory(&self, path: &CgroupPath, controller: &str) -> Option<PathBuf> {
         match &self.layout {
             Layout::Unified { mount } => Some(path.below(mount)),
             Layout::Legacy { .. } => self.layout.hierarchy(controller).map(|mount| path.below(mount)),

@@ -15,6 +15,7 @@ mod limits;
 mod path;
 mod processes;
 mod resources;
+mod usage;
 
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,7 @@ use layout::{Layout, Tracking};
 pub use path::CgroupPath;
 pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
+pub use usage::{MemoryUsage, SwapUsage, Usage};
 
 /// Which of the two interfaces sets limits. A hybrid host is v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,10 +105,10 @@ impl Cgroups {
                     if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
                         make_below(&hierarchy.mount, path, |_| (), inherit_cpuset)?;
                     } else {
-                        make_below(&hierarchy.mount, path, |_| (), |_, _| Ok(()))?;
+                        make_plain(&hierarchy.mount, path)?;
                     }
                 }
-                unified.iter().try_for_each(|mount| make_below(mount, path, |_| (), |_, _| Ok(())))
+                unified.iter().try_for_each(|mount| make_plain(mount, path))
             }
         }
     }
@@ -185,6 +187,14 @@ impl Cgroups {
     }
 }
 
+/// Where parents need nothing done to them, and mostly are there: one call.
+fn make_plain(mount: &Path, path: &CgroupPath) -> Result<(), Error> {
+    match files::make_directory(&path.below(mount)) {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => make_below(mount, path, |_| (), |_, _| Ok(())),
+        outcome => outcome,
+    }
+}
+
 /// Makes the directories from the mount down. `before` is told each parent, `after` each parent and child.
 fn make_below(
     mount: &Path,
@@ -196,10 +206,8 @@ fn make_below(
     for name in path.names() {
         before(&parent);
         let child = parent.join(name);
-        match nix::unistd::mkdir(&child, nix::sys::stat::Mode::from_bits_truncate(0o755)) {
-            Ok(()) | Err(Errno::EEXIST) => after(&parent, &child)?,
-            Err(errno) => return Err(Error::kernel("make cgroup", child.display(), errno)),
-        }
+        files::make_directory(&child)?;
+        after(&parent, &child)?;
         parent = child;
     }
     Ok(())

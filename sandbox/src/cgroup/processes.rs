@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
-use super::files::{names_gone, read, tree, write};
+use super::files::{self, names_gone, read, tree, write};
 use super::layout::Tracking;
 use super::{CgroupPath, Cgroups, Layout};
 use crate::Error;
@@ -50,11 +50,7 @@ impl Cgroups {
     /// [`Error::Kernel`] naming the directory; ENOENT where the container's cgroup is gone.
     pub fn make_exec(&self, container: &CgroupPath, exec: u32) -> Result<Entry, Error> {
         let path = container.exec(exec);
-        let directory = self.tracking_directory(&path);
-        match nix::unistd::mkdir(&directory, Mode::from_bits_truncate(0o755)) {
-            Ok(()) | Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(Error::kernel("make cgroup", directory.display(), errno)),
-        }
+        files::make_directory(&self.tracking_directory(&path))?;
         Ok(Entry {
             into: self.open_unified(&path)?,
             procs_files: self.procs_files(container, Some(&path)),
@@ -171,10 +167,30 @@ fn kill_one_by_one(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// `cgroup.procs`; empty where the cgroup is gone.
+/// The whole lines of `cgroup.procs`; empty where the cgroup is gone. A list that is longer than what is read at once
+/// may end inside a number, and half a pid is somebody else's.
 fn processes(cgroup: &Path) -> Result<String, Error> {
     match read(&cgroup.join("cgroup.procs")) {
+        Ok(text) => Ok(whole_lines(text)),
         Err(error) if names_gone(&error) => Ok(String::new()),
-        outcome => outcome,
+        Err(error) => Err(error),
+    }
+}
+
+fn whole_lines(mut text: String) -> String {
+    let end = text.rfind('\n').map_or(0, |newline| newline + 1);
+    text.truncate(end);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_lines;
+
+    #[test]
+    fn half_a_pid_is_dropped() {
+        for (text, expected) in [("", ""), ("1\n22\n", "1\n22\n"), ("1\n22\n3", "1\n22\n"), ("345", "")] {
+            assert_eq!(whole_lines(text.into()), expected);
+        }
     }
 }

@@ -16,6 +16,7 @@ mod mounts;
 mod overlay;
 mod path;
 mod process;
+mod propagation;
 mod record;
 mod request;
 mod sandbox;
@@ -24,6 +25,7 @@ mod sysctl;
 mod tests;
 
 pub use describe::{describe, explain};
+pub use propagation::check_propagation;
 pub use request::{
     CgroupMount, ContainerPlan, DeviceKind, DeviceNode, ExecPlan, Files, Limit, MASKED_PATHS, Mount,
     PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan, Seccomp,

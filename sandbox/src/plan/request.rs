@@ -165,7 +165,7 @@ pub struct Process {
     pub capabilities: Capabilities,
     /// `no_new_privs`.
     pub no_new_privileges: bool,
-    /// -1000..=1000; `None` leaves what is inherited.
+    /// -1000..=1000. `None` leaves what is inherited, which is the monitor's own: give 0 where nothing is asked for.
     pub oom_score_adj: Option<i32>,
     /// Resource limits.
     pub limits: Vec<Limit>,
