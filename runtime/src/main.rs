@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![expect(dead_code, unused_imports, reason = "the core, merged on top, uses the rest: this line goes then")]
 
+mod check;
 mod cli;
 mod config;
 mod cri;
@@ -34,12 +35,25 @@ fn main() -> ExitCode {
         Ok(Command::ConfigDefault) => print(&config::document()),
         Ok(Command::Version) => print(&cli::version()),
         Ok(Command::Help(text)) => print(&text),
-        // Served by the integrated daemon's modules (`sandbox::probe`, `control`).
-        Ok(Command::Check | Command::Image(..)) => complain(["this build serves CRI only"]),
+        Ok(Command::Check) => check_host(),
+        // The client of the daemon's control socket comes with the image service.
+        Ok(Command::Image(..)) => complain(["image: this build serves CRI only"]),
         Err(usage) => {
             complain([usage]);
             ExitCode::from(cli::EXIT_USAGE)
         }
+    }
+}
+
+/// Fails when pods cannot run here, so that an installer need not read.
+fn check_host() -> ExitCode {
+    match coracle_sandbox::probe::needs() {
+        Ok(needs) if coracle_sandbox::probe::can_run(&needs) => print(&check::report(&needs)),
+        Ok(needs) => {
+            print(&check::report(&needs));
+            ExitCode::FAILURE
+        }
+        Err(error) => complain([error]),
     }
 }
 
