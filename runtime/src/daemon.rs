@@ -12,7 +12,7 @@ use coracle_sandbox::{capability, probe};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind};
 use crate::image::{self, Images};
-use crate::network::Network;
+use crate::network::{self, Network};
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
 use crate::store::{self, Damage};
@@ -41,22 +41,18 @@ impl Daemon {
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
-        let workers = Workers::new(workers::Setup { program: program(config, "coracle-worker"), confine: None });
+        let workers = Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
         let options = image::Options {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,
             limits: coracle_job::Limits::default(),
-            pins: image::Pins::default(),
+            pins: pins(config)?,
         };
         let images = Images::open(options, Rc::clone(&workers))?;
-        let for_network = Rc::clone(&workers);
         let network = Network::new(
             config.cni.conf_dir.clone(),
             config.cni.bin_dirs.clone(),
-            Box::new(move |job| {
-                let workers = Rc::clone(&for_network);
-                Box::pin(async move { workers.run(job, |_, _| ()).await.map_err(Error::from) })
-            }),
+            network::in_workers(Rc::clone(&workers)),
         );
         network.start();
         let pods = Pods::new(Node {
@@ -103,6 +99,12 @@ fn load_pod_cidr(root: &Path) -> String {
             String::new()
         }
     }
+}
+
+/// Patterns of images that are never garbage.
+fn pins(config: &Config) -> Result<image::Pins, Error> {
+    image::Pins::parse(config.pinned_images.iter().map(String::as_str))
+        .map_err(|error| Error::new(Kind::InvalidArgument, format!("pinned_images: {error}")))
 }
 
 /// A program of ours: where the configuration says, else beside this one.

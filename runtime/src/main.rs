@@ -6,8 +6,8 @@
 //!
 //! This file only chooses the subcommand.
 #![forbid(unsafe_code)]
-#![expect(dead_code, unused_imports, reason = "the core, merged on top, uses the rest: this line goes then")]
 
+mod check;
 mod cli;
 mod config;
 mod control;
@@ -29,7 +29,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use cli::Command;
-use coracle_sandbox::probe;
+
 
 fn main() -> ExitCode {
     match cli::parse(std::env::args_os().skip(1)) {
@@ -41,11 +41,11 @@ fn main() -> ExitCode {
         Ok(Command::ConfigDefault) => print(&config::document()),
         Ok(Command::Version) => print(&cli::version()),
         Ok(Command::Help(text)) => print(&text),
+        Ok(Command::Check) => check_host(),
         Ok(Command::Image(words, sources)) => match config::load(&sources) {
             Ok(config) => control::client::run(&config.state, &words),
             Err(problems) => complain(problems),
         },
-        Ok(Command::Check) => check(),
         Err(usage) => {
             complain([usage]);
             ExitCode::from(cli::EXIT_USAGE)
@@ -53,25 +53,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// One line for each need of the runtime: have, missing, or not known without trying; then what is lost without it.
-fn check() -> ExitCode {
-    let needs = match probe::needs() {
-        Ok(needs) => needs,
-        Err(error) => return complain([error]),
-    };
-    let mut text = String::new();
-    for need in &needs {
-        let (state, hint) = match (need.state, need.is_required) {
-            (probe::State::Have, _) => ("have    ", ""),
-            (probe::State::Missing, true) => ("MISSING ", need.hint),
-            (probe::State::Missing, false) => ("lacks   ", need.hint),
-            (probe::State::Unknown, _) => ("unknown ", need.hint),
-        };
-        let separator = if hint.is_empty() { "" } else { ": " };
-        text.push_str(&format!("{state}{}{separator}{hint}\n", need.name));
+/// Fails when pods cannot run here, so that an installer need not read.
+fn check_host() -> ExitCode {
+    match coracle_sandbox::probe::needs() {
+        Ok(needs) if coracle_sandbox::probe::can_run(&needs) => print(&check::report(&needs)),
+        Ok(needs) => {
+            print(&check::report(&needs));
+            ExitCode::FAILURE
+        }
+        Err(error) => complain([error]),
     }
-    let printed = print(&text);
-    if probe::can_run(&needs) { printed } else { ExitCode::FAILURE }
 }
 
 /// To stdout; a reader that left early is no failure worth a message.

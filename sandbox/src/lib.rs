@@ -14,6 +14,7 @@
 
 mod error;
 mod exit_record;
+mod mountinfo;
 
 pub mod capability;
 pub mod cgroup;

@@ -203,11 +203,6 @@ impl Images {
         Ok((self.disk.config(id)?, chain_id))
     }
 
-    /// Where the unpacked layers of `record` are, lowest first.
-    pub(crate) fn layer_paths(&self, record: &ImageRecord) -> Vec<PathBuf> {
-        record.layers.iter().map(|layer| self.disk.layers().join(&layer.name)).collect()
-    }
-
     /// `user` needs the layers of these names, beside those it needed before, until it is released. No await may stand
     /// between looking an image up and this.
     ///

@@ -32,7 +32,7 @@ use crate::reactor;
 use process::{Process, Remains};
 
 /// The worker's program.
-const PROGRAM: &str = "coracle-worker";
+pub(crate) const PROGRAM: &str = "coracle-worker";
 
 /// How long a pull or an import may say nothing. Other runtimes give up on a pull after 5 minutes without a byte; this is
 /// longer, because it also covers the sync of a big layer on a slow card.
