@@ -244,6 +244,15 @@ pub fn memory_file(name: &CStr) -> Result<Fd, Errno> {
     unsafe { call(number::MEMFD_CREATE, [name.as_ptr() as usize, CLOEXEC_AND_SEALS]) }.map(Fd::from_call)
 }
 
+/// As [`memory_file`], and it may be executed whatever `vm.memfd_noexec` says (MFD_EXEC, **Linux 6.3**: EINVAL before,
+/// where every memfd may be).
+pub fn executable_memory_file(name: &CStr) -> Result<Fd, Errno> {
+    const CLOEXEC_AND_SEALS_AND_EXEC: usize = 3 | 0x10;
+    // SAFETY: `name` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::MEMFD_CREATE, [name.as_ptr() as usize, CLOEXEC_AND_SEALS_AND_EXEC]) }
+        .map(Fd::from_call)
+}
+
 /// fcntl F_ADD_SEALS.
 pub fn add_seals(file: FdRef<'_>, seals: u32) -> Result<(), Errno> {
     // SAFETY: F_ADD_SEALS takes a number.

@@ -174,6 +174,17 @@ pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
     Ok((reaped != 0).then_some((reaped as i32, status)))
 }
 
+/// Waits until this child has ended, and reaps it (wait4): for one that is known to be ending.
+pub fn wait(pid: i32) -> Result<(), Errno> {
+    loop {
+        // SAFETY: neither status nor resource usage is asked for: both pointers are null.
+        match unsafe { call(number::WAIT4, [pid as isize as usize, 0, 0, 0]) } {
+            Err(Errno::EINTR) => {}
+            waited => return waited.map(drop),
+        }
+    }
+}
+
 /// setns(2); with a pidfd (Linux 5.8) several namespaces at once.
 pub fn setns(target: FdRef<'_>, namespaces: u64) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
