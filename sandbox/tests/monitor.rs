@@ -349,6 +349,76 @@ fn execs_see_the_container_and_end_with_their_code() {
 }
 
 #[test]
+fn a_container_can_share_the_pid_namespace_of_another() {
+    let mut pod = Pod::new("share", true).greeted();
+    assert_eq!(pod.start(id(1), "sleep 100", PLAIN, &[]), Reply::Started);
+    let launch = monitor::memfd(&pod.shell_record("kill -9 1; sleep 100", &[])).unwrap();
+    let streams = Streams { stdin: false, tty: false, log: false };
+    let start = |container, other| Request::Start {
+        container,
+        streams,
+        pid: PidNamespace::Of(other),
+        has_cgroup: false,
+        has_oom_counter: false,
+    };
+    let refused = Reply::Failed(Failure::Refused { errno: 3 });
+    assert_eq!(pod.ask(start(id(2), id(3)), &[launch.as_fd()]), refused);
+    assert_eq!(pod.ask(start(id(2), id(1)), &[launch.as_fd()]), Reply::Started);
+    // A new one afterwards is back in the monitor's own.
+    assert_eq!(pod.start(id(4), "echo pid $$", PLAIN, &[]), Reply::Started);
+    assert_eq!(pod.exited(id(4)), Exit::Code(0));
+    assert_eq!(pod.log(id(4)), ["stdout F pid 1"]);
+    assert_eq!(pod.ask(Request::Signal { container: id(1), signal: SIGKILL }, &[]), Reply::Done);
+    // The kernel kills all others of a pid namespace first and lets its init be reaped last.
+    assert_eq!([pod.exited(id(2)), pod.exited(id(1))], [Exit::Signal(9), Exit::Signal(9)]);
+    pod.end();
+}
+
+/// A filter that lets every call pass but `mount_setattr`, which is missing: a kernel before 5.12.
+fn without_mount_setattr() -> Vec<u8> {
+    const MOUNT_SETATTR: u32 = 442;
+    const ENOSYS: u32 = 38;
+    // Load the number; jump over the next where it differs; refuse; allow.
+    let program = [
+        (0x20_u16, 0_u8, 0_u8, 0_u32),
+        (0x15, 0, 1, MOUNT_SETATTR),
+        (0x06, 0, 0, 0x0005_0000 | ENOSYS),
+        (0x06, 0, 0, 0x7fff_0000),
+    ];
+    let bytes = program.iter().flat_map(|(code, yes, no, operand)| {
+        code.to_ne_bytes().into_iter().chain([*yes, *no]).chain(operand.to_ne_bytes())
+    });
+    bytes.collect()
+}
+
+#[test]
+fn read_only_mounts_work_before_linux_5_12() {
+    let mut pod = Pod::new("old", true).greeted();
+    let program = without_mount_setattr();
+    let seccomp = Op::Seccomp { program: &program, flags: 0 };
+    let attach = |attributes_recursive| Op::Attach {
+        slot: 0,
+        target: Text::new(c"/data/null"),
+        attributes: 1,
+        attributes_recursive,
+        propagation: Propagation::Slave,
+        skip_missing: false,
+    };
+    let inside = [seccomp, attach(false), Op::ReadOnly { target: Text::new(c"/proc/sys") }, Op::ReadOnlyRoot];
+    let script = "grep -cE ' (/|/proc/sys|/data/null) [^ ]+ ro,' /proc/self/mounts; \
+                  awk '$5 == \"/\" || $5 == \"/proc/sys\" || $5 == \"/data/null\" {print $5, $6}' /proc/self/mountinfo";
+    assert_eq!(pod.start(id(1), script, PLAIN, &inside), Reply::Started);
+    pod.exited(id(1));
+    let log = pod.log(id(1)).join("\n");
+    for mount in ["/ ro", "/proc/sys ro", "/data/null ro"] {
+        assert!(log.contains(&format!("stdout F {mount}")), "{mount} in {log}");
+    }
+    let failed = Reply::Failed(Failure::Operation { index: 11, errno: 38 });
+    assert_eq!(pod.start(id(2), "true", PLAIN, &[seccomp, attach(true)]), failed);
+    pod.end();
+}
+
+#[test]
 fn a_daemon_that_comes_back_is_told_what_ended() {
     let mut pod = Pod::new("again", true).greeted();
     assert_eq!(
