@@ -6,6 +6,8 @@
 
 use core::arch::{asm, global_asm};
 
+use coracle_pod::Table;
+
 // rsp is 16-byte aligned here and the ABI wants it so before a call; rbp 0 ends a backtrace.
 #[cfg(target_arch = "x86_64")]
 global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "xor ebp, ebp", "call {main}", "ud2", main = sym main);
@@ -13,7 +15,11 @@ global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "xor ebp, ebp", "c
 global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "mov x29, xzr", "bl {main}", "brk 1", main = sym main);
 
 extern "C" fn main() -> ! {
-    coracle_pod::run()
+    static mut TABLE: Table = Table::new();
+    // SAFETY: this is the only place that names `TABLE`, `main` is entered once and never returns, and there are no
+    // other threads: the reference is the only one.
+    let table = unsafe { &mut *(&raw mut TABLE) };
+    coracle_pod::run(table)
 }
 
 /// A panic is a bug: there is nobody to tell but the parent, by the code.

@@ -37,3 +37,4 @@ mod exits;
 mod table;
 
 pub use serve::run;
+pub use table::Table;

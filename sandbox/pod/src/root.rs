@@ -57,6 +57,8 @@ impl Root {
     }
 
     /// The directory that holds the last component of `path`, handed with that component to `with`.
+    // Not inlined: its path buffers would be part of the walker's frame, and stay resident in the monitor.
+    #[inline(never)]
     pub(crate) fn in_parent(
         &self,
         path: &CStr,
@@ -92,6 +94,8 @@ impl Root {
     }
 
     /// Finds `bytes[..end]`; where nothing is, makes its last component below `parent` first.
+    // Not inlined: its path buffers would be part of the walker's frame, and stay resident in the monitor.
+    #[inline(never)]
     fn step(
         &self,
         parent: FdRef<'_>,

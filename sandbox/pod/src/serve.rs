@@ -105,11 +105,9 @@ pub(crate) struct Monitor<'t> {
     pub(crate) phase: Phase,
 }
 
-/// The whole life of a monitor.
-pub fn run() -> ! {
-    // Tables stay where they are made: moving them would touch their pages.
-    let mut table = Table::default();
-    match Monitor::new(&mut table).and_then(|mut monitor| monitor.serve()) {
+/// The whole life of a monitor, from an empty table.
+pub fn run(table: &mut Table) -> ! {
+    match Monitor::new(table).and_then(|mut monitor| monitor.serve()) {
         Ok(()) => process::exit(0),
         Err(errno) => process::exit(errno.0 as u8),
     }

@@ -19,9 +19,8 @@ pub(crate) const STREAMS: usize = 2;
 /// An entry's number in its table.
 pub(crate) type Place = u8;
 
-/// All of them.
-#[derive(Default)]
-pub(crate) struct Table {
+/// All of them: a static of the entry, because zeroed memory takes no page until an entry is there.
+pub struct Table {
     pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
     pub(crate) execs: Vec<Exec, EXECS_MAX>,
 }
@@ -112,6 +111,12 @@ impl Exec {
 }
 
 impl Table {
+    /// An empty one.
+    #[expect(clippy::new_without_default, reason = "made once, in a static, which Default cannot do")]
+    pub const fn new() -> Self {
+        Self { containers: Vec::new(), execs: Vec::new() }
+    }
+
     /// The container of this id.
     pub(crate) fn container(&mut self, id: &ContainerId) -> Option<&mut Container> {
         self.containers.iter_mut().find(|container| container.id == *id)
