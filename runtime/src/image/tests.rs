@@ -373,7 +373,8 @@ fn callers_of_one_reference_share_a_pull_and_leave_it_alone() {
 #[test]
 fn a_pull_that_nobody_waits_for_is_taken_up_by_a_retry_or_ends() {
     let node = Node::new();
-    node.worker("cat > $D/job; echo $$ >> $D/runs; mkdir $D/root/layers/tmp-x; exec sleep 1000");
+    let script = "test -e $D/runs && exit; cat > $D/job; echo $$ > $D/runs; mkdir $D/root/layers/tmp-x; exec sleep 1000";
+    node.worker(script);
     reactor::run(async {
         let images = node.open();
         images.pulls.grace.set(Duration::from_millis(300));
