@@ -19,7 +19,7 @@ use super::{Listener, Server, Service, v1};
 use crate::config::{self, Sources};
 use crate::daemon::Daemon;
 use crate::reactor::{self, Watched, deadline, sleep};
-use crate::store::testdir::TestDir;
+use crate::testdir::TestDir;
 
 const LONG: Duration = Duration::from_secs(10);
 

@@ -11,7 +11,7 @@ use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome,
 use super::process::LogLines;
 use super::{Error, Setup, Workers};
 use crate::reactor;
-use crate::store::testdir::TestDir;
+use crate::testdir::TestDir;
 
 /// A worker that runs `script`; `$D` is the test's directory.
 fn fake(dir: &TestDir, script: &str) -> PathBuf {
