@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![expect(dead_code, unused_imports, reason = "the core, merged on top, uses the rest: this line goes then")]
 
+mod check;
 mod cli;
 mod config;
 mod control;
@@ -40,16 +41,27 @@ fn main() -> ExitCode {
         Ok(Command::ConfigDefault) => print(&config::document()),
         Ok(Command::Version) => print(&cli::version()),
         Ok(Command::Help(text)) => print(&text),
+        Ok(Command::Check) => check_host(),
         Ok(Command::Image(words, sources)) => match config::load(&sources) {
             Ok(config) => control::client::run(&config.state, &words),
             Err(problems) => complain(problems),
         },
-        // Served by the integrated daemon's modules (`sandbox::probe`).
-        Ok(Command::Check) => complain(["this build serves CRI only"]),
         Err(usage) => {
             complain([usage]);
             ExitCode::from(cli::EXIT_USAGE)
         }
+    }
+}
+
+/// Fails when pods cannot run here, so that an installer need not read.
+fn check_host() -> ExitCode {
+    match coracle_sandbox::probe::needs() {
+        Ok(needs) if coracle_sandbox::probe::can_run(&needs) => print(&check::report(&needs)),
+        Ok(needs) => {
+            print(&check::report(&needs));
+            ExitCode::FAILURE
+        }
+        Err(error) => complain([error]),
     }
 }
 

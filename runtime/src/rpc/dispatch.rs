@@ -145,10 +145,11 @@ struct UnderWay(Rc<Calls>);
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.0.active.set(self.0.active.get() - 1);
-        if self.0.active.get() == 0
-            && let Some(waker) = self.0.drained.borrow_mut().take()
-        {
-            waker.wake();
+        if self.0.active.get() == 0 {
+            let drained = self.0.drained.take();
+            if let Some(waker) = drained {
+                waker.wake();
+            }
         }
     }
 }
