@@ -1,6 +1,5 @@
 //! What the daemon holds.
 
-use std::path::Path;
 use std::rc::Rc;
 
 use coracle_job::Limits;
@@ -37,8 +36,9 @@ impl Daemon {
             pins: pins.map_err(|why| Error::new(Kind::InvalidArgument, format!("pinned_images: {why}")))?,
         };
         let images = Images::open(options, workers.clone())?;
+        // Whatever brings containers back does so before this, and retains their layers.
         images.sweep();
-        let socket = control::socket(Path::new(&config.state));
+        let socket = control::socket(&config.state);
         reactor::spawn(control::Server::bind(&socket, images.clone())?.run()).detach();
         Ok(Rc::new(Daemon { config, images, workers }))
     }
