@@ -111,7 +111,11 @@ fn pins(config: &Config) -> Result<image::Pins, Error> {
 fn program(config: &Config, name: &str) -> PathBuf {
     match &config.program_dir {
         Some(directory) => directory.join(name),
-        None => std::env::current_exe().unwrap_or_default().with_file_name(name),
+        None => {
+            // After an upgrade in place the link reads `…/coracle (deleted)`; its directory is right all the same.
+            let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
+            own.with_file_name(name)
+        }
     }
 }
 

@@ -23,6 +23,8 @@ mod reactor;
 mod rpc;
 mod serve;
 mod store;
+#[cfg(test)]
+mod testdir;
 mod workers;
 
 use std::io::Write as _;

@@ -193,7 +193,7 @@ mod tests {
     use super::Server;
     use crate::image::{Images, Options, Pins};
     use crate::reactor::{self, Watched};
-    use crate::store::testdir::TestDir;
+    use crate::testdir::TestDir;
     use crate::workers::{Setup, Workers};
     use coracle_job::Limits;
     use std::os::unix::fs::PermissionsExt;

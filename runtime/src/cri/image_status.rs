@@ -43,7 +43,7 @@ mod tests {
     use crate::image::{Images, Options, Pins};
     use crate::reactor;
     use crate::rpc::v1;
-    use crate::store::testdir::TestDir;
+    use crate::testdir::TestDir;
     use crate::workers::{Setup, Workers};
     use coracle_job::Limits;
 

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use coracle_job::ImageRecord;
@@ -16,6 +17,9 @@ use crate::log;
 use crate::store::{self, Damage};
 
 const VERSION: u8 = 1;
+
+/// Of `images/` and `layers/`.
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// What of /etc/passwd and /etc/group a worker keeps of an image at most.
 const USERS_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -56,6 +60,11 @@ impl Disk {
         let disk = Disk { root: root.to_owned() };
         for dir in [disk.records(), disk.layers(), disk.blobs().join("sha256"), disk.parts(), disk.users()] {
             fs::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
+        }
+        // Images bring set-user-ID programs of any age: only root may reach them from the host (CVE-2021-41103).
+        for dir in [disk.images(), disk.layers()] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(DIRECTORY_MODE))
+                .context(|| format!("set mode of {}", dir.display()))?;
         }
         Ok(disk)
     }

@@ -53,16 +53,17 @@ impl Images {
 
 /// Names in an archive are as people wrote them. One that is no reference is left out: the image has its id.
 fn normalise_names(image: &mut ImageRecord) {
-    for names in [&mut image.tags, &mut image.digests] {
-        *names = names
-            .iter()
-            .filter_map(|name| match Reference::parse(name) {
-                Ok(reference) => Some(reference.to_string()),
-                Err(invalid) => {
-                    log::warn!("name of an imported image is left out"; image = image.id, name = name, error = invalid);
-                    None
-                }
-            })
-            .collect();
+    for (names, are_digests) in [(&mut image.tags, false), (&mut image.digests, true)] {
+        let normalise = |name: &String| match Reference::parse(name) {
+            Ok(reference) => (reference.has_digest() == are_digests).then(|| reference.to_string()),
+            Err(invalid) => {
+                log::warn!("name of an imported image is left out"; image = image.id, name = name, error = invalid);
+                None
+            }
+        };
+        let mut normal: Vec<String> = names.iter().filter_map(normalise).collect();
+        normal.sort_unstable();
+        normal.dedup();
+        *names = normal;
     }
 }

@@ -113,9 +113,10 @@ impl Entry {
             layer.name.parse().map_err(|NotHex| format!("layer name {:?} is not 32 hex digits", layer.name))
         });
         let layers = layers.collect::<Result<_, _>>()?;
-        for name in record.tags.iter().chain(&record.digests) {
+        let tags = record.tags.iter().map(|name| (name, false));
+        for (name, is_digest) in tags.chain(record.digests.iter().map(|name| (name, true))) {
             let reference = Reference::parse(name).map_err(|invalid| format!("name {name:?}: {invalid}"))?;
-            if reference.to_string() != *name {
+            if reference.to_string() != *name || reference.has_digest() != is_digest {
                 return Err(format!("name {name:?} is not in normal form"));
             }
         }

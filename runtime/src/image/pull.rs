@@ -230,7 +230,10 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
     drop(fill);
     images.pulls.running.borrow_mut().retain(|other| !Rc::ptr_eq(other, &running));
     if let Err(error) = &result {
-        log::info!("image not pulled"; name = running.reference, error = error);
+        if running.is_abandoned() {
+            // Else whoever waits is told.
+            log::info!("image not pulled"; name = running.reference, error = error);
+        }
         images.sweep_unfinished();
     }
     let result = result.map_err(|error| name_it(error, &running.reference));

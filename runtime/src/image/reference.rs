@@ -88,6 +88,11 @@ impl Reference {
         &self.repository
     }
 
+    /// Whether a digest picks the image, not a tag.
+    pub(crate) fn has_digest(&self) -> bool {
+        matches!(self.version, Version::Digest(_))
+    }
+
     /// Tag or digest.
     pub(crate) fn version(&self) -> &Version {
         &self.version

@@ -1,6 +1,7 @@
 //! The image service on a real directory, with shell scripts in the worker's place: what a worker would bring is put
 //! there by the test, and its answer read from a file.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use coracle_wire::ContainerId;
 use super::{Auth, Images, Options, Pins, builtin};
 use crate::error::{Error, Kind};
 use crate::reactor;
-use crate::store::testdir::TestDir;
+use crate::testdir::TestDir;
 use crate::workers::{Setup, Workers};
 
 const TAG: &str = "reg.example/app:1";
@@ -129,6 +130,8 @@ fn a_pulled_image_is_there_at_once_and_after_a_restart() {
         assert_eq!(images.users_files(&view.id).unwrap(), super::UsersFiles::default());
         let again = node.open();
         assert_eq!(again.list(), images.list());
+        let mode = std::fs::metadata(node.root().join("layers")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "set-user-ID programs of images are within reach of users");
         assert_eq!(again.list().len(), 2, "with the built-in one");
         assert!(again.usage().used_bytes >= 1000);
     });
@@ -373,7 +376,8 @@ fn callers_of_one_reference_share_a_pull_and_leave_it_alone() {
 #[test]
 fn a_pull_that_nobody_waits_for_is_taken_up_by_a_retry_or_ends() {
     let node = Node::new();
-    node.worker("cat > $D/job; echo $$ >> $D/runs; mkdir $D/root/layers/tmp-x; exec sleep 1000");
+    let script = "test -e $D/runs && exit; cat > $D/job; echo $$ > $D/runs; mkdir $D/root/layers/tmp-x; exec sleep 1000";
+    node.worker(script);
     reactor::run(async {
         let images = node.open();
         images.pulls.grace.set(Duration::from_millis(300));

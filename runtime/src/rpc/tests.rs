@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -20,26 +19,29 @@ use super::{Listener, Server, Service, v1};
 use crate::config::{self, Sources};
 use crate::daemon::Daemon;
 use crate::reactor::{self, Watched, deadline, sleep};
+use crate::testdir::TestDir;
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// A server on a socket of its own.
+/// A daemon with a socket and directories of its own.
 struct Node {
     server: Server,
-    path: SocketPath,
+    dir: TestDir,
 }
 
 impl Node {
     async fn start(name: &str) -> Node {
-        let path = std::env::temp_dir().join(format!("coracle-rpc-{name}-{}.sock", std::process::id()));
-        let config = config::load(&Sources::default()).unwrap();
+        let dir = TestDir::new(name);
+        let mut config = config::load(&Sources::default()).unwrap();
+        config.root = dir.path().join("root");
+        config.state = dir.path().join("state");
         let daemon = Daemon::start(config).await.unwrap();
-        let server = Server::start(Listener::bind(&path).unwrap(), Service::new(daemon));
-        Node { server, path: SocketPath(path) }
+        let listener = Listener::bind(&dir.path().join("coracle.sock")).unwrap();
+        Node { server: Server::start(listener, Service::new(daemon)), dir }
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect(&self.path.0).unwrap()
+        UnixStream::connect(self.dir.path().join("coracle.sock")).unwrap()
     }
 
     async fn client(&self) -> SendRequest<Sent> {
@@ -57,15 +59,6 @@ impl Node {
             }
         };
         deadline(LONG, reached).await.unwrap();
-    }
-}
-
-/// A socket's file that goes away with the test.
-struct SocketPath(PathBuf);
-
-impl Drop for SocketPath {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -259,7 +252,7 @@ fn a_drain_waits_for_calls_and_no_longer_than_its_limit() {
             let start = Instant::now();
             assert_eq!(node.server.drain(limit).await, expected);
             assert!(start.elapsed() < LONG / 2);
-            assert!(UnixStream::connect(&node.path.0).is_err(), "still accepting");
+            assert!(UnixStream::connect(node.dir.path().join("coracle.sock")).is_err(), "still accepting");
             if expected == 0 {
                 assert_eq!(waiting.await.0, 4, "the call under way got its answer");
             }

@@ -47,7 +47,7 @@ fn move_aside(shelf: &Path, path: &Path, reason: &str) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::quarantine;
-    use crate::store::testdir::TestDir;
+    use crate::testdir::TestDir;
     use std::fs;
 
     #[test]

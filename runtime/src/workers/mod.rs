@@ -109,16 +109,6 @@ impl From<Error> for error::Error {
     }
 }
 
-/// Where the worker's program is: in `dir`, as configured, else beside this program.
-pub(crate) fn program(dir: Option<&Path>) -> PathBuf {
-    if let Some(dir) = dir {
-        return dir.join(PROGRAM);
-    }
-    // After an upgrade in place the link reads `…/coracle (deleted)`; its directory is right all the same.
-    let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
-    own.with_file_name(PROGRAM)
-}
-
 /// Starts workers, not too many at once.
 pub(crate) struct Workers {
     setup: Setup,

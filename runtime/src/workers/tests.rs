@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome, write_message};
 
+use nix::sys::signal::Signal;
+
 use super::process::LogLines;
 use super::{Error, Setup, Workers};
-use crate::reactor;
-use crate::store::testdir::TestDir;
+use crate::reactor::{self, Signals};
+use crate::testdir::TestDir;
 
 /// A worker that runs `script`; `$D` is the test's directory.
 fn fake(dir: &TestDir, script: &str) -> PathBuf {
@@ -189,6 +191,20 @@ fn a_worker_is_confined_before_it_has_its_job() {
         let workers = Workers::new(Setup { program, confine: Some(Box::new(confine)) });
         assert!(workers.run(job(), |_, _| {}).await.is_ok(), "without a cgroup it works all the same");
         assert_eq!(seen.borrow()[0].to_string(), pid_in(&dir.path().join("pid")));
+    });
+}
+
+/// A blocked mask survives exec, and a CNI plugin could then not be ended by SIGTERM.
+#[test]
+fn a_worker_starts_with_no_signal_blocked() {
+    let dir = TestDir::new("workers");
+    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
+    reactor::run(async {
+        let _blocked = Signals::new(&[Signal::SIGTERM, Signal::SIGUSR2]).unwrap();
+        let program = fake(&dir, "cat > /dev/null; grep SigBlk /proc/self/status > $D/mask; cat $D/answers");
+        assert!(workers(program).run(job(), |_, _| {}).await.is_ok());
+        let mask = std::fs::read_to_string(dir.path().join("mask")).unwrap();
+        assert_eq!(mask.trim_start_matches("SigBlk:").trim(), "0000000000000000");
     });
 }
 
