@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -167,7 +168,7 @@ fn what_was_planned_is_what_a_container_and_an_exec_see() {
 }
 
 fn exec_with_a_terminal(monitor: &Monitor) {
-    let script = "test -t 0 && id -u > /dev/shm/exec; exit 5";
+    let script = "test -t 0 && read line && exit $line";
     let process = Process { tty: true, ..process(script) };
     let launch = plan::exec(&ExecPlan { cgroup_procs: vec![], process }).unwrap();
     let launch = monitor::memfd(&launch).unwrap();
@@ -175,11 +176,12 @@ fn exec_with_a_terminal(monitor: &Monitor) {
     let request = Request::Exec { exec: 1, container: CONTAINER, has_cgroup: false };
     let descriptors = [launch.as_fd(), null.as_fd(), null.as_fd(), null.as_fd()];
     monitor.send(&ToMonitor { number: 2, request }, &descriptors).unwrap();
-    let (frame, descriptors) = next(monitor);
+    let (frame, mut descriptors) = next(monitor);
     assert_eq!(frame, FromMonitor::Reply { number: 2, reply: Reply::Started });
     // Its pidfd, and the terminal's master side.
     assert_eq!(descriptors.len(), 2);
     assert!(monitor::pid_of(descriptors[0].as_fd()).is_some());
+    fs::File::from(descriptors.remove(1)).write_all(b"5\n").unwrap();
     let ended = FromMonitor::Event(Event::ExecExited { exec: 1, exit: Exit::Code(5) });
     assert_eq!(next(monitor).0, ended);
 }
