@@ -118,10 +118,21 @@ fn make_directory(name: &str) -> PathBuf {
     directory
 }
 
+/// Leaves nothing, also where the test fails.
+struct Rests<'a>(&'a Monitor, &'a Path);
+
+impl Drop for Rests<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.signal(9);
+        let _ = fs::remove_dir_all(self.1);
+    }
+}
+
 #[test]
 fn what_was_planned_is_what_a_container_and_an_exec_see() {
     let directory = make_directory("sees");
     let monitor = start_monitor(&directory);
+    let rests = Rests(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
     let script = "id; hostname; pwd; ulimit -n; cat /proc/sys/net/ipv4/ip_local_port_range; ls /dev | xargs; \
                   grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | xargs; cat /etc/hosts; \
@@ -164,7 +175,8 @@ fn what_was_planned_is_what_a_container_and_an_exec_see() {
     while !monitor.is_gone() {
         assert!(start.elapsed() < WAIT, "the monitor does not end");
     }
-    fs::remove_dir_all(&directory).unwrap();
+    drop(rests);
+    assert!(!directory.exists());
 }
 
 fn exec_with_a_terminal(monitor: &Monitor) {
@@ -181,7 +193,9 @@ fn exec_with_a_terminal(monitor: &Monitor) {
     // Its pidfd, and the terminal's master side.
     assert_eq!(descriptors.len(), 2);
     assert!(monitor::pid_of(descriptors[0].as_fd()).is_some());
-    fs::File::from(descriptors.remove(1)).write_all(b"5\n").unwrap();
+    // Open to the end, which would be a hang-up otherwise.
+    let mut terminal = fs::File::from(descriptors.remove(1));
+    terminal.write_all(b"5\n").unwrap();
     let ended = FromMonitor::Event(Event::ExecExited { exec: 1, exit: Exit::Code(5) });
     assert_eq!(next(monitor).0, ended);
 }
