@@ -1,26 +1,69 @@
-//! A worker that only runs CNI jobs: stands in for the worker's own main until the branches meet.
+//! coracle-worker: one slow or risky job, then it ends and its memory with it. The daemon writes the job to its stdin
+//! and reads answers from its stdout; stderr is its log. Nothing is kept but what lies in the store.
+//!
+//! ```text
+//!   stdin ─► Job ─► pull │ import │ remove_trees │ cni ─► Answer… ─► stdout
+//!                     └──┬──┘
+//!                     unpack, users ─► store
+//! ```
 #![forbid(unsafe_code)]
 
 mod cni;
+mod failure;
+mod image_config;
+mod import;
+mod pull;
+mod remove_trees;
+mod store;
+mod unpack;
+mod users;
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
+use nix::sys::signal::Signal;
+
+/// Progress is for people: more often than this nobody looks.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == cni::PLUGIN_SUBCOMMAND) {
         return cni::become_plugin(arguments);
     }
+    let parent = nix::unistd::getppid();
+    // Without a daemon nobody wants the result, and the next daemon would run beside us. Where it is gone already, the
+    // signal would never come.
+    if nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_err() || nix::unistd::getppid() != parent {
+        return ExitCode::FAILURE;
+    }
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
-        Ok(Some(Job::Cni(job))) => match cni::run(job) {
-            Ok(outcome) => Answer::Done(Outcome::Cni(outcome)),
-            Err(failure) => Answer::Failed(failure),
-        },
-        _ => Answer::Failed(Failure { kind: FailureKind::Internal, message: "not a CNI job".into() }),
+        Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
+        Ok(None) => return ExitCode::FAILURE,
+        Err(error) => Answer::Failed(Failure { kind: FailureKind::Internal, message: format!("read the job: {error}") }),
     };
     match write_message(&mut std::io::stdout(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn run(job: Job) -> Result<Outcome, Failure> {
+    let mut last: Option<Instant> = None;
+    let mut progress = |bytes_done, bytes_total| {
+        if last.is_some_and(|last| last.elapsed() < PROGRESS_PAUSE) {
+            return;
+        }
+        last = Some(Instant::now());
+        if write_message(&mut std::io::stdout(), &Answer::Progress { bytes_done, bytes_total }).is_err() {
+            std::process::exit(1); // nobody reads any more: the parts stay for the next worker
+        }
+    };
+    match job {
+        Job::Pull(job) => pull::run(&job, &mut progress).map(Outcome::Pulled),
+        Job::Import(job) => import::run(&job, &mut progress).map(Outcome::Imported),
+        Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
+        Job::Cni(job) => cni::run(job).map(Outcome::Cni),
     }
 }

@@ -1,0 +1,261 @@
+//! Importing archives: what `docker save` and OCI tools write, for nodes without an uplink (CRI facts section 8.2,
+//! AIR-2, AIR-3, AIR-8).
+//!
+//! ```text
+//!   archive ─► spool ─► index.json (OCI) or manifest.json (docker) ─► images of this platform ─► layers, users ─► records
+//! ```
+//! An archive that breaks off, or lies about a digest, leaves nothing that is seen: records are the daemon's to write.
+
+mod spool;
+
+use std::collections::HashMap;
+
+use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob};
+use serde::Deserialize;
+
+use crate::failure::{Context, failure, invalid, io_failure};
+use crate::image_config::{self, digest_of};
+use crate::pull::manifest::{self, ARCHITECTURE, Descriptor, Document};
+use crate::store::Store;
+use crate::{unpack, users};
+use spool::{Spool, Spooled, missing};
+
+/// Indexes below indexes, as nested as nobody makes them.
+const INDEX_DEPTH_MAX: u32 = 3;
+
+/// Where tools put a whole reference.
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+/// Where the specification puts a name, mostly only a tag.
+const OCI_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Imports every image of this platform; `progress` hears of bytes read of the archive.
+pub(crate) fn run(job: &ImportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<ImageRecord>, Failure> {
+    let store = Store::open(&job.root)?;
+    let mut import = || -> Result<Vec<ImageRecord>, Failure> {
+        let spool = Spool::read(&store, &job.archive, progress)?;
+        let import = Import { job, store: &store, spool: &spool };
+        let records = match (spool.get("index.json"), spool.get("manifest.json")) {
+            (Some(_), _) => import.oci()?,
+            (None, Some(_)) => import.docker()?,
+            (None, None) => return Err(invalid("archive: neither index.json nor manifest.json is in it")),
+        };
+        match records.is_empty() {
+            true => {
+                let text = format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found");
+                Err(failure(FailureKind::NotFound, text))
+            }
+            false => Ok(records),
+        }
+    };
+    import().context(|| format!("import {}", job.archive.display()))
+}
+
+struct Import<'a> {
+    job: &'a ImportJob,
+    store: &'a Store,
+    spool: &'a Spool,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    #[serde(default)]
+    manifests: Vec<Named>,
+}
+
+/// A descriptor of the top index, with its annotations.
+#[derive(Deserialize)]
+struct Named {
+    #[serde(flatten)]
+    descriptor: Descriptor,
+    #[serde(default)]
+    annotations: HashMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DockerImage {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Vec<String>,
+}
+
+/// What one image is made of, whichever form it came in.
+struct Parts<'a> {
+    config: Vec<u8>,
+    /// Lowest first; the digest where it is known.
+    layers: Vec<(&'a Spooled, Option<String>)>,
+    /// Manifests and indexes that lead to it.
+    documents: Vec<(String, Vec<u8>)>,
+    tags: Vec<String>,
+    digests: Vec<String>,
+}
+
+impl Import<'_> {
+    fn oci(&self) -> Result<Vec<ImageRecord>, Failure> {
+        let index: Index = serde_json::from_slice(&self.spool.document("index.json")?)
+            .map_err(|error| invalid(format!("archive: index.json: {error}")))?;
+        let mut records: Vec<ImageRecord> = Vec::new();
+        for named in &index.manifests {
+            let Some(parts) = self.oci_parts(named)? else { continue };
+            let record = self.image(parts)?;
+            // The same image under several names.
+            match records.iter_mut().find(|known| known.id == record.id) {
+                Some(known) => {
+                    known.tags.extend(record.tags.into_iter().filter(|tag| !known.tags.contains(tag)).collect::<Vec<_>>());
+                    known.digests.extend(record.digests);
+                    known.blobs.extend(record.blobs);
+                    known.blobs.sort();
+                    known.blobs.dedup();
+                }
+                None => records.push(record),
+            }
+        }
+        Ok(records)
+    }
+
+    /// `None`: nothing for this platform.
+    fn oci_parts(&self, named: &Named) -> Result<Option<Parts<'_>>, Failure> {
+        let annotation = |key: &str| named.annotations.get(key).filter(|name| is_full_reference(name));
+        let name = annotation(CONTAINERD_NAME).or_else(|| annotation(OCI_NAME));
+        let mut documents = Vec::new();
+        let mut descriptor = named.descriptor.clone();
+        for _ in 0..=INDEX_DEPTH_MAX {
+            let Some(file) = self.spool.blob(&descriptor.digest)? else {
+                return Ok(None); // archives of one platform leave the others' blobs out
+            };
+            let bytes = std::fs::read(&file.path).map_err(|error| io_failure("read", &file.path, &error))?;
+            let document = manifest::parse(&bytes)?;
+            documents.push((descriptor.digest.clone(), bytes));
+            match document {
+                Document::Index(manifests) => match manifest::choose(&manifests) {
+                    Ok(chosen) => descriptor = chosen.clone(),
+                    Err(_) => return Ok(None),
+                },
+                Document::Manifest { config, layers } => {
+                    let config_file = self.spool.blob(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
+                    let config_bytes =
+                        std::fs::read(&config_file.path).map_err(|error| io_failure("read", &config_file.path, &error))?;
+                    if !is_ours(&config_bytes)? {
+                        return Ok(None);
+                    }
+                    let mut files = Vec::with_capacity(layers.len());
+                    for layer in layers {
+                        let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
+                        files.push((file, Some(layer.digest)));
+                    }
+                    let digest = name.map(|name| format!("{}@{}", without_tag(name), named.descriptor.digest));
+                    return Ok(Some(Parts {
+                        config: config_bytes,
+                        layers: files,
+                        documents,
+                        tags: name.into_iter().cloned().collect(),
+                        digests: digest.into_iter().collect(),
+                    }));
+                }
+            }
+        }
+        Err(invalid(format!("archive: indexes nested deeper than {INDEX_DEPTH_MAX}")))
+    }
+
+    fn docker(&self) -> Result<Vec<ImageRecord>, Failure> {
+        let images: Vec<DockerImage> = serde_json::from_slice(&self.spool.document("manifest.json")?)
+            .map_err(|error| invalid(format!("archive: manifest.json: {error}")))?;
+        let mut records = Vec::new();
+        for image in images {
+            let config = self.spool.document(&image.config)?;
+            if !is_ours(&config)? {
+                continue;
+            }
+            let mut layers = Vec::with_capacity(image.layers.len());
+            for name in &image.layers {
+                layers.push((self.spool.get(name).ok_or_else(|| missing(name))?, None));
+            }
+            let tags = image.repo_tags.unwrap_or_default();
+            records.push(self.image(Parts { config, layers, documents: Vec::new(), tags, digests: Vec::new() })?);
+        }
+        Ok(records)
+    }
+
+    fn image(&self, parts: Parts<'_>) -> Result<ImageRecord, Failure> {
+        let id = digest_of(&parts.config);
+        let parsed = image_config::parse(&parts.config)?;
+        let (count, max) = (parsed.layers.len(), self.job.limits.layers_max as usize);
+        if count != parts.layers.len() || count > max {
+            return Err(invalid(format!("image {id}: {} layers, {count} diff IDs, at most {max}", parts.layers.len())));
+        }
+        for (layer, (file, _)) in parsed.layers.iter().zip(&parts.layers) {
+            let unpacked = unpack::unpack_layer(self.store, &file.path, layer, &self.job.limits);
+            unpacked.context(|| format!("image {id}: layer {}", layer.diff_id))?;
+        }
+        users::extract(self.store, &id, &parsed.layers)?;
+        let size_bytes = parts.config.len() as u64
+            + parts.documents.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
+            + parts.layers.iter().map(|(file, _)| file.bytes).sum::<u64>();
+        let mut blobs = vec![id.clone()];
+        self.keep(&id, &parts.config)?;
+        for (digest, bytes) in &parts.documents {
+            self.keep(digest, bytes)?;
+            blobs.push(digest.clone());
+        }
+        blobs.extend(self.keep_layers(&parts.layers)?);
+        Ok(ImageRecord {
+            id,
+            tags: parts.tags,
+            digests: parts.digests,
+            size_bytes,
+            layers: parsed.layers,
+            blobs,
+            config: parsed.config,
+        })
+    }
+
+    fn keep(&self, digest: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let (part, path) = (self.store.part(digest)?, self.store.blob(digest)?);
+        if path.exists() {
+            return Ok(());
+        }
+        std::fs::write(&part, bytes).map_err(|error| io_failure("write", &part, &error))?;
+        self.store.publish(&part, &path)
+    }
+
+    /// Compressed layers that are to stay, by a second name: the spool's goes with the spool.
+    fn keep_layers(&self, layers: &[(&Spooled, Option<String>)]) -> Result<Vec<String>, Failure> {
+        let mut kept = Vec::new();
+        for (file, digest) in layers {
+            let Some(digest) = digest.as_ref().filter(|_| self.job.keep_blobs) else { continue };
+            let (part, path) = (self.store.part(digest)?, self.store.blob(digest)?);
+            if !path.exists() {
+                // A half-pulled part of it is worth less than the whole.
+                let _ = std::fs::remove_file(&part);
+                std::fs::hard_link(&file.path, &part).map_err(|error| io_failure("link", &part, &error))?;
+                self.store.publish(&part, &path)?;
+            }
+            kept.push(digest.clone());
+        }
+        Ok(kept)
+    }
+}
+
+/// Whether an image is for this node; old images do not say.
+fn is_ours(config: &[u8]) -> Result<bool, Failure> {
+    let document = image_config::parse(config)?;
+    Ok(matches!(document.os.as_str(), "" | "linux") && matches!(document.architecture.as_str(), "" | ARCHITECTURE))
+}
+
+/// More than a tag: `registry/path:tag` or `name:tag`.
+fn is_full_reference(name: &str) -> bool {
+    name.contains(['/', ':']) && !name.starts_with(':')
+}
+
+fn without_tag(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
+    }
+}
+
+
+#[cfg(test)]
+mod tests;

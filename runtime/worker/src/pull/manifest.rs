@@ -1,0 +1,159 @@
+//! Manifests and indexes, OCI's and Docker's: which media types we ask for, what is in them, which platform is ours.
+//! OCI image spec 1.1; Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
+
+use coracle_job::{Failure, FailureKind};
+use serde::Deserialize;
+
+use crate::failure::{failure, invalid};
+
+/// What we accept, in one header.
+pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
+
+/// A pointer to a blob or manifest.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Descriptor {
+    #[serde(default)]
+    pub(crate) media_type: String,
+    pub(crate) digest: String,
+    pub(crate) size: u64,
+    #[serde(default)]
+    platform: Option<Platform>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+struct Platform {
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    variant: String,
+}
+
+/// One document of a registry's `manifests/`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Document {
+    /// Several platforms.
+    Index(Vec<Descriptor>),
+    /// One image.
+    Manifest {
+        /// Its config.
+        config: Descriptor,
+        /// Its layers, lowest first.
+        layers: Vec<Descriptor>,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Json {
+    #[serde(default)]
+    schema_version: u32,
+    #[serde(default)]
+    media_type: String,
+    manifests: Option<Vec<Descriptor>>,
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+}
+
+/// Reads a manifest or an index; what it is follows from its members, as registries' Content-Type headers vary.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
+    let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(format!("manifest: {error}")))?;
+    if json.schema_version == 1 {
+        return Err(invalid("manifest: Docker schema 1 is not supported"));
+    }
+    match (json.manifests, json.config) {
+        (Some(manifests), None) => Ok(Document::Index(manifests)),
+        (None, Some(config)) => {
+            let layers = json.layers.unwrap_or_default();
+            match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
+                Some(layer) => Err(invalid(format!("manifest: a layer has media type {:?}", layer.media_type))),
+                None => Ok(Document::Manifest { config, layers }),
+            }
+        }
+        _ => Err(invalid(format!("manifest: {:?} is neither an image nor an index", json.media_type))),
+    }
+}
+
+/// Layers we can unpack. Foreign layers lie at URLs of their own and are Windows' business.
+fn is_layer(media_type: &str) -> bool {
+    let compression = match media_type {
+        "" | "application/vnd.docker.image.rootfs.diff.tar" => return true,
+        "application/vnd.docker.image.rootfs.diff.tar.gzip" | "application/vnd.docker.image.rootfs.diff.tar.zstd" => {
+            return true;
+        }
+        other => other.strip_prefix("application/vnd.oci.image.layer.v1.tar"),
+    };
+    matches!(compression, Some("" | "+gzip" | "+zstd"))
+}
+
+/// Go's name for the architecture this program was built for.
+pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
+/// This node's image in an index: Linux, our architecture, the lowest variant first (arm64 has v8, amd64 v1 to v4).
+pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
+    let rank = |descriptor: &&Descriptor| {
+        let platform = descriptor.platform.as_ref()?;
+        let is_ours = platform.os == "linux" && platform.architecture == ARCHITECTURE;
+        let variant = match platform.variant.as_str() {
+            "" => 0,
+            "v8" | "v1" => 1,
+            _ => return None, // needs what not every board has
+        };
+        is_ours.then_some(variant)
+    };
+    let ours = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).min_by_key(rank);
+    ours.ok_or_else(|| {
+        failure(FailureKind::NotFound, format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor(os: &str, architecture: &str, variant: &str) -> Descriptor {
+        let platform = Platform { os: os.into(), architecture: architecture.into(), variant: variant.into() };
+        Descriptor { media_type: String::new(), digest: variant.into(), size: 1, platform: Some(platform) }
+    }
+
+    #[test]
+    fn the_plainest_image_of_this_platform_is_chosen() {
+        let other = if ARCHITECTURE == "amd64" { "arm64" } else { "amd64" };
+        let list = [
+            descriptor("windows", ARCHITECTURE, ""),
+            descriptor("linux", other, ""),
+            descriptor("linux", ARCHITECTURE, "v3"),
+            descriptor("linux", ARCHITECTURE, "v8"),
+            Descriptor { platform: None, ..descriptor("linux", ARCHITECTURE, "") },
+        ];
+        assert_eq!(choose(&list).unwrap(), &list[3]);
+        let error = choose(&list[..3]).unwrap_err();
+        assert!(error.message.starts_with("no match for platform in manifest"), "{error:?}");
+    }
+
+    #[test]
+    fn what_a_document_is_follows_from_its_members() {
+        let config = r#""config":{"digest":"sha256:c","size":2}"#;
+        let layer = |kind: &str| format!(r#"{{{config},"layers":[{{"mediaType":"{kind}","digest":"d","size":1}}]}}"#);
+        for (text, expected) in [
+            (r#"{"manifests":[]}"#.to_owned(), Ok("index")),
+            (format!("{{{config}}}"), Ok("manifest")),
+            (layer("application/vnd.oci.image.layer.v1.tar+zstd"), Ok("manifest")),
+            (layer("application/vnd.docker.image.rootfs.diff.tar.gzip"), Ok("manifest")),
+            (layer("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"), Err("media type")),
+            (r#"{"schemaVersion":1}"#.to_owned(), Err("schema 1")),
+            ("{}".to_owned(), Err("neither")),
+            ("[".to_owned(), Err("manifest:")),
+        ] {
+            match (parse(text.as_bytes()), expected) {
+                (Ok(Document::Index(_)), Ok("index")) | (Ok(Document::Manifest { .. }), Ok("manifest")) => {}
+                (Err(error), Err(words)) if error.message.contains(words) => {}
+                (got, _) => panic!("{text}: {got:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A layer's archive into a directory as overlayfs wants it (OCI image spec 1.1, "Image Layer Filesystem Changeset").
+//!
+//! ```text
+//!   blob ─► decompress ─► hash, count ─► tar entries ─► layers/tmp-… ─► the hash is the diff ID ─► layers/NAME
+//! ```
+//! | entry | becomes |
+//! |---|---|
+//! | `.wh.NAME` | character device 0:0 called NAME |
+//! | `.wh..wh..opq` | `trusted.overlay.opaque=y` on its directory |
+//! | file, directory, link, device, fifo | the same; a later entry replaces an earlier one |
+//! | socket, GNU dump records | nothing |
+//!
+//! The archive is not trusted: names that leave the layer are refused, links are resolved inside it, unpacked bytes,
+//! holes and entries are counted, and nothing is seen before the whole archive verified.
+
+mod stream;
+mod tree;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::Path;
+
+use coracle_job::{Failure, FailureKind, Layer, Limits};
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use tar::{Archive, Entry, EntryType};
+
+use crate::failure::{failure, invalid, io_failure};
+use crate::store::Store;
+use stream::{Hashed, TOO_LONG};
+use tree::{Attributes, Place, Tree};
+
+pub(crate) use stream::decompress;
+
+/// Longest path of an entry: PATH_MAX, as the kernel has it.
+const PATH_BYTES_MAX: usize = 4096;
+/// Longest component: NAME_MAX.
+const NAME_BYTES_MAX: usize = 255;
+/// PAX records that carry extended attributes.
+const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
+/// Blocks of zeros of this size become holes.
+const BLOCK_BYTES: usize = 4096;
+
+/// Unpacks `blob` to `layers/NAME`, unless that is there already.
+pub(crate) fn unpack_layer(store: &Store, blob: &Path, layer: &Layer, limits: &Limits) -> Result<(), Failure> {
+    let target = store.layer(&layer.name);
+    if target.is_dir() {
+        return Ok(());
+    }
+    let directory = store.new_layer()?;
+    let unpacked = unpack_to(&directory, blob, layer, limits).and_then(|()| store.publish(&directory, &target));
+    if unpacked.is_err() {
+        // Its own failure would hide the first one; the daemon sweeps such directories at its start.
+        let _ = std::fs::remove_dir_all(&directory);
+    }
+    unpacked
+}
+
+fn unpack_to(directory: &Path, blob: &Path, layer: &Layer, limits: &Limits) -> Result<(), Failure> {
+    let open = |path: &Path| File::open(path).map_err(|error| io_failure("open", path, &error));
+    let compressed = decompress(open(blob)?).map_err(|error| io_failure("read", blob, &error))?;
+    let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
+    let mut archive = Archive::new(Hashed::new(compressed, limits.layer_bytes_max));
+    let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new() };
+    for entry in archive.entries().map_err(broken)? {
+        unpacker.entry(entry.map_err(broken)?)?;
+    }
+    unpacker.finish()?;
+    let digest = archive.into_inner().finish().map_err(broken)?;
+    match digest == layer.diff_id {
+        true => Ok(()),
+        false => Err(invalid(format!("its content has digest {digest}, the config says {}", layer.diff_id))),
+    }
+}
+
+/// The archive, or its compression, cannot be read on.
+fn broken(error: io::Error) -> Failure {
+    invalid(format!("archive: {error}"))
+}
+
+struct Unpacker<'a> {
+    tree: Tree,
+    limits: &'a Limits,
+    entries: u64,
+    /// Logical bytes of files: a hole costs an archive nothing.
+    bytes: u64,
+    /// Directories and their times, set last: what is put into one changes its time.
+    directories: Vec<(Vec<u8>, Attributes)>,
+}
+
+impl Unpacker<'_> {
+    fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), Failure> {
+        self.entries += 1;
+        if self.entries > self.limits.layer_entries_max {
+            return Err(invalid(format!("more than {} entries", self.limits.layer_entries_max)));
+        }
+        let shown = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let refused = |why: &str| invalid(format!("entry {shown:?}: {why}"));
+        let path = clean(&entry.path_bytes()).map_err(refused)?;
+        let header = entry.header();
+        let old = header.as_old();
+        let number = |bytes: &[u8], field: io::Result<u64>| match bytes.iter().all(|byte| matches!(byte, 0 | b' ')) {
+            true => Ok(0), // left blank, as some tools do
+            false => field.map_err(|error| refused(&error.to_string())),
+        };
+        let id = |bytes, field| number(bytes, field).map(|id| u32::try_from(id).unwrap_or(u32::MAX));
+        let attributes = Attributes {
+            uid: id(&old.uid, header.uid())?,
+            gid: id(&old.gid, header.gid())?,
+            mode: u32::try_from(number(&old.mode, header.mode().map(u64::from))?).unwrap_or(0),
+            mtime: i64::try_from(number(&old.mtime, header.mtime())?).unwrap_or(0),
+        };
+        self.bytes = self.bytes.saturating_add(entry.size());
+        if self.bytes > self.limits.layer_bytes_max {
+            return Err(refused(TOO_LONG));
+        }
+        let kind = header.entry_type();
+        if path.is_empty() {
+            // The root of the layer: only its attributes are of interest.
+            let set = if kind.is_dir() { self.tree.root().attributes(attributes, false) } else { Ok(()) };
+            return set.map_err(|errno| at(&shown, errno));
+        }
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if let Some(hidden) = name.strip_prefix(b".wh.") {
+            return self.whiteout(&path, hidden).map_err(|error| error.unwrap_or_else(|errno| at(&shown, errno)));
+        }
+        let was_there = self.clear(&path, kind).map_err(|error| at_io(&shown, &error))?;
+        if was_there {
+            self.tree.forget();
+        }
+        self.make(&mut entry, &path, attributes).map_err(|error| match error {
+            Trouble::Kernel(errno) => at(&shown, errno),
+            Trouble::Io(error) => at_io(&shown, &error),
+            Trouble::Archive(why) => refused(&why),
+        })
+    }
+
+    /// A directory entry keeps a directory that is there; everything else starts anew.
+    fn clear(&mut self, path: &[u8], kind: EntryType) -> io::Result<bool> {
+        let place = self.tree.place(path)?;
+        if kind.is_dir() && place.is_directory() { Ok(false) } else { place.clear() }
+    }
+
+    fn make<R: Read>(&mut self, entry: &mut Entry<'_, R>, path: &[u8], attributes: Attributes) -> Result<(), Trouble> {
+        let xattrs = xattrs(entry)?;
+        let header = entry.header();
+        let kind = header.entry_type();
+        let device = match kind {
+            EntryType::Char | EntryType::Block => {
+                (header.device_major()?.unwrap_or(0), header.device_minor()?.unwrap_or(0))
+            }
+            _ => (0, 0),
+        };
+        let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
+        let target = match kind {
+            EntryType::Link => {
+                let target = clean(&link).map_err(|why| Trouble::Archive(format!("its target {why}")))?;
+                Some(self.tree.existing(&target)?)
+            }
+            _ => None,
+        };
+        let place = self.tree.place(path)?;
+        match kind {
+            EntryType::Directory => {
+                match place.directory() {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+                self.directories.push((path.to_vec(), attributes));
+            }
+            EntryType::Regular | EntryType::Continuous => io::copy(entry, &mut place.file()?).map(drop)?,
+            EntryType::GNUSparse => copy_sparse(entry, &place)?,
+            EntryType::Symlink => place.symlink(&link)?,
+            EntryType::Link => match &target {
+                // What it links to has the attributes already.
+                Some(target) => return Ok(place.hard_link(target)?),
+                None => return Err(Trouble::Archive("it links to nothing".to_owned())),
+            },
+            EntryType::Char => place.node(FileType::CharacterDevice, device.0, device.1)?,
+            EntryType::Block => place.node(FileType::BlockDevice, device.0, device.1)?,
+            EntryType::Fifo => place.node(FileType::Fifo, 0, 0)?,
+            _ => return Ok(()), // nothing that a file system holds
+        }
+        let place = self.tree.place(path)?;
+        place.attributes(attributes, kind == EntryType::Symlink)?;
+        for (name, value) in xattrs {
+            place.xattr(&name, &value)?;
+        }
+        Ok(())
+    }
+
+    /// `Err(Ok(…))`: refused; `Err(Err(…))`: the kernel.
+    fn whiteout(&mut self, path: &[u8], hidden: &[u8]) -> Result<(), Result<Failure, Errno>> {
+        if hidden == b".wh..opq" {
+            return self.tree.place(path).and_then(|place| place.opaque_parent()).map_err(Err);
+        }
+        if hidden.starts_with(b".wh.") {
+            return Ok(()); // AUFS' own bookkeeping
+        }
+        if matches!(hidden, b"" | b"." | b"..") {
+            return Err(Ok(invalid(format!("entry {:?}: it hides nothing", String::from_utf8_lossy(path)))));
+        }
+        let mut target = path[..path.len() - hidden.len() - b".wh.".len()].to_vec();
+        target.extend_from_slice(hidden);
+        let place = self.tree.place(&target).map_err(Err)?;
+        place.clear().map_err(|error| Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+        place.whiteout().map_err(Err)?;
+        self.tree.forget();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        for (path, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
+            let place = self.tree.place(&path).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
+            // A later entry may have replaced it by something else.
+            if place.is_directory() {
+                place.attributes(attributes, false).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Trouble {
+    Kernel(Errno),
+    Io(io::Error),
+    Archive(String),
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Self {
+        Self::Kernel(errno)
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// An entry's name without `.`, empty parts and a leading `/`; empty for the root.
+fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
+    if name.len() > PATH_BYTES_MAX {
+        return Err("is longer than a path may be");
+    }
+    if name.contains(&0) {
+        return Err("holds a NUL");
+    }
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in name.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => return Err("leaves the layer"),
+            part if part.len() > NAME_BYTES_MAX => return Err("has a component of more than 255 bytes"),
+            part => parts.push(part),
+        }
+    }
+    Ok(parts.join(&b'/'))
+}
+
+/// Extended attributes of an entry's PAX records.
+fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Trouble> {
+    let mut xattrs = Vec::new();
+    for record in entry.pax_extensions()?.into_iter().flatten() {
+        let record = record?;
+        if let Some(name) = record.key_bytes().strip_prefix(XATTR_PREFIX) {
+            // overlayfs' own marks are for us to make, not for images: they would hide files of lower layers.
+            if !name.starts_with(b"trusted.overlay.") {
+                xattrs.push((name.to_vec(), record.value_bytes().to_vec()));
+            }
+        }
+    }
+    Ok(xattrs)
+}
+
+/// Holes stay holes: zeros are skipped over, and the length is set at the end.
+fn copy_sparse(entry: &mut impl Read, place: &Place<'_>) -> Result<(), Trouble> {
+    let mut file = place.file()?;
+    let mut block = [0; BLOCK_BYTES];
+    let mut length = 0;
+    loop {
+        let mut filled = 0;
+        while filled < BLOCK_BYTES {
+            match entry.read(&mut block[filled..])? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        if filled == 0 {
+            break;
+        }
+        length += filled as u64;
+        if block[..filled].iter().all(|byte| *byte == 0) {
+            file.seek(io::SeekFrom::Start(length))?;
+        } else {
+            file.write_all(&block[..filled])?;
+        }
+    }
+    Ok(file.set_len(length)?)
+}
+
+fn at(entry: &str, errno: Errno) -> Failure {
+    at_io(entry, &errno.into())
+}
+
+/// What the disk lacks is ours; what the kernel refuses of a name or a link is the archive's.
+fn at_io(entry: &str, error: &io::Error) -> Failure {
+    let kind = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
+        _ => FailureKind::Invalid,
+    };
+    failure(kind, format!("entry {entry:?}: {error}"))
+}
+
+#[cfg(test)]
+mod tests;

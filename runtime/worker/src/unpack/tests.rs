@@ -1,0 +1,206 @@
+//! Archives built here, unpacked, and looked at on disk. As root: owners, device nodes and trusted xattrs are root's.
+
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+
+use super::*;
+use crate::image_config::digest_of;
+
+struct Scratch {
+    root: PathBuf,
+    store: Store,
+}
+
+impl Scratch {
+    fn new(about: &str) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "unpacking makes device nodes and changes owners: run as root");
+        let root = std::env::temp_dir().join(format!("coracle-unpack-{about}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        Self { store: Store::open(&root).unwrap(), root }
+    }
+
+    /// Unpacks the archive as a layer and gives its directory.
+    fn unpack(&self, archive: &[u8], limits: Limits) -> Result<PathBuf, Failure> {
+        self.unpack_as(archive, &digest_of(&plain(archive)), limits)
+    }
+
+    fn unpack_as(&self, archive: &[u8], diff_id: &str, limits: Limits) -> Result<PathBuf, Failure> {
+        let digits = &diff_id["sha256:".len()..];
+        let layer = Layer { diff_id: diff_id.into(), chain_id: diff_id.into(), name: digits[..32].into() };
+        let blob = self.root.join("blob");
+        std::fs::write(&blob, archive).unwrap();
+        unpack_layer(&self.store, &blob, &layer, &limits).map(|()| self.store.layer(&layer.name))
+    }
+
+    fn layers(&self) -> Vec<PathBuf> {
+        std::fs::read_dir(self.root.join("layers")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+fn plain(archive: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // What cannot be decompressed has the digest of what came out before.
+    let _ = decompress(archive).and_then(|mut reader| reader.read_to_end(&mut bytes));
+    bytes
+}
+
+type Builder = tar::Builder<Vec<u8>>;
+
+/// One entry; the name goes into the header as it is, since the builder would refuse what tests are about.
+fn add(builder: &mut Builder, kind: EntryType, name: &str, link: &str, mode: u32, content: &[u8]) {
+    let mut header = tar::Header::new_gnu();
+    header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+    header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(1000);
+    header.set_gid(2000);
+    header.set_mtime(86_400);
+    header.set_size(content.len() as u64);
+    if matches!(kind, EntryType::Char | EntryType::Block) {
+        header.set_device_major(1).unwrap();
+        header.set_device_minor(3).unwrap();
+    }
+    header.set_cksum();
+    builder.append(&header, content).unwrap();
+}
+
+fn archive(build: impl FnOnce(&mut Builder)) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    build(&mut builder);
+    builder.into_inner().unwrap()
+}
+
+fn file(builder: &mut Builder, name: &str, content: &[u8]) {
+    add(builder, EntryType::Regular, name, "", 0o644, content);
+}
+
+#[test]
+fn every_kind_of_entry_becomes_what_it_is() {
+    let scratch = Scratch::new("kinds");
+    let bytes = archive(|builder| {
+        add(builder, EntryType::Directory, "bin/", "", 0o750, b"");
+        add(builder, EntryType::Regular, "bin/su", "", 0o4755, b"program");
+        add(builder, EntryType::Link, "bin/su2", "bin/su", 0, b"");
+        add(builder, EntryType::Symlink, "bin/link", "/bin/su", 0o777, b"");
+        add(builder, EntryType::Char, "dev/null", "", 0o666, b"");
+        add(builder, EntryType::Fifo, "run/pipe", "", 0o600, b"");
+        file(builder, "etc/.wh.gone", b"");
+        file(builder, "opt/.wh..wh..opq", b"");
+    });
+    let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
+    let status = |name: &str| layer.join(name).symlink_metadata().unwrap();
+    assert_eq!(status("bin").permissions().mode() & 0o7777, 0o750);
+    assert_eq!(status("bin").mtime(), 86_400, "set after what is in it was made");
+    let su = status("bin/su");
+    assert_eq!((su.permissions().mode() & 0o7777, su.uid(), su.gid(), su.nlink()), (0o4755, 1000, 2000, 2));
+    assert_eq!(std::fs::read_link(layer.join("bin/link")).unwrap(), PathBuf::from("/bin/su"));
+    assert!(status("dev/null").file_type().is_char_device() && status("dev/null").rdev() == 0x103);
+    assert!(status("run/pipe").file_type().is_fifo());
+    assert!(status("etc/gone").file_type().is_char_device() && status("etc/gone").rdev() == 0);
+    let mut opaque = [0; 1];
+    rustix::fs::lgetxattr(layer.join("opt"), "trusted.overlay.opaque", &mut opaque).unwrap();
+    assert_eq!(opaque, *b"y");
+}
+
+#[test]
+fn compressions_are_told_by_what_they_begin_with() {
+    let bytes = archive(|builder| file(builder, "a", b"content"));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&bytes[..1000]).unwrap();
+    let mut members = gzip.finish().unwrap();
+    let mut second = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    second.write_all(&bytes[1000..]).unwrap();
+    members.extend(second.finish().unwrap());
+    for (name, compressed) in
+        [("plain", bytes.clone()), ("gzip, two members", members), ("zstd", zstd::encode_all(&bytes[..], 1).unwrap())]
+    {
+        let scratch = Scratch::new("compressions");
+        let layer = scratch.unpack(&compressed, Limits::default()).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        assert_eq!(std::fs::read(layer.join("a")).unwrap(), b"content", "{name}");
+    }
+}
+
+#[test]
+fn later_entries_replace_earlier_ones_of_any_type() {
+    let scratch = Scratch::new("replace");
+    let bytes = archive(|builder| {
+        file(builder, "x/inner", b"1");
+        file(builder, "x2", b"a file");
+        add(builder, EntryType::Symlink, "x", "/etc", 0o777, b"");
+        add(builder, EntryType::Directory, "x2", "", 0o755, b"");
+        file(builder, "x2/below", b"2");
+    });
+    let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
+    assert!(layer.join("x").symlink_metadata().unwrap().is_symlink());
+    assert_eq!(std::fs::read(layer.join("x2/below")).unwrap(), b"2");
+}
+
+#[test]
+fn links_never_lead_out_of_the_layer() {
+    let scratch = Scratch::new("links");
+    let outside = scratch.root.join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    let bytes = archive(|builder| {
+        add(builder, EntryType::Symlink, "abs", "/", 0o777, b"");
+        add(builder, EntryType::Symlink, "up", "../../../../../../../..", 0o777, b"");
+        file(builder, "abs/one", b"1");
+        file(builder, "up/two", b"2");
+    });
+    let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
+    assert!(layer.join("one").is_file() && layer.join("two").is_file(), "both links end at the layer's own root");
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+}
+
+#[test]
+fn hostile_archives_are_refused_and_leave_nothing() {
+    let zeros = vec![0; 1 << 20];
+    let small = Limits { layer_bytes_max: 1 << 16, layer_entries_max: 8, ..Limits::default() };
+    let bomb = archive(|builder| file(builder, "zeros", &zeros));
+    let cases: [(&str, Vec<u8>, &str); 8] = [
+        ("parent", archive(|builder| file(builder, "a/../../etc/passwd", b"")), "leaves the layer"),
+        ("hard link out", archive(|builder| add(builder, EntryType::Link, "a", "../../etc/passwd", 0, b"")), "leaves"),
+        ("hard link to nothing", archive(|builder| add(builder, EntryType::Link, "a", "b", 0, b"")), "No such file"),
+        ("bomb", zstd::encode_all(&bomb[..], 1).unwrap(), "more bytes than the limit"),
+        ("entries", archive(|builder| (0..9).for_each(|n| file(builder, &format!("f{n}"), b""))), "more than 8 entries"),
+        ("whiteout of nothing", archive(|builder| file(builder, "d/.wh.", b"")), "hides nothing"),
+        ("truncated", archive(|builder| file(builder, "a", &zeros[..9000]))[..4096].to_vec(), "archive:"),
+        ("no archive", vec![7; 2000], "archive:"),
+    ];
+    for (name, bytes, expected) in cases {
+        let scratch = Scratch::new("hostile");
+        let error = scratch.unpack(&bytes, small).expect_err(name);
+        assert_eq!(error.kind, FailureKind::Invalid, "{name}: {error:?}");
+        assert!(error.message.contains(expected), "{name}: expected {expected:?} in {error:?}");
+        assert_eq!(scratch.layers(), Vec::<PathBuf>::new(), "{name}");
+    }
+}
+
+#[test]
+fn a_layer_that_is_not_what_the_config_says_is_refused() {
+    let scratch = Scratch::new("diff");
+    let error = scratch.unpack_as(&archive(|builder| file(builder, "a", b"")), &digest_of(b"other"), Limits::default());
+    assert!(error.unwrap_err().message.contains("the config says"));
+    assert_eq!(scratch.layers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn names_are_cleaned_or_refused() {
+    for (name, expected) in [
+        ("./a//b/./c/", Ok("a/b/c")),
+        ("/etc/passwd", Ok("etc/passwd")),
+        ("./", Ok("")),
+        ("a/../b", Err(())),
+        ("..", Err(())),
+    ] {
+        assert_eq!(clean(name.as_bytes()).map_err(drop), expected.map(|text| text.as_bytes().to_vec()), "{name}");
+    }
+    assert!(clean(&[b'x'; 256]).is_err() && clean(&[b'/'; 5000]).is_err() && clean(b"a\0b").is_err());
+}

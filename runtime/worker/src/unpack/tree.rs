@@ -1,0 +1,190 @@
+//! One layer's tree while it is being filled. Every path of an entry is resolved beneath the layer's root, by
+//! descriptor: a symlink of the layer leads at most to its root, never out, and never through /proc's magic links.
+//!
+//! What lower layers hold is not looked at: a parent that is a symlink there becomes a directory here, as with other
+//! runtimes that unpack each layer by itself.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, linkat,
+    lsetxattr, makedev, mkdirat, mknodat, openat2, statat, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+
+/// Owner, mode and time of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attributes {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// With setuid, setgid and sticky bit.
+    pub(super) mode: u32,
+    /// Seconds since 1970.
+    pub(super) mtime: i64,
+}
+
+/// The tree.
+pub(super) struct Tree {
+    root: OwnedFd,
+    /// The parent of the last entry: the next one is mostly beside it.
+    last: Option<(Vec<u8>, OwnedFd)>,
+}
+
+/// Where an entry goes: its directory, open, and its name in it.
+pub(super) struct Place<'a> {
+    directory: BorrowedFd<'a>,
+    name: &'a [u8],
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+
+impl Tree {
+    /// A tree that grows in an existing directory.
+    pub(super) fn new(path: &Path) -> Result<Self, Errno> {
+        Ok(Self { root: rustix::fs::open(path, DIRECTORY, Mode::empty())?, last: None })
+    }
+
+    /// The root itself.
+    pub(super) fn root(&self) -> Place<'_> {
+        Place { directory: self.root.as_fd(), name: b"." }
+    }
+
+    /// Finds the directory of `path` (clean, relative), making what is missing of it.
+    pub(super) fn place<'a>(&'a mut self, path: &'a [u8]) -> Result<Place<'a>, Errno> {
+        let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b""[..], path),
+        };
+        if parent.is_empty() {
+            return Ok(Place { directory: self.root.as_fd(), name });
+        }
+        if self.last.as_ref().is_none_or(|(known, _)| known != parent) {
+            let directory = self.open_or_make(parent)?;
+            self.last = Some((parent.to_vec(), directory));
+        }
+        let directory = self.last.as_ref().map_or(self.root.as_fd(), |(_, directory)| directory.as_fd());
+        Ok(Place { directory, name })
+    }
+
+    /// Forgets the parent it remembers: something was replaced that may be on its path.
+    pub(super) fn forget(&mut self) {
+        self.last = None;
+    }
+
+    fn open_or_make(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        match openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE) {
+            Err(Errno::NOENT) => {}
+            opened => return opened,
+        }
+        let mut directory = self.root.try_clone().map_err(|_| Errno::MFILE)?;
+        for (at, byte) in path.iter().chain(b"/").enumerate() {
+            if *byte != b'/' {
+                continue;
+            }
+            let (above, name) = match path[..at].iter().rposition(|byte| *byte == b'/') {
+                Some(slash) => (&path[..slash], &path[slash + 1..at]),
+                None => (&b""[..], &path[..at]),
+            };
+            if !above.is_empty() {
+                directory = openat2(&self.root, above, DIRECTORY, Mode::empty(), INSIDE)?;
+            }
+            match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE)
+    }
+
+    /// Opens the directory of an existing file, for a hard link to it.
+    pub(super) fn existing(&self, path: &[u8]) -> Result<(OwnedFd, Vec<u8>), Errno> {
+        let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b"."[..], path),
+        };
+        Ok((openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE)?, name.to_vec()))
+    }
+}
+
+impl Place<'_> {
+    /// Whether a directory is there already, which a directory entry keeps.
+    pub(super) fn is_directory(&self) -> bool {
+        let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW);
+        status.is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::Directory)
+    }
+
+    /// Removes what an earlier entry of this layer put here; true where there was something.
+    pub(super) fn clear(&self) -> Result<bool, std::io::Error> {
+        match unlinkat(self.directory, self.name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(Errno::ISDIR | Errno::PERM) if self.is_directory() => {
+                std::fs::remove_dir_all(self.by_descriptor())?; // does not follow links
+                Ok(true)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    pub(super) fn directory(&self) -> Result<(), Errno> {
+        mkdirat(self.directory, self.name, Mode::from_raw_mode(0o700))
+    }
+
+    pub(super) fn file(&self) -> Result<File, Errno> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(self.directory, self.name, flags, Mode::from_raw_mode(0o600)).map(File::from)
+    }
+
+    pub(super) fn symlink(&self, content: &[u8]) -> Result<(), Errno> {
+        symlinkat(content, self.directory, self.name)
+    }
+
+    pub(super) fn hard_link(&self, (directory, name): &(OwnedFd, Vec<u8>)) -> Result<(), Errno> {
+        linkat(directory, name.as_slice(), self.directory, self.name, AtFlags::empty())
+    }
+
+    pub(super) fn node(&self, kind: FileType, major: u32, minor: u32) -> Result<(), Errno> {
+        mknodat(self.directory, self.name, kind, Mode::from_raw_mode(0o600), makedev(major, minor))
+    }
+
+    /// overlayfs: nothing of the layers below is seen under this name.
+    pub(super) fn whiteout(&self) -> Result<(), Errno> {
+        self.node(FileType::CharacterDevice, 0, 0)
+    }
+
+    /// overlayfs: nothing of the layers below is seen in the directory this name lies in.
+    pub(super) fn opaque_parent(&self) -> Result<(), Errno> {
+        rustix::fs::fsetxattr(self.directory, "trusted.overlay.opaque", b"y", XattrFlags::empty())
+    }
+
+    /// Owner, then mode (a change of owner drops setuid), then time. A symlink has no mode.
+    pub(super) fn attributes(&self, attributes: Attributes, is_symlink: bool) -> Result<(), Errno> {
+        // (uid_t)-1 means "unchanged": such an owner is left as it is.
+        let uid = (attributes.uid != u32::MAX).then(|| Uid::from_raw(attributes.uid));
+        let gid = (attributes.gid != u32::MAX).then(|| Gid::from_raw(attributes.gid));
+        chownat(self.directory, self.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        if !is_symlink {
+            chmodat(self.directory, self.name, Mode::from_raw_mode(attributes.mode & 0o7777), AtFlags::empty())?;
+        }
+        let time = Timespec { tv_sec: attributes.mtime, tv_nsec: 0 };
+        let times = Timestamps { last_access: time, last_modification: time };
+        utimensat(self.directory, self.name, &times, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// An extended attribute; a file system that does not have such is passed over, as by other runtimes.
+    pub(super) fn xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        match lsetxattr(self.by_descriptor(), name, value, XattrFlags::empty()) {
+            Err(Errno::NOTSUP | Errno::PERM) => Ok(()), // PERM: user.* on a symlink or device
+            set => set,
+        }
+    }
+
+    /// A path that starts at the open directory, for calls that take no descriptor.
+    fn by_descriptor(&self) -> std::path::PathBuf {
+        Path::new(&format!("/proc/self/fd/{}", self.directory.as_raw_fd())).join(std::ffi::OsStr::from_bytes(self.name))
+    }
+}
