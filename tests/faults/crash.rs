@@ -97,7 +97,8 @@ fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
     let pid = node.container_pid(&id);
     host::wait_until("it waits for its signal", || blocks_signals(pid));
     node.kill9();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).expect("root may");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM)
+        .expect("root may");
     host::wait_until("it ends", || !host::is_alive(pid));
     let ended = std::time::SystemTime::now();
     node.launch();

@@ -18,7 +18,8 @@ impl SmallDisk {
         let place = PathBuf::from(format!("/var/tmp/coracle-tests/disk-{}-{}", std::process::id(), fresh()));
         fs::create_dir_all(&place).expect("a mount point");
         let size = format!("size={mebibytes}m");
-        mount(Some("coracle-test"), &place, Some("tmpfs"), MsFlags::empty(), Some(size.as_str())).expect("a tmpfs");
+        mount(Some("coracle-test"), &place, Some("tmpfs"), MsFlags::empty(), Some(size.as_str()))
+            .expect("a tmpfs");
         SmallDisk(place)
     }
 

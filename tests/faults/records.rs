@@ -27,7 +27,8 @@ fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
 
 #[test]
 fn a_damaged_record_costs_one_pod_and_is_kept_aside() {
-    let damages: [(&str, fn(&[u8]) -> Vec<u8>); 4] = [
+    type Damage = fn(&[u8]) -> Vec<u8>;
+    let damages: [(&str, Damage); 4] = [
         ("empty", |_| Vec::new()),
         ("zeroed", |bytes| vec![0; bytes.len()]),
         ("cut", |bytes| bytes[..bytes.len() / 2].to_vec()),
@@ -64,7 +65,10 @@ fn a_damaged_record_costs_one_pod_and_is_kept_aside() {
             conditions.iter().any(|condition| !condition.r#type.starts_with("Network") && !condition.status),
             "{what}: no condition shows it: {conditions:?}"
         );
-        assert!(conditions.iter().any(|condition| condition.r#type == "RuntimeReady" && condition.status), "{what}");
+        assert!(
+            conditions.iter().any(|condition| condition.r#type == "RuntimeReady" && condition.status),
+            "{what}"
+        );
         node.stop();
     }
 }

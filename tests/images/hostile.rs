@@ -65,7 +65,13 @@ fn paths_that_lead_out_lead_nowhere() {
         ("inner dots", vec![Entry::directory("a", 0o755), Entry::file(&format!("a/{up}"), b"x")]),
         ("absolute", vec![Entry::file(&outside, b"x")]),
         ("symlink", vec![Entry::symlink("way", &folder), Entry::file("way/escaped", b"x")]),
-        ("symlink up", vec![Entry::symlink("way", &format!("{}{folder}", "../".repeat(20).trim_end_matches('/'))), Entry::file("way/escaped", b"x")]),
+        (
+            "symlink up",
+            vec![
+                Entry::symlink("way", &format!("{}{folder}", "../".repeat(20).trim_end_matches('/'))),
+                Entry::file("way/escaped", b"x"),
+            ],
+        ),
         ("hard link", vec![Entry::hard_link("passwd", "/etc/shadow")]),
         ("hard link up", vec![Entry::hard_link("passwd", "../../../../../../../../../../etc/shadow")]),
         ("whiteout up", vec![Entry::file(".wh...", b""), Entry::file("a/.wh...", b"")]),
@@ -73,7 +79,8 @@ fn paths_that_lead_out_lead_nowhere() {
     for (what, entries) in cases {
         let mut all = probe_entries(&node.probe());
         all.extend(entries);
-        let image = Image::of(vec![Layer::new(&all, Compression::Gzip)]).with("Entrypoint", serde_json::json!(["/probe"]));
+        let image = Image::of(vec![Layer::new(&all, Compression::Gzip)])
+            .with("Entrypoint", serde_json::json!(["/probe"]));
         let name = "localhost/escape:1";
         // Refusing is right, and so is keeping it inside the layer, as chroot would.
         if node.try_import(&image.oci_archive(name)).is_ok() {
@@ -95,7 +102,8 @@ fn a_device_node_gives_no_device() {
     let node = Node::start();
     let mut entries = probe_entries(&node.probe());
     entries.push(Entry::block_device("disk", 8, 0));
-    let image = Image::of(vec![Layer::new(&entries, Compression::Gzip)]).with("Entrypoint", serde_json::json!(["/probe"]));
+    let image = Image::of(vec![Layer::new(&entries, Compression::Gzip)])
+        .with("Entrypoint", serde_json::json!(["/probe"]));
     if node.try_import(&image.oci_archive("localhost/device:1")).is_ok() {
         let (_, status) = node.once("localhost/device:1", &["cat", "/disk"], |_| ());
         assert_ne!(status.exit_code, 0, "a container reads a disk it was not given");

@@ -12,8 +12,10 @@ use crate::{find, listed};
 #[test]
 fn archives_of_both_kinds_plain_and_compressed() {
     let node = Node::start();
-    let plain = Image::probe(&node.probe(), "unused").repacked(&probe_entries(&node.probe()), Compression::Plain);
-    for (index, packing) in [Compression::Plain, Compression::Gzip, Compression::Zstd].into_iter().enumerate() {
+    let plain =
+        Image::probe(&node.probe(), "unused").repacked(&probe_entries(&node.probe()), Compression::Plain);
+    for (index, packing) in [Compression::Plain, Compression::Gzip, Compression::Zstd].into_iter().enumerate()
+    {
         let oci = format!("localhost/oci:{index}");
         let docker = [format!("localhost/docker:{index}"), format!("localhost/also:{index}")];
         let names = docker.each_ref().map(String::as_str);

@@ -41,8 +41,13 @@ fn an_anonymous_pull_is_listed_found_by_every_name_and_removed() {
     assert_eq!(listed(&node).len(), 1);
     let usage = node.image_fs_info(ImageFsInfoRequest {}).expect("fs info").image_filesystems;
     assert!(usage[0].used_bytes.expect("bytes").value > 0 && usage[0].timestamp > 0);
-    assert!(node.root().starts_with(&usage[0].fs_id.as_ref().expect("a place").mountpoint)
-        || usage[0].fs_id.as_ref().is_some_and(|place| place.mountpoint.starts_with(&node.root().display().to_string())));
+    assert!(
+        node.root().starts_with(&usage[0].fs_id.as_ref().expect("a place").mountpoint)
+            || usage[0]
+                .fs_id
+                .as_ref()
+                .is_some_and(|place| place.mountpoint.starts_with(&node.root().display().to_string()))
+    );
 
     let (text, status) = node.once(&name, &["see", "ids"], |_| ());
     assert_eq!((status.exit_code, status.image_id.as_str()), (0, image.id().as_str()));
@@ -104,7 +109,9 @@ fn of_a_manifest_list_this_machine_takes_its_own() {
 fn layers_plain_gzip_and_zstd_with_whiteouts_and_links() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
-    for (tag, packing) in [("plain", Compression::Plain), ("gzip", Compression::Gzip), ("zstd", Compression::Zstd)] {
+    for (tag, packing) in
+        [("plain", Compression::Plain), ("gzip", Compression::Gzip), ("zstd", Compression::Zstd)]
+    {
         let mut base = probe_entries(&node.probe());
         base.extend([
             Entry::directory("box", 0o755),
@@ -164,7 +171,8 @@ fn pulls_of_one_image_join() {
             scope.spawn(move || client.pull_image(pull(name)).expect("pull"));
         }
     });
-    let blobs = proxy.seen().iter().filter(|line| line.starts_with("GET") && line.contains("/blobs/")).count();
+    let blobs =
+        proxy.seen().iter().filter(|line| line.starts_with("GET") && line.contains("/blobs/")).count();
     assert_eq!(blobs, 2, "one layer and one configuration, once each: {:?}", proxy.seen());
     node.stop();
 }

@@ -77,7 +77,10 @@ fn exit_codes_and_reasons() {
         let id = stage.run(&stage.config(&format!("c{index}"), words));
         let status = stage.node.exited(&id);
         assert_eq!((status.exit_code, status.reason.as_str()), (code, reason), "{words:?}");
-        assert!(status.created_at <= status.started_at && status.started_at <= status.finished_at, "{status:?}");
+        assert!(
+            status.created_at <= status.started_at && status.started_at <= status.finished_at,
+            "{status:?}"
+        );
     }
     stage.node.stop();
 }
@@ -96,7 +99,8 @@ fn a_signal_ends_as_128_and_its_number() {
 fn unknown_ids_are_not_found_where_the_kubelet_expects_it_and_fine_where_it_does_not() {
     let stage = Stage::set();
     let unknown = "e".repeat(64);
-    let status = coracle_tests::cri::proto::ContainerStatusRequest { container_id: unknown.clone(), verbose: false };
+    let status =
+        coracle_tests::cri::proto::ContainerStatusRequest { container_id: unknown.clone(), verbose: false };
     assert_eq!(stage.node.container_status(status).expect_err("unknown").code(), Code::NotFound);
     let start = StartContainerRequest { container_id: unknown.clone() };
     assert_eq!(stage.node.start_container(start).expect_err("unknown").code(), Code::NotFound);
@@ -104,7 +108,10 @@ fn unknown_ids_are_not_found_where_the_kubelet_expects_it_and_fine_where_it_does
     assert_eq!(stage.node.exec_sync(exec).expect_err("unknown").code(), Code::NotFound);
     let reopen = coracle_tests::cri::proto::ReopenContainerLogRequest { container_id: unknown.clone() };
     assert_eq!(stage.node.reopen_container_log(reopen).expect_err("unknown").code(), Code::NotFound);
-    stage.node.stop_container(StopContainerRequest { container_id: unknown.clone(), timeout: 1 }).expect("stop");
+    stage
+        .node
+        .stop_container(StopContainerRequest { container_id: unknown.clone(), timeout: 1 })
+        .expect("stop");
     stage.node.remove_container(RemoveContainerRequest { container_id: unknown }).expect("remove");
     stage.node.stop();
 }
@@ -171,7 +178,10 @@ fn remove_ends_a_running_container_and_twice_is_fine() {
 fn a_stopped_pod_has_exited_containers_and_takes_no_new_ones() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["stubborn"]));
-    stage.node.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() }).expect("stop");
+    stage
+        .node
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() })
+        .expect("stop");
     let status = stage.node.container(&id);
     assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 137));
     let config = stage.config("two", &["true"]);

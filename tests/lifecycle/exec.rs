@@ -19,7 +19,10 @@ fn streams_and_codes_come_back() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["sleep", "forever"]));
     let answer = stage.node.exec_sync(exec(&id, &["both"], 0)).expect("exec");
-    assert_eq!((answer.exit_code, answer.stdout, answer.stderr), (0, b"to stdout\n".into(), b"to stderr\n".into()));
+    assert_eq!(
+        (answer.exit_code, answer.stdout, answer.stderr),
+        (0, b"to stdout\n".into(), b"to stderr\n".into())
+    );
     for code in [0, 1, 42, 255] {
         let answer = stage.node.exec_sync(exec(&id, &["exit", &code.to_string()], 10)).expect("exec");
         assert_eq!(answer.exit_code, code);
@@ -40,9 +43,12 @@ fn an_exec_is_who_the_container_is() {
     security(&mut config).no_new_privs = true;
     config.working_dir = "/tmp".into();
     let id = stage.run(&config);
-    let answer = stage.node.exec_sync(exec(&id, &["see", "ids", "place", "namespaces", "fds"], 10)).expect("exec");
+    let answer =
+        stage.node.exec_sync(exec(&id, &["see", "ids", "place", "namespaces", "fds"], 10)).expect("exec");
     let report = String::from_utf8(answer.stdout).expect("text");
-    for line in ["ids Uid 1000 1000 1000 1000", "ids Groups 77 1000 2000 2001", "ids NoNewPrivs 1", "place cwd /tmp"] {
+    for line in
+        ["ids Uid 1000 1000 1000 1000", "ids Groups 77 1000 2000 2001", "ids NoNewPrivs 1", "place cwd /tmp"]
+    {
         assert!(report.lines().any(|have| have == line), "{line} in\n{report}");
     }
     let pid = stage.node.container_pid(&id);

@@ -41,8 +41,11 @@ fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
 fn capabilities_are_added_and_dropped() {
     let stage = Stage::set();
     let report = stage.output(&["see", "caps"], |config| {
-        let capabilities =
-            Capability { drop_capabilities: vec!["ALL".into()], add_capabilities: vec!["CHOWN".into()], ..Default::default() };
+        let capabilities = Capability {
+            drop_capabilities: vec!["ALL".into()],
+            add_capabilities: vec!["CHOWN".into()],
+            ..Default::default()
+        };
         security(config).capabilities = Some(capabilities);
     });
     assert_eq!(value(&report, "caps CapBnd"), "0000000000000001");
@@ -119,12 +122,24 @@ fn a_missing_working_directory_is_made() {
 fn the_standard_mounts_and_devices_are_there() {
     let stage = Stage::set();
     let report = stage.output(&["see", "mounts"], |_| ());
-    for path in ["/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"] {
+    for path in [
+        "/",
+        "/proc",
+        "/sys",
+        "/dev",
+        "/dev/pts",
+        "/dev/shm",
+        "/etc/hosts",
+        "/etc/hostname",
+        "/etc/resolv.conf",
+    ] {
         options(&report, path);
     }
     assert!(options(&report, "/sys").starts_with("ro,"), "{report}");
     let devices = stage.output(&["ls", "/dev"], |_| ());
-    for name in ["fd", "full", "null", "ptmx", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"] {
+    for name in
+        ["fd", "full", "null", "ptmx", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
+    {
         assert!(devices.lines().any(|have| have == name), "{name} in\n{devices}");
     }
     assert!(stage.output(&["stat", "/dev/null"], |_| ()).starts_with("20666 0 0"));
@@ -172,12 +187,15 @@ fn a_mount_over_a_symlink_stays_in_the_root() {
     let stage = Stage::set();
     let target = stage.node.folder().join("target");
     fs::create_dir_all(&target).expect("a folder");
-    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "links").plus(coracle_tests::layer::Layer::new(
-        &[coracle_tests::layer::Entry::symlink("escape", "/../../../../../../var/tmp")],
-        coracle_tests::layer::Compression::Gzip,
-    ));
+    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "links").plus(
+        coracle_tests::layer::Layer::new(
+            &[coracle_tests::layer::Entry::symlink("escape", "/../../../../../../var/tmp")],
+            coracle_tests::layer::Compression::Gzip,
+        ),
+    );
     stage.node.try_import(&image.oci_archive("localhost/links:1")).expect("import");
-    let mut config = coracle_tests::request::container("links", "localhost/links:1", &["ls", "/var/tmp"], &stage.pod);
+    let mut config =
+        coracle_tests::request::container("links", "localhost/links:1", &["ls", "/var/tmp"], &stage.pod);
     config.mounts = vec![Mount {
         container_path: "/escape/inner".into(),
         host_path: target.display().to_string(),
@@ -194,7 +212,8 @@ fn masked_paths_are_empty_and_read_only_paths_are_read_only() {
     let stage = Stage::set();
     let usual = |config: &mut coracle_tests::cri::proto::ContainerConfig| {
         let context = security(config);
-        context.masked_paths = ["/proc/kcore", "/proc/keys", "/proc/nowhere", "/sys/firmware"].map(String::from).into();
+        context.masked_paths =
+            ["/proc/kcore", "/proc/keys", "/proc/nowhere", "/sys/firmware"].map(String::from).into();
         context.readonly_paths = vec!["/proc/sys".into()];
     };
     assert_eq!(stage.output(&["cat", "/proc/keys"], usual), "");
@@ -246,7 +265,11 @@ fn command_and_args_replace_entrypoint_and_cmd() {
     };
     assert_eq!(run(&[], &[]), (0, "from cmd\n".into()));
     assert_eq!(run(&[], &["print", "args"]), (0, "args\n".into()));
-    assert_eq!(run(&["/probe", "print", "command"], &[]), (0, "command\n".into()), "the image's Cmd is dropped");
+    assert_eq!(
+        run(&["/probe", "print", "command"], &[]),
+        (0, "command\n".into()),
+        "the image's Cmd is dropped"
+    );
     assert_eq!(run(&["/probe"], &["print", "both"]), (0, "both\n".into()));
     stage.node.stop();
 }

@@ -39,7 +39,8 @@ fn limits_are_in_the_cgroup_and_in_the_status() {
     let quota = knob(pid, &["cpu.cfs_quota_us", "cpu.max"]);
     assert!(quota.starts_with("50000"), "{quota}");
     assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("alive").trim(), "500");
-    let status = stage.node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
+    let status =
+        stage.node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
     assert_eq!((status.cpu_shares, status.memory_limit_in_bytes), (512, 64 << 20));
     stage.node.stop();
 }
@@ -51,8 +52,11 @@ fn an_update_is_served_or_says_that_it_is_not() {
     config.linux.as_mut().expect("set").resources = Some(resources());
     let id = stage.run(&config);
     let linux = LinuxContainerResources { memory_limit_in_bytes: 128 << 20, ..Default::default() };
-    let request =
-        UpdateContainerResourcesRequest { container_id: id.clone(), linux: Some(linux), ..Default::default() };
+    let request = UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(linux),
+        ..Default::default()
+    };
     match stage.node.update_container_resources(request) {
         Ok(_) => {
             let pid = stage.node.container_pid(&id);

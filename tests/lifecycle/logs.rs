@@ -76,12 +76,16 @@ fn a_reopened_log_loses_and_doubles_nothing() {
     for old in &rotated {
         host::wait_until("some lines", || fs::metadata(&path).is_ok_and(|about| about.len() > 500));
         fs::rename(&path, old).expect("rotate");
-        stage.node.reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() }).expect("reopen");
+        stage
+            .node
+            .reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() })
+            .expect("reopen");
         assert!(fs::exists(&path).expect("a look"), "the new file is there when the answer is");
     }
     let stop = coracle_tests::cri::proto::StopContainerRequest { container_id: id.clone(), timeout: 0 };
     stage.node.stop_container(stop).expect("stop");
-    let all: String = rotated.iter().chain([&path]).map(|file| fs::read_to_string(file).expect("a log")).collect();
+    let all: String =
+        rotated.iter().chain([&path]).map(|file| fs::read_to_string(file).expect("a log")).collect();
     for (index, line) in parse(&all).iter().enumerate() {
         assert_eq!(line.2, format!("tick {index}"));
     }

@@ -2,16 +2,16 @@
 //! kernel objects. Files stand in the order of life.
 #![forbid(unsafe_code)]
 
-mod pods;
 mod containers;
-mod inside;
-mod namespaces;
-mod limits;
 mod exec;
+mod inside;
+mod limits;
 mod logs;
-mod stop;
+mod namespaces;
+mod pods;
 mod refuse;
 mod service;
+mod stop;
 
 use coracle_tests::cri::proto::{ContainerConfig, PodSandboxConfig};
 use coracle_tests::node::Node;

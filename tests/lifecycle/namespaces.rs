@@ -20,7 +20,10 @@ fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {
     let me = std::process::id() as i32;
     assert_eq!(namespace(pids[0], "net"), namespace(me, "net"), "host network");
     assert_ne!(namespace(pids[0], "ipc"), namespace(me, "ipc"));
-    assert!(stage.output(&["see", "place"], |_| ()).contains("place pid 1\n"), "first in its own pid namespace");
+    assert!(
+        stage.output(&["see", "place"], |_| ()).contains("place pid 1\n"),
+        "first in its own pid namespace"
+    );
     stage.node.stop();
 }
 
@@ -43,7 +46,8 @@ fn the_nodes_namespaces_when_asked() {
 fn a_pods_pid_namespace_is_shared_and_its_first_process_reaps() {
     let mut pod = host_pod("shared");
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
-    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid = NamespaceMode::Pod.into();
+    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
+        NamespaceMode::Pod.into();
     let stage = Stage::with(pod);
     let first = stage.node.container_pid(&stage.run(&stage.config("one", &["sleep", "forever"])));
     let second = stage.node.container_pid(&stage.run(&stage.config("two", &["orphan", "0"])).clone());

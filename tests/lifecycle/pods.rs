@@ -142,8 +142,7 @@ fn identical_requests_in_flight_join() {
     let pod = host_pod("chorus");
     let clients: Vec<_> = (0..8).map(|_| node.another()).collect();
     let ids: Vec<String> = std::thread::scope(|scope| {
-        let calls: Vec<_> =
-            clients.into_iter().map(|client| scope.spawn(|| ask(client, &pod))).collect();
+        let calls: Vec<_> = clients.into_iter().map(|client| scope.spawn(|| ask(client, &pod))).collect();
         calls.into_iter().map(|call| call.join().expect("a client thread")).collect()
     });
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
@@ -151,10 +150,7 @@ fn identical_requests_in_flight_join() {
     node.stop();
 }
 
-fn ask(
-    client: coracle_tests::cri::Cri,
-    pod: &coracle_tests::cri::proto::PodSandboxConfig,
-) -> String {
+fn ask(client: coracle_tests::cri::Cri, pod: &coracle_tests::cri::proto::PodSandboxConfig) -> String {
     client.run_pod_sandbox(run(pod)).expect("an identical request joins").pod_sandbox_id
 }
 

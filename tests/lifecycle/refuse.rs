@@ -1,8 +1,8 @@
 //! Bad input: each gets a clear error that names what is wrong, and leaves nothing.
 
 use coracle_tests::cri::proto::{
-    Capability, ContainerConfig, ContainerState, Int64Value, ListContainersRequest, ListPodSandboxRequest, Mount,
-    PodSandboxConfig, RunPodSandboxRequest, StartContainerRequest,
+    Capability, ContainerConfig, ContainerState, Int64Value, ListContainersRequest, ListPodSandboxRequest,
+    Mount, PodSandboxConfig, RunPodSandboxRequest, StartContainerRequest,
 };
 use coracle_tests::node::Node;
 use coracle_tests::request::{create, host_pod, run, security};
@@ -42,7 +42,9 @@ fn a_container_that_cannot_be_made_is_not_listed() {
     let cases: [(&str, Spoil); 8] = [
         ("metadata", |config| config.metadata = None),
         ("name", |config| config.metadata.as_mut().expect("set").name.clear()),
-        ("localhost/absent:1", |config| config.image.as_mut().expect("set").image = "localhost/absent:1".into()),
+        ("localhost/absent:1", |config| {
+            config.image.as_mut().expect("set").image = "localhost/absent:1".into()
+        }),
         ("nobody-here", |config| security(config).run_as_username = "nobody-here".into()),
         ("run_as_group", |config| security(config).run_as_group = Some(Int64Value { value: 5 })),
         ("FLY", |config| {
@@ -50,8 +52,11 @@ fn a_container_that_cannot_be_made_is_not_listed() {
             security(config).capabilities = Some(capabilities);
         }),
         ("/no/such/source", |config| {
-            config.mounts =
-                vec![Mount { container_path: "/m".into(), host_path: "/no/such/source".into(), ..Default::default() }];
+            config.mounts = vec![Mount {
+                container_path: "/m".into(),
+                host_path: "/no/such/source".into(),
+                ..Default::default()
+            }];
         }),
         ("log_path", |config| config.log_path = "../../escape.log".into()),
     ];
@@ -83,7 +88,8 @@ fn a_container_that_cannot_be_made_is_not_listed() {
 fn a_missing_pod_is_not_found() {
     let stage = Stage::set();
     let config = stage.config("one", &["true"]);
-    let refused = stage.node.create_container(create(&"d".repeat(64), &config, &stage.pod)).expect_err("no pod");
+    let refused =
+        stage.node.create_container(create(&"d".repeat(64), &config, &stage.pod)).expect_err("no pod");
     assert_eq!(refused.code(), Code::NotFound, "{refused}");
     stage.node.stop();
 }
@@ -91,7 +97,9 @@ fn a_missing_pod_is_not_found() {
 #[test]
 fn a_command_that_is_not_there_is_a_start_error() {
     let stage = Stage::set();
-    for (command, cause) in [("/nope", "no such file"), ("nope", "not found"), ("/plain", "permission denied")] {
+    for (command, cause) in
+        [("/nope", "no such file"), ("nope", "not found"), ("/plain", "permission denied")]
+    {
         let mut config = stage.config(&format!("c{}", coracle_tests::request::fresh()), &[]);
         config.command = vec![command.into()];
         let id = stage.create(&config);

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use coracle_tests::cri::proto::{
-    CgroupDriver, CheckpointContainerRequest, NetworkConfig, RuntimeConfig, RuntimeConfigRequest, StatusRequest,
-    UpdateRuntimeConfigRequest, VersionRequest,
+    CgroupDriver, CheckpointContainerRequest, NetworkConfig, RuntimeConfig, RuntimeConfigRequest,
+    StatusRequest, UpdateRuntimeConfigRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
@@ -19,7 +19,8 @@ fn version_status_and_configuration() {
     assert_eq!(version.runtime_api_version, "v1");
     let status = node.status(StatusRequest { verbose: true }).expect("status");
     let conditions = status.status.expect("a status").conditions;
-    let condition = |kind: &str| conditions.iter().find(|condition| condition.r#type == kind).expect("present");
+    let condition =
+        |kind: &str| conditions.iter().find(|condition| condition.r#type == kind).expect("present");
     assert!(condition("RuntimeReady").status);
     let network = condition("NetworkReady");
     assert_eq!((network.status, network.reason.as_str()), (false, "NetworkPluginNotReady"));
@@ -41,7 +42,10 @@ fn version_status_and_configuration() {
 fn what_is_not_built_answers_unimplemented_and_the_connection_lives() {
     let node = Node::start();
     let refused = node.checkpoint_container(CheckpointContainerRequest::default()).expect_err("not built");
-    assert!(matches!(refused.code(), Code::Unimplemented | Code::NotFound | Code::InvalidArgument), "{refused}");
+    assert!(
+        matches!(refused.code(), Code::Unimplemented | Code::NotFound | Code::InvalidArgument),
+        "{refused}"
+    );
     node.version(VersionRequest::default()).expect("the connection lives");
     node.stop();
 }
@@ -82,7 +86,8 @@ fn an_unknown_key_is_named_with_its_line() {
         .output()
         .expect("the program runs");
     fs::remove_file(&folder).expect("our file");
-    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let text =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success());
     assert!(text.contains("sandbox_imag") && text.contains('2'), "{text}");
 }

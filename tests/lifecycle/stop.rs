@@ -22,7 +22,10 @@ fn the_stop_signal_is_the_requests_else_the_images_else_term() {
     for (asked, got) in [(Signal::RuntimeDefault, "SIGTERM"), (Signal::Sigusr1, "SIGUSR1")] {
         let stage = Stage::set();
         let id = trapping(&stage, asked);
-        stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 20 }).expect("stop");
+        stage
+            .node
+            .stop_container(StopContainerRequest { container_id: id.clone(), timeout: 20 })
+            .expect("stop");
         assert_eq!(stage.node.container(&id).exit_code, 9);
         assert!(stage.node.output(&id).contains(&format!("got {got}")), "{}", stage.node.output(&id));
         stage.node.stop();
@@ -60,12 +63,19 @@ fn no_grace_kills_at_once_and_a_second_stop_shortens_the_first() {
     let patient = stage.node.another();
     let begin = Instant::now();
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| patient.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 50 }));
-        stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
+        let first = scope
+            .spawn(|| patient.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 50 }));
+        stage
+            .node
+            .stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 })
+            .expect("stop");
         first.join().expect("a client thread").expect("the first stop ends too");
     });
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    stage.node.stop_container(StopContainerRequest { container_id: id, timeout: 10 }).expect("stopped is stopped");
+    stage
+        .node
+        .stop_container(StopContainerRequest { container_id: id, timeout: 10 })
+        .expect("stopped is stopped");
     stage.node.stop();
 }
 
@@ -73,11 +83,17 @@ fn no_grace_kills_at_once_and_a_second_stop_shortens_the_first() {
 fn in_the_nodes_pid_namespace_children_go_too() {
     let mut pod = host_pod("nodepid");
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
-    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid = NamespaceMode::Node.into();
+    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
+        NamespaceMode::Node.into();
     let stage = Stage::with(pod);
     let seconds = format!("{}", 300_000 + std::process::id());
     let id = stage.run(&stage.config("tree", &["tree", &seconds]));
-    let alive = || host::processes(&format!("tree {seconds}")).iter().filter(|process| host::is_alive(process.pid)).count();
+    let alive = || {
+        host::processes(&format!("tree {seconds}"))
+            .iter()
+            .filter(|process| host::is_alive(process.pid))
+            .count()
+    };
     host::wait_until("three generations", || alive() == 3);
     stage.node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
     assert_eq!(alive(), 0);
@@ -102,9 +118,14 @@ fn an_exec_ends_with_its_container() {
         let pid = stage.node.container_pid(&id);
         let namespace = host::namespace(pid, "pid");
         host::wait_until("the exec runs", || {
-            host::processes("sleep 600").iter().any(|process| host::namespace(process.pid, "pid") == namespace)
+            host::processes("sleep 600")
+                .iter()
+                .any(|process| host::namespace(process.pid, "pid") == namespace)
         });
-        stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
+        stage
+            .node
+            .stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 })
+            .expect("stop");
         if let Ok(answer) = exec.join().expect("a client thread") {
             assert_eq!(answer.exit_code, 137);
         }

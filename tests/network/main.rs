@@ -30,8 +30,11 @@ fn is_ready(node: &Node) -> bool {
 /// Puts a shell script where plugins are searched, and a network that uses it.
 fn plugin(node: &Node, script: &str) {
     let path = node.plugins().join("rogue");
-    fs::write(&path, format!("#!/bin/sh\necho $CNI_COMMAND >> {}/calls\n{script}\n", node.folder().display()))
-        .expect("a plugin");
+    fs::write(
+        &path,
+        format!("#!/bin/sh\necho $CNI_COMMAND >> {}/calls\n{script}\n", node.folder().display()),
+    )
+    .expect("a plugin");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our file");
     let list = r#"{"cniVersion":"1.0.0","name":"rogue","plugins":[{"type":"rogue"}]}"#;
     fs::write(node.cni().join("10-rogue.conflist"), list).expect("a network");
@@ -62,14 +65,21 @@ fn pods_on_the_bridge_reach_each_other_and_give_their_addresses_back() {
     let (server, client) = (bridge_pod("server"), bridge_pod("client"));
     let (server_id, client_id) = (node.run_pod(&server), node.run_pod(&client));
     let (here, there) = (address(&node, &client_id), address(&node, &server_id));
-    assert!(here.starts_with(&node.subnet()) && there.starts_with(&node.subnet()) && here != there, "{here} {there}");
+    assert!(
+        here.starts_with(&node.subnet()) && there.starts_with(&node.subnet()) && here != there,
+        "{here} {there}"
+    );
     node.run_container(&server_id, &container("serve", &image, &["serve", "8080"], &server), &server);
-    let asks = node.run_container(&client_id, &container("ask", &image, &["sleep", "forever"], &client), &client);
+    let asks =
+        node.run_container(&client_id, &container("ask", &image, &["sleep", "forever"], &client), &client);
     host::wait_until("the server answers", || {
         let answer = node.exec_sync(exec(&asks, &["connect", &format!("{there}:8080")], 5)).expect("exec");
         answer.stdout == b"hello from server\n"
     });
-    assert!(node.exec_sync(exec(&asks, &["connect", "127.0.0.1:8080"], 5)).expect("exec").exit_code != 0, "own loopback");
+    assert!(
+        node.exec_sync(exec(&asks, &["connect", "127.0.0.1:8080"], 5)).expect("exec").exit_code != 0,
+        "own loopback"
+    );
     assert_eq!(node.leases().len(), 2);
     node.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: server_id }).expect("stop");
     assert_eq!(node.leases().len(), 1, "a stopped pod holds no address");
@@ -82,7 +92,8 @@ fn a_mapped_port_answers_on_the_node() {
     let image = node.import_probe();
     let mut pod = bridge_pod("mapped");
     let port = free_address().port();
-    pod.port_mappings = vec![PortMapping { container_port: 80, host_port: i32::from(port), ..Default::default() }];
+    pod.port_mappings =
+        vec![PortMapping { container_port: 80, host_port: i32::from(port), ..Default::default() }];
     let pod_id = node.run_pod(&pod);
     node.run_container(&pod_id, &container("serve", &image, &["serve", "80"], &pod), &pod);
     let gateway = format!("{}.1:{port}", node.subnet());
@@ -111,7 +122,10 @@ fn after_a_crash_the_teardown_still_runs() {
 #[test]
 fn a_failing_plugin_is_quoted_and_leaves_nothing() {
     let node = Node::start();
-    plugin(&node, r#"[ $CNI_COMMAND = DEL ] && exit 0; echo '{"cniVersion":"1.0.0","code":100,"msg":"no berth left"}'; exit 1"#);
+    plugin(
+        &node,
+        r#"[ $CNI_COMMAND = DEL ] && exit 0; echo '{"cniVersion":"1.0.0","code":100,"msg":"no berth left"}'; exit 1"#,
+    );
     let refused = node.run_pod_sandbox(run(&bridge_pod("fails"))).expect_err("the plugin failed");
     assert!(refused.message().contains("rogue") && refused.message().contains("no berth left"), "{refused}");
     assert_eq!(calls(&node), ["ADD", "DEL"], "a failed ADD is followed by DEL");
@@ -163,7 +177,10 @@ fn a_failing_del_keeps_the_pod_listed_until_it_works() {
     let good = r#"echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'"#;
     let flag = node.folder().join("broken");
     fs::write(&flag, "").expect("a flag");
-    plugin(&node, &format!("if [ $CNI_COMMAND = DEL ]; then [ -e {} ] && exit 1; exit 0; fi; {good}", flag.display()));
+    plugin(
+        &node,
+        &format!("if [ $CNI_COMMAND = DEL ]; then [ -e {} ] && exit 1; exit 0; fi; {good}", flag.display()),
+    );
     let pod_id = node.run_pod(&bridge_pod("sticky"));
     assert_eq!(address(&node, &pod_id), "10.9.9.9");
     let stop = StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() };
