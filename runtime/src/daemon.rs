@@ -1,4 +1,133 @@
-//! What the daemon holds.
+//! The daemon as its RPC handlers see it: what each of them may reach, put together once at start. Nothing is decided
+//! here; a handler takes what it needs and calls one room.
 
-/// Everything that handlers work on.
-pub(crate) struct Daemon;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use coracle_sandbox::cgroup::Cgroups;
+use coracle_sandbox::monitor::Program;
+use coracle_sandbox::{capability, probe};
+
+use crate::config::Config;
+use crate::error::{Context, Error, Kind};
+use crate::image::{self, Images};
+use crate::network::{self, Network};
+use crate::pod::paths::Paths;
+use crate::pod::{Node, Pods, clock};
+use crate::store::{self, Damage};
+use crate::workers::{self, Workers};
+use crate::{control, log, reactor};
+
+/// Everything an RPC can reach.
+pub(crate) struct Daemon {
+    pub(crate) root: PathBuf,
+    pub(crate) state: PathBuf,
+    pub(crate) pods: Rc<Pods>,
+    pub(crate) images: Rc<Images>,
+    pub(crate) network: Rc<Network>,
+    /// `mount_setattr` with AT_RECURSIVE: Linux 5.12.
+    pub(crate) has_recursive_read_only: bool,
+}
+
+/// The node's pod CIDR, as the kubelet gave it last.
+const POD_CIDR: &str = "pod-cidr";
+const POD_CIDR_VERSION: u8 = 1;
+
+impl Daemon {
+    /// Opens the store, finds every pod again, and is ready to serve when it returns.
+    pub(crate) async fn start(config: &Config) -> Result<Rc<Self>, Error> {
+        let (root, state) = (config.root.clone(), config.state.clone());
+        for directory in [&root, &state] {
+            prepare_directory(directory)?;
+        }
+        let workers = Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
+        let options = image::Options {
+            root: root.clone(),
+            keep_blobs: config.image.keep_blobs,
+            limits: coracle_job::Limits::default(),
+            pins: pins(config)?,
+        };
+        let images = Images::open(options, Rc::clone(&workers))?;
+        let network = Network::new(
+            config.cni.conf_dir.clone(),
+            config.cni.bin_dirs.clone(),
+            network::in_workers(Rc::clone(&workers)),
+        );
+        network.start();
+        let pods = Pods::new(Node {
+            paths: Paths { root: root.clone(), state: state.clone() },
+            cgroups: Cgroups::probe()?,
+            monitor_program: Program::load(&program(config, "coracle-pod"))?,
+            network: Rc::clone(&network),
+            images: Rc::clone(&images),
+            workers,
+            clock: clock::Clock::default(),
+            boot: boot_id()?,
+            pod_cidr: RefCell::new(load_pod_cidr(&root)),
+            cgroup_parent: cgroup_parent(config),
+            capabilities: capability::bounding()?,
+        });
+        pods.recover().await?;
+        let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
+        reactor::spawn(control.run()).detach();
+        Ok(Rc::new(Self { root, state, pods, images, network, has_recursive_read_only: probe::has_recursive_read_only()? }))
+    }
+
+    /// Keeps the pod CIDR for this and the next daemons.
+    pub(crate) fn set_pod_cidr(&self, cidr: &str) -> Result<(), Error> {
+        store::commit(&self.root, POD_CIDR, store::Kind::PodCidr, POD_CIDR_VERSION, cidr.as_bytes())?;
+        *self.pods.node.pod_cidr.borrow_mut() = cidr.to_owned();
+        Ok(())
+    }
+}
+
+/// `--root` and `--state`: 0711 at most, since sockets and other tenants' files are below.
+fn prepare_directory(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o711);
+    builder.create(path).context(|| format!("make directory {}", path.display()))
+}
+
+fn load_pod_cidr(root: &Path) -> String {
+    match store::load(root, POD_CIDR, store::Kind::PodCidr) {
+        Ok(loaded) => String::from_utf8(loaded.body).unwrap_or_default(),
+        Err(Damage::Absent) => String::new(),
+        Err(damage) => {
+            log::warn!("the pod CIDR cannot be read; the kubelet sends it again"; reason = damage);
+            String::new()
+        }
+    }
+}
+
+/// Patterns of images that are never garbage.
+fn pins(config: &Config) -> Result<image::Pins, Error> {
+    image::Pins::parse(config.pinned_images.iter().map(String::as_str))
+        .map_err(|error| Error::new(Kind::InvalidArgument, format!("pinned_images: {error}")))
+}
+
+/// A program of ours: where the configuration says, else beside this one.
+fn program(config: &Config, name: &str) -> PathBuf {
+    match &config.program_dir {
+        Some(directory) => directory.join(name),
+        None => {
+            // After an upgrade in place the link reads `…/coracle (deleted)`; its directory is right all the same.
+            let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
+            own.with_file_name(name)
+        }
+    }
+}
+
+fn boot_id() -> Result<String, Error> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).context(|| format!("read {path}"));
+    text.map(|text| text.trim().to_owned()).map_err(|error| error.with_kind(Kind::Internal))
+}
+
+fn cgroup_parent(config: &Config) -> String {
+    match config.cgroup.parent.is_empty() {
+        true => "/coracle".to_owned(),
+        false => format!("/{}", config.cgroup.parent.trim_matches('/')),
+    }
+}

@@ -27,22 +27,20 @@ const VALUE_BYTES_MAX: usize = 1024;
 const ID_DIGITS: usize = 13;
 
 /// How much a line matters. Lines above the set level are not written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     /// Something is lost or broken and a person should look.
     Error,
     /// We went on, with less.
     Warn,
     /// One per change of state that CRI can see.
+    #[default]
     Info,
     /// For whoever looks for a fault.
     Debug,
 }
 
 impl Level {
-    /// All levels, least talkative first.
-    pub(crate) const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
-
     /// As in the configuration and on the line.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -51,11 +49,6 @@ impl Level {
             Level::Info => "info",
             Level::Debug => "debug",
         }
-    }
-
-    /// The level of that name.
-    pub(crate) fn parse(name: &str) -> Option<Level> {
-        Level::ALL.into_iter().find(|level| level.name() == name)
     }
 }
 
@@ -319,13 +312,5 @@ mod tests {
         assert_eq!(civil(47_540), (2100, 2, 28), "2100 is no leap year");
         assert_eq!(civil(47_541), (2100, 3, 1));
         assert_eq!(Timestamp(UNIX_EPOCH - Duration::from_secs(1)).to_string(), "1970-01-01T00:00:00.000Z");
-    }
-
-    #[test]
-    fn levels_have_names() {
-        for level in Level::ALL {
-            assert_eq!(Level::parse(level.name()), Some(level));
-        }
-        assert_eq!(Level::parse("loud"), None);
     }
 }

@@ -1,1 +1,54 @@
-//! Why this exists.
+//! Everything the daemon asks of the kernel about pods, as a library: short, synchronous calls that an event loop may
+//! make, and pure functions that decide what will be asked.
+//!
+//! ```text
+//!   request ─► identity, capability ─► plan ─► launch record ─► monitor ─► coracle-pod
+//!                   (pure)            (pure)                                   │ joins
+//!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
+//!   names of network namespaces ─────────────► netns         host's device nodes ─► device
+//!   what this kernel has ────────────────────► probe
+//! ```
+//! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
+//! gRPC or plugins. Kernel objects are named by their callers, before they are made.
+#![forbid(unsafe_code)]
+
+mod error;
+mod exit_record;
+mod mountinfo;
+
+pub mod capability;
+pub mod cgroup;
+pub mod device;
+pub mod identity;
+pub mod monitor;
+pub mod netns;
+pub mod plan;
+pub mod probe;
+
+pub use coracle_wire::{
+    ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply, Request, Streams,
+    ToMonitor, VERSION as FRAMES_VERSION,
+};
+pub use error::Error;
+pub use exit_record::exit_record;
+
+/// 32 random bytes of the kernel's generator: what ids of pods and containers are made from.
+///
+/// # Errors
+/// [`Error::Kernel`] where the kernel has no getrandom(2) or refuses it.
+pub fn random_id() -> Result<[u8; 32], Error> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        let errno = error.raw_os_error().map_or(nix::errno::Errno::EIO, nix::errno::Errno::from_raw);
+        Error::kernel("getrandom", "32 bytes", errno)
+    })?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn ids_differ() {
+        assert_ne!(super::random_id(), super::random_id());
+    }
+}

@@ -5,18 +5,24 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+/// Versions of the CNI specification that we speak, oldest first: a version's age is its place here. A list or a
+/// result of another version is refused.
+pub const CNI_VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
 /// Run the list once for one pod.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CniJob {
     /// What to do.
     pub command: CniCommand,
-    /// The network configuration list, as JSON text, with `.conf` files already wrapped.
+    /// The network configuration list, as JSON text, made flat by the daemon: `cniVersion` (one of [`CNI_VERSIONS`]),
+    /// `name` and `plugins` with everything inlined, `.conf` files already wrapped.
     pub conflist: String,
     /// Where plugin binaries are, in order.
     pub bin_dirs: Vec<PathBuf>,
     /// The pod.
     pub attachment: Attachment,
-    /// For the whole list. A plugin that runs longer is killed with its process group.
+    /// For the whole list; the DEL after a failed ADD has as much again. A plugin that runs longer is killed with its
+    /// process group.
     pub timeout_ms: u64,
 }
 
@@ -34,8 +40,10 @@ pub enum CniCommand {
     Status,
 }
 
-/// One pod on one network.
+/// One pod on one network. Unlike the rest of a job it also lives in the pod's record, across releases: fields are only
+/// added, and one that a record lacks has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Attachment {
     /// CNI_CONTAINERID: the sandbox's id.
     pub container_id: String,

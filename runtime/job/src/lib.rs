@@ -11,10 +11,8 @@ mod cni;
 mod image;
 mod message;
 
-pub use cni::{Attachment, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
-pub use image::{
-    Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls,
-};
+pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
+pub use image::{Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
 
 use serde::{Deserialize, Serialize};

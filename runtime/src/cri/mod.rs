@@ -1,3 +1,43 @@
-//! One file per RPC.
+//! The CRI edge: one file per RPC, which validates and translates, then makes one call into `pod/` or `image/`. CRI's
+//! types end here; rules of the kernel, of disks and of plugins are not known here.
 
+pub(crate) mod container_config;
+mod filter;
+pub(crate) mod pod_config;
+
+pub(crate) mod run_pod_sandbox;
+pub(crate) mod stop_pod_sandbox;
+pub(crate) mod remove_pod_sandbox;
+pub(crate) mod pod_sandbox_status;
+pub(crate) mod list_pod_sandbox;
+
+pub(crate) mod create_container;
+pub(crate) mod start_container;
+pub(crate) mod stop_container;
+pub(crate) mod remove_container;
+pub(crate) mod container_status;
+pub(crate) mod list_containers;
+pub(crate) mod exec_sync;
+pub(crate) mod reopen_container_log;
+
+pub(crate) mod runtime_config;
+pub(crate) mod status;
+pub(crate) mod update_runtime_config;
 pub(crate) mod version;
+
+pub(crate) mod image_fs_info;
+pub(crate) mod image_status;
+pub(crate) mod list_images;
+pub(crate) mod pull_image;
+pub(crate) mod remove_image;
+
+use crate::error::{Error, Kind};
+
+/// Stop and Remove of what is not there have nothing to do (CRI section 1.3: idempotent calls).
+fn unknown_is_done<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == Kind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

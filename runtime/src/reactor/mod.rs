@@ -31,7 +31,7 @@ use smol::LocalExecutor;
 use driver::Driver;
 
 pub(crate) use signals::Signals;
-pub(crate) use timer::{Elapsed, deadline, sleep, sleep_until};
+pub(crate) use timer::{deadline, sleep};
 pub(crate) use watched::Watched;
 
 /// A spawned task: awaits its result, cancels when dropped, runs on alone after `detach`.

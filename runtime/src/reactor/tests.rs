@@ -54,7 +54,7 @@ fn end_of_file_and_broken_pipe_wake_their_waiters() {
         drop(writer);
         assert_eq!(reading.await.unwrap(), 0);
 
-        let (reader, mut writer) = watched_pipe();
+        let (reader, writer) = watched_pipe();
         let writing = spawn(async move { writer.write_all(&[0; 1 << 20]).await });
         sleep(MS).await;
         drop(reader);

@@ -67,10 +67,11 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
         };
         Box::pin(async move {
             let _under_way = under_way;
-            match limit {
+            let answer = match limit {
                 Some(limit) => reactor::deadline(limit, answer).await.unwrap_or_else(|_| Ok(too_late(limit))),
                 None => answer.await,
-            }
+            };
+            answer.map(name_oversize)
         })
     }
 }
@@ -78,6 +79,17 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
 /// `/SERVICE/METHOD` → `SERVICE`.
 fn service_of(path: &str) -> &str {
     path.strip_prefix('/').and_then(|path| path.split_once('/')).map_or("", |(service, _)| service)
+}
+
+/// tonic says OUT_OF_RANGE to a message over its limit, where every other server says RESOURCE_EXHAUSTED. We never
+/// answer OUT_OF_RANGE ourselves (`status`).
+fn name_oversize(mut response: Response<Body>) -> Response<Body> {
+    if let Some(status) = response.headers_mut().get_mut(Status::GRPC_STATUS)
+        && status.as_bytes() == b"11"
+    {
+        *status = http::HeaderValue::from_static("8");
+    }
+    response
 }
 
 fn too_late(limit: Duration) -> Response<Body> {
@@ -133,10 +145,11 @@ struct UnderWay(Rc<Calls>);
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.0.active.set(self.0.active.get() - 1);
-        if self.0.active.get() == 0
-            && let Some(waker) = self.0.drained.borrow_mut().take()
-        {
-            waker.wake();
+        if self.0.active.get() == 0 {
+            let drained = self.0.drained.take();
+            if let Some(waker) = drained {
+                waker.wake();
+            }
         }
     }
 }

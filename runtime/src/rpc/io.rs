@@ -1,9 +1,10 @@
 //! A watched socket as hyper wants it. Reads go through one buffer of the thread's, because hyper's cursor hands out
 //! uninitialised memory to unsafe code only; the copy costs less than zeroing a buffer for each connection would.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -19,7 +20,21 @@ thread_local! {
 }
 
 /// A connection's byte stream.
-pub(super) struct Io(pub(super) Watched);
+pub(super) struct Io {
+    watched: Watched,
+    heard: Rc<Cell<bool>>,
+}
+
+impl Io {
+    pub(super) fn new(watched: Watched) -> Io {
+        Io { watched, heard: Rc::default() }
+    }
+
+    /// Whether the peer has said anything yet.
+    pub(super) fn heard(&self) -> Rc<Cell<bool>> {
+        Rc::clone(&self.heard)
+    }
+}
 
 impl Read for Io {
     fn poll_read(
@@ -30,15 +45,18 @@ impl Read for Io {
         SCRATCH.with_borrow_mut(|scratch| {
             let room = cursor.remaining().min(READ_BYTES);
             let reading =
-                self.0.poll_read_with(context, |fd| Ok(nix::unistd::read(fd, &mut scratch[..room])?));
-            reading.map_ok(|count| cursor.put_slice(&scratch[..count]))
+                self.watched.poll_read_with(context, |fd| Ok(nix::unistd::read(fd, &mut scratch[..room])?));
+            reading.map_ok(|count| {
+                self.heard.set(true);
+                cursor.put_slice(&scratch[..count]);
+            })
         })
     }
 }
 
 impl Write for Io {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut &self.0).poll_write(context, bytes)
+        Pin::new(&mut &self.watched).poll_write(context, bytes)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -50,7 +68,7 @@ impl Write for Io {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.0.poll_write_with(context, |fd| Ok(nix::sys::uio::writev(fd, parts)?))
+        self.watched.poll_write_with(context, |fd| Ok(nix::sys::uio::writev(fd, parts)?))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -58,6 +76,6 @@ impl Write for Io {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut &self.0).poll_close(context)
+        Pin::new(&mut &self.watched).poll_close(context)
     }
 }

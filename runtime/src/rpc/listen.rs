@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, renameat};
@@ -23,6 +24,9 @@ const SOCKET_MODE: u32 = 0o660;
 
 /// For a directory that had to be made: the group passes, but does not look around.
 const DIRECTORY_MODE: u32 = 0o710;
+
+/// Sockets that this process bound so far: makes their temporary names different.
+static BOUND: AtomicU32 = AtomicU32::new(0);
 
 /// A socket that accepts connections. Dropping it stops that; the path stays, so that clients see "refused, try again".
 pub(crate) struct Listener {
@@ -54,7 +58,8 @@ impl Listener {
             .open(directory)
             .context(|| "open its directory")?;
         // Through the descriptor the temporary name is short however long the directory's path is.
-        let temporary_name = format!(".coracle-{}", std::process::id());
+        let count = BOUND.fetch_add(1, Ordering::Relaxed);
+        let temporary_name = format!(".coracle-{}-{count}", std::process::id());
         let temporary: PathBuf = format!("/proc/self/fd/{}/{temporary_name}", directory.as_raw_fd()).into();
         match std::fs::remove_file(&temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -74,7 +79,7 @@ impl Listener {
     ///
     /// # Errors
     /// What `accept` says: of one connection (`ECONNABORTED`) or of limits (`EMFILE`); later calls may work again.
-    pub(super) async fn accept(&self) -> io::Result<Watched> {
+    pub(crate) async fn accept(&self) -> io::Result<Watched> {
         let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
         Watched::new(stream.into())
     }

@@ -10,10 +10,11 @@
 //! No rule of CRI lives here. Both services share the socket; every other service, `v1alpha2` among them, answers
 //! UNIMPLEMENTED and leaves the connection usable.
 //!
-//! Known limit: HTTP/2's `:authority` has to be well-formed. Kubelet, crictl and critest send `localhost`; a Go client
-//! that dials a raw path without `grpc.WithAuthority` sends the (percent-encoded) path, which h2 0.4 answers with
-//! RST_STREAM PROTOCOL_ERROR before any code of ours runs. Taking such requests would need a second HPACK in front of
-//! h2's: not worth it while every current client sends a host name.
+//! Known limit: HTTP/2's `:authority` has to be well-formed. Kubelet, crictl and critest send `localhost`, and so does
+//! grpc-go for `unix:` targets. A Go client that dials a raw path through a dialer of its own, without
+//! `grpc.WithAuthority`, sends the percent-encoded path or nothing; h2 0.4.20 answers those with RST_STREAM
+//! PROTOCOL_ERROR before any code of ours runs (seen with grpc-go 1.72). Taking such requests would need a second HPACK
+//! in front of h2's, or a patched h2: not worth it while every current client sends a host name.
 
 mod dispatch;
 mod io;
@@ -25,7 +26,7 @@ mod status;
 mod tests;
 mod timeout;
 
-pub(crate) use listen::Listener;
+pub(crate) use listen::{Listener, PATH_BYTES_MAX};
 pub(crate) use server::Server;
 pub(crate) use service::Service;
 

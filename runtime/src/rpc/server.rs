@@ -19,7 +19,7 @@ use crate::reactor::{self, Task, Watched};
 
 /// A kubelet holds two connections, crictl and critest one or two for a moment, agents a few. An idle connection costs
 /// 21 KiB, so 64 is 1.3 MB and ten times what a node needs.
-const CONNECTIONS_MAX: usize = 64;
+pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// Calls at once on one connection. A kubelet calls from one goroutine per pod, and small nodes hold 110 pods.
 const STREAMS_MAX: u32 = 250;
@@ -30,14 +30,17 @@ const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 /// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// For a new connection's first byte. Clients speak at once; one that does not would hold a place for ever.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// At the end of a drain: for answers already given to reach their callers. Event streams have no end of their own, so
 /// there is nothing longer to wait for.
 const FLUSH: Duration = Duration::from_millis(250);
 
-/// What a client gets that is one too many: an empty SETTINGS frame, and GOAWAY with ENHANCE_YOUR_CALM (11) and a text
-/// that Go clients show. RFC 9113 §4.1, §6.8.
-const REFUSAL: &[u8] = b"\0\0\0\x04\0\0\0\0\0\
-    \0\0\x1c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0btoo many connections";
+/// What a client gets that is one too many: GOAWAY with ENHANCE_YOUR_CALM (11) and a text (RFC 9113 §4.1, §6.8). The
+/// SETTINGS frame that should come first is left out on purpose: after one, grpc-go 1.72 counts the connection as made
+/// and tries again at once, 488 times in its second; without, it takes the attempt as failed and backs off.
+const REFUSAL: &[u8] = b"\0\0\x1c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0btoo many connections";
 
 /// The counts of a [`Server`], for the SIGUSR1 dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +71,8 @@ pub(crate) struct Server {
 struct Shared {
     connections: Cell<usize>,
     refused: Cell<u64>,
+    /// The last client was refused.
+    is_full: Cell<bool>,
     calls: Rc<Calls>,
 }
 
@@ -135,11 +140,15 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
         let open = self.shared.connections.get();
         if open >= CONNECTIONS_MAX {
             self.shared.refused.set(self.shared.refused.get() + 1);
-            log::warn!("connection refused"; open = open, refused = self.shared.refused.get());
+            // Once until there is room again; the count is in the dump.
+            if !self.shared.is_full.replace(true) {
+                log::warn!("connection refused"; open = open, refused = self.shared.refused.get());
+            }
             // It fits a fresh socket's buffer; a client that is gone already needs no refusal.
             let _ = nix::unistd::write(socket.fd(), REFUSAL);
             return;
         }
+        self.shared.is_full.set(false);
         let open = Open::new(self.shared.clone(), self.alive.clone());
         let connection = serve(socket, self.dispatch.clone(), self.stopped.clone());
         reactor::spawn(async move {
@@ -160,13 +169,23 @@ where
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .auto_date_header(false);
-    let mut connection = pin!(builder.serve_connection(Io(socket), dispatch));
+    let io = Io::new(socket);
+    let heard = io.heard();
+    let mut connection = pin!(builder.serve_connection(io, dispatch));
+    let silent = async {
+        reactor::sleep(SILENCE).await;
+        if heard.get() {
+            std::future::pending::<()>().await;
+        }
+        Some(Ok(()))
+    };
     let stop = async {
         // An error: the channel was closed, which is the signal.
         let _ = stopped.recv().await;
         None
     };
-    let ended = smol::future::or(async { Some(connection.as_mut().await) }, stop).await;
+    let events = smol::future::or(silent, stop);
+    let ended = smol::future::or(async { Some(connection.as_mut().await) }, events).await;
     let result = match ended {
         Some(result) => result,
         None => {
@@ -182,7 +201,7 @@ where
 
 /// Runs hyper's tasks (one per call) on this thread's executor.
 #[derive(Clone, Copy)]
-struct OnReactor;
+pub(super) struct OnReactor;
 
 impl<F> hyper::rt::Executor<F> for OnReactor
 where

@@ -1,1 +1,40 @@
-//! Why this exists.
+//! A pod's monitor: one small process that is the parent of the pod's container and exec processes, holds its
+//! namespaces, writes its logs and keeps its exit records. It outlives the daemon and never needs it.
+//!
+//! ```text
+//!   entry ──► serve      the loop: socket, signals, reports of clones, output of containers
+//!               ├── answer   requests of the daemon
+//!               ├── start    request → clone, and what the clone reports
+//!               │     └── child     in the clone: walks a launch record up to exec
+//!               │           ├── root    paths of a container, resolved inside its root by descriptor
+//!               │           └── mounts  mounts of a container
+//!               ├── output   streams → log
+//!               │     └── log       bytes → CRI log lines
+//!               ├── ends     reaping; a container's end
+//!               │     └── exits     exit records on disk
+//!               └── table    what there is, with its maxima
+//! ```
+//! Started with: 3 a listening SOCK_SEQPACKET socket, 4 the pod's state directory, 5 a sealed memfd with the pod's
+//! setup record, 6 the mount namespace of the host. `no_std`, no heap, no panic that bad input could reach.
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+
+mod serve;
+
+mod answer;
+mod start;
+
+mod child;
+mod mounts;
+mod root;
+
+mod log;
+mod output;
+
+mod ends;
+mod exits;
+
+mod table;
+
+pub use serve::run;
+pub use table::Table;

@@ -52,7 +52,9 @@ pub enum Request {
         has_oom_counter: bool,
     },
     /// Clone a process into the namespaces of a running container (mount, cgroup and pid by setns) and walk the
-    /// launch record in it. Replies as [`Request::Start`]; its end is [`Event::ExecExited`].
+    /// launch record in it. Replies as [`Request::Start`]; its end is [`Event::ExecExited`]. It joins before the first
+    /// operation that is no `WriteFile`: those at the front (`cgroup.procs`) are still paths of the host. With
+    /// `Op::Terminal` the three streams are replaced, and the master side comes with the reply.
     /// Descriptors: launch record, stdin, stdout, stderr; then, where set, cgroup.
     Exec {
         /// Chosen by the daemon.
@@ -136,7 +138,7 @@ pub enum Reply {
     },
     /// Done; [`Request::Stdin`] adds its descriptor.
     Done,
-    /// The process has exec'ed. Descriptors: its pidfd.
+    /// The process has exec'ed. Descriptors: its pidfd; then, for an exec with a terminal, the master side.
     Started,
     /// It did not work, and nothing is left of it.
     Failed(Failure),

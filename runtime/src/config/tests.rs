@@ -1,0 +1,173 @@
+//! The table agrees with itself, files merge as documented, and every mistake is named with its place.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::value::{Origin, Raw};
+use super::{Address, Changes, Config, KEYS, Problem, Sources, changes, document, load, read};
+
+/// A directory with configuration files that goes away with the test.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(name: &str, files: &[(&str, &str)]) -> Files {
+        let root = std::env::temp_dir().join(format!("coracle-config-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("conf.d")).unwrap();
+        for (path, text) in files {
+            std::fs::write(root.join(path), text).unwrap();
+        }
+        Files(root)
+    }
+
+    fn load(&self, flags: &[(&str, &str)]) -> Result<Config, Vec<String>> {
+        let flag = |name: &str| {
+            KEYS.iter().find(|key| key.flag.as_ref().is_some_and(|flag| flag.name == name)).unwrap()
+        };
+        let flags = flags.iter().map(|(name, value)| (flag(name), (*value).to_owned())).collect();
+        let problems = |problems: Vec<Problem>| {
+            let prefix = format!("{}/", self.0.display());
+            problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect()
+        };
+        load(&Sources { file: Some(self.0.join("config.toml")), flags }).map_err(problems)
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn parse_text(text: &str) -> (Vec<Option<(Raw, Origin)>>, Vec<Problem>) {
+    let mut values = vec![None; KEYS.len()];
+    let mut problems = Vec::new();
+    read::parse(Path::new("f"), text, &mut values, &mut problems);
+    (values, problems)
+}
+
+#[test]
+fn the_table_agrees_with_itself() {
+    let mut config = Config::default();
+    for (index, key) in KEYS.iter().enumerate() {
+        let raw = read::literal(key.default).unwrap();
+        (key.store)(&mut config, &raw).unwrap_or_else(|error| panic!("{}: {error}", key.name));
+        assert_eq!(key.is_list, matches!(raw, Raw::List(_)), "{}", key.name);
+        assert!(!KEYS[..index].iter().any(|other| other.name == key.name), "{} twice", key.name);
+        assert!(key.text.ends_with('.') && !key.text.contains('\n'), "{}", key.name);
+    }
+    assert_eq!(config.root, Path::new("/var/lib/coracle"));
+    assert_eq!(config.nri.plugin_sync_timeout, Duration::from_secs(10));
+}
+
+#[test]
+fn the_default_file_uncommented_is_the_default() {
+    let text: String = document()
+        .lines()
+        .map(|line| {
+            line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned() + "\n"
+        })
+        .collect();
+    let (values, problems) = parse_text(&text);
+    assert_eq!(problems, []);
+    assert!(values.iter().all(Option::is_some), "a key is missing from the default file");
+    let files = Files::new("default", &[("config.toml", &text)]);
+    let empty = Files::new("empty", &[("config.toml", "")]);
+    assert_eq!(files.load(&[]), empty.load(&[]));
+    assert_eq!(changes(&files.load(&[]).unwrap(), &empty.load(&[]).unwrap()), Changes::default());
+}
+
+#[test]
+fn drop_ins_beat_the_file_in_order_and_flags_beat_all() {
+    let files = Files::new(
+        "merge",
+        &[
+            ("config.toml", "root = '/a'\nstate = '/a'\nlisten = '/a.sock'\n[cni]\nbin_dirs = ['/a']\n"),
+            ("conf.d/20-b.toml", "state = '/c'\n[metrics]\naddress = '127.0.0.1:9100'\n"),
+            ("conf.d/10-a.toml", "state = '/b'\nlisten = 'unix:///b.sock'"),
+            ("conf.d/README", "not toml"),
+        ],
+    );
+    let config = files.load(&[("--root", "/f"), ("--cni-bin-dir", "/x"), ("--cni-bin-dir", "/y")]).unwrap();
+    assert_eq!(config.root, Path::new("/f"));
+    assert_eq!(config.state, Path::new("/c"));
+    assert_eq!(config.listen, Path::new("/b.sock"));
+    assert_eq!(config.cni.bin_dirs, [Path::new("/x"), Path::new("/y")]);
+    assert_eq!(config.metrics_address, Some(Address::Tcp("127.0.0.1:9100".parse().unwrap())));
+}
+
+#[test]
+fn every_mistake_is_named_with_file_and_line_at_once() {
+    let long = format!("listen = '/{}'", "x".repeat(107));
+    let files = Files::new(
+        "mistakes",
+        &[
+            (
+                "config.toml",
+                "rooot = '/a'\n\nstate = 'relative'\n[cgroup]\ndriver = 'sytemd'\n[streaming]\nport = 70000\n",
+            ),
+            (
+                "conf.d/1.toml",
+                "[image]\nkeep_blobs = 'yes'\n[nri]\nplugin_sync_timeout = '5 s'\nrestart = 1\n",
+            ),
+            ("conf.d/2.toml", "[oops\n"),
+            ("conf.d/3.toml", &long),
+            ("conf.d/4.toml", "cni = 3\nport = 1\n"),
+        ],
+    );
+    let problems = files.load(&[("--metrics", "here")]).unwrap_err();
+    let expected = [
+        "conf.d/1.toml:2: image.keep_blobs: expected true or false, found \"yes\"",
+        "conf.d/1.toml:4: nri.plugin_sync_timeout: expected a time like \"5s\" or \"500ms\", from 10 ms to 120000 ms, \
+         found \"5 s\"",
+        "conf.d/1.toml:5: nri.restart: expected one of never, on-failure, found 1",
+        "conf.d/2.toml:1: ",
+        "conf.d/3.toml:1: listen: the path has 108 bytes, a unix socket's has 107 at most",
+        "conf.d/4.toml:1: cni: expected a table, written [cni]",
+        "conf.d/4.toml:2: unknown key `port`, did you mean `streaming.port`?",
+        "config.toml:1: unknown key `rooot`, did you mean `root`?",
+        "config.toml:3: state: expected an absolute path, found \"relative\"",
+        "config.toml:5: cgroup.driver: expected one of auto, cgroupfs, systemd, found \"sytemd\"",
+        "config.toml:7: streaming.port: expected a number from 0 to 65535, found 70000",
+        "--metrics: metrics.address: expected ADDRESS:PORT or unix:///PATH, found \"here\"",
+    ];
+    assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+    for (problem, expected) in problems.iter().zip(expected) {
+        assert!(problem.starts_with(expected), "{problem}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn only_the_default_file_may_be_absent() {
+    let files = Files::new("absent", &[]);
+    assert_eq!(files.load(&[]).unwrap_err(), ["config.toml: read: no such file or directory"]);
+}
+
+#[test]
+fn a_reload_says_what_needs_a_restart() {
+    let before = Files::new("before", &[("config.toml", "")]).load(&[]).unwrap();
+    let text = "log_level = 'debug'\nroot = '/b'\n";
+    let after = Files::new("after", &[("config.toml", text)]).load(&[]).unwrap();
+    let expected = Changes { reloadable: vec!["log_level"], needs_restart: vec!["root"] };
+    assert_eq!(changes(&before, &after), expected);
+}
+
+/// Whatever bytes come, there is an answer, and every problem names a line of the file.
+#[test]
+fn garbage_is_answered() {
+    let mut seed: u64 = 0x5eed;
+    let pieces = [
+        "root", " = ", "'/x'", "[", "]", "\n", "cni", ".", "{", "}", "\"", "1", "é", "\u{0}", "#", ",", "= =",
+    ];
+    for _ in 0..2000 {
+        let mut text = String::new();
+        for _ in 0..12 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            text.push_str(pieces[(seed >> 33) as usize % pieces.len()]);
+        }
+        let (_, problems) = parse_text(&text);
+        for problem in problems {
+            let Origin::File(_, line) = problem.origin else { panic!("{text:?}") };
+            assert!((1..=text.split('\n').count()).contains(&line), "{text:?}: line {line}");
+        }
+    }
+}

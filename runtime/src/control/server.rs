@@ -1,0 +1,251 @@
+//! The daemon's side of the control socket. Every connection is one request, with a bound on its length, its time and
+//! their number.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use smol::channel::Sender;
+
+use super::{Answer, LINE_BYTES_MAX, Request};
+use crate::error::{Context, Error, Kind, plain};
+use crate::image::{Images, View};
+use crate::log;
+use crate::reactor::{self, Watched};
+use crate::rpc::Listener;
+
+/// Root alone: who can import an image decides what runs.
+const SOCKET_MODE: u32 = 0o600;
+
+/// Requests at once; more are told to come back.
+const CONNECTIONS_MAX: usize = 16;
+
+/// How long a client may take to say what it wants, or to take an answer.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Answers made and not taken yet: lets an import get on while its client prints.
+const ANSWERS_MAX: usize = 16;
+
+/// How long to wait before the next accept when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The socket and what it works on.
+pub(crate) struct Server {
+    listener: Listener,
+    images: Rc<Images>,
+    /// Counted by its references: one for each connection beside this one.
+    connections: Rc<()>,
+}
+
+impl Server {
+    /// Makes the socket.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub(crate) fn bind(socket: &Path, images: Rc<Images>) -> Result<Server, Error> {
+        let listener = Listener::bind(socket)?;
+        std::fs::set_permissions(socket, Permissions::from_mode(SOCKET_MODE))
+            .context(|| format!("set mode of {}", socket.display()))?;
+        Ok(Server { listener, images, connections: Rc::new(()) })
+    }
+
+    /// Serves as long as the daemon lives.
+    pub(crate) async fn run(self) {
+        loop {
+            match self.listener.accept().await {
+                Ok(stream) => self.take(stream),
+                Err(error) => {
+                    log::warn!("control connection not accepted"; error = plain(&error));
+                    reactor::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn take(&self, stream: Watched) {
+        let images = self.images.clone();
+        let counted = self.connections.clone();
+        let is_full = Rc::strong_count(&counted) > CONNECTIONS_MAX + 1;
+        reactor::spawn(async move {
+            let _counted = counted;
+            let refusal = Error::new(Kind::ResourceExhausted, "too many clients at once: try again");
+            let request = if is_full { Err(refusal) } else { read_request(&stream).await };
+            converse(&stream, request, images).await;
+        })
+        .detach();
+    }
+}
+
+/// Does what is asked in a task of its own, which goes on without a client, and passes on the answers.
+async fn converse(stream: &Watched, request: Result<Request, Error>, images: Rc<Images>) {
+    let (sender, answers) = smol::channel::bounded(ANSWERS_MAX);
+    reactor::spawn(async move {
+        match request {
+            Ok(request) => carry_out(request, &images, &sender).await,
+            Err(error) => say(&sender, Answer::Failed { message: error.to_string() }).await,
+        }
+        say(&sender, Answer::End {}).await;
+    })
+    .detach();
+    while let Ok(answer) = answers.recv().await {
+        // Its types are strings and numbers, which are always JSON.
+        let Ok(mut line) = serde_json::to_vec(&answer) else { return };
+        line.push(b'\n');
+        match reactor::deadline(CLIENT_PATIENCE, stream.write_all(&line)).await {
+            Ok(Ok(())) => {}
+            // The client is gone or stuck.
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}
+
+/// A client that is gone does not hear it.
+async fn say(answers: &Sender<Answer>, answer: Answer) {
+    let _ = answers.send(answer).await;
+}
+
+async fn read_request(stream: &Watched) -> Result<Request, Error> {
+    let line = reactor::deadline(CLIENT_PATIENCE, read_line(stream));
+    let line = line.await.map_err(|_| Error::new(Kind::DeadlineExceeded, "no request came"))??;
+    serde_json::from_slice(&line)
+        .map_err(|error| Error::new(Kind::InvalidArgument, format!("not a request of this coracle: {error}")))
+}
+
+async fn read_line(stream: &Watched) -> Result<Vec<u8>, Error> {
+    let mut line = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let count = stream.read(&mut buffer).await?;
+        let read = &buffer[..count];
+        let end = read.iter().position(|byte| *byte == b'\n');
+        line.extend_from_slice(&read[..end.unwrap_or(count)]);
+        if line.len() > LINE_BYTES_MAX {
+            let text = format!("a request of more than {LINE_BYTES_MAX} bytes");
+            return Err(Error::new(Kind::ResourceExhausted, text));
+        }
+        if end.is_some() || count == 0 {
+            return Ok(line);
+        }
+    }
+}
+
+async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answer>) {
+    match request {
+        Request::Import { files } => {
+            for file in files {
+                import(&file, images, answers).await;
+            }
+        }
+        Request::List {} => {
+            for view in images.list() {
+                say(answers, image(view)).await;
+            }
+        }
+        Request::Remove { names } => {
+            for name in names {
+                say(answers, remove(name, images)).await;
+            }
+        }
+    }
+}
+
+async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
+    let imported = if file.is_absolute() {
+        images.import(file).await
+    } else {
+        let text = format!("import {}: not an absolute path", file.display());
+        Err(Error::new(Kind::InvalidArgument, text))
+    };
+    match imported {
+        Ok(views) => {
+            for view in views {
+                say(answers, image(view)).await;
+            }
+        }
+        Err(error) => say(answers, Answer::Failed { message: error.to_string() }).await,
+    }
+}
+
+/// Unlike the CRI's, a removal by hand says when there was nothing to remove.
+fn remove(name: String, images: &Images) -> Answer {
+    let removed = images.resolve(&name).and_then(|view| {
+        images.remove(&name)?;
+        match images.find(&view.id.to_string())? {
+            None => Ok(()),
+            Some(_) => Err(Error::new(Kind::FailedPrecondition, format!("image {name}: is built in"))),
+        }
+    });
+    match removed {
+        Ok(()) => Answer::Removed { name },
+        Err(error) => Answer::Failed { message: error.to_string() },
+    }
+}
+
+fn image(view: View) -> Answer {
+    let View { id, tags, digests, size_bytes, user: _, pinned } = view;
+    Answer::Image { id: id.to_string(), tags, digests, size_bytes, pinned }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Server;
+    use crate::image::{Images, Options, Pins};
+    use crate::reactor::{self, Watched};
+    use crate::testdir::TestDir;
+    use crate::workers::{Setup, Workers};
+    use coracle_job::Limits;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    /// Sends `request` and gives all that comes back.
+    async fn ask(socket: &Path, request: &[u8]) -> String {
+        let stream = Watched::new(UnixStream::connect(socket).unwrap().into()).unwrap();
+        // The daemon may have heard enough before it was all said.
+        let _ = stream.write_all(request).await;
+        let mut text = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+            text.extend_from_slice(&buffer[..count]);
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_and_nonsense_is_refused() {
+        let dir = TestDir::new("control");
+        let socket = dir.path().join("control.sock");
+        reactor::run(async {
+            let program = dir.script("worker", "cat > /dev/null; exit 7");
+            let workers = Workers::new(Setup { program, confine: None });
+            let options = Options {
+                root: dir.path().join("root"),
+                keep_blobs: true,
+                limits: Limits::default(),
+                pins: Pins::default(),
+            };
+            let server = Server::bind(&socket, Images::open(options, workers).unwrap()).unwrap();
+            assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+            reactor::spawn(server.run()).detach();
+            let ended = "import /a.tar: the worker ended without an answer: exit status: 7";
+            let cases: [(&[u8], &str); 6] = [
+                (b"{\"list\":{}}\n", "\"tags\":[\"coracle.local/sandbox:v1\"]"),
+                (b"{\"remove\":{\"names\":[\"app\",\"A\"]}}\n", "image app: not found"),
+                (b"{\"remove\":{\"names\":[\"coracle.local/sandbox:v1\"]}}\n", "is built in"),
+                (b"{\"import\":{\"files\":[\"/a.tar\"]}}\n", ended),
+                (b"{\"import\":{\"files\":[\"a.tar\"]}}\n", "not an absolute path"),
+                (b"nonsense\n", "not a request of this coracle"),
+            ];
+            for (request, expected) in cases {
+                let answers = ask(&socket, request).await;
+                let shown = String::from_utf8_lossy(request);
+                assert!(
+                    answers.contains(expected) && answers.ends_with("{\"end\":{}}\n"),
+                    "{shown}: {answers}"
+                );
+            }
+        });
+    }
+}

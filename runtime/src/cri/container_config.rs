@@ -1,0 +1,347 @@
+//! `ContainerConfig` to [`ContainerSpec`] and back: the only place that reads or writes the container's CRI fields.
+//!
+//! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
+//! changes what the container may do. Rules: CRI facts sections 2.10, 2.14, 2.36 and 3.
+
+use coracle_sandbox::ContainerId;
+
+use super::pod_config::{check_seccomp, check_user_namespace, invalid, missing, pairs, required, unsupported};
+use crate::error::Error;
+use crate::pod::spec::{
+    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, Mount, MountPropagation, Resources, Security,
+};
+use crate::rpc::v1;
+
+/// Masked where no security context came at all (CRI facts section 4.3).
+const MASKED_PATHS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+
+/// Read-only where no security context came at all.
+const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Validates `config` and takes it over.
+pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpec, Error> {
+    let metadata = config.metadata.ok_or_else(|| missing("config.metadata"))?;
+    let image = config.image.ok_or_else(|| missing("config.image"))?;
+    if !config.cdi_devices.is_empty() {
+        return Err(unsupported("config.CDI_devices", "CDI devices"));
+    }
+    let linux = config.linux.unwrap_or_default();
+    let context = linux.security_context;
+    let options = context.as_ref().and_then(|context| context.namespace_options.clone()).unwrap_or_default();
+    Ok(ContainerSpec {
+        name: ContainerName { name: required("config.metadata.name", metadata.name)?, attempt: metadata.attempt },
+        image: required("config.image.image", image.image)?,
+        user_specified_image: image.user_specified_image,
+        command: without_nul("config.command", config.command)?,
+        arguments: without_nul("config.args", config.args)?,
+        working_directory: working_directory(config.working_dir)?,
+        environment: config.envs.into_iter().map(variable).collect::<Result<_, _>>()?,
+        mounts: config.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
+        devices: config.devices.into_iter().map(device).collect::<Result<_, _>>()?,
+        labels: pairs(config.labels),
+        annotations: pairs(config.annotations),
+        log_path: log_path(config.log_path)?,
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
+        tty: config.tty,
+        stop_signal: stop_signal(config.stop_signal)?,
+        pid: pid_namespace(&options)?,
+        security: security(context)?,
+        resources: resources(linux.resources.unwrap_or_default()),
+    })
+}
+
+/// Resources exactly as given.
+pub(crate) fn resources(linux: v1::LinuxContainerResources) -> Resources {
+    Resources {
+        cpu_period_us: linux.cpu_period,
+        cpu_quota_us: linux.cpu_quota,
+        cpu_shares: linux.cpu_shares,
+        memory_limit_bytes: linux.memory_limit_in_bytes,
+        oom_score_adj: linux.oom_score_adj,
+        cpuset_cpus: linux.cpuset_cpus,
+        cpuset_mems: linux.cpuset_mems,
+        hugepage_limits: linux.hugepage_limits.into_iter().map(|limit| (limit.page_size, limit.limit)).collect(),
+        unified: pairs(linux.unified),
+        memory_swap_limit_bytes: linux.memory_swap_limit_in_bytes,
+    }
+}
+
+/// The same, as status shows them.
+pub(crate) fn linux_resources(resources: &Resources) -> v1::LinuxContainerResources {
+    let hugepage = |(page_size, limit): &(String, u64)| v1::HugepageLimit { page_size: page_size.clone(), limit: *limit };
+    v1::LinuxContainerResources {
+        cpu_period: resources.cpu_period_us,
+        cpu_quota: resources.cpu_quota_us,
+        cpu_shares: resources.cpu_shares,
+        memory_limit_in_bytes: resources.memory_limit_bytes,
+        oom_score_adj: resources.oom_score_adj,
+        cpuset_cpus: resources.cpuset_cpus.clone(),
+        cpuset_mems: resources.cpuset_mems.clone(),
+        hugepage_limits: resources.hugepage_limits.iter().map(hugepage).collect(),
+        unified: super::pod_config::map(&resources.unified),
+        memory_swap_limit_in_bytes: resources.memory_swap_limit_bytes,
+    }
+}
+
+/// A mount of the request as status shows it: in order, and nothing else (the kubelet finds its termination log so).
+pub(crate) fn cri_mount(mount: &Mount) -> v1::Mount {
+    let propagation = match mount.propagation {
+        MountPropagation::Private => v1::MountPropagation::PropagationPrivate,
+        MountPropagation::HostToContainer => v1::MountPropagation::PropagationHostToContainer,
+        MountPropagation::Bidirectional => v1::MountPropagation::PropagationBidirectional,
+    };
+    v1::Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        readonly: mount.readonly,
+        selinux_relabel: mount.selinux_relabel,
+        propagation: propagation.into(),
+        recursive_read_only: mount.recursive_read_only,
+        ..Default::default()
+    }
+}
+
+/// The metadata as it was asked.
+pub(crate) fn metadata(name: &ContainerName) -> v1::ContainerMetadata {
+    v1::ContainerMetadata { name: name.name.clone(), attempt: name.attempt }
+}
+
+fn without_nul(field: &str, values: Vec<String>) -> Result<Vec<String>, Error> {
+    match values.iter().any(|value| value.contains('\0')) {
+        true => Err(invalid(field, "holds a NUL")),
+        false => Ok(values),
+    }
+}
+
+fn working_directory(path: String) -> Result<String, Error> {
+    if path.contains('\0') {
+        return Err(invalid("config.working_dir", "holds a NUL"));
+    }
+    Ok(path)
+}
+
+fn variable(variable: v1::KeyValue) -> Result<(String, Vec<u8>), Error> {
+    let is_name = !variable.key.is_empty() && !variable.key.contains(['=', '\0']);
+    if !is_name || variable.value.contains(&0) {
+        // The value may be a secret: only the name is shown.
+        return Err(invalid("config.envs", &format!("{:?} cannot be a variable, or its value holds a NUL", variable.key)));
+    }
+    Ok((variable.key, variable.value))
+}
+
+fn mount(mount: v1::Mount) -> Result<Mount, Error> {
+    let field = |what: &str| format!("config.mounts[{}].{what}", mount.container_path);
+    if mount.image.is_some() {
+        return Err(unsupported(&field("image"), "image volumes").context("ImageVolumeMountFailed"));
+    }
+    if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
+        return Err(unsupported(&field("uidMappings"), "idmapped mounts"));
+    }
+    if !mount.mount_options.is_empty() {
+        return Err(unsupported(&field("mount_options"), "mount options"));
+    }
+    if mount.container_path.is_empty() || mount.container_path.contains('\0') {
+        return Err(invalid("config.mounts.container_path", "is empty or holds a NUL"));
+    }
+    if !mount.host_path.starts_with('/') || mount.host_path.contains('\0') {
+        return Err(invalid(&field("host_path"), &format!("{:?} is not an absolute path", mount.host_path)));
+    }
+    let propagation = match v1::MountPropagation::try_from(mount.propagation) {
+        Ok(v1::MountPropagation::PropagationPrivate) => MountPropagation::Private,
+        Ok(v1::MountPropagation::PropagationHostToContainer) => MountPropagation::HostToContainer,
+        Ok(v1::MountPropagation::PropagationBidirectional) => MountPropagation::Bidirectional,
+        Err(_) => return Err(invalid(&field("propagation"), &format!("{} is unknown", mount.propagation))),
+    };
+    if mount.recursive_read_only && (!mount.readonly || propagation != MountPropagation::Private) {
+        return Err(invalid(&field("recursive_read_only"), "needs readonly and private propagation"));
+    }
+    Ok(Mount {
+        container_path: mount.container_path,
+        host_path: mount.host_path,
+        readonly: mount.readonly,
+        selinux_relabel: mount.selinux_relabel,
+        propagation,
+        recursive_read_only: mount.recursive_read_only,
+    })
+}
+
+fn device(device: v1::Device) -> Result<Device, Error> {
+    let field = |what: &str| format!("config.devices[{}].{what}", device.host_path);
+    if !device.host_path.starts_with('/') {
+        return Err(invalid(&field("host_path"), "is not an absolute path"));
+    }
+    if !device.permissions.chars().all(|permission| "rwm".contains(permission)) {
+        return Err(invalid(&field("permissions"), &format!("{:?} is not a subset of rwm", device.permissions)));
+    }
+    let container_path = match device.container_path.is_empty() {
+        true => device.host_path.clone(),
+        false => device.container_path,
+    };
+    Ok(Device { container_path, host_path: device.host_path, permissions: device.permissions })
+}
+
+fn log_path(path: String) -> Result<String, Error> {
+    let escapes = path.split('/').any(|part| part == "..");
+    if escapes || path.starts_with('/') || path.contains('\0') {
+        return Err(invalid("config.log_path", &format!("{path:?} leaves the pod's log directory")));
+    }
+    Ok(path)
+}
+
+fn stop_signal(signal: i32) -> Result<i32, Error> {
+    // 65 is SIGNAL_SIGRTMAX, the last one of the enum.
+    if (0..=65).contains(&signal) { Ok(signal) } else { Err(invalid("config.stop_signal", "is unknown")) }
+}
+
+fn pid_namespace(options: &v1::NamespaceOption) -> Result<ContainerPid, Error> {
+    let field = "config.linux.security_context.namespace_options";
+    check_user_namespace(&format!("{field}.userns_options"), options.userns_options.as_ref())?;
+    match v1::NamespaceMode::try_from(options.pid) {
+        Ok(v1::NamespaceMode::Pod) => Ok(ContainerPid::Pod),
+        Ok(v1::NamespaceMode::Container) => Ok(ContainerPid::Own),
+        Ok(v1::NamespaceMode::Node) => Ok(ContainerPid::Node),
+        Ok(v1::NamespaceMode::Target) => {
+            let target: Result<ContainerId, _> = options.target_id.parse();
+            target.map(ContainerPid::Target).map_err(|error| invalid(&format!("{field}.target_id"), &error.to_string()))
+        }
+        Err(_) => Err(invalid(&format!("{field}.pid"), &format!("{} is unknown", options.pid))),
+    }
+}
+
+fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Security, Error> {
+    let field = |what: &str| format!("config.linux.security_context.{what}");
+    let is_absent = context.is_none();
+    let context = context.unwrap_or_default();
+    // Both are ignored for privileged containers (CRI facts section 3.4).
+    let wants_default_seccomp = !context.privileged
+        && check_seccomp(&field("seccomp"), context.seccomp.as_ref(), &context.seccomp_profile_path)?;
+    if !context.privileged {
+        check_apparmor(&field("apparmor"), &context)?;
+    }
+    let id = |what: &str, value: Option<v1::Int64Value>| {
+        let number = |value: i64| {
+            // (uid_t)-1 means "unchanged" to the kernel.
+            u32::try_from(value)
+                .ok()
+                .filter(|id| *id != u32::MAX)
+                .ok_or_else(|| invalid(&field(what), &format!("{value} is not a user or group id")))
+        };
+        value.map(|value| number(value.value)).transpose()
+    };
+    let groups_policy = match v1::SupplementalGroupsPolicy::try_from(context.supplemental_groups_policy) {
+        Ok(v1::SupplementalGroupsPolicy::Merge) => GroupsPolicy::Merge,
+        Ok(v1::SupplementalGroupsPolicy::Strict) => GroupsPolicy::Strict,
+        Err(_) => return Err(invalid(&field("supplemental_groups_policy"), "is unknown")),
+    };
+    let group = |value: i64| id("supplemental_groups", Some(v1::Int64Value { value }));
+    let supplemental_groups: Vec<Option<u32>> =
+        context.supplemental_groups.into_iter().map(group).collect::<Result<_, _>>()?;
+    let run_as_user = id("run_as_user", context.run_as_user)?;
+    let run_as_group = id("run_as_group", context.run_as_group)?;
+    if run_as_group.is_some() && run_as_user.is_none() && context.run_as_username.is_empty() {
+        return Err(invalid(&field("run_as_group"), "needs run_as_user or run_as_username"));
+    }
+    let capabilities = context.capabilities.unwrap_or_default();
+    let owned = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+    let (masked_paths, readonly_paths) = match is_absent {
+        true => (owned(MASKED_PATHS), owned(READONLY_PATHS)),
+        false => (context.masked_paths, context.readonly_paths),
+    };
+    Ok(Security {
+        run_as_user,
+        run_as_username: context.run_as_username,
+        run_as_group,
+        supplemental_groups: supplemental_groups.into_iter().flatten().collect(),
+        groups_policy,
+        add_capabilities: capabilities.add_capabilities,
+        drop_capabilities: capabilities.drop_capabilities,
+        ambient_capabilities: capabilities.add_ambient_capabilities,
+        privileged: context.privileged,
+        readonly_rootfs: context.readonly_rootfs,
+        no_new_privileges: context.no_new_privs,
+        wants_default_seccomp,
+        masked_paths,
+        readonly_paths,
+    })
+}
+
+/// A named profile that cannot be applied is refused; the runtime's default is "none" where there is none.
+fn check_apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<(), Error> {
+    use v1::security_profile::ProfileType;
+    let is_localhost = match &context.apparmor {
+        Some(profile) => profile.profile_type == i32::from(ProfileType::Localhost),
+        None => context.apparmor_profile.starts_with("localhost/"),
+    };
+    if is_localhost { Err(unsupported(field, "AppArmor profiles")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> v1::ContainerConfig {
+        v1::ContainerConfig {
+            metadata: Some(v1::ContainerMetadata { name: "nginx".into(), attempt: 0 }),
+            image: Some(v1::ImageSpec { image: "nginx".into(), ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
+    fn context(change: impl FnOnce(&mut v1::LinuxContainerSecurityContext)) -> v1::ContainerConfig {
+        let mut context = v1::LinuxContainerSecurityContext::default();
+        change(&mut context);
+        let linux = v1::LinuxContainerConfig { security_context: Some(context), ..Default::default() };
+        v1::ContainerConfig { linux: Some(linux), ..config() }
+    }
+
+    #[test]
+    fn masked_paths_are_the_usual_ones_only_without_a_security_context() {
+        assert!(container_spec(config()).unwrap().security.masked_paths.contains(&"/proc/kcore".to_owned()));
+        assert!(container_spec(context(|_| ())).unwrap().security.masked_paths.is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let mount = |change: fn(&mut v1::Mount)| {
+            let mut mount =
+                v1::Mount { container_path: "/data".into(), host_path: "/srv".into(), ..Default::default() };
+            change(&mut mount);
+            v1::ContainerConfig { mounts: vec![mount], ..config() }
+        };
+        let variable = |key: &str| {
+            let variable = v1::KeyValue { key: key.into(), value: b"secret".to_vec() };
+            v1::ContainerConfig { envs: vec![variable], ..config() }
+        };
+        for (expected, config) in [
+            ("config.metadata: missing", v1::ContainerConfig { metadata: None, ..config() }),
+            ("config.image: missing", v1::ContainerConfig { image: None, ..config() }),
+            ("config.log_path", v1::ContainerConfig { log_path: "../../etc/x".into(), ..config() }),
+            ("config.envs: \"A=B\"", variable("A=B")),
+            ("config.mounts[/data].host_path: \"srv\"", mount(|mount| mount.host_path = "srv".into())),
+            ("recursive_read_only: needs readonly", mount(|mount| mount.recursive_read_only = true)),
+            ("propagation: 9 is unknown", mount(|mount| mount.propagation = 9)),
+            ("ImageVolumeMountFailed", mount(|mount| mount.image = Some(v1::ImageSpec::default()))),
+            ("run_as_user: -1 is not", context(|context| context.run_as_user = Some(v1::Int64Value { value: -1 }))),
+            ("run_as_group: needs", context(|context| context.run_as_group = Some(v1::Int64Value { value: 5 }))),
+            ("supplemental_groups_policy: is unknown", context(|context| context.supplemental_groups_policy = 5)),
+        ] {
+            let error = container_spec(config).unwrap_err().to_string();
+            assert!(error.contains(expected), "expected {expected:?} in {error:?}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! ListContainers (CRI section 2.15). `image_id` equals Image.id: the kubelet's image garbage collection tells images
+//! in use by it.
+
+use std::rc::Rc;
+
+use super::container_status::{image_spec, state};
+use super::{container_config, filter, pod_config};
+use crate::daemon::Daemon;
+use crate::error::Error;
+use crate::pod::Container;
+use crate::rpc::v1;
+
+pub(crate) async fn list_containers(
+    daemon: Rc<Daemon>,
+    request: v1::ListContainersRequest,
+) -> Result<v1::ListContainersResponse, Error> {
+    let wanted = request.filter.unwrap_or_default();
+    let containers = daemon.pods.containers();
+    let matching = containers.iter().filter(|container| {
+        let record = container.record();
+        filter::matches_id(&container.id, &wanted.id)
+            && filter::matches_id(&container.pod.id, &wanted.pod_sandbox_id)
+            && wanted.state.is_none_or(|wanted| wanted.state == i32::from(state(&record.state)))
+            && filter::matches_labels(&record.spec.labels, &wanted.label_selector)
+    });
+    Ok(v1::ListContainersResponse { containers: matching.map(|container| item(container)).collect() })
+}
+
+fn item(container: &Container) -> v1::Container {
+    let record = container.record();
+    v1::Container {
+        id: container.id.to_string(),
+        pod_sandbox_id: container.pod.id.to_string(),
+        metadata: Some(container_config::metadata(&record.spec.name)),
+        image: Some(image_spec(&record)),
+        image_ref: record.image.reference.clone(),
+        state: state(&record.state).into(),
+        created_at: record.created_at_ns,
+        labels: pod_config::map(&record.spec.labels),
+        annotations: pod_config::map(&record.spec.annotations),
+        image_id: record.image.id.clone(),
+    }
+}

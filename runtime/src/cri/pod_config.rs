@@ -1,0 +1,261 @@
+//! `PodSandboxConfig` to [`PodSpec`] and back: the only place that reads or writes the pod's CRI fields.
+//!
+//! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
+//! changes what the pod may do (SKEW-2, SKEW-7). Rules: CRI facts sections 2.5, 2.36, 3.1, 3.12, 4.1.
+
+use coracle_job::PortMapping;
+
+use crate::error::{Error, Kind};
+use crate::pod::spec::{Dns, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing};
+use crate::rpc::v1;
+
+/// Validates `config` and takes it over.
+pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) -> Result<PodSpec, Error> {
+    let metadata = config.metadata.ok_or_else(|| missing("config.metadata"))?;
+    let name = PodName {
+        name: required("config.metadata.name", metadata.name)?,
+        namespace: required("config.metadata.namespace", metadata.namespace)?,
+        uid: required("config.metadata.uid", metadata.uid)?,
+        attempt: metadata.attempt,
+    };
+    let linux = config.linux.unwrap_or_default();
+    let security = linux.security_context.unwrap_or_default();
+    if security.run_as_group.is_some() && security.run_as_user.is_none() {
+        return Err(invalid("config.linux.security_context.run_as_group", "needs run_as_user"));
+    }
+    check_seccomp("config.linux.security_context.seccomp", security.seccomp.as_ref(), &security.seccomp_profile_path)?;
+    let log_directory = config.log_directory;
+    if !log_directory.is_empty() && !log_directory.starts_with('/') {
+        return Err(invalid("config.log_directory", "is not an absolute path"));
+    }
+    Ok(PodSpec {
+        name,
+        hostname: hostname(config.hostname)?,
+        log_directory,
+        dns: config.dns_config.map(dns).transpose()?,
+        ports: config.port_mappings.into_iter().map(port).collect::<Result<_, _>>()?,
+        labels: pairs(config.labels),
+        annotations: pairs(config.annotations),
+        runtime_handler,
+        cgroup_parent: linux.cgroup_parent,
+        namespaces: namespaces(&security.namespace_options.unwrap_or_default())?,
+        privileged: security.privileged,
+        sysctls: pairs(linux.sysctls),
+    })
+}
+
+/// The namespace options as they were asked, for PodSandboxStatus.
+pub(crate) fn namespace_options(namespaces: PodNamespaces) -> v1::NamespaceOption {
+    let sharing = |sharing| match sharing {
+        Sharing::Pod => v1::NamespaceMode::Pod,
+        Sharing::Node => v1::NamespaceMode::Node,
+    };
+    let pid = match namespaces.pid {
+        PodPid::Pod => v1::NamespaceMode::Pod,
+        PodPid::Container => v1::NamespaceMode::Container,
+        PodPid::Node => v1::NamespaceMode::Node,
+    };
+    v1::NamespaceOption {
+        network: sharing(namespaces.network).into(),
+        ipc: sharing(namespaces.ipc).into(),
+        pid: pid.into(),
+        ..Default::default()
+    }
+}
+
+/// The metadata as it was asked.
+pub(crate) fn metadata(name: &PodName) -> v1::PodSandboxMetadata {
+    v1::PodSandboxMetadata {
+        name: name.name.clone(),
+        uid: name.uid.clone(),
+        namespace: name.namespace.clone(),
+        attempt: name.attempt,
+    }
+}
+
+/// A CRI map in a stable order, so that equal requests make equal specs.
+pub(crate) fn pairs(map: std::collections::HashMap<String, String>) -> Pairs {
+    let mut pairs: Pairs = map.into_iter().collect();
+    pairs.sort();
+    pairs
+}
+
+/// The map again.
+pub(crate) fn map(pairs: &Pairs) -> std::collections::HashMap<String, String> {
+    pairs.iter().cloned().collect()
+}
+
+/// Whether the runtime's default filter is asked for (there is none yet, which the core warns of). A profile of the
+/// host cannot be honoured and is refused.
+pub(crate) fn check_seccomp(
+    field: &str,
+    profile: Option<&v1::SecurityProfile>,
+    deprecated_path: &str,
+) -> Result<bool, Error> {
+    use v1::security_profile::ProfileType;
+    let localhost = || unsupported(field, "localhost seccomp profiles");
+    match (profile, deprecated_path) {
+        (Some(profile), _) => match ProfileType::try_from(profile.profile_type) {
+            Ok(ProfileType::RuntimeDefault) => Ok(true),
+            Ok(ProfileType::Unconfined) => Ok(false),
+            Ok(ProfileType::Localhost) => Err(localhost()),
+            Err(_) => Err(invalid(field, &format!("has an unknown profile type {}", profile.profile_type))),
+        },
+        (None, "runtime/default" | "docker/default") => Ok(true),
+        (None, path) if path.starts_with("localhost/") => Err(localhost()),
+        (None, _) => Ok(false),
+    }
+}
+
+/// `field` is missing or empty.
+pub(crate) fn missing(field: &str) -> Error {
+    Error::new(Kind::InvalidArgument, format!("{field}: missing"))
+}
+
+/// `field` holds something that cannot be.
+pub(crate) fn invalid(field: &str, why: &str) -> Error {
+    Error::new(Kind::InvalidArgument, format!("{field}: {why}"))
+}
+
+/// `field` asks for something that would be silently left out.
+pub(crate) fn unsupported(field: &str, what: &str) -> Error {
+    Error::new(Kind::InvalidArgument, format!("{field}: {what} are not supported by this version of coracle"))
+}
+
+/// The field, if it is not empty.
+pub(crate) fn required(field: &str, value: String) -> Result<String, Error> {
+    if value.is_empty() { Err(missing(field)) } else { Ok(value) }
+}
+
+fn hostname(name: String) -> Result<String, Error> {
+    // sethostname(2): at most 64 bytes. A newline would end up in /etc/hostname.
+    if name.len() > 64 || name.bytes().any(|byte| byte.is_ascii_control()) {
+        return Err(invalid("config.hostname", "is longer than 64 bytes or holds control characters"));
+    }
+    Ok(name)
+}
+
+fn dns(config: v1::DnsConfig) -> Result<Dns, Error> {
+    for (field, values) in
+        [("servers", &config.servers), ("searches", &config.searches), ("options", &config.options)]
+    {
+        if values.iter().any(|value| value.bytes().any(|byte| byte.is_ascii_control())) {
+            return Err(invalid(&format!("config.dns_config.{field}"), "holds control characters"));
+        }
+    }
+    Ok(Dns { servers: config.servers, searches: config.searches, options: config.options })
+}
+
+fn port(mapping: v1::PortMapping) -> Result<PortMapping, Error> {
+    let protocol = match v1::Protocol::try_from(mapping.protocol) {
+        Ok(v1::Protocol::Tcp) => "tcp",
+        Ok(v1::Protocol::Udp) => "udp",
+        Ok(v1::Protocol::Sctp) => "sctp",
+        Err(_) => return Err(invalid("config.port_mappings.protocol", "is unknown")),
+    };
+    let number = |field: &str, value: i32| {
+        u16::try_from(value)
+            .map_err(|_| invalid(&format!("config.port_mappings.{field}"), &format!("{value} is not a port")))
+    };
+    Ok(PortMapping {
+        protocol: protocol.to_owned(),
+        container_port: number("container_port", mapping.container_port)?,
+        host_port: number("host_port", mapping.host_port)?,
+        host_ip: mapping.host_ip,
+    })
+}
+
+fn namespaces(options: &v1::NamespaceOption) -> Result<PodNamespaces, Error> {
+    let field = |name: &str| format!("config.linux.security_context.namespace_options.{name}");
+    let sharing = |name: &str, mode: i32| match v1::NamespaceMode::try_from(mode) {
+        Ok(v1::NamespaceMode::Pod) => Ok(Sharing::Pod),
+        Ok(v1::NamespaceMode::Node) => Ok(Sharing::Node),
+        Ok(_) | Err(_) => Err(invalid(&field(name), "is neither POD nor NODE")),
+    };
+    let pid = match v1::NamespaceMode::try_from(options.pid) {
+        Ok(v1::NamespaceMode::Pod) => PodPid::Pod,
+        Ok(v1::NamespaceMode::Container) => PodPid::Container,
+        Ok(v1::NamespaceMode::Node) => PodPid::Node,
+        Ok(v1::NamespaceMode::Target) | Err(_) => return Err(invalid(&field("pid"), "is not POD, CONTAINER or NODE")),
+    };
+    check_user_namespace(&field("userns_options"), options.userns_options.as_ref())?;
+    Ok(PodNamespaces { network: sharing("network", options.network)?, ipc: sharing("ipc", options.ipc)?, pid })
+}
+
+/// Only the host's user namespace, for now.
+pub(crate) fn check_user_namespace(field: &str, options: Option<&v1::UserNamespace>) -> Result<(), Error> {
+    let Some(options) = options else { return Ok(()) };
+    match v1::NamespaceMode::try_from(options.mode) {
+        Ok(v1::NamespaceMode::Node) if options.uids.is_empty() && options.gids.is_empty() => Ok(()),
+        Ok(v1::NamespaceMode::Node) => Err(invalid(field, "has mappings although the mode is NODE")),
+        Ok(v1::NamespaceMode::Pod) => Err(unsupported(field, "user namespaces")),
+        Ok(_) | Err(_) => Err(invalid(field, "has a mode that is neither POD nor NODE")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> v1::PodSandboxConfig {
+        v1::PodSandboxConfig {
+            metadata: Some(v1::PodSandboxMetadata {
+                name: "web".into(),
+                uid: "u".into(),
+                namespace: "default".into(),
+                attempt: 1,
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut v1::PodSandboxConfig)) -> Result<PodSpec, Error> {
+        let mut config = config();
+        change(&mut config);
+        pod_spec(config, String::new())
+    }
+
+    #[test]
+    fn an_absent_security_context_means_pod_everywhere() {
+        let spec = with(|_| ()).unwrap();
+        let expected = PodNamespaces { network: Sharing::Pod, ipc: Sharing::Pod, pid: PodPid::Pod };
+        assert_eq!(spec.namespaces, expected);
+        assert_eq!(spec.dns, None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        type Change = fn(&mut v1::PodSandboxConfig);
+        let cases: [(&str, Change); 8] = [
+            ("config.metadata: missing", |config| config.metadata = None),
+            ("config.metadata.uid: missing", |config| {
+                config.metadata.as_mut().unwrap().uid.clear();
+            }),
+            ("config.log_directory: is not an absolute path", |config| config.log_directory = "logs".into()),
+            ("config.hostname: is longer", |config| config.hostname = "x".repeat(65)),
+            ("config.dns_config.servers: holds control", |config| {
+                let servers = vec!["1.1.1.1\nnameserver 6.6.6.6".to_owned()];
+                config.dns_config = Some(v1::DnsConfig { servers, ..Default::default() });
+            }),
+            ("config.port_mappings.host_port: 65536 is not a port", |config| {
+                config.port_mappings.push(v1::PortMapping { host_port: 65536, ..Default::default() });
+            }),
+            ("namespace_options.pid: is not POD", |config| {
+                options(config, |options| options.pid = v1::NamespaceMode::Target.into());
+            }),
+            ("namespace_options.network: is neither POD nor NODE", |config| {
+                options(config, |options| options.network = 77);
+            }),
+        ];
+        for (expected, change) in cases {
+            let error = with(change).unwrap_err().to_string();
+            assert!(error.contains(expected), "expected {expected:?} in {error:?}");
+        }
+    }
+
+    fn options(config: &mut v1::PodSandboxConfig, change: impl FnOnce(&mut v1::NamespaceOption)) {
+        let linux = config.linux.get_or_insert_default();
+        let security = linux.security_context.get_or_insert_default();
+        change(security.namespace_options.get_or_insert_default());
+    }
+}

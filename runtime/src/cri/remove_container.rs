@@ -1,0 +1,18 @@
+//! RemoveContainer (CRI section 2.13): kills it where it runs; the log stays. An unknown id is success.
+
+use std::rc::Rc;
+
+use super::unknown_is_done;
+use crate::daemon::Daemon;
+use crate::error::Error;
+use crate::rpc::v1;
+
+pub(crate) async fn remove_container(
+    daemon: Rc<Daemon>,
+    request: v1::RemoveContainerRequest,
+) -> Result<v1::RemoveContainerResponse, Error> {
+    if let Some(container) = unknown_is_done(daemon.pods.container(&request.container_id))? {
+        daemon.pods.remove_container(container).await?;
+    }
+    Ok(v1::RemoveContainerResponse {})
+}

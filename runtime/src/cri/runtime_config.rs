@@ -1,0 +1,16 @@
+//! RuntimeConfig (CRI section 2.3, KEP-4033): which cgroup driver the kubelet must use. SYSTEMD is the enum's zero, so
+//! the message is never left out.
+
+use std::rc::Rc;
+
+use crate::daemon::Daemon;
+use crate::error::Error;
+use crate::rpc::v1;
+
+pub(crate) async fn runtime_config(
+    _daemon: Rc<Daemon>,
+    _request: v1::RuntimeConfigRequest,
+) -> Result<v1::RuntimeConfigResponse, Error> {
+    let cgroup_driver = v1::CgroupDriver::Cgroupfs.into();
+    Ok(v1::RuntimeConfigResponse { linux: Some(v1::LinuxRuntimeConfiguration { cgroup_driver }) })
+}

@@ -1,0 +1,193 @@
+//! Credentials of a PullImage request (CRI facts §2.30). They live as long as that pull, in memory and on the worker's
+//! stdin, and nowhere else: no `Debug` or error text here shows any of their bytes.
+
+use std::fmt;
+
+use coracle_job::Credentials;
+
+use crate::error::{Error, Kind};
+
+/// What a client sent: the CRI's AuthConfig, field by field. Empty means not given.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Auth {
+    pub(crate) username: String,
+    pub(crate) password: String,
+    /// base64 of `user:password`.
+    pub(crate) auth: String,
+    /// The registry they are for, as a URL or host; empty: whichever is asked.
+    pub(crate) server_address: String,
+    /// OAuth2 refresh token.
+    pub(crate) identity_token: String,
+    /// Bearer token.
+    pub(crate) registry_token: String,
+}
+
+impl fmt::Debug for Auth {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(if *self == Auth::default() { "no credentials" } else { "credentials" })
+    }
+}
+
+impl Auth {
+    /// What of it goes to `registry` (normalised): nothing, if it is meant for another.
+    ///
+    /// # Errors
+    /// `auth` is not base64 of `user:password`.
+    pub(super) fn credentials(&self, registry: &str) -> Result<Credentials, Error> {
+        if !self.server_address.is_empty() && host_of(&self.server_address) != host_of(registry) {
+            return Ok(Credentials::None);
+        }
+        if !self.username.is_empty() {
+            return Ok(Credentials::Basic {
+                username: self.username.clone(),
+                password: self.password.clone(),
+            });
+        }
+        if !self.auth.is_empty() {
+            return split_auth(&self.auth);
+        }
+        if !self.identity_token.is_empty() {
+            return Ok(Credentials::Identity(self.identity_token.clone()));
+        }
+        if !self.registry_token.is_empty() {
+            return Ok(Credentials::Bearer(self.registry_token.clone()));
+        }
+        Ok(Credentials::None)
+    }
+}
+
+/// Host and port of a URL or of a bare host; all names of Docker Hub are one.
+fn host_of(address: &str) -> String {
+    let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].to_ascii_lowercase();
+    match host.as_str() {
+        "index.docker.io" | "registry-1.docker.io" => "docker.io".into(),
+        _ => host,
+    }
+}
+
+fn split_auth(auth: &str) -> Result<Credentials, Error> {
+    let invalid = |why| Error::new(Kind::InvalidArgument, format!("auth.auth: {why}"));
+    let bytes = decode_base64(auth).ok_or_else(|| invalid("not base64"))?;
+    let text = String::from_utf8(bytes).map_err(|_| invalid("not UTF-8 in base64"))?;
+    // Some helpers pad with NULs, which other runtimes trim.
+    let (username, password) = text.split_once(':').ok_or_else(|| invalid("no `user:password` in base64"))?;
+    Ok(Credentials::Basic { username: username.into(), password: password.trim_end_matches('\0').into() })
+}
+
+/// RFC 4648 base64 with the standard alphabet, with or without padding.
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_ascii_end().trim_end_matches('=').as_bytes();
+    // One digit alone is six bits of a byte.
+    if digits.len() % 4 == 1 {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);
+    for group in digits.chunks(4) {
+        let mut bits = 0_u32;
+        for digit in group {
+            bits = bits << 6 | sextet(*digit)?;
+        }
+        bits <<= 6 * (4 - group.len());
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
+    }
+    Some(bytes)
+}
+
+fn sextet(digit: u8) -> Option<u32> {
+    let value = match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    };
+    Some(value.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Auth, decode_base64};
+    use coracle_job::Credentials;
+
+    fn text(credentials: &Credentials) -> String {
+        match credentials {
+            Credentials::None => "none".into(),
+            Credentials::Basic { username, password } => format!("{username} {password}"),
+            Credentials::Identity(token) => format!("identity {token}"),
+            Credentials::Bearer(token) => format!("bearer {token}"),
+        }
+    }
+
+    #[test]
+    fn the_first_field_that_is_given_decides() {
+        let auth = |set: fn(&mut Auth)| {
+            let mut auth = Auth::default();
+            set(&mut auth);
+            text(&auth.credentials("docker.io").unwrap())
+        };
+        assert_eq!(auth(|_| {}), "none");
+        assert_eq!(auth(|a| (a.username, a.password) = ("u".into(), "p".into())), "u p");
+        assert_eq!(auth(|a| a.auth = "dXNlcjpwYTpzcw==".into()), "user pa:ss");
+        assert_eq!(auth(|a| a.auth = "dXNlcjpwYXNzAAA=".into()), "user pass");
+        assert_eq!(auth(|a| a.identity_token = "i".into()), "identity i");
+        assert_eq!(auth(|a| a.registry_token = "r".into()), "bearer r");
+    }
+
+    #[test]
+    fn credentials_go_to_their_registry_only() {
+        let cases = [
+            ("", "reg:5000", true),
+            ("reg:5000", "reg:5000", true),
+            ("https://REG:5000/v2/", "reg:5000", true),
+            ("reg", "reg:5000", false),
+            ("reg:5000.evil.example", "reg:5000", false),
+            ("https://evil.example/reg:5000", "reg:5000", false),
+            ("https://index.docker.io/v1/", "docker.io", true),
+            ("docker.io", "docker.io", true),
+            ("https://index.docker.io/v1/", "quay.io", false),
+        ];
+        for (server_address, registry, expected) in cases {
+            let auth = Auth {
+                username: "u".into(),
+                password: "p".into(),
+                server_address: server_address.into(),
+                ..Auth::default()
+            };
+            let credentials = auth.credentials(registry).unwrap();
+            assert_eq!(text(&credentials) == "u p", expected, "{server_address} for {registry}");
+        }
+    }
+
+    #[test]
+    fn a_broken_auth_is_an_error_that_does_not_show_it() {
+        for auth in ["!!secret", "c2VjcmV0", "/////w==", "c2Vjc"] {
+            let error = Auth { auth: auth.into(), ..Auth::default() }.credentials("docker.io").unwrap_err();
+            assert!(error.message().starts_with("auth.auth: "), "{error}");
+            assert!(!error.message().contains("secret") && !error.message().contains(auth), "{error}");
+        }
+        let auth = Auth { password: "secret".into(), ..Auth::default() };
+        assert!(!format!("{auth:?}").contains("secret"));
+    }
+
+    #[test]
+    fn base64_decodes_the_vectors_of_rfc_4648() {
+        let cases = [
+            ("", ""),
+            ("Zg==", "f"),
+            ("Zm8=", "fo"),
+            ("Zm9v", "foo"),
+            ("Zm9vYg==", "foob"),
+            ("Zm9vYmE", "fooba"),
+            ("Zm9vYmFy\n", "foobar"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(decode_base64(text).as_deref(), Some(expected.as_bytes()), "{text}");
+        }
+        for text in ["Z", "Zm9v Zg", "Zm-_", "é"] {
+            assert_eq!(decode_base64(text), None, "{text}");
+        }
+    }
+}

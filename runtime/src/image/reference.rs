@@ -1,0 +1,342 @@
+//! Image references as the kubelet and people write them, and the one normal form that everything else uses.
+//! Pure. Rules: CRI facts §2.27; the grammar is that of the distribution project's reference package, which the kubelet
+//! checks with before it asks us: what passes there must pass here and mean the same.
+//!
+//! | written | normal form |
+//! |---|---|
+//! | `busybox` | `docker.io/library/busybox:latest` |
+//! | `me/app:1` | `docker.io/me/app:1` |
+//! | `localhost/app`, `reg:5000/app` | `localhost/app:latest`, `reg:5000/app:latest` |
+//! | `index.docker.io/me/app` | `docker.io/me/app:latest` |
+//! | `app:1@sha256:…` | `docker.io/library/app@sha256:…`: the digest decides |
+
+use std::fmt;
+
+/// Registry of names that say none.
+const DEFAULT_REGISTRY: &str = "docker.io";
+/// An older name of the same registry, still in old manifests.
+const DEFAULT_REGISTRY_OLD: &str = "index.docker.io";
+/// Where names of one component on the default registry are.
+const DEFAULT_NAMESPACE: &str = "library";
+/// Tag of names that say neither tag nor digest.
+const DEFAULT_TAG: &str = "latest";
+
+/// Longest registry and path together, and longest tag (distribution's grammar).
+const NAME_BYTES_MAX: usize = 255;
+const TAG_BYTES_MAX: usize = 128;
+
+/// A reference in normal form. Made by [`Reference::parse`] only, so every part is well formed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reference {
+    registry: String,
+    repository: String,
+    version: Version,
+}
+
+/// What picks one image of a repository.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Version {
+    /// A tag: may name another image tomorrow.
+    Tag(String),
+    /// `sha256:HEX` or `sha512:HEX`: one content for ever.
+    Digest(String),
+}
+
+/// Not a reference. The text is what users of other runtimes know and search for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Invalid {
+    why: &'static str,
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "invalid reference format: {}", self.why)
+    }
+}
+
+impl Reference {
+    /// Parses and normalises.
+    pub(crate) fn parse(text: &str) -> Result<Reference, Invalid> {
+        let (rest, digest) = match text.split_once('@') {
+            Some((rest, digest)) => (rest, Some(digest)),
+            None => (text, None),
+        };
+        // A colon behind the last slash starts a tag; one before it belongs to a registry's port.
+        let (name, tag) = match rest.rsplit_once(':') {
+            Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
+            _ => (rest, None),
+        };
+        if tag.is_some_and(|tag| !is_tag(tag)) {
+            return Err(Invalid { why: "the tag is empty, too long, or has a character it may not have" });
+        }
+        let version = match (digest, tag) {
+            (Some(digest), _) if is_digest(digest) => Version::Digest(digest.into()),
+            (Some(_), _) => return Err(Invalid { why: "the digest is not sha256:HEX or sha512:HEX" }),
+            (None, tag) => Version::Tag(tag.unwrap_or(DEFAULT_TAG).into()),
+        };
+        let (registry, repository) = split_name(name)?;
+        Ok(Reference { registry, repository, version })
+    }
+
+    /// Registry host, with port if any: `docker.io`.
+    pub(crate) fn registry(&self) -> &str {
+        &self.registry
+    }
+
+    /// Repository path: `library/busybox`.
+    pub(crate) fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// Whether a digest picks the image, not a tag.
+    pub(crate) fn has_digest(&self) -> bool {
+        matches!(self.version, Version::Digest(_))
+    }
+
+    /// Tag or digest.
+    pub(crate) fn version(&self) -> &Version {
+        &self.version
+    }
+}
+
+impl fmt::Display for Reference {
+    /// The normal form; parses to the same value.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.version {
+            Version::Tag(tag) => write!(out, "{}/{}:{tag}", self.registry, self.repository),
+            Version::Digest(digest) => write!(out, "{}/{}@{digest}", self.registry, self.repository),
+        }
+    }
+}
+
+/// Whether `text` is `sha256:` and 64, or `sha512:` and 128, lower-case hex digits.
+pub(crate) fn is_digest(text: &str) -> bool {
+    match text.split_once(':') {
+        Some(("sha256", hex)) => hex.len() == 64 && is_hex(hex),
+        Some(("sha512", hex)) => hex.len() == 128 && is_hex(hex),
+        _ => false,
+    }
+}
+
+/// Whether `text` is lower-case hex digits only.
+pub(crate) fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn split_name(name: &str) -> Result<(String, String), Invalid> {
+    let (registry, path) = match name.split_once('/') {
+        Some((first, path)) if first.contains(['.', ':']) || first == "localhost" => (first, path),
+        _ => (DEFAULT_REGISTRY, name),
+    };
+    let registry = if registry == DEFAULT_REGISTRY_OLD { DEFAULT_REGISTRY } else { registry };
+    if !is_registry(registry) {
+        return Err(Invalid { why: "the registry is not a host name with an optional port" });
+    }
+    // Would be taken for an image's id everywhere else.
+    if path.len() == 64 && is_hex(path) {
+        return Err(Invalid { why: "64 hex digits are an image's id, not a name" });
+    }
+    if !path.split('/').all(is_path_component) {
+        return Err(Invalid {
+            why: "a path has lower-case letters and digits, with single separators between",
+        });
+    }
+    let is_short = registry == DEFAULT_REGISTRY && !path.contains('/');
+    let repository = if is_short { format!("{DEFAULT_NAMESPACE}/{path}") } else { path.into() };
+    if registry.len() + 1 + repository.len() > NAME_BYTES_MAX {
+        return Err(Invalid { why: "a name has at most 255 characters" });
+    }
+    Ok((registry.into(), repository))
+}
+
+/// `host`, `host:port`, `[v6]`, `[v6]:port`.
+fn is_registry(text: &str) -> bool {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, rest)) => {
+            if address.parse::<std::net::Ipv6Addr>().is_err() {
+                return false;
+            }
+            (None, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').unwrap_or("")) })
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (Some(host), Some(port)),
+            None => (Some(text), None),
+        },
+    };
+    let is_port =
+        |port: &str| !port.is_empty() && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit());
+    host.is_none_or(|host| host.split('.').all(is_host_component)) && port.is_none_or(is_port)
+}
+
+fn is_host_component(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    !text.is_empty() && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Letters and digits, with `.`, `_`, `__` or any number of `-` between them.
+fn is_path_component(text: &str) -> bool {
+    let is_letter = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    let ends_well = bytes.first().is_some_and(is_letter) && bytes.last().is_some_and(is_letter);
+    ends_well
+        && bytes.split(is_letter).all(|separator| {
+            matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|byte| *byte == b'-')
+        })
+}
+
+fn is_tag(text: &str) -> bool {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.len() <= TAG_BYTES_MAX
+        && text.bytes().next().is_some_and(is_word)
+        && text.bytes().all(|byte| is_word(byte) || byte == b'.' || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Reference, Version};
+
+    const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    #[test]
+    fn names_get_their_normal_form() {
+        let digest = format!("sha256:{HEX}");
+        let cases = [
+            ("busybox", "docker.io/library/busybox:latest".into()),
+            ("busybox:1.36", "docker.io/library/busybox:1.36".into()),
+            ("me/app", "docker.io/me/app:latest".into()),
+            ("docker.io/busybox", "docker.io/library/busybox:latest".into()),
+            ("index.docker.io/library/busybox", "docker.io/library/busybox:latest".into()),
+            ("localhost/app:1", "localhost/app:1".into()),
+            ("localhost:5000/app", "localhost:5000/app:latest".into()),
+            ("reg:5000/a/b/c:x", "reg:5000/a/b/c:x".into()),
+            ("reg.example/a__b-c.d---e:V_1.x-2", "reg.example/a__b-c.d---e:V_1.x-2".into()),
+            ("[::1]:5000/app", "[::1]:5000/app:latest".into()),
+            ("[fd00::1]/app", "[fd00::1]/app:latest".into()),
+            ("reg.example", "docker.io/library/reg.example:latest".into()),
+            ("REG.example/app", "REG.example/app:latest".into()),
+            (&format!("app@{digest}"), format!("docker.io/library/app@{digest}")),
+            (&format!("app:1@{digest}"), format!("docker.io/library/app@{digest}")),
+            (&format!("reg:1/app:1@{digest}"), format!("reg:1/app@{digest}")),
+            (&format!("app@sha512:{HEX}{HEX}"), format!("docker.io/library/app@sha512:{HEX}{HEX}")),
+            ("sha256:abc", "docker.io/library/sha256:abc".into()),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Reference::parse(text).map(|r| r.to_string()), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_reference_is_refused_with_the_known_text() {
+        let long = "a".repeat(256);
+        let tag = format!("a:{}", "t".repeat(129));
+        let upper = format!("a@sha256:{}", HEX.to_uppercase());
+        let cases = [
+            "",
+            ":",
+            "/",
+            "@",
+            "a:",
+            "a/",
+            "/a",
+            "a//b",
+            "Foo",
+            "foo/Bar",
+            "reg.example/Foo",
+            "a b",
+            "a:t g",
+            "a:-x",
+            "a:.x",
+            "-a",
+            "a-",
+            "a..b",
+            "a___b",
+            "a._b",
+            "a@",
+            "a@sha256:abc",
+            "a@md5:00",
+            "a@b@c",
+            &upper,
+            HEX,
+            "reg.example/",
+            &long,
+            &tag,
+            "-reg.example/a",
+            "reg.example:/a",
+            "reg.example:x/a",
+            "reg.example:123456/a",
+            "[::1/a",
+            "[zz]/a",
+            "[::1]x/a",
+            "ä",
+            "a\0",
+            "a\n",
+            "http://reg/a",
+            "../a",
+            "reg.example/../a",
+        ];
+        for text in cases {
+            let error = Reference::parse(text).expect_err(text);
+            assert!(error.to_string().starts_with("invalid reference format"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_digest_wins_over_a_tag() {
+        let reference = Reference::parse(&format!("reg:5/app:1@sha256:{HEX}")).unwrap();
+        assert_eq!(reference.registry(), "reg:5");
+        assert_eq!(reference.repository(), "app");
+        assert_eq!(reference.version(), &Version::Digest(format!("sha256:{HEX}")));
+    }
+
+    /// What parses is in normal form, and the normal form is a fixed point that no byte of the input can break.
+    #[test]
+    fn parsing_is_idempotent_and_never_panics() {
+        let pieces = [
+            "a",
+            "busybox",
+            "reg.example",
+            "localhost",
+            ":",
+            "/",
+            "@",
+            ".",
+            "_",
+            "__",
+            "-",
+            "5000",
+            "sha256:",
+            HEX,
+            "A",
+            "é",
+            "[::1]",
+            " ",
+            "latest",
+            "docker.io",
+            "index.docker.io",
+            "library",
+        ];
+        let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+        let mut parsed = 0;
+        for _ in 0..50_000 {
+            let mut text = String::new();
+            for _ in 0..next(&mut seed) % 9 {
+                text.push_str(pieces[next(&mut seed) as usize % pieces.len()]);
+            }
+            let Ok(reference) = Reference::parse(&text) else { continue };
+            parsed += 1;
+            let normal = reference.to_string();
+            assert_eq!(Reference::parse(&normal).as_ref(), Ok(&reference), "{text:?} -> {normal:?}");
+            assert!(normal.is_ascii() && !normal.contains("//"), "{text:?} -> {normal:?}");
+            assert!(reference.repository().split('/').all(|part| part != ".."), "{text:?} -> {normal:?}");
+        }
+        assert!(parsed > 1000, "only {parsed} of the inputs were references");
+    }
+
+    /// xorshift64: the same inputs in every run.
+    fn next(seed: &mut u64) -> u64 {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        *seed
+    }
+}

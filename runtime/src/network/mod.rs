@@ -1,0 +1,308 @@
+//! The pods' network by CNI: which configuration is in force, whether the node's network is ready, and attaching and
+//! detaching one pod. Plugins run in a worker; this room knows their configuration and what each pod was told, never a
+//! plugin process.
+//!
+//! ```text
+//!   directory ── scan, inotify ──> conf::List ── plan(pod) ──> Recorded ── stored by the core ──> add … del
+//!                                     └── STATUS every 10 s (lists of 1.1.0) ──> ready()
+//! ```
+//!
+//! What a pod was attached with is in its record before `add`, so `del` needs no configuration that may have changed or
+//! gone since. The first `add` waits until pods of an earlier boot are detached: their leases must not be handed out
+//! twice, and host-local would otherwise count them as taken.
+//! Rules: CRI facts sections 2.2, 5 and BOOT-3; docs/cni.md.
+
+mod conf;
+mod directory;
+mod plan;
+mod status;
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use coracle_job::{Attachment, CniCommand, CniJob, CniOutcome, Job, Outcome};
+use serde::{Deserialize, Serialize};
+use smol::channel::{self, Receiver, Sender};
+
+use self::conf::List;
+use self::directory::Signature;
+pub(crate) use self::plan::{Dns, PodNetwork};
+use self::status::Health;
+use crate::error::{Error, Kind};
+use crate::workers::Workers;
+use crate::{log, reactor};
+
+/// Longest ADD, and as much again for taking a failed one back: together under the 4 minutes that a kubelet gives
+/// RunPodSandbox.
+const ADD_LIMIT: Duration = Duration::from_secs(100);
+/// Longest DEL: under the 2 minutes that a kubelet gives StopPodSandbox.
+const DEL_LIMIT: Duration = Duration::from_secs(100);
+/// Longest STATUS: it is asked every [`STATUS_PERIOD`].
+const STATUS_LIMIT: Duration = Duration::from_secs(5);
+/// How often plugins are asked for their STATUS (CRI facts 5.7: 5 to 10 s).
+const STATUS_PERIOD: Duration = Duration::from_secs(10);
+/// How long an ADD waits for pods of an earlier boot to be detached. The kubelet tries again.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
+/// Changes that follow each other this closely are looked at once: editors and installers write, sync and rename.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How long the watch rests when the kernel refuses one (no inotify instances left). Status looks by itself meanwhile.
+const REST: Duration = Duration::from_secs(30);
+
+/// Runs a job in a worker process: [`in_workers`], or a test's closure.
+pub(crate) type RunJob = Box<dyn Fn(Job) -> Pin<Box<dyn Future<Output = Result<Outcome, Error>>>>>;
+
+/// Runs jobs in `workers`; a plugin's refusal keeps its words.
+pub(crate) fn in_workers(workers: Rc<Workers>) -> RunJob {
+    Box::new(move |job| {
+        let workers = Rc::clone(&workers);
+        Box::pin(async move { workers.run(job, |_, _| {}).await.map_err(Error::from) })
+    })
+}
+
+/// How one pod is attached; all that `del` needs, whatever happens to the configuration, the daemon or the node. Part of
+/// the pod's record, where it is best kept as JSON text of its own: then a record of another release can be read, with
+/// defaults for what it lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Recorded {
+    /// The flat list, as JSON.
+    pub(crate) conflist: String,
+    /// What its plugins are told of the pod.
+    pub(crate) attachment: Attachment,
+}
+
+impl Recorded {
+    /// For a pod whose namespace is gone, as those of an earlier boot: plugins release what lies outside of it.
+    #[must_use]
+    pub(crate) fn without_namespace(mut self) -> Recorded {
+        self.attachment.netns.clear();
+        self
+    }
+}
+
+/// The node's one CNI network.
+pub(crate) struct Network {
+    conf_dir: PathBuf,
+    bin_dirs: Vec<PathBuf>,
+    run: RunJob,
+    state: RefCell<State>,
+    /// Wakes the task that asks for STATUS when there is another list to ask about.
+    changed: (Sender<()>, Receiver<()>),
+    /// Closed when pods of an earlier boot are detached; nothing is ever sent.
+    recovered: (Sender<()>, Receiver<()>),
+}
+
+/// What is in force, and how we know.
+struct State {
+    list: Option<Rc<List>>,
+    /// The last look at the directory: what was wrong.
+    load: Result<(), String>,
+    /// The directory as it was at that look.
+    seen: Signature,
+    health: Health,
+}
+
+impl State {
+    /// The list in force, else why there is none.
+    fn in_force(&self) -> Result<Rc<List>, String> {
+        let why = || self.load.as_ref().err().map_or("no configuration", String::as_str);
+        self.list.clone().ok_or_else(|| format!("cni plugin not initialized: {}", why()))
+    }
+}
+
+impl Network {
+    /// Reads the configuration in `conf_dir`, which may be missing. Plugins are searched in `bin_dirs`.
+    pub(crate) fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, run: RunJob) -> Rc<Network> {
+        let state = State { list: None, load: Ok(()), seen: Signature::default(), health: Health::default() };
+        let network = Rc::new(Network {
+            conf_dir,
+            bin_dirs,
+            run,
+            state: RefCell::new(state),
+            changed: channel::bounded(1),
+            recovered: channel::bounded(1),
+        });
+        network.look();
+        network
+    }
+
+    /// Starts the tasks that follow the directory and the plugins' health; they end with the network.
+    pub(crate) fn start(self: &Rc<Self>) {
+        reactor::spawn(follow(Rc::downgrade(self), self.conf_dir.clone())).detach();
+        reactor::spawn(ask_for_status(Rc::downgrade(self), self.changed.1.clone())).detach();
+    }
+
+    /// Whether pods can be attached, for the condition NetworkReady; else the message that goes with the reason
+    /// `NetworkPluginNotReady`. Cheap: no plugin runs for it, and files are read only after a change.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        self.catch_up();
+        let state = self.state.borrow();
+        state.in_force()?;
+        state.health.ready().map_err(|why| format!("cni plugin not ready: {why}"))
+    }
+
+    /// How the last look at the directory went, for `lastCNILoadStatus` of a verbose Status: a list can be in force while
+    /// its file is broken now.
+    pub(crate) fn load_status(&self) -> Result<(), String> {
+        self.state.borrow().load.clone()
+    }
+
+    /// The list in force as JSON, for `cniconfig` of a verbose Status.
+    pub(crate) fn conflist(&self) -> Option<String> {
+        self.state.borrow().list.as_ref().map(|list| list.text.clone())
+    }
+
+    /// How `pod` would be attached now: to be recorded before [`Network::add`]. A network that says it is not ready is
+    /// no reason to refuse: its plugins will, with words that fit.
+    pub(crate) fn plan(&self, pod: &PodNetwork<'_>) -> Result<Recorded, Error> {
+        self.catch_up();
+        let list = self.state.borrow().in_force().map_err(|why| Error::new(Kind::FailedPrecondition, why))?;
+        let attachment = plan::attachment(pod, &list)?;
+        if !attachment.port_mappings.is_empty() && !list.capabilities.contains("portMappings") {
+            log::warn!("no plugin of the network maps host ports: the pod runs without"; pod = pod.id, network = list.name);
+        }
+        Ok(Recorded { conflist: list.text.clone(), attachment })
+    }
+
+    /// Pods of an earlier boot are detached, as well as could be: from now on pods may be attached.
+    pub(crate) fn recovered(&self) {
+        self.recovered.0.close();
+    }
+
+    /// Attaches a pod. After an error everything was tried to take it back; [`Network::del`] is due all the same.
+    pub(crate) async fn add(&self, recorded: &Recorded) -> Result<CniOutcome, Error> {
+        // An error of `recv` is the opened gate.
+        if reactor::deadline(RECOVERY_LIMIT, self.recovered.1.recv()).await.is_err() {
+            let why = "pods of an earlier boot are still being detached from the network";
+            return Err(Error::new(Kind::Unavailable, why));
+        }
+        self.work(CniCommand::Add, recorded, ADD_LIMIT).await
+    }
+
+    /// Detaches a pod; what is already gone is success. `result` is that of the pod's ADD, if it came to one.
+    pub(crate) async fn del(&self, recorded: &Recorded, result: Option<&str>) -> Result<(), Error> {
+        let command = CniCommand::Del { previous_result: result.map(str::to_owned) };
+        self.work(command, recorded, DEL_LIMIT).await.map(drop)
+    }
+
+    async fn work(
+        &self,
+        command: CniCommand,
+        recorded: &Recorded,
+        limit: Duration,
+    ) -> Result<CniOutcome, Error> {
+        let job = CniJob {
+            command,
+            conflist: recorded.conflist.clone(),
+            bin_dirs: self.bin_dirs.clone(),
+            attachment: recorded.attachment.clone(),
+            timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+        };
+        match (self.run)(Job::Cni(job)).await? {
+            Outcome::Cni(outcome) => Ok(outcome),
+            other => Err(Error::new(Kind::Internal, format!("a CNI job was answered with {other:?}"))),
+        }
+    }
+
+    /// Looks again if the directory is not what it was: in case the watch missed something.
+    fn catch_up(&self) {
+        if self.state.borrow().seen != directory::signature(&self.conf_dir) {
+            self.look();
+        }
+    }
+
+    /// Looks at the directory and takes over what is there. Each change of what is wrong is logged once.
+    fn look(&self) {
+        // Before the files are read: a change in between is then seen at the next look.
+        let seen = directory::signature(&self.conf_dir);
+        let scan = directory::scan(&self.conf_dir);
+        for (file, why) in &scan.bad {
+            log::debug!("network configuration not usable"; file = file, error = why);
+        }
+        let mut state = self.state.borrow_mut();
+        let before = state.list.clone();
+        let (list, load) = directory::settle(before.clone(), scan, &self.conf_dir);
+        if let Err(why) = &load
+            && state.load.as_ref() != Err(why)
+        {
+            log::warn!("network configuration"; error = why);
+        }
+        state.load = load;
+        state.seen = seen;
+        if list == before {
+            return;
+        }
+        match &list {
+            Some(list) => {
+                log::info!("network configuration taken over"; network = list.name, file = list.file, version = list.version);
+            }
+            None => log::warn!("no network configuration any more"; dir = self.conf_dir.display()),
+        }
+        state.health = Health::of(list.as_deref());
+        state.list = list;
+        // A full channel is a wake-up that is still to come.
+        let _ = self.changed.0.try_send(());
+    }
+
+    /// Asks the plugins of `list`, and notes the answer if that list is still in force.
+    async fn ask(&self, list: &Rc<List>) {
+        let recorded = Recorded { conflist: list.text.clone(), attachment: Attachment::default() };
+        let answer = self.work(CniCommand::Status, &recorded, STATUS_LIMIT).await;
+        let mut state = self.state.borrow_mut();
+        if state.list.as_ref().is_some_and(|current| Rc::ptr_eq(current, list)) {
+            let was_ready = state.health.ready().is_ok();
+            state.health.hear(answer.map(drop).map_err(|error| error.to_string()));
+            match state.health.ready() {
+                Ok(()) if !was_ready => log::info!("network ready"; network = list.name),
+                Err(why) if was_ready => log::warn!("network not ready"; network = list.name, error = why),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Follows the directory until the network is dropped.
+async fn follow(network: Weak<Network>, dir: PathBuf) {
+    loop {
+        let armed = directory::arm(&dir);
+        let Some(there) = network.upgrade() else { return };
+        there.look();
+        drop(there);
+        if let Err(error) = wait(armed).await {
+            log::warn!("watch network configuration"; dir = Path::display(&dir), error = error);
+            reactor::sleep(REST).await;
+        }
+        reactor::sleep(SETTLE).await;
+    }
+}
+
+/// Waits for one change.
+async fn wait(armed: std::io::Result<reactor::Watched>) -> std::io::Result<()> {
+    // What changed is not read: the whole directory is looked at again.
+    armed?.readable().await
+}
+
+/// Asks for STATUS at once when the list changes, and then every [`STATUS_PERIOD`], for lists that have it. Sleeps
+/// without a timer while there is none.
+async fn ask_for_status(network: Weak<Network>, changed: Receiver<()>) {
+    loop {
+        let Some(there) = network.upgrade() else { return };
+        let list = there.state.borrow().list.clone().filter(|list| list.has_status());
+        if let Some(list) = &list {
+            there.ask(list).await;
+        }
+        drop(there);
+        let ended = match list {
+            Some(_) => matches!(reactor::deadline(STATUS_PERIOD, changed.recv()).await, Ok(Err(_))),
+            None => changed.recv().await.is_err(),
+        };
+        if ended {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,521 @@
+//! A container's life: create, start, stop, remove, and what its exit sets off.
+//!
+//! Create resolves everything into one launch record, kept as a file; start hands that file to the monitor. Each runs
+//! as a task of its own that the call only awaits. Objects and their way back:
+//!
+//! | made | by | undone by |
+//! |---|---|---|
+//! | record and writable layer, `ROOT/pods/POD/containers/CTR` | create | one rename into the garbage |
+//! | cgroup | create | the exit, or remove |
+//! | launch record, a file under `--state` | create | remove |
+//! | process, log, streams | start, in the monitor | its exit; `Forget` at remove |
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use coracle_sandbox::{ContainerId, ExitRecord, PidNamespace, Request, Streams, monitor, plan};
+use event_listener::Event as Changed;
+
+use super::link::LinkError;
+use super::record::ContainerRecord;
+use super::spec::{ContainerPid, ContainerSpec, PodPid};
+use super::state::{self, ContainerEvent, How};
+use super::steps::failed;
+use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
+use crate::error::{Error, Kind};
+use crate::{log, reactor};
+
+mod resolve;
+
+/// Longest time from clone to exec: an image on slow flash, a volume on a slow network.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// Longest wait for a request that the monitor answers at once.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
+
+/// A stop under way: the signal is out, and SIGKILL follows at `kill_at` (CRI facts section 2.12).
+pub(super) struct Stop {
+    kill_at: Cell<Instant>,
+    /// A later call made `kill_at` earlier.
+    sooner: Changed,
+}
+
+impl Pods {
+    /// CreateContainer: makes it, or joins the identical request that is making it.
+    pub(crate) async fn create_container(
+        self: &Rc<Self>,
+        pod: Rc<Pod>,
+        spec: ContainerSpec,
+    ) -> Result<ContainerId, Error> {
+        let container = match self.named_container(&pod, &spec)? {
+            Some(container) => container,
+            None => self.reserve_container(&pod, spec)?,
+        };
+        container.made.wait().await?;
+        container.is_answered.set(true);
+        Ok(container.id)
+    }
+
+    fn named_container(&self, pod: &Rc<Pod>, spec: &ContainerSpec) -> Result<Option<Rc<Container>>, Error> {
+        let holder = pod.names.borrow().get(&spec.name).and_then(|id| self.containers.borrow().get(id).cloned());
+        let Some(holder) = holder else { return Ok(None) };
+        let is_same = holder.record().spec == *spec;
+        if is_same && !holder.is_answered.get() && holder.record().state == state::Container::Created {
+            return Ok(Some(holder));
+        }
+        let what = if is_same { "" } else { " with another configuration" };
+        let text = format!("container {}: the name is held by {:.13}{what}", spec.name, holder.id);
+        Err(Error::new(Kind::AlreadyExists, text))
+    }
+
+    fn reserve_container(self: &Rc<Self>, pod: &Rc<Pod>, spec: ContainerSpec) -> Result<Rc<Container>, Error> {
+        self.require_ready(pod)?;
+        let name = spec.name.clone();
+        let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
+        let resolved = self.resolve(pod, id, spec).map_err(|error| error.context(format!("container {name}")))?;
+        let container = Container::new(Rc::clone(pod), resolved.record);
+        self.node.images.retain(id, container.record().image.layer_names())?;
+        pod.names.borrow_mut().insert(name, id);
+        self.containers.borrow_mut().insert(id, Rc::clone(&container));
+        let (pods, made) = (Rc::clone(self), Rc::clone(&container));
+        let (resources, launch) = (resolved.resources, resolved.plan);
+        reactor::spawn(async move {
+            let _operation = made.operation.lock().await;
+            let mut result = pods.make_container(&made, &resources, launch);
+            if let Err(error) = result {
+                let title = made.title();
+                log::warn!("container not created"; pod = made.pod.id, ctr = made.id, error = error);
+                if let Err(error) = pods.unmake_container(&made).await {
+                    log::error!("not undone, will be tried at the next start"; ctr = made.id, error = error);
+                }
+                result = Err(error.context(title));
+            } else {
+                log::info!("container created"; pod = made.pod.id, ctr = made.id);
+            }
+            made.made.set(result);
+        })
+        .detach();
+        Ok(container)
+    }
+
+    fn require_ready(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let record = pod.record();
+        match record.state.is_ready() {
+            true => Ok(()),
+            false => Err(Error::new(
+                Kind::FailedPrecondition,
+                format!("pod sandbox {:.13} is {}", pod.id, record.state.name()),
+            )),
+        }
+    }
+
+    /// The record is the intent; it comes before the cgroup and the layer's directories.
+    fn make_container(
+        &self,
+        container: &Rc<Container>,
+        resources: &coracle_sandbox::cgroup::Resources,
+        mut launch: plan::ContainerPlan,
+    ) -> Result<(), Error> {
+        let node = &self.node;
+        let directory = node.paths.container(container.pod.id, container.id);
+        for name in ["upper", "work"] {
+            super::steps::make_directory(&directory.join(name))?;
+        }
+        container.record().commit(&node.paths)?;
+        let cgroup = container.cgroup()?;
+        node.cgroups.make(&cgroup)?;
+        for warning in node.cgroups.apply(&cgroup, resources)? {
+            log::warn!("a limit is not applied"; pod = container.pod.id, ctr = container.id, reason = warning);
+        }
+        launch.cgroup_procs = node.cgroups.entry(&cgroup)?.procs_files;
+        let path = node.paths.launch(container.pod.id).join(container.id.to_string());
+        std::fs::write(&path, plan::container(&launch)?).map_err(|error| failed("write", &path, &error))
+    }
+
+    /// StartContainer: from Created to Running, or to Exited with the reason why not.
+    pub(crate) async fn start_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
+        let pods = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = container.operation.lock().await;
+            pods.require_ready(&container.pod)?;
+            let at_ns = pods.node.clock.now_ns();
+            // Refused here, before anything is tried, unless it is Created.
+            let allowed = container.record().state.on(ContainerEvent::Started { at_ns });
+            allowed.map_err(|refused| {
+                Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
+            })?;
+            match pods.launch(&container).await {
+                Ok(pidfd) => pods.started(&container, pidfd, at_ns),
+                Err(error) => {
+                    pods.not_started(&container, &error).await;
+                    Err(error.context(container.title()))
+                }
+            }
+        })
+        .await
+    }
+
+    async fn launch(&self, container: &Rc<Container>) -> Result<Option<OwnedFd>, Error> {
+        let pod = &container.pod;
+        let link = pod.link()?;
+        let path = self.node.paths.launch(pod.id).join(container.id.to_string());
+        let launch = std::fs::File::open(&path).map_err(|error| failed("open", &path, &error))?;
+        let (log_path, spec) = {
+            let record = container.record();
+            (record.log_path.clone(), record.spec.clone())
+        };
+        let log = if log_path.is_empty() { None } else { Some(open_log(Path::new(&log_path))?) };
+        let entry = self.node.cgroups.entry(&container.cgroup()?)?;
+        let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
+        descriptors.extend(log.as_ref().map(AsFd::as_fd));
+        descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
+        descriptors.extend(entry.oom_counter.as_ref().map(AsFd::as_fd));
+        let request = Request::Start {
+            container: container.id,
+            streams: Streams { stdin: spec.stdin, tty: spec.tty, log: log.is_some() },
+            pid: self.pid_namespace(pod, &spec)?,
+            has_cgroup: entry.into.is_some(),
+            has_oom_counter: entry.oom_counter.is_some(),
+        };
+        match link.ask(request, &descriptors, START_LIMIT).await {
+            Ok(descriptors) => Ok(descriptors.into_iter().next()),
+            Err(LinkError::Failed(coracle_sandbox::Failure::Operation { index, errno })) => {
+                let record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
+                Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
+            }
+            Err(error) => Err(Error::new(Kind::Unknown, error.to_string())),
+        }
+    }
+
+    fn pid_namespace(&self, pod: &Rc<Pod>, spec: &ContainerSpec) -> Result<PidNamespace, Error> {
+        let shared = pod.record().spec.namespaces.pid;
+        match spec.pid {
+            ContainerPid::Own => Ok(PidNamespace::New),
+            ContainerPid::Pod | ContainerPid::Node => match (spec.pid, shared) {
+                (ContainerPid::Pod, PodPid::Pod | PodPid::Node) => Ok(PidNamespace::Monitor),
+                (ContainerPid::Node, PodPid::Node | PodPid::Container) => Ok(PidNamespace::Monitor),
+                (_, _) => Err(Error::new(
+                    Kind::InvalidArgument,
+                    "config.linux.security_context.namespace_options.pid: does not go with the pod sandbox's",
+                )),
+            },
+            ContainerPid::Target(target) => {
+                let is_there = self
+                    .containers
+                    .borrow()
+                    .get(&target)
+                    .is_some_and(|target| target.pod.id == pod.id && target.record().state.is_running());
+                match is_there {
+                    true => Ok(PidNamespace::Of(target)),
+                    false => Err(Error::new(
+                        Kind::FailedPrecondition,
+                        format!("target container {target:.13} does not run in this pod sandbox"),
+                    )),
+                }
+            }
+        }
+    }
+
+    fn started(&self, container: &Rc<Container>, pidfd: Option<OwnedFd>, at_ns: i64) -> Result<(), Error> {
+        let pid = pidfd.and_then(|pidfd| monitor::pid_of(pidfd.as_fd())).unwrap_or(0);
+        log::info!("container started"; pod = container.pod.id, ctr = container.id, pid = pid);
+        if !matches!(container.record().state, state::Container::Created) {
+            return Ok(()); // its exit has overtaken the answer
+        }
+        container.pid.set(pid);
+        self.write_started(container, at_ns, pid);
+        self.change_container(container, ContainerEvent::Started { at_ns })
+    }
+
+    async fn not_started(self: &Rc<Self>, container: &Rc<Container>, error: &Error) {
+        log::warn!("container not started"; pod = container.pod.id, ctr = container.id, error = error);
+        let how = How::NotStarted { message: error.to_string() };
+        self.end(container, self.node.clock.now_ns(), how);
+        if let Err(error) = self.end_processes(container).await {
+            log::error!("cgroup of a container that did not start"; ctr = container.id, error = error);
+        }
+    }
+
+    /// The monitor saw it exit. Called from the link's reader, so nothing here waits.
+    pub(super) fn container_exited(self: &Rc<Self>, exit: &ExitRecord) {
+        let Some(container) = self.containers.borrow().get(&exit.container).cloned() else { return };
+        if container.exited.get().is_some() {
+            return; // told again after a reconnect
+        }
+        let how = How::Exit { exit: exit.exit, oom_killed: exit.oom_killed };
+        log::info!("container exited"; pod = container.pod.id, ctr = container.id, code = exit.exit.code(),
+            oom = exit.oom_killed, lost_lines = exit.lost_log_lines);
+        self.node.clock.saw(exit.finished_at_ns);
+        self.end(&container, exit.finished_at_ns, how);
+        // Without a pid namespace of its own, what it forked outlives it: the container is over, so are they.
+        let pods = Rc::clone(self);
+        reactor::spawn(async move {
+            if let Err(error) = pods.end_processes(&container).await {
+                log::error!("processes outlive their container"; ctr = container.id, error = error);
+            }
+        })
+        .detach();
+    }
+
+    /// Exited, from whatever cause: committed, then seen, then whoever waits is told.
+    pub(super) fn end(&self, container: &Rc<Container>, at_ns: i64, how: How) {
+        container.pid.set(0);
+        let _ = std::fs::remove_file(self.stopping_path(container));
+        if let Err(error) = self.change_container(container, ContainerEvent::Ended { at_ns, how }) {
+            // The exit record stays in the monitor's directory: the next daemon finds it again.
+            log::error!("exit not committed"; ctr = container.id, error = error);
+        }
+        container.exited.set(());
+    }
+
+    /// Kills what is left in the container's cgroup and removes it: the kubelet cannot remove the pod's cgroup before.
+    async fn end_processes(&self, container: &Rc<Container>) -> Result<(), Error> {
+        let cgroup = container.cgroup()?;
+        self.node.cgroups.kill(&cgroup)?;
+        self.clear_cgroup(&cgroup).await
+    }
+
+    /// StopContainer: the signal, the grace, SIGKILL. Concurrent calls share one stop; the shortest grace wins.
+    pub(crate) async fn stop_container(
+        self: &Rc<Self>,
+        container: Rc<Container>,
+        grace: Duration,
+    ) -> Result<(), Error> {
+        if !container.record().state.is_running() {
+            return Ok(());
+        }
+        let kill_at = self.begin_stop(&container, grace, true);
+        let limit = kill_at.saturating_duration_since(Instant::now()) + KILL_LIMIT;
+        let ended = reactor::deadline(limit, container.exited.wait()).await;
+        ended.map(|()| ()).map_err(|_| {
+            Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
+        })
+    }
+
+    /// Starts a stop or shortens the one under way; answers when SIGKILL is due. Without `with_signal` it takes up one
+    /// whose signal an earlier daemon has sent.
+    pub(super) fn begin_stop(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+        grace: Duration,
+        with_signal: bool,
+    ) -> Instant {
+        let kill_at = Instant::now() + grace;
+        let under_way = container.stop.borrow().clone();
+        if let Some(stop) = under_way {
+            if kill_at < stop.kill_at.get() {
+                stop.kill_at.set(kill_at);
+                self.write_stopping(container, grace);
+                stop.sooner.notify(usize::MAX);
+            }
+            return stop.kill_at.get();
+        }
+        let stop = Rc::new(Stop { kill_at: Cell::new(kill_at), sooner: Changed::new() });
+        *container.stop.borrow_mut() = Some(Rc::clone(&stop));
+        self.write_stopping(container, grace);
+        let (pods, container) = (Rc::clone(self), Rc::clone(container));
+        reactor::spawn(async move {
+            if with_signal && !grace.is_zero() {
+                pods.signal(&container).await;
+            }
+            pods.wait_and_kill(&container, &stop).await;
+        })
+        .detach();
+        kill_at
+    }
+
+    async fn signal(&self, container: &Rc<Container>) {
+        let signal = container.record().stop_signal;
+        let Ok(link) = container.pod.link() else { return };
+        // ESRCH: it ended by itself; anything else: SIGKILL follows.
+        if let Err(error) = link.ask(Request::Signal { container: container.id, signal }, &[], ASK_LIMIT).await {
+            log::debug!("stop signal not sent"; ctr = container.id, error = error);
+        }
+    }
+
+    async fn wait_and_kill(&self, container: &Rc<Container>, stop: &Stop) {
+        while container.exited.get().is_none() {
+            let sooner = stop.sooner.listen();
+            let now = Instant::now();
+            if now >= stop.kill_at.get() {
+                break;
+            }
+            let end = smol::future::or(
+                async {
+                    container.exited.wait().await;
+                },
+                async {
+                    sooner.await;
+                },
+            );
+            let _ = reactor::deadline(stop.kill_at.get() - now, end).await;
+        }
+        // Again and again: a fork may be ahead of the first SIGKILL.
+        let end = Instant::now() + KILL_LIMIT;
+        while container.exited.get().is_none() && Instant::now() < end {
+            match container.cgroup().and_then(|cgroup| Ok(self.node.cgroups.kill(&cgroup)?)) {
+                Ok(()) => {}
+                Err(error) => log::error!("kill"; ctr = container.id, error = error),
+            }
+            let _ = reactor::deadline(Duration::from_millis(100), container.exited.wait()).await;
+        }
+        *container.stop.borrow_mut() = None; // the next call starts over where this one did not get through
+    }
+
+    /// Every container of a pod, at once and without grace; those a dead monitor left are Lost.
+    pub(super) async fn end_containers(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        let containers = self.containers_of(pod.id);
+        let is_watched = pod.link.borrow().is_some();
+        let mut waits = Vec::new();
+        for container in &containers {
+            // A start under way ends first: its process is in the cgroup that is killed here.
+            if container.record().state.is_running() && is_watched {
+                self.begin_stop(container, Duration::ZERO, false);
+                waits.push(container);
+            }
+        }
+        for container in waits {
+            let ended = reactor::deadline(KILL_LIMIT, container.exited.wait()).await;
+            ended.map_err(|_| Error::new(Kind::DeadlineExceeded, format!("{}: does not end", container.title())))?;
+        }
+        for container in containers {
+            self.end_processes(&container).await?;
+            if container.record().state.is_running() {
+                self.end_without_monitor(&container, "the pod's monitor ended before it");
+            }
+        }
+        Ok(())
+    }
+
+    /// A container that nobody watches: its exit record if the monitor left one, else Lost.
+    pub(super) fn end_without_monitor(self: &Rc<Self>, container: &Rc<Container>, why: &str) {
+        match coracle_sandbox::exit_record(&self.node.paths.pod_state(container.pod.id), container.id) {
+            Ok(Some(exit)) => self.container_exited(&exit),
+            Ok(None) => self.end(container, self.node.clock.now_ns(), How::Lost { message: why.to_owned() }),
+            Err(error) => {
+                let message = format!("{why}; its exit record: {error}");
+                self.end(container, self.node.clock.now_ns(), How::Lost { message });
+            }
+        }
+    }
+
+    /// RemoveContainer: kills it where it runs, then takes everything away.
+    pub(crate) async fn remove_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
+        let pods = Rc::clone(self);
+        reactor::spawn(async move {
+            pods.stop_container(Rc::clone(&container), Duration::ZERO).await?;
+            let _operation = container.operation.lock().await;
+            let title = container.title();
+            pods.unmake_container(&container).await.map_err(|error| error.context(format!("remove {title}")))?;
+            log::info!("container removed"; pod = container.pod.id, ctr = container.id);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn unmake_container(self: &Rc<Self>, container: &Rc<Container>) -> Result<(), Error> {
+        let pod = &container.pod;
+        self.end_processes(container).await?;
+        if let Ok(link) = pod.link() {
+            let forgotten = link.ask(Request::Forget { container: container.id }, &[], ASK_LIMIT).await;
+            match forgotten {
+                Ok(_) | Err(LinkError::Gone) => {}
+                Err(error) => return Err(Error::new(Kind::Internal, error.to_string())),
+            }
+        }
+        let paths = &self.node.paths;
+        let name = container.id.to_string();
+        for directory in [paths.launch(pod.id), paths.started(pod.id), paths.stopping(pod.id)] {
+            let path = directory.join(&name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(failed("remove", &path, &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        garbage::discard(self, &paths.container(pod.id, container.id))?;
+        self.node.images.release(&container.id);
+        pod.names.borrow_mut().retain(|_, id| *id != container.id);
+        self.containers.borrow_mut().remove(&container.id);
+        Ok(())
+    }
+
+    /// ReopenContainerLog: from the answer on every line goes to the new file.
+    pub(crate) async fn reopen_log(&self, container: Rc<Container>) -> Result<(), Error> {
+        if !container.record().state.is_running() {
+            return Err(Error::new(Kind::FailedPrecondition, format!("{}: is not running", container.title())));
+        }
+        let path = PathBuf::from(&container.record().log_path);
+        if path.as_os_str().is_empty() {
+            return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", container.title())));
+        }
+        let log = open_log(&path)?;
+        let link = container.pod.link()?;
+        let reopened = link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;
+        reopened.map(|_| ()).map_err(|error| Error::new(Kind::Unknown, error.to_string()))
+    }
+
+    /// Changes the state: committed first, then seen.
+    pub(super) fn change_container(&self, container: &Rc<Container>, event: ContainerEvent) -> Result<(), Error> {
+        let next = container.record().state.on(event);
+        let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
+        if next == container.record().state {
+            return Ok(());
+        }
+        let mut record: ContainerRecord = container.record().clone();
+        record.state = next;
+        let committed = record.commit(&self.node.paths);
+        // Seen even where the disk is full: the exit is a fact, and the monitor keeps its record of it.
+        *container.record.borrow_mut() = record;
+        committed
+    }
+
+    fn stopping_path(&self, container: &Rc<Container>) -> PathBuf {
+        self.node.paths.stopping(container.pod.id).join(container.id.to_string())
+    }
+
+    /// For the next daemon: when the kill is due, in milliseconds of the boot's clock (RST-11).
+    fn write_stopping(&self, container: &Rc<Container>, grace: Duration) {
+        let due_ms = super::recover::boot_time_ms().saturating_add(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+        let path = self.stopping_path(container);
+        if let Err(error) = std::fs::write(&path, due_ms.to_string()) {
+            log::warn!("a stop would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));
+        }
+    }
+
+    /// For the next daemon: when it was started and its pid. Not synced: after a reboot it means nothing.
+    fn write_started(&self, container: &Rc<Container>, at_ns: i64, pid: i32) {
+        let path = self.node.paths.started(container.pod.id).join(container.id.to_string());
+        if let Err(error) = std::fs::write(&path, format!("{at_ns} {pid}")) {
+            log::warn!("the start time would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));
+        }
+    }
+}
+
+/// Opens a log for appending (the name may be there from an earlier boot: BOOT-4), without following a link in the last
+/// component. Its directory is made where the client did not.
+fn open_log(path: &Path) -> Result<std::fs::File, Error> {
+    let open = || {
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o640)
+            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC)
+            .open(path)
+    };
+    let opened = match open() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if let Some(directory) = path.parent() {
+                super::steps::make_directory(directory)?;
+            }
+            open()
+        }
+        opened => opened,
+    };
+    opened.map_err(|error| failed("open log", path, &error))
+}

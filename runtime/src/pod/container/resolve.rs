@@ -1,0 +1,374 @@
+//! From a request to what will be done: image, identity, capabilities, environment, mounts, limits. Pure but for
+//! look-ups of the image's record and of host devices; everything that can be refused is refused here, at create.
+
+use coracle_job::ImageRecord;
+use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
+use coracle_sandbox::{ContainerId, Propagation, capability, device, identity, plan};
+
+use super::super::record::{Capabilities, ContainerImage, ContainerRecord, Process};
+use super::super::spec::{self, ContainerSpec, GroupsPolicy, MountPropagation, Sharing};
+use super::super::{Pod, Pods, files, paths, state};
+use crate::error::{Error, Kind};
+use crate::log;
+
+/// Everything create needs.
+pub(super) struct Resolved {
+    pub(super) record: ContainerRecord,
+    pub(super) resources: Resources,
+    /// Complete but for the cgroup's files, which are not there yet.
+    pub(super) plan: plan::ContainerPlan,
+}
+
+/// `1 << 20` open files is what container runtimes have granted for years; soft limits stay low so that programs that
+/// loop over all descriptors stay fast (CRI facts section 3.13).
+const OPEN_FILES_SOFT: u64 = 1024;
+const OPEN_FILES_HARD: u64 = 524_288;
+
+impl Pods {
+    pub(super) fn resolve(&self, pod: &Pod, id: ContainerId, spec: ContainerSpec) -> Result<Resolved, Error> {
+        let node = &self.node;
+        if spec.security.privileged && !pod.record().spec.privileged {
+            let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
+            return Err(Error::new(Kind::InvalidArgument, text));
+        }
+        if spec.security.wants_default_seccomp && !self.has_warned_of_seccomp.replace(true) {
+            log::warn!("this version has no seccomp filter: RuntimeDefault runs unconfined"; pod = pod.id, ctr = id);
+        }
+        let view = node.images.resolve(&spec.image)?;
+        let image = node.images.record(&view.id)?;
+        let process = self.process(pod, &spec, &image)?;
+        let devices = devices(&spec)?;
+        let log_path = log_path(&pod.record().spec.log_directory, &spec.log_path);
+        let plan = self.plan(pod, id, &spec, &image, &process, &devices)?;
+        let record = ContainerRecord {
+            id,
+            pod: pod.id,
+            created_at_ns: node.clock.now_ns(),
+            image: ContainerImage {
+                id: image.id.clone(),
+                name: view.tags.first().unwrap_or(&spec.image).clone(),
+                reference: view.digests.first().unwrap_or(&image.id).clone(),
+                layers: image.layers.clone(),
+            },
+            process,
+            log_path,
+            stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
+            state: state::Container::Created,
+            spec,
+        };
+        let resources = resources(&record.spec, &devices);
+        Ok(Resolved { record, resources, plan })
+    }
+
+    fn process(&self, pod: &Pod, spec: &ContainerSpec, image: &ImageRecord) -> Result<Process, Error> {
+        let arguments = arguments(spec, image)?;
+        let security = &spec.security;
+        let id = self.node.images.resolve(&image.id)?.id;
+        let users = self.node.images.users_files(&id)?;
+        let request = identity::Request {
+            user: security.run_as_user.map(i64::from),
+            user_name: security.run_as_username.clone(),
+            group: security.run_as_group.map(i64::from),
+            supplemental_groups: security.supplemental_groups.iter().map(|gid| i64::from(*gid)).collect(),
+            policy: match security.groups_policy {
+                GroupsPolicy::Merge => identity::GroupPolicy::Merge,
+                GroupsPolicy::Strict => identity::GroupPolicy::Strict,
+            },
+            image_user: image.config.user.clone(),
+        };
+        let resolved = identity::resolve(&request, &users.passwd, &users.group)?;
+        let request = capability::Request {
+            add: security.add_capabilities.clone(),
+            drop: security.drop_capabilities.clone(),
+            add_ambient: security.ambient_capabilities.clone(),
+            privileged: security.privileged,
+        };
+        let (set, warnings) = capability::resolve(&request, resolved.identity.uid, self.node.capabilities)?;
+        for warning in warnings {
+            log::warn!("a capability is left out"; pod = pod.id, reason = warning);
+        }
+        let hostname = files::hostname(&pod.record().spec);
+        let working_directory = match (spec.working_directory.is_empty(), image.config.working_directory.is_empty()) {
+            (false, _) => spec.working_directory.clone(),
+            (true, false) => image.config.working_directory.clone(),
+            (true, true) => "/".to_owned(),
+        };
+        Ok(Process {
+            arguments,
+            environment: environment(spec, image, &hostname, &resolved.home),
+            working_directory,
+            uid: resolved.identity.uid,
+            gid: resolved.identity.gid,
+            groups: resolved.identity.groups,
+            capabilities: Capabilities {
+                bounding: set.bounding,
+                effective: set.effective,
+                permitted: set.permitted,
+                ambient: set.ambient,
+            },
+            no_new_privileges: security.no_new_privileges,
+            oom_score_adj: i32::try_from(spec.resources.oom_score_adj).ok().filter(|adj| *adj != 0),
+        })
+    }
+
+    fn plan(
+        &self,
+        pod: &Pod,
+        id: ContainerId,
+        spec: &ContainerSpec,
+        image: &ImageRecord,
+        process: &Process,
+        devices: &[(plan::DeviceNode, String)],
+    ) -> Result<plan::ContainerPlan, Error> {
+        let node = &self.node;
+        let record = pod.record();
+        let directory = node.paths.container(pod.id, id);
+        let pod_directory = node.paths.pod(pod.id);
+        let cgroup = paths::cgroup(&record.cgroup_parent, &id)?;
+        let has_cgroup_namespace =
+            node.cgroups.version() == coracle_sandbox::cgroup::Version::V2 && !spec.security.privileged;
+        let device_nodes = match spec.security.privileged {
+            true => device::all()?,
+            false => Vec::new(),
+        };
+        Ok(plan::ContainerPlan {
+            root: plan::Root {
+                layers_directory: node.paths.root.join("layers"),
+                lowers: image.layers.iter().rev().map(|layer| layer.name.clone()).collect(),
+                upper: directory.join("upper"),
+                work: directory.join("work"),
+                mountpoint: node.paths.root_mountpoint(pod.id),
+                read_only: spec.security.readonly_rootfs,
+            },
+            cgroup_procs: Vec::new(),
+            has_cgroup_namespace,
+            cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
+            mounts: spec.mounts.iter().map(|mount| self.mount(mount)).collect::<Result<_, _>>()?,
+            files: plan::Files {
+                hosts: pod_directory.join("hosts"),
+                host_name: pod_directory.join("hostname"),
+                resolv_conf: pod_directory.join("resolv.conf"),
+            },
+            shm: match record.spec.namespaces.ipc {
+                Sharing::Pod => node.paths.shm(pod.id),
+                Sharing::Node => "/dev/shm".into(),
+            },
+            devices: device_nodes.into_iter().chain(devices.iter().map(|(node, _)| node.clone())).collect(),
+            process: process.launch(spec.tty),
+            masked_paths: spec.security.masked_paths.clone(),
+            readonly_paths: spec.security.readonly_paths.clone(),
+            privileged: spec.security.privileged,
+        })
+    }
+
+    /// A missing source is made, a directory, as the other runtimes do (CRI facts section 3.11).
+    fn mount(&self, mount: &spec::Mount) -> Result<plan::Mount, Error> {
+        let source = std::path::PathBuf::from(&mount.host_path);
+        if !source.exists() {
+            super::super::steps::make_directory(&source)
+                .map_err(|error| error.context(format!("mount source for {}", mount.container_path)))?;
+        }
+        Ok(plan::Mount {
+            source,
+            target: mount.container_path.clone(),
+            read_only: mount.readonly,
+            recursive_read_only: mount.recursive_read_only,
+            propagation: match mount.propagation {
+                MountPropagation::Private => Propagation::Private,
+                MountPropagation::HostToContainer => Propagation::Slave,
+                MountPropagation::Bidirectional => Propagation::Shared,
+            },
+            no_exec: false,
+            no_suid: false,
+            no_dev: false,
+        })
+    }
+}
+
+impl Process {
+    /// The same, as the launch record wants it.
+    pub(in super::super) fn launch(&self, tty: bool) -> plan::Process {
+        let set = self.capabilities;
+        plan::Process {
+            arguments: self.arguments.clone(),
+            environment: self.environment.clone(),
+            working_directory: self.working_directory.clone(),
+            identity: identity::Identity { uid: self.uid, gid: self.gid, groups: self.groups.clone() },
+            capabilities: capability::Capabilities {
+                bounding: set.bounding,
+                effective: set.effective,
+                permitted: set.permitted,
+                inheritable: set.ambient, // a capability can only be ambient if it is inheritable
+                ambient: set.ambient,
+            },
+            no_new_privileges: self.no_new_privileges,
+            oom_score_adj: self.oom_score_adj,
+            limits: vec![plan::Limit {
+                resource: nix::libc::RLIMIT_NOFILE as u32,
+                soft: OPEN_FILES_SOFT,
+                hard: OPEN_FILES_HARD,
+            }],
+            tty,
+            seccomp: None,
+        }
+    }
+}
+
+/// Kubernetes' rule: a command replaces entrypoint and cmd, arguments alone replace only cmd.
+fn arguments(spec: &ContainerSpec, image: &ImageRecord) -> Result<Vec<String>, Error> {
+    let entrypoint = if spec.command.is_empty() { &image.config.entrypoint } else { &spec.command };
+    let rest = match (spec.arguments.is_empty(), spec.command.is_empty()) {
+        (false, _) => &spec.arguments[..],
+        (true, true) => &image.config.command[..],
+        (true, false) => &[],
+    };
+    let arguments: Vec<String> = entrypoint.iter().chain(rest).cloned().collect();
+    if arguments.is_empty() {
+        return Err(Error::new(Kind::InvalidArgument, "config.command: no command specified, and the image has none"));
+    }
+    Ok(arguments)
+}
+
+/// Defaults, the image's, the request's; the last value of a name wins and keeps the place of the first.
+fn environment(spec: &ContainerSpec, image: &ImageRecord, hostname: &str, home: &[u8]) -> Vec<Vec<u8>> {
+    let mut variables: Vec<(Vec<u8>, Vec<u8>)> = vec![
+        (b"PATH".to_vec(), plan::PATH_DEFAULT.into()),
+        (b"HOSTNAME".to_vec(), hostname.into()),
+    ];
+    if spec.tty {
+        variables.push((b"TERM".to_vec(), b"xterm".to_vec()));
+    }
+    let of_image = image.config.environment.iter().filter_map(|text| text.split_once('='));
+    let of_image = of_image.map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
+    let of_request = spec.environment.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.clone()));
+    for (name, value) in of_image.chain(of_request) {
+        match variables.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => variables.push((name, value)),
+        }
+    }
+    if !variables.iter().any(|(name, _)| name == b"HOME") {
+        let home = if home.is_empty() { b"/" } else { home };
+        variables.push((b"HOME".to_vec(), home.to_vec()));
+    }
+    variables.into_iter().map(|(name, value)| [&name[..], b"=", &value].concat()).collect()
+}
+
+fn log_path(directory: &str, path: &str) -> String {
+    match directory.is_empty() || path.is_empty() {
+        true => String::new(),
+        false => format!("{}/{path}", directory.trim_end_matches('/')),
+    }
+}
+
+/// Nodes with the access asked for each; a directory stands for every device in it.
+fn devices(spec: &ContainerSpec) -> Result<Vec<(plan::DeviceNode, String)>, Error> {
+    let mut nodes = Vec::new();
+    for device in &spec.devices {
+        let found = device::resolve(std::path::Path::new(&device.host_path), &device.container_path)?;
+        nodes.extend(found.into_iter().map(|node| (node, device.permissions.clone())));
+    }
+    Ok(nodes)
+}
+
+fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Resources {
+    let given = &spec.resources;
+    let rule = |(node, access): &(plan::DeviceNode, String)| DeviceRule {
+        kind: node.kind,
+        major: Some(node.major),
+        minor: Some(node.minor),
+        access: access.clone(),
+    };
+    Resources {
+        cpu_shares: given.cpu_shares,
+        cpu_quota_us: given.cpu_quota_us,
+        cpu_period_us: given.cpu_period_us,
+        memory_bytes: given.memory_limit_bytes,
+        memory_swap_bytes: given.memory_swap_limit_bytes,
+        cpuset_cpus: given.cpuset_cpus.clone(),
+        cpuset_mems: given.cpuset_mems.clone(),
+        hugepages: given
+            .hugepage_limits
+            .iter()
+            .map(|(page_size, limit)| HugepageLimit { page_size: page_size.clone(), limit_bytes: *limit })
+            .collect(),
+        unified: given.unified.clone(),
+        pids_max: 0,
+        devices: match spec.security.privileged {
+            true => DeviceAccess::All,
+            false => DeviceAccess::Only(devices.iter().map(rule).collect()),
+        },
+    }
+}
+
+/// The request's signal, else the image's, else SIGTERM; as the kernel numbers it.
+fn stop_signal(asked: i32, of_image: &str) -> Result<i32, Error> {
+    use crate::pod::signal;
+    match (asked, of_image) {
+        (0, "") => Ok(signal::SIGTERM),
+        (0, text) => signal::parse(text).ok_or_else(|| {
+            Error::new(Kind::InvalidArgument, format!("image config StopSignal: {text:?} is not a signal"))
+        }),
+        (number, _) => signal::of_cri(number)
+            .ok_or_else(|| Error::new(Kind::InvalidArgument, format!("config.stop_signal: {number} is unknown"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coracle_job::ImageConfig;
+
+    fn image(entrypoint: &[&str], command: &[&str], environment: &[&str]) -> ImageRecord {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        ImageRecord {
+            id: String::new(),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size_bytes: 1,
+            layers: Vec::new(),
+            blobs: Vec::new(),
+            config: ImageConfig {
+                entrypoint: words(entrypoint),
+                command: words(command),
+                environment: words(environment),
+                ..ImageConfig::default()
+            },
+        }
+    }
+
+    fn spec(command: &[&str], arguments: &[&str]) -> ContainerSpec {
+        let config = crate::rpc::v1::ContainerConfig {
+            metadata: Some(crate::rpc::v1::ContainerMetadata { name: "c".into(), attempt: 0 }),
+            image: Some(crate::rpc::v1::ImageSpec { image: "i".into(), ..Default::default() }),
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
+            args: arguments.iter().map(|word| (*word).to_owned()).collect(),
+            ..Default::default()
+        };
+        crate::cri::container_config::container_spec(config).unwrap()
+    }
+
+    #[test]
+    fn command_and_arguments_replace_those_of_the_image_as_kubernetes_says() {
+        let image = image(&["/e"], &["c1", "c2"], &[]);
+        for (command, arguments_given, expected) in [
+            (&[][..], &[][..], &["/e", "c1", "c2"][..]),
+            (&[], &["a"], &["/e", "a"]),
+            (&["/x"], &[], &["/x"]),
+            (&["/x"], &["a"], &["/x", "a"]),
+        ] {
+            assert_eq!(arguments(&spec(command, arguments_given), &image).unwrap(), expected);
+        }
+        let empty = super::tests::image(&[], &[], &[]);
+        assert!(arguments(&spec(&[], &[]), &empty).unwrap_err().to_string().contains("no command specified"));
+    }
+
+    #[test]
+    fn the_last_value_of_a_variable_wins() {
+        let mut spec = spec(&[], &[]);
+        spec.environment = vec![("A".into(), b"1".to_vec()), ("PATH".into(), b"/x".to_vec()), ("A".into(), vec![255])];
+        let variables = environment(&spec, &image(&[], &[], &["PATH=/image", "B=b=c"]), "host", b"/root");
+        let expected: Vec<&[u8]> = vec![b"PATH=/x", b"HOSTNAME=host", b"B=b=c", b"A=\xff", b"HOME=/root"];
+        assert_eq!(variables, expected);
+    }
+}

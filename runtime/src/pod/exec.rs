@@ -1,0 +1,198 @@
+//! ExecSync: one command in a running container, its output and its exit code.
+//!
+//! The output comes straight from the command's pipes to this task; the monitor only clones, reaps and reports. Every
+//! exec has a cgroup of its own below the container's, so that a timeout ends the whole tree it started (CRI facts
+//! section 2.20); what a command that ended in time left running stays, in that cgroup, until its container is over.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::{Exit, Failure, Request, monitor, plan};
+use nix::fcntl::OFlag;
+
+use super::link::LinkError;
+use super::{Container, Pod, Pods};
+use crate::error::{Error, Kind};
+use crate::reactor::{self, Watched};
+use crate::log;
+
+/// Most output kept of each stream; the rest is read and thrown away. Both together stay below the 16 MiB that clients
+/// take in one message.
+const OUTPUT_BYTES_MAX: usize = 7 << 20;
+
+/// One read: what a pipe holds.
+const READ_BYTES: usize = 64 << 10;
+
+/// How long output is still waited for after the command has ended: a child it left behind may hold the pipes open.
+const DRAIN_LIMIT: Duration = Duration::from_millis(100);
+
+/// Longest time from clone to exec.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// What a command did.
+pub(crate) struct ExecOutput {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    /// 0 to 255; 128 + signal.
+    pub(crate) exit_code: i32,
+}
+
+/// One exec under way. Dropping it, with its caller or after its end, kills what must not live on and gives back its
+/// number and its cgroup.
+struct Running {
+    pods: Rc<Pods>,
+    container: Rc<Container>,
+    number: u32,
+    cgroup: CgroupPath,
+    has_ended: bool,
+}
+
+impl Pod {
+    pub(super) fn exec_exited(&self, exec: u32, exit: Exit) {
+        let waiting = self.execs.borrow_mut().remove(&exec);
+        if let Some(sender) = waiting {
+            let _ = sender.try_send(exit); // nobody waits for it any more
+        }
+    }
+}
+
+impl Pods {
+    /// Runs `command` in a container; `timeout` zero: without limit. Dropping the future kills the command.
+    pub(crate) async fn exec_sync(
+        self: &Rc<Self>,
+        container: Rc<Container>,
+        command: Vec<String>,
+        timeout: Duration,
+    ) -> Result<ExecOutput, Error> {
+        let title = container.title();
+        let mut running = Running::new(self, container)?;
+        let limit = if timeout.is_zero() { Duration::MAX } else { timeout };
+        let result = match reactor::deadline(limit, self.exec(&running, command)).await {
+            Ok(Ok(output)) => {
+                running.has_ended = true;
+                Ok(output)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                running.end().await;
+                // The text is what kubelets and critest know from other runtimes.
+                Err(Error::new(Kind::DeadlineExceeded, format!("timeout {}s exceeded", timeout.as_secs())))
+            }
+        };
+        result.map_err(|error| error.context(format!("exec in {title}")))
+    }
+
+    async fn exec(&self, running: &Running, command: Vec<String>) -> Result<ExecOutput, Error> {
+        let (sender, exited) = smol::channel::bounded(1);
+        running.container.pod.execs.borrow_mut().insert(running.number, sender);
+        let (out_read, out_write) = pipe()?;
+        let (err_read, err_write) = pipe()?;
+        self.start_exec(running, command, [out_write, err_write]).await?;
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let reading = smol::future::zip(read_to_end(&out_read, &mut stdout), read_to_end(&err_read, &mut stderr));
+        let exit = {
+            let mut reading = std::pin::pin!(reading);
+            let exit = async { exited.recv().await.map_err(|_| Error::new(Kind::Unknown, "the pod's monitor is gone")) };
+            let exit = smol::future::or(exit, async {
+                reading.as_mut().await;
+                std::future::pending().await
+            });
+            let exit = exit.await?;
+            // Whoever else holds the pipes is not waited for longer than that. An error is the limit passing.
+            let _ = reactor::deadline(DRAIN_LIMIT, reading).await;
+            exit
+        };
+        Ok(ExecOutput { stdout, stderr, exit_code: exit.code() })
+    }
+
+    async fn start_exec(
+        &self,
+        running: &Running,
+        command: Vec<String>,
+        outputs: [OwnedFd; 2],
+    ) -> Result<(), Error> {
+        let container = &running.container;
+        let link = container.pod.link()?;
+        let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.number)?;
+        let mut process = container.record().process.clone();
+        process.arguments = command;
+        let record = plan::exec(&plan::ExecPlan { cgroup_procs: entry.procs_files, process: process.launch(false) })?;
+        let memfd = monitor::memfd(&record)?;
+        let null = std::fs::File::open("/dev/null")?;
+        let mut descriptors = vec![memfd.as_fd(), null.as_fd(), outputs[0].as_fd(), outputs[1].as_fd()];
+        descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
+        let request =
+            Request::Exec { exec: running.number, container: container.id, has_cgroup: entry.into.is_some() };
+        match link.ask(request, &descriptors, START_LIMIT).await {
+            Ok(_) => Ok(()),
+            Err(LinkError::Failed(Failure::Operation { index, errno })) => {
+                Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
+            }
+            Err(LinkError::Failed(Failure::Refused { errno })) if errno == nix::libc::ESRCH => {
+                Err(Error::new(Kind::FailedPrecondition, "it is not running"))
+            }
+            Err(error) => Err(Error::new(Kind::Unknown, error.to_string())),
+        }
+    }
+}
+
+impl Running {
+    fn new(pods: &Rc<Pods>, container: Rc<Container>) -> Result<Self, Error> {
+        if !container.record().state.is_running() {
+            return Err(Error::new(Kind::FailedPrecondition, format!("exec in {}: it is not running", container.title())));
+        }
+        let number = container.pod.last_exec.get().wrapping_add(1);
+        container.pod.last_exec.set(number);
+        let cgroup = container.cgroup()?.exec(number);
+        Ok(Self { pods: Rc::clone(pods), container, number, cgroup, has_ended: false })
+    }
+
+    /// Kills the whole tree and waits until it is gone.
+    async fn end(&mut self) {
+        end_tree(&self.pods, &self.container, &self.cgroup).await;
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.container.pod.execs.borrow_mut().remove(&self.number);
+        if self.has_ended {
+            // Where a child lives on in it, it goes with the container.
+            let _ = self.pods.node.cgroups.unmake(&self.cgroup);
+            return;
+        }
+        let (pods, container, cgroup) = (Rc::clone(&self.pods), Rc::clone(&self.container), self.cgroup.clone());
+        reactor::spawn(async move { end_tree(&pods, &container, &cgroup).await }).detach();
+    }
+}
+
+async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
+    let killed = pods.node.cgroups.kill(cgroup).map_err(Error::from);
+    let cleared = match killed {
+        Ok(()) => pods.clear_cgroup(cgroup).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = cleared {
+        log::error!("exec not ended"; pod = container.pod.id, ctr = container.id, error = error);
+    }
+}
+
+fn pipe() -> Result<(Watched, OwnedFd), Error> {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    Ok((Watched::new(read)?, write))
+}
+
+/// Reads until the last writer is gone; keeps the first [`OUTPUT_BYTES_MAX`].
+async fn read_to_end(pipe: &Watched, kept: &mut Vec<u8>) {
+    let mut buffer = vec![0; READ_BYTES];
+    while let Ok(count) = pipe.read(&mut buffer).await {
+        if count == 0 {
+            return;
+        }
+        let room = OUTPUT_BYTES_MAX - kept.len();
+        kept.extend_from_slice(&buffer[..count.min(room)]);
+    }
+}

@@ -1,0 +1,278 @@
+//! Pods and containers: their life, from the request that CRI has validated to the last object that is gone.
+//!
+//! ```text
+//!   cri/  ──►  Pods  ──►  steps (pod up, pod down)      container (create, start, stop, remove)     exec
+//!               │              │                             │
+//!               │            state (pure)    record (durable)    link (the monitor)
+//!               └── recover: the same steps, after a crash or a reboot
+//! ```
+//!
+//! One owner: a pod's or container's state is changed by the task that holds its `operation` lock; lists and status
+//! read the published value and never wait. No lock spans two pods. Knows no gRPC, no CRI types, no CNI JSON.
+
+pub(crate) mod clock;
+mod container;
+mod exec;
+mod files;
+mod garbage;
+mod latch;
+mod link;
+pub(crate) mod paths;
+pub(crate) mod record;
+mod recover;
+pub(crate) mod signal;
+pub(crate) mod spec;
+pub(crate) mod state;
+mod steps;
+
+use std::cell::{Cell, Ref, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups};
+use coracle_sandbox::{ContainerId, PodId};
+use smol::lock::Mutex;
+
+use crate::error::{Error, Kind};
+use crate::image::Images;
+use crate::network::Network;
+use crate::workers::Workers;
+use latch::Latch;
+use link::Link;
+use record::{ContainerRecord, PodRecord};
+
+/// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
+/// caller is told and tries again (CRI facts section 2.6).
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// What pods are made on and with.
+pub(crate) struct Node {
+    pub(crate) paths: paths::Paths,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) monitor_program: coracle_sandbox::monitor::Program,
+    pub(crate) network: Rc<Network>,
+    pub(crate) images: Rc<Images>,
+    pub(crate) workers: Rc<Workers>,
+    pub(crate) clock: clock::Clock,
+    /// `/proc/sys/kernel/random/boot_id`.
+    pub(crate) boot: String,
+    /// The node's range as UpdateRuntimeConfig gave it; empty: not known.
+    pub(crate) pod_cidr: RefCell<String>,
+    /// Where pods go that name no cgroup parent.
+    pub(crate) cgroup_parent: String,
+    /// The daemon's own bounding set: what ALL and privileged mean (critest facts).
+    pub(crate) capabilities: u64,
+}
+
+/// Every pod of this node.
+pub(crate) struct Pods {
+    pub(crate) node: Node,
+    pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
+    names: RefCell<HashMap<spec::PodName, PodId>>,
+    containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
+    /// Said once, not for every container.
+    has_warned_of_seccomp: Cell<bool>,
+}
+
+/// One pod sandbox.
+pub(crate) struct Pod {
+    pub(crate) id: PodId,
+    record: RefCell<PodRecord>,
+    link: RefCell<Option<Rc<Link>>>,
+    /// Held by whoever makes, stops or removes the sandbox.
+    operation: Mutex<()>,
+    /// How RunPodSandbox went; identical requests wait for it.
+    made: Latch<Result<(), Error>>,
+    /// The id has been answered to a client: the next identical request is a duplicate, not a retry (RETRY-1).
+    is_answered: Cell<bool>,
+    names: RefCell<HashMap<spec::ContainerName, ContainerId>>,
+    last_exec: Cell<u32>,
+    execs: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
+}
+
+/// One container.
+pub(crate) struct Container {
+    pub(crate) id: ContainerId,
+    pub(crate) pod: Rc<Pod>,
+    record: RefCell<ContainerRecord>,
+    operation: Mutex<()>,
+    made: Latch<Result<(), Error>>,
+    is_answered: Cell<bool>,
+    /// Filled when the state is Exited and all clean-up that the exit calls for is under way.
+    exited: Latch<()>,
+    stop: RefCell<Option<Rc<container::Stop>>>,
+    /// Of the main process as the node sees it; 0 while it does not run.
+    pid: Cell<i32>,
+}
+
+impl Pods {
+    /// Nothing yet: [`Pods::recover`] fills it before the first call is served.
+    pub(crate) fn new(node: Node) -> Rc<Self> {
+        Rc::new(Self {
+            node,
+            pods: RefCell::default(),
+            names: RefCell::default(),
+            containers: RefCell::default(),
+            has_warned_of_seccomp: Cell::new(false),
+        })
+    }
+
+    /// The pods that lists show, newest first.
+    pub(crate) fn pods(&self) -> Vec<Rc<Pod>> {
+        let mut pods: Vec<_> = self.pods.borrow().values().filter(|pod| pod.is_visible()).cloned().collect();
+        pods.sort_by_key(|pod| std::cmp::Reverse(pod.record().created_at_ns));
+        pods
+    }
+
+    /// The containers that lists show, newest first.
+    pub(crate) fn containers(&self) -> Vec<Rc<Container>> {
+        let containers = self.containers.borrow();
+        let mut containers: Vec<_> = containers.values().filter(|container| container.is_visible()).cloned().collect();
+        containers.sort_by_key(|container| std::cmp::Reverse(container.record().created_at_ns));
+        containers
+    }
+
+    /// The pod with this id or unique prefix of one.
+    pub(crate) fn pod(&self, id: &str) -> Result<Rc<Pod>, Error> {
+        find(self.pods.borrow().iter().filter(|(_, pod)| pod.is_visible()), id, "pod sandbox")
+    }
+
+    /// The container with this id or unique prefix of one.
+    pub(crate) fn container(&self, id: &str) -> Result<Rc<Container>, Error> {
+        let containers = self.containers.borrow();
+        find(containers.iter().filter(|(_, container)| container.is_visible()), id, "container")
+    }
+
+    /// The containers of a pod, made or being made.
+    fn containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
+        self.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
+    }
+}
+
+/// What the kernel room reports, as the kinds that clients act on.
+impl From<coracle_sandbox::Error> for Error {
+    fn from(error: coracle_sandbox::Error) -> Self {
+        use coracle_sandbox::Error as Sandbox;
+        use nix::errno::Errno;
+        let kind = match &error {
+            // Not NotFound for ENOENT: to a kubelet that means the pod or container is gone.
+            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => Kind::ResourceExhausted,
+            Sandbox::Kernel { .. } => Kind::Internal,
+            Sandbox::Missing { .. } => Kind::FailedPrecondition,
+            Sandbox::Invalid { .. } => Kind::InvalidArgument,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+/// Looks `id` up: whole, or as a prefix that names only one (CRI facts section 2.0: never a guess).
+fn find<'a, K: std::fmt::Display + 'a, V: Clone + 'a>(
+    entries: impl Iterator<Item = (&'a K, &'a V)>,
+    id: &str,
+    what: &str,
+) -> Result<V, Error> {
+    let is_digits = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut found = entries.filter(|(key, _)| is_digits && key.to_string().starts_with(id));
+    match (found.next(), found.next()) {
+        (Some((_, value)), None) => Ok(value.clone()),
+        (None, _) => Err(Error::new(Kind::NotFound, format!("{what} {id:?}: not found"))),
+        (Some(_), Some(_)) => Err(Error::new(Kind::InvalidArgument, format!("{what} {id:?}: several ids start so"))),
+    }
+}
+
+impl Pod {
+    fn new(record: PodRecord) -> Rc<Self> {
+        Rc::new(Self {
+            id: record.id,
+            record: RefCell::new(record),
+            link: RefCell::default(),
+            operation: Mutex::new(()),
+            made: Latch::default(),
+            is_answered: Cell::new(false),
+            names: RefCell::default(),
+            last_exec: Cell::new(0),
+            execs: RefCell::default(),
+        })
+    }
+
+    /// The record as it is now. Not to be held across an await.
+    pub(crate) fn record(&self) -> Ref<'_, PodRecord> {
+        self.record.borrow()
+    }
+
+    /// Of the monitor, as the node sees it; 0 when there is none.
+    pub(crate) fn pid(&self) -> i32 {
+        self.link.borrow().as_ref().map_or(0, |link| link.pid())
+    }
+
+    fn is_visible(&self) -> bool {
+        self.record().state.is_visible()
+    }
+
+    fn link(&self) -> Result<Rc<Link>, Error> {
+        let link = self.link.borrow().clone();
+        link.ok_or_else(|| Error::new(Kind::FailedPrecondition, format!("pod sandbox {:.13}: has no monitor", self.id)))
+    }
+
+    fn cgroup(&self) -> Result<CgroupPath, Error> {
+        paths::cgroup(&self.record().cgroup_parent, &self.id)
+    }
+}
+
+impl Container {
+    fn new(pod: Rc<Pod>, record: ContainerRecord) -> Rc<Self> {
+        Rc::new(Self {
+            id: record.id,
+            pod,
+            record: RefCell::new(record),
+            operation: Mutex::new(()),
+            made: Latch::default(),
+            is_answered: Cell::new(false),
+            exited: Latch::default(),
+            stop: RefCell::default(),
+            pid: Cell::new(0),
+        })
+    }
+
+    /// The record as it is now. Not to be held across an await.
+    pub(crate) fn record(&self) -> Ref<'_, ContainerRecord> {
+        self.record.borrow()
+    }
+
+    /// Of the main process, as the node sees it; 0 when it does not run.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid.get()
+    }
+
+    fn is_visible(&self) -> bool {
+        matches!(self.made.get(), Some(Ok(())))
+    }
+
+    fn cgroup(&self) -> Result<CgroupPath, Error> {
+        paths::cgroup(&self.pod.record().cgroup_parent, &self.id)
+    }
+
+    /// `container 3f2a… (web/nginx)`: how errors and logs name it.
+    fn title(&self) -> String {
+        let pod = self.pod.record();
+        format!("container {:.13} ({}/{})", self.id, pod.spec.name.name, self.record().spec.name.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_never_a_guess() {
+        let ids = ["aa10".to_owned(), "aa20".to_owned(), "bb00".to_owned()];
+        let entries = || ids.iter().map(|id| (id, id));
+        assert_eq!(find(entries(), "bb", "pod").unwrap(), "bb00");
+        assert_eq!(find(entries(), "aa10", "pod").unwrap(), "aa10");
+        for (id, expected) in [("aa", "several ids"), ("", "not found"), ("cc", "not found"), ("b*", "not found")] {
+            let error = find(entries(), id, "pod").unwrap_err().to_string();
+            assert!(error.contains(expected), "{id:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The records of pods and containers: what a new daemon needs to find every object of an old one, and what status
+//! calls give back. Written only when a state changes, through `store::commit`.
+
+use coracle_sandbox::{ContainerId, PodId};
+use serde::{Deserialize, Serialize};
+
+use super::paths::{Paths, RECORD};
+use super::spec::{ContainerSpec, PodSpec};
+use super::state;
+use crate::error::{Error, Kind};
+use crate::store::{self, Damage};
+
+/// A pod sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PodRecord {
+    pub(crate) id: PodId,
+    /// `/proc/sys/kernel/random/boot_id` when it was made: tells a reboot (BOOT-1).
+    pub(crate) boot: String,
+    /// Wall clock, nanoseconds since 1970; strictly rising over all pods.
+    pub(crate) created_at_ns: i64,
+    pub(crate) spec: PodSpec,
+    /// The cgroup parent in force: the request's, or the configured default.
+    pub(crate) cgroup_parent: String,
+    /// The parent was not there before: it goes with its last pod.
+    pub(crate) owns_cgroup_parent: bool,
+    pub(crate) state: state::Pod,
+    /// The CNI configuration and attachment, recorded before ADD; `None`: the node's network, or nothing to undo.
+    pub(crate) network: Option<Network>,
+}
+
+/// What DEL will need, and what ADD gave.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Network {
+    /// As JSON inside the record, so that fields can come to it one by one.
+    #[serde(with = "as_json")]
+    pub(crate) request: crate::network::Recorded,
+    /// Addresses of the pod, primary first.
+    pub(crate) addresses: Vec<String>,
+    /// The final result as JSON, once ADD has succeeded.
+    pub(crate) result: Option<String>,
+}
+
+mod as_json {
+    use serde::de::{DeserializeOwned, Error as _};
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_json::to_string(value).map_err(S::Error::custom)?.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        serde_json::from_str(&String::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+/// A container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ContainerRecord {
+    pub(crate) id: ContainerId,
+    pub(crate) pod: PodId,
+    pub(crate) created_at_ns: i64,
+    pub(crate) spec: ContainerSpec,
+    pub(crate) image: ContainerImage,
+    pub(crate) process: Process,
+    /// Absolute; empty: output is dropped.
+    pub(crate) log_path: String,
+    /// Kernel's number of the signal that StopContainer sends.
+    pub(crate) stop_signal: i32,
+    pub(crate) state: state::Container,
+}
+
+/// The image a container was made from, by every name status shows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ContainerImage {
+    /// `sha256:…`, equal to Image.id.
+    pub(crate) id: String,
+    /// A tag users know, or what was asked.
+    pub(crate) name: String,
+    /// A repo digest if one is known, else the id.
+    pub(crate) reference: String,
+    /// Its layers, lowest first: kept while the container lives.
+    pub(crate) layers: Vec<coracle_job::Layer>,
+}
+
+impl ContainerImage {
+    /// Directories of its layers, as the store holds them.
+    pub(crate) fn layer_names(&self) -> impl Iterator<Item = &str> {
+        self.layers.iter().map(|layer| layer.name.as_str())
+    }
+}
+
+/// The main process as resolved at create, which every exec repeats (CRI facts section 2.20).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub(crate) arguments: Vec<String>,
+    /// `NAME=value`, in order, last duplicate first removed.
+    pub(crate) environment: Vec<Vec<u8>>,
+    pub(crate) working_directory: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Ascending, with the primary group.
+    pub(crate) groups: Vec<u32>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) no_new_privileges: bool,
+    /// `None`: inherited.
+    pub(crate) oom_score_adj: Option<i32>,
+}
+
+/// Capability sets as bit masks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Capabilities {
+    pub(crate) bounding: u64,
+    pub(crate) effective: u64,
+    pub(crate) permitted: u64,
+    pub(crate) ambient: u64,
+}
+
+/// Version of both bodies: raised when a field is appended.
+const VERSION: u8 = 1;
+
+impl PodRecord {
+    /// Makes the record durable.
+    pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
+        store::commit(&paths.pod(self.id), RECORD, store::Kind::Pod, VERSION, &encode(self)?)
+            .map_err(|error| error.context(format!("record of pod sandbox {:.13}", self.id)))
+    }
+
+    /// Reads it back; a record that names another pod is damage, too.
+    pub(crate) fn load(paths: &Paths, id: PodId) -> Result<Self, Damage> {
+        let record: Self = decode(&store::load(&paths.pod(id), RECORD, store::Kind::Pod)?.body)?;
+        if record.id == id { Ok(record) } else { Err(Damage::Damaged(format!("it is the record of {}", record.id))) }
+    }
+}
+
+impl ContainerRecord {
+    /// Makes the record durable.
+    pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
+        store::commit(&paths.container(self.pod, self.id), RECORD, store::Kind::Container, VERSION, &encode(self)?)
+            .map_err(|error| error.context(format!("record of container {:.13}", self.id)))
+    }
+
+    /// Reads it back; a record that names another container is damage, too.
+    pub(crate) fn load(paths: &Paths, pod: PodId, id: ContainerId) -> Result<Self, Damage> {
+        let record: Self = decode(&store::load(&paths.container(pod, id), RECORD, store::Kind::Container)?.body)?;
+        match record.id == id && record.pod == pod {
+            true => Ok(record),
+            false => Err(Damage::Damaged(format!("it is the record of {} in {}", record.id, record.pod))),
+        }
+    }
+}
+
+fn encode(record: &impl Serialize) -> Result<Vec<u8>, Error> {
+    postcard::to_allocvec(record).map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
+}
+
+fn decode<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Damage> {
+    postcard::from_bytes(body).map_err(|error| Damage::Damaged(format!("its body cannot be read: {error}")))
+}

@@ -1,0 +1,495 @@
+//! Pod up, pod down: one list of steps makes a pod sandbox, the same list reversed undoes it, whoever asks: a failed
+//! RunPodSandbox, Stop and Remove, a daemon that starts after a crash or a reboot.
+//!
+//! Every object's name is derived from the pod's id (see `paths`), and the intent record is on disk before the first
+//! object exists, so undoing needs no memory of what happened. What cannot be derived, the CNI configuration as it
+//! was, is in the record before its step. Not there is success; undoing twice is normal.
+//!
+//! | step | makes | undone by |
+//! |---|---|---|
+//! | Cgroup | the monitor's cgroup | rmdir |
+//! | Monitor | `coracle-pod` in the pod's namespaces | SIGKILL to its cgroup |
+//! | Netns | a file that holds the network namespace, for CNI plugins | umount, unlink |
+//! | Network | link, address, ports, by CNI ADD | CNI DEL |
+//! | Workload | nothing; containers come and go while the pod is ready | ends every container |
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
+
+use super::link::{Link, News};
+use super::record::{Network, PodRecord};
+use super::spec::{PodPid, PodSpec, Sharing};
+use super::state::{self, PodEvent};
+use super::{KILL_LIMIT, Pod, Pods, files, garbage, paths};
+use crate::error::{Error, Kind};
+use crate::network::{self, PodNetwork};
+use crate::{log, reactor};
+
+/// Longest wait for a monitor that has just been started or found again: it answers in a millisecond; a machine that
+/// swaps or a kernel that holds a namespace lock takes longer.
+const HELLO_LIMIT: Duration = Duration::from_secs(20);
+
+/// What a pod is made of, in the order it is made; undone from the back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Cgroup,
+    Monitor,
+    Netns,
+    Network,
+    Workload,
+}
+
+impl Step {
+    const ALL: [Self; 5] = [Self::Cgroup, Self::Monitor, Self::Netns, Self::Network, Self::Workload];
+}
+
+impl Pods {
+    /// RunPodSandbox: makes the pod, or joins the identical request that is making it (RETRY-1 to RETRY-4).
+    /// The work is a task of its own: a caller that goes away leaves it to end whole, or wholly undone.
+    pub(crate) async fn run(self: &Rc<Self>, spec: PodSpec) -> Result<PodId, Error> {
+        let pod = match self.named(&spec)? {
+            Some(pod) => pod,
+            None => self.reserve(spec)?,
+        };
+        pod.made.wait().await?;
+        pod.is_answered.set(true);
+        Ok(pod.id)
+    }
+
+    /// The pod that holds this name already, if the request is a retry of the one that made it.
+    fn named(&self, spec: &PodSpec) -> Result<Option<Rc<Pod>>, Error> {
+        let Some(holder) = self.names.borrow().get(&spec.name).and_then(|id| self.pods.borrow().get(id).cloned()) else {
+            return Ok(None);
+        };
+        let is_same = holder.record().spec == *spec;
+        let is_retry = match holder.record().state {
+            state::Pod::Creating => true,
+            state::Pod::Ready => !holder.is_answered.get(),
+            state::Pod::NotReady { .. } | state::Pod::Removing => false,
+        };
+        if is_same && is_retry {
+            return Ok(Some(holder));
+        }
+        let what = if is_same { "" } else { " with another configuration" };
+        let text = format!("pod sandbox {}: the name is held by {:.13}{what}, which is {}", spec.name, holder.id, {
+            holder.record().state.name()
+        });
+        Err(Error::new(Kind::AlreadyExists, text))
+    }
+
+    /// Takes the name and starts the work.
+    fn reserve(self: &Rc<Self>, spec: PodSpec) -> Result<Rc<Pod>, Error> {
+        let id = PodId::from_bytes(coracle_sandbox::random_id()?);
+        let cgroup_parent = match spec.cgroup_parent.is_empty() {
+            true => self.node.cgroup_parent.clone(),
+            false => spec.cgroup_parent.clone(),
+        };
+        paths::cgroup(&cgroup_parent, &id)?;
+        let name = spec.name.clone();
+        let pod = Pod::new(PodRecord {
+            id,
+            boot: self.node.boot.clone(),
+            created_at_ns: self.node.clock.now_ns(),
+            spec,
+            cgroup_parent,
+            owns_cgroup_parent: false,
+            state: state::Pod::Creating,
+            network: None,
+        });
+        self.names.borrow_mut().insert(name, id);
+        self.pods.borrow_mut().insert(id, Rc::clone(&pod));
+        let (pods, made) = (Rc::clone(self), Rc::clone(&pod));
+        reactor::spawn(async move {
+            let _operation = made.operation.lock().await;
+            let result = pods.up(&made).await;
+            made.made.set(result);
+        })
+        .detach();
+        Ok(pod)
+    }
+
+    async fn up(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        let begun = Instant::now();
+        let title = pod.record().spec.name.to_string();
+        let made = self.make_all(pod).await;
+        let Err(error) = made else {
+            log::info!("pod sandbox ready"; pod = pod.id, name = title, ms = begun.elapsed().as_millis());
+            return Ok(());
+        };
+        log::warn!("pod sandbox not made"; pod = pod.id, name = title, error = error);
+        let left = self.down(pod).await;
+        if left.is_empty() {
+            if let Err(error) = self.forget_pod(pod) {
+                log::warn!("a directory stays until the next start"; pod = pod.id, error = error);
+            }
+        } else {
+            // Kept and listed, so that Stop and Remove try again (CRI facts section 2.0).
+            log_all(pod.id, &left);
+            self.change(pod, PodEvent::UpFailed)?;
+        }
+        Err(error.context(format!("pod sandbox {title}")))
+    }
+
+    async fn make_all(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        self.prepare(pod)?;
+        for step in Step::ALL {
+            self.make(step, pod).await?;
+        }
+        self.change(pod, PodEvent::Up)
+    }
+
+    /// The intent record and the directories, before any object.
+    fn prepare(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let node = &self.node;
+        let directory = node.paths.pod(pod.id);
+        make_directory(&node.paths.containers(pod.id))?;
+        pod.record().commit(&node.paths)?;
+        files::write(&directory, &pod.record().spec)?;
+        for directory in [
+            node.paths.shm(pod.id),
+            node.paths.root_mountpoint(pod.id),
+            node.paths.launch(pod.id),
+            node.paths.started(pod.id),
+            node.paths.stopping(pod.id),
+            node.paths.pod_state(pod.id).join("exits"),
+        ] {
+            make_directory(&directory)?;
+        }
+        Ok(())
+    }
+
+    async fn make(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
+        match step {
+            Step::Cgroup => self.make_cgroup(pod),
+            Step::Monitor => self.make_monitor(pod).await,
+            Step::Netns => self.make_netns(pod),
+            Step::Network => self.make_network(pod).await,
+            Step::Workload => Ok(()),
+        }
+    }
+
+    async fn unmake(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
+        match step {
+            Step::Workload => self.end_containers(pod).await,
+            Step::Network => self.unmake_network(pod).await,
+            Step::Netns => Ok(netns::unpin(&paths::netns(pod.id))?),
+            Step::Monitor => self.unmake_monitor(pod).await,
+            Step::Cgroup => self.unmake_cgroup(pod).await,
+        }
+    }
+
+    /// The way back, whoever asks. One stuck step must not strand the rest: it goes on and reports all.
+    pub(super) async fn down(self: &Rc<Self>, pod: &Rc<Pod>) -> Vec<Error> {
+        let mut errors = Vec::new();
+        for step in Step::ALL.into_iter().rev() {
+            if let Err(error) = self.unmake(step, pod).await {
+                errors.push(error);
+            }
+        }
+        errors
+    }
+
+    /// StopPodSandbox: ends every container at once, then takes the sandbox down. Again and again is fine.
+    pub(crate) async fn stop_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
+        let pods = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            pods.stop_locked(&pod).await
+        })
+        .await
+    }
+
+    async fn stop_locked(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        let was_ready = pod.record().state.is_ready();
+        self.change(pod, PodEvent::Stop)?;
+        let begun = Instant::now();
+        let mut errors = self.down(pod).await.into_iter();
+        match errors.next() {
+            None if was_ready => {
+                log::info!("pod sandbox stopped"; pod = pod.id, ms = begun.elapsed().as_millis());
+                Ok(())
+            }
+            None => Ok(()),
+            Some(first) => {
+                log_all(pod.id, errors.as_slice());
+                Err(first.context(format!("stop pod sandbox {:.13}", pod.id)))
+            }
+        }
+    }
+
+    /// RemovePodSandbox: stops it where it is not, removes its containers, then the record.
+    pub(crate) async fn remove_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
+        let pods = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            pods.stop_locked(&pod).await?;
+            for container in pods.containers_of(pod.id) {
+                pods.remove_container(container).await?;
+            }
+            pods.change(&pod, PodEvent::Remove)?;
+            pods.forget_pod(&pod)?;
+            log::info!("pod sandbox removed"; pod = pod.id);
+            Ok(())
+        })
+        .await
+    }
+
+    /// The last act: everything on disk, the name, the place in the lists.
+    pub(super) fn forget_pod(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        let state = self.node.paths.pod_state(pod.id);
+        match std::fs::remove_dir_all(&state) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed("remove", &state, &error)),
+            Ok(()) | Err(_) => {}
+        }
+        garbage::discard(self, &self.node.paths.pod(pod.id))?;
+        self.names.borrow_mut().retain(|_, id| *id != pod.id);
+        self.pods.borrow_mut().remove(&pod.id);
+        Ok(())
+    }
+
+    /// Changes the state: committed first, then seen.
+    pub(super) fn change(&self, pod: &Rc<Pod>, event: PodEvent) -> Result<(), Error> {
+        let next = pod.record().state.on(event);
+        let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
+        if next == pod.record().state {
+            return Ok(());
+        }
+        let mut record = pod.record().clone();
+        record.state = next;
+        // On the way to Removing the directory goes next: a record of that state would only wear the flash.
+        if record.state != state::Pod::Removing {
+            record.commit(&self.node.paths)?;
+        }
+        *pod.record.borrow_mut() = record;
+        Ok(())
+    }
+
+    fn make_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
+        if !self.node.cgroups.exists(&parent) {
+            // Ours to take away again; the kubelet makes its own before it calls.
+            let mut record = pod.record().clone();
+            record.owns_cgroup_parent = true;
+            record.commit(&self.node.paths)?;
+            *pod.record.borrow_mut() = record;
+        }
+        Ok(self.node.cgroups.make(&pod.cgroup()?)?)
+    }
+
+    async fn unmake_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        self.clear_cgroup(&pod.cgroup()?).await?;
+        let (parent, is_ours) = {
+            let record = pod.record();
+            (record.cgroup_parent.clone(), record.owns_cgroup_parent || record.cgroup_parent == self.node.cgroup_parent)
+        };
+        if is_ours {
+            // Other pods may still be in it: the last one takes it away.
+            self.node.cgroups.unmake_if_unused(&CgroupPath::parse(&parent)?)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a cgroup whose processes have been killed, as soon as the kernel lets go of them.
+    pub(super) async fn clear_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
+        let end = Instant::now() + KILL_LIMIT;
+        let mut pause = Duration::from_micros(200);
+        loop {
+            let error = match self.node.cgroups.unmake(path) {
+                Ok(()) => return Ok(()),
+                Err(coracle_sandbox::Error::Kernel { errno: nix::errno::Errno::EBUSY, .. }) if Instant::now() < end => {
+                    // Killed again: a process may have been forked meanwhile.
+                    self.node.cgroups.kill(path)?;
+                    reactor::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(50));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            return Err(error.into());
+        }
+    }
+
+    async fn make_monitor(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        let node = &self.node;
+        let directory = node.paths.pod_state(pod.id);
+        let (setup, spawned) = {
+            let record = pod.record();
+            let namespaces = record.spec.namespaces;
+            let network = namespaces.network == Sharing::Pod;
+            let ipc = namespaces.ipc == Sharing::Pod;
+            let setup = plan::sandbox(&plan::SandboxPlan {
+                namespaces: plan::PodNamespaces { network, ipc, uts: network },
+                shm_directory: node.paths.shm(pod.id),
+                host_name: files::hostname(&record.spec),
+                sysctls: record.spec.sysctls.clone(),
+                convenience_sysctls: network,
+                oom_score_adj: Some(SANDBOX_OOM_SCORE_ADJ),
+            })?;
+            let entry = node.cgroups.entry(&pod.cgroup()?)?;
+            let spawned = monitor::spawn(&monitor::Spawn {
+                program: &node.monitor_program,
+                directory: &directory,
+                network,
+                ipc,
+                uts: network,
+                pid: namespaces.pid == PodPid::Pod,
+                setup: &setup,
+                cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
+                cgroup_procs: &entry.procs_files,
+            })?;
+            (setup, spawned)
+        };
+        self.attach(pod, spawned).await.map_err(|error| match error.operation() {
+            Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(&setup, index, errno)),
+            None => Error::new(Kind::Internal, error.to_string()),
+        })
+    }
+
+    /// Opens the link to a monitor, new or found again, and waits until it serves.
+    pub(super) async fn attach(
+        self: &Rc<Self>,
+        pod: &Rc<Pod>,
+        monitor: monitor::Monitor,
+    ) -> Result<(), super::link::LinkError> {
+        let (pods, weak) = (Rc::downgrade(self), Rc::downgrade(pod));
+        let on_news = move |news| {
+            let (Some(pods), Some(pod)) = (pods.upgrade(), weak.upgrade()) else { return };
+            match news {
+                News::Event(Event::Exited(exit)) => pods.container_exited(&exit),
+                News::Event(Event::ExecExited { exec, exit }) => pod.exec_exited(exec, exit),
+                News::Gone => pods.monitor_gone(&pod),
+            }
+        };
+        let link = Link::open(monitor, on_news)?;
+        *pod.link.borrow_mut() = Some(Rc::clone(&link));
+        link.ask(Request::Hello { version: coracle_sandbox::FRAMES_VERSION }, &[], HELLO_LIMIT).await?;
+        Ok(())
+    }
+
+    /// The monitor has ended, by our hand or by itself: in the second case the pod is over (its namespaces may be), and
+    /// what it ran is ended, since nobody would log or reap it.
+    fn monitor_gone(self: &Rc<Self>, pod: &Rc<Pod>) {
+        *pod.link.borrow_mut() = None;
+        pod.execs.borrow_mut().clear();
+        if !pod.record().state.is_ready() {
+            return;
+        }
+        log::error!("the pod's monitor died"; pod = pod.id);
+        let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            if let Err(error) = pods.change(&pod, PodEvent::MonitorGone) {
+                log::error!("state not committed"; pod = pod.id, error = error);
+            }
+            if let Err(error) = pods.end_containers(&pod).await {
+                log::error!("containers of a dead monitor"; pod = pod.id, error = error);
+            }
+        })
+        .detach();
+    }
+
+    async fn unmake_monitor(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let path = pod.cgroup()?;
+        // SIGKILL is all it needs: it holds nothing that is not in the record, and its containers are gone.
+        self.node.cgroups.kill(&path)?;
+        let link = pod.link.borrow_mut().take();
+        if let Some(link) = link {
+            let ended = reactor::deadline(KILL_LIMIT, link.ended()).await;
+            ended.map_err(|_| Error::new(Kind::DeadlineExceeded, "the pod's monitor does not end"))?;
+        }
+        Ok(())
+    }
+
+    fn make_netns(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        if pod.record().spec.namespaces.network == Sharing::Node {
+            return Ok(());
+        }
+        let pid = u32::try_from(pod.pid()).unwrap_or_default();
+        Ok(netns::pin(pid, &paths::netns(pod.id))?)
+    }
+
+    async fn make_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        if pod.record().spec.namespaces.network == Sharing::Node {
+            return Ok(());
+        }
+        let request = {
+            let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
+            let pod_cidr = self.node.pod_cidr.borrow();
+            self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))?
+        };
+        // Before ADD: a crash in the middle leads to DEL.
+        let mut record = pod.record().clone();
+        record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
+        record.commit(&self.node.paths)?;
+        *pod.record.borrow_mut() = record;
+        let outcome = self.node.network.add(&request).await?;
+        if let Some(network) = &mut pod.record.borrow_mut().network {
+            network.addresses = outcome.addresses;
+            network.result = Some(outcome.result);
+        }
+        Ok(()) // committed with the state Ready
+    }
+
+    pub(super) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let Some(network) = pod.record().network.clone() else { return Ok(()) };
+        // After a reboot, or where somebody unmounted it, plugins release what lies outside of the namespace (DEL-2).
+        let request = match netns::exists(&paths::netns(pod.id)) {
+            true => network.request,
+            false => network.request.without_namespace(),
+        };
+        self.node.network.del(&request, network.result.as_deref()).await?;
+        let mut record = pod.record().clone();
+        record.network = None;
+        record.commit(&self.node.paths)?;
+        *pod.record.borrow_mut() = record;
+        Ok(())
+    }
+}
+
+/// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI facts section 2.5).
+const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
+
+fn network_of<'a>(record: &'a PodRecord, id: &'a str, netns: &'a str, pod_cidr: &'a str) -> PodNetwork<'a> {
+    let spec = &record.spec;
+    PodNetwork {
+        id,
+        name: &spec.name.name,
+        namespace: &spec.name.namespace,
+        uid: &spec.name.uid,
+        netns,
+        port_mappings: &spec.ports,
+        dns: spec.dns.as_ref().map(|dns| network::Dns {
+            servers: &dns.servers,
+            searches: &dns.searches,
+            options: &dns.options,
+        }),
+        cgroup_parent: &record.cgroup_parent,
+        annotations: &spec.annotations,
+        pod_cidr,
+    }
+}
+
+/// Makes a directory with its parents.
+pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(path).map_err(|error| failed("make directory", path, &error))
+}
+
+/// A file operation of the daemon's own that did not work. Not NotFound, whatever the errno: to a kubelet that means
+/// the pod or container is gone.
+pub(super) fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
+    let kind = match Error::from(std::io::Error::from(error.kind())).kind() {
+        Kind::ResourceExhausted => Kind::ResourceExhausted,
+        _ => Kind::Internal,
+    };
+    Error::new(kind, format!("{op} {}: {}", path.display(), crate::error::plain(error)))
+}
+
+fn log_all(pod: PodId, errors: &[Error]) {
+    for error in errors {
+        log::error!("not undone, will be tried again"; pod = pod, error = error);
+    }
+}

@@ -1,0 +1,106 @@
+//! `coracle serve`, from its flags to its end: configuration, loop, daemon, socket, READY, signals, drain.
+
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use smol::stream::StreamExt;
+
+use crate::config::{self, Config, Problem, Sources};
+use crate::daemon::Daemon;
+use crate::error::{Context, Error};
+use crate::notify::{Notifier, READY, STOPPING};
+use crate::reactor::{self, Signals};
+use crate::rpc::{Listener, Server, Service};
+use crate::{cli, log};
+
+/// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Runs the daemon until SIGTERM or SIGINT. Exit code 2: the configuration is wrong; 1: the daemon could not start.
+pub(crate) fn run(sources: &Sources) -> ExitCode {
+    let config = match config::load(sources) {
+        Ok(config) => config,
+        Err(problems) => {
+            report(&problems);
+            return ExitCode::from(cli::EXIT_USAGE);
+        }
+    };
+    log::set_level(config.log_level);
+    match reactor::run(serve(sources, config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("serve"; error = error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Every problem of a configuration, one log line each.
+pub(crate) fn report(problems: &[Problem]) {
+    for problem in problems {
+        log::error!("configuration"; problem = problem);
+    }
+}
+
+async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
+    // First of all, so that a signal during the start waits instead of killing.
+    let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1])
+        .context(|| "watch for signals")?;
+    let notifier = Notifier::from_environment();
+    let daemon = Daemon::start(&config).await?;
+    let listener = Listener::bind(&config.listen)?;
+    let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
+    notifier.tell(READY);
+    log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
+    while let Some(signal) = signals.next().await {
+        match signal {
+            Signal::SIGHUP => reload(sources, &mut config),
+            Signal::SIGUSR1 => dump(&server),
+            _ => {
+                log::info!("stopping"; signal = signal, calls = server.counts().calls);
+                break;
+            }
+        }
+    }
+    notifier.tell(STOPPING);
+    let cut_off = server.drain(DRAIN).await;
+    log::info!("stopped"; calls_cut_off = cut_off);
+    Ok(())
+}
+
+/// Takes over what a running daemon can; a configuration with a mistake changes nothing.
+fn reload(sources: &Sources, config: &mut Config) {
+    let new = match config::load(sources) {
+        Ok(new) => new,
+        Err(problems) => {
+            report(&problems);
+            return log::error!("reload: the old configuration stays"; problems = problems.len());
+        }
+    };
+    let changes = config::changes(config, &new);
+    log::set_level(new.log_level);
+    if !changes.needs_restart.is_empty() {
+        log::warn!("reload: needs a restart"; keys = changes.needs_restart.join(","));
+    }
+    log::info!("reload"; keys = changes.reloadable.join(","));
+    *config = new;
+}
+
+/// What the daemon holds, on SIGUSR1.
+fn dump(server: &Server) {
+    let (held, counts) = (reactor::stats(), server.counts());
+    log::info!(
+        "dump";
+        tasks = held.tasks,
+        descriptors = held.descriptors,
+        timers = held.timers,
+        turns = held.turns,
+        connections = counts.connections,
+        connections_refused = counts.refused,
+        calls = counts.calls,
+        calls_max = counts.calls_max,
+        calls_total = counts.calls_total
+    );
+}

@@ -1,0 +1,175 @@
+//! Workers: short-lived processes that do what the daemon's one thread must not wait for (design, principle 1). This room
+//! starts, confines, cancels and reaps them; it never does their work and knows none of it but the job types.
+//!
+//! ```text
+//!   run(job) ── lane ──> spawn ──> confine ──> job on stdin ──> answers on stdout ──> kill the group ──> reap
+//!                                                └── stderr: log lines
+//! ```
+//!
+//! Promises: dropping the future of [`Workers::run`] kills the worker with its whole process group, and reaps it; no
+//! worker is ever left as a zombie; a worker that is silent, garrulous or garbled costs an error and bounded memory.
+//! A worker is confined before it is given its job, so it never does anything outside of its cgroup.
+
+mod answers;
+mod process;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_job::{Failure, FailureKind, Job, MessageError, Outcome};
+use smol::channel::Sender;
+use smol::lock::Semaphore;
+
+use crate::error::{self, Kind, plain};
+use crate::log;
+use crate::reactor;
+use process::{Process, Remains};
+
+/// The worker's program.
+pub(crate) const PROGRAM: &str = "coracle-worker";
+
+/// How long a pull or an import may say nothing. Other runtimes give up on a pull after 5 minutes without a byte; this is
+/// longer, because it also covers the sync of a big layer on a slow card.
+const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);
+
+/// How long a removal may take in all: a million files on a slow card.
+const REMOVE_SILENCE: Duration = Duration::from_secs(60 * 60);
+
+/// What a CNI job may take longer than its own limits, which the worker enforces: one for the command, and one for the
+/// DEL that takes back a failed ADD.
+const CNI_GRACE: Duration = Duration::from_secs(10);
+
+/// Puts a fresh worker, given by its pid, where it shall run: into its cgroup.
+pub(crate) type Confine = Box<dyn Fn(u32) -> io::Result<()>>;
+
+/// What all workers have in common.
+pub(crate) struct Setup {
+    /// The program: see [`program`].
+    pub(crate) program: PathBuf,
+    /// None: workers run where the daemon runs.
+    pub(crate) confine: Option<Confine>,
+}
+
+/// Why there is no outcome.
+#[derive(Debug)]
+pub(crate) enum Error {
+    /// The program could not be started.
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A pipe to or from it broke.
+    Pipe(io::Error),
+    /// What it answered is no answer.
+    Garbled(MessageError),
+    /// It ended without an answer: how, and the last it logged.
+    Ended(String),
+    /// It said nothing for so long, and was killed.
+    Silent(Duration),
+    /// Its answer: the job did not work.
+    Failed(Failure),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Start { program, error } => write!(out, "start {}: {}", program.display(), plain(error)),
+            Self::Pipe(error) => write!(out, "worker: {}", plain(error)),
+            Self::Garbled(error) => write!(out, "the worker answered {error}"),
+            Self::Ended(how) => write!(out, "the worker ended without an answer: {how}"),
+            Self::Silent(limit) => write!(out, "the worker said nothing for {} s", limit.as_secs()),
+            Self::Failed(failure) => out.write_str(&failure.message),
+        }
+    }
+}
+
+impl From<Error> for error::Error {
+    fn from(error: Error) -> error::Error {
+        let kind = match &error {
+            Error::Start { .. } | Error::Pipe(_) | Error::Garbled(_) | Error::Ended(_) => Kind::Internal,
+            Error::Silent(_) => Kind::DeadlineExceeded,
+            Error::Failed(failure) => match failure.kind {
+                FailureKind::Unavailable => Kind::Unavailable,
+                FailureKind::Denied => Kind::PermissionDenied,
+                FailureKind::NotFound => Kind::NotFound,
+                FailureKind::Invalid => Kind::InvalidArgument,
+                FailureKind::NoSpace => Kind::ResourceExhausted,
+                FailureKind::Plugin | FailureKind::Internal => Kind::Internal,
+            },
+        };
+        error::Error::new(kind, error.to_string())
+    }
+}
+
+/// Starts workers, not too many at once.
+pub(crate) struct Workers {
+    setup: Setup,
+    lanes: [(Lane, Semaphore); 3],
+    reaper: Sender<Remains>,
+    warned_unconfined: Cell<bool>,
+}
+
+/// Jobs that wait for each other: a pod's network never waits for a pull.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    Fill,
+    Remove,
+    Network,
+}
+
+/// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
+const FILLS_MAX: usize = 3;
+/// Removals at once: a flash disk gains nothing from two.
+const REMOVALS_MAX: usize = 1;
+/// CNI jobs at once. Each is a worker and a Go plugin of some 10 MiB.
+const NETWORKS_MAX: usize = 8;
+
+impl Workers {
+    /// No worker is started yet, but the task that will reap them.
+    ///
+    /// # Panics
+    /// Outside [`reactor::run`].
+    pub(crate) fn new(setup: Setup) -> Rc<Workers> {
+        let lanes = [(Lane::Fill, FILLS_MAX), (Lane::Remove, REMOVALS_MAX), (Lane::Network, NETWORKS_MAX)];
+        let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
+        // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
+        let (reaper, dead) = smol::channel::unbounded();
+        reactor::spawn(process::reap_all(dead)).detach();
+        Rc::new(Workers { setup, lanes, reaper, warned_unconfined: Cell::new(false) })
+    }
+
+    /// Does one job in a worker of its own, waiting for a place first. `on_progress` hears (bytes done, bytes in all).
+    /// Dropping the future kills the worker and whatever it started.
+    pub(crate) async fn run(&self, job: Job, on_progress: impl FnMut(u64, u64)) -> Result<Outcome, Error> {
+        let (lane, silence_max) = match &job {
+            Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
+            Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
+            Job::Cni(cni) => (Lane::Network, Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE)),
+        };
+        let _place = match self.lanes.iter().find(|(own, _)| *own == lane) {
+            Some((_, places)) => Some(places.acquire().await),
+            None => None,
+        };
+        let mut process = Process::start(&self.setup.program, self.reaper.clone())?;
+        self.confine(process.pid());
+        process.converse(&job, silence_max, on_progress).await
+    }
+
+    /// A host without the controller runs workers unconfined: worth one line, not a failed pull.
+    fn confine(&self, pid: u32) {
+        let Some(confine) = &self.setup.confine else { return };
+        if let Err(error) = confine(pid)
+            && !self.warned_unconfined.replace(true)
+        {
+            log::warn!("workers run unconfined"; error = plain(&error));
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Life and death of workers, on the real kernel, with shell scripts in the worker's place.
+
+use std::cell::RefCell;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome, write_message};
+
+use nix::sys::signal::Signal;
+
+use super::process::LogLines;
+use super::{Error, Setup, Workers};
+use crate::reactor::{self, Signals};
+use crate::testdir::TestDir;
+
+/// A worker that runs `script`; `$D` is the test's directory.
+fn fake(dir: &TestDir, script: &str) -> PathBuf {
+    dir.script("worker", script)
+}
+
+fn workers(program: PathBuf) -> Rc<Workers> {
+    Workers::new(Setup { program, confine: None })
+}
+
+fn write_answers(dir: &TestDir, answers: &[Answer]) {
+    let mut bytes = Vec::new();
+    for answer in answers {
+        write_message(&mut bytes, answer).unwrap();
+    }
+    std::fs::write(dir.path().join("answers"), bytes).unwrap();
+}
+
+fn job() -> Job {
+    Job::RemoveTrees { paths: vec!["/nowhere".into()] }
+}
+
+/// Waits for `condition`, but not for ever.
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < end, "{what}");
+        reactor::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn is_alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+fn pid_in(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+#[test]
+fn a_worker_reports_progress_and_its_outcome_and_is_reaped() {
+    let dir = TestDir::new("workers");
+    write_answers(
+        &dir,
+        &[
+            Answer::Progress { bytes_done: 1, bytes_total: 2 },
+            Answer::Progress { bytes_done: 2, bytes_total: 2 },
+            Answer::Done(Outcome::Removed),
+        ],
+    );
+    reactor::run(async {
+        let workers = workers(fake(&dir, "echo $$ > $D/pid; cat > $D/job; cat $D/answers; exec sleep 100"));
+        let mut seen = Vec::new();
+        let outcome = workers.run(job(), |done, total| seen.push((done, total))).await;
+        assert!(matches!(outcome, Ok(Outcome::Removed)), "{outcome:?}");
+        assert_eq!(seen, [(1, 2), (2, 2)]);
+        let sent = std::fs::read(dir.path().join("job")).unwrap();
+        let Some(Job::RemoveTrees { paths }) = coracle_job::read_message(&mut sent.as_slice()).unwrap()
+        else {
+            panic!("another job arrived")
+        };
+        assert_eq!(paths, [Path::new("/nowhere")]);
+        let pid = pid_in(&dir.path().join("pid"));
+        until("no zombie stays", || !Path::new(&format!("/proc/{pid}")).exists()).await;
+    });
+}
+
+#[test]
+fn dropping_the_future_kills_the_whole_group() {
+    let dir = TestDir::new("workers");
+    reactor::run(async {
+        let program = fake(&dir, "sleep 1000 & echo $! > $D/child; echo $$ > $D/pid; cat > /dev/null; wait");
+        let workers = workers(program);
+        let running = reactor::spawn(async move { workers.run(job(), |_, _| {}).await.is_ok() });
+        until("it starts", || !pid_in(&dir.path().join("pid")).is_empty()).await;
+        let (leader, child) = (pid_in(&dir.path().join("pid")), pid_in(&dir.path().join("child")));
+        assert!(is_alive(&leader) && is_alive(&child));
+        drop(running);
+        until("leader and child end", || !is_alive(&leader) && !is_alive(&child)).await;
+        until("the leader is reaped", || !Path::new(&format!("/proc/{leader}")).exists()).await;
+    });
+}
+
+#[test]
+fn a_failure_is_handed_on_as_it_is() {
+    let dir = TestDir::new("workers");
+    let failure = Failure { kind: FailureKind::Denied, message: "pull x: unauthorized".into() };
+    write_answers(&dir, &[Answer::Failed(failure.clone())]);
+    reactor::run(async {
+        match workers(fake(&dir, "cat > /dev/null; cat $D/answers")).run(job(), |_, _| {}).await {
+            Err(Error::Failed(got)) => assert_eq!(got, failure),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn what_is_no_answer_is_a_clear_error() {
+    let too_long = (MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes();
+    let cases: [(&str, &[u8], &str); 6] = [
+        ("cat > /dev/null; cat $D/raw", b"\x04\0\0\0\xff\xff\xff\xff", "cannot be decoded"),
+        ("cat > /dev/null; cat $D/raw; exec sleep 100", &too_long, "at most"),
+        ("cat > /dev/null; cat $D/raw", b"\x04\0\0\0\x01", "unexpected end"),
+        ("cat > /dev/null; echo out of luck >&2; exit 3", b"", "exit status: 3: out of luck"),
+        ("kill -9 $$", b"", "signal: 9"),
+        ("exec > /dev/null; exec sleep 100", b"", "did not exit"),
+    ];
+    for (script, raw, expected) in cases {
+        let dir = TestDir::new("workers");
+        std::fs::write(dir.path().join("raw"), raw).unwrap();
+        let error = reactor::run(async {
+            let workers = workers(fake(&dir, script));
+            workers.run(job(), |_, _| {}).await.expect_err(script).to_string()
+        });
+        assert!(error.contains(expected), "{script}: {error}");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    reactor::run(async {
+        let error = workers("/nowhere/worker".into()).run(job(), |_, _| {}).await.unwrap_err();
+        assert_eq!(error.to_string(), "start /nowhere/worker: no such file or directory");
+    });
+}
+
+#[test]
+fn a_job_larger_than_the_pipe_and_a_noisy_log_do_not_hold_each_other_up() {
+    let dir = TestDir::new("workers");
+    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
+    let paths = (0..20_000).map(|number| PathBuf::from(format!("/some/long/path/{number}"))).collect();
+    reactor::run(async {
+        let script = "head -c 300000 /dev/zero >&2; cat > /dev/null; cat $D/answers";
+        let outcome = workers(fake(&dir, script)).run(Job::RemoveTrees { paths }, |_, _| {}).await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+    });
+}
+
+#[test]
+fn a_lane_has_its_number_of_places() {
+    let dir = TestDir::new("workers");
+    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
+    reactor::run(async {
+        // Removals run one by one: a second one at the same time would find the directory.
+        let workers = workers(fake(
+            &dir,
+            "cat > /dev/null; mkdir $D/one || exit 9; sleep 0.05; rmdir $D/one; cat $D/answers",
+        ));
+        let running: Vec<_> = (0..4)
+            .map(|_| {
+                let workers = workers.clone();
+                reactor::spawn(async move { workers.run(job(), |_, _| {}).await })
+            })
+            .collect();
+        for task in running {
+            let outcome = task.await;
+            assert!(outcome.is_ok(), "{outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn a_worker_is_confined_before_it_has_its_job() {
+    let dir = TestDir::new("workers");
+    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
+    reactor::run(async {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let noted = seen.clone();
+        let confine = move |pid: u32| {
+            noted.borrow_mut().push(pid);
+            Err(std::io::ErrorKind::Unsupported.into())
+        };
+        let program = fake(&dir, "cat > /dev/null; echo $$ > $D/pid; cat $D/answers");
+        let workers = Workers::new(Setup { program, confine: Some(Box::new(confine)) });
+        assert!(workers.run(job(), |_, _| {}).await.is_ok(), "without a cgroup it works all the same");
+        assert_eq!(seen.borrow()[0].to_string(), pid_in(&dir.path().join("pid")));
+    });
+}
+
+/// A blocked mask survives exec, and a CNI plugin could then not be ended by SIGTERM.
+#[test]
+fn a_worker_starts_with_no_signal_blocked() {
+    let dir = TestDir::new("workers");
+    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
+    reactor::run(async {
+        let _blocked = Signals::new(&[Signal::SIGTERM, Signal::SIGUSR2]).unwrap();
+        let program = fake(&dir, "cat > /dev/null; grep SigBlk /proc/self/status > $D/mask; cat $D/answers");
+        assert!(workers(program).run(job(), |_, _| {}).await.is_ok());
+        let mask = std::fs::read_to_string(dir.path().join("mask")).unwrap();
+        assert_eq!(mask.trim_start_matches("SigBlk:").trim(), "0000000000000000");
+    });
+}
+
+#[test]
+fn log_lines_are_whole_and_bounded_wherever_they_are_cut() {
+    let text = format!("first\n{}\n\nlast", "x".repeat(5000));
+    for step in [1, 7, 1000, text.len()] {
+        let mut lines = LogLines::default();
+        let mut seen = Vec::new();
+        for piece in text.as_bytes().chunks(step) {
+            lines.feed(piece, |line| seen.push(line.to_owned()));
+        }
+        assert_eq!(seen, ["first", &"x".repeat(1024), ""], "step {step}");
+        assert_eq!(lines.last(), "last");
+    }
+    let mut out = Vec::new();
+    out.write_all(b"\xff\n").unwrap();
+    let mut lines = LogLines::default();
+    lines.feed(&out, |line| assert_eq!(line, "\u{fffd}"));
+}

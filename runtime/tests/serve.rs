@@ -1,0 +1,182 @@
+//! The built program from outside: READY, signals, the second daemon, `config`. Needs no privileges.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// No wait of these tests is longer.
+const LONG: Duration = Duration::from_secs(10);
+
+/// A directory for one test; what runs in it ends with it.
+struct Node {
+    directory: PathBuf,
+    manager: UnixDatagram,
+    daemon: Option<Child>,
+}
+
+impl Node {
+    fn new(name: &str, config: &str) -> Node {
+        let directory = std::env::temp_dir().join(format!("coracle-serve-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join("config.toml"), config).unwrap();
+        let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
+        manager.set_read_timeout(Some(LONG)).unwrap();
+        Node { directory, manager, daemon: None }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+
+    fn spawn(&self) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_coracle"))
+            .args(["serve", "--config", &self.path("config.toml"), "--root", &self.path("root")])
+            .args(["--state", &self.path("state"), "--listen", &format!("unix://{}", self.path("cri.sock"))])
+            .args(["--nri-socket", &self.path("nri.sock")])
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn start(&mut self) {
+        self.daemon = Some(self.spawn());
+        assert_eq!(self.told(), "READY=1");
+    }
+
+    /// What the daemon told systemd next.
+    fn told(&self) -> String {
+        let mut text = [0; 256];
+        let count = self.manager.recv(&mut text).expect("nothing was told in time");
+        String::from_utf8(text[..count].to_vec()).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.daemon.as_ref().unwrap().id() as i32)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Exit code and stderr of a program that ends by itself.
+fn finish(mut child: Child) -> (Option<i32>, String) {
+    let start = Instant::now();
+    let mut log = read_until(&mut child, |_| false);
+    if start.elapsed() >= LONG {
+        child.kill().unwrap();
+        log.push_str("(killed by the test)");
+    }
+    (child.wait().unwrap().code(), log)
+}
+
+/// Reads stderr until `is_enough`, its end, or the end of patience.
+fn read_until(child: &mut Child, is_enough: impl Fn(&str) -> bool) -> String {
+    let end = Instant::now() + LONG;
+    let stderr = child.stderr.as_mut().unwrap();
+    let mut log = String::new();
+    while !is_enough(&log) && Instant::now() < end {
+        let left = u16::try_from(end.saturating_duration_since(Instant::now()).as_millis()).unwrap();
+        let mut poll = [PollFd::new(stderr.as_fd(), PollFlags::POLLIN)];
+        let ready = nix::poll::poll(&mut poll, PollTimeout::from(left));
+        let mut part = [0; 4096];
+        match ready.unwrap() {
+            0 => break,
+            _ => match stderr.read(&mut part).unwrap() {
+                0 => break,
+                count => log.push_str(std::str::from_utf8(&part[..count]).unwrap()),
+            },
+        }
+    }
+    log
+}
+
+fn coracle(arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
+    finish(command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+#[test]
+fn one_thread_and_a_clean_end() {
+    let mut node = Node::new("clean", "");
+    node.start();
+    let _client = UnixStream::connect(node.path("cri.sock")).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
+    assert!(status.contains("\nThreads:\t1\n"), "{status}");
+    node.signal(Signal::SIGTERM);
+    assert_eq!(node.told(), "STOPPING=1");
+    let (code, log) = finish(node.daemon.take().unwrap());
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("msg=stopped"), "{log}");
+}
+
+#[test]
+fn a_second_daemon_leaves_the_first_ones_socket() {
+    let mut node = Node::new("second", "");
+    node.start();
+    let (code, log) = finish(node.spawn());
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("another daemon"), "{log}");
+    UnixStream::connect(node.path("cri.sock")).unwrap();
+}
+
+#[test]
+fn killed_and_started_again_it_takes_its_socket_back() {
+    let mut node = Node::new("again", "");
+    node.start();
+    node.signal(Signal::SIGKILL);
+    node.daemon.take().unwrap().wait().unwrap();
+    assert!(Path::new(&node.path("cri.sock")).exists());
+    node.start();
+    UnixStream::connect(node.path("cri.sock")).unwrap();
+}
+
+#[test]
+fn a_reload_takes_what_it_can_and_refuses_mistakes() {
+    let mut node = Node::new("reload", "log_level = 'warn'\n");
+    node.start();
+    for (config, expected) in [
+        ("log_level = 'loud'\n", "config.toml:1: log_level: expected one of"),
+        ("log_level = 'info'\n[streaming]\nport = 7\n", "keys=streaming.port"),
+    ] {
+        std::fs::write(node.path("config.toml"), config).unwrap();
+        node.signal(Signal::SIGHUP);
+        let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains(expected));
+        assert!(log.contains(expected), "{log}");
+    }
+    node.signal(Signal::SIGUSR1);
+    let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains("msg=dump"));
+    assert!(log.contains("calls_total=0"), "{log}");
+}
+
+#[test]
+fn a_wrong_configuration_is_named_and_nothing_starts() {
+    let node = Node::new("wrong", "rooot = '/x'\n");
+    let (code, log) = finish(node.spawn());
+    assert_eq!(code, Some(2), "{log}");
+    assert!(log.contains("config.toml:1: unknown key `rooot`, did you mean `root`?"), "{log}");
+    let (code, log) = coracle(&["config", "check", &node.path("config.toml")]);
+    assert_eq!(code, Some(1));
+    assert!(log.starts_with("coracle: ") && log.contains("config.toml:1: unknown key"), "{log}");
+    let (code, log) = coracle(&["srve"]);
+    assert_eq!((code, log.as_str()), (Some(2), "coracle: unknown command `srve`, did you mean `serve`?\n"));
+    assert_eq!(coracle(&["config", "default"]).0, Some(0));
+}

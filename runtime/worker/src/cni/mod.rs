@@ -1,0 +1,240 @@
+//! CNI by exec of plugins: one network configuration list, run once for one pod (CNI spec 1.1.0; CRI facts section 5).
+//! The daemon never runs plugins itself, as they may hang, fork and print anything; it hands a [`CniJob`] to a worker, and
+//! this room turns it into plugin processes: [`list`] builds what each is told, [`plugin`] runs one, [`result`] reads
+//! what ADD answered.
+//!
+//! Every plugin dies with this worker, and a worker that is killed takes its plugin along: otherwise the ADD of a
+//! killed worker could still run while the next daemon already undoes it with DEL.
+
+mod list;
+mod plugin;
+mod result;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coracle_job::{CniCommand, CniJob, CniOutcome, Failure, FailureKind};
+use nix::sys::statfs::{NSFS_MAGIC, statfs};
+
+use self::list::{List, Plugin};
+use self::plugin::{Children, PluginError, Verb};
+pub(crate) use self::plugin::{PLUGIN_SUBCOMMAND, become_plugin};
+
+/// Error code "container unknown": nothing to clean (CNI spec 1.1.0, section "Error").
+const CODE_CONTAINER_UNKNOWN: u64 = 3;
+/// First version whose DEL is told the result of ADD (CNI spec 0.4.0).
+const DEL_HAS_RESULT_SINCE: &str = "0.4.0";
+/// First version with STATUS (CNI spec 1.1.0).
+const STATUS_SINCE: &str = "1.1.0";
+/// `PATH` of plugins when the worker has none: they look for iptables, nft and ip in it.
+const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Runs the job's command over its whole list. Failures of plugins read `plugin type="bridge" failed (add): why`.
+pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
+    // The daemon has checked it: nobody's request is at fault.
+    let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
+    let children = Children::watch()
+        .map_err(|error| failure(FailureKind::Internal, format!("watch plugin processes: {error}")))?;
+    let run = Run { job: &job, list, children };
+    match &job.command {
+        CniCommand::Add => run.add(),
+        CniCommand::Del { previous_result } => {
+            run.del(previous_result.as_deref()).map(|()| CniOutcome::default())
+        }
+        CniCommand::Status => run.status().map(|()| CniOutcome::default()),
+    }
+}
+
+/// One job under way.
+struct Run<'a> {
+    job: &'a CniJob,
+    list: List,
+    children: Children,
+}
+
+impl Run<'_> {
+    /// ADD in order; what a failed one left is taken back by DEL of the whole list, and the first error is the answer.
+    fn add(&self) -> Result<CniOutcome, Failure> {
+        self.try_add().inspect_err(|_| {
+            if let Err(second) = self.del(None) {
+                note(&format!("undo of a failed add: {}", second.message));
+            }
+        })
+    }
+
+    fn try_add(&self) -> Result<CniOutcome, Failure> {
+        let deadline = self.deadline();
+        let mut previous: Option<String> = None;
+        for plugin in &self.list.plugins {
+            let answer = self
+                .call(Verb::Add, plugin, previous.as_deref(), deadline)
+                .and_then(|stdout| {
+                    result::at_version(&stdout, &self.list.version)
+                        .map_err(|why| PluginError::said(0, format!("answered with {why}")))
+                })
+                .map_err(|error| blame(plugin, Verb::Add, &error))?;
+            previous = Some(answer);
+        }
+        let result = previous.unwrap_or_default();
+        result::outcome(result, &self.job.attachment.interface)
+            .map_err(|why| failure(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name)))
+    }
+
+    /// DEL in reverse order up to the first error; what is already gone counts as deleted (CRI facts DEL-2 to DEL-4).
+    fn del(&self, previous: Option<&str>) -> Result<(), Failure> {
+        let deadline = self.deadline();
+        let previous = previous.filter(|_| self.list.is_since(DEL_HAS_RESULT_SINCE));
+        for plugin in self.list.plugins.iter().rev() {
+            let Err(error) = self.call(Verb::Del, plugin, previous, deadline) else { continue };
+            if !counts_as_gone(&error, self.netns(Verb::Del), &self.job.attachment.netns) {
+                return Err(blame(plugin, Verb::Del, &error));
+            }
+            note(&format!("taken as done: {}", blame(plugin, Verb::Del, &error).message));
+        }
+        Ok(())
+    }
+
+    /// STATUS of each plugin in order, the first failure decides; lists older than 1.1.0 have none.
+    fn status(&self) -> Result<(), Failure> {
+        if !self.list.is_since(STATUS_SINCE) {
+            return Ok(());
+        }
+        let deadline = self.deadline();
+        self.list.plugins.iter().try_for_each(|plugin| {
+            self.call(Verb::Status, plugin, None, deadline)
+                .map(drop)
+                .map_err(|error| blame(plugin, Verb::Status, &error))
+        })
+    }
+
+    /// Runs one plugin to its end; what it printed on success.
+    fn call(
+        &self,
+        verb: Verb,
+        plugin: &Plugin,
+        previous: Option<&str>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, PluginError> {
+        let program = find(&plugin.kind, &self.job.bin_dirs)?;
+        let capabilities = match verb {
+            Verb::Status => None,
+            Verb::Add | Verb::Del => Some(&self.job.attachment),
+        };
+        let input = plugin.input(&self.list, previous, capabilities).map_err(PluginError::Broken)?;
+        self.children.call(&program, &self.environment(verb), &input, deadline)
+    }
+
+    /// The variables of CNI for `verb`; the rest of the environment is the daemon's.
+    fn environment(&self, verb: Verb) -> Vec<(&'static str, String)> {
+        let path: Vec<_> = self.job.bin_dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+        let mut variables =
+            vec![("CNI_COMMAND", verb.name().to_ascii_uppercase()), ("CNI_PATH", path.join(":"))];
+        if std::env::var_os("PATH").is_none() {
+            variables.push(("PATH", PATH_DEFAULT.to_owned()));
+        }
+        if verb != Verb::Status {
+            let attachment = &self.job.attachment;
+            let pairs: Vec<_> =
+                attachment.arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            variables.push(("CNI_CONTAINERID", attachment.container_id.clone()));
+            variables.push(("CNI_NETNS", self.netns(verb).to_owned()));
+            variables.push(("CNI_IFNAME", attachment.interface.clone()));
+            variables.push(("CNI_ARGS", pairs.join(";")));
+        }
+        variables
+    }
+
+    /// The namespace as the plugin is told it: for DEL empty when the path is no namespace any more (DEL-2), as after
+    /// a reboot or a manual unmount, which leaves an ordinary file.
+    fn netns(&self, verb: Verb) -> &str {
+        let path = self.job.attachment.netns.as_str();
+        let gone =
+            verb == Verb::Del && !statfs(path).is_ok_and(|there| there.filesystem_type() == NSFS_MAGIC);
+        if gone { "" } else { path }
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + Duration::from_millis(self.job.timeout_ms)
+    }
+}
+
+/// The plugin's program: the first of `bin_dirs` that has it.
+fn find(kind: &str, bin_dirs: &[PathBuf]) -> Result<PathBuf, PluginError> {
+    let found = bin_dirs.iter().map(|dir| dir.join(kind)).find(|program| program.is_file());
+    found.ok_or_else(|| PluginError::Absent { looked_in: display(bin_dirs) })
+}
+
+fn display(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|dir| Path::display(dir).to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a DEL that answered `error` has nothing left to do: the plugin does not know the container, or misses what
+/// it should remove. With the namespace gone (`told` empty) that is any missing file, and a plugin that is no longer
+/// installed; else only the namespace `path` itself. A missing program on the plugin's side (`executable file not
+/// found`) is never that: its rules may still be there.
+fn counts_as_gone(error: &PluginError, told: &str, path: &str) -> bool {
+    let (code, message) = match error {
+        PluginError::Absent { .. } => return told.is_empty(),
+        PluginError::Said { code, message } => (*code, message.to_ascii_lowercase()),
+        PluginError::Late { .. } | PluginError::Broken(_) => return false,
+    };
+    if code == CODE_CONTAINER_UNKNOWN {
+        return true;
+    }
+    if message.contains("executable file not found") || message.contains("command not found") {
+        return false;
+    }
+    let says = |texts: &[&str]| texts.iter().any(|text| message.contains(text));
+    let misses_file = says(&["no such file or directory"]);
+    says(&["not found", "no such device", "no such container", "unknown ns path", "does not exist"])
+        || misses_file && (told.is_empty() || message.contains(&path.to_ascii_lowercase()))
+}
+
+/// The error of one plugin as users see it.
+fn blame(plugin: &Plugin, verb: Verb, error: &PluginError) -> Failure {
+    let kind = match error {
+        PluginError::Broken(_) => FailureKind::Internal,
+        PluginError::Absent { .. } | PluginError::Said { .. } | PluginError::Late { .. } => {
+            FailureKind::Plugin
+        }
+    };
+    failure(kind, format!("plugin type={:?} failed ({}): {error}", plugin.kind, verb.name()))
+}
+
+/// Adds a line to the worker's log, stderr. The daemon that reads it may be gone, which is no reason to stop an undo.
+fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "cni: {line}");
+}
+
+fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
+    Failure { kind, message: message.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PluginError, counts_as_gone};
+
+    #[test]
+    fn del_takes_for_gone_what_is_gone() {
+        let said = |message: &str| PluginError::said(999, message.to_owned());
+        let path = "/run/netns/cni-1";
+        let cases = [
+            (PluginError::said(3, "who?".into()), path, true),
+            (said("Link not found"), path, true),
+            (said("failed to Statfs \"/run/netns/cni-1\": no such file or directory"), path, true),
+            (said("open /var/lib/cni/x: no such file or directory"), path, false),
+            (said("open /var/lib/cni/x: no such file or directory"), "", true),
+            (said("exec: \"iptables\": executable file not found in $PATH"), "", false),
+            (said("sh: iptables: command not found"), "", false),
+            (said("device busy"), "", false),
+            (PluginError::Absent { looked_in: "/opt".into() }, path, false),
+            (PluginError::Absent { looked_in: "/opt".into() }, "", true),
+            (PluginError::Late { limit_ms: 1 }, "", false),
+            (PluginError::Broken("fork: not found".into()), "", false),
+        ];
+        for (error, told, expected) in cases {
+            assert_eq!(counts_as_gone(&error, told, path), expected, "{error} told {told:?}");
+        }
+    }
+}

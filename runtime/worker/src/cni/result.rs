@@ -1,0 +1,247 @@
+//! Results of ADD, in the shapes that seven versions of CNI gave them, and what we take from them. Pure.
+//!
+//!     0.1, 0.2        ip4, ip6 {ip, gateway, routes}, dns
+//!     0.3.0 to 0.4.0  interfaces, ips [{version, address, gateway, interface}], routes, dns
+//!     1.0, 1.1        the same without `version`; 1.1 adds fields
+//!
+//! An older shape is converted upward; one newer than the list is left as it is, as plugins may only answer so when they
+//! also read it. Rules: CNI spec 1.1.0 "Success"; CRI facts section 5.4.
+
+use std::net::IpAddr;
+
+use coracle_job::{CniOutcome, Interface};
+use serde_json::{Map, Value};
+
+use super::list::age;
+
+/// First version with `interfaces` and `ips`.
+const IPS_SINCE: &str = "0.3.0";
+/// First version whose `ips` have no `version`.
+const NO_FAMILY_SINCE: &str = "1.0.0";
+
+type Object = Map<String, Value>;
+
+/// What a plugin printed, as a result of the list's `version` for the next plugin. Text that needs no conversion stays
+/// as it is. The error reads after "answered with".
+pub(super) fn at_version(stdout: &[u8], version: &str) -> Result<String, String> {
+    let text = std::str::from_utf8(stdout).map_err(|_| "bytes that are no text".to_owned())?.trim();
+    if text.is_empty() {
+        return Err("no result".to_owned());
+    }
+    let mut result: Object =
+        serde_json::from_str(text).map_err(|error| format!("a result that cannot be read: {error}"))?;
+    let own = own_version(&result, version)?;
+    if result.contains_key("cniVersion") && age(&own) >= age(version) {
+        return Ok(text.to_owned());
+    }
+    raise(&mut result, &own, version);
+    Ok(Value::Object(result).to_string())
+}
+
+/// The result's version. One that does not say it has the shape of 0.2.0, or else is of the list's version.
+fn own_version(result: &Object, list: &str) -> Result<String, String> {
+    match result.get("cniVersion") {
+        Some(Value::String(own)) if age(own).is_some() => Ok(own.clone()),
+        Some(other) => Err(format!("a result of unknown cniVersion {other}")),
+        None if result.contains_key("ip4") || result.contains_key("ip6") => Ok("0.2.0".to_owned()),
+        None => Ok(list.to_owned()),
+    }
+}
+
+/// Converts from version `from` up to `to`; a `to` that is older changes only the number.
+fn raise(result: &mut Object, from: &str, to: &str) {
+    let crosses = |step: &str| age(from) < age(step) && age(to) >= age(step);
+    if crosses(IPS_SINCE) {
+        let mut ips = Vec::new();
+        let mut routes = Vec::new();
+        for (key, family) in [("ip4", "4"), ("ip6", "6")] {
+            let Some(Value::Object(mut old)) = result.remove(key) else { continue };
+            let mut new = Object::from_iter([("version".to_owned(), Value::from(family))]);
+            new.extend(old.remove("ip").map(|address| ("address".to_owned(), address)));
+            new.extend(old.remove("gateway").map(|gateway| ("gateway".to_owned(), gateway)));
+            ips.push(Value::Object(new));
+            if let Some(Value::Array(more)) = old.remove("routes") {
+                routes.extend(more);
+            }
+        }
+        result.insert("ips".to_owned(), Value::Array(ips));
+        if !routes.is_empty() {
+            result.insert("routes".to_owned(), Value::Array(routes));
+        }
+    }
+    if crosses(NO_FAMILY_SINCE)
+        && let Some(Value::Array(ips)) = result.get_mut("ips")
+    {
+        ips.iter_mut().filter_map(Value::as_object_mut).for_each(|ip| drop(ip.remove("version")));
+    }
+    result.insert("cniVersion".to_owned(), Value::from(to));
+}
+
+/// What ADD of a pod came to. An error when the final result gives `interface` no address.
+pub(super) fn outcome(result: String, interface: &str) -> Result<CniOutcome, String> {
+    let mut newest: Object =
+        serde_json::from_str(&result).map_err(|error| format!("final result: {error}"))?;
+    let own = own_version(&newest, NO_FAMILY_SINCE)?;
+    if age(&own) < age(NO_FAMILY_SINCE) {
+        raise(&mut newest, &own, NO_FAMILY_SINCE);
+    }
+    let interfaces: Vec<Interface> = list_of(&newest, "interfaces").iter().map(read_interface).collect();
+    let mut addresses = Vec::new();
+    for ip in list_of(&newest, "ips") {
+        if belongs(ip, &interfaces, interface) {
+            addresses.push(read_address(ip)?);
+        }
+    }
+    // The primary address: the first of IPv4, or the first at all. The others keep their order.
+    if let Some(first) = addresses.iter().position(IpAddr::is_ipv4) {
+        addresses[..=first].rotate_right(1);
+    }
+    if addresses.is_empty() {
+        return Err(format!("the result gives {interface} no address"));
+    }
+    Ok(CniOutcome { addresses: addresses.iter().map(IpAddr::to_string).collect(), result, interfaces })
+}
+
+fn list_of<'a>(result: &'a Object, key: &str) -> &'a [Value] {
+    result.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn read_interface(value: &Value) -> Interface {
+    let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    Interface { name: text("name"), mac: text("mac"), sandbox: text("sandbox") }
+}
+
+/// Whether an element of `ips` is of the pod's interface: the one it points to is called so and lies in a sandbox. One
+/// that points nowhere is; one that points past the list is not.
+fn belongs(ip: &Value, interfaces: &[Interface], name: &str) -> bool {
+    let Some(index) = ip.get("interface").filter(|index| !index.is_null()) else { return true };
+    if interfaces.is_empty() {
+        return true;
+    }
+    let found = index.as_u64().and_then(|index| interfaces.get(usize::try_from(index).ok()?));
+    found.is_some_and(|found| found.name == name && !found.sandbox.is_empty())
+}
+
+/// The address of an element of `ips`, without its prefix length.
+fn read_address(ip: &Value) -> Result<IpAddr, String> {
+    let text = ip.get("address").and_then(Value::as_str).unwrap_or_default();
+    let (address, _) = text.split_once('/').unwrap_or((text, ""));
+    address.parse().map_err(|_| format!("the result has {text:?} for an address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{at_version, outcome};
+
+    /// The same two addresses in the shape of each version, as a list of 1.0.0 passes it on.
+    #[test]
+    fn every_version_is_converted_upward() {
+        let old = r#""ip4":{"ip":"10.1.0.5/24","gateway":"10.1.0.1","routes":[{"dst":"0.0.0.0/0"}]},"ip6":{"ip":"fd00::5/64"}"#;
+        let middle = r#""ips":[{"version":"4","address":"10.1.0.5/24","gateway":"10.1.0.1"},{"version":"6","address":"fd00::5/64"}],"routes":[{"dst":"0.0.0.0/0"}]"#;
+        let new = r#""ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd00::5/64"}],"routes":[{"dst":"0.0.0.0/0"}]"#;
+        let versions = [
+            ("0.1.0", old),
+            ("0.2.0", old),
+            ("0.3.0", middle),
+            ("0.3.1", middle),
+            ("0.4.0", middle),
+            ("1.0.0", new),
+            ("1.1.0", new),
+        ];
+        let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        for (index, (from, shape)) in versions.iter().enumerate() {
+            let printed = format!(r#"{{"cniVersion":"{from}",{shape}}}"#);
+            for (to, expected) in &versions[index..] {
+                let got = at_version(printed.as_bytes(), to).unwrap();
+                let expected = format!(r#"{{"cniVersion":"{to}",{expected}}}"#);
+                assert_eq!(parse(&got), parse(&expected), "{from} to {to}");
+            }
+            let outcome = outcome(printed.clone(), "eth0").unwrap();
+            assert_eq!(outcome.addresses, ["10.1.0.5", "fd00::5"], "{from}");
+            assert_eq!(outcome.result, printed);
+        }
+    }
+
+    #[test]
+    fn a_result_that_does_not_say_its_version_is_known_by_its_shape() {
+        let got = at_version(br#"{"ip4":{"ip":"10.1.0.5/24"}}"#, "0.4.0").unwrap();
+        assert_eq!(got, r#"{"cniVersion":"0.4.0","ips":[{"address":"10.1.0.5/24","version":"4"}]}"#);
+        let got = at_version(br#"{"ips":[]}"#, "0.4.0").unwrap();
+        assert_eq!(got, r#"{"cniVersion":"0.4.0","ips":[]}"#);
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused() {
+        let cases: [(&[u8], &str); 6] = [
+            (b"", "no result"),
+            (b" \n", "no result"),
+            (b"hello", "a result that cannot be read: expected value at line 1 column 1"),
+            (
+                b"[]",
+                "a result that cannot be read: invalid type: sequence, expected a map at line 1 column 0",
+            ),
+            (b"\xff", "bytes that are no text"),
+            (br#"{"cniVersion":"9.0.0"}"#, "a result of unknown cniVersion \"9.0.0\""),
+        ];
+        for (printed, expected) in cases {
+            assert_eq!(at_version(printed, "1.0.0").unwrap_err(), expected, "{printed:?}");
+        }
+    }
+
+    /// Whatever a plugin prints: an answer, and what is passed on is a result of the list's version.
+    #[test]
+    fn damaged_results_are_refused_or_raised() {
+        let whole = br#"{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/24","routes":[{"dst":"0.0.0.0/0"}]},"interfaces":[{"name":"eth0"}],"ips":[{"address":"fd00::5/64","interface":0}]}"#;
+        let mut random: u64 = 11;
+        for _ in 0..5000 {
+            let mut bytes = whole.to_vec();
+            // xorshift64
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = random as usize % bytes.len();
+            match random >> 62 {
+                0 | 1 => bytes[at] = b"{}[]\",:0"[(random >> 40) as usize % 8],
+                2 => drop(bytes.drain(at..(at + 9).min(whole.len()))),
+                _ => bytes[at] = (random >> 32) as u8,
+            }
+            let shown = String::from_utf8_lossy(&bytes).into_owned();
+            if let Ok(text) = at_version(&bytes, "1.0.0") {
+                assert_eq!(at_version(text.as_bytes(), "1.0.0").as_ref(), Ok(&text), "{shown}");
+                let _ = outcome(text, "eth0");
+            }
+        }
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_pods_interface_ipv4_first() {
+        let interfaces = r#""interfaces":[{"name":"br0"},{"name":"eth0"},{"name":"eth0","sandbox":"/run/netns/a"},{"name":"net1","sandbox":"/run/netns/a"}]"#;
+        let cases = [
+            (r#"{"address":"10.0.0.2/8","interface":2}"#, Ok("10.0.0.2")),
+            (r#"{"address":"10.0.0.2/8"}"#, Ok("10.0.0.2")),
+            (r#"{"address":"10.0.0.2/8","interface":null}"#, Ok("10.0.0.2")),
+            (
+                r#"{"address":"fd00::2/64","interface":2},{"address":"fd00::3/64","interface":2},{"address":"10.0.0.2/8","interface":2}"#,
+                Ok("10.0.0.2 fd00::2 fd00::3"),
+            ),
+            (
+                r#"{"address":"10.0.0.9/8","interface":3},{"address":"10.0.0.2/8","interface":2}"#,
+                Ok("10.0.0.2"),
+            ),
+            (r#"{"address":"10.0.0.2/8","interface":0}"#, Err("the result gives eth0 no address")),
+            (r#"{"address":"10.0.0.2/8","interface":1}"#, Err("the result gives eth0 no address")),
+            (r#"{"address":"10.0.0.2/8","interface":99}"#, Err("the result gives eth0 no address")),
+            (r#"{"address":"10.0.0.2/8","interface":-1}"#, Err("the result gives eth0 no address")),
+            ("", Err("the result gives eth0 no address")),
+            (r#"{"address":"10.0.0/8","interface":2}"#, Err("the result has \"10.0.0/8\" for an address")),
+            (r#"{"interface":2}"#, Err("the result has \"\" for an address")),
+        ];
+        for (ips, expected) in cases {
+            let result = format!(r#"{{"cniVersion":"1.0.0",{interfaces},"ips":[{ips}]}}"#);
+            let got = outcome(result, "eth0").map(|outcome| outcome.addresses.join(" "));
+            assert_eq!(got, expected.map(str::to_owned).map_err(str::to_owned), "{ips}");
+        }
+        let without = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/8","interface":7}]}"#;
+        assert_eq!(outcome(without.to_owned(), "eth0").unwrap().addresses, ["10.0.0.2"]);
+    }
+}

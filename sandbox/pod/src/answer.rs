@@ -1,0 +1,155 @@
+//! Requests of the daemon: reads a frame, does what it asks, answers. A request that cannot be read is answered as
+//! unknown, so that a newer daemon can fall back.
+
+use coracle_sys::{Errno, Fd, process, socket};
+use coracle_wire::{ContainerId, FRAME_BYTES_MAX, Reply, Request, VERSION};
+
+use crate::child::Failure;
+use crate::exits;
+use crate::serve::{Monitor, Phase, unwatch};
+use crate::table::ContainerState;
+
+/// Descriptors that came with a frame, taken in order; what is not taken is closed.
+pub(crate) struct Descriptors([Option<Fd>; socket::DESCRIPTORS_MAX]);
+
+impl Descriptors {
+    /// The next; EINVAL where there are fewer than the request needs.
+    pub(crate) fn take(&mut self) -> Result<Fd, Errno> {
+        self.0.iter_mut().find_map(Option::take).ok_or(Errno::EINVAL)
+    }
+
+    /// The next, where the request says there is one.
+    pub(crate) fn take_if(&mut self, is_there: bool) -> Result<Option<Fd>, Errno> {
+        if is_there { self.take().map(Some) } else { Ok(None) }
+    }
+}
+
+impl Monitor<'_> {
+    /// Answers one frame; epoll brings the next one.
+    pub(crate) fn answer(&mut self) {
+        let Some(connection) = &self.connection else { return };
+        let mut buffer = [0; FRAME_BYTES_MAX];
+        let received = match socket::receive(connection.socket.borrow(), &mut buffer) {
+            Err(Errno::EAGAIN | Errno::EINTR) => return,
+            Err(_) => return self.disconnect(),
+            Ok(received) if received.length == 0 => return self.disconnect(),
+            Ok(received) => received,
+        };
+        // A frame is its number and the request: the number is readable also when the request is not.
+        let Ok((number, rest)) = postcard::take_from_bytes::<u32>(&buffer[..received.length]) else {
+            return self.disconnect();
+        };
+        match postcard::take_from_bytes::<Request>(rest) {
+            Ok((request, _)) => self.perform(number, request, Descriptors(received.descriptors)),
+            Err(_) => self.reply(number, Reply::Failed(coracle_wire::Failure::Unknown), &[]),
+        }
+    }
+
+    fn perform(&mut self, number: u32, request: Request, mut descriptors: Descriptors) {
+        let is_greeted = self.connection.as_ref().is_some_and(|connection| connection.is_greeted);
+        let done = match request {
+            Request::Hello { .. } => return self.greet(number),
+            _ if !is_greeted => Err(Errno::EPROTO),
+            // These two answer later, when the process has exec'ed.
+            Request::Start { container, streams, pid, has_cgroup, has_oom_counter } => {
+                let asked = crate::start::Asked { container, streams, pid, has_cgroup, has_oom_counter };
+                match self.start(number, &asked, &mut descriptors) {
+                    Ok(()) => return,
+                    refused => refused,
+                }
+            }
+            Request::Exec { exec, container, has_cgroup } => {
+                match self.exec(number, (exec, &container), has_cgroup, &mut descriptors) {
+                    Ok(()) => return,
+                    refused => refused,
+                }
+            }
+            Request::Signal { container, signal } => match self.table.container(&container) {
+                Some(container) if container.is_alive() => {
+                    process::pidfd_signal(container.pidfd.borrow(), signal)
+                }
+                _ => Err(Errno::ESRCH),
+            },
+            Request::ReopenLog { container } => {
+                descriptors.take().and_then(|file| match self.table.container(&container) {
+                    Some(container) => {
+                        container.log = Some(file);
+                        Ok(())
+                    }
+                    None => Err(Errno::ESRCH),
+                })
+            }
+            Request::Forget { container } => self.forget(&container),
+            Request::Shutdown => {
+                self.reply(number, Reply::Done, &[]);
+                return self.end();
+            }
+            Request::Stdin { container } => return self.stdin(number, &container),
+        };
+        match done {
+            Ok(()) => self.reply(number, Reply::Done, &[]),
+            Err(errno) => self.refuse(number, errno),
+        }
+    }
+
+    /// The request itself cannot be done.
+    pub(crate) fn refuse(&mut self, number: u32, errno: Errno) {
+        self.reply(number, Reply::Failed(coracle_wire::Failure::Refused { errno: errno.0 }), &[]);
+    }
+
+    /// An operation of the record failed.
+    pub(crate) fn reply_failure(&mut self, number: u32, failure: Failure) {
+        let Failure { index, errno } = failure;
+        let failure = coracle_wire::Failure::Operation { index, errno: errno.0 };
+        self.reply(number, Reply::Failed(failure), &[]);
+    }
+
+    fn greet(&mut self, number: u32) {
+        if let Phase::Failed { failure, .. } = self.phase {
+            self.reply_failure(number, failure);
+            return self.end();
+        }
+        if let Some(connection) = &mut self.connection {
+            connection.is_greeted = true;
+        }
+        for container in &mut self.table.containers {
+            if let ContainerState::Exited { is_told, .. } = &mut container.state {
+                *is_told = false;
+            }
+        }
+        self.reply(number, Reply::Hello { version: VERSION }, &[]);
+        self.tell();
+    }
+
+    fn forget(&mut self, id: &ContainerId) -> Result<(), Errno> {
+        if let Some(index) = self.table.containers.iter().position(|container| container.id == *id) {
+            if self.table.containers[index].is_alive() {
+                return Err(Errno::EBUSY);
+            }
+            self.remove_container(index);
+        }
+        exits::remove(self.state.borrow(), id)
+    }
+
+    /// Frees the place of a container; its descriptors are closed.
+    pub(crate) fn remove_container(&mut self, index: usize) {
+        let container = self.table.containers.swap_remove(index);
+        for output in container.outputs.iter().flatten() {
+            unwatch(&self.epoll, &output.file);
+        }
+        if let ContainerState::Starting(starting) = &container.state {
+            unwatch(&self.epoll, &starting.report);
+        }
+    }
+
+    fn stdin(&mut self, number: u32, id: &ContainerId) {
+        // Taken out for the call and put back: the reply may disconnect, which wants the whole monitor.
+        let Some(stdin) = self.table.container(id).and_then(|container| container.stdin.take()) else {
+            return self.refuse(number, Errno::ENXIO);
+        };
+        self.reply(number, Reply::Done, &[stdin.borrow()]);
+        if let Some(container) = self.table.container(id) {
+            container.stdin = Some(stdin);
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! What a clone does until it becomes the container's process: it makes itself clean, then walks the launch record,
+//! operation by operation, up to exec. No decision is taken here and nothing is allocated; the first operation that
+//! fails ends it with its number and the kernel's, over a pipe that exec closes.
+//!
+//! Clean means: not dumpable, so that no process of a container can look into it; no descriptor of the monitor; no
+//! signal blocked or ignored; a session of its own.
+//! The monitor walks the pod's setup record with the same code, in itself.
+
+use core::ffi::CStr;
+
+use coracle_sys::process::{self, Control, Pointers};
+use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
+use coracle_wire::{Block, Op, Text, walk};
+
+use crate::mounts;
+use crate::root::{Make, Root};
+
+/// Trees a record may hold at once: slots are below it (`Op::OpenTree`).
+const TREES_MAX: usize = 256;
+/// Mask of a process whose record sets none.
+const UMASK: u32 = 0o022;
+/// The record itself cannot be read.
+const DAMAGED: Errno = Errno(0);
+/// Bytes of a [`Failure`] on the pipe.
+pub(crate) const FAILURE_BYTES: usize = 6;
+
+/// Operation `index` failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// From 0.
+    pub(crate) index: u16,
+    /// Why; 0: the record cannot be read.
+    pub(crate) errno: Errno,
+}
+
+impl Failure {
+    /// As it travels over the pipe.
+    pub(crate) fn to_bytes(self) -> [u8; FAILURE_BYTES] {
+        let mut bytes = [0; FAILURE_BYTES];
+        bytes[..2].copy_from_slice(&self.index.to_ne_bytes());
+        bytes[2..].copy_from_slice(&self.errno.0.to_ne_bytes());
+        bytes
+    }
+
+    /// And back.
+    pub(crate) fn from_bytes(bytes: [u8; FAILURE_BYTES]) -> Self {
+        let [a, b, errno @ ..] = bytes;
+        Self { index: u16::from_ne_bytes([a, b]), errno: Errno(i32::from_ne_bytes(errno)) }
+    }
+}
+
+/// Where a clone ends up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Home<'a> {
+    /// In namespaces its record makes. The host's mount namespace is for `OpenTree` with `from_host`.
+    Own {
+        /// The host's mount namespace.
+        host: FdRef<'a>,
+    },
+    /// In those of the process this pidfd refers to, joined before the first operation that is no `WriteFile`: an
+    /// exec's record starts with joining the cgroup by paths of the host.
+    Of {
+        /// pidfd of the container's main process.
+        container: FdRef<'a>,
+    },
+}
+
+/// What a clone is given.
+pub(crate) struct Launch<'a> {
+    /// Sealed memfd.
+    pub(crate) record: FdRef<'a>,
+    /// stdin, stdout, stderr.
+    pub(crate) standard: [FdRef<'a>; 3],
+    /// Write end of the pipe for a [`Failure`].
+    pub(crate) report: FdRef<'a>,
+    /// Where `Op::Terminal` sends the master side.
+    pub(crate) terminal: FdRef<'a>,
+    /// Where it ends up.
+    pub(crate) home: Home<'a>,
+}
+
+/// The life of a clone up to exec; with a failure it reports and ends.
+pub(crate) fn run(launch: &Launch<'_>) -> ! {
+    let mut report = launch.report;
+    let errno = prepare(launch).map(|(record, place)| {
+        report = place.report;
+        Walker::new(Some(place)).walk(&record)
+    });
+    let failure = match errno {
+        Ok(Err(failure)) => failure,
+        // A record without `Exec` at its end.
+        Ok(Ok(count)) => Failure { index: count, errno: DAMAGED },
+        Err(errno) => Failure { index: 0, errno },
+    };
+    let _ = fs::write(report, &failure.to_bytes());
+    process::exit(127)
+}
+
+/// Walks the pod's setup record in the monitor itself.
+pub(crate) fn set_up(record: FdRef<'_>) -> Result<(), Failure> {
+    let record = fs::Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
+    Walker::new(None).walk(&record).map(drop)
+}
+
+/// The clone's descriptors, at numbers of their own.
+#[derive(Clone, Copy)]
+struct Place {
+    report: FdRef<'static>,
+    terminal: FdRef<'static>,
+    home: Home<'static>,
+}
+
+/// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 terminal socket,
+/// 5 home; no others.
+fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place), Errno> {
+    const ABOVE_PLACES: i32 = 16;
+    process::control(Control::NotDumpable)?;
+    process::set_umask(0);
+    process::new_session()?;
+    process::set_signal_mask(0)?;
+    let record = fs::Mapping::sealed(launch.record)?;
+    let home = match launch.home {
+        Home::Own { host } => host,
+        Home::Of { container } => container,
+    };
+    let [stdin, stdout, stderr] = launch.standard;
+    let sources = [stdin, stdout, stderr, launch.report, launch.terminal, home];
+    // First out of the way of the places, so that no place is overwritten before it is read.
+    let mut moved = [0; 6];
+    for (moved, source) in moved.iter_mut().zip(sources) {
+        *moved = fs::duplicate(source, ABOVE_PLACES)?.leak();
+    }
+    for (place, moved) in (0..).zip(moved) {
+        fs::duplicate_to(FdRef::standing(moved), place, place > 2)?;
+    }
+    fs::close_from(moved.len() as i32)?;
+    let fifth = FdRef::standing(5);
+    let home = match launch.home {
+        Home::Own { .. } => Home::Own { host: fifth },
+        Home::Of { .. } => Home::Of { container: fifth },
+    };
+    Ok((record, Place { report: FdRef::standing(3), terminal: FdRef::standing(4), home }))
+}
+
+/// Walks a record.
+struct Walker {
+    /// `None`: the monitor itself.
+    place: Option<Place>,
+    /// Of the container, once inside.
+    root: Option<Root>,
+    trees: [Option<Fd>; TREES_MAX],
+    umask: u32,
+}
+
+impl Walker {
+    fn new(place: Option<Place>) -> Self {
+        Self { place, root: None, trees: [const { None }; TREES_MAX], umask: UMASK }
+    }
+
+    /// The number of operations, when all are done; a container's last one does not come back.
+    fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
+        let damaged = |index| Failure { index, errno: DAMAGED };
+        let mut index = 0;
+        for op in walk(record).map_err(|_| damaged(0))? {
+            let op = op.map_err(|_| damaged(index))?;
+            self.enter_home(&op)
+                .and_then(|()| self.perform(&op))
+                .map_err(|errno| Failure { index, errno })?;
+            index = index.checked_add(1).ok_or(damaged(index))?;
+        }
+        Ok(index)
+    }
+
+    /// An exec joins its container before the first operation that needs it.
+    fn enter_home(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+        let Some(Place { home: Home::Of { container }, .. }) = self.place else { return Ok(()) };
+        if self.root.is_some() || matches!(next, Op::WriteFile { .. }) {
+            return Ok(());
+        }
+        let namespaces = process::CLONE_NEWNS | process::CLONE_NEWCGROUP;
+        match process::setns(container, namespaces | process::CLONE_NEWUSER) {
+            // It is in this very user namespace, which cannot be joined again.
+            Err(Errno::EINVAL) => process::setns(container, namespaces)?,
+            joined => joined?,
+        }
+        self.root = Some(Root::open()?);
+        Ok(())
+    }
+
+    fn perform(&mut self, op: &Op<'_>) -> Result<(), Errno> {
+        match *op {
+            Op::WriteFile { path, data, optional } => write_file(text(path)?, data, optional),
+            Op::Unshare { flags } => process::unshare(u64::from(flags)),
+            Op::RootPropagation { propagation } => {
+                mount::mount(None, c"/", None, mount::MS_REC | mounts::flag(propagation), None)
+            }
+            Op::OpenTree { slot, path, recursive, from_host } => {
+                let flags = if recursive { mount::AT_RECURSIVE } else { 0 };
+                self.open_tree(slot, text(path)?, flags, from_host)
+            }
+            Op::Overlay { directory, options, target } => {
+                change_directory(text(directory)?)?;
+                let kind = c"overlay";
+                mount::mount(Some(kind), text(target)?, Some(kind), 0, Some(text(options)?))?;
+                change_directory(c"/")
+            }
+            Op::Tmpfs { options, target, flags } => {
+                let kind = c"tmpfs";
+                mount::mount(Some(kind), text(target)?, Some(kind), flags, Some(text(options)?))
+            }
+            Op::PivotRoot { new_root } => self.pivot(text(new_root)?),
+            Op::Filesystem { kind, options, attributes, target } => {
+                mounts::filesystem(self.root()?, text(kind)?, &options, attributes, text(target)?)
+            }
+            Op::Attach { slot, target, attributes, attributes_recursive, propagation, skip_missing } => {
+                let tree = self.take_tree(slot)?;
+                let wanted = mounts::Wanted { attributes, is_recursive: attributes_recursive, propagation };
+                mounts::attach_tree(self.root()?, &tree, text(target)?, &wanted, skip_missing)
+            }
+            Op::Mask { slot, target } => {
+                let tree = self.take_tree(slot)?;
+                mounts::mask(self.root()?, &tree, text(target)?)
+            }
+            Op::ReadOnly { target } => mounts::read_only(self.root()?, text(target)?),
+            Op::ReadOnlyRoot => mounts::read_only_root(self.root()?),
+            Op::Node { path, mode, device } => {
+                self.root()?.in_parent(text(path)?, |parent, name| fs::make_node(parent, name, mode, device))
+            }
+            Op::Symlink { content, path } => {
+                let content = text(content)?;
+                self.root()?.in_parent(text(path)?, |parent, name| {
+                    match fs::make_symlink(content, parent, name) {
+                        Err(Errno::EEXIST) => Ok(()),
+                        made => made,
+                    }
+                })
+            }
+            Op::Directory { path, mode } => {
+                self.root()?.find_or_make(text(path)?, Make::Directory(mode)).map(drop)
+            }
+            Op::HostName { name } => process::set_host_name(name),
+            Op::LoopbackUp => socket::loopback_up(),
+            Op::Limit { resource, soft, hard } => match process::set_limit(resource, soft, hard) {
+                Err(Errno::EPERM) => Ok(()),
+                set => set,
+            },
+            Op::Terminal => self.terminal(),
+            Op::WorkingDirectory { path, create } => {
+                let (root, path) = (self.root()?, text(path)?);
+                let flags = fs::O_PATH | fs::O_DIRECTORY;
+                if create {
+                    root.find_or_make(path, Make::Directory(0o755))?;
+                }
+                fs::change_directory(root.find(path, flags)?.borrow())
+            }
+            Op::BoundingSet { keep } => drop_bounding(keep),
+            Op::Groups { gids } => process::set_groups(gids),
+            Op::User { uid, gid } => set_user(uid, gid),
+            Op::Capabilities { effective, permitted, inheritable, ambient } => {
+                process::set_capabilities(effective, permitted, inheritable)?;
+                process::control(Control::ClearAmbient)?;
+                (0..64)
+                    .filter(|capability| ambient >> capability & 1 == 1)
+                    .try_for_each(|capability| process::control(Control::RaiseAmbient(capability)))
+            }
+            Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
+            Op::Seccomp { program, flags } => bpf::set_filter(program, flags),
+            Op::Umask { mask } => {
+                self.umask = mask;
+                Ok(())
+            }
+            Op::Exec { candidates, arguments, environment } => {
+                self.place.ok_or(Errno::EINVAL)?;
+                process::set_umask(self.umask);
+                Err(exec(&candidates, &arguments, &environment))
+            }
+        }
+    }
+
+    /// The container's root; EINVAL for an operation inside it before there is one.
+    fn root(&self) -> Result<&Root, Errno> {
+        self.root.as_ref().ok_or(Errno::EINVAL)
+    }
+
+    fn take_tree(&mut self, slot: u16) -> Result<Fd, Errno> {
+        self.trees.get_mut(usize::from(slot)).and_then(Option::take).ok_or(Errno::EINVAL)
+    }
+
+    fn open_tree(&mut self, slot: u16, path: &CStr, flags: usize, from_host: bool) -> Result<(), Errno> {
+        let working_directory = FdRef::WORKING_DIRECTORY;
+        let tree = if from_host {
+            let Some(Place { home: Home::Own { host }, .. }) = self.place else { return Err(Errno::EINVAL) };
+            let own = fs::open(working_directory, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
+            process::setns(host, process::CLONE_NEWNS)?;
+            let tree = mount::clone_tree(working_directory, path, flags);
+            process::setns(own.borrow(), process::CLONE_NEWNS)?;
+            tree?
+        } else {
+            mount::clone_tree(working_directory, path, flags)?
+        };
+        *self.trees.get_mut(usize::from(slot)).ok_or(Errno::EINVAL)? = Some(tree);
+        Ok(())
+    }
+
+    /// Old and new root are stacked on one place, so that no directory is needed to put the old one in
+    /// (pivot_root(2), "pivot_root(".", ".")").
+    fn pivot(&mut self, new_root: &CStr) -> Result<(), Errno> {
+        if self.place.is_none() {
+            return Err(Errno::EINVAL);
+        }
+        change_directory(new_root)?;
+        mount::pivot_root(c".", c".")?;
+        mount::unmount(c".", mount::MNT_DETACH)?;
+        change_directory(c"/")?;
+        self.root = Some(Root::open()?);
+        Ok(())
+    }
+
+    fn terminal(&mut self) -> Result<(), Errno> {
+        const TTYAUX_MAJOR: u32 = 5;
+        let (Some(place), root) = (self.place, self.root()?) else { return Err(Errno::EINVAL) };
+        let found = root.find(c"/dev/pts/ptmx", fs::O_PATH)?;
+        let stat = fs::stat(found.borrow())?;
+        if stat.mode & fs::S_IFMT != fs::S_IFCHR || stat.device_major != TTYAUX_MAJOR {
+            return Err(Errno::ENXIO);
+        }
+        let master = root.find(c"/dev/pts/ptmx", fs::O_RDWR | fs::O_NOCTTY)?;
+        let slave = fs::open_terminal_peer(master.borrow())?;
+        socket::send(place.terminal, b"t", &[master.borrow()])?;
+        process_terminal(&slave)?;
+        // An exec's terminal is its own; /dev/console stays the container's.
+        if matches!(place.home, Home::Own { .. }) {
+            let tree = mount::clone_tree(slave.borrow(), c"", mount::AT_EMPTY_PATH)?;
+            let console = root.find_or_make(c"/dev/console", Make::File)?;
+            mount::attach(tree.borrow(), console.borrow())?;
+        }
+        Ok(())
+    }
+}
+
+fn process_terminal(slave: &Fd) -> Result<(), Errno> {
+    fs::set_controlling_terminal(slave.borrow())?;
+    (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))
+}
+
+fn text(text: Text<'_>) -> Result<&CStr, Errno> {
+    text.as_cstr().ok_or(DAMAGED)
+}
+
+fn change_directory(path: &CStr) -> Result<(), Errno> {
+    let directory = fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_PATH | fs::O_DIRECTORY, 0)?;
+    fs::change_directory(directory.borrow())
+}
+
+fn write_file(path: &CStr, data: &[u8], is_optional: bool) -> Result<(), Errno> {
+    let written = fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_WRONLY, 0)
+        .and_then(|file| fs::write(file.borrow(), data))
+        .and_then(|length| if length == data.len() { Ok(()) } else { Err(Errno::EIO) });
+    match written {
+        Err(Errno::EPERM | Errno::EACCES | Errno::ENOENT) if is_optional => Ok(()),
+        written => written,
+    }
+}
+
+fn drop_bounding(keep: u64) -> Result<(), Errno> {
+    for capability in (0..64).filter(|capability| keep >> capability & 1 == 0) {
+        match process::control(Control::DropBounding(capability)) {
+            // This kernel has no capability of that number, nor any above.
+            Err(Errno::EINVAL) => break,
+            dropped => dropped?,
+        }
+    }
+    Ok(())
+}
+
+/// Changes the ids; pipes and terminals among the standard streams go to the user first, so that it can open
+/// /dev/stdout again (runc: fixStdioPermissions).
+fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
+    const TERMINAL_MAJORS: core::ops::RangeInclusive<u32> = 136..=143;
+    for stream in (0..3).map(FdRef::standing) {
+        let stat = fs::stat(stream)?;
+        let is_device = stat.mode & fs::S_IFMT == fs::S_IFCHR;
+        let is_pipe = stat.mode & fs::S_IFMT == fs::S_IFIFO;
+        if is_pipe || is_device && TERMINAL_MAJORS.contains(&stat.device_major) {
+            // In a user namespace a pipe from outside cannot be given away; the open one works all the same.
+            let _ = fs::change_owner(stream, uid);
+        }
+    }
+    process::control(Control::KeepCapabilities)?;
+    process::set_group(gid)?;
+    process::set_user(uid)
+}
+
+/// Comes back only with the reason why none of the candidates could be exec'ed.
+fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) -> Errno {
+    let lists = pointers(arguments).and_then(|arguments| Ok((arguments, pointers(environment)?)));
+    let (arguments, environment) = match lists {
+        Ok(lists) => lists,
+        Err(errno) => return errno,
+    };
+    let mut answer = Errno::ENOENT;
+    for candidate in candidates.iter() {
+        match process::exec(candidate, &arguments, &environment) {
+            Errno::ENOENT | Errno::ENOTDIR => {}
+            Errno::EACCES => answer = Errno::EACCES,
+            errno => return errno,
+        }
+    }
+    answer
+}
+
+fn pointers<'a>(block: &Block<'a>) -> Result<Pointers<'a>, Errno> {
+    if block.iter().count() != block.count as usize {
+        return Err(DAMAGED);
+    }
+    let mut pointers = Pointers::with_capacity(block.count as usize)?;
+    block.iter().try_for_each(|text| pointers.push(text))?;
+    Ok(pointers)
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_wire::{Propagation, RECORD_VERSION, RecordHeader};
+
+    use super::*;
+
+    fn record(version: u16, ops: &[Op<'_>]) -> Vec<u8> {
+        let mut bytes = postcard::to_allocvec(&RecordHeader { version }).unwrap();
+        for op in ops {
+            bytes.extend(postcard::to_allocvec(op).unwrap());
+        }
+        bytes
+    }
+
+    /// Operations that change nothing but the walker.
+    fn harmless() -> Vec<u8> {
+        record(RECORD_VERSION, &[Op::Umask { mask: 0o27 }, Op::Umask { mask: 0o77 }])
+    }
+
+    #[test]
+    fn every_cut_of_a_record_names_the_operation_it_cuts() {
+        let whole = harmless();
+        assert_eq!(Walker::new(None).walk(&whole), Ok(2));
+        let damaged = |index| Err(Failure { index, errno: DAMAGED });
+        let first = record(RECORD_VERSION, &[Op::Umask { mask: 0o27 }]).len();
+        for cut in 0..whole.len() {
+            let expected = match cut {
+                0 => damaged(0),
+                1 => Ok(0),
+                cut if cut < first => damaged(0),
+                cut if cut == first => Ok(1),
+                _ => damaged(1),
+            };
+            assert_eq!(Walker::new(None).walk(&whole[..cut]), expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_newer_record_is_refused() {
+        let newer = record(RECORD_VERSION + 1, &[]);
+        assert_eq!(Walker::new(None).walk(&newer), Err(Failure { index: 0, errno: DAMAGED }));
+    }
+
+    #[test]
+    fn what_does_not_belong_into_a_setup_record_is_refused() {
+        let empty = Block { count: 0, bytes: b"" };
+        let text = Text::new(c"/");
+        let cases = [
+            Op::PivotRoot { new_root: text },
+            Op::ReadOnlyRoot,
+            Op::Terminal,
+            Op::Mask { slot: 0, target: text },
+            Op::Exec { candidates: empty, arguments: empty, environment: empty },
+        ];
+        for op in cases {
+            let bytes = record(RECORD_VERSION, &[Op::Umask { mask: 0 }, op]);
+            let expected = Err(Failure { index: 1, errno: Errno::EINVAL });
+            assert_eq!(Walker::new(None).walk(&bytes), expected, "{op:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_without_its_nul_is_damage() {
+        let mut bytes = record(RECORD_VERSION, &[Op::PivotRoot { new_root: Text::new(c"/") }]);
+        *bytes.last_mut().unwrap() = b'x';
+        assert_eq!(Walker::new(None).walk(&bytes), Err(Failure { index: 0, errno: DAMAGED }));
+    }
+
+    #[test]
+    fn a_block_that_lies_about_its_count_is_damage() {
+        assert_eq!(pointers(&Block { count: u32::MAX, bytes: b"a\0b\0" }).err(), Some(DAMAGED));
+        assert_eq!(pointers(&Block { count: 2, bytes: b"a\0b" }).err(), Some(DAMAGED));
+        assert!(pointers(&Block { count: 2, bytes: b"a\0b\0" }).is_ok());
+    }
+
+    #[test]
+    fn failures_travel() {
+        let failure = Failure { index: 300, errno: Errno(95) };
+        assert_eq!(Failure::from_bytes(failure.to_bytes()), failure);
+    }
+
+    #[test]
+    fn propagation_flags() {
+        assert_eq!(mounts::flag(Propagation::Slave), mount::MS_SLAVE);
+    }
+}

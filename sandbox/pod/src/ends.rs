@@ -1,0 +1,94 @@
+//! Ends of processes: reaps, and turns the end of a container into its last log lines, its exit record and an event,
+//! in this order, so that whoever sees the event sees the rest.
+
+use coracle_sys::process::{self, Clock, SIGCHLD, Status};
+use coracle_wire::{Exit, ExitRecord};
+
+use crate::exits;
+use crate::serve::Monitor;
+use crate::table::{ContainerState, ExecState};
+
+/// Processes reaped in one turn of the loop; the rest waits for the next, so that a fork bomb's orphans do not keep
+/// the daemon waiting.
+const REAPS_MAX: usize = 256;
+
+impl Monitor<'_> {
+    /// Reaps what has ended, orphans included.
+    pub(crate) fn reap(&mut self) {
+        for _ in 0..REAPS_MAX {
+            // Nothing has ended, or there are no children.
+            let Ok(Some((pid, status))) = process::reap(-1) else { return };
+            self.ended(pid, status);
+        }
+        // Comes back through the signal descriptor.
+        let _ = process::kill(process::pid(), SIGCHLD);
+    }
+
+    fn ended(&mut self, pid: i32, status: Status) {
+        let exit = match status {
+            Status::Code(code) => Exit::Code(code),
+            Status::Signal(signal) => Exit::Signal(signal),
+        };
+        let containers = self.table.containers.iter();
+        let living = containers.filter(|container| container.is_alive());
+        if let Some(place) = living.filter(|container| container.pid == pid).map(|found| found.place).next() {
+            // What it reported comes before its end.
+            self.container_report(place);
+            return self.container_ended(pid, exit);
+        }
+        let execs = self.table.execs.iter();
+        let living = execs.filter(|exec| exec.is_alive());
+        if let Some(place) = living.filter(|exec| exec.pid == pid).map(|found| found.place).next() {
+            self.exec_report(place);
+            self.exec_ended(pid, exit);
+        }
+    }
+
+    fn container_ended(&mut self, pid: i32, exit: Exit) {
+        let is_it = |container: &crate::table::Container| container.is_alive() && container.pid == pid;
+        let Some(index) = self.table.containers.iter().position(is_it) else { return };
+        let failed = match &self.table.containers[index].state {
+            ContainerState::Starting(starting) => starting.failure.map(|failure| (starting.number, failure)),
+            ContainerState::Running | ContainerState::Exited { .. } => None,
+        };
+        if let Some((number, failure)) = failed {
+            self.remove_container(index);
+            return self.reply_failure(number, failure);
+        }
+        self.drain(index);
+        let container = &mut self.table.containers[index];
+        let oom_killed =
+            container.oom.take().is_some_and(|(counter, before)| exits::oom_kills(counter.borrow()) > before);
+        let record = ExitRecord {
+            container: container.id,
+            exit,
+            oom_killed,
+            finished_at_ns: process::now_ns(Clock::Wall),
+            lost_log_lines: container.writer.lost,
+        };
+        container.stdin = None;
+        container.state = ContainerState::Exited { record, is_told: false };
+        // A full disk: a connected daemon learns it from the event, one that comes back from the same after Hello.
+        let _ = exits::write(self.state.borrow(), &record);
+        self.tell();
+    }
+
+    fn exec_ended(&mut self, pid: i32, exit: Exit) {
+        let is_it = |exec: &crate::table::Exec| exec.is_alive() && exec.pid == pid;
+        let Some(index) = self.table.execs.iter().position(is_it) else { return };
+        let failed = match &self.table.execs[index].state {
+            ExecState::Starting(starting) => starting.failure.map(|failure| (starting.number, failure)),
+            ExecState::Running | ExecState::Ended(_) => None,
+        };
+        match failed {
+            Some((number, failure)) => {
+                self.table.execs.swap_remove(index);
+                self.reply_failure(number, failure);
+            }
+            None => {
+                self.table.execs[index].state = ExecState::Ended(exit);
+                self.tell();
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Where the kernel starts the monitor: no libc, so the first instruction, the memory functions the compiler calls,
+//! and the end after a panic are here. Everything else is in the library.
+#![no_std]
+#![no_main]
+#![expect(unsafe_code, reason = "the entry and the memory functions are below Rust")]
+
+use core::arch::{asm, global_asm};
+
+use coracle_pod::Table;
+
+// rsp is 16-byte aligned here and the ABI wants it so before a call; rbp 0 ends a backtrace.
+#[cfg(target_arch = "x86_64")]
+global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "xor ebp, ebp", "call {main}", "ud2", main = sym main);
+#[cfg(target_arch = "aarch64")]
+global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "mov x29, xzr", "bl {main}", "brk 1", main = sym main);
+
+extern "C" fn main() -> ! {
+    static mut TABLE: Table = Table::new();
+    // SAFETY: this is the only place that names `TABLE`, `main` is entered once and never returns, and there are no
+    // other threads: the reference is the only one.
+    let table = unsafe { &mut *(&raw mut TABLE) };
+    coracle_pod::run(table)
+}
+
+/// A panic is a bug: there is nobody to tell but the parent, by the code.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    coracle_sys::process::exit(101)
+}
+
+/// memcpy(3): the compiler calls it for large copies.
+///
+/// # Safety
+/// As in C: both ranges are valid for `count` bytes and do not overlap.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's ranges; `rep movsb` goes up from both starts, and the ABI keeps the direction flag clear.
+    unsafe {
+        asm!("rep movsb", inout("rcx") count => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's ranges, a byte at a time from the start; not a Rust loop, which would become this call.
+    unsafe {
+        asm!("cbz {n}, 2f", "1: ldrb {b:w}, [{f}], #1", "strb {b:w}, [{t}], #1", "subs {n}, {n}, #1", "b.ne 1b", "2:",
+            n = inout(reg) count => _, f = inout(reg) from => _, t = inout(reg) to => _, b = out(reg) _,
+            options(nostack));
+    }
+    to
+}
+
+/// memmove(3).
+///
+/// # Safety
+/// As in C: both ranges are valid for `count` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
+    if (to as usize).wrapping_sub(from as usize) >= count {
+        // SAFETY: the caller's ranges; `to` does not start inside `from`'s, so going up never reads what was written.
+        return unsafe { memcpy(to, from, count) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's ranges, from the last byte down (`count` is not 0 here); the flag is cleared again.
+    unsafe {
+        asm!("std", "rep movsb", "cld", inout("rcx") count => _,
+            inout("rdi") to.wrapping_add(count).wrapping_sub(1) => _,
+            inout("rsi") from.wrapping_add(count).wrapping_sub(1) => _, options(nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's ranges, from the last byte down (`count` is not 0 here).
+    unsafe {
+        asm!("1: ldrb {b:w}, [{f}, #-1]!", "strb {b:w}, [{t}, #-1]!", "subs {n}, {n}, #1", "b.ne 1b",
+            n = inout(reg) count => _, f = inout(reg) from.wrapping_add(count) => _,
+            t = inout(reg) to.wrapping_add(count) => _, b = out(reg) _, options(nostack));
+    }
+    to
+}
+
+/// memset(3).
+///
+/// # Safety
+/// As in C: the range is valid for `count` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's range, upwards.
+    unsafe {
+        asm!("rep stosb", inout("rcx") count => _, inout("rdi") to => _, in("al") value as u8, options(nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's range, upwards.
+    unsafe {
+        asm!("cbz {n}, 2f", "1: strb {b:w}, [{t}], #1", "subs {n}, {n}, #1", "b.ne 1b", "2:",
+            n = inout(reg) count => _, t = inout(reg) to => _, b = in(reg) value, options(nostack));
+    }
+    to
+}
+
+/// memcmp(3).
+///
+/// # Safety
+/// As in C: both ranges are valid for `count` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
+    for index in 0..count {
+        // SAFETY: `index` is inside the caller's range. Volatile, so that the loop does not become this very call.
+        let left = unsafe { left.wrapping_add(index).read_volatile() };
+        // SAFETY: as above.
+        let right = unsafe { right.wrapping_add(index).read_volatile() };
+        if left != right {
+            return i32::from(left) - i32::from(right);
+        }
+    }
+    0
+}
+
+/// bcmp(3): what the compiler calls when only equality matters.
+///
+/// # Safety
+/// As in C: both ranges are valid for `count` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
+    // SAFETY: the caller's promise is the same.
+    unsafe { memcmp(left, right, count) }
+}

@@ -1,0 +1,244 @@
+//! Mounts of a container, by descriptor: targets are found inside the root ([`Root`]), trees are detached until they
+//! are attached there.
+//!
+//! `mount_setattr` is Linux 5.12. Before, flags are set by a remount through `/proc/self/fd/N`, which must be a real
+//! procfs; it reaches the top mount only, so what must hold for a whole tree is ENOSYS there.
+
+use core::ffi::CStr;
+
+use coracle_sys::mount::{self, Attributes};
+use coracle_sys::{Errno, Fd, FdRef, fs};
+use coracle_wire::{Block, Propagation};
+
+use crate::root::{Make, Root};
+
+/// What a tree is to be like once attached.
+pub(crate) struct Wanted {
+    /// MOUNT_ATTR_…
+    pub(crate) attributes: u64,
+    /// For all mounts of the tree.
+    pub(crate) is_recursive: bool,
+    /// Of the whole tree.
+    pub(crate) propagation: Propagation,
+}
+
+/// The flag of mount(2).
+pub(crate) fn flag(propagation: Propagation) -> u64 {
+    match propagation {
+        Propagation::Private => mount::MS_PRIVATE,
+        Propagation::Slave => mount::MS_SLAVE,
+        Propagation::Shared => mount::MS_SHARED,
+    }
+}
+
+/// Mounts a fresh file system on `target`, which is made where it is missing.
+pub(crate) fn filesystem(
+    root: &Root,
+    kind: &CStr,
+    options: &Block<'_>,
+    attributes: u64,
+    target: &CStr,
+) -> Result<(), Errno> {
+    let context = mount::fsopen(kind)?;
+    for option in options.iter() {
+        set_option(context.borrow(), option)?;
+    }
+    mount::fs_create(context.borrow())?;
+    let mounted = mount::fsmount(context.borrow(), attributes)?;
+    let target = root.find_or_make(target, Make::Directory(0o755))?;
+    mount::attach(mounted.borrow(), target.borrow())
+}
+
+/// `key=value`, or a flag.
+fn set_option(context: FdRef<'_>, option: &CStr) -> Result<(), Errno> {
+    /// Longest key of a mount option, with its NUL: those of the kernel are below 32.
+    const KEY_BYTES_MAX: usize = 64;
+    let bytes = option.to_bytes_with_nul();
+    let Some(equals) = bytes.iter().position(|byte| *byte == b'=') else {
+        return mount::fs_option(context, option, None);
+    };
+    let mut key = [0; KEY_BYTES_MAX];
+    key[..KEY_BYTES_MAX - 1].get_mut(..equals).ok_or(Errno::EINVAL)?.copy_from_slice(&bytes[..equals]);
+    let key = CStr::from_bytes_until_nul(&key).map_err(|_| Errno::EINVAL)?;
+    let value = CStr::from_bytes_until_nul(&bytes[equals + 1..]).map_err(|_| Errno::EINVAL)?;
+    mount::fs_option(context, key, Some(value))
+}
+
+/// Attaches a detached tree at `target`.
+pub(crate) fn attach_tree(
+    root: &Root,
+    tree: &Fd,
+    target: &CStr,
+    wanted: &Wanted,
+    skip_missing: bool,
+) -> Result<(), Errno> {
+    let target = if skip_missing {
+        match existing(root, target)? {
+            Some(target) => target,
+            None => return Ok(()),
+        }
+    } else {
+        let is_directory = fs::stat(tree.borrow())?.is_directory();
+        root.find_or_make(target, if is_directory { Make::Directory(0o755) } else { Make::File })?
+    };
+    match set_on_detached(tree, wanted) {
+        Err(Errno::ENOSYS) if !wanted.is_recursive => {
+            mount::attach(tree.borrow(), target.borrow())?;
+            remount(root, tree, MountCall::Propagation(wanted.propagation))?;
+            remount(root, tree, MountCall::Attributes(wanted.attributes))
+        }
+        Err(errno) => Err(errno),
+        Ok(()) => mount::attach(tree.borrow(), target.borrow()),
+    }
+}
+
+fn set_on_detached(tree: &Fd, wanted: &Wanted) -> Result<(), Errno> {
+    let propagation = Attributes { propagation: flag(wanted.propagation), ..Attributes::default() };
+    mount::set_attributes(tree.borrow(), &propagation, mount::AT_RECURSIVE)?;
+    set_attributes(tree.borrow(), wanted.attributes, wanted.is_recursive)
+}
+
+fn set_attributes(mounted: FdRef<'_>, set: u64, is_recursive: bool) -> Result<(), Errno> {
+    if set == 0 {
+        return Ok(());
+    }
+    // The access time bits are one field: setting it means clearing it first.
+    let clear = if set & mount::MOUNT_ATTR_ATIME == 0 { 0 } else { mount::MOUNT_ATTR_ATIME };
+    let flags = if is_recursive { mount::AT_RECURSIVE } else { 0 };
+    mount::set_attributes(mounted, &Attributes { set, clear, ..Attributes::default() }, flags)
+}
+
+/// Covers `target`: a directory by an empty tmpfs, anything else by `null`.
+pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
+    let Some(target) = existing(root, target)? else { return Ok(()) };
+    if !fs::stat(target.borrow())?.is_directory() {
+        return mount::attach(null.borrow(), target.borrow());
+    }
+    let context = mount::fsopen(c"tmpfs")?;
+    mount::fs_option(context.borrow(), c"ro", None)?;
+    mount::fs_create(context.borrow())?;
+    let empty = mount::fsmount(context.borrow(), mount::MOUNT_ATTR_RDONLY)?;
+    mount::attach(empty.borrow(), target.borrow())
+}
+
+/// Binds `target` over itself read-only.
+pub(crate) fn read_only(root: &Root, target: &CStr) -> Result<(), Errno> {
+    let Some(target) = existing(root, target)? else { return Ok(()) };
+    let tree = mount::clone_tree(target.borrow(), c"", mount::AT_EMPTY_PATH | mount::AT_RECURSIVE)?;
+    match set_attributes(tree.borrow(), mount::MOUNT_ATTR_RDONLY, true) {
+        Err(Errno::ENOSYS) => {
+            mount::attach(tree.borrow(), target.borrow())?;
+            remount(root, &tree, MountCall::Attributes(mount::MOUNT_ATTR_RDONLY))
+        }
+        Err(errno) => Err(errno),
+        Ok(()) => mount::attach(tree.borrow(), target.borrow()),
+    }
+}
+
+/// Makes the root mount read-only, without what is mounted below.
+pub(crate) fn read_only_root(root: &Root) -> Result<(), Errno> {
+    match set_attributes(root.directory(), mount::MOUNT_ATTR_RDONLY, false) {
+        Err(Errno::ENOSYS) => {
+            let flags = kept_flags(root.directory())? | mount::MS_RDONLY;
+            mount::mount(None, c"/", None, mount::MS_REMOUNT | mount::MS_BIND | flags, None)
+        }
+        set => set,
+    }
+}
+
+/// What `target` names, or `None` where nothing is.
+fn existing(root: &Root, target: &CStr) -> Result<Option<Fd>, Errno> {
+    match root.find(target, fs::O_PATH) {
+        Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum MountCall {
+    Propagation(Propagation),
+    Attributes(u64),
+}
+
+/// The way around a missing `mount_setattr`, for an attached tree.
+fn remount(root: &Root, tree: &Fd, call: MountCall) -> Result<(), Errno> {
+    const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+    let proc = root.find(c"/proc", fs::O_PATH | fs::O_DIRECTORY)?;
+    if fs::mount_flags_and_type(proc.borrow())?.1 != PROC_SUPER_MAGIC {
+        return Err(Errno::ENOSYS);
+    }
+    let flags = match call {
+        MountCall::Propagation(propagation) => mount::MS_REC | flag(propagation),
+        MountCall::Attributes(attributes) => {
+            mount::MS_REMOUNT | mount::MS_BIND | kept_flags(tree.borrow())? | mount_flags(attributes)?
+        }
+    };
+    fs::change_directory(proc.borrow())?;
+    let mut buffer = *b"self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    let done = mount::mount(None, path_of(&mut buffer, tree.number()), None, flags, None);
+    fs::change_directory(root.directory())?;
+    done
+}
+
+/// `self/fd/N`.
+fn path_of(buffer: &mut [u8; 20], number: i32) -> &CStr {
+    let mut rest = number.unsigned_abs();
+    let digits = rest.checked_ilog10().unwrap_or(0) as usize + 1;
+    for digit in buffer[8..8 + digits].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    CStr::from_bytes_until_nul(buffer).unwrap_or(c"self/fd")
+}
+
+/// The flags a mount has, for a remount that shall only add (statfs(2): ST_… are the MS_… of these).
+fn kept_flags(mounted: FdRef<'_>) -> Result<u64, Errno> {
+    const SAME_AS_MS: u64 = 1 | 2 | 4 | 8 | 1024 | 2048;
+    const ST_RELATIME: u64 = 4096;
+    const MS_RELATIME: u64 = 1 << 21;
+    let flags = fs::mount_flags_and_type(mounted)?.0;
+    Ok(flags & SAME_AS_MS | if flags & ST_RELATIME == 0 { 0 } else { MS_RELATIME })
+}
+
+/// MOUNT_ATTR_… → MS_…; ENOSYS for one that mount(2) does not have.
+fn mount_flags(attributes: u64) -> Result<u64, Errno> {
+    const TABLE: [(u64, u64); 8] = [
+        (0x1, 1),         // RDONLY
+        (0x2, 2),         // NOSUID
+        (0x4, 4),         // NODEV
+        (0x8, 8),         // NOEXEC
+        (0x10, 1024),     // NOATIME
+        (0x20, 1 << 24),  // STRICTATIME
+        (0x80, 2048),     // NODIRATIME
+        (0x20_0000, 256), // NOSYMFOLLOW
+    ];
+    let known = TABLE.iter().fold(0, |known, (attribute, _)| known | attribute);
+    if attributes & !known != 0 {
+        return Err(Errno::ENOSYS);
+    }
+    Ok(TABLE
+        .iter()
+        .filter(|(attribute, _)| attributes & attribute != 0)
+        .fold(0, |flags, (_, flag)| flags | flag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_become_flags_or_are_refused() {
+        let cases = [(0, Ok(0)), (0xf, Ok(0xf)), (0x91, Ok(1 | 1024 | 2048)), (1 << 20, Err(Errno::ENOSYS))];
+        for (attributes, flags) in cases {
+            assert_eq!(mount_flags(attributes), flags, "{attributes:#x}");
+        }
+    }
+
+    #[test]
+    fn paths_of_descriptors() {
+        for number in [0, 7, 10, i32::MAX] {
+            let mut buffer = *b"self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+            assert_eq!(path_of(&mut buffer, number).to_str(), Ok(format!("self/fd/{number}").as_str()));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Paths of a container: every one is resolved by the kernel inside the container's root, from the root's descriptor,
+//! without magic links (openat2, Linux 5.6). An image or a shared volume may hold any link it likes; none leads out.
+//! What is missing is made component by component below the descriptor of the one before.
+
+use core::ffi::CStr;
+
+use coracle_sys::{Errno, Fd, FdRef, fs};
+
+/// Longest path the kernel takes, with its NUL.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// How often a look-up that raced with a rename is repeated; then EAGAIN. A container that shares a volume could
+/// rename for ever.
+const ATTEMPTS_MAX: u32 = 32;
+
+/// What to make where nothing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Make {
+    /// A directory with these permission bits.
+    Directory(u32),
+    /// An empty file.
+    File,
+}
+
+/// The root directory of a container.
+pub(crate) struct Root(Fd);
+
+impl Root {
+    /// That of the calling process, which must have pivoted into it.
+    pub(crate) fn open() -> Result<Self, Errno> {
+        fs::open(FdRef::WORKING_DIRECTORY, c"/", fs::O_PATH | fs::O_DIRECTORY, 0).map(Self)
+    }
+
+    /// Its descriptor.
+    pub(crate) fn directory(&self) -> FdRef<'_> {
+        self.0.borrow()
+    }
+
+    /// Opens what `path` names in the container.
+    pub(crate) fn find(&self, path: &CStr, flags: u64) -> Result<Fd, Errno> {
+        let resolve = fs::RESOLVE_IN_ROOT | fs::RESOLVE_NO_MAGICLINKS;
+        for _ in 0..ATTEMPTS_MAX {
+            match fs::open_resolved(self.0.borrow(), path, flags, resolve) {
+                Err(Errno::EAGAIN) => {}
+                found => return found,
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// As [`Root::find`] with O_PATH; where nothing is, makes it and the directories (0755) on the way.
+    pub(crate) fn find_or_make(&self, path: &CStr, make: Make) -> Result<Fd, Errno> {
+        match self.find(path, fs::O_PATH) {
+            Err(Errno::ENOENT) => self.make(path, make),
+            found => found,
+        }
+    }
+
+    /// The directory that holds the last component of `path`, handed with that component to `with`.
+    // Not inlined: its path buffers would be part of the walker's frame, and stay resident in the monitor.
+    #[inline(never)]
+    pub(crate) fn in_parent(
+        &self,
+        path: &CStr,
+        with: impl FnOnce(FdRef<'_>, &CStr) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut parent = [0; PATH_BYTES_MAX];
+        let bytes = trimmed(path);
+        let start = bytes.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+        let mut name = [0; PATH_BYTES_MAX];
+        let name = terminated(&mut name, &bytes[start..])?;
+        if start == 0 {
+            return with(self.0.borrow(), name);
+        }
+        let parent = self.find(terminated(&mut parent, &bytes[..start])?, fs::O_PATH | fs::O_DIRECTORY)?;
+        with(parent.borrow(), name)
+    }
+
+    fn make(&self, path: &CStr, make: Make) -> Result<Fd, Errno> {
+        let bytes = trimmed(path);
+        let mut parent: Option<Fd> = None;
+        let mut start = 0;
+        while start < bytes.len() {
+            let length = bytes[start..].iter().position(|byte| *byte == b'/').unwrap_or(bytes.len() - start);
+            let end = start + length;
+            if length > 0 {
+                let make = if end == bytes.len() { make } else { Make::Directory(0o755) };
+                let parent_fd = parent.as_ref().map_or(self.0.borrow(), Fd::borrow);
+                parent = Some(self.step(parent_fd, bytes, (start, end), make)?);
+            }
+            start = end + 1;
+        }
+        parent.ok_or(Errno::ENOENT)
+    }
+
+    /// Finds `bytes[..end]`; where nothing is, makes its last component below `parent` first.
+    // Not inlined: its path buffers would be part of the walker's frame, and stay resident in the monitor.
+    #[inline(never)]
+    fn step(
+        &self,
+        parent: FdRef<'_>,
+        bytes: &[u8],
+        (start, end): (usize, usize),
+        make: Make,
+    ) -> Result<Fd, Errno> {
+        let mut buffer = [0; PATH_BYTES_MAX];
+        let prefix = terminated(&mut buffer, &bytes[..end])?;
+        match self.find(prefix, fs::O_PATH) {
+            Err(Errno::ENOENT) => {}
+            found => return found,
+        }
+        let name =
+            CStr::from_bytes_until_nul(&prefix.to_bytes_with_nul()[start..]).map_err(|_| Errno::EINVAL)?;
+        let made = match make {
+            Make::Directory(mode) => fs::make_directory(parent, name, mode),
+            Make::File => fs::make_node(parent, name, fs::S_IFREG | 0o644, 0),
+        };
+        match made {
+            // Someone was faster, or a link that leads nowhere is there: the next line tells.
+            Ok(()) | Err(Errno::EEXIST) => self.find(prefix, fs::O_PATH),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// Without slashes at the end.
+fn trimmed(path: &CStr) -> &[u8] {
+    let mut bytes = path.to_bytes();
+    while let Some(shorter) = bytes.strip_suffix(b"/") {
+        bytes = shorter;
+    }
+    bytes
+}
+
+fn terminated<'a>(buffer: &'a mut [u8; PATH_BYTES_MAX], bytes: &[u8]) -> Result<&'a CStr, Errno> {
+    // One byte stays for the NUL.
+    buffer[..PATH_BYTES_MAX - 1].get_mut(..bytes.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(bytes);
+    CStr::from_bytes_until_nul(buffer).map_err(|_| Errno::EINVAL)
+}

@@ -1,0 +1,346 @@
+//! The loop: waits for a daemon, signals, reports of clones and output of containers, and hands each to its file.
+//! It never waits for anything else: not for a clone that is setting up, not for a daemon that does not read.
+//!
+//! At most one daemon is connected, and a new one replaces it. What it could not be told at once is marked in the
+//! table and told when its socket has room; one that leaves replies unread is disconnected, and learns from exit
+//! records when it comes back.
+
+use coracle_sys::process::{self, Clock, Control, SIGCHLD, SIGKILL, SIGTERM, Signals};
+use coracle_sys::socket::{self, EPOLLIN, EPOLLOUT, EVENTS_MAX};
+use coracle_sys::{Errno, Fd, FdRef, fs};
+use coracle_wire::{Event, FRAME_BYTES_MAX, FromMonitor, Reply};
+
+use crate::child::{self, Failure};
+use crate::exits;
+use crate::log::LINE_BYTES_MAX;
+use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, Place, STREAMS, Table};
+
+/// Scratch for reading, then a line buffer for each stream of each container.
+const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
+/// After output, memory is given back once nothing has happened for this long.
+const QUIET_MS: i32 = 1000;
+/// How long a monitor whose setup failed waits to be asked why.
+const FAILED_SETUP_NS: i64 = 30_000_000_000;
+/// How long the end waits for killed processes; what hangs in the kernel is then left to init.
+const ENDING_NS: i64 = 10_000_000_000;
+const EVERY_SIGNAL: Signals = Signals::MAX;
+
+/// Whose event it is: in the token's second byte, with a place in the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Listener,
+    Connection,
+    Signals,
+    ContainerReport(Place),
+    ExecReport(Place),
+    /// A stream of a container: 0 or 1.
+    Output(Place, usize),
+}
+
+impl Source {
+    /// As epoll's token.
+    pub(crate) fn token(self) -> u64 {
+        let (kind, place) = match self {
+            Self::Listener => (0, 0),
+            Self::Connection => (1, 0),
+            Self::Signals => (2, 0),
+            Self::ContainerReport(place) => (3, place),
+            Self::ExecReport(place) => (4, place),
+            Self::Output(place, stream) => (5 + stream as u64, place),
+        };
+        kind << 8 | u64::from(place)
+    }
+
+    fn from_token(token: u64) -> Self {
+        let place = token as Place;
+        match token >> 8 {
+            0 => Self::Listener,
+            1 => Self::Connection,
+            2 => Self::Signals,
+            3 => Self::ContainerReport(place),
+            4 => Self::ExecReport(place),
+            kind => Self::Output(place, usize::from(kind != 5)),
+        }
+    }
+}
+
+/// What the monitor is about.
+#[derive(Clone, Copy)]
+pub(crate) enum Phase {
+    Serving,
+    /// The setup record could not be walked; somebody shall be told before the end.
+    Failed {
+        failure: Failure,
+        until_ns: i64,
+    },
+    /// Everything is killed; what remains is reaping.
+    Ending {
+        until_ns: i64,
+    },
+}
+
+/// The daemon at the other end.
+pub(crate) struct Connection {
+    pub(crate) socket: Fd,
+    /// It has said Hello; events come after that.
+    pub(crate) is_greeted: bool,
+    /// The socket is full; events wait.
+    waits_for_room: bool,
+}
+
+/// The monitor.
+pub(crate) struct Monitor<'t> {
+    pub(crate) table: &'t mut Table,
+    pub(crate) epoll: Fd,
+    pub(crate) state: Fd,
+    pub(crate) host: Fd,
+    /// The monitor's own pidfd, which names its pid namespace for clones.
+    pub(crate) own: Fd,
+    listener: Fd,
+    signals: Fd,
+    pub(crate) connection: Option<Connection>,
+    pub(crate) memory: fs::Mapping,
+    /// Pages of `memory` may be in use.
+    pub(crate) is_memory_used: bool,
+    pub(crate) phase: Phase,
+}
+
+/// The whole life of a monitor, from an empty table.
+pub fn run(table: &mut Table) -> ! {
+    match Monitor::new(table).and_then(|mut monitor| monitor.serve()) {
+        Ok(()) => process::exit(0),
+        Err(errno) => process::exit(errno.0 as u8),
+    }
+}
+
+impl<'t> Monitor<'t> {
+    fn new(table: &'t mut Table) -> Result<Self, Errno> {
+        let [listener, state, setup, host] = [3, 4, 5, 6].map(Fd::inherited);
+        process::set_name(c"coracle-pod")?;
+        // Blocked signals neither end it nor interrupt it; children start with a clean slate (see `child`).
+        process::reset_signal_handlers();
+        process::set_signal_mask(EVERY_SIGNAL)?;
+        process::control(Control::NotDumpable)?;
+        process::control(Control::Subreaper)?;
+        match process::new_session() {
+            // It leads one already.
+            Err(Errno::EPERM) => {}
+            made => made?,
+        }
+        let set_up = child::set_up(setup.borrow());
+        drop(setup);
+        let prepared = exits::prepare(state.borrow()).map_err(|errno| Failure { index: 0, errno });
+        let phase = match set_up.and(prepared) {
+            Ok(()) => Phase::Serving,
+            Err(failure) => Phase::Failed { failure, until_ns: later(FAILED_SETUP_NS) },
+        };
+        let epoll = socket::epoll()?;
+        let signals = socket::signal_fd(process::signals(SIGCHLD) | process::signals(SIGTERM))?;
+        socket::watch(epoll.borrow(), listener.borrow(), EPOLLIN, Source::Listener.token())?;
+        socket::watch(epoll.borrow(), signals.borrow(), EPOLLIN, Source::Signals.token())?;
+        let own = process::pidfd_open(process::pid())?;
+        let memory = fs::Mapping::anonymous(MEMORY_BYTES)?;
+        let is_memory_used = false;
+        let connection = None;
+        Ok(Self {
+            table,
+            epoll,
+            state,
+            host,
+            own,
+            listener,
+            signals,
+            connection,
+            memory,
+            is_memory_used,
+            phase,
+        })
+    }
+
+    fn serve(&mut self) -> Result<(), Errno> {
+        let epoll = fs::duplicate(self.epoll.borrow(), 3)?;
+        while !self.is_done() {
+            let mut events = [socket::Event::default(); EVENTS_MAX];
+            let events = socket::wait(epoll.borrow(), &mut events, self.timeout_ms())?;
+            if events.is_empty() {
+                self.give_back_memory();
+            }
+            for event in events {
+                self.handle(event);
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: &socket::Event) {
+        match Source::from_token(event.token()) {
+            Source::Listener => self.accept(),
+            Source::Connection => {
+                if event.is_writable() {
+                    self.tell();
+                }
+                if event.is_readable() {
+                    self.answer();
+                }
+            }
+            Source::Signals => self.take_signals(),
+            Source::ContainerReport(place) => self.container_report(place),
+            Source::ExecReport(place) => self.exec_report(place),
+            Source::Output(place, stream) => self.read_output(place, stream),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self.phase {
+            Phase::Serving => false,
+            Phase::Failed { until_ns, .. } => is_over(until_ns),
+            Phase::Ending { until_ns } => !self.table.has_processes() || is_over(until_ns),
+        }
+    }
+
+    fn timeout_ms(&self) -> i32 {
+        let is_timed = self.is_memory_used || !matches!(self.phase, Phase::Serving);
+        if is_timed { QUIET_MS } else { -1 }
+    }
+
+    fn take_signals(&mut self) {
+        while let Some(signal) = socket::next_signal(self.signals.borrow()) {
+            match signal {
+                SIGCHLD => self.reap(),
+                _ => self.end(),
+            }
+        }
+    }
+
+    /// Kills everything; the loop ends once it is reaped.
+    pub(crate) fn end(&mut self) {
+        if matches!(self.phase, Phase::Ending { .. }) {
+            return;
+        }
+        self.phase = Phase::Ending { until_ns: later(ENDING_NS) };
+        let containers = self.table.containers.iter().filter(|container| container.is_alive());
+        let execs = self.table.execs.iter().filter(|exec| exec.is_alive());
+        for process in containers.map(|container| &container.pidfd).chain(execs.map(|exec| &exec.pidfd)) {
+            // ESRCH: it has just ended by itself.
+            let _ = process::pidfd_signal(process.borrow(), SIGKILL);
+        }
+        if process::pid() == 1 {
+            // Orphans too; as pid 1 it means this pid namespace and spares the sender. ESRCH: nobody is left.
+            let _ = process::kill(-1, SIGKILL);
+        }
+    }
+
+    fn accept(&mut self) {
+        let Ok(socket) = socket::accept(self.listener.borrow()) else { return };
+        self.disconnect();
+        if socket::watch(self.epoll.borrow(), socket.borrow(), EPOLLIN, Source::Connection.token()).is_ok() {
+            self.connection = Some(Connection { socket, is_greeted: false, waits_for_room: false });
+        }
+    }
+
+    /// Lets go of the daemon.
+    pub(crate) fn disconnect(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            unwatch(&self.epoll, &connection.socket);
+        }
+        self.table.forget_askers();
+        self.table.execs.retain(|exec| exec.is_alive());
+        if let Phase::Failed { until_ns, .. } = &mut self.phase {
+            *until_ns = later(FAILED_SETUP_NS).min(*until_ns);
+        }
+    }
+
+    /// Sends the answer to request `number`; a daemon that lets its socket run full of replies is disconnected.
+    pub(crate) fn reply(&mut self, number: u32, reply: Reply, descriptors: &[FdRef<'_>]) {
+        let Some(connection) = self.connection.as_ref().filter(|_| number != 0) else { return };
+        if send(connection, &FromMonitor::Reply { number, reply }, descriptors).is_err() {
+            self.disconnect();
+        }
+    }
+
+    /// Tells the daemon what it does not know yet: ends of containers and of execs, as long as its socket has room.
+    pub(crate) fn tell(&mut self) {
+        let told = match &self.connection {
+            Some(connection) if connection.is_greeted => tell_all(connection, self.table),
+            // The ids of execs mean something only to the daemon that chose them.
+            _ => {
+                self.table.execs.retain(|exec| exec.is_alive());
+                return;
+            }
+        };
+        let waits = match told {
+            Ok(()) => false,
+            Err(Errno::EAGAIN) => true,
+            Err(_) => return self.disconnect(),
+        };
+        let Some(connection) = &mut self.connection else { return };
+        if waits != connection.waits_for_room {
+            connection.waits_for_room = waits;
+            let events = if waits { EPOLLIN | EPOLLOUT } else { EPOLLIN };
+            let token = Source::Connection.token();
+            let _ = socket::watch_for(self.epoll.borrow(), connection.socket.borrow(), events, token);
+        }
+    }
+}
+
+/// Sends events until all are told or there is no room.
+fn tell_all(connection: &Connection, table: &mut Table) -> Result<(), Errno> {
+    for container in &mut table.containers {
+        if let ContainerState::Exited { record, is_told: is_told @ false } = &mut container.state {
+            send(connection, &FromMonitor::Event(Event::Exited(*record)), &[])?;
+            *is_told = true;
+        }
+    }
+    while let Some(index) = table.execs.iter().position(|exec| !exec.is_alive()) {
+        if let ExecState::Ended(exit) = table.execs[index].state {
+            send(
+                connection,
+                &FromMonitor::Event(Event::ExecExited { exec: table.execs[index].id, exit }),
+                &[],
+            )?;
+        }
+        table.execs.swap_remove(index);
+    }
+    Ok(())
+}
+
+fn send(connection: &Connection, frame: &FromMonitor, descriptors: &[FdRef<'_>]) -> Result<(), Errno> {
+    let mut buffer = [0; FRAME_BYTES_MAX];
+    let bytes = postcard::to_slice(frame, &mut buffer).map_err(|_| Errno::EMSGSIZE)?;
+    socket::send(connection.socket.borrow(), bytes, descriptors)
+}
+
+/// Before closing what is watched: a clone may hold a copy, which would keep the entry alive. ENOENT is fine: it was
+/// not watched.
+pub(crate) fn unwatch(epoll: &Fd, file: &Fd) {
+    let _ = socket::unwatch(epoll.borrow(), file.borrow());
+}
+
+fn later(after_ns: i64) -> i64 {
+    process::now_ns(Clock::Monotonic).saturating_add(after_ns)
+}
+
+fn is_over(until_ns: i64) -> bool {
+    process::now_ns(Clock::Monotonic) >= until_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back() {
+        let sources = [
+            Source::Listener,
+            Source::Connection,
+            Source::Signals,
+            Source::ContainerReport(63),
+            Source::ExecReport(127),
+            Source::Output(0, 0),
+            Source::Output(63, 1),
+        ];
+        for source in sources {
+            assert_eq!(Source::from_token(source.token()), source);
+        }
+    }
+}

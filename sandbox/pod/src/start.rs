@@ -1,0 +1,262 @@
+//! From a request to a clone: prepares pipes, clones, and remembers what to wait for. The child's part is in
+//! `child`; how it went comes back over the report pipe, and ends here.
+
+use coracle_sys::process::{self, Clone};
+use coracle_sys::socket::{self, EPOLLIN};
+use coracle_sys::{Errno, Fd, FdRef, fs};
+use coracle_wire::{ContainerId, ExecId, PidNamespace, Reply, Streams};
+
+use crate::answer::Descriptors;
+use crate::child::{self, FAILURE_BYTES, Failure, Home, Launch};
+use crate::exits;
+use crate::log::Writer;
+use crate::serve::{Monitor, Phase, Source, unwatch};
+use crate::table::{Container, ContainerState, Exec, ExecState, Output, Place, STREAMS, Starting};
+
+/// `Request::Start`.
+pub(crate) struct Asked {
+    pub(crate) container: ContainerId,
+    pub(crate) streams: Streams,
+    pub(crate) pid: PidNamespace,
+    pub(crate) has_cgroup: bool,
+    pub(crate) has_oom_counter: bool,
+}
+
+/// The two pairs every clone has with the monitor.
+struct Line {
+    starting: Starting,
+    report: Fd,
+    terminal: Fd,
+}
+
+/// The standard streams of a container: what the child gets, what the monitor keeps.
+struct Standard {
+    child: [Fd; 3],
+    stdin: Option<Fd>,
+    outputs: [Option<Output>; STREAMS],
+}
+
+/// What the report pipe says.
+enum Report {
+    Nothing,
+    Executed,
+    Failed(Failure),
+}
+
+impl Monitor<'_> {
+    /// Starts a container; the answer comes with its report. Errors as documented at `Request::Start`; ESHUTDOWN
+    /// when the monitor is ending.
+    pub(crate) fn start(
+        &mut self,
+        number: u32,
+        asked: &Asked,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), Errno> {
+        if self.table.container(&asked.container).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let place = self.place(self.table.free_container())?;
+        let record = descriptors.take()?;
+        let log = descriptors.take_if(asked.streams.log)?;
+        let cgroup = descriptors.take_if(asked.has_cgroup)?;
+        let oom = descriptors.take_if(asked.has_oom_counter)?.map(|counter| {
+            let kills = exits::oom_kills(counter.borrow());
+            (counter, kills)
+        });
+        let line = self.line(number, Source::ContainerReport(place))?;
+        let standard = self.standard(place, asked.streams)?;
+        let launch = Launch {
+            record: record.borrow(),
+            standard: standard.child.each_ref().map(Fd::borrow),
+            report: line.report.borrow(),
+            terminal: line.terminal.borrow(),
+            home: Home::Own { host: self.host.borrow() },
+        };
+        let cgroup = cgroup.as_ref().map(Fd::borrow);
+        let (beside, namespaces) = match &asked.pid {
+            PidNamespace::Monitor => (self.own.borrow(), 0),
+            PidNamespace::New => (self.own.borrow(), process::CLONE_NEWPID),
+            PidNamespace::Of(other) => (self.table.running(other).ok_or(Errno::ESRCH)?.pidfd.borrow(), 0),
+        };
+        let (pid, pidfd) = clone(beside, namespaces, cgroup, &launch)?;
+        let container = Container {
+            id: asked.container,
+            place,
+            pid,
+            pidfd,
+            state: ContainerState::Starting(line.starting),
+            outputs: standard.outputs,
+            log,
+            writer: Writer::default(),
+            stdin: standard.stdin,
+            oom,
+        };
+        // There is a free place, so there is room.
+        self.table.containers.push(container).map_err(|_| Errno::EAGAIN)
+    }
+
+    /// Starts an exec, likewise.
+    pub(crate) fn exec(
+        &mut self,
+        number: u32,
+        (exec, container): (ExecId, &ContainerId),
+        has_cgroup: bool,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), Errno> {
+        if self.table.execs.iter().any(|other| other.id == exec) {
+            return Err(Errno::EEXIST);
+        }
+        let place = self.place(self.table.free_exec())?;
+        let record = descriptors.take()?;
+        let standard = [descriptors.take()?, descriptors.take()?, descriptors.take()?];
+        let cgroup = descriptors.take_if(has_cgroup)?;
+        let line = self.line(number, Source::ExecReport(place))?;
+        let main = self.table.running(container).ok_or(Errno::ESRCH)?.pidfd.borrow();
+        let launch = Launch {
+            record: record.borrow(),
+            standard: standard.each_ref().map(Fd::borrow),
+            report: line.report.borrow(),
+            terminal: line.terminal.borrow(),
+            home: Home::Of { container: main },
+        };
+        let (pid, pidfd) = clone(main, 0, cgroup.as_ref().map(Fd::borrow), &launch)?;
+        let exec = Exec { id: exec, place, pid, pidfd, state: ExecState::Starting(line.starting) };
+        self.table.execs.push(exec).map_err(|_| Errno::EAGAIN)
+    }
+
+    fn place(&self, free: Option<Place>) -> Result<Place, Errno> {
+        match self.phase {
+            Phase::Serving => free.ok_or(Errno::EAGAIN),
+            Phase::Failed { .. } | Phase::Ending { .. } => Err(Errno::ESHUTDOWN),
+        }
+    }
+
+    fn line(&self, number: u32, source: Source) -> Result<Line, Errno> {
+        let (ours, report) = fs::pipe()?;
+        fs::set_nonblocking(ours.borrow())?;
+        let (terminal, theirs) = socket::seqpacket_pair()?;
+        socket::watch(self.epoll.borrow(), ours.borrow(), EPOLLIN, source.token())?;
+        let starting = Starting { number, report: ours, terminal, failure: None };
+        Ok(Line { starting, report, terminal: theirs })
+    }
+
+    fn standard(&self, place: Place, streams: Streams) -> Result<Standard, Errno> {
+        let null = || fs::open(FdRef::WORKING_DIRECTORY, c"/dev/null", fs::O_RDWR, 0);
+        if streams.tty {
+            // Until the terminal takes their places.
+            return Ok(Standard { child: [null()?, null()?, null()?], stdin: None, outputs: [None, None] });
+        }
+        let (reader, stdin) = if streams.stdin {
+            let (reader, writer) = fs::pipe()?;
+            (reader, Some(writer))
+        } else {
+            (null()?, None)
+        };
+        let (stdout, stdout_writer) = fs::pipe()?;
+        let (stderr, stderr_writer) = fs::pipe()?;
+        let outputs = [Some(self.output(place, 0, stdout)?), Some(self.output(place, 1, stderr)?)];
+        Ok(Standard { child: [reader, stdout_writer, stderr_writer], stdin, outputs })
+    }
+
+    fn output(&self, place: Place, stream: usize, file: Fd) -> Result<Output, Errno> {
+        fs::set_nonblocking(file.borrow())?;
+        socket::watch(self.epoll.borrow(), file.borrow(), EPOLLIN, Source::Output(place, stream).token())?;
+        Ok(Output { file, held: 0, held_max: 0 })
+    }
+
+    /// A container's process has exec'ed or failed.
+    pub(crate) fn container_report(&mut self, place: Place) {
+        let mut containers = self.table.containers.iter_mut();
+        let Some(container) = containers.find(|container| container.place == place) else { return };
+        let ContainerState::Starting(starting) = &mut container.state else { return };
+        match read_report(&self.epoll, starting) {
+            Report::Nothing => {}
+            Report::Failed(failure) => starting.failure = Some(failure),
+            Report::Executed => {
+                let number = starting.number;
+                let master = take_terminal(starting);
+                container.state = ContainerState::Running;
+                if let Some(master) = master {
+                    self.keep_terminal(place, master);
+                }
+                self.started(number, place);
+            }
+        }
+    }
+
+    fn started(&mut self, number: u32, place: Place) {
+        let mut containers = self.table.containers.iter();
+        let Some(container) = containers.find(|container| container.place == place) else { return };
+        if let Ok(pidfd) = fs::duplicate(container.pidfd.borrow(), 3) {
+            self.reply(number, Reply::Started, &[pidfd.borrow()]);
+        }
+    }
+
+    /// The master side is both the container's output and what its stdin is written to.
+    fn keep_terminal(&mut self, place: Place, master: Fd) {
+        let kept = fs::duplicate(master.borrow(), 3).ok();
+        let output = self.output(place, 0, master).ok();
+        let mut containers = self.table.containers.iter_mut();
+        if let Some(container) = containers.find(|container| container.place == place) {
+            container.outputs[0] = output;
+            container.stdin = kept;
+        }
+    }
+
+    /// An exec's process has exec'ed or failed.
+    pub(crate) fn exec_report(&mut self, place: Place) {
+        let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
+        let ExecState::Starting(starting) = &mut exec.state else { return };
+        match read_report(&self.epoll, starting) {
+            Report::Nothing => {}
+            Report::Failed(failure) => starting.failure = Some(failure),
+            Report::Executed => {
+                let number = starting.number;
+                let master = take_terminal(starting);
+                exec.state = ExecState::Running;
+                let Ok(pidfd) = fs::duplicate(exec.pidfd.borrow(), 3) else { return };
+                match master {
+                    Some(master) => self.reply(number, Reply::Started, &[pidfd.borrow(), master.borrow()]),
+                    None => self.reply(number, Reply::Started, &[pidfd.borrow()]),
+                }
+            }
+        }
+    }
+}
+
+/// Clones into the pid namespace of the process `beside`. The choice holds for this process's later children too, so
+/// every clone makes its own.
+fn clone(
+    beside: FdRef<'_>,
+    namespaces: u64,
+    cgroup: Option<FdRef<'_>>,
+    launch: &Launch<'_>,
+) -> Result<(i32, Fd), Errno> {
+    process::setns(beside, process::CLONE_NEWPID)?;
+    match process::clone(namespaces, cgroup)? {
+        Clone::Child => child::run(launch),
+        Clone::Parent { pid, pidfd } => Ok((pid, pidfd)),
+    }
+}
+
+fn read_report(epoll: &Fd, starting: &Starting) -> Report {
+    let mut bytes = [0; FAILURE_BYTES];
+    match fs::read(starting.report.borrow(), &mut bytes) {
+        Err(_) => Report::Nothing,
+        Ok(0) if starting.failure.is_some() => Report::Nothing,
+        Ok(0) => {
+            unwatch(epoll, &starting.report);
+            Report::Executed
+        }
+        Ok(_) => {
+            unwatch(epoll, &starting.report);
+            Report::Failed(Failure::from_bytes(bytes))
+        }
+    }
+}
+
+fn take_terminal(starting: &Starting) -> Option<Fd> {
+    let mut note = [0; 1];
+    let received = socket::receive(starting.terminal.borrow(), &mut note).ok()?;
+    received.descriptors.into_iter().flatten().next()
+}

@@ -1,0 +1,213 @@
+//! Which capabilities a container's process gets. Pure but for [`bounding`], which asks the kernel what this daemon
+//! may hand out at all: a nested or restricted daemon cannot give what it lacks.
+//! Rules: CRI section 3.3 (containerd's default set and order of add and drop), CVE-2022-24769 for the empty
+//! inheritable set.
+
+use std::str::FromStr;
+
+use caps::{CapSet, Capability};
+use nix::errno::Errno;
+
+use crate::Error;
+
+/// The five sets of a process; bit n is capability n.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What an exec can ever gain.
+    pub bounding: u64,
+    /// What counts now.
+    pub effective: u64,
+    /// What can be made effective.
+    pub permitted: u64,
+    /// Kept for ambient capabilities only.
+    pub inheritable: u64,
+    /// Survive an exec of a plain file by a user that is not root.
+    pub ambient: u64,
+}
+
+/// What the security context asks for. Names in any case, with or without `CAP_`; `ALL` in `add` and `drop`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// `add_capabilities`.
+    pub add: Vec<String>,
+    /// `drop_capabilities`.
+    pub drop: Vec<String>,
+    /// `add_ambient_capabilities`.
+    pub add_ambient: Vec<String>,
+    /// Everything the daemon itself can hand out, whatever the lists say.
+    pub privileged: bool,
+}
+
+/// What a container has when nothing is asked for: containerd's set, which pod security baselines assume.
+const DEFAULT: [Capability; 14] = [
+    Capability::CAP_CHOWN,
+    Capability::CAP_DAC_OVERRIDE,
+    Capability::CAP_FSETID,
+    Capability::CAP_FOWNER,
+    Capability::CAP_MKNOD,
+    Capability::CAP_NET_RAW,
+    Capability::CAP_SETGID,
+    Capability::CAP_SETUID,
+    Capability::CAP_SETFCAP,
+    Capability::CAP_SETPCAP,
+    Capability::CAP_NET_BIND_SERVICE,
+    Capability::CAP_SYS_CHROOT,
+    Capability::CAP_KILL,
+    Capability::CAP_AUDIT_WRITE,
+];
+
+/// Resolves the five sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: what is
+/// asked for but not in it is left out with a warning (the second value).
+///
+/// # Errors
+/// [`Error::Invalid`] for a name that is no capability.
+pub fn resolve(request: &Request, uid: u32, available: u64) -> Result<(Capabilities, Vec<String>), Error> {
+    let add = parse("add_capabilities", &request.add)?;
+    let drop = parse("drop_capabilities", &request.drop)?;
+    let asked_ambient = parse("add_ambient_capabilities", &request.add_ambient)?;
+    let mut set = DEFAULT.iter().fold(0, |set, capability| set | capability.bitmask());
+    if add.has_all {
+        set = available;
+    }
+    if drop.has_all {
+        set = 0;
+    }
+    set = (set | add.named) & !drop.named;
+    if request.privileged {
+        set = available;
+    }
+    let ambient = (asked_ambient.named | if asked_ambient.has_all { available } else { 0 }) & available;
+    let refused = (add.named & !drop.named | asked_ambient.named) & !available;
+    let warnings =
+        names(refused).map(|name| format!("capability {name} left out: the runtime lacks it")).collect();
+    let bounding = (set & available) | ambient;
+    // A change from root to another user clears these two, but for what is ambient (capabilities(7)).
+    let own = if uid == 0 { bounding } else { ambient };
+    let sets = Capabilities { bounding, effective: own, permitted: own, inheritable: ambient, ambient };
+    Ok((sets, warnings))
+}
+
+/// The bounding set of this process: all it can hand to a container.
+///
+/// # Errors
+/// [`Error::Kernel`] where the kernel does not tell.
+pub fn bounding() -> Result<u64, Error> {
+    let set = caps::read(None, CapSet::Bounding)
+        .map_err(|_| Error::kernel("read", "the bounding set", Errno::last()))?;
+    Ok(set.iter().fold(0, |bits, capability| bits | capability.bitmask()))
+}
+
+struct Parsed {
+    named: u64,
+    has_all: bool,
+}
+
+fn parse(field: &str, names: &[String]) -> Result<Parsed, Error> {
+    let mut parsed = Parsed { named: 0, has_all: false };
+    for name in names {
+        if name.eq_ignore_ascii_case("ALL") {
+            parsed.has_all = true;
+            continue;
+        }
+        // ASCII only: to full Unicode rules the letter ſ is a lower-case S.
+        let upper = name.to_ascii_uppercase();
+        let canonical = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
+        let capability = Capability::from_str(&canonical)
+            .map_err(|_| Error::invalid(field, format!("unknown capability {name:?}")))?;
+        parsed.named |= capability.bitmask();
+    }
+    Ok(parsed)
+}
+
+fn names(set: u64) -> impl Iterator<Item = String> {
+    let mut all: Vec<Capability> = caps::all().into_iter().filter(|one| set & one.bitmask() != 0).collect();
+    all.sort_by_key(Capability::index);
+    all.into_iter().map(|capability| capability.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERYTHING: u64 = (1 << 41) - 1;
+    /// `CapBnd` of a plain containerd container.
+    const DEFAULT_BITS: u64 = 0xa804_25fb;
+    const NET_ADMIN: u64 = 1 << 12;
+    const NET_RAW: u64 = 1 << 13;
+    const SYS_RESOURCE: u64 = 1 << 24;
+
+    fn request(add: &[&str], drop: &[&str]) -> Request {
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        Request { add: owned(add), drop: owned(drop), ..Request::default() }
+    }
+
+    #[test]
+    fn add_and_drop_in_the_order_of_containerd() {
+        let table: [(&[&str], &[&str], u64); 9] = [
+            (&[], &[], DEFAULT_BITS),
+            (&["NET_ADMIN"], &[], DEFAULT_BITS | NET_ADMIN),
+            (&["cap_net_admin"], &["Net_Raw"], (DEFAULT_BITS | NET_ADMIN) & !NET_RAW),
+            (&[], &["ALL"], 0),
+            (&["NET_ADMIN"], &["all"], NET_ADMIN),
+            (&["ALL"], &[], EVERYTHING),
+            (&["All"], &["NET_RAW"], EVERYTHING & !NET_RAW),
+            (&["ALL"], &["ALL"], 0),
+            (&["NET_RAW"], &["NET_RAW"], DEFAULT_BITS & !NET_RAW),
+        ];
+        for (add, drop, expected) in table {
+            let (sets, warnings) = resolve(&request(add, drop), 0, EVERYTHING).unwrap();
+            let all = Capabilities {
+                bounding: expected,
+                effective: expected,
+                permitted: expected,
+                inheritable: 0,
+                ambient: 0,
+            };
+            assert_eq!((sets, warnings), (all, vec![]), "add {add:?} drop {drop:?}");
+        }
+    }
+
+    #[test]
+    fn a_user_that_is_not_root_has_only_what_is_ambient() {
+        let (sets, _) = resolve(&request(&[], &[]), 1000, EVERYTHING).unwrap();
+        assert_eq!((sets.bounding, sets.effective, sets.permitted), (DEFAULT_BITS, 0, 0));
+        let mut asked = request(&[], &["ALL"]);
+        asked.add_ambient = vec!["NET_ADMIN".into()];
+        let (sets, _) = resolve(&asked, 1000, EVERYTHING).unwrap();
+        let five = [sets.bounding, sets.effective, sets.permitted, sets.inheritable, sets.ambient];
+        assert_eq!(five, [NET_ADMIN; 5]);
+    }
+
+    #[test]
+    fn nothing_is_handed_out_that_the_daemon_lacks() {
+        let available = EVERYTHING & !SYS_RESOURCE;
+        let privileged = Request { privileged: true, ..request(&[], &["ALL"]) };
+        let (sets, warnings) = resolve(&privileged, 0, available).unwrap();
+        assert_eq!((sets.bounding, sets.effective, warnings.len()), (available, available, 0));
+        let (sets, warnings) = resolve(&request(&["SYS_RESOURCE"], &[]), 0, available).unwrap();
+        assert_eq!(sets.bounding, DEFAULT_BITS);
+        assert_eq!(warnings, ["capability CAP_SYS_RESOURCE left out: the runtime lacks it"]);
+        let (sets, _) = resolve(&request(&["ALL"], &[]), 0, available).unwrap();
+        assert_eq!(sets.bounding, available);
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_in_every_list() {
+        for name in ["", "CAP_", "NET-ADMIN", "SYS_EVERYTHING", "CAP_CAP_KILL", "ſys_admin"] {
+            let ambient = Request { add_ambient: vec![name.into()], ..Request::default() };
+            for request in [request(&[name], &[]), request(&[], &[name]), ambient] {
+                assert!(
+                    matches!(resolve(&request, 0, EVERYTHING), Err(Error::Invalid { .. })),
+                    "{request:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_tells_the_bounding_set() {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("CapBnd:")).unwrap();
+        assert_eq!(bounding().unwrap(), u64::from_str_radix(line.trim(), 16).unwrap());
+    }
+}

@@ -1,0 +1,118 @@
+//! Applying limits: carries out the list of writes that `resources` made, all or nothing.
+
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+
+use super::files::{names_gone, read, write};
+use super::resources::{Now, Resources, WhenMissing, Write, writes};
+use super::{CgroupPath, Cgroups, Layout, Version};
+use crate::Error;
+
+impl Cgroups {
+    /// Sets the limits of a cgroup that was made. For an update pass the merged resources: what was asked before
+    /// with the new values over it. All or nothing: where a write is refused, the earlier ones are taken back.
+    /// Memory below what is in use is refused before anything is written (v1 and v2), as the kernel would kill.
+    ///
+    /// Answers with warnings: limits that do not hold because this kernel lacks the controller.
+    ///
+    /// Devices are restricted on v1 only. On v2 that takes an eBPF program on the cgroup, which this driver does not
+    /// have yet; there `devices` changes nothing, and what keeps a container from a device is that it has no node for
+    /// it and, without CAP_MKNOD, can make none.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for limits that make no sense, [`Error::Kernel`] naming the value and the file.
+    pub fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<Vec<String>, Error> {
+        let mut warnings = Vec::new();
+        if self.version() == Version::V1 && !resources.unified.is_empty() {
+            warnings.push("unified limits not applied: this host has cgroup v1".to_string());
+        }
+        let mut list = writes(resources, self.version(), self.now(path))?;
+        let mut undo: Vec<(PathBuf, String)> = Vec::new();
+        let mut next = 0;
+        while next < list.len() {
+            match self.carry_out(path, &list[next], &mut undo) {
+                Ok(warning) => {
+                    warnings.extend(warning);
+                    next += 1;
+                }
+                Err(error) if should_wait_for_quota(&error, &list[next..]) => list.swap(next, next + 1),
+                Err(error) => {
+                    for (file, value) in undo.iter().rev() {
+                        // The first error is the one to tell; a value that was there is one the kernel takes.
+                        let _ = write(file, value);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(warnings)
+    }
+
+    /// Does one write; a warning where its file is missing and that may be.
+    fn carry_out(
+        &self,
+        path: &CgroupPath,
+        change: &Write,
+        undo: &mut Vec<(PathBuf, String)>,
+    ) -> Result<Option<String>, Error> {
+        let Some(directory) = self.limit_directory(path, change.controller) else {
+            return missing(change, None);
+        };
+        let file = directory.join(&change.file);
+        // Files that cannot be read (devices.allow) cannot be taken back either; they are for new cgroups only.
+        let before = read(&file);
+        match write(&file, &change.value) {
+            Ok(()) => {
+                undo.extend(before.ok().map(|value| (file, value.trim().to_string())));
+                Ok(None)
+            }
+            Err(error) if names_gone(&error) && directory.is_dir() && !file.exists() => {
+                missing(change, Some(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The directory that holds the files of `controller`.
+    pub(super) fn limit_directory(&self, path: &CgroupPath, controller: &str) -> Option<PathBuf> {
+        match &self.layout {
+            Layout::Unified { mount } => Some(path.below(mount)),
+            Layout::Legacy { .. } => self.layout.hierarchy(controller).map(|mount| path.below(mount)),
+        }
+    }
+
+    fn now(&self, path: &CgroupPath) -> Now {
+        let number = |file: &str| {
+            let file = self.limit_directory(path, "memory")?.join(file);
+            read(&file).ok()?.trim().parse().ok()
+        };
+        match self.version() {
+            Version::V1 => Now {
+                memory_usage: number("memory.usage_in_bytes"),
+                memory_swap_limit: number("memory.memsw.limit_in_bytes"),
+            },
+            Version::V2 => Now { memory_usage: number("memory.current"), memory_swap_limit: None },
+        }
+    }
+}
+
+/// v1 checks quota and period together against the parent's, so the period may be refused until the quota is there.
+/// Each pair is swapped once: the quota is not followed by its period's refusal again.
+fn should_wait_for_quota(error: &Error, rest: &[Write]) -> bool {
+    let files = [rest.first(), rest.get(1)].map(|write| write.map(|write| write.file.as_str()));
+    error.errno() == Some(Errno::EINVAL) && files == [Some("cpu.cfs_period_us"), Some("cpu.cfs_quota_us")]
+}
+
+fn missing(change: &Write, error: Option<Error>) -> Result<Option<String>, Error> {
+    let Write { controller, file, .. } = change;
+    match change.when_missing {
+        WhenMissing::Pass => Ok(None),
+        WhenMissing::Warn => {
+            Ok(Some(format!("{file} not applied: this kernel has no cgroup controller for it")))
+        }
+        WhenMissing::Refuse => Err(error.unwrap_or_else(|| {
+            Error::invalid(file.as_str(), format!("this host has no cgroup controller {controller}"))
+        })),
+    }
+}

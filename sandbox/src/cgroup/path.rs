@@ -1,0 +1,108 @@
+//! Where a cgroup is, relative to the mount of every hierarchy.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Longest path: with a mount point before it and a file name behind it, it still fits PATH_MAX (4096).
+const PATH_BYTES_MAX: usize = 3072;
+
+/// Longest single name (NAME_MAX).
+const NAME_BYTES_MAX: usize = 255;
+
+/// A cgroup's place: absolute, never the root, without empty, `.` and `..` parts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CgroupPath(String);
+
+impl CgroupPath {
+    /// Parses `/kubepods/burstable/podUID`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what is wrong.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let invalid = |why: &str| Err(Error::invalid("cgroup path", format!("{text:?} {why}")));
+        let Some(relative) = text.strip_prefix('/') else {
+            return invalid("is not absolute");
+        };
+        if text.len() > PATH_BYTES_MAX {
+            return invalid("is too long");
+        }
+        if !relative.split('/').all(is_name) {
+            return invalid("has a part that is no name");
+        }
+        Ok(Self(text.to_string()))
+    }
+
+    /// The cgroup `name` below this one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where `name` is not a single plain name.
+    pub fn join(&self, name: &str) -> Result<Self, Error> {
+        Self::parse(&format!("{self}/{name}")).and_then(|path| match name.contains('/') {
+            true => Err(Error::invalid("cgroup path", format!("{name:?} is not one name"))),
+            false => Ok(path),
+        })
+    }
+
+    /// Where exec number `exec` of the container at this path is tracked.
+    pub fn exec(&self, exec: u32) -> Self {
+        Self(format!("{}/exec-{exec}", self.0))
+    }
+
+    /// As text, with the leading slash.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The directory below the mount point of a hierarchy.
+    pub(super) fn below(&self, mount: &Path) -> PathBuf {
+        mount.join(&self.0[1..])
+    }
+
+    /// The names from the top.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0[1..].split('/')
+    }
+}
+
+fn is_name(part: &str) -> bool {
+    let is_plain = !part.bytes().any(|byte| byte.is_ascii_control());
+    !matches!(part, "" | "." | "..") && part.len() <= NAME_BYTES_MAX && is_plain
+}
+
+impl fmt::Display for CgroupPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_absolute_paths_below_the_root() {
+        for good in ["/a", "/kubepods/besteffort/pod1-2", "/system.slice/coracle-0.scope", "/ä b"] {
+            assert_eq!(CgroupPath::parse(good).unwrap().to_string(), good);
+        }
+        let long = format!("/{}", "a".repeat(256));
+        let deep = "/a".repeat(2000);
+        for bad in
+            ["", "/", "a", "/a/", "//a", "/a//b", "/..", "/a/../b", "/a/.", "/a\n", "/a\0", &long, &deep]
+        {
+            assert!(CgroupPath::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn joining_adds_one_name() {
+        let path = CgroupPath::parse("/a").unwrap();
+        assert_eq!(path.join("b").unwrap().as_str(), "/a/b");
+        assert_eq!(path.exec(7).as_str(), "/a/exec-7");
+        assert_eq!(path.below(Path::new("/sys/fs/cgroup")), Path::new("/sys/fs/cgroup/a"));
+        for bad in ["", "..", "b/c", "/b"] {
+            assert!(path.join(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Processes of a cgroup: how one gets in, whether there are any, and how all of them are ended.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::Pid;
+
+use super::files::{self, names_gone, read, tree, write};
+use super::layout::Tracking;
+use super::{CgroupPath, Cgroups, Layout};
+use crate::Error;
+
+/// How a new process gets into a cgroup, and how its death by memory is seen.
+#[derive(Debug)]
+pub struct Entry {
+    /// The cgroup2 directory (v2 and hybrid), for `CLONE_INTO_CGROUP`.
+    pub into: Option<OwnedFd>,
+    /// v1: the files the process writes "0" to, by `plan`.
+    pub procs_files: Vec<PathBuf>,
+    /// `memory.events` (v2) or `memory.oom_control` (v1), open for reading; both have a line `oom_kill N`.
+    pub oom_counter: Option<OwnedFd>,
+}
+
+/// How often the processes of a cgroup without `cgroup.kill` are listed and killed in one call. Whoever forks faster
+/// than that is killed by the next call.
+const KILL_ROUNDS_MAX: usize = 4;
+
+impl Cgroups {
+    /// How a container's process gets into its cgroup, which was made.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] naming the directory.
+    pub fn entry(&self, path: &CgroupPath) -> Result<Entry, Error> {
+        Ok(Entry {
+            into: self.open_unified(path)?,
+            procs_files: self.procs_files(path, None),
+            oom_counter: self.open_oom_counter(path)?,
+        })
+    }
+
+    /// Makes a cgroup for one exec in a container's and tells how to get in, so that [`Cgroups::kill`] of
+    /// [`CgroupPath::exec`] ends the exec's whole tree and nothing else. On v1 and hybrid hosts only the tracking
+    /// hierarchy has it; everywhere else the exec is in the container's own, and counts against its limits anyhow.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] naming the directory; ENOENT where the container's cgroup is gone.
+    pub fn make_exec(&self, container: &CgroupPath, exec: u32) -> Result<Entry, Error> {
+        let path = container.exec(exec);
+        files::make_directory(&self.tracking_directory(&path))?;
+        Ok(Entry {
+            into: self.open_unified(&path)?,
+            procs_files: self.procs_files(container, Some(&path)),
+            oom_counter: None,
+        })
+    }
+
+    /// Whether a process is in the cgroup or below it. Not there is no.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where the kernel does not tell.
+    pub fn is_populated(&self, path: &CgroupPath) -> Result<bool, Error> {
+        match self.layout.tracking() {
+            Tracking::Unified(mount) => match read(&path.below(mount).join("cgroup.events")) {
+                Ok(events) => Ok(events.lines().any(|line| line == "populated 1")),
+                Err(error) if names_gone(&error) => Ok(false),
+                Err(error) => Err(error),
+            },
+            Tracking::Legacy(mount) => {
+                for directory in tree(&path.below(mount))? {
+                    if !processes(&directory)?.trim().is_empty() {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Sends SIGKILL to every process in the cgroup and below it. Does not wait for their end: ask
+    /// [`Cgroups::is_populated`]. Not there is success.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] naming the file or the process.
+    pub fn kill(&self, path: &CgroupPath) -> Result<(), Error> {
+        let directory = self.tracking_directory(path);
+        if let Tracking::Unified(_) = self.layout.tracking() {
+            // One write ends all of them at once, forks included: Linux 5.14.
+            match write(&directory.join("cgroup.kill"), "1") {
+                Err(error) if names_gone(&error) => {}
+                outcome => return outcome,
+            }
+        }
+        kill_one_by_one(&directory)
+    }
+
+    fn open_unified(&self, path: &CgroupPath) -> Result<Option<OwnedFd>, Error> {
+        let Tracking::Unified(mount) = self.layout.tracking() else { return Ok(None) };
+        let directory = path.below(mount);
+        open(&directory, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+            .map(Some)
+            .map_err(|errno| Error::kernel("open cgroup", directory.display(), errno))
+    }
+
+    /// A kernel without the memory controller has no counter: OOM kills are then not told apart.
+    fn open_oom_counter(&self, path: &CgroupPath) -> Result<Option<OwnedFd>, Error> {
+        let file = match &self.layout {
+            Layout::Unified { mount } => path.below(mount).join("memory.events"),
+            Layout::Legacy { .. } => match self.layout.hierarchy("memory") {
+                Some(mount) => path.below(mount).join("memory.oom_control"),
+                None => return Ok(None),
+            },
+        };
+        match open(&file, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()) {
+            Ok(counter) => Ok(Some(counter)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::kernel("open", file.display(), errno)),
+        }
+    }
+
+    /// The `cgroup.procs` of every v1 hierarchy; of the tracking one that of `tracked`, if given.
+    fn procs_files(&self, path: &CgroupPath, tracked: Option<&CgroupPath>) -> Vec<PathBuf> {
+        let Layout::Legacy { hierarchies, .. } = &self.layout else { return Vec::new() };
+        let tracking = self.layout.tracking();
+        hierarchies
+            .iter()
+            .map(|hierarchy| match tracked {
+                Some(tracked) if tracking == Tracking::Legacy(&hierarchy.mount) => {
+                    tracked.below(&hierarchy.mount)
+                }
+                _ => path.below(&hierarchy.mount),
+            })
+            .map(|directory| directory.join("cgroup.procs"))
+            .collect()
+    }
+}
+
+fn kill_one_by_one(directory: &Path) -> Result<(), Error> {
+    let own = Pid::this();
+    for _ in 0..KILL_ROUNDS_MAX {
+        let mut is_empty = true;
+        for cgroup in tree(directory)? {
+            // 0 is a process outside our pid namespace, and to kill(2) our own group: never pass it on.
+            for pid in processes(&cgroup)?.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0)
+            {
+                let pid = Pid::from_raw(pid);
+                if pid == own {
+                    return Err(Error::invalid(
+                        "cgroup",
+                        format!("{} holds this runtime itself", cgroup.display()),
+                    ));
+                }
+                is_empty = false;
+                match kill(pid, Signal::SIGKILL) {
+                    Ok(()) | Err(Errno::ESRCH) => {}
+                    Err(errno) => return Err(Error::kernel("kill process", pid, errno)),
+                }
+            }
+        }
+        if is_empty {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The whole lines of `cgroup.procs`; empty where the cgroup is gone. A list that is longer than what is read at once
+/// may end inside a number, and half a pid is somebody else's.
+fn processes(cgroup: &Path) -> Result<String, Error> {
+    match read(&cgroup.join("cgroup.procs")) {
+        Ok(text) => Ok(whole_lines(text)),
+        Err(error) if names_gone(&error) => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn whole_lines(mut text: String) -> String {
+    let end = text.rfind('\n').map_or(0, |newline| newline + 1);
+    text.truncate(end);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_lines;
+
+    #[test]
+    fn half_a_pid_is_dropped() {
+        for (text, expected) in [("", ""), ("1\n22\n", "1\n22\n"), ("1\n22\n3", "1\n22\n"), ("345", "")] {
+            assert_eq!(whole_lines(text.into()), expected);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Limits as tables: request in, writes out.
+
+use super::*;
+
+const MIB: i64 = 1 << 20;
+
+fn listed(resources: &Resources, version: Version, now: Now) -> Vec<String> {
+    let writes = writes(resources, version, now).unwrap();
+    writes.iter().map(|write| format!("{} {}", write.file, write.value)).collect()
+}
+
+fn with(change: impl FnOnce(&mut Resources)) -> Resources {
+    let mut resources = Resources::default();
+    change(&mut resources);
+    resources
+}
+
+#[test]
+fn nothing_asked_is_nothing_written() {
+    for version in [Version::V1, Version::V2] {
+        assert_eq!(listed(&Resources::default(), version, Now::default()), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn weights_meet_the_fixed_points_and_never_fall() {
+    let table =
+        [(0, 1), (1, 1), (2, 1), (1024, 100), (262_144, 10_000), (i64::MAX, 10_000), (512, 59), (2048, 174)];
+    for (shares, expected) in table {
+        assert_eq!(weight(shares), expected, "{shares}");
+    }
+    assert!((2..262_144).all(|shares| weight(shares) <= weight(shares + 1)));
+}
+
+#[test]
+fn cpu_in_both_versions() {
+    let table: [(Resources, &[&str], &[&str]); 5] = [
+        (with(|r| r.cpu_shares = 1024), &["cpu.shares 1024"], &["cpu.weight 100"]),
+        (with(|r| r.cpu_quota_us = 5000), &["cpu.cfs_quota_us 5000"], &["cpu.max 5000 100000"]),
+        (with(|r| r.cpu_quota_us = -5), &["cpu.cfs_quota_us -1"], &["cpu.max max 100000"]),
+        (with(|r| r.cpu_period_us = 20_000), &["cpu.cfs_period_us 20000"], &["cpu.max max 20000"]),
+        (
+            with(|r| (r.cpu_quota_us, r.cpu_period_us) = (5000, 20_000)),
+            &["cpu.cfs_period_us 20000", "cpu.cfs_quota_us 5000"],
+            &["cpu.max 5000 20000"],
+        ),
+    ];
+    for (resources, v1, v2) in table {
+        assert_eq!(listed(&resources, Version::V1, Now::default()), v1, "{resources:?}");
+        assert_eq!(listed(&resources, Version::V2, Now::default()), v2, "{resources:?}");
+    }
+}
+
+#[test]
+fn memory_and_swap_of_v2() {
+    let m = 64 * MIB;
+    let table = [
+        (m, 0, vec!["memory.max 67108864", "memory.swap.max 0"]),
+        (m, m, vec!["memory.max 67108864", "memory.swap.max 0"]),
+        (m, m + MIB, vec!["memory.max 67108864", "memory.swap.max 1048576"]),
+        (m, -1, vec!["memory.swap.max max", "memory.max 67108864"]),
+        (-1, 0, vec!["memory.swap.max max", "memory.max max"]),
+    ];
+    for (memory, both, expected) in table {
+        let resources = with(|r| (r.memory_bytes, r.memory_swap_bytes) = (memory, both));
+        assert_eq!(listed(&resources, Version::V2, Now::default()), expected, "{memory} {both}");
+    }
+}
+
+#[test]
+fn whichever_makes_room_goes_first_on_v1() {
+    let (limit, swap) = ("memory.limit_in_bytes 67108864", "memory.memsw.limit_in_bytes 67108864");
+    let table = [
+        (None, [limit, swap]),
+        (Some(128), [limit, swap]),
+        (Some(64), [limit, swap]),
+        (Some(32), [swap, limit]),
+    ];
+    for (now_mib, expected) in table {
+        let now = Now { memory_swap_limit: now_mib.map(|mib: u64| mib << 20), ..Now::default() };
+        assert_eq!(listed(&with(|r| r.memory_bytes = 64 * MIB), Version::V1, now), expected, "{now_mib:?}");
+    }
+    let unlimited = listed(&with(|r| r.memory_bytes = -1), Version::V1, Now::default());
+    assert_eq!(unlimited, ["memory.memsw.limit_in_bytes -1", "memory.limit_in_bytes -1"]);
+}
+
+#[test]
+fn memory_that_is_refused() {
+    let now = Now { memory_usage: Some(100 << 20), ..Now::default() };
+    let table = [
+        (1, 0, "not enough to start, the least is 524288"),
+        (200 * MIB, 199 * MIB, "less than 209715200 of memory"),
+        (0, MIB, "without a memory limit"),
+        (-1, MIB, "without a memory limit"),
+        (99 * MIB, 0, "less than the 104857600 in use"),
+    ];
+    for (memory, both, expected) in table {
+        let resources = with(|r| (r.memory_bytes, r.memory_swap_bytes) = (memory, both));
+        let error = writes(&resources, Version::V1, now).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(writes(&with(|r| r.memory_bytes = 100 * MIB), Version::V2, now).is_ok());
+}
+
+#[test]
+fn what_a_missing_swap_file_means() {
+    let table = [(64, 0, WhenMissing::Pass), (64, 64, WhenMissing::Pass), (64, 65, WhenMissing::Warn)];
+    for (memory, both, expected) in table {
+        let resources = with(|r| (r.memory_bytes, r.memory_swap_bytes) = (memory * MIB, both * MIB));
+        for version in [Version::V1, Version::V2] {
+            let swap = writes(&resources, version, Now::default()).unwrap().pop().unwrap();
+            assert_eq!(swap.when_missing, expected, "{memory} {both} {version:?}");
+        }
+    }
+}
+
+#[test]
+fn huge_pages() {
+    let page = |size: &str, limit_bytes| HugepageLimit { page_size: size.into(), limit_bytes };
+    let resources = with(|r| r.hugepages = vec![page("2MB", 0), page("1GB", 5)]);
+    let expected_v1 = [
+        "hugetlb.2MB.limit_in_bytes 0",
+        "hugetlb.2MB.rsvd.limit_in_bytes 0",
+        "hugetlb.1GB.limit_in_bytes 5",
+        "hugetlb.1GB.rsvd.limit_in_bytes 5",
+    ];
+    assert_eq!(listed(&resources, Version::V1, Now::default()), expected_v1);
+    let v2 = writes(&resources, Version::V2, Now::default()).unwrap();
+    let missing: Vec<_> = v2.iter().map(|write| (write.file.as_str(), write.when_missing.clone())).collect();
+    let expected = [
+        ("hugetlb.2MB.max", WhenMissing::Pass),
+        ("hugetlb.2MB.rsvd.max", WhenMissing::Pass),
+        ("hugetlb.1GB.max", WhenMissing::Refuse),
+        ("hugetlb.1GB.rsvd.max", WhenMissing::Pass),
+    ];
+    assert_eq!(missing, expected);
+    for bad in ["", "MB", "2", "2mb", "../2MB", "2MB/x", "2TB", "2 MB", "éMB"] {
+        let resources = with(|r| r.hugepages = vec![page(bad, 1)]);
+        assert!(writes(&resources, Version::V2, Now::default()).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn unified_is_written_last_and_checked() {
+    let entry = |key: &str, value: &str| (key.to_string(), value.to_string());
+    let resources = with(|r| {
+        r.memory_bytes = MIB;
+        r.pids_max = 5;
+        r.unified = vec![entry("memory.swap.max", "0"), entry("memory.oom.group", "1")];
+    });
+    let expected =
+        ["memory.max 1048576", "memory.swap.max 0", "pids.max 5", "memory.swap.max 0", "memory.oom.group 1"];
+    assert_eq!(listed(&resources, Version::V2, Now::default()), expected);
+    assert_eq!(listed(&resources, Version::V1, Now::default()).len(), 3);
+    for bad in [
+        "",
+        "memory",
+        "/memory.max",
+        "memory./max",
+        "../memory.max",
+        "cgroup.procs",
+        "cgroup.kill",
+        "frob.x",
+        "memory.m x",
+    ] {
+        let resources = with(|r| r.unified = vec![entry(bad, "1")]);
+        let error = writes(&resources, Version::V2, Now::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{bad:?}")), "{error}");
+    }
+}
+
+#[test]
+fn cpusets_are_lists() {
+    let resources = with(|r| (r.cpuset_cpus, r.cpuset_mems) = (" 0-3,7 ".into(), "0".into()));
+    assert_eq!(listed(&resources, Version::V2, Now::default()), ["cpuset.cpus 0-3,7", "cpuset.mems 0"]);
+    for bad in ["a", "0\n1", "0;1"] {
+        assert!(
+            writes(&with(|r| r.cpuset_cpus = bad.into()), Version::V1, Now::default()).is_err(),
+            "{bad:?}"
+        );
+    }
+}
+
+#[test]
+fn devices_of_v1_are_denied_then_allowed_one_by_one() {
+    let rule = |access: &str| DeviceRule {
+        kind: DeviceKind::Block,
+        major: Some(8),
+        minor: None,
+        access: access.into(),
+    };
+    let only = with(|r| r.devices = DeviceAccess::Only(vec![rule("rw")]));
+    let listed_only = listed(&only, Version::V1, Now::default());
+    assert_eq!(listed_only.first().map(String::as_str), Some("devices.deny a"));
+    assert_eq!(listed_only.last().map(String::as_str), Some("devices.allow b 8:* rw"));
+    assert_eq!(listed_only.len(), 2 + DEVICES_DEFAULT.len());
+    assert_eq!(
+        listed(&with(|r| r.devices = DeviceAccess::All), Version::V1, Now::default()),
+        ["devices.allow a"]
+    );
+    assert!(listed(&only, Version::V2, Now::default()).is_empty());
+    for bad in ["", "x", "rw m"] {
+        let resources = with(|r| r.devices = DeviceAccess::Only(vec![rule(bad)]));
+        assert!(writes(&resources, Version::V1, Now::default()).is_err(), "{bad:?}");
+    }
+}

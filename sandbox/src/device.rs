@@ -1,0 +1,130 @@
+//! Device nodes of the host, as a container is to have them: what a `devices` entry of a request means, and what a
+//! privileged container gets.
+//! Rules: CRI section 3.13 (a node, or every node in a directory) and 3.4 (all of /dev, less what the container has
+//! of its own).
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use crate::plan::{DeviceKind, DeviceNode};
+
+/// Most nodes of one request: a host with a thousand disks has fewer.
+const NODES_MAX: usize = 8192;
+
+/// How deep directories are followed: /dev/bus/usb/001/002 and /dev/mapper are the deepest in use.
+const DEPTH_MAX: usize = 8;
+
+/// Not for privileged containers either: file systems and links the container has of its own, and udev's.
+const OF_THE_CONTAINER: [&str; 8] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console"];
+
+/// The nodes that `host` stands for, to appear at `container`: the device itself (links followed), or every device
+/// below a directory, under the same names.
+///
+/// # Errors
+/// [`Error::Kernel`] where it cannot be looked at, [`Error::Invalid`] where it is neither a device nor a directory.
+pub fn resolve(host: &Path, container: &str) -> Result<Vec<DeviceNode>, Error> {
+    let metadata = fs::metadata(host).map_err(|error| Error::io("look at device", host.display(), &error))?;
+    if metadata.is_dir() {
+        return below(host, container, &[]);
+    }
+    match node(&metadata, container) {
+        Some(node) => Ok(vec![node]),
+        None => Err(Error::invalid("devices", format!("{} is not a device node", host.display()))),
+    }
+}
+
+/// Every device of the host's /dev, for a privileged container.
+///
+/// # Errors
+/// [`Error::Kernel`] where /dev cannot be read.
+pub fn all() -> Result<Vec<DeviceNode>, Error> {
+    below(Path::new("/dev"), "/dev", &OF_THE_CONTAINER)
+}
+
+/// Devices below a directory, without following links: those in /dev point at nodes that are found anyway.
+fn below(host: &Path, container: &str, without: &[&str]) -> Result<Vec<DeviceNode>, Error> {
+    let mut nodes = Vec::new();
+    let mut directories: Vec<(PathBuf, String, usize)> = vec![(host.to_path_buf(), container.to_string(), 0)];
+    while let Some((directory, prefix, depth)) = directories.pop() {
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            // Unplugged while we looked.
+            Err(_) if depth > 0 => continue,
+            Err(error) => return Err(Error::io("list devices", directory.display(), &error)),
+        };
+        for entry in entries.flatten() {
+            // A name that is no text is no device's.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(metadata) = entry.metadata() else { continue };
+            if depth == 0 && without.contains(&name.as_str()) {
+                continue;
+            }
+            let path = format!("{}/{name}", prefix.trim_end_matches('/'));
+            if metadata.is_dir() && depth < DEPTH_MAX {
+                directories.push((entry.path(), path, depth + 1));
+            } else if let Some(node) = node(&metadata, &path) {
+                nodes.push(node);
+            }
+            if nodes.len() > NODES_MAX {
+                return Err(Error::invalid(
+                    "devices",
+                    format!("{} has more than {NODES_MAX} nodes", host.display()),
+                ));
+            }
+        }
+    }
+    nodes.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(nodes)
+}
+
+fn node(metadata: &fs::Metadata, path: &str) -> Option<DeviceNode> {
+    let kind = match metadata.file_type() {
+        kind if kind.is_char_device() => DeviceKind::Character,
+        kind if kind.is_block_device() => DeviceKind::Block,
+        _ => return None,
+    };
+    let (major, minor) = numbers(metadata.rdev());
+    Some(DeviceNode { path: path.to_string(), kind, major, minor, mode: metadata.mode() & 0o7777 })
+}
+
+/// Major and minor of a `dev_t` as stat(2) returns it: 12 bits of major from bit 8, 20 of minor around them. The
+/// kernel has no larger numbers.
+fn numbers(rdev: u64) -> (u32, u32) {
+    let major = (rdev >> 8) & 0xfff;
+    let minor = (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00);
+    (major as u32, minor as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_a_directory_and_neither() {
+        let null = resolve(Path::new("/dev/null"), "/dev/mine").unwrap();
+        let kind = DeviceKind::Character;
+        assert_eq!(null, [DeviceNode { path: "/dev/mine".into(), kind, major: 1, minor: 3, mode: 0o666 }]);
+        let many = resolve(Path::new("/dev"), "/devices/").unwrap();
+        assert!(many.iter().any(|node| node.path == "/devices/zero" && node.minor == 5));
+        assert!(matches!(resolve(Path::new("/etc/passwd"), "/dev/x"), Err(Error::Invalid { .. })));
+        assert!(matches!(resolve(Path::new("/dev/no-such"), "/dev/x"), Err(Error::Kernel { .. })));
+    }
+
+    #[test]
+    fn privileged_gets_all_but_what_a_container_has_of_its_own() {
+        let all = all().unwrap();
+        assert!(all.iter().any(|node| node.path == "/dev/null"));
+        for own in ["/dev/pts/", "/dev/shm/", "/dev/console"] {
+            assert!(!all.iter().any(|node| node.path.starts_with(own)), "{own}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_the_kernels() {
+        assert_eq!(numbers(0x103), (1, 3));
+        assert_eq!(numbers(0x8800), (136, 0));
+        assert_eq!(numbers(0x0011_0300), (259, 256));
+    }
+}

@@ -1,0 +1,27 @@
+//! Exit records as their readers find them: files that the monitor wrote, maybe while no daemon lived.
+
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use coracle_wire::{ContainerId, EXIT_RECORD_BYTES_MAX, ExitRecord, decode_exit};
+
+use crate::Error;
+
+/// The record of a container that has ended, from the pod's state directory; `None` where there is none.
+///
+/// # Errors
+/// [`Error::Kernel`] where it cannot be read, [`Error::Invalid`] where it does not verify.
+pub fn exit_record(directory: &Path, container: ContainerId) -> Result<Option<ExitRecord>, Error> {
+    let path = directory.join("exits").join(container.to_string());
+    let file = match std::fs::File::open(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(|error| Error::io("open", path.display(), &error))?,
+    };
+    let mut bytes = Vec::with_capacity(EXIT_RECORD_BYTES_MAX);
+    let longest = EXIT_RECORD_BYTES_MAX as u64 + 1; // one more than a whole one: it would not verify
+    file.take(longest).read_to_end(&mut bytes).map_err(|error| Error::io("read", path.display(), &error))?;
+    match decode_exit(&bytes) {
+        Ok(record) if record.container == container => Ok(Some(record)),
+        Ok(_) | Err(_) => Err(Error::invalid(path.display().to_string(), "is not a whole exit record of its container")),
+    }
+}

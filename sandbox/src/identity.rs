@@ -1,0 +1,348 @@
+//! Who a container's process is: user, group and supplementary groups, resolved against the `passwd` and `group` text
+//! of the container's own root file system. Pure: the caller reads the files (inside the root, bounded) and passes
+//! bytes, which are hostile: malformed lines are skipped, nothing is trusted to be text.
+//! Rules: CRI section 3.9; KEP-3619 for the two group policies.
+
+use std::collections::BTreeSet;
+
+use crate::Error;
+
+/// A process's identity, all in the container's numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// User.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+    /// Supplementary groups, ascending, each once; the primary group is one of them.
+    pub groups: Vec<u32>,
+}
+
+/// Which groups besides those asked for a process gets (CRI `SupplementalGroupsPolicy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupPolicy {
+    /// Also those the image's `/etc/group` lists for the user's name.
+    #[default]
+    Merge,
+    /// No others.
+    Strict,
+}
+
+/// What the CRI request and the image say about the user. Numbers are checked here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// `run_as_user`.
+    pub user: Option<i64>,
+    /// `run_as_username`; empty: not set. Used where `user` is not set.
+    pub user_name: String,
+    /// `run_as_group`; needs `user` or `user_name`.
+    pub group: Option<i64>,
+    /// `supplemental_groups`.
+    pub supplemental_groups: Vec<i64>,
+    /// `supplemental_groups_policy`.
+    pub policy: GroupPolicy,
+    /// The image configuration's `User`: empty, `name`, `id`, `name:group` and so on.
+    pub image_user: String,
+}
+
+/// An identity, and what else `passwd` told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// Who.
+    pub identity: Identity,
+    /// Home directory for `HOME` where the environment sets none; `/` where `passwd` tells none.
+    pub home: Vec<u8>,
+}
+
+/// Most bytes of `passwd` or `group` worth reading: a file of 60 000 users is about 4 MiB.
+pub const FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Most supplementary groups a process can have (`NGROUPS_MAX` since Linux 2.6.4).
+const GROUPS_MAX: usize = 65_536;
+
+/// Resolves who the process is. `passwd` and `group` are the files' content; missing files are empty text.
+///
+/// # Errors
+/// [`Error::Invalid`]: a name that is not there, a group without a user, a number out of range, too many groups.
+pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolved, Error> {
+    for (name, text) in [("/etc/passwd", passwd), ("/etc/group", group)] {
+        if text.len() > FILE_BYTES_MAX {
+            return Err(Error::invalid(name, format!("is longer than {FILE_BYTES_MAX} bytes")));
+        }
+    }
+    let (image_name, image_group) = match request.image_user.split_once(':') {
+        Some((name, group)) => (name, group),
+        None => (request.image_user.as_str(), ""),
+    };
+    let is_images_user = request.user.is_none() && request.user_name.is_empty();
+    let user = match request.user {
+        Some(uid) => User::of_uid(checked_id("run_as_user", uid)?, passwd),
+        None if !request.user_name.is_empty() => {
+            User::of_name("run_as_username", &request.user_name, passwd)?
+        }
+        None if !image_name.is_empty() => User::of_name("user of the image", image_name, passwd)?,
+        None => User::of_uid(0, passwd),
+    };
+    let gid = match request.group {
+        Some(_) if is_images_user => {
+            return Err(Error::invalid("run_as_group", "is set without run_as_user or run_as_username"));
+        }
+        Some(gid) => checked_id("run_as_group", gid)?,
+        None if is_images_user && !image_group.is_empty() => gid_of_name(image_group, group)?,
+        None => user.gid,
+    };
+    let groups = groups_of(request, &user, gid, group)?;
+    let home = if user.home.is_empty() { b"/".to_vec() } else { user.home.to_vec() };
+    Ok(Resolved { identity: Identity { uid: user.uid, gid, groups }, home })
+}
+
+fn groups_of(request: &Request, user: &User<'_>, gid: u32, group: &[u8]) -> Result<Vec<u32>, Error> {
+    let mut groups = BTreeSet::from([gid]);
+    for id in &request.supplemental_groups {
+        groups.insert(checked_id("supplemental_groups", *id)?);
+    }
+    if request.policy == GroupPolicy::Merge && !user.name.is_empty() {
+        groups.extend(
+            group_lines(group)
+                .filter(|line| line.members.split(|b| *b == b',').any(|m| m == user.name))
+                .map(|l| l.gid),
+        );
+    }
+    if groups.len() > GROUPS_MAX {
+        return Err(Error::invalid(
+            "supplemental_groups",
+            format!("are {}, at most {GROUPS_MAX}", groups.len()),
+        ));
+    }
+    Ok(groups.into_iter().collect())
+}
+
+/// A user as far as `passwd` knows it; name and home are empty for one it does not know.
+struct User<'a> {
+    name: &'a [u8],
+    uid: u32,
+    gid: u32,
+    home: &'a [u8],
+}
+
+impl<'a> User<'a> {
+    fn of_uid(uid: u32, passwd: &'a [u8]) -> Self {
+        let unknown = User { name: b"", uid, gid: 0, home: b"" };
+        passwd_lines(passwd).find(|user| user.uid == uid).unwrap_or(unknown)
+    }
+
+    /// A name comes first, as an image may well call its user `1000`; then a number.
+    fn of_name(field: &str, name: &str, passwd: &'a [u8]) -> Result<Self, Error> {
+        if let Some(user) = passwd_lines(passwd).find(|user| user.name == name.as_bytes()) {
+            return Ok(user);
+        }
+        match parse_id(name.as_bytes()) {
+            Some(uid) => Ok(Self::of_uid(uid, passwd)),
+            None => Err(Error::invalid(field, format!("no user {name:?} in the container's /etc/passwd"))),
+        }
+    }
+}
+
+fn gid_of_name(name: &str, group: &[u8]) -> Result<u32, Error> {
+    group_lines(group)
+        .find(|line| line.name == name.as_bytes())
+        .map(|line| line.gid)
+        .or_else(|| parse_id(name.as_bytes()))
+        .ok_or_else(|| {
+            Error::invalid(
+                "group of the image's user",
+                format!("no group {name:?} in the container's /etc/group"),
+            )
+        })
+}
+
+/// The lines `name:password:uid:gid:comment:home:shell` that are whole up to the home directory.
+fn passwd_lines(text: &[u8]) -> impl Iterator<Item = User<'_>> {
+    lines(text).filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let uid = parse_id(fields.nth(1)?)?;
+        let gid = parse_id(fields.next()?)?;
+        let home = fields.nth(1).unwrap_or_default();
+        Some(User { name, uid, gid, home })
+    })
+}
+
+struct Group<'a> {
+    name: &'a [u8],
+    gid: u32,
+    members: &'a [u8],
+}
+
+/// The lines `name:password:gid:member,member`.
+fn group_lines(text: &[u8]) -> impl Iterator<Item = Group<'_>> {
+    lines(text).filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let gid = parse_id(fields.nth(1)?)?;
+        Some(Group { name, gid, members: fields.next().unwrap_or_default() })
+    })
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+}
+
+/// A decimal id. The largest number means "no change" to the kernel and is no id.
+fn parse_id(text: &[u8]) -> Option<u32> {
+    let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    let id = std::str::from_utf8(text).ok().filter(|_| is_number)?.parse().ok()?;
+    (id != u32::MAX).then_some(id)
+}
+
+fn checked_id(field: &str, id: i64) -> Result<u32, Error> {
+    match u32::try_from(id) {
+        Ok(id) if id != u32::MAX => Ok(id),
+        _ => Err(Error::invalid(field, format!("{id} is not between 0 and {}", u32::MAX - 1))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\n\
+        # a comment\n\
+        broken:x:nine:0::/:\n\
+        :x:7:7::/:\n\
+        short:x:5\n\
+        default-user:x:1000:1000::/home/user:/bin/sh\r\n\
+        1234:x:77:88::/seven:\n\
+        homeless:x:30:31\n\
+        huge:x:4294967295:0::/:\n";
+    const GROUP: &[u8] = b"root:x:0:root\n\
+        user:x:1000:\n\
+        extra:x:50000:other,default-user\n\
+        prefix:x:50001:default-user2\n\
+        bad:x:-1:default-user\n\
+        staff:x:50:homeless,root\n";
+
+    fn request(change: impl FnOnce(&mut Request)) -> Request {
+        let mut request = Request::default();
+        change(&mut request);
+        request
+    }
+
+    fn identity(uid: u32, gid: u32, groups: &[u32]) -> Identity {
+        Identity { uid, gid, groups: groups.to_vec() }
+    }
+
+    #[test]
+    fn every_way_to_name_a_user() {
+        let table: [(Request, Identity, &[u8]); 14] = [
+            (Request::default(), identity(0, 0, &[0, 50]), b"/root"),
+            (request(|r| r.user = Some(1000)), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
+            (request(|r| r.user = Some(4242)), identity(4242, 0, &[0]), b"/"),
+            (request(|r| r.user_name = "homeless".into()), identity(30, 31, &[31, 50]), b"/"),
+            // A name made of digits is looked up as a name first.
+            (request(|r| r.user_name = "1234".into()), identity(77, 88, &[88]), b"/seven"),
+            (request(|r| r.user_name = "1000".into()), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
+            (
+                request(|r| r.image_user = "default-user".into()),
+                identity(1000, 1000, &[1000, 50000]),
+                b"/home/user",
+            ),
+            (request(|r| r.image_user = "1000:50".into()), identity(1000, 50, &[50, 50000]), b"/home/user"),
+            (
+                request(|r| r.image_user = "default-user:staff".into()),
+                identity(1000, 50, &[50, 50000]),
+                b"/home/user",
+            ),
+            (request(|r| r.image_user = "9:9".into()), identity(9, 9, &[9]), b"/"),
+            (request(|r| r.image_user = ":staff".into()), identity(0, 50, &[0, 50]), b"/root"),
+            // The image's group belongs to the image's user only.
+            (
+                request(|r| {
+                    r.user = Some(1000);
+                    r.image_user = "root:staff".into();
+                }),
+                identity(1000, 1000, &[1000, 50000]),
+                b"/home/user",
+            ),
+            // run_as_user wins over run_as_username; the groups asked for and the primary one are always in.
+            (
+                request(|r| {
+                    r.user = Some(1000);
+                    r.user_name = "root".into();
+                    r.group = Some(3);
+                    r.supplemental_groups = vec![1234, 1234];
+                }),
+                identity(1000, 3, &[3, 1234, 50000]),
+                b"/home/user",
+            ),
+            (
+                request(|r| {
+                    r.user = Some(1000);
+                    r.supplemental_groups = vec![1234];
+                    r.policy = GroupPolicy::Strict;
+                }),
+                identity(1000, 1000, &[1000, 1234]),
+                b"/home/user",
+            ),
+        ];
+        for (request, identity, home) in table {
+            let expected = Resolved { identity, home: home.to_vec() };
+            assert_eq!(resolve(&request, PASSWD, GROUP), Ok(expected), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_resolved_names_the_field() {
+        let table = [
+            (request(|r| r.user_name = "nobody".into()), "run_as_username"),
+            (request(|r| r.image_user = "broken".into()), "user of the image"),
+            (request(|r| r.image_user = "root:nogroup".into()), "group of the image's user"),
+            (request(|r| r.group = Some(5)), "run_as_group"),
+            (request(|r| (r.group, r.image_user) = (Some(5), "root".into())), "run_as_group"),
+            (request(|r| r.user = Some(-1)), "run_as_user"),
+            (request(|r| r.user = Some(i64::from(u32::MAX))), "run_as_user"),
+            (request(|r| r.supplemental_groups = vec![1 << 40]), "supplemental_groups"),
+            (request(|r| r.supplemental_groups = (0..70_000).collect()), "supplemental_groups"),
+        ];
+        for (request, expected) in table {
+            match resolve(&request, PASSWD, GROUP) {
+                Err(Error::Invalid { field, .. }) => assert_eq!(field, expected),
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+        let long = vec![b'a'; FILE_BYTES_MAX + 1];
+        assert!(resolve(&Request::default(), &long, b"").is_err());
+    }
+
+    #[test]
+    fn files_that_are_missing_are_fine_for_numbers() {
+        let request = request(|r| r.image_user = "1000".into());
+        let expected = Resolved { identity: identity(1000, 0, &[0]), home: b"/".to_vec() };
+        assert_eq!(resolve(&request, b"", b""), Ok(expected));
+    }
+
+    /// Property: whatever bytes the files hold, the answer keeps its promises.
+    #[test]
+    fn hostile_files_cannot_break_the_promises() {
+        const ALPHABET: &[u8] = b":\n,0123456789aroot\r\0\xff";
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..2_000 {
+            let mut text = Vec::new();
+            for _ in 0..round % 120 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                text.push(ALPHABET[(seed >> 33) as usize % ALPHABET.len()]);
+            }
+            let request = request(|r| {
+                r.user = Some(1);
+                r.supplemental_groups = vec![9, 4];
+            });
+            let resolved = resolve(&request, &text, &text).expect("numbers always resolve");
+            let groups = &resolved.identity.groups;
+            assert!(
+                groups.is_sorted() && groups.contains(&resolved.identity.gid) && groups.contains(&9),
+                "{text:?}"
+            );
+            assert!(!resolved.home.is_empty() && !resolved.home.contains(&b'\n'), "{text:?}");
+        }
+    }
+}

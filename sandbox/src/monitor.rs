@@ -1,0 +1,519 @@
+//! The daemon's side of a pod's monitor: starts `coracle-pod` in the pod's namespaces, finds it again after a restart,
+//! and passes frames. It knows processes and bytes, nothing of pods' states.
+//!
+//! ```text
+//!   DIR/monitor.sock   where it listens: bound here, before it exists
+//!   DIR/monitor.pid    "PID START\n": which process it is; the clone waits until this is on disk
+//!   DIR/exits/ID       written by it
+//! ```
+//! All names follow from the pod's state directory, so a daemon that was killed between any two steps finds what is
+//! there: no pid file, no monitor. The program is executed from a sealed memfd: what a container could reach through
+//! /proc/PID/exe cannot be written to, and is no file of the host (CVE-2019-5736).
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use coracle_sys::process::{self, Clone, Pointers};
+use coracle_sys::{self as sys, Fd, FdRef, socket};
+use coracle_wire::{DESCRIPTORS_MAX, FRAME_BYTES_MAX, FromMonitor, ToMonitor};
+use nix::errno::Errno;
+
+use crate::Error;
+
+const SOCKET: &str = "monitor.sock";
+const PID_FILE: &str = "monitor.pid";
+const PID_FILE_NEW: &str = "monitor.pid~";
+
+/// Connections that wait to be accepted; there is one daemon.
+const BACKLOG: u16 = 4;
+
+/// The monitor's program, sealed in memory.
+#[derive(Debug)]
+pub struct Program {
+    file: Fd,
+}
+
+impl Program {
+    /// Copies the program at `path` into a sealed memfd.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: it cannot be read, or memory is short.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(|error| Error::io("read", path.display(), &error))?;
+        let file = match sys::fs::executable_memory_file(c"coracle-pod") {
+            // Before Linux 6.3 there is no such flag, and no need for it.
+            Err(sys::Errno::EINVAL) => sys::fs::memory_file(c"coracle-pod"),
+            made => made,
+        };
+        let file = file.map_err(|errno| kernel("make memfd", "coracle-pod", errno))?;
+        Ok(Self { file: Fd::from(fill(OwnedFd::from(file), &bytes)?) })
+    }
+}
+
+/// What a monitor is started with.
+#[derive(Debug)]
+pub struct Spawn<'a> {
+    /// Its program.
+    pub program: &'a Program,
+    /// The pod's state directory, which exists.
+    pub directory: &'a Path,
+    /// A network namespace of its own.
+    pub network: bool,
+    /// An IPC namespace of its own.
+    pub ipc: bool,
+    /// A UTS namespace (host name) of its own.
+    pub uts: bool,
+    /// A pid namespace of its own, in which it is pid 1.
+    pub pid: bool,
+    /// The setup record; see [`coracle_wire::Op`].
+    pub setup: &'a [u8],
+    /// cgroup2 directory it is born in.
+    pub cgroup: Option<BorrowedFd<'a>>,
+    /// `cgroup.procs` files of v1 hierarchies it joins before exec.
+    pub cgroup_procs: &'a [PathBuf],
+}
+
+/// A running monitor and the connection to it.
+#[derive(Debug)]
+pub struct Monitor {
+    /// The connection, non-blocking.
+    pub socket: OwnedFd,
+    /// Process id, in the daemon's pid namespace.
+    pub pid: i32,
+    /// Readable once it has ended.
+    pub pidfd: OwnedFd,
+}
+
+/// Why [`connect`] gave no monitor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectError {
+    /// There is none: it never started, or has ended.
+    NotThere,
+    /// Something else.
+    Failed(Error),
+}
+
+/// Why a frame did not pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkError {
+    /// The monitor does not keep up: try again when the socket is writable.
+    WouldBlock,
+    /// The monitor, or a newer connection, closed this one.
+    Closed,
+    /// Something else; of what was received, the connection is no longer to be trusted.
+    Failed(Error),
+}
+
+impl std::fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotThere => f.write_str("no monitor runs"),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::fmt::Display for LinkError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::WouldBlock => f.write_str("the monitor does not read its frames"),
+            Self::Closed => f.write_str("the monitor closed the connection"),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+impl std::error::Error for LinkError {}
+
+/// Starts a monitor, always in a mount namespace of its own, and connects to it. Whether its setup worked is the
+/// answer to the first Hello.
+///
+/// # Errors
+/// [`Error::Kernel`], with nothing left but files in the directory.
+pub fn spawn(spawn: &Spawn<'_>) -> Result<Monitor, Error> {
+    let directory = open_directory(spawn.directory)?;
+    let inherited = Inherited {
+        listener: listen(spawn.directory, &directory)?,
+        null: open("/dev/null", true)?,
+        setup: Fd::from(memfd(spawn.setup)?),
+        host: open("/proc/self/ns/mnt", false)?,
+        directory: Fd::from(OwnedFd::from(directory)),
+    };
+    let pipes = || sys::fs::pipe().map_err(|errno| kernel("make pipe", "for the monitor", errno));
+    let (go, release) = pipes()?;
+    let (outcome, report) = pipes()?;
+    let child = Child::prepare(spawn)?;
+    let cloned = process::clone(namespaces(spawn), spawn.cgroup.map(FdRef::from));
+    let (pid, pidfd) =
+        match cloned.map_err(|errno| kernel("clone monitor", spawn.directory.display(), errno))? {
+            Clone::Child => {
+                drop(release);
+                child.run(&inherited, &go, &report)
+            }
+            Clone::Parent { pid, pidfd } => (pid, pidfd),
+        };
+    drop((go, report));
+    let started = write_pid_file(spawn.directory, pid).and_then(|()| {
+        sys::fs::write(release.borrow(), b"g").map_err(|errno| kernel("release", "monitor", errno))?;
+        read_outcome(spawn, &outcome)
+    });
+    drop(release);
+    if let Err(error) = started {
+        // It has ended or is about to; a file that names it would be wrong from now on.
+        let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
+        let _ = process::wait(pid);
+        let _ = fs::remove_file(spawn.directory.join(PID_FILE));
+        return Err(error);
+    }
+    let socket = match dial(spawn.directory) {
+        Ok(socket) => socket,
+        Err(errno) => return Err(kernel("connect", spawn.directory.join(SOCKET).display(), errno)),
+    };
+    Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) })
+}
+
+/// Finds the monitor of `directory` again and connects to it.
+///
+/// # Errors
+/// [`ConnectError::NotThere`] when it has ended or was never there.
+pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
+    let path = directory.join(PID_FILE);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(ConnectError::NotThere),
+        read => read.map_err(|error| ConnectError::Failed(Error::io("read", path.display(), &error)))?,
+    };
+    let damaged = || ConnectError::Failed(Error::invalid(path.display().to_string(), "is not `PID START`"));
+    let (pid, start) = parse_pid_file(&text).ok_or_else(damaged)?;
+    // First the pidfd, then the check: from here on the number cannot come to mean another process.
+    let pidfd = match process::pidfd_open(pid) {
+        Err(sys::Errno::ESRCH | sys::Errno::EINVAL) => return Err(ConnectError::NotThere),
+        opened => opened.map_err(|errno| ConnectError::Failed(kernel("pidfd_open", pid, errno)))?,
+    };
+    if start_time(pid) != Some(start) {
+        return Err(ConnectError::NotThere);
+    }
+    match dial(directory) {
+        Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
+        Err(sys::Errno::ENOENT | sys::Errno::ECONNREFUSED) => Err(ConnectError::NotThere),
+        Err(errno) => Err(ConnectError::Failed(kernel("connect", directory.join(SOCKET).display(), errno))),
+    }
+}
+
+impl Monitor {
+    /// Sends a frame with its descriptors.
+    ///
+    /// # Errors
+    /// [`LinkError::WouldBlock`] when the socket is full; the frame is then not sent.
+    pub fn send(&self, frame: &ToMonitor, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let mut buffer = [0; FRAME_BYTES_MAX];
+        let too_long = |_| LinkError::Failed(Error::invalid("frame", "is too long"));
+        let bytes = postcard::to_slice(frame, &mut buffer).map_err(too_long)?;
+        let descriptors: Vec<FdRef<'_>> = descriptors.iter().map(|fd| FdRef::from(*fd)).collect();
+        match socket::send(self.socket.as_fd().into(), bytes, &descriptors) {
+            Ok(()) => Ok(()),
+            Err(sys::Errno::EAGAIN) => Err(LinkError::WouldBlock),
+            Err(sys::Errno::EPIPE | sys::Errno::ECONNRESET) => Err(LinkError::Closed),
+            Err(errno) => Err(LinkError::Failed(kernel("send frame", "to monitor", errno))),
+        }
+    }
+
+    /// Takes a frame with its descriptors; `None`: nothing has come.
+    ///
+    /// # Errors
+    /// [`LinkError::Closed`] at the end of the connection.
+    pub fn receive(&self) -> Result<Option<(FromMonitor, Vec<OwnedFd>)>, LinkError> {
+        let mut buffer = [0; FRAME_BYTES_MAX];
+        let received = match socket::receive(self.socket.as_fd().into(), &mut buffer) {
+            Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => return Ok(None),
+            Err(sys::Errno::ECONNRESET) => return Err(LinkError::Closed),
+            Err(errno) => return Err(LinkError::Failed(kernel("receive frame", "from monitor", errno))),
+            Ok(received) if received.length == 0 => return Err(LinkError::Closed),
+            Ok(received) => received,
+        };
+        // What a newer monitor appended to a frame is left unread.
+        let (frame, _) = postcard::take_from_bytes(&buffer[..received.length])
+            .map_err(|_| LinkError::Failed(Error::invalid("frame", "cannot be read")))?;
+        Ok(Some((frame, received.descriptors.into_iter().flatten().map(OwnedFd::from).collect())))
+    }
+
+    /// Whether it has ended; reaps it where it is this process's child.
+    pub fn is_gone(&self) -> bool {
+        matches!(process::reap(self.pid), Ok(Some(_)))
+            || process::pidfd_signal(self.pidfd.as_fd().into(), 0) == Err(sys::Errno::ESRCH)
+    }
+
+    /// Sends it a signal: SIGTERM ends it with all it started.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`], with ESRCH when it has ended.
+    pub fn signal(&self, signal: i32) -> Result<(), Error> {
+        process::pidfd_signal(self.pidfd.as_fd().into(), signal)
+            .map_err(|errno| kernel("signal monitor", self.pid, errno))
+    }
+}
+
+/// A sealed memfd with these bytes: for launch records.
+///
+/// # Errors
+/// [`Error::Kernel`] when memory is short.
+pub fn memfd(bytes: &[u8]) -> Result<OwnedFd, Error> {
+    let file = sys::fs::memory_file(c"record").map_err(|errno| kernel("make memfd", "record", errno))?;
+    fill(OwnedFd::from(file), bytes)
+}
+
+/// The process a pidfd refers to, as seen in this process's pid namespace; `None` once it is reaped.
+pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
+    let number = FdRef::from(pidfd).number();
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
+    (pid > 0).then_some(pid)
+}
+
+/// What the monitor finds at 3 to 6, and /dev/null for 0 to 2.
+struct Inherited {
+    null: Fd,
+    listener: Fd,
+    directory: Fd,
+    setup: Fd,
+    host: Fd,
+}
+
+/// The clone until exec. Everything that allocates happens before.
+struct Child<'a> {
+    procs: Vec<CString>,
+    arguments: Pointers<'static>,
+    environment: Pointers<'static>,
+    program: FdRef<'a>,
+}
+
+impl<'a> Child<'a> {
+    fn prepare(spawn: &Spawn<'a>) -> Result<Self, Error> {
+        let c_string = |path: &PathBuf| {
+            CString::new(path.as_os_str().as_bytes())
+                .map_err(|_| Error::invalid("cgroup_procs", "has a NUL in a path"))
+        };
+        let procs = spawn.cgroup_procs.iter().map(c_string).collect::<Result<_, _>>()?;
+        let no_memory = |errno| kernel("map", "arguments of the monitor", errno);
+        let mut arguments = Pointers::with_capacity(1).map_err(no_memory)?;
+        arguments.push(c"coracle-pod").map_err(no_memory)?;
+        let environment = Pointers::with_capacity(0).map_err(no_memory)?;
+        Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow() })
+    }
+
+    fn run(&self, inherited: &Inherited, go: &Fd, report: &Fd) -> ! {
+        let mut word = [0; 1];
+        // An end instead of a byte: the daemon died before the pid file was there.
+        if sys::fs::read(go.borrow(), &mut word) != Ok(1) {
+            process::exit(0);
+        }
+        let (step, errno) = match self.become_monitor(inherited, report) {
+            Ok(never) => never,
+            Err(failed) => failed,
+        };
+        let mut bytes = [step; OUTCOME_BYTES];
+        bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
+        // Where `report` has been moved, this number is closed and that one open.
+        if sys::fs::write(FdRef::standing(REPORT), &bytes).is_err() {
+            let _ = sys::fs::write(report.borrow(), &bytes);
+        }
+        process::exit(127)
+    }
+
+    /// Joins cgroups, orders descriptors, becomes the program: comes back only with what did not work.
+    fn become_monitor(
+        &self,
+        inherited: &Inherited,
+        report: &Fd,
+    ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
+        const ABOVE_PLACES: i32 = 16;
+        for procs in &self.procs {
+            sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
+                .and_then(|file| sys::fs::write(file.borrow(), b"0"))
+                .map_err(|errno| (STEP_CGROUP, errno))?;
+        }
+        let Inherited { null, listener, directory, setup, host } = inherited;
+        let null = null.borrow();
+        let sources = [
+            (null, false),
+            (null, false),
+            (null, false),
+            (listener.borrow(), false),
+            (directory.borrow(), false),
+            (setup.borrow(), false),
+            (host.borrow(), false),
+            (report.borrow(), true),
+            (self.program, true),
+        ];
+        let moving = |errno| (STEP_DESCRIPTORS, errno);
+        let mut moved = [0; 9];
+        for (moved, (source, _)) in moved.iter_mut().zip(sources) {
+            *moved = sys::fs::duplicate(source, ABOVE_PLACES).map_err(moving)?.leak();
+        }
+        for ((place, moved), (_, close_on_exec)) in (0..).zip(moved).zip(sources) {
+            sys::fs::duplicate_to(FdRef::standing(moved), place, close_on_exec).map_err(moving)?;
+        }
+        sys::fs::close_from(sources.len() as i32).map_err(moving)?;
+        let errno = process::exec_fd(FdRef::standing(PROGRAM), &self.arguments, &self.environment);
+        Ok((STEP_EXEC, errno))
+    }
+}
+
+/// Places of the last two descriptors, closed by exec.
+const REPORT: i32 = 7;
+const PROGRAM: i32 = 8;
+/// A step, then an error number.
+const OUTCOME_BYTES: usize = 5;
+const STEP_CGROUP: u8 = 0;
+const STEP_DESCRIPTORS: u8 = 1;
+const STEP_EXEC: u8 = 2;
+
+fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
+    let mut bytes = [0; OUTCOME_BYTES];
+    match sys::fs::read(outcome.borrow(), &mut bytes) {
+        Ok(0) => Ok(()),
+        Ok(_) => {
+            let [step, errno @ ..] = bytes;
+            let op = match step {
+                STEP_CGROUP => "join cgroup for monitor of",
+                STEP_DESCRIPTORS => "order descriptors for monitor of",
+                _ => "execute monitor of",
+            };
+            Err(kernel(op, spawn.directory.display(), sys::Errno(i32::from_ne_bytes(errno))))
+        }
+        Err(errno) => Err(kernel("read outcome of", spawn.directory.display(), errno)),
+    }
+}
+
+fn namespaces(spawn: &Spawn<'_>) -> u64 {
+    let asked = [
+        (true, process::CLONE_NEWNS),
+        (spawn.network, process::CLONE_NEWNET),
+        (spawn.ipc, process::CLONE_NEWIPC),
+        (spawn.uts, process::CLONE_NEWUTS),
+        (spawn.pid, process::CLONE_NEWPID),
+    ];
+    asked.iter().filter(|(is_asked, _)| *is_asked).fold(0, |flags, (_, flag)| flags | flag)
+}
+
+/// A path through the directory's descriptor: a socket's address has room for 107 bytes, a pod's may be longer.
+fn socket_address(directory: &File) -> Vec<u8> {
+    format!("/proc/self/fd/{}/{SOCKET}", FdRef::from(directory.as_fd()).number()).into_bytes()
+}
+
+fn listen(path: &Path, directory: &File) -> Result<Fd, Error> {
+    let socket_path = path.join(SOCKET);
+    match fs::remove_file(&socket_path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(Error::io("remove", socket_path.display(), &error));
+        }
+        _ => {}
+    }
+    let listen = || {
+        let listener = socket::seqpacket()?;
+        socket::bind(listener.borrow(), &socket_address(directory))?;
+        socket::listen(listener.borrow(), BACKLOG)?;
+        Ok(listener)
+    };
+    listen().map_err(|errno| kernel("listen on", socket_path.display(), errno))
+}
+
+fn dial(path: &Path) -> Result<OwnedFd, sys::Errno> {
+    let errno = |error: io::Error| sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0));
+    let directory = File::open(path).map_err(errno)?;
+    let socket = socket::seqpacket()?;
+    socket::connect(socket.borrow(), &socket_address(&directory))?;
+    Ok(OwnedFd::from(socket))
+}
+
+fn open_directory(path: &Path) -> Result<File, Error> {
+    File::open(path).map_err(|error| Error::io("open", path.display(), &error))
+}
+
+fn open(path: &str, for_writing: bool) -> Result<Fd, Error> {
+    let file = fs::OpenOptions::new().read(true).write(for_writing).open(path);
+    file.map(|file| Fd::from(OwnedFd::from(file))).map_err(|error| Error::io("open", path, &error))
+}
+
+/// Writes `bytes` to a memfd and seals it.
+fn fill(file: OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Error> {
+    let mut file = File::from(file);
+    file.write_all(bytes).map_err(|error| Error::io("write", "memfd", &error))?;
+    let file = OwnedFd::from(file);
+    sys::fs::add_seals(file.as_fd().into(), sys::fs::SEALS_ALL)
+        .map_err(|errno| kernel("seal", "memfd", errno))?;
+    Ok(file)
+}
+
+/// Under a temporary name, then renamed. The directory does not outlive a reboot, so nothing is synced.
+fn write_pid_file(directory: &Path, pid: i32) -> Result<(), Error> {
+    let (new, path) = (directory.join(PID_FILE_NEW), directory.join(PID_FILE));
+    let start = start_time(pid).ok_or_else(|| Error::kernel("read start time of", pid, Errno::ESRCH))?;
+    fs::write(&new, format!("{pid} {start}\n")).map_err(|error| Error::io("write", new.display(), &error))?;
+    fs::rename(&new, &path).map_err(|error| Error::io("rename", path.display(), &error))
+}
+
+fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
+    let (pid, start) = text.strip_suffix('\n')?.split_once(' ')?;
+    let pid = pid.parse().ok().filter(|pid| *pid > 0)?;
+    Some((pid, start.parse().ok()?))
+}
+
+/// When a process started, in clock ticks since boot; with its pid it names a process for good.
+fn start_time(pid: i32) -> Option<u64> {
+    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Field 22 of proc_pid_stat(5). Field 2, the name, may hold anything, also spaces and parentheses.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(") ")?;
+    after_name.split(' ').nth(22 - 3)?.trim().parse().ok()
+}
+
+fn kernel(op: &'static str, target: impl std::fmt::Display, errno: sys::Errno) -> Error {
+    Error::kernel(op, target, Errno::from_raw(errno.0))
+}
+
+// One message carries as many descriptors as a frame may have.
+const _: () = assert!(DESCRIPTORS_MAX == socket::DESCRIPTORS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pid_files() {
+        let cases = [
+            ("12 345\n", Some((12, 345))),
+            ("12 345", None),
+            ("0 345\n", None),
+            ("-1 345\n", None),
+            ("12\n", None),
+            ("12 x\n", None),
+            ("", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse_pid_file(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_hide_the_start_time() {
+        let rest: String = (4..=52).map(|field| format!(" {field}")).collect();
+        assert_eq!(parse_start_time(&format!("7 (a) b (c) S{rest}\n")), Some(22));
+        assert_eq!(parse_start_time("7 (a"), None);
+        assert!(start_time(std::process::id() as i32).is_some());
+    }
+
+    #[test]
+    fn a_pidfd_knows_its_process() {
+        let pidfd = OwnedFd::from(process::pidfd_open(process::pid()).unwrap());
+        assert_eq!(pid_of(pidfd.as_fd()), Some(process::pid()));
+        assert_eq!(pid_of(memfd(b"x").unwrap().as_fd()), None);
+    }
+}

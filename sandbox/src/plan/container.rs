@@ -1,0 +1,213 @@
+//! A container's launch record. The order is the security argument; each step says what it relies on.
+
+use coracle_wire::{Op, Propagation, Text};
+
+use super::mounts::{self, Planned, link};
+use super::record::{Record, c_string};
+use super::request::{ContainerPlan, DeviceKind, DeviceNode};
+use super::{overlay, path, process};
+use crate::Error;
+
+/// `unshare(2)`: CLONE_NEWNS.
+const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
+/// `unshare(2)`: CLONE_NEWCGROUP.
+const NEW_CGROUP_NAMESPACE: u32 = 0x0200_0000;
+
+const S_IFCHR: u32 = 0o020_000;
+const S_IFBLK: u32 = 0o060_000;
+
+/// Nodes every container has: path, major, minor, all 0666 characters (CRI section 3.13).
+const NODES: [(&str, u32, u32); 6] = [
+    ("/dev/null", 1, 3),
+    ("/dev/zero", 1, 5),
+    ("/dev/full", 1, 7),
+    ("/dev/random", 1, 8),
+    ("/dev/urandom", 1, 9),
+    ("/dev/tty", 5, 0),
+];
+
+/// Links every container has in /dev (CRI section 4.3). A kernel without /proc/kcore leaves the last one dangling.
+const LINKS: [(&str, &str); 6] = [
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+    ("/dev/ptmx", "pts/ptmx"),
+    ("/dev/core", "/proc/kcore"),
+];
+
+pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
+    let mut mounts = mounts::of(plan)?;
+    let mut record = Record::new();
+    // 1. The cgroup: everything from here on counts against its limits and dies with it.
+    process::join_cgroups(&mut record, &plan.cgroup_procs)?;
+    process::oom_score(&mut record, plan.process.oom_score_adj)?;
+    // 2. Everything of the host that the container will see, by descriptor, while host paths still mean the host.
+    for mount in &mut mounts {
+        mount.open(&mut record)?;
+    }
+    let masks = open_masks(&mut record, plan)?;
+    // 3. Own namespaces: the cgroup one only now, as its root is the cgroup the process is in at this moment.
+    let cgroup = if plan.has_cgroup_namespace { NEW_CGROUP_NAMESPACE } else { 0 };
+    record.push(&Op::Unshare { flags: NEW_MOUNT_NAMESPACE | cgroup })?;
+    // Slave rather than private: mounts made here stay here, those of the host still arrive in trees that want them.
+    record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
+    // 4. The root. After the pivot no path can name anything of the host.
+    enter_root(&mut record, plan)?;
+    if mounts.iter().any(Planned::is_shared) {
+        // What is mounted below a bidirectional volume by a grandchild namespace has to reach it (CRI section 3.10).
+        // Only the root is there yet, so that it alone changes.
+        record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
+    }
+    // 5. Parents before children; the nodes as soon as there is a /dev, as mounts may be asked for on top of them.
+    let (in_dev, elsewhere) = devices(plan)?;
+    nodes(&mut record, &elsewhere)?;
+    for mount in &mounts {
+        mount.attach(&mut record)?;
+        if mount.is_default && mount.target == "/dev" {
+            nodes(&mut record, &in_dev)?;
+            for (path, content) in LINKS {
+                link(&mut record, content, path)?;
+            }
+        }
+    }
+    // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI section 3.5).
+    cover(&mut record, plan, &masks)?;
+    process::terminal(&mut record, &plan.process)?;
+    process::limits(&mut record, &plan.process)?;
+    // 7. The working directory after every cover, or it would be a handle on what is below; before the root becomes
+    // read-only, as it is made where the image lacks it.
+    process::working_directory(&mut record, &plan.process, true)?;
+    if plan.root.read_only {
+        record.push(&Op::ReadOnlyRoot)?;
+    }
+    // 8. From root to the user that was asked for, and exec.
+    process::become_user_and_exec(&mut record, &plan.process)?;
+    Ok(record.finish())
+}
+
+fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
+    let directory = path::host("root", &plan.root.layers_directory)?;
+    let target = path::host("root", &plan.root.mountpoint)?;
+    let options = overlay::options(&plan.root)?;
+    record.push(&Op::Overlay {
+        directory: Text::new(&directory),
+        options: Text::new(&options),
+        target: Text::new(&target),
+    })?;
+    record.push(&Op::PivotRoot { new_root: Text::new(&target) })
+}
+
+/// A path to mask with the slot of its /dev/null.
+type Masks = Vec<(u16, String)>;
+
+/// One tree of /dev/null per masked path, as a tree can be attached once.
+fn open_masks(record: &mut Record, plan: &ContainerPlan) -> Result<Masks, Error> {
+    let mut masks = Masks::new();
+    for masked in paths_unless_privileged("masked_paths", plan, &plan.masked_paths)? {
+        let slot = record.slot()?;
+        let path = Text::new(c"/dev/null");
+        record.push(&Op::OpenTree { slot, path, recursive: false, from_host: false })?;
+        masks.push((slot, masked));
+    }
+    Ok(masks)
+}
+
+fn cover(record: &mut Record, plan: &ContainerPlan, masks: &Masks) -> Result<(), Error> {
+    for (slot, masked) in masks {
+        let target = c_string("masked_paths", masked.as_bytes())?;
+        record.push(&Op::Mask { slot: *slot, target: Text::new(&target) })?;
+    }
+    for read_only in paths_unless_privileged("readonly_paths", plan, &plan.readonly_paths)? {
+        let target = c_string("readonly_paths", read_only.as_bytes())?;
+        record.push(&Op::ReadOnly { target: Text::new(&target) })?;
+    }
+    Ok(())
+}
+
+fn paths_unless_privileged(
+    field: &str,
+    plan: &ContainerPlan,
+    paths: &[String],
+) -> Result<Vec<String>, Error> {
+    if plan.privileged {
+        return Ok(Vec::new());
+    }
+    paths
+        .iter()
+        .map(|one| match path::container(field, one)? {
+            root if root == "/" => Err(Error::invalid(field, "would cover the root of the container")),
+            clean => Ok(clean),
+        })
+        .collect()
+}
+
+/// Nodes below /dev, and those elsewhere. A CRI mount on /dev is somebody's file system: nothing is made in it.
+fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), Error> {
+    let mut all: Vec<DeviceNode> = NODES
+        .iter()
+        .map(|(path, major, minor)| DeviceNode {
+            path: (*path).into(),
+            kind: DeviceKind::Character,
+            major: *major,
+            minor: *minor,
+            mode: 0o666,
+        })
+        .collect();
+    for device in &plan.devices {
+        let path = path::container("devices", &device.path)?;
+        let is_taken =
+            LINKS.iter().any(|(link, _)| *link == path) || all.iter().any(|other| other.path == path);
+        if !is_taken {
+            all.push(DeviceNode { path, ..device.clone() });
+        }
+    }
+    Ok(all.into_iter().partition(|device| path::is_within(&device.path, "/dev")))
+}
+
+fn nodes(record: &mut Record, devices: &[DeviceNode]) -> Result<(), Error> {
+    for device in devices {
+        if device.major >= 1 << 12 || device.minor >= 1 << 20 || device.mode > 0o7777 {
+            return Err(Error::invalid("devices", format!("{} has impossible numbers", device.path)));
+        }
+        let kind = match device.kind {
+            DeviceKind::Character => S_IFCHR,
+            DeviceKind::Block => S_IFBLK,
+        };
+        match device.path.rsplit_once('/') {
+            Some(("" | "/dev", name)) if !name.is_empty() => {}
+            Some((parent, name)) if !name.is_empty() => {
+                let parent = c_string("devices", parent.as_bytes())?;
+                record.push(&Op::Directory { path: Text::new(&parent), mode: 0o755 })?;
+            }
+            _ => return Err(Error::invalid("devices", format!("{:?} is no path for a node", device.path))),
+        }
+        let path = c_string("devices", device.path.as_bytes())?;
+        record.push(&Op::Node {
+            path: Text::new(&path),
+            mode: kind | device.mode,
+            device: encode_device(device.major, device.minor),
+        })?;
+    }
+    Ok(())
+}
+
+/// The kernel's 32-bit form (include/linux/kdev_t.h, `new_encode_dev`): minor's low byte, major, rest of minor.
+fn encode_device(major: u32, minor: u32) -> u64 {
+    u64::from((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::encode_device;
+
+    #[test]
+    fn device_numbers_are_the_kernels() {
+        // The last one is what `stat` shows for the 256th partition of the first extended block device.
+        for (major, minor, expected) in
+            [(1, 3, 0x103), (5, 2, 0x502), (136, 0, 0x8800), (259, 256, 0x0011_0300)]
+        {
+            assert_eq!(encode_device(major, minor), expected, "{major}:{minor}");
+        }
+    }
+}

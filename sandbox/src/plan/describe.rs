@@ -1,0 +1,109 @@
+//! What an operation of a record was, in words: the child answers a number and an errno, and the user reads
+//! `bind /srv/data on /data: no such file or directory`.
+
+use coracle_wire::{Op, Propagation, Text, walk};
+use nix::errno::Errno;
+
+use crate::error::describe_errno;
+
+/// Operation `index` of `record` (from 0), in words without its outcome.
+pub fn describe(record: &[u8], index: u16) -> String {
+    match find(record, index) {
+        Some(op) => words(&op, record),
+        None => format!("operation {index} of the launch record"),
+    }
+}
+
+/// What went wrong in operation `index` that ended with `errno` (0: the record itself could not be read). An exec
+/// reads as clients of CRI expect it: `exec: "nope": executable file not found in $PATH`.
+pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
+    if errno == 0 {
+        return format!("operation {index} of the launch record: not readable by this pod's monitor");
+    }
+    let errno = Errno::from_raw(errno);
+    match find(record, index) {
+        Some(Op::Exec { arguments, .. }) => {
+            let command = arguments.iter().next().map(|name| name.to_string_lossy()).unwrap_or_default();
+            match errno {
+                Errno::ENOENT if !command.contains('/') => {
+                    format!("exec: {command:?}: executable file not found in $PATH")
+                }
+                errno => format!("exec: {command:?}: {}", describe_errno(errno)),
+            }
+        }
+        Some(Op::Attach { attributes_recursive: true, .. }) if errno == Errno::ENOSYS => {
+            format!("{}: recursive read-only mounts need Linux 5.12", describe(record, index))
+        }
+        _ => format!("{}: {}", describe(record, index), describe_errno(errno)),
+    }
+}
+
+fn find(record: &[u8], index: u16) -> Option<Op<'_>> {
+    walk(record).ok()?.nth(usize::from(index))?.ok()
+}
+
+/// Host path of the tree kept under `slot`.
+fn source(record: &[u8], slot: u16) -> String {
+    let found = walk(record).into_iter().flatten().flatten().find_map(|op| match op {
+        Op::OpenTree { slot: other, path, .. } if other == slot => Some(show(path)),
+        _ => None,
+    });
+    found.unwrap_or_else(|| format!("tree {slot}"))
+}
+
+fn show(text: Text<'_>) -> String {
+    text.as_cstr().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn words(op: &Op<'_>, record: &[u8]) -> String {
+    match op {
+        Op::WriteFile { path, data, .. } => write_words(&show(*path), data),
+        Op::Unshare { .. } => "make namespaces of its own".into(),
+        Op::RootPropagation { propagation } => format!("make the mounts {}", propagation_word(*propagation)),
+        Op::OpenTree { path, .. } => format!("open {}", show(*path)),
+        Op::Overlay { .. } => "overlay root".into(),
+        Op::Tmpfs { target, .. } => format!("mount tmpfs on {}", show(*target)),
+        Op::PivotRoot { new_root } => format!("change root to {}", show(*new_root)),
+        Op::Filesystem { kind, target, .. } => format!("mount {} on {}", show(*kind), show(*target)),
+        Op::Attach { slot, target, .. } => format!("bind {} on {}", source(record, *slot), show(*target)),
+        Op::Mask { target, .. } => format!("mask {}", show(*target)),
+        Op::ReadOnly { target } => format!("make {} read-only", show(*target)),
+        Op::ReadOnlyRoot => "make root read-only".into(),
+        Op::Node { path, .. } => format!("make device {}", show(*path)),
+        Op::Symlink { content, path } => format!("link {} to {}", show(*path), show(*content)),
+        Op::Directory { path, .. } => format!("make directory {}", show(*path)),
+        Op::HostName { name } => format!("set host name {}", String::from_utf8_lossy(name)),
+        Op::LoopbackUp => "bring up lo".into(),
+        Op::Limit { resource, soft, hard } => format!("set limit {resource} to {soft}:{hard}"),
+        Op::Terminal => "make the terminal".into(),
+        Op::WorkingDirectory { path, .. } => format!("change directory to {}", show(*path)),
+        Op::BoundingSet { keep } => format!("keep capabilities {keep:#x}"),
+        Op::Groups { gids } => format!("set {} groups", gids.len() / 4),
+        Op::User { uid, gid } => format!("become user {uid}:{gid}"),
+        Op::Capabilities { permitted, .. } => format!("set capabilities {permitted:#x}"),
+        Op::NoNewPrivileges => "set no_new_privs".into(),
+        Op::Seccomp { program, .. } => format!("load a seccomp filter of {} instructions", program.len() / 8),
+        Op::Umask { mask } => format!("set umask {mask:04o}"),
+        Op::Exec { arguments, .. } => {
+            let command = arguments.iter().next().map(|name| name.to_string_lossy().into_owned());
+            format!("exec {}", command.unwrap_or_default())
+        }
+    }
+}
+
+fn write_words(path: &str, data: &[u8]) -> String {
+    let data = String::from_utf8_lossy(data);
+    match (path.strip_suffix("/cgroup.procs"), path.strip_prefix("/proc/sys/")) {
+        (Some(cgroup), _) => format!("join cgroup {cgroup}"),
+        (None, Some(sysctl)) => format!("set sysctl {sysctl} to {data:?}"),
+        (None, None) => format!("write {data:?} to {path}"),
+    }
+}
+
+fn propagation_word(propagation: Propagation) -> &'static str {
+    match propagation {
+        Propagation::Private => "private",
+        Propagation::Slave => "slaves of the host's",
+        Propagation::Shared => "shared",
+    }
+}

@@ -1,0 +1,66 @@
+//! Plans: what is asked for a pod, a container or an exec, turned into the bytes of a launch record.
+//!
+//! ```text
+//!   SandboxPlan   ─┐                                   ┌─ the monitor walks it once, before it serves
+//!   ContainerPlan ─┼─► checks, order, defaults ─► Op… ─┼─ the container's child, from clone to exec
+//!   ExecPlan      ─┘   (pure: no I/O here)             └─ the exec's child
+//! ```
+//! Every decision about security and order is taken here, so that each rule is a table test without root, and the
+//! child only obeys. Paths are checked as text; that they stay inside the container's root is up to the child, which
+//! resolves them there (`coracle_wire::Op`).
+//! Rules: CRI sections 3 and 4; conventions section 1.5.
+
+mod container;
+mod describe;
+mod mounts;
+mod overlay;
+mod path;
+mod process;
+mod propagation;
+mod record;
+mod request;
+mod sandbox;
+mod sysctl;
+#[cfg(test)]
+mod tests;
+
+pub use describe::{describe, explain};
+pub use propagation::check_propagation;
+pub use request::{
+    CgroupMount, ContainerPlan, DeviceKind, DeviceNode, ExecPlan, Files, Limit, MASKED_PATHS, Mount,
+    PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan, Seccomp,
+};
+
+use crate::Error;
+
+/// The pod's setup record, walked by the monitor in the pod's new namespaces.
+///
+/// # Errors
+/// [`Error::Invalid`], naming the field.
+pub fn sandbox(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
+    sandbox::compile(plan)
+}
+
+/// A container's launch record.
+///
+/// # Errors
+/// [`Error::Invalid`], naming the field.
+pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
+    container::compile(plan)
+}
+
+/// An exec's launch record. Its leading `WriteFile` operations name files of the host: the child walks them before
+/// it enters the container's mount namespace.
+///
+/// # Errors
+/// [`Error::Invalid`], naming the field.
+pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
+    let mut record = record::Record::new();
+    process::join_cgroups(&mut record, &plan.cgroup_procs)?;
+    process::oom_score(&mut record, plan.process.oom_score_adj)?;
+    process::terminal(&mut record, &plan.process)?;
+    process::limits(&mut record, &plan.process)?;
+    process::working_directory(&mut record, &plan.process, false)?;
+    process::become_user_and_exec(&mut record, &plan.process)?;
+    Ok(record.finish())
+}

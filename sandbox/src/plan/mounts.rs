@@ -1,0 +1,272 @@
+//! Which mounts a container gets, in which order, and what a mount that was asked for does to the default ones.
+//! Rules: CRI section 3.11 (order, replacement), 4.1 and 4.3 (the default mounts).
+
+use std::path::{Path, PathBuf};
+
+use coracle_wire::{Op, Propagation, Text};
+
+use super::path;
+use super::record::{Record, Strings, c_string};
+use super::request::{CgroupMount, ContainerPlan, Mount};
+use crate::Error;
+
+/// `MOUNT_ATTR_…` of mount_setattr(2).
+pub(super) mod attribute {
+    pub(crate) const READ_ONLY: u64 = 0x1;
+    pub(crate) const NO_SUID: u64 = 0x2;
+    pub(crate) const NO_DEV: u64 = 0x4;
+    pub(crate) const NO_EXEC: u64 = 0x8;
+    pub(crate) const STRICT_ATIME: u64 = 0x20;
+}
+use attribute::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, STRICT_ATIME};
+
+/// What a runtime may let be bound below /proc: files that LXCFS and its like answer per container (the list is
+/// runc's). Everything else there would hide the kernel's own answers, which is how escapes were built.
+const PROC_FILES: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/net/dev",
+    "/proc/slabinfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/uptime",
+];
+
+const CGROUP_TARGET: &str = "/sys/fs/cgroup";
+
+/// One mount of the container.
+pub(super) struct Planned {
+    /// Container path, clean.
+    pub(super) target: String,
+    what: What,
+    /// Made by us rather than asked for.
+    pub(super) is_default: bool,
+}
+
+enum What {
+    Fresh { kind: &'static std::ffi::CStr, options: &'static [&'static str], attributes: u64 },
+    Bind(Bind),
+    Cgroups { binds: Vec<(String, Bind)>, links: Vec<(String, String)>, read_only: bool },
+}
+
+/// A tree of the host, attached somewhere.
+struct Bind {
+    source: PathBuf,
+    recursive: bool,
+    propagation: Propagation,
+    attributes: u64,
+    attributes_recursive: bool,
+    /// Where the tree is kept between [`Planned::open`] and [`Planned::attach`].
+    slot: u16,
+}
+
+/// All mounts in the order they are made: by number of path components, so that parents come before what is below
+/// them, otherwise the default ones first and then as asked.
+pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
+    let mut asked = Vec::new();
+    for (index, mount) in plan.mounts.iter().enumerate() {
+        asked.push(asked_mount(index, mount)?);
+    }
+    let has_own_dev = asked.iter().any(|mount| mount.target == "/dev");
+    let mut all: Vec<Planned> = defaults(plan)
+        .into_iter()
+        .filter(|default| !asked.iter().any(|mount| mount.target == default.target))
+        .filter(|default| !(has_own_dev && path::is_within(&default.target, "/dev")))
+        .collect();
+    all.append(&mut asked);
+    all.sort_by_key(|mount| path::depth(&mount.target));
+    Ok(all)
+}
+
+fn defaults(plan: &ContainerPlan) -> Vec<Planned> {
+    let locked = NO_SUID | NO_DEV | NO_EXEC;
+    let read_only = if plan.privileged { 0 } else { READ_ONLY };
+    let file_attributes = if plan.root.read_only { READ_ONLY } else { 0 };
+    let dev = ["mode=755", "size=65536k"].as_slice();
+    let pts = ["newinstance", "ptmxmode=0666", "mode=0620", "gid=5"].as_slice();
+    let mut defaults = vec![
+        fresh("/proc", c"proc", &[], locked),
+        fresh("/dev", c"tmpfs", dev, NO_SUID | STRICT_ATIME),
+        fresh("/dev/pts", c"devpts", pts, NO_SUID | NO_EXEC),
+        // Its flags come with it: the pod's tmpfs was mounted with them, the host's keeps its own.
+        bind("/dev/shm", &plan.shm, 0),
+        fresh("/dev/mqueue", c"mqueue", &[], locked),
+        fresh("/sys", c"sysfs", &[], locked | read_only),
+        bind("/etc/hosts", &plan.files.hosts, file_attributes),
+        bind("/etc/hostname", &plan.files.host_name, file_attributes),
+        bind("/etc/resolv.conf", &plan.files.resolv_conf, file_attributes),
+    ];
+    defaults.extend(cgroups(plan, locked | read_only));
+    defaults
+}
+
+fn cgroups(plan: &ContainerPlan, attributes: u64) -> Option<Planned> {
+    let what = match &plan.cgroup_mount {
+        CgroupMount::None => return None,
+        CgroupMount::Namespaced => What::Fresh { kind: c"cgroup2", options: &[], attributes },
+        CgroupMount::Host(directory) => What::Bind(Bind {
+            recursive: true,
+            attributes_recursive: false,
+            ..Bind::plain(directory, attributes)
+        }),
+        CgroupMount::Legacy { directories, links } => What::Cgroups {
+            binds: directories
+                .iter()
+                .map(|(name, path)| (name.clone(), Bind::plain(path, attributes)))
+                .collect(),
+            links: links.clone(),
+            read_only: attributes & READ_ONLY != 0,
+        },
+    };
+    Some(Planned { target: CGROUP_TARGET.into(), what, is_default: true })
+}
+
+fn fresh(
+    target: &str,
+    kind: &'static std::ffi::CStr,
+    options: &'static [&'static str],
+    attributes: u64,
+) -> Planned {
+    Planned { target: target.into(), what: What::Fresh { kind, options, attributes }, is_default: true }
+}
+
+fn bind(target: &str, source: &Path, attributes: u64) -> Planned {
+    Planned { target: target.into(), what: What::Bind(Bind::plain(source, attributes)), is_default: true }
+}
+
+fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
+    let field = format!("mounts[{index}]");
+    let target = path::container(&field, &mount.target)?;
+    if target == "/" {
+        return Err(Error::invalid(field, "would cover the root of the container"));
+    }
+    if path::is_within(&target, "/proc") && !PROC_FILES.contains(&target.as_str()) {
+        return Err(Error::invalid(field, format!("{target} is in /proc, which must stay the kernel's own")));
+    }
+    if mount.recursive_read_only && !(mount.read_only && mount.propagation == Propagation::Private) {
+        let why = "recursive_read_only needs readonly and private propagation";
+        return Err(Error::invalid(field, format!("{target}: {why}")));
+    }
+    let attributes = [
+        (mount.read_only, READ_ONLY),
+        (mount.no_suid, NO_SUID),
+        (mount.no_dev, NO_DEV),
+        (mount.no_exec, NO_EXEC),
+    ];
+    let bind = Bind {
+        recursive: true,
+        propagation: mount.propagation,
+        attributes_recursive: mount.recursive_read_only,
+        ..Bind::plain(
+            &mount.source,
+            attributes.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum(),
+        )
+    };
+    path::host(&field, &mount.source)?;
+    Ok(Planned { target, what: What::Bind(bind), is_default: false })
+}
+
+impl Bind {
+    fn plain(source: &Path, attributes: u64) -> Self {
+        Self {
+            source: source.to_path_buf(),
+            recursive: false,
+            propagation: Propagation::Private,
+            attributes,
+            attributes_recursive: false,
+            slot: 0,
+        }
+    }
+
+    fn open(&mut self, record: &mut Record) -> Result<(), Error> {
+        self.slot = record.slot()?;
+        let path = path::host("mount source", &self.source)?;
+        record.push(&Op::OpenTree {
+            slot: self.slot,
+            path: Text::new(&path),
+            recursive: self.recursive,
+            // A copy taken in the pod's own mount namespace would be a slave of the host's mount: what the container
+            // mounts below would never come out. Taken on the host it is the host's peer.
+            from_host: self.propagation != Propagation::Private,
+        })
+    }
+
+    fn attach(&self, record: &mut Record, target: &str) -> Result<(), Error> {
+        let target = c_string("mount target", target.as_bytes())?;
+        record.push(&Op::Attach {
+            slot: self.slot,
+            target: Text::new(&target),
+            attributes: self.attributes,
+            attributes_recursive: self.attributes_recursive,
+            propagation: self.propagation,
+            skip_missing: false,
+        })
+    }
+}
+
+impl Planned {
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(&self.what, What::Bind(bind) if bind.propagation == Propagation::Shared)
+    }
+
+    /// While the host's files are in view: take what comes from there.
+    pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
+        match &mut self.what {
+            What::Fresh { .. } => Ok(()),
+            What::Bind(bind) => bind.open(record),
+            What::Cgroups { binds, .. } => binds.iter_mut().try_for_each(|(_, bind)| bind.open(record)),
+        }
+    }
+
+    /// Inside the container's root: put it in place.
+    pub(super) fn attach(&self, record: &mut Record) -> Result<(), Error> {
+        match &self.what {
+            What::Fresh { kind, options, attributes } => {
+                mount_fresh(record, kind, options, *attributes, &self.target)
+            }
+            What::Bind(bind) => bind.attach(record, &self.target),
+            What::Cgroups { binds, links, read_only } => {
+                let attributes = NO_SUID | NO_DEV | NO_EXEC;
+                mount_fresh(record, c"tmpfs", &["mode=755"], attributes, &self.target)?;
+                for (name, bind) in binds {
+                    bind.attach(record, &format!("{}/{name}", self.target))?;
+                }
+                for (name, content) in links {
+                    link(record, content, &format!("{}/{name}", self.target))?;
+                }
+                if *read_only {
+                    // Only now, as the names had to be made in it.
+                    let target = c_string("cgroup mount", self.target.as_bytes())?;
+                    record.push(&Op::ReadOnly { target: Text::new(&target) })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn mount_fresh(
+    record: &mut Record,
+    kind: &std::ffi::CStr,
+    options: &[&str],
+    attributes: u64,
+    target: &str,
+) -> Result<(), Error> {
+    let options = Strings::of("mount options", options)?;
+    let target = c_string("mount target", target.as_bytes())?;
+    record.push(&Op::Filesystem {
+        kind: Text::new(kind),
+        options: options.block(),
+        attributes,
+        target: Text::new(&target),
+    })
+}
+
+pub(super) fn link(record: &mut Record, content: &str, path: &str) -> Result<(), Error> {
+    let content = c_string("link", content.as_bytes())?;
+    let path = c_string("link", path.as_bytes())?;
+    record.push(&Op::Symlink { content: Text::new(&content), path: Text::new(&path) })
+}

@@ -1,0 +1,101 @@
+//! The options of an OverlayFS mount. They must fit one page, so lower layers are short names relative to one
+//! directory (Linux: mount(2) copies at most a page of options; layer paths of 80 bytes would end at 50 layers).
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+
+use super::path;
+use super::record::c_string;
+use super::request::Root;
+use crate::Error;
+
+/// Longest option string: a page, less the NUL. 4 KiB also where pages are larger, so that images behave alike.
+const OPTIONS_BYTES_MAX: usize = 4095;
+
+pub(super) fn options(root: &Root) -> Result<CString, Error> {
+    if root.lowers.is_empty() {
+        return Err(Error::invalid("root", "has no layer"));
+    }
+    let mut options = b"lowerdir=".to_vec();
+    for (index, lower) in root.lowers.iter().enumerate() {
+        let is_inside = lower.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        if !is_inside {
+            return Err(Error::invalid(
+                "layer",
+                format!("{lower:?} is not a name below the layers' directory"),
+            ));
+        }
+        if index > 0 {
+            options.push(b':');
+        }
+        escape(lower.as_bytes(), &mut options);
+    }
+    for (key, directory) in [(",upperdir=", &root.upper), (",workdir=", &root.work)] {
+        path::host("root", directory)?;
+        options.extend_from_slice(key.as_bytes());
+        escape(directory.as_os_str().as_bytes(), &mut options);
+    }
+    if options.len() > OPTIONS_BYTES_MAX {
+        let why = format!(
+            "{} layers need {} bytes of mount options, the kernel takes {OPTIONS_BYTES_MAX}: the image has too many layers",
+            root.lowers.len(),
+            options.len()
+        );
+        return Err(Error::invalid("root", why));
+    }
+    c_string("root", &options)
+}
+
+/// OverlayFS ends an option at `,`, a layer at `:`, and takes the character after `\` as it is
+/// (fs/overlayfs/params.c, `ovl_next_opt` and `ovl_unescape`).
+fn escape(name: &[u8], into: &mut Vec<u8>) {
+    for byte in name {
+        if matches!(byte, b'\\' | b',' | b':') {
+            into.push(b'\\');
+        }
+        into.push(*byte);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn root(lowers: Vec<String>) -> Root {
+        Root {
+            layers_directory: PathBuf::from("/layers"),
+            lowers,
+            upper: PathBuf::from("/pods/a,b:c\\d/upper"),
+            work: PathBuf::from("/pods/work"),
+            mountpoint: PathBuf::from("/pods/root"),
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn names_are_relative_and_separators_escaped() {
+        let options = options(&root(vec!["top".into(), "sha256:1".into()])).unwrap();
+        let expected = r"lowerdir=top:sha256\:1,upperdir=/pods/a\,b\:c\\d/upper,workdir=/pods/work";
+        assert_eq!(options.to_str(), Ok(expected));
+    }
+
+    #[test]
+    fn a_page_is_the_limit_and_the_text_says_so() {
+        let fixed = options(&root(vec!["a".into()])).unwrap().as_bytes().len() - 1;
+        let longest = "a".repeat(OPTIONS_BYTES_MAX - fixed);
+        assert!(options(&root(vec![longest.clone()])).is_ok());
+        let error = options(&root(vec![longest + "a"])).unwrap_err();
+        assert!(error.to_string().contains("1 layers need 4096 bytes of mount options"), "{error}");
+    }
+
+    #[test]
+    fn layers_stay_below_their_directory() {
+        for lowers in
+            [vec![], vec![String::new()], vec!["/etc".into()], vec!["..".into()], vec!["a/../..".into()]]
+        {
+            assert!(options(&root(lowers.clone())).is_err(), "{lowers:?}");
+        }
+    }
+}

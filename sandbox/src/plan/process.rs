@@ -1,0 +1,134 @@
+//! What containers and execs have in common: joining the cgroup, and the last steps from root in a namespace to the
+//! program that was asked for.
+
+use std::path::PathBuf;
+
+use coracle_wire::{Op, Text};
+
+use super::path;
+use super::record::{Record, Strings, c_string};
+use super::request::{PATH_DEFAULT, Process, Seccomp};
+use crate::Error;
+
+/// File creation mask of every process (CRI section 3.9).
+const UMASK: u32 = 0o022;
+
+/// Most directories of `PATH` that are tried; the default has six.
+const PATH_PARTS_MAX: usize = 256;
+
+/// Most instructions of a filter (BPF_MAXINSNS), 8 bytes each.
+const SECCOMP_BYTES_MAX: usize = 4096 * 8;
+
+/// First of all, so that everything from here on is counted and can be killed by cgroup.
+pub(super) fn join_cgroups(record: &mut Record, procs_files: &[PathBuf]) -> Result<(), Error> {
+    for file in procs_files {
+        let path = path::host("cgroup_procs", file)?;
+        record.push(&Op::WriteFile { path: Text::new(&path), data: b"0", optional: false })?;
+    }
+    Ok(())
+}
+
+/// Before any capability is dropped, as lowering it needs CAP_SYS_RESOURCE. A nested daemon lacks that, and the pod
+/// is worth more than its place in the killer's list: optional.
+pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), Error> {
+    let Some(score) = score else { return Ok(()) };
+    if !(-1000..=1000).contains(&score) {
+        return Err(Error::invalid("oom_score_adj", format!("{score} is not between -1000 and 1000")));
+    }
+    let path = Text::new(c"/proc/self/oom_score_adj");
+    record.push(&Op::WriteFile { path, data: score.to_string().as_bytes(), optional: true })
+}
+
+/// Once the container's devpts is in view.
+pub(super) fn terminal(record: &mut Record, process: &Process) -> Result<(), Error> {
+    if process.tty { record.push(&Op::Terminal) } else { Ok(()) }
+}
+
+pub(super) fn limits(record: &mut Record, process: &Process) -> Result<(), Error> {
+    for limit in &process.limits {
+        if limit.soft > limit.hard {
+            return Err(Error::invalid(
+                "limits",
+                format!("soft {} is above hard {}", limit.soft, limit.hard),
+            ));
+        }
+        record.push(&Op::Limit { resource: limit.resource, soft: limit.soft, hard: limit.hard })?;
+    }
+    Ok(())
+}
+
+pub(super) fn working_directory(record: &mut Record, process: &Process, create: bool) -> Result<(), Error> {
+    let path = path::container_c("working_dir", &process.working_directory)?;
+    record.push(&Op::WorkingDirectory { path: Text::new(&path), create })
+}
+
+/// From root with every capability to the program. The order is forced by what each step needs:
+/// the bounding set needs CAP_SETPCAP, groups and user need CAP_SETGID and CAP_SETUID, and a filter without
+/// no_new_privs needs CAP_SYS_ADMIN, so all these come before capabilities are set; with no_new_privs the filter
+/// comes last, so that it meets none of our own calls but the exec.
+pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Result<(), Error> {
+    let identity = &process.identity;
+    let capabilities = &process.capabilities;
+    record.push(&Op::Umask { mask: UMASK })?;
+    record.push(&Op::BoundingSet { keep: capabilities.bounding })?;
+    let gids: Vec<u8> = identity.groups.iter().flat_map(|gid| gid.to_le_bytes()).collect();
+    record.push(&Op::Groups { gids: &gids })?;
+    if !process.no_new_privileges {
+        seccomp(record, process.seccomp.as_ref())?;
+    }
+    record.push(&Op::User { uid: identity.uid, gid: identity.gid })?;
+    record.push(&Op::Capabilities {
+        effective: capabilities.effective,
+        permitted: capabilities.permitted,
+        inheritable: capabilities.inheritable,
+        ambient: capabilities.ambient,
+    })?;
+    if process.no_new_privileges {
+        record.push(&Op::NoNewPrivileges)?;
+        seccomp(record, process.seccomp.as_ref())?;
+    }
+    let candidates = candidates(process)?;
+    let arguments = Strings::of("command", &process.arguments)?;
+    let environment = Strings::of("environment", &process.environment)?;
+    record.push(&Op::Exec {
+        candidates: candidates.block(),
+        arguments: arguments.block(),
+        environment: environment.block(),
+    })
+}
+
+fn seccomp(record: &mut Record, filter: Option<&Seccomp>) -> Result<(), Error> {
+    let Some(Seccomp { program, flags }) = filter else { return Ok(()) };
+    if program.is_empty() || program.len() % 8 != 0 || program.len() > SECCOMP_BYTES_MAX {
+        return Err(Error::invalid("seccomp", format!("a program of {} bytes is none", program.len())));
+    }
+    record.push(&Op::Seccomp { program, flags: *flags })
+}
+
+/// The paths to try: the command itself where it has a slash (from the working directory where it is relative),
+/// else one for each directory of the container's `PATH`. Empty and relative parts would mean the working directory,
+/// which is nobody's intent in an image; they are left out, as Go's look-up in other runtimes does.
+fn candidates(process: &Process) -> Result<Strings, Error> {
+    let Some(command) = process.arguments.first().filter(|command| !command.is_empty()) else {
+        return Err(Error::invalid("command", "no command specified"));
+    };
+    // Also keeps 256 candidates of a hostile name from filling the record.
+    c_string("command", path::container("command", command)?.as_bytes())?;
+    if command.starts_with('/') {
+        return Strings::of("command", [command]);
+    }
+    if command.contains('/') {
+        let directory = path::container("working_dir", &process.working_directory)?;
+        return Strings::of("command", [format!("{}/{command}", directory.trim_end_matches('/'))]);
+    }
+    let search = process.environment.iter().rev().find_map(|variable| variable.strip_prefix(b"PATH="));
+    let found = search_paths(search.unwrap_or_default(), command)?;
+    if found.is_empty() { search_paths(PATH_DEFAULT.as_bytes(), command) } else { Ok(found) }
+}
+
+fn search_paths(search: &[u8], command: &str) -> Result<Strings, Error> {
+    let directories = search.split(|byte| *byte == b':').filter(|part| part.starts_with(b"/"));
+    let candidates =
+        directories.take(PATH_PARTS_MAX).map(|directory| [directory, b"/", command.as_bytes()].concat());
+    Strings::of("PATH", candidates)
+}

@@ -1,0 +1,93 @@
+//! Writes a launch record: operations in, bytes out, with the limits of the format checked at every step.
+
+use std::ffi::CString;
+
+use coracle_wire::{Block, Op, RECORD_VERSION, RecordHeader};
+
+use crate::Error;
+
+/// Longest record. The kernel takes 2 MiB of arguments and environment at most; the rest is paths.
+const RECORD_BYTES_MAX: usize = 4 << 20;
+
+/// Slots of the child's table of detached trees (`coracle_wire::Op::OpenTree`).
+const SLOTS_MAX: u16 = 256;
+
+/// A record being written.
+pub(super) struct Record {
+    bytes: Vec<u8>,
+    operations: u16,
+    slots: u16,
+}
+
+impl Record {
+    pub(super) fn new() -> Self {
+        let header = RecordHeader { version: RECORD_VERSION };
+        // A header is one integer and the vector grows: there is nothing that can fail.
+        let bytes = postcard::to_allocvec(&header).unwrap_or_default();
+        Self { bytes, operations: 0, slots: 0 }
+    }
+
+    pub(super) fn push(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let bytes = postcard::to_extend(op, std::mem::take(&mut self.bytes))
+            .map_err(|error| Error::invalid("launch record", error.to_string()))?;
+        self.bytes = bytes;
+        if self.bytes.len() > RECORD_BYTES_MAX {
+            return Err(Error::invalid("launch record", format!("is longer than {RECORD_BYTES_MAX} bytes")));
+        }
+        let operations = self.operations.checked_add(1);
+        self.operations =
+            operations.ok_or_else(|| Error::invalid("launch record", "has too many operations"))?;
+        Ok(())
+    }
+
+    /// A slot nobody has yet.
+    pub(super) fn slot(&mut self) -> Result<u16, Error> {
+        if self.slots == SLOTS_MAX {
+            return Err(Error::invalid(
+                "mounts",
+                format!("and masked paths are more than {SLOTS_MAX} together"),
+            ));
+        }
+        self.slots += 1;
+        Ok(self.slots - 1)
+    }
+
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+/// Strings back to back, as [`Block`] wants them.
+#[derive(Default)]
+pub(super) struct Strings {
+    count: u32,
+    bytes: Vec<u8>,
+}
+
+impl Strings {
+    pub(super) fn of<T: AsRef<[u8]>>(field: &str, all: impl IntoIterator<Item = T>) -> Result<Self, Error> {
+        let mut strings = Self::default();
+        for one in all {
+            let text = c_string(field, one.as_ref())?;
+            strings.bytes.extend_from_slice(text.as_bytes_with_nul());
+            strings.count += 1;
+            // Also keeps `count` far from its end.
+            if strings.bytes.len() > RECORD_BYTES_MAX {
+                return Err(Error::invalid(field, format!("is longer than {RECORD_BYTES_MAX} bytes")));
+            }
+        }
+        Ok(strings)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub(super) fn block(&self) -> Block<'_> {
+        Block { count: self.count, bytes: &self.bytes }
+    }
+}
+
+pub(super) fn c_string(field: &str, bytes: &[u8]) -> Result<CString, Error> {
+    CString::new(bytes).map_err(|_| Error::invalid(field, "contains a NUL byte"))
+}

@@ -1,0 +1,76 @@
+//! The pod's setup record: what the monitor does once in the pod's namespaces, before it serves.
+
+use coracle_wire::{Op, Propagation, Text};
+
+use super::record::{Record, c_string};
+use super::request::SandboxPlan;
+use super::{path, process, sysctl};
+use crate::Error;
+
+/// Longest host name (`__NEW_UTS_LEN`).
+const HOST_NAME_BYTES_MAX: usize = 64;
+
+/// `nosuid,nodev,noexec` as `mount(2)` takes them: MS_NOSUID, MS_NODEV, MS_NOEXEC.
+const SHM_FLAGS: u64 = 2 | 4 | 8;
+
+/// What containerd 2 sets for a pod with a network namespace: low ports and pings need no capability.
+const CONVENIENCE: [(&str, &str); 2] =
+    [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
+
+pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
+    let mut record = Record::new();
+    process::oom_score(&mut record, plan.oom_score_adj)?;
+    // First of all mounts: from here on nothing mounted in this namespace reaches the host, while what the host
+    // mounts still arrives here, for volumes that ask for it.
+    record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
+    if plan.namespaces.ipc {
+        let target = path::host("shm_directory", &plan.shm_directory)?;
+        record.push(&Op::Tmpfs {
+            options: Text::new(c"mode=1777,size=65536k"),
+            target: Text::new(&target),
+            flags: SHM_FLAGS,
+        })?;
+    }
+    if plan.namespaces.uts {
+        record.push(&Op::HostName { name: host_name(&plan.host_name)? })?;
+    }
+    if plan.namespaces.network {
+        record.push(&Op::LoopbackUp)?;
+    }
+    sysctls(&mut record, plan)?;
+    Ok(record.finish())
+}
+
+fn host_name(name: &str) -> Result<&[u8], Error> {
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
+    if name.is_empty() || name.len() > HOST_NAME_BYTES_MAX || !is_plain {
+        return Err(Error::invalid(
+            "hostname",
+            format!("{name:?} is not 1 to {HOST_NAME_BYTES_MAX} plain characters"),
+        ));
+    }
+    Ok(name.as_bytes())
+}
+
+/// The convenience ones first, then the pod's own in their order: a file that is asked for is written once.
+fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
+    let mut asked: Vec<(String, &str)> = Vec::new();
+    for (name, value) in &plan.sysctls {
+        asked.push((sysctl::path(name, plan.namespaces)?, sysctl::value(name, value)?));
+    }
+    if plan.convenience_sysctls && plan.namespaces.network {
+        for (name, value) in CONVENIENCE {
+            let path = sysctl::path(name, plan.namespaces)?;
+            if !asked.iter().any(|(other, _)| *other == path) {
+                // Optional: nobody asked for it by name, and a kernel may lack the file.
+                write(record, &path, value, true)?;
+            }
+        }
+    }
+    asked.iter().try_for_each(|(path, value)| write(record, path, value, false))
+}
+
+fn write(record: &mut Record, path: &str, value: &str, optional: bool) -> Result<(), Error> {
+    let path = c_string("sysctls", path.as_bytes())?;
+    record.push(&Op::WriteFile { path: Text::new(&path), data: value.as_bytes(), optional })
+}

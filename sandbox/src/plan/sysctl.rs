@@ -1,0 +1,144 @@
+//! Sysctls of a pod: which names it may set, given the namespaces it owns, and where they are under /proc/sys.
+//! Rules: CRI section 3.12. Anything that is not of a namespace the pod owns would change the node, and is refused.
+
+use super::request::PodNamespaces;
+use crate::Error;
+
+/// The file of sysctl `name` under /proc/sys. The first separator tells how the name is written, as in sysctl.d(5):
+/// `net.ipv4.conf.eth0/1.forwarding` and `net/ipv4/conf/eth0.1/forwarding` are the same.
+///
+/// # Errors
+/// [`Error::Invalid`]: no such form, or not of a namespace of the pod.
+pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Error> {
+    let field = || format!("sysctl {name:?}");
+    let swapped: String;
+    let path = match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
+        Some(b'.') => {
+            swapped = name.chars().map(swap).collect();
+            swapped.as_str()
+        }
+        _ => name,
+    };
+    let is_clean = path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+    if !is_clean || path.bytes().any(|byte| byte.is_ascii_control() || byte == b' ') {
+        return Err(Error::invalid(field(), "is not a name"));
+    }
+    match Owner::of(path) {
+        Some(Owner::Network) if !namespaces.network => {
+            Err(Error::invalid(field(), "needs a network namespace of the pod's own"))
+        }
+        Some(Owner::Ipc) if !namespaces.ipc => {
+            Err(Error::invalid(field(), "needs an IPC namespace of the pod's own"))
+        }
+        Some(_) => Ok(format!("/proc/sys/{path}")),
+        None => Err(Error::invalid(field(), "is not of a namespace: it would change the whole node")),
+    }
+}
+
+/// The value as it is written: spaces within are fine, those around are not part of it.
+///
+/// # Errors
+/// [`Error::Invalid`] for an empty one and for control characters other than tabs.
+pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
+    let value = value.trim();
+    if value.is_empty() || value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
+        return Err(Error::invalid(format!("sysctl {name:?}"), format!("{value:?} is not a value")));
+    }
+    Ok(value)
+}
+
+/// Which namespace holds a sysctl.
+enum Owner {
+    Network,
+    Ipc,
+}
+
+impl Owner {
+    fn of(path: &str) -> Option<Self> {
+        let is_ipc = path.starts_with("kernel/shm")
+            || path.starts_with("kernel/msg")
+            || path == "kernel/sem"
+            || path.starts_with("fs/mqueue/");
+        match path.split_once('/') {
+            Some(("net", _)) => Some(Self::Network),
+            _ if is_ipc => Some(Self::Ipc),
+            _ => None,
+        }
+    }
+}
+
+fn swap(character: char) -> char {
+    match character {
+        '.' => '/',
+        '/' => '.',
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: PodNamespaces = PodNamespaces { network: true, ipc: true, uts: true };
+
+    #[test]
+    fn names_with_dots_and_slashes_become_paths() {
+        let table = [
+            ("net.ipv4.ip_forward", "/proc/sys/net/ipv4/ip_forward"),
+            ("net/ipv4/ip_forward", "/proc/sys/net/ipv4/ip_forward"),
+            ("net.ipv4.conf.eth0/1.forwarding", "/proc/sys/net/ipv4/conf/eth0.1/forwarding"),
+            ("net/ipv4/conf/eth0.1/forwarding", "/proc/sys/net/ipv4/conf/eth0.1/forwarding"),
+            ("kernel.shm_rmid_forced", "/proc/sys/kernel/shm_rmid_forced"),
+            ("kernel.msgmax", "/proc/sys/kernel/msgmax"),
+            ("kernel.sem", "/proc/sys/kernel/sem"),
+            ("fs.mqueue.msg_max", "/proc/sys/fs/mqueue/msg_max"),
+        ];
+        for (name, expected) in table {
+            assert_eq!(path(name, OWN).as_deref(), Ok(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_would_change_the_node_is_refused() {
+        let names = [
+            "",
+            "net",
+            "kernel",
+            "kernel.hostname",
+            "kernel.domainname",
+            "kernel.core_pattern",
+            "kernel.semaphore",
+            "vm.swappiness",
+            "fs.file-max",
+            "fs.mqueue",
+            "net..ipv4",
+            "net.ipv4.",
+            ".net.ipv4",
+            "/net/ipv4/x",
+            "net/../kernel/core_pattern",
+            "net/./x",
+            "net.ipv4.\n",
+            "net. ipv4",
+            "net.ipv4.x\0",
+        ];
+        for name in names {
+            assert!(path(name, OWN).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_namespaces_are_not_touched() {
+        let host = PodNamespaces { network: false, ipc: false, uts: false };
+        for name in ["net.ipv4.ip_forward", "kernel.shmall", "fs.mqueue.msg_max"] {
+            assert!(path(name, host).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn values_are_trimmed_and_one_line() {
+        assert_eq!(value("x", " 0  2147483647 \n"), Ok("0  2147483647"));
+        for bad in ["", "  ", "1\n2", "1\0"] {
+            assert!(value("x", bad).is_err(), "{bad:?}");
+        }
+    }
+}

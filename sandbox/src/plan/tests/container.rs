@@ -1,0 +1,370 @@
+//! Containers: order, mounts, devices, masks.
+
+use super::*;
+
+#[test]
+fn the_whole_order_of_a_container() {
+    let record = container(&container_plan()).unwrap();
+    let expected = [
+        "join cgroup /sys/fs/cgroup/memory/x",
+        "write \"-997\" to /proc/self/oom_score_adj",
+        "open /p/shm",
+        "open /p/hosts",
+        "open /p/hostname",
+        "open /p/resolv.conf",
+        "open /dev/null",
+        "make namespaces of its own",
+        "make the mounts slaves of the host's",
+        "overlay root",
+        "change root to /pods/m",
+        "mount proc on /proc",
+        "mount tmpfs on /dev",
+        "make device /dev/null",
+        "make device /dev/zero",
+        "make device /dev/full",
+        "make device /dev/random",
+        "make device /dev/urandom",
+        "make device /dev/tty",
+        "link /dev/fd to /proc/self/fd",
+        "link /dev/stdin to /proc/self/fd/0",
+        "link /dev/stdout to /proc/self/fd/1",
+        "link /dev/stderr to /proc/self/fd/2",
+        "link /dev/ptmx to pts/ptmx",
+        "link /dev/core to /proc/kcore",
+        "mount sysfs on /sys",
+        "mount devpts on /dev/pts",
+        "bind /p/shm on /dev/shm",
+        "mount mqueue on /dev/mqueue",
+        "bind /p/hosts on /etc/hosts",
+        "bind /p/hostname on /etc/hostname",
+        "bind /p/resolv.conf on /etc/resolv.conf",
+        "mount cgroup2 on /sys/fs/cgroup",
+        "mask /proc/kcore",
+        "make /proc/sys read-only",
+        "set limit 7 to 1024:524288",
+        "change directory to /work",
+        "set umask 0022",
+        "keep capabilities 0xff",
+        "set 2 groups",
+        "load a seccomp filter of 2 instructions",
+        "become user 1000:1000",
+        "set capabilities 0x0",
+        "exec sleep",
+    ];
+    assert_eq!(words(&record), expected);
+}
+
+#[test]
+fn details_that_words_do_not_show() {
+    let record = container(&container_plan()).unwrap();
+    let ops = ops(&record);
+    let join = Text::new(c"/sys/fs/cgroup/memory/x/cgroup.procs");
+    assert_eq!(ops[0], Op::WriteFile { path: join, data: b"0", optional: false });
+    assert!(matches!(ops[1], Op::WriteFile { optional: true, .. }));
+    assert!(ops.contains(&Op::Unshare { flags: 0x0202_0000 }));
+    assert!(ops.contains(&Op::Overlay {
+        directory: Text::new(c"/layers"),
+        options: Text::new(c"lowerdir=b:a,upperdir=/pods/u,workdir=/pods/w"),
+        target: Text::new(c"/pods/m"),
+    }));
+    assert!(ops.contains(&Op::Node { path: Text::new(c"/dev/null"), mode: 0o20666, device: 0x103 }));
+    assert!(ops.contains(&Op::WorkingDirectory { path: Text::new(c"/work"), create: true }));
+    let flags: Vec<(String, u64)> = ops
+        .iter()
+        .filter_map(|op| match op {
+            Op::Filesystem { target, attributes, .. } => {
+                Some((target.as_cstr().unwrap().to_str().unwrap().into(), *attributes))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected = [
+        ("/proc", 14),
+        ("/dev", 0x22),
+        ("/sys", 15),
+        ("/dev/pts", 10),
+        ("/dev/mqueue", 14),
+        ("/sys/fs/cgroup", 15),
+    ];
+    assert_eq!(flags, expected.map(|(target, flags)| (target.to_string(), flags)));
+    match ops.last() {
+        Some(Op::Exec { candidates, arguments, environment }) => {
+            assert!(candidates.iter().eq([c"/bin/sleep", c"/usr/bin/sleep"]));
+            assert!(arguments.iter().eq([c"sleep", c"1"]));
+            assert!(environment.iter().eq([c"PATH=/bin:/usr/bin", c"A=\xff"]));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The words between the pivot and the masks: what is put where.
+fn layout(plan: &ContainerPlan) -> Vec<String> {
+    let record = container(plan).unwrap();
+    words(&record)
+        .into_iter()
+        .filter(|word| {
+            ["mount ", "bind ", "make device", "link /sys", "mask", "make /"]
+                .iter()
+                .any(|w| word.starts_with(w))
+        })
+        .filter(|word| !NODES_ALWAYS.contains(&word.as_str()))
+        .collect()
+}
+
+const NODES_ALWAYS: [&str; 6] = [
+    "make device /dev/null",
+    "make device /dev/zero",
+    "make device /dev/full",
+    "make device /dev/random",
+    "make device /dev/urandom",
+    "make device /dev/tty",
+];
+
+#[test]
+fn a_mount_replaces_the_default_of_the_same_path_and_parents_come_first() {
+    let mut plan = container_plan();
+    plan.mounts = vec![
+        mount("/h/deep", "/data/a/b"),
+        mount("/h/hosts", "/etc/../etc/hosts"),
+        mount("/h/shm", "dev/shm/"),
+        mount("/h/log", "/dev/termination-log"),
+        mount("/h/data", "/data"),
+        mount("/h/cg", "/sys/fs/cgroup"),
+    ];
+    let expected = [
+        "mount proc on /proc",
+        "mount tmpfs on /dev",
+        "mount sysfs on /sys",
+        "bind /h/data on /data",
+        "mount devpts on /dev/pts",
+        "mount mqueue on /dev/mqueue",
+        "bind /p/hostname on /etc/hostname",
+        "bind /p/resolv.conf on /etc/resolv.conf",
+        "bind /h/hosts on /etc/hosts",
+        "bind /h/shm on /dev/shm",
+        "bind /h/log on /dev/termination-log",
+        "bind /h/deep on /data/a/b",
+        "bind /h/cg on /sys/fs/cgroup",
+        "mask /proc/kcore",
+        "make /proc/sys read-only",
+    ];
+    assert_eq!(layout(&plan), expected);
+}
+
+#[test]
+fn a_mount_of_dev_drops_everything_of_ours_below_it() {
+    let mut plan = container_plan();
+    plan.mounts = vec![mount("/dev", "/dev")];
+    plan.devices =
+        vec![DeviceNode { path: "/dev/x".into(), kind: DeviceKind::Block, major: 8, minor: 1, mode: 0o660 }];
+    let record = container(&plan).unwrap();
+    let in_dev: Vec<_> = words(&record)
+        .into_iter()
+        .filter(|word| word.contains(" /dev/") && !word.starts_with("open"))
+        .collect();
+    assert_eq!(in_dev, Vec::<String>::new());
+    assert!(words(&record).contains(&"bind /dev on /dev".to_string()));
+}
+
+#[test]
+fn mounts_that_are_refused() {
+    let read_only_below = Mount { recursive_read_only: true, ..mount("/h", "/d") };
+    let slave = Mount { read_only: true, propagation: Propagation::Slave, ..read_only_below.clone() };
+    let table = [
+        mount("/h", "/"),
+        mount("/h", "/a/.."),
+        mount("/h", "/proc"),
+        mount("/h", "/proc/self"),
+        mount("/h", "/x/../proc/sys"),
+        mount("h", "/d"),
+        mount("/h", "/d\0"),
+        read_only_below,
+        slave,
+    ];
+    for bad in table {
+        let mut plan = container_plan();
+        plan.mounts = vec![mount("/fine", "/fine"), bad.clone()];
+        match container(&plan) {
+            Err(Error::Invalid { field, .. }) => assert_eq!(field, "mounts[1]", "{bad:?}"),
+            other => panic!("{bad:?}: {other:?}"),
+        }
+    }
+    let mut plan = container_plan();
+    plan.mounts = vec![mount("/lxcfs/cpuinfo", "/proc/cpuinfo"), mount("/h", "/process")];
+    assert!(container(&plan).is_ok());
+}
+
+#[test]
+fn propagation_and_flags_of_mounts() {
+    let plain = mount("/h", "/d");
+    let table = [
+        (plain.clone(), false, 0, false),
+        (Mount { read_only: true, ..plain.clone() }, false, 1, false),
+        (Mount { read_only: true, recursive_read_only: true, ..plain.clone() }, false, 1, true),
+        (Mount { propagation: Propagation::Slave, no_exec: true, ..plain.clone() }, true, 8, false),
+        (
+            Mount { propagation: Propagation::Shared, no_suid: true, no_dev: true, ..plain.clone() },
+            true,
+            6,
+            false,
+        ),
+    ];
+    for (mount, from_host, attributes, attributes_recursive) in table {
+        let mut plan = container_plan();
+        plan.mounts = vec![mount.clone()];
+        let record = container(&plan).unwrap();
+        let opened = ops(&record).into_iter().find_map(|op| match op {
+            Op::OpenTree { slot, path, recursive, from_host } if path == Text::new(c"/h") => {
+                Some((slot, recursive, from_host))
+            }
+            _ => None,
+        });
+        let (slot, recursive, is_from_host) = opened.unwrap();
+        assert_eq!((recursive, is_from_host), (true, from_host), "{mount:?}");
+        let attach = Op::Attach {
+            slot,
+            target: Text::new(c"/d"),
+            attributes,
+            attributes_recursive,
+            propagation: mount.propagation,
+            skip_missing: false,
+        };
+        assert!(ops(&record).contains(&attach), "{mount:?}");
+        let shares_root = ops(&record).contains(&Op::RootPropagation { propagation: Propagation::Shared });
+        assert_eq!(shares_root, mount.propagation == Propagation::Shared, "{mount:?}");
+    }
+}
+
+#[test]
+fn privileged_masks_nothing_and_may_write() {
+    let mut plan = container_plan();
+    plan.privileged = true;
+    plan.has_cgroup_namespace = false;
+    plan.cgroup_mount = CgroupMount::Host("/sys/fs/cgroup".into());
+    let record = container(&plan).unwrap();
+    let has = |word: &str| words(&record).iter().any(|other| other.starts_with(word));
+    assert!(!has("mask") && !has("make /proc/sys") && !has("open /dev/null"));
+    assert!(ops(&record).contains(&Op::Unshare { flags: 0x0002_0000 }));
+    let sysfs = ops(&record).into_iter().find_map(|op| match op {
+        Op::Filesystem { kind, attributes, .. } if kind == Text::new(c"sysfs") => Some(attributes),
+        _ => None,
+    });
+    assert_eq!(sysfs, Some(14));
+    assert!(has("bind /sys/fs/cgroup on /sys/fs/cgroup"));
+}
+
+#[test]
+fn a_read_only_root_takes_the_pods_files_with_it_and_comes_after_all_that_is_made() {
+    for read_only in [false, true] {
+        let mut plan = container_plan();
+        plan.root.read_only = read_only;
+        plan.mounts = vec![mount("/h", "/made/here")];
+        let record = container(&plan).unwrap();
+        let ops = ops(&record);
+        let files = ops.iter().filter(|op| {
+            let target = match op {
+                Op::Attach { target, attributes: 1, .. } => target.as_cstr(),
+                _ => None,
+            };
+            target.is_some_and(|target| target.to_bytes().starts_with(b"/etc/"))
+        });
+        assert_eq!(files.count(), if read_only { 3 } else { 0 });
+        let root = ops.iter().position(|op| *op == Op::ReadOnlyRoot);
+        assert_eq!(root.is_some(), read_only);
+        let last_made =
+            ops.iter().rposition(|op| matches!(op, Op::Attach { .. } | Op::WorkingDirectory { .. }));
+        assert!(root.is_none() || root > last_made);
+    }
+}
+
+#[test]
+fn cgroups_of_v1_are_binds_in_a_tmpfs_that_ends_read_only() {
+    let mut plan = container_plan();
+    plan.has_cgroup_namespace = false;
+    plan.masked_paths.clear();
+    plan.readonly_paths.clear();
+    plan.cgroup_mount = CgroupMount::Legacy {
+        directories: vec![
+            ("cpu,cpuacct".into(), "/c/cpu,cpuacct/x".into()),
+            ("memory".into(), "/c/memory/x".into()),
+        ],
+        links: vec![("cpu".into(), "cpu,cpuacct".into())],
+    };
+    let tail: Vec<_> =
+        layout(&plan).into_iter().skip_while(|word| word != "mount tmpfs on /sys/fs/cgroup").collect();
+    let expected = [
+        "mount tmpfs on /sys/fs/cgroup",
+        "bind /c/cpu,cpuacct/x on /sys/fs/cgroup/cpu,cpuacct",
+        "bind /c/memory/x on /sys/fs/cgroup/memory",
+        "link /sys/fs/cgroup/cpu to cpu,cpuacct",
+        "make /sys/fs/cgroup read-only",
+    ];
+    assert_eq!(tail, expected);
+    plan.privileged = true;
+    assert!(!layout(&plan).contains(&"make /sys/fs/cgroup read-only".to_string()));
+}
+
+#[test]
+fn devices_beside_the_default_ones() {
+    let node = |path: &str| DeviceNode {
+        path: path.into(),
+        kind: DeviceKind::Block,
+        major: 8,
+        minor: 300,
+        mode: 0o660,
+    };
+    let mut plan = container_plan();
+    plan.devices = vec![
+        node("/dev/null"),
+        node("/dev/sda"),
+        node("/dev/sda"),
+        node("/dev/dri/card0"),
+        node("/opt/disk"),
+        node("/dev/ptmx"),
+    ];
+    let record = container(&plan).unwrap();
+    let made: Vec<_> = words(&record)
+        .into_iter()
+        .filter(|word| word.starts_with("make d") && !NODES_ALWAYS.contains(&word.as_str()))
+        .collect();
+    let expected = [
+        "make directory /opt",
+        "make device /opt/disk",
+        "make device /dev/sda",
+        "make directory /dev/dri",
+        "make device /dev/dri/card0",
+    ];
+    assert_eq!(made, expected);
+    let sda = Op::Node { path: Text::new(c"/dev/sda"), mode: 0o60660, device: 0x0010_082c };
+    assert!(ops(&record).contains(&sda));
+    for bad in [
+        node("/"),
+        DeviceNode { major: 4096, ..node("/dev/a") },
+        DeviceNode { mode: 0o60660, ..node("/dev/a") },
+    ] {
+        plan.devices = vec![bad.clone()];
+        assert!(container(&plan).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn slots_are_bounded_and_no_mask_covers_the_root() {
+    let mut plan = container_plan();
+    // The kubelet masks a directory per CPU: 240 of them still fit beside the default binds.
+    plan.masked_paths =
+        (0..240).map(|cpu| format!("/sys/devices/system/cpu/cpu{cpu}/thermal_throttle")).collect();
+    let record = container(&plan).unwrap();
+    let mut slots: Vec<u16> = ops(&record)
+        .iter()
+        .filter_map(|op| match op {
+            Op::Mask { slot, .. } | Op::Attach { slot, .. } => Some(*slot),
+            _ => None,
+        })
+        .collect();
+    slots.sort_unstable();
+    assert!(slots.iter().copied().eq(0..244), "every tree is attached once: {slots:?}");
+    plan.masked_paths = (0..253).map(|index| format!("/m{index}")).collect();
+    assert!(container(&plan).is_err());
+    plan.masked_paths = vec!["/".into()];
+    assert!(container(&plan).is_err());
+}

@@ -1,0 +1,90 @@
+//! Every rule of a plan as a table: request in, operations out. No root, no kernel.
+
+use std::path::PathBuf;
+
+use coracle_wire::{Op, Propagation, Text, walk};
+
+use super::*;
+use crate::capability::Capabilities;
+use crate::identity::Identity;
+
+fn ops(record: &[u8]) -> Vec<Op<'_>> {
+    walk(record).expect("header").map(|op| op.expect("operation")).collect()
+}
+
+fn words(record: &[u8]) -> Vec<String> {
+    (0..ops(record).len()).map(|index| describe(record, index as u16)).collect()
+}
+
+fn process() -> Process {
+    Process {
+        arguments: vec!["sleep".into(), "1".into()],
+        environment: vec![b"PATH=/bin:/usr/bin".to_vec(), b"A=\xff".to_vec()],
+        working_directory: "/work".into(),
+        identity: Identity { uid: 1000, gid: 1000, groups: vec![1000, 50_000] },
+        capabilities: Capabilities { bounding: 0xff, ..Capabilities::default() },
+        no_new_privileges: false,
+        oom_score_adj: Some(-997),
+        limits: vec![Limit { resource: 7, soft: 1024, hard: 524_288 }],
+        tty: false,
+        seccomp: Some(Seccomp { program: vec![6; 16], flags: 0 }),
+    }
+}
+
+fn container_plan() -> ContainerPlan {
+    ContainerPlan {
+        root: Root {
+            layers_directory: "/layers".into(),
+            lowers: vec!["b".into(), "a".into()],
+            upper: "/pods/u".into(),
+            work: "/pods/w".into(),
+            mountpoint: "/pods/m".into(),
+            read_only: false,
+        },
+        cgroup_procs: vec!["/sys/fs/cgroup/memory/x/cgroup.procs".into()],
+        has_cgroup_namespace: true,
+        cgroup_mount: CgroupMount::Namespaced,
+        mounts: vec![],
+        files: Files {
+            hosts: "/p/hosts".into(),
+            host_name: "/p/hostname".into(),
+            resolv_conf: "/p/resolv.conf".into(),
+        },
+        shm: "/p/shm".into(),
+        devices: vec![],
+        process: process(),
+        masked_paths: vec!["/proc/kcore".into()],
+        readonly_paths: vec!["/proc/sys".into()],
+        privileged: false,
+    }
+}
+
+fn mount(source: &str, target: &str) -> Mount {
+    Mount {
+        source: PathBuf::from(source),
+        target: target.into(),
+        read_only: false,
+        recursive_read_only: false,
+        propagation: Propagation::Private,
+        no_exec: false,
+        no_suid: false,
+        no_dev: false,
+    }
+}
+
+fn sandbox_plan() -> SandboxPlan {
+    SandboxPlan {
+        namespaces: PodNamespaces { network: true, ipc: true, uts: true },
+        shm_directory: "/p/shm".into(),
+        host_name: "web-0".into(),
+        sysctls: vec![
+            ("net.ipv4.ip_unprivileged_port_start".into(), "80".into()),
+            ("kernel.sem".into(), "1 2 3 4".into()),
+        ],
+        convenience_sysctls: true,
+        oom_score_adj: Some(-998),
+    }
+}
+
+mod container;
+mod process;

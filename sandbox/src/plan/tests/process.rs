@@ -1,0 +1,168 @@
+//! Processes, execs, pods and error texts.
+
+use super::*;
+
+#[test]
+fn no_new_privs_moves_the_filter_to_the_end() {
+    let mut plan = container_plan();
+    plan.process.no_new_privileges = true;
+    plan.process.tty = true;
+    let record = container(&plan).unwrap();
+    let tail = &words(&record)[words(&record).len() - 9..];
+    let expected = [
+        "change directory to /work",
+        "set umask 0022",
+        "keep capabilities 0xff",
+        "set 2 groups",
+        "become user 1000:1000",
+        "set capabilities 0x0",
+        "set no_new_privs",
+        "load a seccomp filter of 2 instructions",
+        "exec sleep",
+    ];
+    assert_eq!(tail, expected);
+    assert!(ops(&record).contains(&Op::Terminal));
+}
+
+#[test]
+fn an_exec_joins_before_it_does_anything_else() {
+    let plan = ExecPlan { cgroup_procs: vec!["/c/exec-1/cgroup.procs".into()], process: process() };
+    let record = exec(&plan).unwrap();
+    let expected = [
+        "join cgroup /c/exec-1",
+        "write \"-997\" to /proc/self/oom_score_adj",
+        "set limit 7 to 1024:524288",
+        "change directory to /work",
+        "set umask 0022",
+        "keep capabilities 0xff",
+        "set 2 groups",
+        "load a seccomp filter of 2 instructions",
+        "become user 1000:1000",
+        "set capabilities 0x0",
+        "exec sleep",
+    ];
+    assert_eq!(words(&record), expected);
+    assert!(ops(&record).contains(&Op::WorkingDirectory { path: Text::new(c"/work"), create: false }));
+    let record = exec(&ExecPlan { process: Process { tty: true, ..plan.process }, ..plan }).unwrap();
+    assert_eq!(words(&record)[2], "make the terminal");
+}
+
+#[test]
+fn where_a_command_is_searched() {
+    let default: Vec<String> = PATH_DEFAULT.split(':').map(|directory| format!("{directory}/a")).collect();
+    let default: Vec<&str> = default.iter().map(String::as_str).collect();
+    let table: [(&str, &[&str], &[&str]); 8] = [
+        ("/bin/a", &["PATH=/x"], &["/bin/a"]),
+        ("./a", &[], &["/work/./a"]),
+        ("b/a", &[], &["/work/b/a"]),
+        ("a", &["PATH=/x:/y"], &["/x/a", "/y/a"]),
+        ("a", &["PATH=/x", "PATH=/y"], &["/y/a"]),
+        ("a", &["PATH=:/x::.:y:/z"], &["/x/a", "/z/a"]),
+        ("a", &[], &default),
+        ("a", &["PATH="], &default),
+    ];
+    for (command, environment, expected) in table {
+        let mut process = process();
+        process.arguments = vec![command.into()];
+        process.environment = environment.iter().map(|variable| variable.as_bytes().to_vec()).collect();
+        let record = exec(&ExecPlan { cgroup_procs: vec![], process }).unwrap();
+        match ops(&record).last() {
+            Some(Op::Exec { candidates, .. }) => {
+                let found: Vec<_> = candidates.iter().map(|path| path.to_str().unwrap()).collect();
+                assert_eq!(found, expected, "{command} {environment:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn processes_that_are_refused() {
+    type Change = fn(&mut Process);
+    let table: [(&str, Change); 9] = [
+        ("command", |p| p.arguments.clear()),
+        ("command", |p| p.arguments[0].clear()),
+        ("command", |p| p.arguments[1] = "a\0b".into()),
+        ("command", |p| p.arguments[0] = "a".repeat(5000)),
+        ("environment", |p| p.environment[0] = b"A=\0".to_vec()),
+        ("oom_score_adj", |p| p.oom_score_adj = Some(1001)),
+        ("limits", |p| p.limits[0].soft = u64::MAX),
+        ("seccomp", |p| p.seccomp = Some(Seccomp { program: vec![0; 12], flags: 0 })),
+        ("environment", |p| p.environment = vec![vec![b'a'; 1 << 20]; 5]),
+    ];
+    for (expected, change) in table {
+        let mut process = process();
+        change(&mut process);
+        match exec(&ExecPlan { cgroup_procs: vec![], process }) {
+            Err(Error::Invalid { field, .. }) => assert_eq!(field, expected),
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_whole_order_of_a_pod() {
+    let record = sandbox(&sandbox_plan()).unwrap();
+    let expected = [
+        "write \"-998\" to /proc/self/oom_score_adj",
+        "make the mounts slaves of the host's",
+        "mount tmpfs on /p/shm",
+        "set host name web-0",
+        "bring up lo",
+        "set sysctl net/ipv4/ping_group_range to \"0 2147483647\"",
+        "set sysctl net/ipv4/ip_unprivileged_port_start to \"80\"",
+        "set sysctl kernel/sem to \"1 2 3 4\"",
+    ];
+    assert_eq!(words(&record), expected);
+    let shm =
+        Op::Tmpfs { options: Text::new(c"mode=1777,size=65536k"), target: Text::new(c"/p/shm"), flags: 14 };
+    assert!(ops(&record).contains(&shm));
+}
+
+#[test]
+fn a_pod_in_the_hosts_namespaces_changes_nothing_there() {
+    let plan = SandboxPlan {
+        namespaces: PodNamespaces { network: false, ipc: false, uts: false },
+        sysctls: vec![],
+        oom_score_adj: None,
+        ..sandbox_plan()
+    };
+    assert_eq!(words(&sandbox(&plan).unwrap()), ["make the mounts slaves of the host's"]);
+    for name in ["", "a b", "a\n", &"a".repeat(65)] {
+        let plan = SandboxPlan { host_name: name.into(), ..sandbox_plan() };
+        assert!(sandbox(&plan).is_err(), "{name:?}");
+    }
+}
+
+#[test]
+fn errors_read_as_users_expect() {
+    let mut plan = container_plan();
+    plan.mounts = vec![Mount { read_only: true, recursive_read_only: true, ..mount("/srv/data", "/data") }];
+    plan.process.arguments = vec!["nope".into()];
+    let record = container(&plan).unwrap();
+    let at = |word: &str| words(&record).iter().position(|other| other == word).unwrap() as u16;
+    let table = [
+        (at("exec nope"), 2, "exec: \"nope\": executable file not found in $PATH"),
+        (at("exec nope"), 13, "exec: \"nope\": permission denied"),
+        (at("bind /srv/data on /data"), 2, "bind /srv/data on /data: no such file or directory"),
+        (
+            at("bind /srv/data on /data"),
+            38,
+            "bind /srv/data on /data: recursive read-only mounts need Linux 5.12",
+        ),
+        (at("change directory to /work"), 20, "change directory to /work: not a directory"),
+        (9999, 22, "operation 9999 of the launch record: invalid argument"),
+        (0, 0, "operation 0 of the launch record: not readable by this pod's monitor"),
+    ];
+    for (index, errno, expected) in table {
+        assert_eq!(explain(&record, index, errno), expected);
+    }
+    plan.process.arguments = vec!["/bin/nope".into()];
+    let record = container(&plan).unwrap();
+    let last = ops(&record).len() as u16 - 1;
+    assert_eq!(explain(&record, last, 2), "exec: \"/bin/nope\": no such file or directory");
+    // Damaged records are described, never a panic.
+    for cut in 0..record.len() {
+        let _ = explain(&record[..cut], last, 2);
+    }
+}

@@ -1,0 +1,28 @@
+//! The trap instruction and the call numbers, one file per architecture, with the same surface.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::{number, trap};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{number, trap};
+
+use crate::Errno;
+
+/// Highest error number the kernel returns as a negative value (include/linux/err.h, MAX_ERRNO).
+const ERRNO_MAX: isize = 4095;
+
+/// Makes a system call with up to six arguments; missing ones are 0.
+///
+/// # Safety
+/// Whatever the kernel reads or writes through the arguments must be valid for that, for as long as the call lasts.
+pub(crate) unsafe fn call<const N: usize>(number: usize, arguments: [usize; N]) -> Result<usize, Errno> {
+    let mut all = [0; 6];
+    all[..N].copy_from_slice(&arguments);
+    // SAFETY: the caller vouches for the arguments; the arch files declare every register the kernel clobbers.
+    let result = unsafe { trap(number, all) };
+    if (-ERRNO_MAX..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}

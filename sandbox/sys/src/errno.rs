@@ -1,0 +1,60 @@
+//! The kernel's error number as a type, with names for those that callers act on.
+
+use core::fmt;
+
+/// Why a call failed: the kernel's number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+macro_rules! errnos {
+    ($($name:ident = $number:literal),* $(,)?) => {
+        impl Errno {
+            $(
+                #[doc = concat!("Number ", stringify!($number), ", the same on both architectures.")]
+                pub const $name: Self = Self($number);
+            )*
+
+            /// Its symbol, for those named here.
+            fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($number => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+errnos! {
+    EPERM = 1, ENOENT = 2, ESRCH = 3, EINTR = 4, EIO = 5, ENXIO = 6, EAGAIN = 11, ENOMEM = 12, EACCES = 13,
+    EBUSY = 16, EEXIST = 17, ENOTDIR = 20, EISDIR = 21, EINVAL = 22, ENOSPC = 28, EPIPE = 32, ENAMETOOLONG = 36,
+    ENOSYS = 38, ELOOP = 40, EPROTO = 71, EMSGSIZE = 90, ECONNRESET = 104, ESHUTDOWN = 108, ECONNREFUSED = 111,
+    EDQUOT = 122,
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        Self::from_raw_os_error(errno.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_its_symbol_or_its_number() {
+        assert_eq!(format!("{:?}", Errno::ENOENT), "ENOENT");
+        assert_eq!(format!("{:?}", Errno(4000)), "errno 4000");
+    }
+}

@@ -1,0 +1,108 @@
+//! Descriptors: owned and closed on drop, or borrowed. `core` has no `OwnedFd`, so these are ours; with the feature
+//! `std` they turn into std's and back.
+
+use core::marker::PhantomData;
+
+use crate::arch::call;
+use crate::number;
+
+/// An open descriptor of this process, closed on drop.
+#[derive(Debug)]
+pub struct Fd(i32);
+
+impl Fd {
+    /// Takes what a call just gave.
+    pub(crate) fn from_call(result: usize) -> Self {
+        Self(result as i32)
+    }
+
+    /// Takes the descriptor with this number, which the process that started this one left open for it.
+    /// Calling it twice for one number closes a stranger's descriptor: use it once, at the start.
+    pub fn inherited(number: i32) -> Self {
+        Self(number)
+    }
+
+    /// Lends it.
+    pub fn borrow(&self) -> FdRef<'_> {
+        FdRef(self.0, PhantomData)
+    }
+
+    /// Its number, for messages and `/proc/self/fd`.
+    pub fn number(&self) -> i32 {
+        self.0
+    }
+
+    /// Leaves it open for ever: for one that exec hands on.
+    pub fn leak(self) -> i32 {
+        let number = self.0;
+        core::mem::forget(self);
+        number
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: close reads no memory, and the number is this value's alone. Linux frees it even when the call
+        // reports an error, so there is nothing to repeat.
+        let _ = unsafe { call(number::CLOSE, [self.0 as usize]) };
+    }
+}
+
+/// A descriptor someone else owns.
+#[derive(Clone, Copy, Debug)]
+pub struct FdRef<'a>(pub(crate) i32, PhantomData<&'a Fd>);
+
+impl FdRef<'static> {
+    /// The working directory, for calls that take a directory (AT_FDCWD).
+    pub const WORKING_DIRECTORY: Self = Self(-100, PhantomData);
+
+    /// A number that is known to be open for good: standard streams, and what a process was started with.
+    pub const fn standing(number: i32) -> Self {
+        Self(number, PhantomData)
+    }
+}
+
+impl FdRef<'_> {
+    /// Its number.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+
+    /// As an argument of a call.
+    pub(crate) fn argument(self) -> usize {
+        self.0 as isize as usize
+    }
+}
+
+#[cfg(feature = "std")]
+mod std_conversions {
+    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+
+    use super::{Fd, FdRef, PhantomData};
+
+    impl From<OwnedFd> for Fd {
+        fn from(fd: OwnedFd) -> Self {
+            Self(fd.into_raw_fd())
+        }
+    }
+
+    impl From<Fd> for OwnedFd {
+        fn from(fd: Fd) -> Self {
+            // SAFETY: `leak` gives up the only owner of an open descriptor, which the new value becomes.
+            unsafe { Self::from_raw_fd(fd.leak()) }
+        }
+    }
+
+    impl AsFd for Fd {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            // SAFETY: the result borrows `self`, which keeps the descriptor open for that long.
+            unsafe { BorrowedFd::borrow_raw(self.0) }
+        }
+    }
+
+    impl<'a> From<BorrowedFd<'a>> for FdRef<'a> {
+        fn from(fd: BorrowedFd<'a>) -> Self {
+            Self(fd.as_raw_fd(), PhantomData)
+        }
+    }
+}

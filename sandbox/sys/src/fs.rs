@@ -1,0 +1,399 @@
+//! Files by descriptor: open beneath a root, make, write, stat, seal, map.
+
+use core::ffi::CStr;
+use core::ops::{Deref, DerefMut};
+
+use crate::arch::call;
+use crate::{Errno, Fd, FdRef, number};
+
+/// Read only.
+pub const O_RDONLY: u64 = 0;
+/// Write only.
+pub const O_WRONLY: u64 = 1;
+/// Both.
+pub const O_RDWR: u64 = 2;
+/// Make it.
+pub const O_CREAT: u64 = 0o100;
+/// Empty it.
+pub const O_TRUNC: u64 = 0o1000;
+/// Do not make it the controlling terminal.
+pub const O_NOCTTY: u64 = 0o400;
+/// Writes go to the end.
+pub const O_APPEND: u64 = 0o2000;
+/// Answer EAGAIN instead of waiting.
+pub const O_NONBLOCK: u64 = 0o4000;
+/// Only directories.
+#[cfg(target_arch = "x86_64")]
+pub const O_DIRECTORY: u64 = 0o200_000;
+/// Only directories.
+#[cfg(target_arch = "aarch64")]
+pub const O_DIRECTORY: u64 = 0o40_000;
+/// A place in the tree, not the file's content.
+pub const O_PATH: u64 = 0o1000_0000;
+const O_CLOEXEC: u64 = 0o200_0000;
+
+/// openat2: the directory descriptor is `/`.
+pub const RESOLVE_IN_ROOT: u64 = 0x10;
+/// openat2: no links such as /proc/PID/root.
+pub const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
+
+/// Directory (mode bits).
+pub const S_IFDIR: u32 = 0o040_000;
+/// Character device.
+pub const S_IFCHR: u32 = 0o020_000;
+/// Regular file.
+pub const S_IFREG: u32 = 0o100_000;
+/// Pipe.
+pub const S_IFIFO: u32 = 0o010_000;
+/// The type's bits.
+pub const S_IFMT: u32 = 0o170_000;
+
+const AT_EMPTY_PATH: usize = 0x1000;
+
+/// openat(2).
+pub fn open(directory: FdRef<'_>, path: &CStr, flags: u64, mode: u32) -> Result<Fd, Errno> {
+    let arguments =
+        [directory.argument(), path.as_ptr() as usize, (flags | O_CLOEXEC) as usize, mode as usize];
+    // SAFETY: `path` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::OPENAT, arguments) }.map(Fd::from_call)
+}
+
+/// openat2 (Linux 5.6); `resolve`: RESOLVE_….
+pub fn open_resolved(directory: FdRef<'_>, path: &CStr, flags: u64, resolve: u64) -> Result<Fd, Errno> {
+    let how = [flags | O_CLOEXEC, 0, resolve];
+    let arguments = [directory.argument(), path.as_ptr() as usize, how.as_ptr() as usize, size_of_val(&how)];
+    // SAFETY: `path` is NUL-terminated; the kernel reads a `struct open_how`, three u64, of the size given.
+    unsafe { call(number::OPENAT2, arguments) }.map(Fd::from_call)
+}
+
+/// read(2).
+pub fn read(file: FdRef<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel writes at most `len` bytes into a slice borrowed mutably for the call.
+    unsafe { call(number::READ, [file.argument(), buffer.as_mut_ptr() as usize, buffer.len()]) }
+}
+
+/// pread64(2) from the start of the file.
+pub fn read_from_start(file: FdRef<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: as for `read`.
+    unsafe { call(number::PREAD64, [file.argument(), buffer.as_mut_ptr() as usize, buffer.len(), 0]) }
+}
+
+/// write(2): how much was taken.
+pub fn write(file: FdRef<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel reads `len` bytes of the slice.
+    unsafe { call(number::WRITE, [file.argument(), bytes.as_ptr() as usize, bytes.len()]) }
+}
+
+/// writev(2) of up to four parts: how much was taken.
+pub fn write_parts(file: FdRef<'_>, parts: [&[u8]; 4]) -> Result<usize, Errno> {
+    let vectors = parts.map(|part| [part.as_ptr() as usize, part.len()]);
+    // SAFETY: `struct iovec` is a pointer and a length, as these pairs are; each names a slice borrowed for the call.
+    unsafe { call(number::WRITEV, [file.argument(), vectors.as_ptr() as usize, vectors.len()]) }
+}
+
+/// Where the next write goes to (lseek, SEEK_CUR): after an append, the end of what was written.
+pub fn position(file: FdRef<'_>) -> Result<u64, Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::LSEEK, [file.argument(), 0, 1]) }.map(|position| position as u64)
+}
+
+/// ftruncate(2).
+pub fn truncate(file: FdRef<'_>, size: u64) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::FTRUNCATE, [file.argument(), size as usize]) }.map(drop)
+}
+
+/// fsync(2).
+pub fn sync(file: FdRef<'_>) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::FSYNC, [file.argument()]) }.map(drop)
+}
+
+/// mkdirat(2).
+pub fn make_directory(directory: FdRef<'_>, name: &CStr, mode: u32) -> Result<(), Errno> {
+    // SAFETY: `name` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::MKDIRAT, [directory.argument(), name.as_ptr() as usize, mode as usize]) }.map(drop)
+}
+
+/// mknodat(2); `device` in the kernel's encoding.
+pub fn make_node(directory: FdRef<'_>, name: &CStr, mode: u32, device: u64) -> Result<(), Errno> {
+    let arguments = [directory.argument(), name.as_ptr() as usize, mode as usize, device as usize];
+    // SAFETY: `name` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::MKNODAT, arguments) }.map(drop)
+}
+
+/// symlinkat(2).
+pub fn make_symlink(content: &CStr, directory: FdRef<'_>, name: &CStr) -> Result<(), Errno> {
+    let arguments = [content.as_ptr() as usize, directory.argument(), name.as_ptr() as usize];
+    // SAFETY: both are NUL-terminated strings borrowed for the call.
+    unsafe { call(number::SYMLINKAT, arguments) }.map(drop)
+}
+
+/// renameat(2) within one directory.
+pub fn rename(directory: FdRef<'_>, from: &CStr, to: &CStr) -> Result<(), Errno> {
+    let directory = directory.argument();
+    let arguments = [directory, from.as_ptr() as usize, directory, to.as_ptr() as usize];
+    // SAFETY: both are NUL-terminated strings borrowed for the call.
+    unsafe { call(number::RENAMEAT, arguments) }.map(drop)
+}
+
+/// unlinkat(2) of a file.
+pub fn remove_file(directory: FdRef<'_>, name: &CStr) -> Result<(), Errno> {
+    // SAFETY: `name` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::UNLINKAT, [directory.argument(), name.as_ptr() as usize, 0]) }.map(drop)
+}
+
+/// fchdir(2).
+pub fn change_directory(directory: FdRef<'_>) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::FCHDIR, [directory.argument()]) }.map(drop)
+}
+
+/// fchown(2) of the user alone.
+pub fn change_owner(file: FdRef<'_>, uid: u32) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory; -1 leaves the group.
+    unsafe { call(number::FCHOWN, [file.argument(), uid as usize, u32::MAX as usize]) }.map(drop)
+}
+
+/// What [`stat`] tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Of a device: its major number.
+    pub device_major: u32,
+}
+
+impl Stat {
+    /// Whether it is a directory.
+    pub fn is_directory(self) -> bool {
+        self.mode & S_IFMT == S_IFDIR
+    }
+}
+
+/// statx(2) (Linux 4.11) of an open descriptor.
+pub fn stat(file: FdRef<'_>) -> Result<Stat, Errno> {
+    const STATX_TYPE_MODE: usize = 3;
+    // `struct statx`, 256 bytes; stx_mode is a u16 at 28, stx_rdev_major a u32 at 128.
+    let mut buffer = [0_u32; 64];
+    let arguments = [
+        file.argument(),
+        c"".as_ptr() as usize,
+        AT_EMPTY_PATH,
+        STATX_TYPE_MODE,
+        buffer.as_mut_ptr() as usize,
+    ];
+    // SAFETY: the path is a static empty string; the kernel writes 256 bytes, the size of `buffer`.
+    unsafe { call(number::STATX, arguments) }?;
+    Ok(Stat { mode: buffer[7] & 0xffff, device_major: buffer[32] })
+}
+
+/// `f_flags` of fstatfs(2), the mount's ST_… bits, and `f_type`.
+pub fn mount_flags_and_type(file: FdRef<'_>) -> Result<(u64, u64), Errno> {
+    // `struct statfs`, 120 bytes on both architectures: f_type is the word at 0, f_flags that at 80.
+    let mut buffer = [0_u64; 15];
+    // SAFETY: the kernel writes 120 bytes, the size of `buffer`.
+    unsafe { call(number::FSTATFS, [file.argument(), buffer.as_mut_ptr() as usize]) }?;
+    Ok((buffer[10], buffer[0]))
+}
+
+/// A pipe: read end, write end.
+pub fn pipe() -> Result<(Fd, Fd), Errno> {
+    let mut ends = [0_i32; 2];
+    // SAFETY: the kernel writes two i32 to a local that lives across the call.
+    unsafe { call(number::PIPE2, [ends.as_mut_ptr() as usize, O_CLOEXEC as usize]) }?;
+    Ok((Fd::inherited(ends[0]), Fd::inherited(ends[1])))
+}
+
+/// fcntl F_SETFL: makes the open file answer EAGAIN instead of waiting. Other status flags are cleared.
+pub fn set_nonblocking(file: FdRef<'_>) -> Result<(), Errno> {
+    // SAFETY: F_SETFL takes a number.
+    unsafe { call(number::FCNTL, [file.argument(), 4, O_NONBLOCK as usize]) }.map(drop)
+}
+
+/// fcntl F_DUPFD_CLOEXEC: a second descriptor for the same open file, numbered `lowest` or above.
+pub fn duplicate(file: FdRef<'_>, lowest: i32) -> Result<Fd, Errno> {
+    // SAFETY: F_DUPFD_CLOEXEC takes a number.
+    unsafe { call(number::FCNTL, [file.argument(), 1030, lowest as usize]) }.map(Fd::from_call)
+}
+
+/// dup3(2): makes number `to` refer to the same open file, whatever it was before; kept across exec unless
+/// `close_on_exec`.
+pub fn duplicate_to(file: FdRef<'_>, to: i32, close_on_exec: bool) -> Result<(), Errno> {
+    let flags = if close_on_exec { O_CLOEXEC as usize } else { 0 };
+    // SAFETY: the call reads no memory. What `to` was is the caller's to know: it plans its own table.
+    unsafe { call(number::DUP3, [file.argument(), to as usize, flags]) }.map(drop)
+}
+
+/// close_range (Linux 5.9): closes every descriptor from `first` up. For a fresh child only, whose owned descriptors
+/// are never looked at again.
+pub fn close_from(first: i32) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::CLOSE_RANGE, [first as usize, u32::MAX as usize, 0]) }.map(drop)
+}
+
+/// Seals of a memfd: no more seals, no shrinking, no growing, no writing.
+pub const SEALS_ALL: u32 = 0xf;
+/// What makes a mapping of it safe to read: it can neither shrink nor change.
+const SEALS_FOR_MAPPING: u32 = 0x2 | 0x8;
+
+/// memfd_create (Linux 3.17), sealable.
+pub fn memory_file(name: &CStr) -> Result<Fd, Errno> {
+    const CLOEXEC_AND_SEALS: usize = 3;
+    // SAFETY: `name` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::MEMFD_CREATE, [name.as_ptr() as usize, CLOEXEC_AND_SEALS]) }.map(Fd::from_call)
+}
+
+/// As [`memory_file`], and it may be executed whatever `vm.memfd_noexec` says (MFD_EXEC, **Linux 6.3**: EINVAL before,
+/// where every memfd may be).
+pub fn executable_memory_file(name: &CStr) -> Result<Fd, Errno> {
+    const CLOEXEC_AND_SEALS_AND_EXEC: usize = 3 | 0x10;
+    // SAFETY: `name` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::MEMFD_CREATE, [name.as_ptr() as usize, CLOEXEC_AND_SEALS_AND_EXEC]) }
+        .map(Fd::from_call)
+}
+
+/// fcntl F_ADD_SEALS.
+pub fn add_seals(file: FdRef<'_>, seals: u32) -> Result<(), Errno> {
+    // SAFETY: F_ADD_SEALS takes a number.
+    unsafe { call(number::FCNTL, [file.argument(), 1033, seals as usize]) }.map(drop)
+}
+
+/// fcntl F_GET_SEALS.
+pub fn seals(file: FdRef<'_>) -> Result<u32, Errno> {
+    // SAFETY: F_GET_SEALS takes nothing.
+    unsafe { call(number::FCNTL, [file.argument(), 1034]) }.map(|seals| seals as u32)
+}
+
+/// Memory of this process alone, unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    start: *mut u8,
+    length: usize,
+}
+
+const PAGE_BYTES: usize = 4096;
+const PROT_READ: usize = 1;
+const PROT_WRITE: usize = 2;
+const MAP_PRIVATE: usize = 2;
+const MAP_ANONYMOUS: usize = 0x20;
+
+impl Mapping {
+    /// `length` zero bytes, rounded up to pages; a page takes memory once it is written to.
+    pub fn anonymous(length: usize) -> Result<Self, Errno> {
+        let length = length.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::ENOMEM)?;
+        let arguments = [0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, usize::MAX, 0];
+        // SAFETY: address 0 without MAP_FIXED lets the kernel choose a free range, so no memory in use is replaced.
+        let start = unsafe { call(number::MMAP, arguments) }?;
+        Ok(Self { start: start as *mut u8, length })
+    }
+
+    /// The whole of a sealed memfd, of which `length` bytes are meant. EPERM where it could still shrink or change:
+    /// then a slice of it would not be one.
+    pub fn sealed(file: FdRef<'_>) -> Result<Self, Errno> {
+        if seals(file)? & SEALS_FOR_MAPPING != SEALS_FOR_MAPPING {
+            return Err(Errno::EPERM);
+        }
+        let length = size(file)?;
+        if length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        // A private, writable mapping: writes through `DerefMut` stay in this process.
+        let arguments = [0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.argument(), 0];
+        // SAFETY: as in `anonymous`; the seals checked above keep the file's bytes and size as they are.
+        let start = unsafe { call(number::MMAP, arguments) }?;
+        Ok(Self { start: start as *mut u8, length })
+    }
+
+    /// Gives the whole pages in `from..to` back: they read as zero (anonymous memory) and take nothing until written
+    /// to (madvise, MADV_DONTNEED).
+    pub fn give_back(&mut self, from: usize, to: usize) {
+        const MADV_DONTNEED: usize = 4;
+        let from = from.next_multiple_of(PAGE_BYTES);
+        let to = to.min(self.length) / PAGE_BYTES * PAGE_BYTES;
+        if from < to {
+            // SAFETY: the range lies inside this mapping, which `&mut self` borrows alone; that the bytes become zero
+            // is as if they had been written.
+            let _ = unsafe { call(number::MADVISE, [self.start as usize + from, to - from, MADV_DONTNEED]) };
+        }
+    }
+}
+
+fn size(file: FdRef<'_>) -> Result<usize, Errno> {
+    const SEEK_END: usize = 2;
+    // SAFETY: the call reads no memory; nobody reads these files by position.
+    unsafe { call(number::LSEEK, [file.argument(), 0, SEEK_END]) }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `start..start + length` is mapped readable until drop, initialised by the kernel, and changed only
+        // through `&mut self`: it is private, and of a file only when sealed.
+        unsafe { core::slice::from_raw_parts(self.start, self.length) }
+    }
+}
+
+impl DerefMut for Mapping {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, mapped writable, and borrowed alone by `&mut self`.
+        unsafe { core::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is this value's own, and no slice of it outlives the value.
+        let _ = unsafe { call(number::MUNMAP, [self.start as usize, self.length]) };
+    }
+}
+
+/// Unlocks the slave side of a pseudo terminal and opens it (TIOCSPTLCK; TIOCGPTPEER, Linux 4.13).
+pub fn open_terminal_peer(master: FdRef<'_>) -> Result<Fd, Errno> {
+    const TIOCSPTLCK: usize = 0x4004_5431;
+    const TIOCGPTPEER: usize = 0x5441;
+    let unlock: i32 = 0;
+    // SAFETY: TIOCSPTLCK reads one i32, which lives across the call.
+    unsafe { call(number::IOCTL, [master.argument(), TIOCSPTLCK, &raw const unlock as usize]) }?;
+    let flags = O_RDWR | O_NOCTTY | O_CLOEXEC;
+    // SAFETY: TIOCGPTPEER takes open flags, a number.
+    unsafe { call(number::IOCTL, [master.argument(), TIOCGPTPEER, flags as usize]) }.map(Fd::from_call)
+}
+
+/// Makes `terminal` the controlling terminal of this session (TIOCSCTTY).
+pub fn set_controlling_terminal(terminal: FdRef<'_>) -> Result<(), Errno> {
+    // SAFETY: TIOCSCTTY takes a number; 0 does not steal it from another session.
+    unsafe { call(number::IOCTL, [terminal.argument(), 0x540e, 0]) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memfd_is_mapped_only_once_it_is_sealed() {
+        let file = memory_file(c"test").unwrap();
+        write(file.borrow(), b"hello").unwrap();
+        assert_eq!(Mapping::sealed(file.borrow()).unwrap_err(), Errno::EPERM);
+        add_seals(file.borrow(), SEALS_ALL).unwrap();
+        assert_eq!(&Mapping::sealed(file.borrow()).unwrap()[..], b"hello");
+        assert_eq!(write(file.borrow(), b"x"), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn memory_given_back_reads_as_zero() {
+        let mut memory = Mapping::anonymous(3 * PAGE_BYTES).unwrap();
+        memory.fill(1);
+        memory.give_back(1, 2 * PAGE_BYTES);
+        assert_eq!((memory[0], memory[PAGE_BYTES], memory[2 * PAGE_BYTES]), (1, 0, 1));
+    }
+
+    #[test]
+    fn stat_reads_the_fields_it_names() {
+        let null = open(FdRef::WORKING_DIRECTORY, c"/dev/null", O_RDONLY, 0).unwrap();
+        let stat = stat(null.borrow()).unwrap();
+        assert_eq!((stat.mode & S_IFMT, stat.device_major), (S_IFCHR, 1));
+        let proc = open(FdRef::WORKING_DIRECTORY, c"/proc", O_PATH, 0).unwrap();
+        assert_eq!(mount_flags_and_type(proc.borrow()).unwrap().1, 0x9fa0);
+    }
+}

@@ -1,0 +1,140 @@
+//! Mounts: the calls that take paths (mount(2)) and those that take descriptors (Linux 5.2, `mount_setattr` 5.12).
+
+use core::ffi::CStr;
+
+use crate::arch::call;
+use crate::{Errno, Fd, FdRef, number};
+
+/// Read-only (mount(2)).
+pub const MS_RDONLY: u64 = 1;
+/// Change the flags of a mount.
+pub const MS_REMOUNT: u64 = 32;
+/// With [`MS_REMOUNT`]: of this mount only, not of the file system.
+pub const MS_BIND: u64 = 4096;
+/// With a propagation flag: of everything below, too.
+pub const MS_REC: u64 = 16384;
+/// No propagation.
+pub const MS_PRIVATE: u64 = 1 << 18;
+/// Propagation from the peer group only.
+pub const MS_SLAVE: u64 = 1 << 19;
+/// Propagation both ways.
+pub const MS_SHARED: u64 = 1 << 20;
+/// Lazy unmount (umount2(2)).
+pub const MNT_DETACH: usize = 2;
+/// Operate on the descriptor itself.
+pub const AT_EMPTY_PATH: usize = 0x1000;
+/// The whole tree.
+pub const AT_RECURSIVE: usize = 0x8000;
+/// Read-only (mount_setattr(2), fsmount(2)).
+pub const MOUNT_ATTR_RDONLY: u64 = 1;
+/// The bits that choose how access times are kept; they are one field, so one is set by clearing all.
+pub const MOUNT_ATTR_ATIME: u64 = 0x70;
+
+const OPEN_TREE_CLONE: usize = 1;
+const CLOEXEC: usize = 0o200_0000;
+const FSOPEN_CLOEXEC: usize = 1;
+const FSMOUNT_CLOEXEC: usize = 1;
+const MOVE_MOUNT_F_EMPTY_PATH: usize = 0x4;
+const MOVE_MOUNT_T_EMPTY_PATH: usize = 0x40;
+
+fn address(text: Option<&CStr>) -> usize {
+    text.map_or(0, |text| text.as_ptr() as usize)
+}
+
+/// mount(2). `data` is the option string.
+pub fn mount(
+    source: Option<&CStr>,
+    target: &CStr,
+    kind: Option<&CStr>,
+    flags: u64,
+    data: Option<&CStr>,
+) -> Result<(), Errno> {
+    let arguments = [address(source), target.as_ptr() as usize, address(kind), flags as usize, address(data)];
+    // SAFETY: every pointer is null, which mount(2) allows for these, or a NUL-terminated string borrowed for the call.
+    unsafe { call(number::MOUNT, arguments) }.map(drop)
+}
+
+/// umount2(2).
+pub fn unmount(target: &CStr, flags: usize) -> Result<(), Errno> {
+    // SAFETY: `target` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::UMOUNT2, [target.as_ptr() as usize, flags]) }.map(drop)
+}
+
+/// pivot_root(2).
+pub fn pivot_root(new_root: &CStr, put_old: &CStr) -> Result<(), Errno> {
+    // SAFETY: both are NUL-terminated strings borrowed for the call.
+    unsafe { call(number::PIVOT_ROOT, [new_root.as_ptr() as usize, put_old.as_ptr() as usize]) }.map(drop)
+}
+
+/// A detached copy of the mount at `path` (open_tree with OPEN_TREE_CLONE, Linux 5.2); `flags`: [`AT_EMPTY_PATH`],
+/// [`AT_RECURSIVE`].
+pub fn clone_tree(directory: FdRef<'_>, path: &CStr, flags: usize) -> Result<Fd, Errno> {
+    let arguments = [directory.argument(), path.as_ptr() as usize, OPEN_TREE_CLONE | CLOEXEC | flags];
+    // SAFETY: `path` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::OPEN_TREE, arguments) }.map(Fd::from_call)
+}
+
+/// Attaches the detached tree `mount` on what `target` refers to (move_mount, Linux 5.2).
+pub fn attach(mount: FdRef<'_>, target: FdRef<'_>) -> Result<(), Errno> {
+    let empty = c"".as_ptr() as usize;
+    let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
+    // SAFETY: both paths are the same static empty string.
+    unsafe { call(number::MOVE_MOUNT, [mount.argument(), empty, target.argument(), empty, flags]) }.map(drop)
+}
+
+/// Starts to describe a new file system (fsopen, Linux 5.2).
+pub fn fsopen(kind: &CStr) -> Result<Fd, Errno> {
+    // SAFETY: `kind` is a NUL-terminated string borrowed for the call.
+    unsafe { call(number::FSOPEN, [kind.as_ptr() as usize, FSOPEN_CLOEXEC]) }.map(Fd::from_call)
+}
+
+/// Sets an option, with or without a value (fsconfig, Linux 5.2).
+pub fn fs_option(context: FdRef<'_>, key: &CStr, value: Option<&CStr>) -> Result<(), Errno> {
+    const SET_FLAG: usize = 0;
+    const SET_STRING: usize = 1;
+    let command = if value.is_some() { SET_STRING } else { SET_FLAG };
+    let arguments = [context.argument(), command, key.as_ptr() as usize, address(value), 0];
+    // SAFETY: `key` is a NUL-terminated string; `value` is one with SET_STRING and null with SET_FLAG, as each wants.
+    unsafe { call(number::FSCONFIG, arguments) }.map(drop)
+}
+
+/// Makes the file system described so far (fsconfig with FSCONFIG_CMD_CREATE, Linux 5.2).
+pub fn fs_create(context: FdRef<'_>) -> Result<(), Errno> {
+    const CMD_CREATE: usize = 6;
+    // SAFETY: the command takes no pointers: they are 0.
+    unsafe { call(number::FSCONFIG, [context.argument(), CMD_CREATE, 0, 0, 0]) }.map(drop)
+}
+
+/// A detached mount of the file system made with [`fs_create`] (fsmount, Linux 5.2); `attributes`: MOUNT_ATTR_….
+pub fn fsmount(context: FdRef<'_>, attributes: u64) -> Result<Fd, Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::FSMOUNT, [context.argument(), FSMOUNT_CLOEXEC, attributes as usize]) }
+        .map(Fd::from_call)
+}
+
+/// `struct mount_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes {
+    /// MOUNT_ATTR_… to set.
+    pub set: u64,
+    /// MOUNT_ATTR_… to clear.
+    pub clear: u64,
+    /// MS_PRIVATE, MS_SLAVE, MS_SHARED, or 0 to leave it.
+    pub propagation: u64,
+    /// A user namespace with MOUNT_ATTR_IDMAP.
+    pub user_namespace: u64,
+}
+
+/// Changes the mount `mount` refers to (mount_setattr, **Linux 5.12**: ENOSYS before); `flags`: [`AT_RECURSIVE`].
+pub fn set_attributes(mount: FdRef<'_>, attributes: &Attributes, flags: usize) -> Result<(), Errno> {
+    let arguments = [
+        mount.argument(),
+        c"".as_ptr() as usize,
+        AT_EMPTY_PATH | flags,
+        core::ptr::from_ref(attributes) as usize,
+        size_of::<Attributes>(),
+    ];
+    // SAFETY: the path is a static empty string; the kernel reads exactly the size given of a borrowed `repr(C)` value.
+    unsafe { call(number::MOUNT_SETATTR, arguments) }.map(drop)
+}

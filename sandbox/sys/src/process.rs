@@ -1,0 +1,400 @@
+//! Processes: making, replacing, waiting, namespaces, identity, limits, signals, time.
+
+use core::ffi::CStr;
+use core::marker::PhantomData;
+
+use crate::arch::call;
+use crate::fs::Mapping;
+use crate::{Errno, Fd, FdRef, number};
+
+/// New mount namespace.
+pub const CLONE_NEWNS: u64 = 0x0002_0000;
+/// New cgroup namespace.
+pub const CLONE_NEWCGROUP: u64 = 0x0200_0000;
+/// New UTS namespace.
+pub const CLONE_NEWUTS: u64 = 0x0400_0000;
+/// New IPC namespace.
+pub const CLONE_NEWIPC: u64 = 0x0800_0000;
+/// New user namespace.
+pub const CLONE_NEWUSER: u64 = 0x1000_0000;
+/// New pid namespace.
+pub const CLONE_NEWPID: u64 = 0x2000_0000;
+/// New network namespace.
+pub const CLONE_NEWNET: u64 = 0x4000_0000;
+const NAMESPACES: u64 =
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+
+/// SIGKILL.
+pub const SIGKILL: i32 = 9;
+/// SIGTERM.
+pub const SIGTERM: i32 = 15;
+/// SIGCHLD.
+pub const SIGCHLD: i32 = 17;
+/// Highest signal number.
+pub const SIGNAL_MAX: i32 = 64;
+
+/// Which of the two processes this is after [`clone`].
+#[derive(Debug)]
+pub enum Clone {
+    /// The new one.
+    Child,
+    /// The one that called, with the other's pid (as seen here) and pidfd.
+    Parent {
+        /// Process id.
+        pid: i32,
+        /// Refers to the child even after its pid is used again.
+        pidfd: Fd,
+    },
+}
+
+/// `struct clone_args` up to `cgroup` (Linux 5.7).
+#[repr(C, align(8))]
+#[derive(Default)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// clone3 (Linux 5.3) as fork: the child has a copy of everything. `namespaces` may hold CLONE_NEW… only; `cgroup`
+/// is the directory of a cgroup2 the child is born in (CLONE_INTO_CGROUP, Linux 5.7).
+/// In a process with threads the child has only the caller's: it must not take a lock another thread may hold.
+pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno> {
+    const CLONE_PIDFD: u64 = 0x1000;
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+    if namespaces & !NAMESPACES != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut pidfd: i32 = -1;
+    let arguments = CloneArguments {
+        flags: namespaces | CLONE_PIDFD | if cgroup.is_some() { CLONE_INTO_CGROUP } else { 0 },
+        pidfd: &raw mut pidfd as u64,
+        exit_signal: SIGCHLD as u64,
+        cgroup: cgroup.map_or(0, |cgroup| cgroup.number() as u64),
+        ..CloneArguments::default()
+    };
+    let size = size_of::<CloneArguments>();
+    // SAFETY: `arguments` lives across the call and `size` is its size, so the kernel reads only it; it writes one
+    // i32 to `pidfd`, which lives as long. CLONE_VM cannot be set (see the check above), so the child owns a copy of
+    // this stack and returns on it without touching the parent's.
+    let pid = unsafe { call(number::CLONE3, [&raw const arguments as usize, size]) }?;
+    if pid == 0 {
+        return Ok(Clone::Child);
+    }
+    // SAFETY: `pidfd` is an initialised local; volatile because the compiler did not see the kernel's write.
+    let pidfd = unsafe { (&raw const pidfd).read_volatile() };
+    Ok(Clone::Parent { pid: pid as i32, pidfd: Fd::inherited(pidfd) })
+}
+
+/// Pointers to C strings with a null at the end, as exec wants them; kept in pages of its own, so that there is no
+/// limit but the kernel's and no heap.
+pub struct Pointers<'a> {
+    memory: Mapping,
+    used: usize,
+    strings: PhantomData<&'a CStr>,
+}
+
+impl<'a> Pointers<'a> {
+    /// Room for `count` strings; ENOMEM.
+    pub fn with_capacity(count: usize) -> Result<Self, Errno> {
+        let bytes = count.checked_add(1).and_then(|count| count.checked_mul(size_of::<usize>()));
+        let memory = Mapping::anonymous(bytes.ok_or(Errno::ENOMEM)?)?;
+        Ok(Self { memory, used: 0, strings: PhantomData })
+    }
+
+    /// Appends one; EINVAL beyond the capacity.
+    pub fn push(&mut self, text: &'a CStr) -> Result<(), Errno> {
+        const WIDTH: usize = size_of::<usize>();
+        let at = self.used * WIDTH;
+        // The last word stays zero: the null that ends the list.
+        if at + 2 * WIDTH > self.memory.len() {
+            return Err(Errno::EINVAL);
+        }
+        self.memory[at..at + WIDTH].copy_from_slice(&(text.as_ptr() as usize).to_ne_bytes());
+        self.used += 1;
+        Ok(())
+    }
+
+    fn address(&self) -> usize {
+        self.memory.as_ptr() as usize
+    }
+}
+
+/// execve(2): comes back only with the reason why not.
+pub fn exec(path: &CStr, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
+    let registers = [path.as_ptr() as usize, arguments.address(), environment.address()];
+    // SAFETY: `path` is NUL-terminated; both lists hold pointers to strings borrowed for `Pointers`' lifetime and end
+    // with a null, because `push` never fills the last word of memory that starts as zeros.
+    unsafe { call(number::EXECVE, registers) }.err().unwrap_or(Errno::EINVAL)
+}
+
+/// execveat(2) with AT_EMPTY_PATH: executes the file `program` refers to.
+pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
+    let empty = c"".as_ptr() as usize;
+    let registers = [program.argument(), empty, arguments.address(), environment.address(), 0x1000];
+    // SAFETY: as for `exec`; the path is a static empty string.
+    unsafe { call(number::EXECVEAT, registers) }.err().unwrap_or(Errno::EINVAL)
+}
+
+/// Ends this process.
+pub fn exit(code: u8) -> ! {
+    loop {
+        // SAFETY: exit_group reads no memory and does not return.
+        let _ = unsafe { call(number::EXIT_GROUP, [usize::from(code)]) };
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It exited.
+    Code(u8),
+    /// A signal ended it.
+    Signal(u8),
+}
+
+/// Reaps one child that has ended (wait4 with WNOHANG): any with `pid` -1. `None` when none has; ECHILD when there
+/// are no children.
+pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
+    const WNOHANG: usize = 1;
+    let mut status: i32 = 0;
+    let arguments = [pid as isize as usize, &raw mut status as usize, WNOHANG, 0];
+    // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
+    let reaped = unsafe { call(number::WAIT4, arguments) }?;
+    let signal = (status & 0x7f) as u8;
+    let status = if signal == 0 { Status::Code((status >> 8) as u8) } else { Status::Signal(signal) };
+    Ok((reaped != 0).then_some((reaped as i32, status)))
+}
+
+/// Waits until this child has ended, and reaps it (wait4): for one that is known to be ending.
+pub fn wait(pid: i32) -> Result<(), Errno> {
+    loop {
+        // SAFETY: neither status nor resource usage is asked for: both pointers are null.
+        match unsafe { call(number::WAIT4, [pid as isize as usize, 0, 0, 0]) } {
+            Err(Errno::EINTR) => {}
+            waited => return waited.map(drop),
+        }
+    }
+}
+
+/// setns(2); with a pidfd (Linux 5.8) several namespaces at once.
+pub fn setns(target: FdRef<'_>, namespaces: u64) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SETNS, [target.argument(), namespaces as usize]) }.map(drop)
+}
+
+/// unshare(2).
+pub fn unshare(flags: u64) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory; what it separates (namespaces, open files) is the kernel's, not Rust's.
+    unsafe { call(number::UNSHARE, [flags as usize]) }.map(drop)
+}
+
+/// kill(2).
+pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::KILL, [pid as isize as usize, signal as usize]) }.map(drop)
+}
+
+/// pidfd_open (Linux 5.3).
+pub fn pidfd_open(pid: i32) -> Result<Fd, Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::PIDFD_OPEN, [pid as usize, 0]) }.map(Fd::from_call)
+}
+
+/// pidfd_send_signal (Linux 5.1).
+pub fn pidfd_signal(process: FdRef<'_>, signal: i32) -> Result<(), Errno> {
+    // SAFETY: the signal's details are null, which asks for those kill(2) would send.
+    unsafe { call(number::PIDFD_SEND_SIGNAL, [process.argument(), signal as usize, 0, 0]) }.map(drop)
+}
+
+/// The caller's pid, in its own pid namespace.
+pub fn pid() -> i32 {
+    // SAFETY: the call takes nothing and cannot fail.
+    unsafe { call(number::GETPID, []) }.unwrap_or(0) as i32
+}
+
+/// setsid(2).
+pub fn new_session() -> Result<(), Errno> {
+    // SAFETY: the call takes nothing.
+    unsafe { call(number::SETSID, []) }.map(drop)
+}
+
+/// prctl(2) whose arguments are all numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// PR_SET_DUMPABLE, 0: no ptrace, no core, /proc/PID is root's.
+    NotDumpable,
+    /// PR_SET_KEEPCAPS, 1: permitted capabilities survive a change of user.
+    KeepCapabilities,
+    /// PR_CAPBSET_DROP of this capability.
+    DropBounding(u32),
+    /// PR_CAP_AMBIENT_CLEAR_ALL (Linux 4.3).
+    ClearAmbient,
+    /// PR_CAP_AMBIENT_RAISE of this capability (Linux 4.3).
+    RaiseAmbient(u32),
+    /// PR_SET_NO_NEW_PRIVS, 1.
+    NoNewPrivileges,
+    /// PR_SET_CHILD_SUBREAPER, 1.
+    Subreaper,
+}
+
+/// Changes an attribute of this process.
+pub fn control(control: Control) -> Result<(), Errno> {
+    const AMBIENT: usize = 47;
+    let arguments = match control {
+        Control::NotDumpable => [4, 0, 0, 0, 0],
+        Control::KeepCapabilities => [8, 1, 0, 0, 0],
+        Control::DropBounding(capability) => [24, capability as usize, 0, 0, 0],
+        Control::ClearAmbient => [AMBIENT, 4, 0, 0, 0],
+        Control::RaiseAmbient(capability) => [AMBIENT, 2, capability as usize, 0, 0],
+        Control::NoNewPrivileges => [38, 1, 0, 0, 0],
+        Control::Subreaper => [36, 1, 0, 0, 0],
+    };
+    // SAFETY: for each of these operations prctl takes numbers only.
+    unsafe { call(number::PRCTL, arguments) }.map(drop)
+}
+
+/// The name `ps` shows (PR_SET_NAME): its first 15 bytes.
+pub fn set_name(name: &CStr) -> Result<(), Errno> {
+    // SAFETY: the kernel reads up to the NUL of a string borrowed for the call.
+    unsafe { call(number::PRCTL, [15, name.as_ptr() as usize]) }.map(drop)
+}
+
+/// setresuid(2), all three.
+pub fn set_user(uid: u32) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SETRESUID, [uid as usize; 3]) }.map(drop)
+}
+
+/// setresgid(2), all three.
+pub fn set_group(gid: u32) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SETRESGID, [gid as usize; 3]) }.map(drop)
+}
+
+/// setgroups(2); `gids` is native-endian u32, four bytes each.
+pub fn set_groups(gids: &[u8]) -> Result<(), Errno> {
+    if !gids.len().is_multiple_of(4) {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the kernel copies `len / 4` numbers of four bytes from the slice borrowed above, bytewise, so their
+    // alignment does not matter.
+    unsafe { call(number::SETGROUPS, [gids.len() / 4, gids.as_ptr() as usize]) }.map(drop)
+}
+
+/// capset(2), version 3.
+pub fn set_capabilities(effective: u64, permitted: u64, inheritable: u64) -> Result<(), Errno> {
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let word = |set: u64, index: u32| (set >> (32 * index)) as u32;
+    let data: [[u32; 3]; 2] =
+        [0, 1].map(|index| [word(effective, index), word(permitted, index), word(inheritable, index)]);
+    let arguments = [header.as_ptr() as usize, data.as_ptr() as usize];
+    // SAFETY: version 3 reads 8 bytes of header and two structs of three u32, which these locals are.
+    unsafe { call(number::CAPSET, arguments) }.map(drop)
+}
+
+/// prlimit64(2) on the caller.
+pub fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<(), Errno> {
+    let limit = [soft, hard];
+    // SAFETY: the kernel reads two u64 from `limit`, which lives across the call, and writes nothing (null).
+    unsafe { call(number::PRLIMIT64, [0, resource as usize, limit.as_ptr() as usize, 0]) }.map(drop)
+}
+
+/// umask(2).
+pub fn set_umask(mask: u32) {
+    // SAFETY: the call reads no memory and cannot fail.
+    let _ = unsafe { call(number::UMASK, [mask as usize]) };
+}
+
+/// sethostname(2): of this UTS namespace.
+pub fn set_host_name(name: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the kernel reads `len` bytes of the slice.
+    unsafe { call(number::SETHOSTNAME, [name.as_ptr() as usize, name.len()]) }.map(drop)
+}
+
+/// Signals as a set: bit n-1 is signal n.
+pub type Signals = u64;
+
+/// The set of one signal, from 1.
+pub const fn signals(signal: i32) -> Signals {
+    1 << (signal - 1)
+}
+
+/// Replaces the mask of blocked signals.
+pub fn set_signal_mask(blocked: Signals) -> Result<(), Errno> {
+    const SIG_SETMASK: usize = 2;
+    // SAFETY: the kernel reads one u64, the size given, and writes nothing (null).
+    unsafe { call(number::RT_SIGPROCMASK, [SIG_SETMASK, &raw const blocked as usize, 0, 8]) }.map(drop)
+}
+
+/// Gives every signal its default disposition, which an exec'ed program inherits (ignored ones stay ignored across
+/// exec otherwise; Rust's runtime ignores SIGPIPE).
+pub fn reset_signal_handlers() {
+    // `struct sigaction` of the kernel: handler SIG_DFL, no flags, no restorer, empty mask. x86_64 has 4 words and
+    // aarch64 too.
+    let action = [0_u64; 4];
+    for signal in 1..=SIGNAL_MAX {
+        // SAFETY: the kernel reads one `sigaction` of 32 bytes, which `action` is, and writes nothing (null).
+        // SIGKILL and SIGSTOP are refused, which is as good.
+        let _ = unsafe { call(number::RT_SIGACTION, [signal as usize, action.as_ptr() as usize, 0, 8]) };
+    }
+}
+
+/// Which clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Since 1970; may be set.
+    Wall = 0,
+    /// Since some start; never back.
+    Monotonic = 1,
+}
+
+/// clock_gettime(2), in nanoseconds.
+pub fn now_ns(clock: Clock) -> i64 {
+    let mut time = [0_i64; 2];
+    // SAFETY: the kernel writes a `timespec`, two i64 on these architectures, to a local that lives across the call.
+    let _ = unsafe { call(number::CLOCK_GETTIME, [clock as usize, time.as_mut_ptr() as usize]) };
+    time[0].saturating_mul(1_000_000_000).saturating_add(time[1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clone_is_reaped_with_its_code() {
+        match clone(0, None).unwrap() {
+            Clone::Child => exit(7),
+            Clone::Parent { pid, .. } => loop {
+                if let Some(ended) = reap(pid).unwrap() {
+                    break assert_eq!(ended, (pid, Status::Code(7)));
+                }
+            },
+        }
+    }
+
+    #[test]
+    fn clone_refuses_what_would_share_memory() {
+        const CLONE_VM: u64 = 0x100;
+        assert!(matches!(clone(CLONE_VM, None), Err(Errno::EINVAL)));
+    }
+
+    #[test]
+    fn pointers_keep_their_null() {
+        let mut pointers = Pointers::with_capacity(600).unwrap();
+        let room = pointers.memory.len() / 8 - 1;
+        for _ in 0..room {
+            pointers.push(c"x").unwrap();
+        }
+        assert_eq!(pointers.push(c"x"), Err(Errno::EINVAL));
+        assert!(pointers.memory.ends_with(&[0; 8]));
+    }
+}

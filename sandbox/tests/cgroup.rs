@@ -1,0 +1,276 @@
+//! The cgroup driver against the real kernel. Needs root and writable cgroups: fails, loudly, without them.
+//! Written for a hybrid host; the same host with some of its mounts left out stands for v1 alone (no cgroup2: the way
+//! around `cgroup.kill`) and for v2 without controllers.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use coracle_sandbox::Error;
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups, DeviceAccess, Entry, Resources, Version};
+use nix::errno::Errno;
+
+/// A parent cgroup of the test's own, whatever ends the test.
+struct Scratch {
+    cgroups: Cgroups,
+    parent: CgroupPath,
+}
+
+impl Scratch {
+    fn new(name: &str, keep: impl Fn(&str) -> bool) -> Self {
+        let mountinfo = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let kept: Vec<&str> = mountinfo.lines().filter(|line| keep(line)).collect();
+        let cgroups = Cgroups::from_mountinfo(&kept.join("\n"))
+            .expect("cgroups: these tests need root on a host with them");
+        let parent =
+            CgroupPath::parse(&format!("/coracle-test-{name}-{}", std::process::id())).expect("path");
+        Self { cgroups, parent }
+    }
+
+    fn container(&self) -> CgroupPath {
+        self.parent.join("pod").and_then(|pod| pod.join("container")).expect("path")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = self.cgroups.kill(&self.parent);
+        assert!(unmade(&self.cgroups, &self.parent), "left behind: {}", self.parent);
+        assert!(leftovers(&self.parent).is_empty(), "{:?}", leftovers(&self.parent));
+    }
+}
+
+/// Waits with an end until the cgroup can be removed.
+fn unmade(cgroups: &Cgroups, path: &CgroupPath) -> bool {
+    within_two_seconds(|| match cgroups.unmake(path) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.errno(), Some(Errno::EBUSY), "{error}");
+            false
+        }
+    })
+}
+
+fn within_two_seconds(mut is_done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
+        if is_done() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+/// Every directory of that name in any hierarchy.
+fn leftovers(path: &CgroupPath) -> Vec<PathBuf> {
+    let mounts = fs::read_dir("/sys/fs/cgroup").expect("/sys/fs/cgroup");
+    let inside = mounts.flatten().map(|mount| mount.path().join(&path.as_str()[1..]));
+    inside.filter(|directory| directory.exists()).collect()
+}
+
+fn is_cgroup2(line: &str) -> bool {
+    line.contains(" - cgroup2 ")
+}
+
+/// A process in the cgroup, put there from outside by the same files its own child would use.
+fn sleeper(entry: &Entry) -> Child {
+    let child = Command::new("sleep").arg("60").spawn().expect("sleep");
+    let mut files = entry.procs_files.clone();
+    files.extend(
+        entry.into.iter().map(|fd| PathBuf::from(format!("/proc/self/fd/{}/cgroup.procs", fd.as_raw_fd()))),
+    );
+    assert!(!files.is_empty());
+    for file in files {
+        fs::write(&file, child.id().to_string())
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+    child
+}
+
+/// The signal that ended it.
+fn ended_by(mut child: Child) -> Option<i32> {
+    use std::os::unix::process::ExitStatusExt;
+    let mut status = None;
+    assert!(within_two_seconds(|| {
+        status = child.try_wait().expect("wait");
+        status.is_some()
+    }));
+    status.and_then(|status| status.signal())
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_string()
+}
+
+/// make, enter, exec, kill the exec alone, kill the rest, unmake.
+fn whole_life(scratch: &Scratch) {
+    let (cgroups, path) = (&scratch.cgroups, scratch.container());
+    assert!(!cgroups.is_populated(&path).unwrap());
+    cgroups.kill(&path).expect("killing what is not there is success");
+    cgroups.unmake(&path).expect("unmaking what is not there is success");
+    cgroups.make(&path).unwrap();
+    cgroups.make(&path).expect("making it again changes nothing");
+    let main = sleeper(&cgroups.entry(&path).unwrap());
+    let exec = sleeper(&cgroups.make_exec(&path, 7).unwrap());
+    assert!(cgroups.is_populated(&path).unwrap() && cgroups.is_populated(&path.exec(7)).unwrap());
+    let error = cgroups.unmake(&path).unwrap_err();
+    assert_eq!(error.errno(), Some(Errno::EBUSY), "{error}");
+
+    // That try removed what it could; what holds processes stays.
+    cgroups.kill(&path.exec(7)).unwrap();
+    assert_eq!(ended_by(exec), Some(9));
+    assert!(unmade(cgroups, &path.exec(7)));
+    assert!(cgroups.is_populated(&path).unwrap(), "the container outlives its exec");
+
+    cgroups.kill(&path).unwrap();
+    assert_eq!(ended_by(main), Some(9));
+    assert!(within_two_seconds(|| !cgroups.is_populated(&path).unwrap()));
+    assert!(unmade(cgroups, &path));
+    assert!(leftovers(&path).is_empty());
+    assert!(!leftovers(&scratch.parent).is_empty(), "parents stay");
+    assert!(matches!(cgroups.make_exec(&path, 8), Err(Error::Kernel { errno: Errno::ENOENT, .. })));
+}
+
+#[test]
+fn the_whole_life_on_this_host() {
+    let scratch = Scratch::new("life", |_| true);
+    whole_life(&scratch);
+    scratch.cgroups.make(&scratch.container()).unwrap();
+    let entry = scratch.cgroups.entry(&scratch.container()).unwrap();
+    let counter = entry.oom_counter.expect("the memory controller");
+    assert!(read(&format!("/proc/self/fd/{}", counter.as_raw_fd())).contains("oom_kill 0"));
+}
+
+/// Without cgroup2 there is no `cgroup.kill`: processes are found by the freezer hierarchy and killed one by one.
+#[test]
+fn the_whole_life_on_v1_alone() {
+    let scratch = Scratch::new("v1", |line| !is_cgroup2(line));
+    assert_eq!(scratch.cgroups.version(), Version::V1);
+    whole_life(&scratch);
+    scratch.cgroups.make(&scratch.container()).unwrap();
+    assert!(scratch.cgroups.entry(&scratch.container()).unwrap().into.is_none());
+}
+
+#[test]
+fn the_whole_life_on_v2_without_controllers() {
+    let scratch = Scratch::new("v2", is_cgroup2);
+    assert_eq!(scratch.cgroups.version(), Version::V2);
+    whole_life(&scratch);
+    let path = scratch.container();
+    scratch.cgroups.make(&path).unwrap();
+    let resources = Resources { memory_bytes: 64 << 20, cpu_shares: 1024, ..Resources::default() };
+    if !scratch.cgroups.has_controller("memory") {
+        let warnings = scratch.cgroups.apply(&path, &resources).unwrap();
+        let expected = ["cpu.weight", "memory.max"]
+            .map(|file| format!("{file} not applied: this kernel has no cgroup controller for it"));
+        assert_eq!(warnings, expected);
+    }
+    let unified = Resources { unified: vec![("memory.nope".into(), "1".into())], ..Resources::default() };
+    let error = scratch.cgroups.apply(&path, &unified).unwrap_err().to_string();
+    assert!(error.contains("memory.nope"), "{error}");
+}
+
+#[test]
+fn limits_are_applied_raised_lowered_and_taken_back() {
+    let scratch = Scratch::new("limits", |_| true);
+    if scratch.cgroups.version() == Version::V2 {
+        return; // The files below are v1's; v2's values are covered by the tables.
+    }
+    let path = scratch.container();
+    scratch.cgroups.make(&path).unwrap();
+    let file = |controller: &str, name: &str| read(&format!("/sys/fs/cgroup/{controller}{path}/{name}"));
+    let mut resources = Resources {
+        cpu_shares: 512,
+        cpu_quota_us: 50_000,
+        cpu_period_us: 100_000,
+        memory_bytes: 64 << 20,
+        cpuset_cpus: "0".into(),
+        pids_max: 100,
+        devices: DeviceAccess::Only(vec![]),
+        unified: vec![("memory.high".into(), "1".into())],
+        ..Resources::default()
+    };
+    let warnings = scratch.cgroups.apply(&path, &resources).unwrap();
+    assert_eq!(warnings, ["unified limits not applied: this host has cgroup v1"]);
+    assert_eq!(file("cpu", "cpu.shares"), "512");
+    assert_eq!(file("cpu", "cpu.cfs_quota_us"), "50000");
+    assert_eq!(file("memory", "memory.limit_in_bytes"), (64 << 20).to_string());
+    assert_eq!(file("memory", "memory.memsw.limit_in_bytes"), (64 << 20).to_string());
+    assert_eq!(file("cpuset", "cpuset.cpus"), "0");
+    assert_eq!(file("cpuset", "cpuset.mems"), read("/sys/fs/cgroup/cpuset/cpuset.mems"), "copied down");
+    assert_eq!(file("pids", "pids.max"), "100");
+    assert!(file("devices", "devices.list").lines().any(|line| line == "c 1:3 rwm"));
+    assert!(!file("devices", "devices.list").contains("a *:* rwm"));
+
+    (resources.devices, resources.unified) = (DeviceAccess::Unchanged, vec![]);
+    for mib in [128_i64, 32, 48] {
+        (resources.memory_bytes, resources.memory_swap_bytes) = (mib << 20, (mib + 16) << 20);
+        assert_eq!(scratch.cgroups.apply(&path, &resources).unwrap(), Vec::<String>::new());
+        assert_eq!(file("memory", "memory.limit_in_bytes"), (mib << 20).to_string());
+        assert_eq!(file("memory", "memory.memsw.limit_in_bytes"), ((mib + 16) << 20).to_string());
+    }
+    // The last write is refused: the earlier ones are taken back.
+    let bad = Resources {
+        cpu_shares: 700,
+        memory_bytes: 1 << 30,
+        cpuset_cpus: "9999".into(),
+        ..Resources::default()
+    };
+    let error = scratch.cgroups.apply(&path, &bad).unwrap_err().to_string();
+    assert!(error.contains("cpuset.cpus"), "{error}");
+    assert_eq!(file("cpu", "cpu.shares"), "512");
+    assert_eq!(file("memory", "memory.limit_in_bytes"), (48 << 20).to_string());
+    // Unlimited again.
+    let open = Resources { memory_bytes: -1, cpu_quota_us: -1, pids_max: -1, ..Resources::default() };
+    scratch.cgroups.apply(&path, &open).unwrap();
+    assert_eq!(file("cpu", "cpu.cfs_quota_us"), "-1");
+    assert_eq!(file("pids", "pids.max"), "max");
+}
+
+/// v1 compares quota to period with the parent's at each write: half a CPU in half the period passes only if the
+/// quota is written first.
+#[test]
+fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
+    let scratch = Scratch::new("quota", |_| true);
+    let path = scratch.container();
+    scratch.cgroups.make(&path).unwrap();
+    let half = |period| Resources { cpu_quota_us: period / 2, cpu_period_us: period, ..Resources::default() };
+    scratch.cgroups.apply(&scratch.parent, &half(100_000)).unwrap();
+    for period in [100_000, 50_000, 100_000, 20_000] {
+        scratch.cgroups.apply(&path, &half(period)).unwrap_or_else(|error| panic!("{period}: {error}"));
+    }
+    let error = scratch.cgroups.apply(&path, &Resources { cpu_quota_us: 15_000, ..half(20_000) });
+    assert_eq!(error.unwrap_err().errno(), Some(Errno::EINVAL), "more than the parent has");
+}
+
+#[test]
+fn usage_is_read_and_gone_with_the_cgroup() {
+    let scratch = Scratch::new("usage", |_| true);
+    let path = scratch.container();
+    assert_eq!(scratch.cgroups.usage(&path).unwrap(), None);
+    scratch.cgroups.make(&path).unwrap();
+    scratch.cgroups.apply(&path, &Resources { memory_bytes: 64 << 20, ..Resources::default() }).unwrap();
+    let child = sleeper(&scratch.cgroups.entry(&path).unwrap());
+    let usage = scratch.cgroups.usage(&path).unwrap().expect("it is there");
+    assert_eq!(usage.memory.and_then(|memory| memory.limit_bytes), Some(64 << 20));
+    assert!(usage.memory.is_some_and(|memory| memory.working_set_bytes <= memory.usage_bytes));
+    assert_eq!(usage.swap.and_then(|swap| swap.limit_bytes), Some(0));
+    assert_eq!((usage.tasks, usage.cpu_ns.is_some()), (Some(1), true));
+    scratch.cgroups.kill(&path).unwrap();
+    assert_eq!(ended_by(child), Some(9));
+}
+
+#[test]
+fn limits_on_what_is_not_there_name_the_file() {
+    let scratch = Scratch::new("gone", |_| true);
+    let resources = Resources { memory_bytes: 64 << 20, ..Resources::default() };
+    let error = scratch.cgroups.apply(&scratch.container(), &resources).unwrap_err();
+    assert!(
+        matches!(&error, Error::Kernel { target, errno: Errno::ENOENT, .. } if target.contains("memory.")),
+        "{error}"
+    );
+    assert!(Path::new("/sys/fs/cgroup").is_dir());
+}
