@@ -17,7 +17,6 @@ pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     walk(root(), ending, &mut found);
     found.sort();
-    assert!(!found.is_empty(), "no {ending} below {}", root().display());
     found
 }
 

@@ -124,9 +124,9 @@ fn filters_by_state_pod_label_and_prefix() {
     let (first, second) = (stage.run(&first), stage.create(&stage.config("second", &["true"])));
     let state = |state: ContainerState| Some(ContainerStateValue { state: state.into() });
     let running = ContainerFilter { state: state(ContainerState::ContainerRunning), ..Default::default() };
-    assert_eq!(list(&stage, running), [first.clone()]);
+    assert_eq!(list(&stage, running), std::slice::from_ref(&first));
     let created = ContainerFilter { state: state(ContainerState::ContainerCreated), ..Default::default() };
-    assert_eq!(list(&stage, created), [second.clone()]);
+    assert_eq!(list(&stage, created), std::slice::from_ref(&second));
     let labelled = ContainerFilter {
         label_selector: [("tier".to_owned(), "front".to_owned())].into(),
         pod_sandbox_id: stage.pod_id.clone(),

@@ -60,7 +60,10 @@ fn capabilities_are_added_and_dropped() {
 #[test]
 fn users_by_number_by_name_and_from_groups() {
     let stage = Stage::set();
-    let cases: [(Option<i64>, Option<i64>, &str, &[i64], &str, &str, &str); 4] = [
+    /// uid, gid, name and further groups as asked; uid, gid and groups as wanted.
+    type Case =
+        (Option<i64>, Option<i64>, &'static str, &'static [i64], &'static str, &'static str, &'static str);
+    let cases: [Case; 4] = [
         (Some(1000), None, "", &[], "1000", "1000", "1000 2000 2001"),
         (Some(1000), Some(5), "", &[77], "1000", "5", "5 77 2000 2001"),
         (Some(4242), None, "", &[], "4242", "0", "0"),

@@ -73,7 +73,10 @@ fn a_status_and_a_stop_take_a_unique_prefix_of_the_id() {
     let id = node.run_pod(&host_pod("prefix"));
     let ask = PodSandboxStatusRequest { pod_sandbox_id: id[..13].into(), verbose: false };
     assert_eq!(node.pod_sandbox_status(ask).expect("status").status.expect("a status").id, id);
-    assert_eq!(list(&node, PodSandboxFilter { id: id[..13].into(), ..Default::default() }), [id.clone()]);
+    assert_eq!(
+        list(&node, PodSandboxFilter { id: id[..13].into(), ..Default::default() }),
+        std::slice::from_ref(&id)
+    );
     node.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id[..13].into() }).expect("stop");
     node.stop();
 }
@@ -108,9 +111,12 @@ fn lists_are_filtered_by_state_label_and_id_together() {
     let state = |state: PodSandboxState| Some(PodSandboxStateValue { state: state.into() });
     let colour = |colour: &str| [("colour".to_owned(), colour.to_owned())].into();
     let ready = state(PodSandboxState::SandboxReady);
-    assert_eq!(list(&node, PodSandboxFilter { state: ready, ..Default::default() }), [red.clone()]);
+    assert_eq!(
+        list(&node, PodSandboxFilter { state: ready, ..Default::default() }),
+        std::slice::from_ref(&red)
+    );
     let blues = PodSandboxFilter { label_selector: colour("blue"), ..Default::default() };
-    assert_eq!(list(&node, blues), [blue.clone()]);
+    assert_eq!(list(&node, blues), std::slice::from_ref(&blue));
     let both = PodSandboxFilter { label_selector: colour("blue"), state: ready, ..Default::default() };
     assert_eq!(list(&node, both), Vec::<String>::new());
     let nobody = PodSandboxFilter { id: "0".repeat(64), ..Default::default() };

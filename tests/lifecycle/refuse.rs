@@ -15,7 +15,8 @@ fn pods_without_whole_metadata_are_refused() {
     let node = Node::start();
     let nothing = node.run_pod_sandbox(RunPodSandboxRequest::default()).expect_err("no config");
     assert_eq!(nothing.code(), Code::InvalidArgument, "{nothing}");
-    let strip: [(&str, fn(&mut PodSandboxConfig)); 4] = [
+    type Strip = fn(&mut PodSandboxConfig);
+    let strip: [(&str, Strip); 4] = [
         ("metadata", |pod| pod.metadata = None),
         ("name", |pod| pod.metadata.as_mut().expect("set").name.clear()),
         ("namespace", |pod| pod.metadata.as_mut().expect("set").namespace.clear()),

@@ -9,7 +9,8 @@ pub(crate) type Outcome = Result<u8, String>;
 
 /// Prints the asked sections, or all of them.
 pub(crate) fn all(what: &[&str]) -> Outcome {
-    const SECTIONS: [(&str, fn() -> Outcome); 8] = [
+    type Section = (&'static str, fn() -> Outcome);
+    const SECTIONS: [Section; 8] = [
         ("ids", || keys("ids", "/proc/self/status", &["Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp"])),
         ("caps", || keys("caps", "/proc/self/status", &["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"])),
         ("mounts", mounts),
