@@ -161,21 +161,20 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Monitor, Error> {
     drop((go, report));
     let started = write_pid_file(spawn.directory, pid).and_then(|()| {
         sys::fs::write(release.borrow(), b"g").map_err(|errno| kernel("release", "monitor", errno))?;
-        read_outcome(spawn, &outcome)
+        read_outcome(spawn, &outcome)?;
+        dial(spawn.directory)
+            .map_err(|errno| kernel("connect", spawn.directory.join(SOCKET).display(), errno))
     });
-    drop(release);
-    if let Err(error) = started {
-        // It has ended or is about to; a file that names it would be wrong from now on.
-        let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
-        let _ = process::wait(pid);
-        let _ = fs::remove_file(spawn.directory.join(PID_FILE));
-        return Err(error);
+    match started {
+        Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
+        Err(error) => {
+            // It has ended or ends now; a file that names it would be wrong from here on.
+            let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
+            let _ = process::wait(pid);
+            let _ = fs::remove_file(spawn.directory.join(PID_FILE));
+            Err(error)
+        }
     }
-    let socket = match dial(spawn.directory) {
-        Ok(socket) => socket,
-        Err(errno) => return Err(kernel("connect", spawn.directory.join(SOCKET).display(), errno)),
-    };
-    Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) })
 }
 
 /// Finds the monitor of `directory` again and connects to it.

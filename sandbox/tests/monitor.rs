@@ -85,7 +85,7 @@ impl Pod {
     }
 
     fn with_setup(name: &str, has_pid_namespace: bool, setup: impl FnOnce(&Path) -> Vec<u8>) -> Self {
-        assert!(nix_is_root(), "these tests need root");
+        assert!(is_root(), "these tests need root");
         let directory = std::env::temp_dir().join(format!("coracle-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&directory);
         for part in ["root/bin", "root/proc", "root/tmp", "root/dev"] {
@@ -236,6 +236,20 @@ impl Pod {
         (reply, output)
     }
 
+    /// An exec whose output nobody reads.
+    fn exec_quietly(&mut self, container: ContainerId, exec: u32, script: &str) -> Reply {
+        let (candidates, arguments) = (strings(&["/bin/sh"]), strings(&["sh", "-c", script]));
+        let launch = record(&[Op::Exec {
+            candidates: block(&candidates),
+            arguments: block(&arguments),
+            environment: block(&[]),
+        }]);
+        let launch = monitor::memfd(&launch).unwrap();
+        let null = OwnedFd::from(fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap());
+        let request = Request::Exec { exec, container, has_cgroup: false };
+        self.ask(request, &[launch.as_fd(), null.as_fd(), null.as_fd(), null.as_fd()])
+    }
+
     fn exited(&mut self, container: ContainerId) -> Exit {
         let event = self.event();
         let Event::Exited(told) = event else { panic!("{event:?}") };
@@ -256,7 +270,15 @@ impl Pod {
     }
 }
 
-fn nix_is_root() -> bool {
+/// Also where a test fails.
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.monitor.signal(SIGKILL);
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|data| std::os::unix::fs::MetadataExt::uid(&data) == 0)
 }
 
@@ -300,11 +322,12 @@ fn what_a_process_inherits_is_clean() {
         "NoNewPrivs:\t1",
         "stdout F 0027",
         "Read-only file system",
-        "/proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 /proc/self/fd/3\n",
-        "stdout F 0\nstdout F 0",
+        "/proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 /proc/self/fd/3",
     ] {
         assert!(log.contains(line), "{line:?} in {log}");
     }
+    // What is masked is empty.
+    assert_eq!(log.lines().filter(|line| *line == "stdout F 0").count(), 2, "{log}");
     pod.end();
 }
 
@@ -484,6 +507,67 @@ fn a_reopened_log_gets_every_later_line() {
     assert_eq!((log.len(), log[0].as_str()), (100_001, "stdout F two"));
     assert!(log[1..].iter().all(|line| line == "stdout F 0123456789"));
     pod.end();
+}
+
+#[test]
+fn a_full_disk_costs_lines_and_not_the_container() {
+    let mut pod = Pod::new("full", true).greeted();
+    std::os::unix::fs::symlink("/dev/full", pod.log_path(id(1))).unwrap();
+    assert_eq!(pod.start(id(1), "echo one; echo two; exit 5", PLAIN, &[]), Reply::Started);
+    let event = pod.event();
+    let Event::Exited(record) = event else { panic!("{event:?}") };
+    assert_eq!((record.exit, record.lost_log_lines), (Exit::Code(5), 2));
+    pod.end();
+}
+
+#[test]
+fn tables_have_an_end_and_unread_events_wait() {
+    let mut pod = Pod::new("many", true).greeted();
+    assert_eq!(pod.start(id(1), "sleep 100", PLAIN, &[]), Reply::Started);
+    let sleeping = (0..128).map(|exec| pod.exec_quietly(id(1), exec, "sleep 100"));
+    assert!(sleeping.collect::<Vec<_>>().iter().all(|reply| *reply == Reply::Started));
+    assert_eq!(pod.exec_quietly(id(1), 128, "true"), Reply::Failed(Failure::Refused { errno: 11 }));
+    // Their namespace's end is theirs: 128 events and the container's own, none of them read in between.
+    assert_eq!(pod.ask(Request::Signal { container: id(1), signal: SIGKILL }, &[]), Reply::Done);
+    let events: Vec<_> = (0..129).map(|_| pod.event()).collect();
+    let execs =
+        events.iter().filter(|event| matches!(event, Event::ExecExited { exit: Exit::Signal(9), .. }));
+    assert_eq!(execs.count(), 128);
+    pod.end();
+}
+
+#[test]
+fn sigterm_ends_a_monitor_with_all_it_started() {
+    let mut pod = Pod::new("term", false).greeted();
+    let script = "trap '' TERM; sleep 100 & sleep 100";
+    assert_eq!(pod.start(id(1), script, PLAIN, &[]), Reply::Started);
+    pod.monitor.signal(15).unwrap();
+    wait_for("the monitor's end", || pod.monitor.is_gone().then_some(()));
+    let record = fs::read(pod.directory.join(format!("exits/{}", id(1)))).unwrap();
+    assert_eq!(decode_exit(&record).unwrap().exit, Exit::Signal(9));
+    fs::remove_dir_all(&pod.directory).unwrap();
+}
+
+#[test]
+fn a_monitor_that_cannot_start_leaves_nothing() {
+    let directory = std::env::temp_dir().join(format!("coracle-nothing-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let program = Program::load(Path::new("/proc/self/status")).unwrap();
+    let spawn = Spawn {
+        program: &program,
+        directory: &directory,
+        network: false,
+        ipc: false,
+        uts: false,
+        pid: false,
+        setup: &record(&[]),
+        cgroup: None,
+        cgroup_procs: &[],
+    };
+    let error = monitor::spawn(&spawn).unwrap_err().to_string();
+    assert!(error.starts_with("execute monitor of ") && error.ends_with("xec format error"), "{error}");
+    assert_eq!(monitor::connect(&directory).unwrap_err(), ConnectError::NotThere);
+    fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

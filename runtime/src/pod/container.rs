@@ -163,10 +163,11 @@ impl Pods {
         let pod = &container.pod;
         let link = pod.link()?;
         let path = self.node.paths.launch(pod.id).join(container.id.to_string());
-        let launch = std::fs::File::open(&path).map_err(|error| failed("open", &path, &error))?;
+        let record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
+        let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec) = {
-            let record = container.record();
-            (record.log_path.clone(), record.spec.clone())
+            let container = container.record();
+            (container.log_path.clone(), container.spec.clone())
         };
         let log = if log_path.is_empty() { None } else { Some(open_log(Path::new(&log_path))?) };
         let entry = self.node.cgroups.entry(&container.cgroup()?)?;
@@ -184,14 +185,13 @@ impl Pods {
         match link.ask(request, &descriptors, START_LIMIT).await {
             Ok(descriptors) => Ok(descriptors.into_iter().next()),
             Err(LinkError::Failed(coracle_sandbox::Failure::Operation { index, errno })) => {
-                let record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
                 Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
             }
             Err(error) => Err(Error::new(Kind::Unknown, error.to_string())),
         }
     }
 
-    fn pid_namespace(&self, pod: &Rc<Pod>, spec: &ContainerSpec) -> Result<PidNamespace, Error> {
+    fn pid_namespace(&self, pod: &Pod, spec: &ContainerSpec) -> Result<PidNamespace, Error> {
         let shared = pod.record().spec.namespaces.pid;
         match spec.pid {
             ContainerPid::Own => Ok(PidNamespace::New),

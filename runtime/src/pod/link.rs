@@ -14,7 +14,6 @@ use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
 use smol::channel::{Receiver, Sender};
 
 use super::latch::Latch;
-use crate::log;
 use crate::reactor::{self, Watched};
 
 /// Answer and descriptors of one request.
@@ -101,11 +100,10 @@ impl Link {
     }
 
     async fn reap(&self) {
-        // An error of poll says as much as an end: the look below decides.
+        // Readable is ended; an error of poll means that nobody can tell, and the cgroup's emptiness will.
         let _ = self.process.readable().await;
-        if !self.monitor.is_gone() {
-            log::warn!("a monitor has closed its connection and lives on"; pid = self.monitor.pid);
-        }
+        // Reaps it where it is a child of this daemon; one of an earlier daemon's belongs to init.
+        let _ = self.monitor.is_gone();
         self.ended.set(());
     }
 

@@ -18,7 +18,7 @@ mod tests;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 

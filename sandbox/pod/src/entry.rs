@@ -16,9 +16,10 @@ global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "mov x29, xzr", "b
 
 extern "C" fn main() -> ! {
     static mut TABLE: Table = Table::new();
+    let table = &raw mut TABLE;
     // SAFETY: this is the only place that names `TABLE`, `main` is entered once and never returns, and there are no
     // other threads: the reference is the only one.
-    let table = unsafe { &mut *(&raw mut TABLE) };
+    let table = unsafe { &mut *table };
     coracle_pod::run(table)
 }
 

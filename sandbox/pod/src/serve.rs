@@ -158,10 +158,11 @@ impl<'t> Monitor<'t> {
     }
 
     fn serve(&mut self) -> Result<(), Errno> {
-        let epoll = fs::duplicate(self.epoll.borrow(), 3)?;
+        // Open as long as the monitor lives.
+        let epoll = FdRef::standing(self.epoll.number());
         while !self.is_done() {
             let mut events = [socket::Event::default(); EVENTS_MAX];
-            let events = socket::wait(epoll.borrow(), &mut events, self.timeout_ms())?;
+            let events = socket::wait(epoll, &mut events, self.timeout_ms())?;
             if events.is_empty() {
                 self.give_back_memory();
             }
@@ -245,9 +246,6 @@ impl<'t> Monitor<'t> {
         }
         self.table.forget_askers();
         self.table.execs.retain(|exec| exec.is_alive());
-        if let Phase::Failed { until_ns, .. } = &mut self.phase {
-            *until_ns = later(FAILED_SETUP_NS).min(*until_ns);
-        }
     }
 
     /// Sends the answer to request `number`; a daemon that lets its socket run full of replies is disconnected.

@@ -41,6 +41,8 @@ impl Fd {
 }
 
 impl Drop for Fd {
+    // Not inlined: it is at the end of nearly every function.
+    #[inline(never)]
     fn drop(&mut self) {
         // SAFETY: close reads no memory, and the number is this value's alone. Linux frees it even when the call
         // reports an error, so there is nothing to repeat.

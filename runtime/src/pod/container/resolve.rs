@@ -31,6 +31,7 @@ impl Pods {
             let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
             return Err(Error::new(Kind::InvalidArgument, text));
         }
+        self.pid_namespace(pod, &spec)?; // refused here; asked again at start, when a target may have ended
         if spec.security.wants_default_seccomp && !self.has_warned_of_seccomp.replace(true) {
             log::warn!("this version has no seccomp filter: RuntimeDefault runs unconfined"; pod = pod.id, ctr = id);
         }

@@ -1,0 +1,138 @@
+//! An image's config blob: what a container needs of it, its layers' identities, its platform. OCI image spec 1.1,
+//! "Image Configuration"; Docker's is the same.
+
+use std::collections::BTreeMap;
+
+use coracle_job::{Failure, ImageConfig, Layer};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::failure::invalid;
+use crate::store::hex;
+
+/// Longest manifest, index or config that is read: what registries themselves accept.
+pub(crate) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+
+/// Hex digits of a chain ID in a layer's directory name; see [`Layer::name`].
+const NAME_DIGITS: usize = 32;
+
+/// A config blob, read.
+#[derive(Debug)]
+pub(crate) struct Document {
+    /// What a container needs.
+    pub(crate) config: ImageConfig,
+    /// Lowest first.
+    pub(crate) layers: Vec<Layer>,
+    /// `linux`; empty in some old images.
+    pub(crate) os: String,
+    /// `amd64`, `arm64`.
+    pub(crate) architecture: String,
+}
+
+#[derive(Deserialize)]
+struct Json {
+    #[serde(default)]
+    os: Option<String>,
+    #[serde(default)]
+    architecture: Option<String>,
+    #[serde(default)]
+    config: Option<JsonConfig>,
+    rootfs: JsonRoot,
+}
+
+#[derive(Deserialize)]
+struct JsonRoot {
+    #[serde(default)]
+    diff_ids: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct JsonConfig {
+    user: Option<String>,
+    env: Option<Vec<String>>,
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    working_dir: Option<String>,
+    stop_signal: Option<String>,
+    volumes: Option<BTreeMap<String, serde_json::Value>>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+/// Reads a config blob.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
+    let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(format!("image config: {error}")))?;
+    let config = json.config.unwrap_or_default();
+    Ok(Document {
+        config: ImageConfig {
+            user: config.user.unwrap_or_default(),
+            environment: config.env.unwrap_or_default(),
+            entrypoint: config.entrypoint.unwrap_or_default(),
+            command: config.cmd.unwrap_or_default(),
+            working_directory: config.working_dir.unwrap_or_default(),
+            stop_signal: config.stop_signal.unwrap_or_default(),
+            volumes: config.volumes.unwrap_or_default().into_keys().collect(),
+            labels: config.labels.unwrap_or_default().into_iter().collect(),
+        },
+        layers: layers(json.rootfs.diff_ids.unwrap_or_default())?,
+        os: json.os.unwrap_or_default(),
+        architecture: json.architecture.unwrap_or_default(),
+    })
+}
+
+/// Chain IDs: that of the lowest layer is its diff ID, each other is the digest of `CHAIN_BELOW DIFF_ID`.
+fn layers(diff_ids: Vec<String>) -> Result<Vec<Layer>, Failure> {
+    let mut layers: Vec<Layer> = Vec::with_capacity(diff_ids.len());
+    for diff_id in diff_ids {
+        hex(&diff_id)?;
+        let chain_id = match layers.last() {
+            None => diff_id.clone(),
+            Some(below) => digest_of(format!("{} {diff_id}", below.chain_id).as_bytes()),
+        };
+        let name = hex(&chain_id)?[..NAME_DIGITS].to_owned();
+        layers.push(Layer { diff_id, chain_id, name });
+    }
+    Ok(layers)
+}
+
+/// `sha256:HEX` of some bytes.
+pub(crate) fn digest_of(bytes: &[u8]) -> String {
+    digest_text(&Sha256::digest(bytes))
+}
+
+/// `sha256:HEX` of a finished hash.
+pub(crate) fn digest_text(hash: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::from("sha256:");
+    for byte in hash {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_and_missing_members_are_empty() {
+        for json in [
+            r#"{"rootfs":{"type":"layers","diff_ids":null},"config":{"Cmd":null,"Volumes":null}}"#,
+            r#"{"rootfs":{}}"#,
+        ] {
+            let document = parse(json.as_bytes()).unwrap();
+            assert_eq!((document.config, document.layers), (ImageConfig::default(), Vec::new()), "{json}");
+        }
+        assert!(parse(b"{}").is_err() && parse(b"[").is_err());
+    }
+
+    #[test]
+    fn chain_ids_are_those_of_the_specification() {
+        let diff_ids = vec![digest_of(b"a"), digest_of(b"b")];
+        let layers = layers(diff_ids.clone()).unwrap();
+        assert_eq!(layers[0].chain_id, diff_ids[0]);
+        assert_eq!(layers[1].chain_id, digest_of(format!("{} {}", diff_ids[0], diff_ids[1]).as_bytes()));
+        assert_eq!(layers[1].name, layers[1].chain_id["sha256:".len()..][..32]);
+    }
+}

@@ -1,0 +1,118 @@
+//! Where things are in the store, and how they get there: written aside, synced, renamed, so that each is whole or
+//! absent whatever instant the power goes (the table is in `coracle_job`'s image module).
+
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use coracle_job::Failure;
+
+use crate::failure::{invalid, io_failure};
+
+/// The store below `--root`.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// Opens it, and makes the directories that a new one lacks.
+    pub(crate) fn open(root: &Path) -> Result<Self, Failure> {
+        let store = Self { root: root.to_owned() };
+        for directory in ["images/blobs/sha256", "images/parts", "images/users", "layers"] {
+            let path = root.join(directory);
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+            made.map_err(|error| io_failure("make directory", &path, &error))?;
+        }
+        Ok(store)
+    }
+
+    /// A whole blob, by `sha256:HEX`.
+    pub(crate) fn blob(&self, digest: &str) -> Result<PathBuf, Failure> {
+        Ok(self.root.join("images/blobs/sha256").join(hex(digest)?))
+    }
+
+    /// The beginning of a blob.
+    pub(crate) fn part(&self, digest: &str) -> Result<PathBuf, Failure> {
+        Ok(self.root.join("images/parts").join(hex(digest)?))
+    }
+
+    /// An unpacked layer, by its name.
+    pub(crate) fn layer(&self, name: &str) -> PathBuf {
+        self.root.join("layers").join(name)
+    }
+
+    /// A new, empty directory for a layer that is being unpacked. What a killed worker leaves of it is swept by the
+    /// daemon.
+    pub(crate) fn new_layer(&self) -> Result<PathBuf, Failure> {
+        self.new_directory("layers")
+    }
+
+    /// A new, empty directory for an archive's blobs.
+    pub(crate) fn new_spool(&self) -> Result<PathBuf, Failure> {
+        self.new_directory("images/parts")
+    }
+
+    /// Directory of an image's users files.
+    pub(crate) fn users(&self, id: &str) -> Result<PathBuf, Failure> {
+        Ok(self.root.join("images/users").join(hex(id)?))
+    }
+
+    fn new_directory(&self, below: &str) -> Result<PathBuf, Failure> {
+        let parent = self.root.join(below);
+        // Names of two workers must differ, those of one in time, too.
+        let nanoseconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let path = parent.join(format!("tmp-{}-{nanoseconds}", std::process::id()));
+        // 0755: it becomes the root directory of containers, which other users enter.
+        let made = fs::DirBuilder::new().mode(0o755).create(&path);
+        made.map_err(|error| io_failure("make directory", &path, &error))?;
+        Ok(path)
+    }
+
+    /// Makes a whole file or tree durable and gives it its name. One that is there already stays, and `from` goes.
+    pub(crate) fn publish(&self, from: &Path, to: &Path) -> Result<(), Failure> {
+        sync(from)?;
+        match fs::rename(from, to) {
+            Ok(()) => {}
+            // Another worker was first with the same content.
+            Err(_) if to.is_dir() => {
+                return fs::remove_dir_all(from).map_err(|error| io_failure("remove", from, &error));
+            }
+            Err(error) => return Err(io_failure("rename", from, &error)),
+        }
+        let directory = to.parent().unwrap_or(&self.root);
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| io_failure("sync", directory, &error))
+    }
+}
+
+/// A file by fsync; a tree by one syncfs of its file system, which is cheaper than a call for each of its files.
+fn sync(path: &Path) -> Result<(), Failure> {
+    let file = File::open(path).map_err(|error| io_failure("open", path, &error))?;
+    let metadata = file.metadata().map_err(|error| io_failure("stat", path, &error))?;
+    if metadata.is_dir() {
+        nix::unistd::syncfs(&file).map_err(|errno| io_failure("sync", path, &errno.into()))
+    } else {
+        file.sync_all().map_err(|error| io_failure("sync", path, &error))
+    }
+}
+
+/// The hex digits of a `sha256:` digest: the only thing from outside that becomes part of a path.
+pub(crate) fn hex(digest: &str) -> Result<&str, Failure> {
+    let digits = digest.strip_prefix("sha256:").unwrap_or_default();
+    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if is_hex { Ok(digits) } else { Err(invalid(format!("{digest:?} is not a sha256 digest"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hex;
+
+    #[test]
+    fn only_digests_become_paths() {
+        let good = format!("sha256:{}", "0a".repeat(32));
+        assert_eq!(hex(&good).unwrap(), "0a".repeat(32));
+        for bad in ["", "sha256:", "sha256:../../x", "sha512:00", &good.to_uppercase(), &good[..70]] {
+            assert!(hex(bad).is_err(), "{bad:?}");
+        }
+    }
+}
