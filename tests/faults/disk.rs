@@ -79,7 +79,6 @@ fn a_full_disk_refuses_new_pods_and_keeps_old_ones() {
 fn a_read_only_root_refuses_and_serves_again_when_it_is_writable() {
     let disk = SmallDisk::new(24);
     let node = on(&disk);
-    node.import_probe();
     disk.read_only(true);
     let refused = node.run_pod_sandbox(run(&host_pod("ro"))).expect_err("nothing can be recorded");
     assert!(refused.message().to_lowercase().contains("read-only"), "{refused}");

@@ -172,6 +172,26 @@ fn a_hanging_plugin_holds_nobody_else() {
 }
 
 #[test]
+fn identical_requests_in_flight_join() {
+    let node = Node::start();
+    let good = r#"echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'"#;
+    // Slow enough that every client asks while the first request still runs.
+    plugin(&node, &format!("[ $CNI_COMMAND = DEL ] && exit 0; sleep 2; {good}"));
+    let pod = bridge_pod("chorus");
+    let clients: Vec<_> = (0..8).map(|_| node.another()).collect();
+    let ids: Vec<String> = std::thread::scope(|scope| {
+        let ask = |client: coracle_tests::cri::Cri| {
+            client.run_pod_sandbox(run(&pod)).expect("it joins").pod_sandbox_id
+        };
+        let calls: Vec<_> = clients.into_iter().map(|client| scope.spawn(move || ask(client))).collect();
+        calls.into_iter().map(|call| call.join().expect("a client thread")).collect()
+    });
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    assert_eq!(calls(&node), ["ADD"], "one pod, one ADD");
+    node.stop();
+}
+
+#[test]
 fn a_failing_del_keeps_the_pod_listed_until_it_works() {
     let node = Node::start();
     let good = r#"echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'"#;

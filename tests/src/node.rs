@@ -398,8 +398,9 @@ impl Node {
         rests.extend(
             links.into_iter().filter(|link| *link != self.bridge()).map(|link| format!("link {link}")),
         );
-        let processes =
-            host::processes(&name).into_iter().filter(|process| process.command.contains("coracle"));
+        let processes = host::processes(&name)
+            .into_iter()
+            .filter(|process| Some(process.pid as u32) != self.daemon.as_ref().map(Child::id));
         rests.extend(processes.map(|process| format!("process {} {}", process.pid, process.command)));
         rests.extend(self.monitors().into_iter().map(|monitor| format!("monitor {}", monitor.pid)));
         rests.extend(self.leases().into_iter().map(|lease| format!("lease {lease}")));
