@@ -402,6 +402,7 @@ impl Node {
             .into_iter()
             .filter(|process| Some(process.pid as u32) != self.daemon.as_ref().map(Child::id));
         rests.extend(processes.map(|process| format!("process {} {}", process.pid, process.command)));
+        rests.extend(self.namespaces().into_iter().map(|path| format!("namespace {}", path.display())));
         rests.extend(self.monitors().into_iter().map(|monitor| format!("monitor {}", monitor.pid)));
         rests.extend(self.leases().into_iter().map(|lease| format!("lease {lease}")));
         for (what, place) in [("record", self.root.join("pods")), ("state", self.state().join("pods"))] {
@@ -409,6 +410,23 @@ impl Node {
             rests.extend(entries.map(|entry| format!("{what} {}", entry.path().display())));
         }
         rests
+    }
+
+    /// Network namespaces of this node's pods: named by an id of which the daemon's log speaks, as crictl prints it.
+    pub fn namespaces(&self) -> Vec<PathBuf> {
+        const PRINTED_DIGITS: usize = 13;
+        let log = self.log();
+        let Ok(entries) = fs::read_dir("/run/netns") else { return Vec::new() };
+        let is_ours = |name: &str| {
+            name.strip_prefix("coracle-")
+                .and_then(|id| id.get(..PRINTED_DIGITS))
+                .is_some_and(|id| log.contains(id))
+        };
+        entries
+            .flatten()
+            .filter(|entry| is_ours(&entry.file_name().to_string_lossy()))
+            .map(|entry| entry.path())
+            .collect()
     }
 
     /// Addresses that host-local still holds for this node's bridge.
@@ -536,6 +554,10 @@ impl Drop for Node {
         for line in host::mounts(&name).iter().rev() {
             let place = line.split(' ').nth(4).unwrap_or_default();
             let _ = nix::mount::umount2(place, nix::mount::MntFlags::MNT_DETACH);
+        }
+        for place in self.namespaces() {
+            let _ = nix::mount::umount2(&place, nix::mount::MntFlags::MNT_DETACH);
+            let _ = fs::remove_file(place);
         }
         self.sweep();
     }
