@@ -18,7 +18,8 @@ const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Files and functions (`path::name`) that are longer and why. May shrink freely; grows only with a reason.
-const LONGER: [(&str, &str); 0] = [];
+const LONGER: [(&str, &str); 1] =
+    [("sandbox/pod/src/child.rs::perform", "a match with one arm per operation")];
 
 #[test]
 fn each_file_says_why_it_exists() {
