@@ -157,6 +157,11 @@ pub fn pss_kib(pid: i32) -> u64 {
     proc_value(pid, "smaps_rollup", "Pss").unwrap_or(0)
 }
 
+/// Memory in KiB that a process wrote itself: code that is read in for the first time does not count.
+pub fn anonymous_kib(pid: i32) -> u64 {
+    proc_value(pid, "smaps_rollup", "Pss_Anon").unwrap_or(0)
+}
+
 /// CPU time that a process, and the children it waited for, used so far.
 pub fn cpu_time(pid: i32) -> Duration {
     /// `sysconf(_SC_CLK_TCK)`, fixed at 100 for user space on every architecture we have.
