@@ -1,1 +1,19 @@
-//! Why this exists.
+//! What every test of coracle stands on. Everything here looks at the built programs from outside: nothing of ours is
+//! linked, so a test can only see what a user or a kubelet sees.
+//!
+//!     image ──► registry ──┐
+//!                          ▼
+//!     request ──► cri ──► Node (own root, state, socket, cgroups, bridge) ◄── host (what the machine shows)
+//!
+//! A test starts a [`node::Node`], asks it through [`cri::Cri`], and ends with [`node::Node::stop`], which fails when
+//! anything is left on the machine. All of it needs root.
+#![forbid(unsafe_code)]
+
+pub mod cri;
+pub mod host;
+pub mod http;
+pub mod image;
+pub mod layer;
+pub mod node;
+pub mod registry;
+pub mod request;

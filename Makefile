@@ -1,0 +1,62 @@
+# Thin: each target prints the plain command it runs, so that you can run it yourself.
+# `make demo` and `make test` install what is missing (tests/tools/install); both need root.
+
+SHELL := /bin/bash
+TARGET ?= $(shell uname -m)-unknown-linux-musl
+BIN := $(CURDIR)/target/$(TARGET)/release
+TOOLS := $(CURDIR)/target/tools
+# In the order in which a failure is most telling.
+SUITES := house lifecycle images network faults crictl
+ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
+
+.PHONY: help demo test check build probe run t bench cross-check clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+demo: ## a pod from nothing to gone, on any machine with Rust
+	tests/tools/install demo
+	@$(MAKE) --no-print-directory build probe
+	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
+
+test: ## everything: unit, house, life cycle, images, network, faults, crictl
+	tests/tools/install test
+	@$(MAKE) --no-print-directory build probe
+	$(ENVIRONMENT) tests/tools/suites $(SUITES)
+
+check: ## format, clippy, unit tests, house; under two minutes
+	cargo fmt --all --check
+	cargo clippy --workspace --exclude coracle-pod --all-targets -- -D warnings
+	cargo clippy -p coracle-pod -- -D warnings
+	cargo test -q --workspace --exclude coracle-pod --exclude coracle-tests
+	cargo test -q -p coracle-tests --test house
+
+build: ## the three programs, static, release
+	cargo build --release --target $(TARGET) -p coracle -p coracle-worker
+	cargo build --release --target $(TARGET) -p coracle-pod
+
+probe: ## the program inside the fixture images
+	cargo build --release --target $(TARGET) -p coracle-probe
+
+run: build ## the daemon in a scratch root, debug log
+	tests/tools/run $(BIN)
+
+t: build probe ## one test, its log on the screen: make t T=name
+	@test -n "$(T)" || { echo "make t T=name"; exit 2; }
+	$(ENVIRONMENT) tests/tools/suites --only "$(T)" $(SUITES)
+
+bench: ## what design.md budgets, as one table
+	tests/tools/install bench
+	@$(MAKE) --no-print-directory build probe
+	$(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench
+
+cross-check: ## both targets compile
+	tests/tools/install cross
+	for target in x86_64-unknown-linux-musl aarch64-unknown-linux-musl; do \
+	  echo "cargo check --target $$target -p coracle -p coracle-worker; … -p coracle-pod" && \
+	  cargo check --target $$target -p coracle -p coracle-worker && \
+	  cargo check --target $$target -p coracle-pod || exit 1; \
+	done
+
+clean: ## what was built
+	cargo clean

@@ -1,0 +1,74 @@
+//! `make demo`: a pod from nothing to gone, and what it costs. Host network, a scratch root, an image made on the spot:
+//! nothing is downloaded, and nothing is left.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::proto::{StopContainerRequest, VersionRequest};
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::request::{container, create, exec, host_pod};
+
+fn main() {
+    let begin = Instant::now();
+    let node = Node::start();
+    let version = node.version(VersionRequest::default()).expect("version");
+    say(
+        "daemon",
+        &format!("{} {} answers after {}", version.runtime_name, version.runtime_version, ms(begin)),
+    );
+
+    let begin = Instant::now();
+    let image = node.import_probe();
+    say("image", &format!("{image}, made here, imported in {}", ms(begin)));
+
+    let mut pod = host_pod("demo");
+    pod.log_directory = node.log_directory("demo");
+    let begin = Instant::now();
+    let pod_id = node.run_pod(&pod);
+    say("pod", &format!("{} is ready after {}", &pod_id[..13], ms(begin)));
+    let config = container("demo", &image, &["ticks", "50"], &pod);
+    let id = node.create_container(create(&pod_id, &config, &pod)).expect("create").container_id;
+    let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id.clone() };
+    node.start_container(start).expect("start");
+    say(
+        "container",
+        &format!(
+            "{} runs as pid {}, {} after its pod was asked for",
+            &id[..13],
+            node.container_pid(&id),
+            ms(begin)
+        ),
+    );
+
+    host::wait_until("the container writes", || node.output(&id).lines().count() >= 3);
+    let log = std::fs::read_to_string(node.container(&id).log_path).expect("the log");
+    for line in log.lines().take(3) {
+        say("log", line);
+    }
+    let begin = Instant::now();
+    let answer = node.exec_sync(exec(&id, &["print", "hello from inside"], 10)).expect("exec");
+    say("exec", &format!("{:?} in {}", String::from_utf8_lossy(&answer.stdout).trim(), ms(begin)));
+
+    let monitors: u64 = node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum();
+    say(
+        "cost",
+        &format!("this pod's monitor {monitors} KiB, the daemon {} KiB (PSS)", host::pss_kib(node.pid())),
+    );
+
+    let begin = Instant::now();
+    node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
+    node.remove_pod(&pod_id);
+    say("down", &format!("container and pod are gone after {}", ms(begin)));
+    node.stop();
+    say("left", "no mount, no cgroup, no process, no file");
+}
+
+fn say(what: &str, text: &str) {
+    println!("{what:>10}  {text}");
+}
+
+fn ms(begin: Instant) -> String {
+    let took: Duration = begin.elapsed();
+    format!("{:.1} ms", took.as_secs_f64() * 1000.0)
+}

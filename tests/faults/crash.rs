@@ -1,0 +1,133 @@
+//! `kill -9` of the daemon in thirty moments of a pod's life. Moments are not chosen by place in the code but by time: a
+//! client goes through a pod's life while the daemon is killed after a share of the time that life took undisturbed.
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::{
+    ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, RemovePodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+};
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, run};
+
+/// How many moments of the life are tried; the number.
+const MOMENTS: u32 = 30;
+
+/// A pod's whole life; ends quietly at the first call that fails, as a client of a dead daemon does.
+fn live(client: &Cri, image: &str, pod: &PodSandboxConfig) -> Result<(), tonic::Status> {
+    let pod_sandbox_id = client.run_pod_sandbox(run(pod))?.pod_sandbox_id;
+    let config = container("one", image, &["ticks", "1"], pod);
+    let container_id = client.create_container(create(&pod_sandbox_id, &config, pod))?.container_id;
+    client.start_container(StartContainerRequest { container_id: container_id.clone() })?;
+    client.exec_sync(exec(&container_id, &["true"], 5))?;
+    client.stop_container(StopContainerRequest { container_id, timeout: 0 })?;
+    client.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() })?;
+    client.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).map(drop)
+}
+
+fn thirty_moments(mut node: Node, pod_of: fn(&str) -> PodSandboxConfig) {
+    let image = node.import_probe();
+    // A bystander that must never notice.
+    let mut bystander = host_pod("bystander");
+    bystander.log_directory = node.log_directory("bystander");
+    let bystander_id = node.run_pod(&bystander);
+    let config = container("ticks", &image, &["ticks", "2"], &bystander);
+    let watch = node.run_container(&bystander_id, &config, &bystander);
+    let pid = node.container_pid(&watch);
+    let born = host::start_time(pid);
+
+    let begin = Instant::now();
+    live(&node.another(), &image, &pod_of("calm")).expect("undisturbed");
+    let whole = begin.elapsed();
+    for moment in 0..MOMENTS {
+        let pod = pod_of(&format!("moment{moment}"));
+        let client = node.another();
+        std::thread::scope(|scope| {
+            let name = image.clone();
+            let pod = pod.clone();
+            scope.spawn(move || live(&client, &name, &pod));
+            // Not a wait for a condition: the passing of time is the test's input.
+            std::thread::sleep(whole * moment / MOMENTS + Duration::from_micros(137 * u64::from(moment)));
+            node.kill9();
+        });
+        node.launch();
+        let containers = node.list_containers(ListContainersRequest::default()).expect("list").containers;
+        let seen = containers.iter().find(|container| container.id == watch).expect("the bystander is known");
+        assert_eq!(seen.state(), ContainerState::ContainerRunning, "moment {moment}");
+        assert_eq!((node.container_pid(&watch), host::start_time(pid)), (pid, born), "moment {moment}");
+        // Whatever was half done ends whole or is undone: the client's retry lives its life to the end.
+        let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
+        for other in pods.into_iter().filter(|pod| pod.id != bystander_id) {
+            node.remove_pod(&other.id);
+        }
+        live(&node, &image, &pod).unwrap_or_else(|error| panic!("moment {moment}: {error}"));
+        host::wait_until(&format!("moment {moment} leaves only the bystander"), || {
+            node.monitors().len() == 1 && node.leases().is_empty()
+        });
+    }
+    let stop = StopContainerRequest { container_id: watch.clone(), timeout: 0 };
+    node.stop_container(stop).expect("stop");
+    for (index, line) in node.output(&watch).lines().enumerate() {
+        assert_eq!(line, format!("tick {index}"), "the bystander's log has no gap");
+    }
+    node.stop();
+}
+
+#[test]
+fn thirty_moments_on_the_hosts_network() {
+    thirty_moments(Node::start(), host_pod);
+}
+
+#[test]
+fn thirty_moments_on_the_bridge() {
+    thirty_moments(Node::with_bridge(), bridge_pod);
+}
+
+#[test]
+fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("meanwhile");
+    let pod_id = node.run_pod(&pod);
+    let mut config = container("one", &image, &["trap", "23"], &pod);
+    config.log_path.clear();
+    let id = node.run_container(&pod_id, &config, &pod);
+    let pid = node.container_pid(&id);
+    host::wait_until("it waits for its signal", || blocks_signals(pid));
+    node.kill9();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM)
+        .expect("root may");
+    host::wait_until("it ends", || !host::is_alive(pid));
+    let ended = std::time::SystemTime::now();
+    node.launch();
+    let status = node.exited(&id);
+    assert_eq!((status.exit_code, status.reason.as_str()), (23, "Error"));
+    let late = ended.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_nanos() as i64;
+    assert!(status.finished_at <= late, "the time of the exit, not of the question");
+    node.stop();
+}
+
+/// Whether a process blocks SIGTERM by now.
+fn blocks_signals(pid: i32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = text.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & (1 << 14) != 0)
+}
+
+#[test]
+fn a_dead_monitor_is_a_pod_that_is_not_ready() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("headless");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let monitors = node.monitors();
+    assert_eq!(monitors.len(), 1);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(monitors[0].pid), nix::sys::signal::Signal::SIGKILL)
+        .expect("root may");
+    host::wait_until("the loss is seen", || node.container(&id).state() != ContainerState::ContainerRunning);
+    node.remove_pod(&pod_id);
+    node.stop();
+}

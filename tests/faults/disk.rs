@@ -1,0 +1,91 @@
+//! Disks that are full or read-only. A tmpfs of few mebibytes is the disk; it lies under `--root` only.
+
+use std::fs;
+use std::path::PathBuf;
+
+use coracle_tests::cri::proto::{ListPodSandboxRequest, VersionRequest};
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{container, fresh, host_pod, run};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// A small file system of its own; unmounted when dropped, whatever happened.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn new(mebibytes: u32) -> SmallDisk {
+        host::require_root();
+        let place = PathBuf::from(format!("/var/tmp/coracle-tests/disk-{}-{}", std::process::id(), fresh()));
+        fs::create_dir_all(&place).expect("a mount point");
+        let size = format!("size={mebibytes}m");
+        mount(Some("coracle-test"), &place, Some("tmpfs"), MsFlags::empty(), Some(size.as_str()))
+            .expect("a tmpfs");
+        SmallDisk(place)
+    }
+
+    fn read_only(&self, is: bool) {
+        let flags = if is { MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY } else { MsFlags::MS_REMOUNT };
+        mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).expect("remount");
+    }
+
+    /// Fills it to the last byte.
+    fn fill(&self) {
+        let mut bytes = 1 << 20;
+        let file = fs::File::create(self.0.join("filler")).expect("a file");
+        let mut file = std::io::BufWriter::with_capacity(0, file);
+        while bytes > 0 {
+            if std::io::Write::write_all(&mut file, &vec![0; bytes]).is_err() {
+                bytes /= 2;
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // A test that failed may have left something in it: the mount goes all the same.
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn on(disk: &SmallDisk) -> Node {
+    Node::with(Options { root: Some(disk.0.join("root")), ..Options::default() })
+}
+
+#[test]
+fn a_full_disk_refuses_new_pods_and_keeps_old_ones() {
+    let disk = SmallDisk::new(24);
+    let node = on(&disk);
+    let image = node.import_probe();
+    let pod = host_pod("early");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    disk.fill();
+    let refused = node.run_pod_sandbox(run(&host_pod("late"))).expect_err("no room for its record");
+    let text = refused.message().to_lowercase();
+    assert!(text.contains("space") || text.contains("enospc"), "{refused}");
+    let big = coracle_tests::image::Image::probe(&node.probe(), "late");
+    node.try_import(&big.oci_archive("localhost/late:1")).expect_err("no room for a layer");
+    assert_eq!(node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items.len(), 1);
+    assert!(host::is_alive(node.container_pid(&id)));
+    fs::remove_file(disk.0.join("filler")).expect("our file");
+    let late = node.run_pod(&host_pod("late"));
+    node.remove_pod(&late);
+    node.stop();
+}
+
+#[test]
+fn a_read_only_root_refuses_and_serves_again_when_it_is_writable() {
+    let disk = SmallDisk::new(24);
+    let node = on(&disk);
+    disk.read_only(true);
+    let refused = node.run_pod_sandbox(run(&host_pod("ro"))).expect_err("nothing can be recorded");
+    assert!(refused.message().to_lowercase().contains("read-only"), "{refused}");
+    node.version(VersionRequest::default()).expect("the daemon serves");
+    assert!(node.rests().is_empty(), "{:?}", node.rests());
+    disk.read_only(false);
+    let pod_id = node.run_pod(&host_pod("rw"));
+    node.remove_pod(&pod_id);
+    node.stop();
+}

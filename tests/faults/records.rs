@@ -1,0 +1,74 @@
+//! Records that are damaged while the daemon is away: each costs its own pod, visibly, and nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use coracle_tests::cri::proto::{ContainerState, ListPodSandboxRequest};
+use coracle_tests::node::Node;
+use coracle_tests::request::{container, host_pod};
+
+/// Regular files of a pod's record: its own file, or everything in its folder that is not a layer.
+fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
+    let place = root.join("pods");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&place).expect("records").flatten() {
+        if !entry.file_name().to_string_lossy().contains(pod_id) {
+            continue;
+        }
+        if entry.path().is_file() {
+            found.push(entry.path());
+        } else {
+            let inner = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+            found.extend(inner.map(|entry| entry.path()).filter(|path| path.is_file()));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_damaged_record_costs_one_pod_and_is_kept_aside() {
+    type Damage = fn(&[u8]) -> Vec<u8>;
+    let damages: [(&str, Damage); 4] = [
+        ("empty", |_| Vec::new()),
+        ("zeroed", |bytes| vec![0; bytes.len()]),
+        ("cut", |bytes| bytes[..bytes.len() / 2].to_vec()),
+        ("flipped", |bytes| {
+            let mut bytes = bytes.to_vec();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 0x40;
+            bytes
+        }),
+    ];
+    for (what, damage) in damages {
+        let mut node = Node::start();
+        let image = node.import_probe();
+        let (victim, witness) = (host_pod("victim"), host_pod("witness"));
+        let (victim_id, witness_id) = (node.run_pod(&victim), node.run_pod(&witness));
+        let config = container("one", &image, &["sleep", "forever"], &witness);
+        let id = node.run_container(&witness_id, &config, &witness);
+        node.kill9();
+        let files = records(node.root(), &victim_id);
+        assert!(!files.is_empty(), "no record of {victim_id} below {}", node.root().display());
+        for file in &files {
+            let bytes = fs::read(file).expect("a record");
+            fs::write(file, damage(&bytes)).expect("our file");
+        }
+        node.launch();
+        let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
+        assert!(pods.iter().any(|pod| pod.id == witness_id), "{what}: the witness is lost");
+        assert_eq!(node.container(&id).state(), ContainerState::ContainerRunning, "{what}");
+        let aside = fs::read_dir(node.root().join("quarantine")).map(Iterator::count).unwrap_or(0);
+        assert!(aside > 0, "{what}: nothing was set aside\n{}", node.log());
+        let status = node.status(coracle_tests::cri::proto::StatusRequest::default()).expect("status");
+        let conditions = status.status.expect("a status").conditions;
+        assert!(
+            conditions.iter().any(|condition| !condition.r#type.starts_with("Network") && !condition.status),
+            "{what}: no condition shows it: {conditions:?}"
+        );
+        assert!(
+            conditions.iter().any(|condition| condition.r#type == "RuntimeReady" && condition.status),
+            "{what}"
+        );
+        node.stop();
+    }
+}

@@ -1,0 +1,40 @@
+//! The house itself: who may depend on whom, who may use unsafe, what a file must begin with, what must not grow. Needs no
+//! root and no daemon, so `make check` runs it too.
+#![forbid(unsafe_code)]
+
+mod dependencies;
+mod sources;
+
+use std::path::{Path, PathBuf};
+
+/// The workspace's folder.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
+}
+
+/// Every file below the workspace's own folders whose name ends so; what is built or hidden is left out.
+pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    walk(root(), ending, &mut found);
+    found.sort();
+    found
+}
+
+fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of ours").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with('.') || name == "target" {
+            continue;
+        }
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            walk(&entry.path(), ending, found);
+        } else if name.ends_with(ending) {
+            found.push(entry.path());
+        }
+    }
+}
+
+/// A path as the workspace knows it.
+pub(crate) fn short(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}

@@ -1,0 +1,170 @@
+//! What every file of ours keeps to.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use crate::{files, root, short};
+
+/// Where `unsafe` may be: the system calls, and the monitor, which has no std. All else goes through them.
+const UNSAFE: [&str; 2] = ["sandbox/sys/src/", "sandbox/pod/src/"];
+
+/// Words that say that something is not done. In pieces, because this file is checked too.
+const UNFINISHED: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("unimpl", "emented!("), concat!("to", "do!(")];
+
+/// Longest file in lines, tests in it not counted.
+const FILE_LINES_MAX: usize = 600;
+/// Longest function in lines.
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// Files and functions (`path::name`) that are longer and why. May shrink freely; grows only with a reason.
+const LONGER: [(&str, &str); 1] =
+    [("sandbox/pod/src/child.rs::perform", "a match with one arm per operation")];
+
+#[test]
+fn each_file_says_why_it_exists() {
+    let silent: Vec<String> = files(".rs")
+        .into_iter()
+        .filter(|path| {
+            let text = fs::read_to_string(path).expect("a source file");
+            !text.starts_with("//!")
+        })
+        .map(|path| short(&path))
+        .collect();
+    assert!(silent.is_empty(), "no header: {silent:?}");
+}
+
+#[test]
+fn unsafe_is_where_it_may_be() {
+    let mut outside = Vec::new();
+    for path in files(".rs") {
+        let name = short(&path);
+        if UNSAFE.iter().any(|place| name.starts_with(place)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("a source file");
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let mut words = code.split([' ', '(']);
+            let is_unsafe = words.any(|word| word == "unsafe") && !code.contains('"');
+            if is_unsafe {
+                outside.push(format!("{name}:{}", number + 1));
+            }
+        }
+    }
+    assert!(outside.is_empty(), "{outside:?}");
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let mut later = Vec::new();
+    for path in files(".rs").into_iter().chain(files(".toml")).chain(files(".md")) {
+        let text = fs::read_to_string(&path).expect("a text file");
+        for (number, line) in text.lines().enumerate() {
+            if UNFINISHED.iter().any(|word| line.contains(word)) {
+                later.push(format!("{}:{}", short(&path), number + 1));
+            }
+        }
+    }
+    assert!(later.is_empty(), "do it, or file it: {later:?}");
+}
+
+#[test]
+fn files_and_functions_stay_short() {
+    let mut long: BTreeMap<String, usize> = BTreeMap::new();
+    for path in files(".rs") {
+        let name = short(&path);
+        let text = fs::read_to_string(&path).expect("a source file");
+        let body = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = body.lines().count();
+        if lines > FILE_LINES_MAX {
+            long.insert(name.clone(), lines);
+        }
+        for (function, lines) in functions(body) {
+            if lines > FUNCTION_LINES_MAX {
+                long.insert(format!("{name}::{function}"), lines);
+            }
+        }
+    }
+    long.retain(|name, _| !LONGER.iter().any(|(known, _)| known == name));
+    assert!(long.is_empty(), "two things in one? {long:#?}");
+}
+
+/// Name and length of each function, by rustfmt's layout: it ends at a brace as deep as it began.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let mut found = Vec::new();
+    let lines: Vec<&str> = text.lines().collect();
+    for (start, line) in lines.iter().enumerate() {
+        let trimmed = line.trim_start();
+        let Some(at) = trimmed.find("fn ") else { continue };
+        let is_head = trimmed[..at].split_whitespace().all(|word| {
+            matches!(word, "const" | "async" | "unsafe" | "extern" | "\"C\"") || word.starts_with("pub")
+        });
+        if !is_head {
+            continue;
+        }
+        let name: String = trimmed[at + 3..]
+            .chars()
+            .take_while(|letter| letter.is_alphanumeric() || *letter == '_')
+            .collect();
+        let end = format!("{}}}", &line[..line.len() - trimmed.len()]);
+        if let Some(length) = lines[start..].iter().position(|line| *line == end) {
+            found.push((name, length + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn links_in_our_pages_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in files(".md") {
+        // Code may look like a link and is none.
+        let text = fs::read_to_string(&path).expect("a page").split("```").step_by(2).collect::<String>();
+        for piece in text.split("](").skip(1) {
+            let target = piece.split(')').next().unwrap_or_default();
+            let place = target.split('#').next().unwrap_or_default();
+            if place.is_empty() || place.contains("://") || place.starts_with("mailto:") {
+                continue;
+            }
+            let folder = path.parent().unwrap_or(root());
+            if !folder.join(place).exists() {
+                broken.push(format!("{} -> {target}", short(&path)));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:?}");
+}
+
+#[test]
+fn every_source_file_is_reached_by_a_mod_line() {
+    let mut unreachable = Vec::new();
+    let mut all = files(".rs");
+    // A program's file may be named in its manifest.
+    all.extend(files("Cargo.toml"));
+    for path in all.iter().filter(|path| path.extension().is_some_and(|ending| ending == "rs")) {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if matches!(name.as_str(), "main" | "lib" | "build")
+            || ["/tests/", "/benches/"].iter().any(|place| short(path).contains(place))
+        {
+            continue;
+        }
+        let wanted = if name == "mod" {
+            path.parent()
+                .and_then(|folder| folder.file_name())
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        } else {
+            name
+        };
+        let is_named = all.iter().filter(|other| *other != path).any(|other| {
+            let text = fs::read_to_string(other).unwrap_or_default();
+            text.contains(&format!("mod {wanted};")) || text.contains(&format!("{wanted}.rs\""))
+        });
+        if !is_named {
+            unreachable.push(short(path));
+        }
+    }
+    assert!(unreachable.is_empty(), "{unreachable:?}");
+}

@@ -1,0 +1,278 @@
+//! What a container sees: its identity, capabilities, mounts, files and environment, compared with what was asked.
+
+use std::fs;
+
+use coracle_tests::cri::proto::{Capability, Int64Value, KeyValue, Mount};
+use coracle_tests::request::{bridge_pod, security};
+
+use crate::Stage;
+
+/// The value after `SECTION KEY ` in the probe's report.
+fn value<'a>(report: &'a str, key: &str) -> &'a str {
+    report
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
+        .unwrap_or_else(|| panic!("no {key} in\n{report}"))
+}
+
+/// The mount options of a path.
+fn options<'a>(report: &'a str, path: &str) -> &'a str {
+    value(report, &format!("mounts {path}"))
+}
+
+#[test]
+fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "ids", "caps", "fds", "place"], |_| ());
+    assert_eq!(value(&report, "ids Uid"), "0 0 0 0");
+    // CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL
+    // AUDIT_WRITE: the fourteen that Docker made usual.
+    assert_eq!(value(&report, "caps CapBnd"), "00000000a80425fb");
+    assert_eq!(value(&report, "caps CapEff"), "00000000a80425fb");
+    assert_eq!(value(&report, "caps CapAmb"), "0000000000000000");
+    let open: Vec<&str> = report.lines().filter(|line| line.starts_with("fds ")).collect();
+    assert_eq!(open.len(), 3, "{open:?}");
+    assert!(open[0].ends_with("/dev/null"), "{open:?}");
+    assert_eq!(value(&report, "place cwd"), "/");
+    stage.node.stop();
+}
+
+#[test]
+fn capabilities_are_added_and_dropped() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "caps"], |config| {
+        let capabilities = Capability {
+            drop_capabilities: vec!["ALL".into()],
+            add_capabilities: vec!["CHOWN".into()],
+            ..Default::default()
+        };
+        security(config).capabilities = Some(capabilities);
+    });
+    assert_eq!(value(&report, "caps CapBnd"), "0000000000000001");
+    let report = stage.output(&["see", "caps"], |config| {
+        let capabilities = Capability { drop_capabilities: vec!["CAP_CHOWN".into()], ..Default::default() };
+        security(config).capabilities = Some(capabilities);
+    });
+    assert_eq!(value(&report, "caps CapEff"), "00000000a80425fa");
+    stage.node.stop();
+}
+
+#[test]
+fn users_by_number_by_name_and_from_groups() {
+    let stage = Stage::set();
+    /// uid, gid, name and further groups as asked; uid, gid and groups as wanted.
+    type Case =
+        (Option<i64>, Option<i64>, &'static str, &'static [i64], &'static str, &'static str, &'static str);
+    let cases: [Case; 4] = [
+        (Some(1000), None, "", &[], "1000", "1000", "1000 2000 2001"),
+        (Some(1000), Some(5), "", &[77], "1000", "5", "5 77 2000 2001"),
+        (Some(4242), None, "", &[], "4242", "0", "0"),
+        (None, None, "bob", &[], "1001", "1001", "1001 2001"),
+    ];
+    for (uid, gid, name, more, want_uid, want_gid, want_groups) in cases {
+        let report = stage.output(&["see", "ids"], |config| {
+            let context = security(config);
+            context.run_as_user = uid.map(|value| Int64Value { value });
+            context.run_as_group = gid.map(|value| Int64Value { value });
+            context.run_as_username = name.into();
+            context.supplemental_groups = more.to_vec();
+        });
+        let what = format!("{uid:?} {gid:?} {name:?} {more:?}");
+        assert!(value(&report, "ids Uid").starts_with(want_uid), "{what}: {report}");
+        assert!(value(&report, "ids Gid").starts_with(want_gid), "{what}: {report}");
+        assert_eq!(value(&report, "ids Groups"), want_groups, "{what}");
+    }
+    stage.node.stop();
+}
+
+#[test]
+fn no_new_privileges_is_set_when_asked() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "ids"], |config| security(config).no_new_privs = true);
+    assert_eq!(value(&report, "ids NoNewPrivs"), "1");
+    let report = stage.output(&["see", "ids"], |_| ());
+    assert_eq!(value(&report, "ids NoNewPrivs"), "0");
+    stage.node.stop();
+}
+
+#[test]
+fn the_environment_is_the_images_then_the_requests() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "env"], |config| {
+        for (key, value) in [("OVERRIDDEN", "first"), ("OVERRIDDEN", "request"), ("EMPTY", "")] {
+            config.envs.push(KeyValue { key: key.into(), value: value.into() });
+        }
+    });
+    for line in ["env FROM_IMAGE=yes", "env OVERRIDDEN=request", "env EMPTY=", "env HOME=/root"] {
+        assert_eq!(report.lines().filter(|have| *have == line).count(), 1, "{line} in\n{report}");
+    }
+    assert!(report.contains("env PATH=/usr/local/sbin:"), "{report}");
+    assert!(report.contains("env HOSTNAME="), "{report}");
+    stage.node.stop();
+}
+
+#[test]
+fn a_missing_working_directory_is_made() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "place"], |config| config.working_dir = "/work/deep".into());
+    assert_eq!(value(&report, "place cwd"), "/work/deep");
+    let about = stage.output(&["stat", "/work/deep"], |config| config.working_dir = "/work/deep".into());
+    assert!(about.starts_with("40755 0 0 "), "{about}");
+    stage.node.stop();
+}
+
+#[test]
+fn the_standard_mounts_and_devices_are_there() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "mounts"], |_| ());
+    for path in [
+        "/",
+        "/proc",
+        "/sys",
+        "/dev",
+        "/dev/pts",
+        "/dev/shm",
+        "/etc/hosts",
+        "/etc/hostname",
+        "/etc/resolv.conf",
+    ] {
+        options(&report, path);
+    }
+    assert!(options(&report, "/sys").starts_with("ro,"), "{report}");
+    let devices = stage.output(&["ls", "/dev"], |_| ());
+    for name in
+        ["fd", "full", "null", "ptmx", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
+    {
+        assert!(devices.lines().any(|have| have == name), "{name} in\n{devices}");
+    }
+    assert!(stage.output(&["stat", "/dev/null"], |_| ()).starts_with("20666 0 0"));
+    stage.node.stop();
+}
+
+#[test]
+fn a_read_only_root_is_read_only_and_dev_shm_is_not() {
+    let stage = Stage::set();
+    let mut config = stage.config("ro", &["write", "/tmp/x", "y"]);
+    security(&mut config).readonly_rootfs = true;
+    let id = stage.run(&config);
+    assert_ne!(stage.node.exited(&id).exit_code, 0);
+    stage.output(&["write", "/dev/shm/x", "y"], |config| security(config).readonly_rootfs = true);
+    stage.node.stop();
+}
+
+#[test]
+fn bind_mounts_come_in_order_and_read_only_ones_are() {
+    let stage = Stage::set();
+    let host = stage.node.folder().join("volume");
+    fs::create_dir_all(&host).expect("a volume");
+    fs::write(host.join("file"), "from the host\n").expect("a file");
+    let mount = |path: &str, readonly: bool| Mount {
+        container_path: path.into(),
+        host_path: host.display().to_string(),
+        readonly,
+        ..Default::default()
+    };
+    let mounts = vec![mount("/data", false), mount("/fixed", true)];
+    let text = stage.output(&["cat", "/fixed/file"], |config| config.mounts = mounts.clone());
+    assert_eq!(text, "from the host\n");
+    stage.output(&["write", "/data/back", "hello"], |config| config.mounts = mounts.clone());
+    assert_eq!(fs::read_to_string(host.join("back")).expect("written through"), "hello");
+    let mut config = stage.config("fixed", &["write", "/fixed/no", "x"]);
+    config.mounts = mounts.clone();
+    let id = stage.run(&config);
+    assert_ne!(stage.node.exited(&id).exit_code, 0);
+    assert_eq!(stage.node.container(&id).mounts, mounts, "the request's mounts, in order, nothing else");
+    stage.node.stop();
+}
+
+#[test]
+fn a_mount_over_a_symlink_stays_in_the_root() {
+    let stage = Stage::set();
+    let target = stage.node.folder().join("target");
+    fs::create_dir_all(&target).expect("a folder");
+    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "links").plus(
+        coracle_tests::layer::Layer::new(
+            &[coracle_tests::layer::Entry::symlink("escape", "/../../../../../../var/tmp")],
+            coracle_tests::layer::Compression::Gzip,
+        ),
+    );
+    stage.node.try_import(&image.oci_archive("localhost/links:1")).expect("import");
+    let mut config =
+        coracle_tests::request::container("links", "localhost/links:1", &["ls", "/var/tmp"], &stage.pod);
+    config.mounts = vec![Mount {
+        container_path: "/escape/inner".into(),
+        host_path: target.display().to_string(),
+        ..Default::default()
+    }];
+    let id = stage.run(&config);
+    assert_eq!((stage.node.exited(&id).exit_code, stage.node.output(&id).as_str()), (0, "inner\n"));
+    assert!(!std::path::Path::new("/var/tmp/inner").exists(), "it was made on the host");
+    stage.node.stop();
+}
+
+#[test]
+fn masked_paths_are_empty_and_read_only_paths_are_read_only() {
+    let stage = Stage::set();
+    let usual = |config: &mut coracle_tests::cri::proto::ContainerConfig| {
+        let context = security(config);
+        context.masked_paths =
+            ["/proc/kcore", "/proc/keys", "/proc/nowhere", "/sys/firmware"].map(String::from).into();
+        context.readonly_paths = vec!["/proc/sys".into()];
+    };
+    assert_eq!(stage.output(&["cat", "/proc/keys"], usual), "");
+    assert_eq!(stage.output(&["ls", "/sys/firmware"], usual), "");
+    let report = stage.output(&["see", "mounts"], usual);
+    assert!(options(&report, "/proc/sys").starts_with("ro"), "{report}");
+    stage.node.stop();
+}
+
+#[test]
+fn host_name_hosts_and_resolver_come_from_the_pod() {
+    // Without CNI a pod has no network of its own, so this one is on the bridge.
+    let node = coracle_tests::node::Node::with_bridge();
+    let image = node.import_probe();
+    let mut pod = bridge_pod("named");
+    pod.log_directory = node.log_directory("named");
+    let dns = pod.dns_config.as_mut().expect("set");
+    dns.searches = vec!["cluster.local".into()];
+    dns.options = vec!["ndots:5".into()];
+    let pod_id = node.run_pod(&pod);
+    let read = |path: &str| {
+        let config = coracle_tests::request::container(&path.replace('/', "-"), &image, &["cat", path], &pod);
+        let id = node.run_container(&pod_id, &config, &pod);
+        assert_eq!(node.exited(&id).exit_code, 0);
+        node.output(&id)
+    };
+    assert_eq!(read("/etc/hostname").trim(), "named");
+    assert_eq!(read("/proc/sys/kernel/hostname").trim(), "named");
+    let resolver = read("/etc/resolv.conf");
+    for line in ["nameserver 192.0.2.53", "search cluster.local", "options ndots:5"] {
+        assert!(resolver.lines().any(|have| have == line), "{line} in\n{resolver}");
+    }
+    assert!(read("/etc/hosts").contains("127.0.0.1"));
+    node.stop();
+}
+
+#[test]
+fn command_and_args_replace_entrypoint_and_cmd() {
+    let stage = Stage::set();
+    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "cmd")
+        .with("Cmd", serde_json::json!(["print", "from", "cmd"]));
+    stage.node.try_import(&image.oci_archive("localhost/cmd:1")).expect("import");
+    let run = |command: &[&str], args: &[&str]| {
+        let name = format!("c{}", coracle_tests::request::fresh());
+        let mut config = coracle_tests::request::container(&name, "localhost/cmd:1", args, &stage.pod);
+        config.command = command.iter().map(|word| (*word).to_owned()).collect();
+        let id = stage.run(&config);
+        (stage.node.exited(&id).exit_code, stage.node.output(&id))
+    };
+    assert_eq!(run(&[], &[]), (0, "from cmd\n".into()));
+    assert_eq!(run(&[], &["print", "args"]), (0, "args\n".into()));
+    assert_eq!(
+        run(&["/probe", "print", "command"], &[]),
+        (0, "command\n".into()),
+        "the image's Cmd is dropped"
+    );
+    assert_eq!(run(&["/probe"], &["print", "both"]), (0, "both\n".into()));
+    stage.node.stop();
+}

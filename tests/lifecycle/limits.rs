@@ -1,0 +1,89 @@
+//! Limits, read back from the cgroup the container really is in, and the one that kills.
+
+use coracle_tests::cri::proto::{LinuxContainerResources, UpdateContainerResourcesRequest};
+use coracle_tests::host;
+
+use crate::Stage;
+
+/// The first cgroup knob of this name in any group of the process.
+fn knob(pid: i32, names: &[&str]) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the process lives");
+    text.lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .flat_map(|path| names.iter().filter_map(move |name| host::cgroup_file(path, name)))
+        .find_map(|file| std::fs::read_to_string(file).ok())
+        .unwrap_or_else(|| panic!("none of {names:?} in\n{text}"))
+        .trim()
+        .to_owned()
+}
+
+fn resources() -> LinuxContainerResources {
+    LinuxContainerResources {
+        cpu_period: 100_000,
+        cpu_quota: 50_000,
+        cpu_shares: 512,
+        memory_limit_in_bytes: 64 << 20,
+        oom_score_adj: 500,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn limits_are_in_the_cgroup_and_in_the_status() {
+    let stage = Stage::set();
+    let mut config = stage.config("limited", &["sleep", "forever"]);
+    config.linux.as_mut().expect("set").resources = Some(resources());
+    let id = stage.run(&config);
+    let pid = stage.node.container_pid(&id);
+    assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
+    let quota = knob(pid, &["cpu.cfs_quota_us", "cpu.max"]);
+    assert!(quota.starts_with("50000"), "{quota}");
+    assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("alive").trim(), "500");
+    let status =
+        stage.node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
+    assert_eq!((status.cpu_shares, status.memory_limit_in_bytes), (512, 64 << 20));
+    stage.node.stop();
+}
+
+#[test]
+fn an_update_is_served_or_says_that_it_is_not() {
+    let stage = Stage::set();
+    let mut config = stage.config("limited", &["sleep", "forever"]);
+    config.linux.as_mut().expect("set").resources = Some(resources());
+    let id = stage.run(&config);
+    let linux = LinuxContainerResources { memory_limit_in_bytes: 128 << 20, ..Default::default() };
+    let request = UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(linux),
+        ..Default::default()
+    };
+    match stage.node.update_container_resources(request) {
+        Ok(_) => {
+            let pid = stage.node.container_pid(&id);
+            assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (128 << 20).to_string());
+        }
+        Err(error) => assert_eq!(error.code(), tonic::Code::Unimplemented, "{error}"),
+    }
+    stage.node.stop();
+}
+
+#[test]
+fn a_container_over_its_memory_is_oom_killed_and_says_so() {
+    let stage = Stage::set();
+    let mut config = stage.config("hungry", &["burn", "256"]);
+    let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
+    config.linux.as_mut().expect("set").resources = Some(limit);
+    let id = stage.run(&config);
+    let status = stage.node.exited(&id);
+    assert_eq!((status.reason.as_str(), status.exit_code), ("OOMKilled", 137));
+    stage.node.stop();
+}
+
+#[test]
+fn the_cgroup_is_named_by_the_id() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("named", &["sleep", "forever"]));
+    let found = host::cgroups_below(&stage.node.cgroup_parent());
+    assert!(found.iter().any(|path| path.ends_with(&id)), "{id} in {found:?}");
+    stage.node.stop();
+}

@@ -1,0 +1,97 @@
+//! The log file: every byte of it, as the kubelet's reader takes it apart.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use coracle_tests::cri::proto::ReopenContainerLogRequest;
+use coracle_tests::host;
+
+use crate::Stage;
+
+/// Most content of one line of the file; what containerd splits at, and tools assume.
+const PIECE_BYTES_MAX: usize = 16 << 10;
+
+/// (stream, tag, content) of each line, after a look at each time stamp.
+fn parse(text: &str) -> Vec<(String, String, String)> {
+    let mut last = String::new();
+    text.lines()
+        .map(|line| {
+            let mut words = line.splitn(4, ' ');
+            let mut word = || words.next().unwrap_or_else(|| panic!("short line {line:?}")).to_owned();
+            let (time, stream, tag, content) = (word(), word(), word(), word());
+            assert!(time.len() == 30 && time.ends_with('Z'), "{time} has nine digits and is UTC");
+            assert!(time >= last, "{time} after {last}");
+            last = time;
+            (stream, tag, content)
+        })
+        .collect()
+}
+
+#[test]
+fn both_streams_are_tagged() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("one", &["both"]));
+    let path = stage.node.exited(&id).log_path;
+    let mut lines = parse(&fs::read_to_string(&path).expect("a log"));
+    lines.sort();
+    let full = |stream: &str, text: &str| (stream.to_owned(), "F".to_owned(), text.to_owned());
+    assert_eq!(lines, [full("stderr", "to stderr"), full("stdout", "to stdout")]);
+    assert_eq!(fs::metadata(&path).expect("a log").mode() & 0o777, 0o640);
+    stage.node.stop();
+}
+
+#[test]
+fn a_long_line_is_pieces_that_join_and_a_missing_newline_is_partial() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("long", &["lines", "3", "50000"]));
+    let lines = parse(&fs::read_to_string(stage.node.exited(&id).log_path).expect("a log"));
+    assert!(lines.iter().all(|line| line.2.len() <= PIECE_BYTES_MAX));
+    let joined: String =
+        lines.iter().map(|line| format!("{}{}", line.2, if line.1 == "F" { "\n" } else { "" })).collect();
+    assert_eq!(joined.lines().map(str::len).collect::<Vec<_>>(), [50_000; 3]);
+    let id = stage.run(&stage.config("raw", &["raw", "no newline"]));
+    let lines = parse(&fs::read_to_string(stage.node.exited(&id).log_path).expect("a log"));
+    assert_eq!(lines, [("stdout".to_owned(), "P".to_owned(), "no newline".to_owned())]);
+    stage.node.stop();
+}
+
+#[test]
+fn everything_is_there_the_moment_the_exit_shows() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("much", &["lines", "5000", "200"]));
+    let lines = parse(&fs::read_to_string(stage.node.exited(&id).log_path).expect("a log"));
+    assert_eq!(lines.len(), 5000);
+    for (index, line) in lines.iter().enumerate() {
+        assert!(line.2.starts_with(&format!("{index:08} ")), "line {index}");
+    }
+    stage.node.stop();
+}
+
+#[test]
+fn a_reopened_log_loses_and_doubles_nothing() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("ticks", &["ticks", "1"]));
+    let path = stage.node.container(&id).log_path;
+    let rotated: Vec<String> = (0..5).map(|index| format!("{path}.{index}")).collect();
+    for old in &rotated {
+        host::wait_until("some lines", || fs::metadata(&path).is_ok_and(|about| about.len() > 500));
+        fs::rename(&path, old).expect("rotate");
+        stage
+            .node
+            .reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() })
+            .expect("reopen");
+        assert!(fs::exists(&path).expect("a look"), "the new file is there when the answer is");
+    }
+    let stop = coracle_tests::cri::proto::StopContainerRequest { container_id: id.clone(), timeout: 0 };
+    stage.node.stop_container(stop).expect("stop");
+    let all: String =
+        rotated.iter().chain([&path]).map(|file| fs::read_to_string(file).expect("a log")).collect();
+    for (index, line) in parse(&all).iter().enumerate() {
+        assert_eq!(line.2, format!("tick {index}"));
+    }
+    fs::remove_file(&path).expect("the log");
+    let reopen = ReopenContainerLogRequest { container_id: id };
+    stage.node.reopen_container_log(reopen).expect_err("it does not run");
+    assert!(!fs::exists(&path).expect("a look"), "no file for a container that does not run");
+    stage.node.stop();
+}

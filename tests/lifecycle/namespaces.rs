@@ -1,0 +1,73 @@
+//! Which namespaces a container shares with its pod, its node and its neighbours, compared by identity.
+
+use coracle_tests::cri::proto::NamespaceMode;
+use coracle_tests::host::namespace;
+use coracle_tests::request::{host_pod, security};
+
+use crate::Stage;
+
+#[test]
+fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {
+    let stage = Stage::set();
+    let pids: Vec<i32> = ["one", "two"]
+        .map(|name| stage.run(&stage.config(name, &["sleep", "forever"])))
+        .map(|id| stage.node.container_pid(&id))
+        .into();
+    for (kind, is_shared) in [("ipc", true), ("net", true), ("uts", true), ("pid", false), ("mnt", false)] {
+        let same = namespace(pids[0], kind) == namespace(pids[1], kind);
+        assert_eq!(same, is_shared, "{kind}");
+    }
+    let me = std::process::id() as i32;
+    assert_eq!(namespace(pids[0], "net"), namespace(me, "net"), "host network");
+    assert_ne!(namespace(pids[0], "ipc"), namespace(me, "ipc"));
+    assert!(
+        stage.output(&["see", "place"], |_| ()).contains("place pid 1\n"),
+        "first in its own pid namespace"
+    );
+    stage.node.stop();
+}
+
+#[test]
+fn the_nodes_namespaces_when_asked() {
+    let mut pod = host_pod("node");
+    let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    let options = linux.and_then(|context| context.namespace_options.as_mut()).expect("set");
+    options.pid = NamespaceMode::Node.into();
+    options.ipc = NamespaceMode::Node.into();
+    let stage = Stage::with(pod);
+    let pid = stage.node.container_pid(&stage.run(&stage.config("one", &["sleep", "forever"])));
+    for kind in ["pid", "ipc", "net", "uts"] {
+        assert_eq!(namespace(pid, kind), namespace(std::process::id() as i32, kind), "{kind}");
+    }
+    stage.node.stop();
+}
+
+#[test]
+fn a_pods_pid_namespace_is_shared_and_its_first_process_reaps() {
+    let mut pod = host_pod("shared");
+    let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
+        NamespaceMode::Pod.into();
+    let stage = Stage::with(pod);
+    let first = stage.node.container_pid(&stage.run(&stage.config("one", &["sleep", "forever"])));
+    let second = stage.node.container_pid(&stage.run(&stage.config("two", &["orphan", "0"])).clone());
+    assert!(second >= 0);
+    let third = stage.node.container_pid(&stage.run(&stage.config("three", &["sleep", "forever"])));
+    assert_eq!(namespace(first, "pid"), namespace(third, "pid"));
+    assert_ne!(namespace(first, "pid"), namespace(std::process::id() as i32, "pid"));
+    stage.node.stop();
+}
+
+#[test]
+fn a_target_container_joins_anothers_pids() {
+    let stage = Stage::set();
+    let target = stage.run(&stage.config("target", &["sleep", "forever"]));
+    let mut config = stage.config("debug", &["sleep", "forever"]);
+    let options = security(&mut config).namespace_options.as_mut().expect("set");
+    options.pid = NamespaceMode::Target.into();
+    options.target_id = target.clone();
+    let debug = stage.run(&config);
+    let (target, debug) = (stage.node.container_pid(&target), stage.node.container_pid(&debug));
+    assert_eq!(namespace(target, "pid"), namespace(debug, "pid"));
+    stage.node.stop();
+}

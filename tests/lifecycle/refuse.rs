@@ -1,0 +1,129 @@
+//! Bad input: each gets a clear error that names what is wrong, and leaves nothing.
+
+use coracle_tests::cri::proto::{
+    Capability, ContainerConfig, ContainerState, Int64Value, ListContainersRequest, ListPodSandboxRequest,
+    Mount, PodSandboxConfig, RunPodSandboxRequest, StartContainerRequest,
+};
+use coracle_tests::node::Node;
+use coracle_tests::request::{create, host_pod, run, security};
+use tonic::Code;
+
+use crate::Stage;
+
+#[test]
+fn pods_without_whole_metadata_are_refused() {
+    let node = Node::start();
+    let nothing = node.run_pod_sandbox(RunPodSandboxRequest::default()).expect_err("no config");
+    assert_eq!(nothing.code(), Code::InvalidArgument, "{nothing}");
+    type Strip = fn(&mut PodSandboxConfig);
+    let strip: [(&str, Strip); 4] = [
+        ("metadata", |pod| pod.metadata = None),
+        ("name", |pod| pod.metadata.as_mut().expect("set").name.clear()),
+        ("namespace", |pod| pod.metadata.as_mut().expect("set").namespace.clear()),
+        ("uid", |pod| pod.metadata.as_mut().expect("set").uid.clear()),
+    ];
+    for (field, strip) in strip {
+        let mut pod = host_pod("bad");
+        strip(&mut pod);
+        let refused = node.run_pod_sandbox(run(&pod)).expect_err(field);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{field}: {refused}");
+        assert!(refused.message().contains(field), "{field}: {refused}");
+    }
+    let mut request = run(&host_pod("handler"));
+    request.runtime_handler = "gvisor".into();
+    assert!(node.run_pod_sandbox(request).expect_err("unknown").message().contains("gvisor"));
+    assert!(node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items.is_empty());
+    node.stop();
+}
+
+#[test]
+fn a_container_that_cannot_be_made_is_not_listed() {
+    let stage = Stage::set();
+    type Spoil = fn(&mut ContainerConfig);
+    let cases: [(&str, Spoil); 8] = [
+        ("metadata", |config| config.metadata = None),
+        ("name", |config| config.metadata.as_mut().expect("set").name.clear()),
+        ("localhost/absent:1", |config| {
+            config.image.as_mut().expect("set").image = "localhost/absent:1".into()
+        }),
+        ("nobody-here", |config| security(config).run_as_username = "nobody-here".into()),
+        ("run_as_group", |config| security(config).run_as_group = Some(Int64Value { value: 5 })),
+        ("FLY", |config| {
+            let capabilities = Capability { add_capabilities: vec!["FLY".into()], ..Default::default() };
+            security(config).capabilities = Some(capabilities);
+        }),
+        ("/no/such/source", |config| {
+            config.mounts = vec![Mount {
+                container_path: "/m".into(),
+                host_path: "/no/such/source".into(),
+                ..Default::default()
+            }];
+        }),
+        ("log_path", |config| config.log_path = "../../escape.log".into()),
+    ];
+    for (what, spoil) in cases {
+        let mut config = stage.config("bad", &["true"]);
+        spoil(&mut config);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let refused = match made {
+            Err(refused) => refused,
+            // What only the kernel can refuse may be found out at start.
+            Ok(made) => {
+                let start = StartContainerRequest { container_id: made.container_id.clone() };
+                let refused = stage.node.start_container(start).expect_err(what);
+                let remove =
+                    coracle_tests::cri::proto::RemoveContainerRequest { container_id: made.container_id };
+                stage.node.remove_container(remove).expect("remove");
+                refused
+            }
+        };
+        assert!(refused.message().contains(what), "{what}: {refused}");
+        let listed = stage.node.list_containers(ListContainersRequest::default()).expect("list").containers;
+        assert!(listed.is_empty(), "{what}: {listed:?}");
+    }
+    stage.output(&["true"], |_| ());
+    stage.node.stop();
+}
+
+#[test]
+fn a_missing_pod_is_not_found() {
+    let stage = Stage::set();
+    let config = stage.config("one", &["true"]);
+    let refused =
+        stage.node.create_container(create(&"d".repeat(64), &config, &stage.pod)).expect_err("no pod");
+    assert_eq!(refused.code(), Code::NotFound, "{refused}");
+    stage.node.stop();
+}
+
+#[test]
+fn a_command_that_is_not_there_is_a_start_error() {
+    let stage = Stage::set();
+    for (command, cause) in
+        [("/nope", "no such file"), ("nope", "not found"), ("/plain", "permission denied")]
+    {
+        let mut config = stage.config(&format!("c{}", coracle_tests::request::fresh()), &[]);
+        config.command = vec![command.into()];
+        let id = stage.create(&config);
+        let start = StartContainerRequest { container_id: id.clone() };
+        let refused = stage.node.start_container(start).expect_err(command);
+        assert!(refused.message().to_lowercase().contains(cause), "{command}: {refused}");
+        let status = stage.node.container(&id);
+        assert_eq!(status.state(), ContainerState::ContainerExited);
+        assert_eq!((status.reason.as_str(), status.exit_code, status.started_at), ("StartError", 128, 0));
+        assert!(status.finished_at > 0 && !status.message.is_empty());
+    }
+    stage.node.stop();
+}
+
+#[test]
+fn a_working_directory_that_is_a_file_is_an_error() {
+    let stage = Stage::set();
+    let mut config = stage.config("one", &["true"]);
+    config.working_dir = "/plain".into();
+    let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+    let refused = made.and_then(|made| {
+        stage.node.start_container(StartContainerRequest { container_id: made.container_id })
+    });
+    assert!(refused.expect_err("not a directory").message().contains("/plain"));
+    stage.node.stop();
+}

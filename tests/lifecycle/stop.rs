@@ -1,0 +1,134 @@
+//! The end of a container: its signal, its grace, SIGKILL, and everyone it started.
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::proto::{NamespaceMode, Signal, StopContainerRequest};
+use coracle_tests::host;
+use coracle_tests::request::{exec, host_pod};
+
+use crate::Stage;
+
+/// Runs a container that waits for signals, and waits until it does.
+fn trapping(stage: &Stage, signal: Signal) -> String {
+    let mut config = stage.config("trap", &["trap", "9"]);
+    config.stop_signal = signal.into();
+    let id = stage.run(&config);
+    host::wait_until("it traps", || stage.node.output(&id).contains("trapping"));
+    id
+}
+
+#[test]
+fn the_stop_signal_is_the_requests_else_the_images_else_term() {
+    for (asked, got) in [(Signal::RuntimeDefault, "SIGTERM"), (Signal::Sigusr1, "SIGUSR1")] {
+        let stage = Stage::set();
+        let id = trapping(&stage, asked);
+        stage
+            .node
+            .stop_container(StopContainerRequest { container_id: id.clone(), timeout: 20 })
+            .expect("stop");
+        assert_eq!(stage.node.container(&id).exit_code, 9);
+        assert!(stage.node.output(&id).contains(&format!("got {got}")), "{}", stage.node.output(&id));
+        stage.node.stop();
+    }
+    let stage = Stage::set();
+    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "stop")
+        .with("StopSignal", serde_json::json!("SIGQUIT"));
+    stage.node.try_import(&image.oci_archive("localhost/stop:1")).expect("import");
+    let config = coracle_tests::request::container("trap", "localhost/stop:1", &["trap", "9"], &stage.pod);
+    let id = stage.run(&config);
+    host::wait_until("it traps", || stage.node.output(&id).contains("trapping"));
+    assert_eq!(stage.node.container(&id).stop_signal(), Signal::Sigquit);
+    stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 20 }).expect("stop");
+    assert!(stage.node.output(&id).contains("got SIGQUIT"), "{}", stage.node.output(&id));
+    stage.node.stop();
+}
+
+#[test]
+fn what_ignores_its_signal_is_killed_after_its_grace_and_not_before() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("deaf", &["stubborn"]));
+    host::wait_until("it is deaf", || stage.node.output(&id).contains("stubborn"));
+    let begin = Instant::now();
+    stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 1 }).expect("stop");
+    let took = begin.elapsed();
+    assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}");
+    assert_eq!(stage.node.container(&id).exit_code, 137);
+    stage.node.stop();
+}
+
+#[test]
+fn no_grace_kills_at_once_and_a_second_stop_shortens_the_first() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("deaf", &["stubborn"]));
+    let patient = stage.node.another();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let first = scope
+            .spawn(|| patient.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 50 }));
+        stage
+            .node
+            .stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 })
+            .expect("stop");
+        first.join().expect("a client thread").expect("the first stop ends too");
+    });
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    stage
+        .node
+        .stop_container(StopContainerRequest { container_id: id, timeout: 10 })
+        .expect("stopped is stopped");
+    stage.node.stop();
+}
+
+#[test]
+fn in_the_nodes_pid_namespace_children_go_too() {
+    let mut pod = host_pod("nodepid");
+    let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
+        NamespaceMode::Node.into();
+    let stage = Stage::with(pod);
+    let seconds = format!("{}", 300_000 + std::process::id());
+    let id = stage.run(&stage.config("tree", &["tree", &seconds]));
+    let alive = || {
+        host::processes(&format!("tree {seconds}"))
+            .iter()
+            .filter(|process| host::is_alive(process.pid))
+            .count()
+    };
+    host::wait_until("three generations", || alive() == 3);
+    stage.node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
+    assert_eq!(alive(), 0);
+    stage.node.stop();
+}
+
+#[test]
+fn an_orphan_that_holds_the_output_does_not_hide_the_exit() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("orphan", &["orphan", "600"]));
+    assert_eq!(stage.node.exited(&id).exit_code, 0);
+    stage.node.stop();
+}
+
+#[test]
+fn an_exec_ends_with_its_container() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
+    let other = stage.node.another();
+    std::thread::scope(|scope| {
+        let exec = scope.spawn(|| other.exec_sync(exec(&id, &["sleep", "600"], 0)));
+        let pid = stage.node.container_pid(&id);
+        let namespace = host::namespace(pid, "pid");
+        host::wait_until("the exec runs", || {
+            host::processes("sleep 600")
+                .iter()
+                .any(|process| host::namespace(process.pid, "pid") == namespace)
+        });
+        stage
+            .node
+            .stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 })
+            .expect("stop");
+        if let Ok(answer) = exec.join().expect("a client thread") {
+            assert_eq!(answer.exit_code, 137);
+        }
+    });
+    stage.node.stop();
+}

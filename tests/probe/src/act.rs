@@ -1,0 +1,168 @@
+//! What a container can do to a runtime: sleep, write, ignore signals, leave orphans, eat memory, serve.
+
+use std::fs;
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::see::Outcome;
+
+/// A whole number from an argument.
+pub(crate) fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text:?} is no number"))
+}
+
+/// Sleeps, then succeeds.
+pub(crate) fn sleep(seconds: u64) -> u8 {
+    std::thread::sleep(Duration::from_secs(seconds));
+    0
+}
+
+/// Sleeps until a signal ends it.
+pub(crate) fn sleep_forever() -> Outcome {
+    loop {
+        sleep(3600);
+    }
+}
+
+/// One line of words.
+pub(crate) fn print(words: &[&str]) -> Outcome {
+    println!("{}", words.join(" "));
+    Ok(0)
+}
+
+/// `count` lines of `bytes` bytes each, newline not counted; each line starts with its number.
+pub(crate) fn lines(count: &str, bytes: &str) -> Outcome {
+    let (count, bytes) = (number(count)?, number(bytes)? as usize);
+    let mut out = std::io::stdout().lock();
+    for line in 0..count {
+        let text = format!("{line:08} {}\n", "x".repeat(bytes.saturating_sub(9)));
+        out.write_all(text.as_bytes()).map_err(|error| format!("write: {error}"))?;
+    }
+    Ok(0)
+}
+
+/// Text without a newline.
+pub(crate) fn raw(text: &str) -> Outcome {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| format!("write: {error}"))?;
+    Ok(0)
+}
+
+/// One line on each stream.
+pub(crate) fn both() -> Outcome {
+    println!("to stdout");
+    eprintln!("to stderr");
+    Ok(0)
+}
+
+/// Counts aloud until it is ended: a test sees whether anything was lost or doubled.
+pub(crate) fn ticks(milliseconds: &str) -> Outcome {
+    let pause = Duration::from_millis(number(milliseconds)?);
+    for tick in 0u64.. {
+        println!("tick {tick}");
+        std::thread::sleep(pause);
+    }
+    Ok(0)
+}
+
+/// Waits for the first of some signals, says which, and exits with `code`.
+pub(crate) fn trap(code: &str) -> Outcome {
+    let code = number(code)? as u8;
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGHUP] {
+        set.add(signal);
+    }
+    set.thread_block().map_err(|error| format!("block signals: {error}"))?;
+    println!("trapping");
+    let signal = set.wait().map_err(|error| format!("wait: {error}"))?;
+    println!("got {}", signal.as_str());
+    Ok(code)
+}
+
+/// Blocks every signal that can be, and sleeps: only SIGKILL ends it.
+pub(crate) fn stubborn() -> Outcome {
+    SigSet::all().thread_block().map_err(|error| format!("block signals: {error}"))?;
+    println!("stubborn");
+    sleep_forever()
+}
+
+/// Ends itself by a signal. As pid 1 of a namespace the kernel would drop it: then exits with 3.
+pub(crate) fn raise(signal: &str) -> Outcome {
+    let signal: Signal = signal.parse().map_err(|_| format!("{signal:?} is no signal"))?;
+    nix::sys::signal::raise(signal).map_err(|error| format!("raise: {error}"))?;
+    Ok(3)
+}
+
+/// Leaves a child behind that keeps standard output open, and exits at once.
+pub(crate) fn orphan(seconds: &str) -> Outcome {
+    spawn(&["sleep", seconds])?;
+    println!("orphaned");
+    Ok(0)
+}
+
+/// Sleeps with a child and a grandchild that sleep too.
+pub(crate) fn tree(seconds: &str) -> Outcome {
+    let depth = std::env::var("PROBE_DEPTH").ok().and_then(|text| text.parse().ok()).unwrap_or(2u32);
+    if depth > 0 {
+        Command::new("/proc/self/exe")
+            .args(["tree", seconds])
+            .env("PROBE_DEPTH", (depth - 1).to_string())
+            .spawn()
+            .map_err(|error| format!("spawn: {error}"))?;
+    }
+    number(seconds).map(sleep)
+}
+
+/// Touches memory, a mebibyte at a time, then stays.
+pub(crate) fn burn(mebibytes: &str) -> Outcome {
+    const MIB: usize = 1 << 20;
+    let mut kept = Vec::new();
+    for _ in 0..number(mebibytes)? {
+        kept.push(black_box(vec![1u8; MIB]));
+    }
+    println!("burnt {}", kept.len());
+    sleep_forever()
+}
+
+/// Writes a file.
+pub(crate) fn write(path: &str, text: &str) -> Outcome {
+    fs::write(path, text).map_err(|error| format!("write {path}: {error}"))?;
+    Ok(0)
+}
+
+/// Answers each connection with the host name, for ever.
+pub(crate) fn serve(port: &str) -> Outcome {
+    let listener = TcpListener::bind(("0.0.0.0", number(port)? as u16))
+        .map_err(|error| format!("bind {port}: {error}"))?;
+    println!("serving");
+    let name = nix::unistd::gethostname().map_err(|error| format!("gethostname: {error}"))?;
+    for mut stream in listener.incoming().flatten() {
+        // A caller that hung up early is its own loss.
+        let _ = writeln!(stream, "hello from {}", name.to_string_lossy());
+    }
+    Ok(0)
+}
+
+/// Prints what an address says.
+pub(crate) fn connect(address: &str) -> Outcome {
+    let mut stream = TcpStream::connect(address).map_err(|error| format!("connect {address}: {error}"))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).map_err(|error| format!("read {address}: {error}"))?;
+    print!("{text}");
+    Ok(0)
+}
+
+/// Starts this program again, with the same outputs.
+fn spawn(arguments: &[&str]) -> Result<(), String> {
+    Command::new("/proc/self/exe")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .spawn()
+        .map(drop)
+        .map_err(|error| format!("spawn: {error}"))
+}

@@ -1,0 +1,49 @@
+//! The program inside the fixture images. It is the image's only file that runs, so that a test needs no shell and no
+//! download: the first argument names what to do, the output says what a container really sees.
+//! Depends on nothing of ours: what it reports comes from the kernel alone.
+#![forbid(unsafe_code)]
+
+mod act;
+mod see;
+
+use std::process::ExitCode;
+
+/// Exit code for arguments the probe does not understand; a shell's "misuse".
+const MISUSE: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["see", what @ ..] => see::all(what),
+        ["cat", path] => see::cat(path),
+        ["ls", path] => see::list(path),
+        ["stat", path] => see::stat(path),
+        ["true"] => Ok(0),
+        ["exit", code] => act::number(code).map(|code| code as u8),
+        ["sleep", "forever"] => act::sleep_forever(),
+        ["sleep", seconds] => act::number(seconds).map(act::sleep),
+        ["print", words @ ..] => act::print(words),
+        ["lines", count, bytes] => act::lines(count, bytes),
+        ["raw", text] => act::raw(text),
+        ["both"] => act::both(),
+        ["ticks", milliseconds] => act::ticks(milliseconds),
+        ["trap", code] => act::trap(code),
+        ["stubborn"] => act::stubborn(),
+        ["raise", signal] => act::raise(signal),
+        ["orphan", seconds] => act::orphan(seconds),
+        ["tree", seconds] => act::tree(seconds),
+        ["burn", mebibytes] => act::burn(mebibytes),
+        ["write", path, text] => act::write(path, text),
+        ["serve", port] => act::serve(port),
+        ["connect", address] => act::connect(address),
+        _ => Err(format!("what is {words:?}?")),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("probe: {error}");
+            ExitCode::from(MISUSE)
+        }
+    }
+}

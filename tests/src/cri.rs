@@ -1,0 +1,162 @@
+//! A kubelet-shaped client: the CRI's two services over one connection, as plain blocking calls, each with a deadline.
+//! Each [`Cri`] has its own connection and its own single-threaded runtime; dropping it, or a call that
+//! [`Cri::abandon`] gives up, is what a vanished client looks like.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// The generated messages and clients of `runtime.v1`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    reason = "generated from cri.proto"
+)]
+pub mod proto {
+    tonic::include_proto!("runtime.v1");
+}
+
+use proto::image_service_client::ImageServiceClient;
+use proto::runtime_service_client::RuntimeServiceClient;
+
+/// No call of a test may take longer; the kubelet's own default is two minutes.
+pub const CALL_SECONDS_MAX: u64 = 60;
+
+/// Largest message: what kubelet and crictl accept.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// One connection to a node's socket.
+pub struct Cri {
+    runtime: Runtime,
+    pods: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    socket: PathBuf,
+}
+
+/// One blocking method per RPC.
+macro_rules! calls {
+    ($($field:ident: $method:ident($request:ident) -> $response:ident;)*) => {
+        impl Cri {
+            $(
+                #[doc = concat!("`", stringify!($method), "`, with the default deadline.")]
+                pub fn $method(&self, request: proto::$request) -> Result<proto::$response, Status> {
+                    let mut client = self.$field.clone();
+                    let mut request = Request::new(request);
+                    request.set_timeout(Duration::from_secs(CALL_SECONDS_MAX));
+                    self.wait(async move { client.$method(request).await.map(|answer| answer.into_inner()) })
+                }
+            )*
+        }
+    };
+}
+
+calls! {
+    pods: version(VersionRequest) -> VersionResponse;
+    pods: status(StatusRequest) -> StatusResponse;
+    pods: runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse;
+    pods: update_runtime_config(UpdateRuntimeConfigRequest) -> UpdateRuntimeConfigResponse;
+    pods: run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse;
+    pods: stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse;
+    pods: remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse;
+    pods: pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse;
+    pods: list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse;
+    pods: create_container(CreateContainerRequest) -> CreateContainerResponse;
+    pods: start_container(StartContainerRequest) -> StartContainerResponse;
+    pods: stop_container(StopContainerRequest) -> StopContainerResponse;
+    pods: remove_container(RemoveContainerRequest) -> RemoveContainerResponse;
+    pods: list_containers(ListContainersRequest) -> ListContainersResponse;
+    pods: container_status(ContainerStatusRequest) -> ContainerStatusResponse;
+    pods: update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
+    pods: exec_sync(ExecSyncRequest) -> ExecSyncResponse;
+    pods: reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse;
+    pods: checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse;
+    images: list_images(ListImagesRequest) -> ListImagesResponse;
+    images: image_status(ImageStatusRequest) -> ImageStatusResponse;
+    images: pull_image(PullImageRequest) -> PullImageResponse;
+    images: remove_image(RemoveImageRequest) -> RemoveImageResponse;
+    images: image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse;
+}
+
+impl Cri {
+    /// A client of the daemon behind `socket`; the first call connects.
+    pub fn new(socket: &Path) -> Cri {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .expect("a runtime for the client");
+        let channel = {
+            let _inside = runtime.enter();
+            Endpoint::from_shared(format!("unix://{}", socket.display()))
+                .expect("a socket path is a valid endpoint")
+                .connect_lazy()
+        };
+        Cri {
+            runtime,
+            pods: RuntimeServiceClient::new(channel.clone())
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+            images: ImageServiceClient::new(channel)
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+            socket: socket.to_owned(),
+        }
+    }
+
+    /// Another connection to the same daemon, for another thread.
+    pub fn another(&self) -> Cri {
+        Cri::new(&self.socket)
+    }
+
+    /// Sends RunPodSandbox and hangs up after `patience`, answered or not; `Some` when the answer was quicker.
+    /// The deadline is not told to the daemon: it sees a client that vanished, not one that asked for haste.
+    pub fn abandon(
+        self,
+        request: proto::RunPodSandboxRequest,
+        patience: Duration,
+    ) -> Option<Result<proto::RunPodSandboxResponse, Status>> {
+        let mut client = self.pods.clone();
+        let answer = self
+            .runtime
+            .block_on(async move { tokio::time::timeout(patience, client.run_pod_sandbox(request)).await });
+        answer.ok().map(|answer| answer.map(|answer| answer.into_inner()))
+    }
+
+    /// One unary call with a deadline of its own, as `grpc-timeout`.
+    pub fn exec_sync_within(
+        &self,
+        request: proto::ExecSyncRequest,
+        deadline: Duration,
+    ) -> Result<proto::ExecSyncResponse, Status> {
+        let mut client = self.pods.clone();
+        let mut request = Request::new(request);
+        request.set_timeout(deadline);
+        self.wait(async move { client.exec_sync(request).await.map(|answer| answer.into_inner()) })
+    }
+
+    /// A PullImage with a deadline of its own, as `grpc-timeout`.
+    pub fn pull_image_within(
+        &self,
+        request: proto::PullImageRequest,
+        deadline: Duration,
+    ) -> Result<proto::PullImageResponse, Status> {
+        let mut client = self.images.clone();
+        let mut request = Request::new(request);
+        request.set_timeout(deadline);
+        self.wait(async move { client.pull_image(request).await.map(|answer| answer.into_inner()) })
+    }
+
+    /// Drives the connection until the call is done. tonic ends it at its deadline; two seconds later so do we.
+    fn wait<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        const OVERTIME: Duration = Duration::from_secs(CALL_SECONDS_MAX + 2);
+        self.runtime
+            .block_on(async { tokio::time::timeout(OVERTIME, call).await })
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("the test's client waited long enough")))
+    }
+}

@@ -1,0 +1,187 @@
+//! What the machine shows from outside: mounts, cgroups, links, processes, memory; and the one way to wait.
+//! Read from /proc and /sys alone, so that a test's view does not come from the code under test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a condition may take that should hold at once; generous, because test machines are shared.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Pause between two looks at a condition.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Waits until `condition` gives a value; panics with `what` when [`PATIENCE`] ends.
+#[track_caller]
+pub fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    wait_within(PATIENCE, condition).unwrap_or_else(|| panic!("waited {PATIENCE:?} in vain: {what}"))
+}
+
+/// Waits until `condition` holds; panics with `what` when [`PATIENCE`] ends.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, || condition().then_some(()));
+}
+
+/// Waits until `condition` gives a value, or `patience` ends.
+pub fn wait_within<T>(patience: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + patience;
+    loop {
+        if let Some(value) = condition() {
+            return Some(value);
+        }
+        if Instant::now() > end {
+            return None;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Panics unless this is root: everything here makes kernel objects.
+pub fn require_root() {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "these tests make namespaces, mounts and cgroups: run them as root"
+    );
+}
+
+/// Mount points in this mount namespace, those whose path or source contains `needle`.
+pub fn mounts(needle: &str) -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    text.lines().filter(|line| line.contains(needle)).map(str::to_owned).collect()
+}
+
+/// Where each cgroup hierarchy is mounted.
+pub fn cgroup_roots() -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut roots: Vec<PathBuf> = text
+        .lines()
+        .filter_map(|line| {
+            let (left, right) = line.split_once(" - ")?;
+            right.starts_with("cgroup").then(|| PathBuf::from(left.split(' ').nth(4).unwrap_or("/")))
+        })
+        .collect();
+    roots.sort();
+    roots.dedup();
+    roots
+}
+
+/// Directories below `parent` in every hierarchy, deepest first.
+pub fn cgroups_below(parent: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for root in cgroup_roots() {
+        directories(&root.join(parent.trim_start_matches('/')), &mut found);
+    }
+    found
+}
+
+/// The directory of cgroup `path` in the hierarchy that has `file`, or `None`.
+pub fn cgroup_file(path: &str, file: &str) -> Option<PathBuf> {
+    cgroup_roots()
+        .into_iter()
+        .map(|root| root.join(path.trim_start_matches('/')).join(file))
+        .find(|file| file.exists())
+}
+
+/// Everything below `path`, children before parents, `path` itself not.
+fn directories(path: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            directories(&entry.path(), found);
+            found.push(entry.path());
+        }
+    }
+}
+
+/// Network links whose name starts with `prefix`, and those that are ports of the bridge of that name.
+pub fn links(prefix: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir("/sys/class/net") else { return Vec::new() };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter(|entry| {
+            let master = fs::read_link(entry.path().join("master")).unwrap_or_default();
+            let master = master.file_name().map(|name| name.to_string_lossy().into_owned());
+            entry.file_name().to_string_lossy().starts_with(prefix) || master.as_deref() == Some(prefix)
+        })
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A process as /proc shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its id in this pid namespace.
+    pub pid: i32,
+    /// Its arguments, joined by spaces.
+    pub command: String,
+}
+
+/// Every live process whose command line contains `needle`; zombies have none and are left out.
+pub fn processes(needle: &str) -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let command = fs::read(entry.path().join("cmdline")).ok()?;
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
+            command.contains(needle).then_some(Process { pid, command })
+        })
+        .collect()
+}
+
+/// Whether a process lives: there, and not a zombie.
+pub fn is_alive(pid: i32) -> bool {
+    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    text.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// When a process started, in clock ticks since boot: with the pid, who it is.
+pub fn start_time(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The value of a `Key:` line of /proc/PID/FILE, its unit left out.
+pub fn proc_value(pid: i32, file: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
+    let line = text.lines().find(|line| line.split_once(':').is_some_and(|(name, _)| name == key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Proportional set size of a process in KiB.
+pub fn pss_kib(pid: i32) -> u64 {
+    proc_value(pid, "smaps_rollup", "Pss").unwrap_or(0)
+}
+
+/// Memory in KiB that a process wrote itself: code that is read in for the first time does not count.
+pub fn anonymous_kib(pid: i32) -> u64 {
+    proc_value(pid, "smaps_rollup", "Pss_Anon").unwrap_or(0)
+}
+
+/// CPU time that a process, and the children it waited for, used so far.
+pub fn cpu_time(pid: i32) -> Duration {
+    /// `sysconf(_SC_CLK_TCK)`, fixed at 100 for user space on every architecture we have.
+    const TICKS_PER_SECOND: u64 = 100;
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<u64> = text
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .skip(11)
+        .take(4)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    Duration::from_millis(fields.iter().sum::<u64>() * 1000 / TICKS_PER_SECOND)
+}
+
+/// What a namespace of a process is called: `net:[4026531840]`.
+pub fn namespace(pid: i32, kind: &str) -> String {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}"))
+        .map(|target| target.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}

@@ -1,0 +1,84 @@
+//! As much HTTP/1.1 as pushing to a registry on loopback, and lying about one, needs: one request a connection.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// A peer that says nothing for so long is dead.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// The head of a request or an answer.
+#[derive(Debug, Default, Clone)]
+pub struct Head {
+    /// The first line.
+    pub first: String,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+}
+
+impl Head {
+    /// A header's value.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body's length.
+    pub fn length(&self) -> u64 {
+        self.get("content-length").and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// The second word of the first line: the path of a request, the code of an answer.
+    pub fn second(&self) -> &str {
+        self.first.split(' ').nth(1).unwrap_or("")
+    }
+}
+
+/// Reads the first line and the headers.
+pub fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
+    let mut head = Head::default();
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    head.first = line.trim_end().to_owned();
+    loop {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 || line.trim_end().is_empty() {
+            return Ok(head);
+        }
+        if let Some((name, value)) = line.split_once(':') {
+            head.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+    }
+}
+
+/// Opens a connection that does not wait for ever.
+pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, SILENCE_MAX)?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    Ok(stream)
+}
+
+/// Sends one request and reads the whole answer.
+pub fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    media_type: &str,
+    body: &[u8],
+) -> io::Result<(Head, Vec<u8>)> {
+    let mut stream = connect(address)?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: {media_type}\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    )?;
+    stream.write_all(body)?;
+    let mut reader = BufReader::new(stream);
+    let head = read_head(&mut reader)?;
+    let mut answer = Vec::new();
+    if method != "HEAD" {
+        reader.take(head.length().max(1 << 20)).read_to_end(&mut answer)?;
+    }
+    Ok((head, answer))
+}

@@ -1,0 +1,198 @@
+//! Layers of images, made in memory: honest ones, and those of an attacker. Headers are written field by field, because
+//! a well-meaning tar writer refuses what a malicious one sends.
+
+use std::io::Write;
+
+use sha2::{Digest, Sha256};
+
+/// One entry of a layer.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    path: Vec<u8>,
+    link: Vec<u8>,
+    kind: u8,
+    mode: u32,
+    uid: u64,
+    gid: u64,
+    /// What the header claims, which is what follows unless a lie was asked for.
+    size: u64,
+    device: (u32, u32),
+    data: Vec<u8>,
+}
+
+impl Entry {
+    /// A regular file, 0644, root's.
+    pub fn file(path: &str, data: &[u8]) -> Entry {
+        Entry { size: data.len() as u64, data: data.to_vec(), ..Entry::of(b'0', path, "", 0o644) }
+    }
+
+    /// An executable file.
+    pub fn program(path: &str, data: &[u8]) -> Entry {
+        Entry { mode: 0o755, ..Entry::file(path, data) }
+    }
+
+    /// A directory.
+    pub fn directory(path: &str, mode: u32) -> Entry {
+        Entry::of(b'5', path, "", mode)
+    }
+
+    /// A symbolic link.
+    pub fn symlink(path: &str, target: &str) -> Entry {
+        Entry::of(b'2', path, target, 0o777)
+    }
+
+    /// A hard link to an earlier entry, or to what is not ours.
+    pub fn hard_link(path: &str, target: &str) -> Entry {
+        Entry::of(b'1', path, target, 0o644)
+    }
+
+    /// A block device node.
+    pub fn block_device(path: &str, major: u32, minor: u32) -> Entry {
+        Entry { device: (major, minor), ..Entry::of(b'4', path, "", 0o666) }
+    }
+
+    /// A whiteout of `name` in `folder`, or with `.wh..opq` of everything in it.
+    pub fn whiteout(folder: &str, name: &str) -> Entry {
+        Entry::file(&format!("{folder}/.wh.{name}"), b"")
+    }
+
+    /// The same entry with an owner.
+    pub fn owned(self, uid: u64, gid: u64) -> Entry {
+        Entry { uid, gid, ..self }
+    }
+
+    /// The same entry, claiming to be `bytes` long while its data stays as it is.
+    pub fn claiming(self, bytes: u64) -> Entry {
+        Entry { size: bytes, ..self }
+    }
+
+    fn of(kind: u8, path: &str, link: &str, mode: u32) -> Entry {
+        Entry {
+            path: path.into(),
+            link: link.into(),
+            kind,
+            mode,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            device: (0, 0),
+            data: Vec::new(),
+        }
+    }
+
+    fn append(&self, tar: &mut Vec<u8>) {
+        let mut header = tar::Header::new_gnu();
+        let raw = header.as_gnu_mut().expect("made as GNU");
+        assert!(self.path.len() < raw.name.len() && self.link.len() < raw.linkname.len(), "short names only");
+        raw.name[..self.path.len()].copy_from_slice(&self.path);
+        raw.linkname[..self.link.len()].copy_from_slice(&self.link);
+        raw.typeflag = [self.kind];
+        header.set_mode(self.mode);
+        header.set_uid(self.uid);
+        header.set_gid(self.gid);
+        header.set_size(self.size);
+        header.set_mtime(1_700_000_000);
+        header.set_device_major(self.device.0).expect("GNU headers hold a major number");
+        header.set_device_minor(self.device.1).expect("GNU headers hold a minor number");
+        header.set_cksum();
+        tar.extend_from_slice(header.as_bytes());
+        tar.extend_from_slice(&self.data);
+        tar.resize(tar.len().next_multiple_of(BLOCK_BYTES), 0);
+    }
+}
+
+/// What tar pads to.
+const BLOCK_BYTES: usize = 512;
+
+/// How a layer is stored in a registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// A plain tar.
+    Plain,
+    /// gzip, the usual.
+    Gzip,
+    /// zstd.
+    Zstd,
+}
+
+/// A layer as it travels, and the digest of what is inside.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// The bytes of the blob.
+    pub blob: Vec<u8>,
+    /// `sha256:` of the plain tar.
+    pub diff_id: String,
+    /// How the blob is packed.
+    pub compression: Compression,
+}
+
+impl Layer {
+    /// A layer of these entries, in this order.
+    pub fn new(entries: &[Entry], compression: Compression) -> Layer {
+        let mut tar = Vec::new();
+        for entry in entries {
+            entry.append(&mut tar);
+        }
+        tar.resize(tar.len() + 2 * BLOCK_BYTES, 0);
+        Layer { blob: pack(&tar, compression), diff_id: digest(&tar), compression }
+    }
+
+    /// A gzip bomb: one file of `mebibytes` zeros that packs a thousand to one.
+    pub fn bomb(mebibytes: u64) -> Layer {
+        const MIB: usize = 1 << 20;
+        let mut header = Vec::new();
+        Entry::file("bomb", b"").claiming(mebibytes * MIB as u64).append(&mut header);
+        let mut hash = Sha256::new();
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let mut feed = |bytes: &[u8]| {
+            hash.update(bytes);
+            packed.write_all(bytes).expect("memory takes it");
+        };
+        feed(&header);
+        let zeros = vec![0; MIB];
+        for _ in 0..mebibytes {
+            feed(&zeros);
+        }
+        feed(&[0; 2 * BLOCK_BYTES]);
+        let blob = packed.finish().expect("memory takes it");
+        Layer { blob, diff_id: hex_digest(&hash.finalize()), compression: Compression::Gzip }
+    }
+
+    /// The same layer, its blob cut off after `bytes`; the digests are those of what is left and of the whole.
+    pub fn truncated(mut self, bytes: usize) -> Layer {
+        self.blob.truncate(bytes);
+        self
+    }
+
+    /// The media type of OCI for this packing.
+    pub fn media_type(&self) -> &'static str {
+        match self.compression {
+            Compression::Plain => "application/vnd.oci.image.layer.v1.tar",
+            Compression::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
+            Compression::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",
+        }
+    }
+}
+
+/// Packs bytes.
+pub fn pack(bytes: &[u8], compression: Compression) -> Vec<u8> {
+    match compression {
+        Compression::Plain => bytes.to_vec(),
+        Compression::Gzip => {
+            let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            packed.write_all(bytes).expect("memory takes it");
+            packed.finish().expect("memory takes it")
+        }
+        Compression::Zstd => zstd::encode_all(bytes, 1).expect("memory takes it"),
+    }
+}
+
+/// `sha256:HEX` of some bytes.
+pub fn digest(bytes: &[u8]) -> String {
+    hex_digest(&Sha256::digest(bytes))
+}
+
+fn hex_digest(hash: &[u8]) -> String {
+    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}

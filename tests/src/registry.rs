@@ -1,0 +1,305 @@
+//! A registry on loopback: Debian's docker-registry as a child, and before it, where a test wants one, a small proxy that
+//! asks for credentials, counts, or lies.
+
+use std::io::{BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::host::wait_until;
+use crate::http::{self, Head};
+use crate::image::{INDEX, Image, MANIFEST};
+use crate::layer::digest;
+
+/// The program: `make test` unpacks Debian's package here when the machine has none.
+const PROGRAM: &str = "docker-registry";
+
+/// A running registry; ends when dropped.
+pub struct Registry {
+    child: Child,
+    folder: PathBuf,
+    address: SocketAddr,
+}
+
+impl Registry {
+    /// Starts one with its storage in `folder/registry`.
+    pub fn start(folder: &Path) -> Registry {
+        let folder = folder.join("registry");
+        std::fs::create_dir_all(&folder).expect("a folder for the registry");
+        let address = free_address();
+        let config = folder.join("config.yml");
+        let text = format!(
+            "version: 0.1\nlog:\n  level: warn\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: {address}\n",
+            folder.join("data").display()
+        );
+        std::fs::write(&config, text).expect("the registry's configuration");
+        let log = std::fs::File::create(folder.join("log")).expect("the registry's log");
+        let child = Command::new(std::env::var("CORACLE_DOCKER_REGISTRY").unwrap_or(PROGRAM.into()))
+            .arg("serve")
+            .arg(&config)
+            .env("OTEL_TRACES_EXPORTER", "none")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{PROGRAM}: {error}; tests/tools/install brings it"));
+        wait_until("the registry answers", || http::request(address, "GET", "/v2/", "", b"").is_ok());
+        Registry { child, folder, address }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `HOST:PORT/REPO:TAG`.
+    pub fn name(&self, repository: &str, tag: &str) -> String {
+        format!("{}/{repository}:{tag}", self.address)
+    }
+
+    /// Uploads an image; gives the digest of its manifest.
+    pub fn push(&self, image: &Image, repository: &str, tag: &str) -> String {
+        self.push_blob(repository, &image.config_blob());
+        for layer in &image.layers {
+            self.push_blob(repository, &layer.blob);
+        }
+        self.push_manifest(repository, tag, MANIFEST, &image.manifest())
+    }
+
+    /// Uploads an index of images, in this order.
+    pub fn push_index(&self, images: &[Image], repository: &str, tag: &str) -> String {
+        let manifests: Vec<Value> = images
+            .iter()
+            .map(|image| {
+                let manifest = image.manifest();
+                let own = digest(&manifest);
+                self.push(image, repository, &own.replace(':', "-")[..20]);
+                json!({
+                    "mediaType": MANIFEST, "digest": own, "size": manifest.len(),
+                    "platform": { "os": "linux", "architecture": image.architecture },
+                })
+            })
+            .collect();
+        let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }).to_string();
+        self.push_manifest(repository, tag, INDEX, index.as_bytes())
+    }
+
+    /// Uploads one blob in one piece.
+    pub fn push_blob(&self, repository: &str, blob: &[u8]) {
+        let start = format!("/v2/{repository}/blobs/uploads/");
+        let (head, _) =
+            http::request(self.address, "POST", &start, "", b"").expect("the registry takes uploads");
+        let place = head.get("location").expect("an upload has a place").to_owned();
+        let path =
+            place.split_once("/v2/").map(|(_, rest)| format!("/v2/{rest}")).expect("a path of the registry");
+        let joint = if path.contains('?') { '&' } else { '?' };
+        let path = format!("{path}{joint}digest={}", digest(blob));
+        let (head, answer) = http::request(self.address, "PUT", &path, "application/octet-stream", blob)
+            .expect("the registry takes the blob");
+        assert_eq!(head.second(), "201", "{}", String::from_utf8_lossy(&answer));
+    }
+
+    fn push_manifest(&self, repository: &str, tag: &str, media_type: &str, manifest: &[u8]) -> String {
+        let path = format!("/v2/{repository}/manifests/{tag}");
+        let (head, answer) = http::request(self.address, "PUT", &path, media_type, manifest)
+            .expect("the registry takes manifests");
+        assert_eq!(head.second(), "201", "{}", String::from_utf8_lossy(&answer));
+        digest(manifest)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // Both fail only when it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// What the proxy asks of a client before it lets it through.
+#[derive(Debug, Clone)]
+pub enum Demand {
+    /// Nothing.
+    Nothing,
+    /// `Authorization: Basic` with this user and password in base64.
+    Basic(String),
+    /// A token that its own `/token` gives for these credentials, or for none when `None`.
+    Bearer(Option<String>),
+}
+
+/// What the proxy does to answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lie {
+    /// Nothing.
+    None,
+    /// Turns over a byte in the middle of every blob.
+    Flip,
+    /// Hangs up in the middle of every blob, its length promised in full.
+    Cut,
+    /// Sends half of every blob and then nothing more, until the client goes.
+    Stall,
+    /// Answers everything with 503.
+    Down,
+}
+
+/// The token of [`Demand::Bearer`].
+const TOKEN: &str = "let-me-in";
+
+/// A proxy before a registry; its thread ends with the process, its connections with their clients.
+pub struct Proxy {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+impl Proxy {
+    /// Starts one before `upstream`.
+    pub fn start(upstream: SocketAddr, demand: Demand, lie: Lie) -> Proxy {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = listener.local_addr().expect("a bound address");
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = seen.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (demand, log) = (demand.clone(), log.clone());
+                std::thread::spawn(move || {
+                    let mut between = Between { upstream, address, demand, lie, log };
+                    // A peer that hangs up is part of what is tested.
+                    let _ = between.serve(stream);
+                });
+            }
+        });
+        Proxy { address, seen }
+    }
+
+    /// `HOST:PORT/REPO:TAG`.
+    pub fn name(&self, repository: &str, tag: &str) -> String {
+        format!("{}/{repository}:{tag}", self.address)
+    }
+
+    /// First lines of all requests so far.
+    pub fn seen(&self) -> Vec<String> {
+        self.seen.lock().expect("no thread panics with it").clone()
+    }
+}
+
+/// One connection through the proxy.
+struct Between {
+    upstream: SocketAddr,
+    address: SocketAddr,
+    demand: Demand,
+    lie: Lie,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Between {
+    fn serve(&mut self, mut stream: TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(stream.try_clone()?);
+        let head = http::read_head(&mut reader)?;
+        self.log.lock().expect("no thread panics with it").push(head.first.clone());
+        if self.lie == Lie::Down {
+            return answer(&mut stream, "503 Service Unavailable", "", b"{}");
+        }
+        if head.second().starts_with("/token") {
+            return self.token(&mut stream, &head);
+        }
+        if let Some(challenge) = self.challenge(&head) {
+            let header = format!("WWW-Authenticate: {challenge}\r\n");
+            let text = br#"{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}"#;
+            return answer(&mut stream, "401 Unauthorized", &header, text);
+        }
+        self.forward(&mut stream, &head)
+    }
+
+    /// What the client has yet to show; `None` when it may pass.
+    fn challenge(&self, head: &Head) -> Option<String> {
+        let given = head.get("authorization").unwrap_or("");
+        match &self.demand {
+            Demand::Nothing => None,
+            Demand::Basic(credentials) => {
+                (given != format!("Basic {credentials}")).then(|| r#"Basic realm="boat""#.to_owned())
+            }
+            Demand::Bearer(_) => (given != format!("Bearer {TOKEN}")).then(|| {
+                format!(
+                    r#"Bearer realm="http://{}/token",service="boat",scope="repository:x:pull""#,
+                    self.address
+                )
+            }),
+        }
+    }
+
+    /// The token endpoint.
+    fn token(&self, stream: &mut TcpStream, head: &Head) -> std::io::Result<()> {
+        let given = head.get("authorization").unwrap_or("");
+        let fits = match &self.demand {
+            Demand::Bearer(Some(credentials)) => given == format!("Basic {credentials}"),
+            Demand::Bearer(None) => true,
+            Demand::Nothing | Demand::Basic(_) => false,
+        };
+        if fits {
+            let text = json!({ "token": TOKEN, "access_token": TOKEN, "expires_in": 300 }).to_string();
+            answer(stream, "200 OK", "", text.as_bytes())
+        } else {
+            answer(stream, "401 Unauthorized", "", b"{}")
+        }
+    }
+
+    /// Passes the request on and the answer back, with or without the lie.
+    fn forward(&self, stream: &mut TcpStream, head: &Head) -> std::io::Result<()> {
+        let mut upstream = http::connect(self.upstream)?;
+        write!(upstream, "{}\r\n", head.first)?;
+        for (name, value) in &head.headers {
+            if !matches!(name.as_str(), "connection" | "authorization") {
+                write!(upstream, "{name}: {value}\r\n")?;
+            }
+        }
+        write!(upstream, "connection: close\r\n\r\n")?;
+        let mut reader = BufReader::new(upstream);
+        let reply = http::read_head(&mut reader)?;
+        let mut body = Vec::new();
+        if !head.first.starts_with("HEAD") {
+            reader.read_to_end(&mut body)?;
+        }
+        write!(stream, "{}\r\n", reply.first)?;
+        for (name, value) in reply.headers.iter().filter(|(name, _)| name != "connection") {
+            write!(stream, "{name}: {value}\r\n")?;
+        }
+        write!(stream, "connection: close\r\n\r\n")?;
+        let middle = body.len() / 2;
+        if head.second().contains("/blobs/") && !body.is_empty() {
+            match self.lie {
+                Lie::Flip => body[middle] ^= 1,
+                Lie::Cut => body.truncate(middle),
+                Lie::Stall => {
+                    stream.write_all(&body[..middle])?;
+                    // The client says nothing more; the read ends when it hangs up, or after a while.
+                    stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+                    let _ = stream.read(&mut [0]);
+                    return Ok(());
+                }
+                Lie::None | Lie::Down => {}
+            }
+        }
+        stream.write_all(&body)
+    }
+}
+
+fn answer(stream: &mut TcpStream, status: &str, header: &str, body: &[u8]) -> std::io::Result<()> {
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\n{header}Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    )?;
+    stream.write_all(body)
+}
+
+/// A loopback address whose port was free a moment ago.
+pub fn free_address() -> SocketAddr {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .and_then(|listener| listener.local_addr())
+        .expect("loopback has free ports")
+}

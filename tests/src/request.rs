@@ -1,0 +1,130 @@
+//! Requests as a kubelet would send them, filled with what most tests want; a test changes the fields it is about.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cri::proto::{
+    ContainerConfig, ContainerMetadata, CreateContainerRequest, DnsConfig, ExecSyncRequest, ImageSpec,
+    LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext,
+    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PullImageRequest,
+    RunPodSandboxRequest,
+};
+
+/// A number no other caller in this process gets.
+pub fn fresh() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Namespace options: the pod's network as said, pid per container, ipc per pod.
+pub fn namespaces(network: NamespaceMode) -> NamespaceOption {
+    NamespaceOption {
+        network: network.into(),
+        pid: NamespaceMode::Container.into(),
+        ipc: NamespaceMode::Pod.into(),
+        target_id: String::new(),
+        userns_options: None,
+    }
+}
+
+/// A pod on the host's network, which needs no CNI.
+pub fn host_pod(name: &str) -> PodSandboxConfig {
+    pod(name, NamespaceMode::Node)
+}
+
+/// A pod with a network of its own.
+pub fn bridge_pod(name: &str) -> PodSandboxConfig {
+    pod(name, NamespaceMode::Pod)
+}
+
+/// A pod with a unique uid.
+fn pod(name: &str, network: NamespaceMode) -> PodSandboxConfig {
+    let uid = format!("uid-{name}-{}", fresh());
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: name.into(),
+            uid: uid.clone(),
+            namespace: "default".into(),
+            attempt: 0,
+        }),
+        hostname: if network == NamespaceMode::Node { String::new() } else { name.into() },
+        dns_config: Some(DnsConfig { servers: vec!["192.0.2.53".into()], ..Default::default() }),
+        labels: [
+            ("io.kubernetes.pod.name".into(), name.into()),
+            ("io.kubernetes.pod.namespace".into(), "default".into()),
+            ("io.kubernetes.pod.uid".into(), uid),
+        ]
+        .into(),
+        linux: Some(LinuxPodSandboxConfig {
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(namespaces(network)),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// RunPodSandbox with the default handler.
+pub fn run(config: &PodSandboxConfig) -> RunPodSandboxRequest {
+    RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() }
+}
+
+/// A container of `image` that runs the probe with `words`; namespaces as its pod.
+pub fn container(name: &str, image: &str, words: &[&str], pod: &PodSandboxConfig) -> ContainerConfig {
+    let options = pod
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref())
+        .and_then(|context| context.namespace_options.clone());
+    ContainerConfig {
+        metadata: Some(ContainerMetadata { name: name.into(), attempt: 0 }),
+        image: Some(image_spec(image)),
+        args: words.iter().map(|word| (*word).to_owned()).collect(),
+        labels: [("io.kubernetes.container.name".into(), name.into())].into(),
+        log_path: format!("{name}/0.log"),
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(LinuxContainerSecurityContext {
+                namespace_options: options,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// The security context of a container from [`container`], to be changed.
+pub fn security(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
+    config
+        .linux
+        .get_or_insert_with(LinuxContainerConfig::default)
+        .security_context
+        .get_or_insert_with(LinuxContainerSecurityContext::default)
+}
+
+/// CreateContainer.
+pub fn create(pod_id: &str, config: &ContainerConfig, pod: &PodSandboxConfig) -> CreateContainerRequest {
+    CreateContainerRequest {
+        pod_sandbox_id: pod_id.into(),
+        config: Some(config.clone()),
+        sandbox_config: Some(pod.clone()),
+    }
+}
+
+/// ExecSync of the probe.
+pub fn exec(container_id: &str, words: &[&str], timeout: i64) -> ExecSyncRequest {
+    let mut cmd = vec!["/probe".to_owned()];
+    cmd.extend(words.iter().map(|word| (*word).to_owned()));
+    ExecSyncRequest { container_id: container_id.into(), cmd, timeout }
+}
+
+/// An image by name.
+pub fn image_spec(name: &str) -> ImageSpec {
+    ImageSpec { image: name.into(), user_specified_image: name.into(), ..Default::default() }
+}
+
+/// PullImage without credentials.
+pub fn pull(name: &str) -> PullImageRequest {
+    PullImageRequest { image: Some(image_spec(name)), ..Default::default() }
+}
