@@ -9,7 +9,7 @@ use coracle_sandbox::cgroup::Cgroups;
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, probe};
 
-use crate::config::Config;
+use crate::config::{CgroupDriver, Config};
 use crate::error::{Context, Error, Kind};
 use crate::image::{self, Images};
 use crate::network::{self, Network};
@@ -37,11 +37,16 @@ const POD_CIDR_VERSION: u8 = 1;
 impl Daemon {
     /// Opens the store, finds every pod again, and is ready to serve when it returns.
     pub(crate) async fn start(config: &Config) -> Result<Rc<Self>, Error> {
+        if config.cgroup.driver == CgroupDriver::Systemd {
+            let text = "cgroup.driver: systemd is not supported by this version of coracle: use cgroupfs";
+            return Err(Error::new(Kind::Unimplemented, text));
+        }
         let (root, state) = (config.root.clone(), config.state.clone());
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
-        let workers = Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
+        let workers =
+            Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
         let options = image::Options {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,
@@ -71,7 +76,14 @@ impl Daemon {
         pods.recover().await?;
         let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
         reactor::spawn(control.run()).detach();
-        Ok(Rc::new(Self { root, state, pods, images, network, has_recursive_read_only: probe::has_recursive_read_only()? }))
+        Ok(Rc::new(Self {
+            root,
+            state,
+            pods,
+            images,
+            network,
+            has_recursive_read_only: probe::has_recursive_read_only()?,
+        }))
     }
 
     /// Keeps the pod CIDR for this and the next daemons.

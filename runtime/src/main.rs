@@ -32,7 +32,6 @@ use std::process::ExitCode;
 
 use cli::Command;
 
-
 fn main() -> ExitCode {
     match cli::parse(std::env::args_os().skip(1)) {
         Ok(Command::Serve(sources)) => serve::run(&sources),

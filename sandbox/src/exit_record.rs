@@ -22,6 +22,8 @@ pub fn exit_record(directory: &Path, container: ContainerId) -> Result<Option<Ex
     file.take(longest).read_to_end(&mut bytes).map_err(|error| Error::io("read", path.display(), &error))?;
     match decode_exit(&bytes) {
         Ok(record) if record.container == container => Ok(Some(record)),
-        Ok(_) | Err(_) => Err(Error::invalid(path.display().to_string(), "is not a whole exit record of its container")),
+        Ok(_) | Err(_) => {
+            Err(Error::invalid(path.display().to_string(), "is not a whole exit record of its container"))
+        }
     }
 }

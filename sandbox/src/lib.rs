@@ -26,8 +26,8 @@ pub mod plan;
 pub mod probe;
 
 pub use coracle_wire::{
-    ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply, Request, Streams,
-    ToMonitor, VERSION as FRAMES_VERSION,
+    ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply,
+    Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,
 };
 pub use error::Error;
 pub use exit_record::exit_record;

@@ -140,14 +140,16 @@ fn filters_by_state_pod_label_and_prefix() {
 }
 
 #[test]
-fn an_identical_create_joins_and_another_config_is_refused() {
+fn a_second_create_of_an_answered_name_is_refused_and_names_the_holder() {
     let stage = Stage::set();
     let config = stage.config("one", &["true"]);
     let id = stage.create(&config);
-    assert_eq!(stage.create(&config), id);
-    let other = stage.config("one", &["exit", "1"]);
-    let refused = stage.node.create_container(create(&stage.pod_id, &other, &stage.pod));
-    assert_eq!(refused.expect_err("the name is taken").code(), Code::AlreadyExists);
+    for again in [config, stage.config("one", &["exit", "1"])] {
+        let refused = stage.node.create_container(create(&stage.pod_id, &again, &stage.pod));
+        let refused = refused.expect_err("the name is taken");
+        assert_eq!(refused.code(), Code::AlreadyExists);
+        assert!(refused.message().contains(&id[..13]), "{refused}");
+    }
     stage.node.stop();
 }
 

@@ -52,10 +52,10 @@ fn a_container_that_cannot_be_made_is_not_listed() {
             let capabilities = Capability { add_capabilities: vec!["FLY".into()], ..Default::default() };
             security(config).capabilities = Some(capabilities);
         }),
-        ("/no/such/source", |config| {
+        ("/proc/no", |config| {
             config.mounts = vec![Mount {
                 container_path: "/m".into(),
-                host_path: "/no/such/source".into(),
+                host_path: "/proc/no/such/source".into(),
                 ..Default::default()
             }];
         }),

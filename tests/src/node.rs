@@ -398,8 +398,10 @@ impl Node {
         rests.extend(
             links.into_iter().filter(|link| *link != self.bridge()).map(|link| format!("link {link}")),
         );
+        // A registry in this folder is another value's, which ends it.
         let processes = host::processes(&name)
             .into_iter()
+            .filter(|process| !process.command.starts_with("docker-registry "))
             .filter(|process| Some(process.pid as u32) != self.daemon.as_ref().map(Child::id));
         rests.extend(processes.map(|process| format!("process {} {}", process.pid, process.command)));
         rests.extend(self.namespaces().into_iter().map(|path| format!("namespace {}", path.display())));

@@ -34,6 +34,7 @@ pub enum Job {
 }
 
 /// What a worker says.
+#[expect(clippy::large_enum_variant, reason = "one is alive at a time, in a stream of a few a second")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// How far a pull is: bytes that arrived, bytes in all (0: not known yet).
@@ -50,6 +51,7 @@ pub enum Answer {
 }
 
 /// Results, one per kind of job.
+#[expect(clippy::large_enum_variant, reason = "one is alive at a time")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Outcome {
     /// Pulled: blobs, layers and users files are in the store and synced; the record is for the daemon to commit.

@@ -40,7 +40,10 @@ pub fn write_message(to: &mut impl Write, message: &impl Serialize) -> Result<()
         return Err(MessageError::TooLong(body.len()));
     }
     let length = (body.len() as u32).to_le_bytes();
-    to.write_all(&length).and_then(|()| to.write_all(&body)).and_then(|()| to.flush()).map_err(MessageError::Io)
+    to.write_all(&length)
+        .and_then(|()| to.write_all(&body))
+        .and_then(|()| to.flush())
+        .map_err(MessageError::Io)
 }
 
 /// Reads one message; `Ok(None)` at the end of the stream between two messages.

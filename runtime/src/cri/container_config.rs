@@ -5,10 +5,13 @@
 
 use coracle_sandbox::ContainerId;
 
-use super::pod_config::{check_seccomp, check_user_namespace, invalid, missing, pairs, required, unsupported};
+use super::pod_config::{
+    check_seccomp, check_user_namespace, invalid, missing, pairs, required, unsupported,
+};
 use crate::error::Error;
 use crate::pod::spec::{
-    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, Mount, MountPropagation, Resources, Security,
+    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, Mount, MountPropagation, Resources,
+    Security,
 };
 use crate::rpc::v1;
 
@@ -42,7 +45,10 @@ pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpe
     let context = linux.security_context;
     let options = context.as_ref().and_then(|context| context.namespace_options.clone()).unwrap_or_default();
     Ok(ContainerSpec {
-        name: ContainerName { name: required("config.metadata.name", metadata.name)?, attempt: metadata.attempt },
+        name: ContainerName {
+            name: required("config.metadata.name", metadata.name)?,
+            attempt: metadata.attempt,
+        },
         image: required("config.image.image", image.image)?,
         user_specified_image: image.user_specified_image,
         command: without_nul("config.command", config.command)?,
@@ -74,7 +80,11 @@ pub(crate) fn resources(linux: v1::LinuxContainerResources) -> Resources {
         oom_score_adj: linux.oom_score_adj,
         cpuset_cpus: linux.cpuset_cpus,
         cpuset_mems: linux.cpuset_mems,
-        hugepage_limits: linux.hugepage_limits.into_iter().map(|limit| (limit.page_size, limit.limit)).collect(),
+        hugepage_limits: linux
+            .hugepage_limits
+            .into_iter()
+            .map(|limit| (limit.page_size, limit.limit))
+            .collect(),
         unified: pairs(linux.unified),
         memory_swap_limit_bytes: linux.memory_swap_limit_in_bytes,
     }
@@ -82,7 +92,10 @@ pub(crate) fn resources(linux: v1::LinuxContainerResources) -> Resources {
 
 /// The same, as status shows them.
 pub(crate) fn linux_resources(resources: &Resources) -> v1::LinuxContainerResources {
-    let hugepage = |(page_size, limit): &(String, u64)| v1::HugepageLimit { page_size: page_size.clone(), limit: *limit };
+    let hugepage = |(page_size, limit): &(String, u64)| v1::HugepageLimit {
+        page_size: page_size.clone(),
+        limit: *limit,
+    };
     v1::LinuxContainerResources {
         cpu_period: resources.cpu_period_us,
         cpu_quota: resources.cpu_quota_us,
@@ -138,7 +151,10 @@ fn variable(variable: v1::KeyValue) -> Result<(String, Vec<u8>), Error> {
     let is_name = !variable.key.is_empty() && !variable.key.contains(['=', '\0']);
     if !is_name || variable.value.contains(&0) {
         // The value may be a secret: only the name is shown.
-        return Err(invalid("config.envs", &format!("{:?} cannot be a variable, or its value holds a NUL", variable.key)));
+        return Err(invalid(
+            "config.envs",
+            &format!("{:?} cannot be a variable, or its value holds a NUL", variable.key),
+        ));
     }
     Ok((variable.key, variable.value))
 }
@@ -185,7 +201,10 @@ fn device(device: v1::Device) -> Result<Device, Error> {
         return Err(invalid(&field("host_path"), "is not an absolute path"));
     }
     if !device.permissions.chars().all(|permission| "rwm".contains(permission)) {
-        return Err(invalid(&field("permissions"), &format!("{:?} is not a subset of rwm", device.permissions)));
+        return Err(invalid(
+            &field("permissions"),
+            &format!("{:?} is not a subset of rwm", device.permissions),
+        ));
     }
     let container_path = match device.container_path.is_empty() {
         true => device.host_path.clone(),
@@ -216,7 +235,9 @@ fn pid_namespace(options: &v1::NamespaceOption) -> Result<ContainerPid, Error> {
         Ok(v1::NamespaceMode::Node) => Ok(ContainerPid::Node),
         Ok(v1::NamespaceMode::Target) => {
             let target: Result<ContainerId, _> = options.target_id.parse();
-            target.map(ContainerPid::Target).map_err(|error| invalid(&format!("{field}.target_id"), &error.to_string()))
+            target
+                .map(ContainerPid::Target)
+                .map_err(|error| invalid(&format!("{field}.target_id"), &error.to_string()))
         }
         Err(_) => Err(invalid(&format!("{field}.pid"), &format!("{} is unknown", options.pid))),
     }
@@ -335,9 +356,18 @@ mod tests {
             ("recursive_read_only: needs readonly", mount(|mount| mount.recursive_read_only = true)),
             ("propagation: 9 is unknown", mount(|mount| mount.propagation = 9)),
             ("ImageVolumeMountFailed", mount(|mount| mount.image = Some(v1::ImageSpec::default()))),
-            ("run_as_user: -1 is not", context(|context| context.run_as_user = Some(v1::Int64Value { value: -1 }))),
-            ("run_as_group: needs", context(|context| context.run_as_group = Some(v1::Int64Value { value: 5 }))),
-            ("supplemental_groups_policy: is unknown", context(|context| context.supplemental_groups_policy = 5)),
+            (
+                "run_as_user: -1 is not",
+                context(|context| context.run_as_user = Some(v1::Int64Value { value: -1 })),
+            ),
+            (
+                "run_as_group: needs",
+                context(|context| context.run_as_group = Some(v1::Int64Value { value: 5 })),
+            ),
+            (
+                "supplemental_groups_policy: is unknown",
+                context(|context| context.supplemental_groups_policy = 5),
+            ),
         ] {
             let error = container_spec(config).unwrap_err().to_string();
             assert!(error.contains(expected), "expected {expected:?} in {error:?}");

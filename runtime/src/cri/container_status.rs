@@ -20,7 +20,11 @@ pub(crate) async fn container_status(
     let container = daemon.pods.container(&request.container_id)?;
     Ok(v1::ContainerStatusResponse {
         status: Some(status(&container)),
-        info: if request.verbose { HashMap::from([("info".to_owned(), info(&container))]) } else { HashMap::new() },
+        info: if request.verbose {
+            HashMap::from([("info".to_owned(), info(&container))])
+        } else {
+            HashMap::new()
+        },
     })
 }
 
@@ -71,7 +75,9 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
         annotations: pod_config::map(&record.spec.annotations),
         mounts: record.spec.mounts.iter().map(container_config::cri_mount).collect(),
         log_path: record.log_path.clone(),
-        resources: Some(v1::ContainerResources { linux: Some(container_config::linux_resources(&record.spec.resources)) }),
+        resources: Some(v1::ContainerResources {
+            linux: Some(container_config::linux_resources(&record.spec.resources)),
+        }),
         image_id: record.image.id.clone(),
         user: Some(v1::ContainerUser { linux: Some(user) }),
         stop_signal: signal::to_cri(record.stop_signal),
@@ -82,7 +88,11 @@ fn info(container: &Container) -> String {
     let record = container.record();
     let parent = container.pod.record().cgroup_parent.clone();
     // Values may be secrets: the environment is left out.
-    let mounts = record.spec.mounts.iter().map(|mount| json!({"destination": mount.container_path, "source": mount.host_path}));
+    let mounts = record
+        .spec
+        .mounts
+        .iter()
+        .map(|mount| json!({"destination": mount.container_path, "source": mount.host_path}));
     json!({
         "sandboxID": container.pod.id.to_string(),
         "pid": container.pid(),

@@ -22,7 +22,10 @@ mod tests {
     fn all_pairs_of_a_selector_must_match() {
         let labels: Pairs = vec![("a".into(), "1".into()), ("b".into(), "2".into())];
         let selector = |pairs: &[(&str, &str)]| {
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<HashMap<_, _>>()
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect::<HashMap<_, _>>()
         };
         for (pairs, expected) in [
             (&[][..], true),

@@ -5,20 +5,20 @@ pub(crate) mod container_config;
 mod filter;
 pub(crate) mod pod_config;
 
+pub(crate) mod list_pod_sandbox;
+pub(crate) mod pod_sandbox_status;
+pub(crate) mod remove_pod_sandbox;
 pub(crate) mod run_pod_sandbox;
 pub(crate) mod stop_pod_sandbox;
-pub(crate) mod remove_pod_sandbox;
-pub(crate) mod pod_sandbox_status;
-pub(crate) mod list_pod_sandbox;
 
+pub(crate) mod container_status;
 pub(crate) mod create_container;
+pub(crate) mod exec_sync;
+pub(crate) mod list_containers;
+pub(crate) mod remove_container;
+pub(crate) mod reopen_container_log;
 pub(crate) mod start_container;
 pub(crate) mod stop_container;
-pub(crate) mod remove_container;
-pub(crate) mod container_status;
-pub(crate) mod list_containers;
-pub(crate) mod exec_sync;
-pub(crate) mod reopen_container_log;
 
 pub(crate) mod runtime_config;
 pub(crate) mod status;

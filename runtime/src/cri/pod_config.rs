@@ -23,7 +23,11 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
     if security.run_as_group.is_some() && security.run_as_user.is_none() {
         return Err(invalid("config.linux.security_context.run_as_group", "needs run_as_user"));
     }
-    check_seccomp("config.linux.security_context.seccomp", security.seccomp.as_ref(), &security.seccomp_profile_path)?;
+    check_seccomp(
+        "config.linux.security_context.seccomp",
+        security.seccomp.as_ref(),
+        &security.seccomp_profile_path,
+    )?;
     let log_directory = config.log_directory;
     if !log_directory.is_empty() && !log_directory.starts_with('/') {
         return Err(invalid("config.log_directory", "is not an absolute path"));
@@ -176,10 +180,16 @@ fn namespaces(options: &v1::NamespaceOption) -> Result<PodNamespaces, Error> {
         Ok(v1::NamespaceMode::Pod) => PodPid::Pod,
         Ok(v1::NamespaceMode::Container) => PodPid::Container,
         Ok(v1::NamespaceMode::Node) => PodPid::Node,
-        Ok(v1::NamespaceMode::Target) | Err(_) => return Err(invalid(&field("pid"), "is not POD, CONTAINER or NODE")),
+        Ok(v1::NamespaceMode::Target) | Err(_) => {
+            return Err(invalid(&field("pid"), "is not POD, CONTAINER or NODE"));
+        }
     };
     check_user_namespace(&field("userns_options"), options.userns_options.as_ref())?;
-    Ok(PodNamespaces { network: sharing("network", options.network)?, ipc: sharing("ipc", options.ipc)?, pid })
+    Ok(PodNamespaces {
+        network: sharing("network", options.network)?,
+        ipc: sharing("ipc", options.ipc)?,
+        pid,
+    })
 }
 
 /// Only the host's user namespace, for now.

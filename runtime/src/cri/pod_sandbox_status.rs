@@ -73,7 +73,8 @@ fn info(pod: &Pod) -> String {
         list.push(json!({"type": "pid", "path": path("pid")}));
     }
     let result = record.network.as_ref().and_then(|network| network.result.as_deref());
-    let result: serde_json::Value = result.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let result: serde_json::Value =
+        result.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     json!({
         "pid": pid,
         "netNsClosed": pid == 0,

@@ -11,14 +11,23 @@ use crate::error::Error;
 use crate::rpc::v1;
 use crate::store;
 
-pub(crate) async fn status(daemon: Rc<Daemon>, request: v1::StatusRequest) -> Result<v1::StatusResponse, Error> {
+pub(crate) async fn status(
+    daemon: Rc<Daemon>,
+    request: v1::StatusRequest,
+) -> Result<v1::StatusResponse, Error> {
     let network = daemon.network.ready();
     // Calls are served only after recovery is through, so whoever gets an answer finds the runtime ready.
-    let mut conditions = vec![condition("RuntimeReady", Ok(())), condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message)))];
+    let mut conditions = vec![
+        condition("RuntimeReady", Ok(())),
+        condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message))),
+    ];
     let damaged = store::damaged_count();
     let healthy = match damaged {
         0 => Ok(()),
-        count => Err(("DamagedRecords", format!("{count} damaged records are set aside in {}/quarantine", daemon.root.display()))),
+        count => Err((
+            "DamagedRecords",
+            format!("{count} damaged records are set aside in {}/quarantine", daemon.root.display()),
+        )),
     };
     conditions.push(condition("StoreHealthy", healthy));
     Ok(v1::StatusResponse {
@@ -37,7 +46,12 @@ pub(crate) async fn status(daemon: Rc<Daemon>, request: v1::StatusRequest) -> Re
 
 fn condition(kind: &str, state: Result<(), (&str, String)>) -> v1::RuntimeCondition {
     let (reason, message) = state.as_ref().err().cloned().unwrap_or_default();
-    v1::RuntimeCondition { r#type: kind.to_owned(), status: state.is_ok(), reason: reason.to_owned(), message }
+    v1::RuntimeCondition {
+        r#type: kind.to_owned(),
+        status: state.is_ok(),
+        reason: reason.to_owned(),
+        message,
+    }
 }
 
 fn info(daemon: &Daemon) -> HashMap<String, String> {

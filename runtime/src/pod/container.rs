@@ -61,7 +61,8 @@ impl Pods {
     }
 
     fn named_container(&self, pod: &Rc<Pod>, spec: &ContainerSpec) -> Result<Option<Rc<Container>>, Error> {
-        let holder = pod.names.borrow().get(&spec.name).and_then(|id| self.containers.borrow().get(id).cloned());
+        let holder =
+            pod.names.borrow().get(&spec.name).and_then(|id| self.containers.borrow().get(id).cloned());
         let Some(holder) = holder else { return Ok(None) };
         let is_same = holder.record().spec == *spec;
         if is_same && !holder.is_answered.get() && holder.record().state == state::Container::Created {
@@ -72,11 +73,16 @@ impl Pods {
         Err(Error::new(Kind::AlreadyExists, text))
     }
 
-    fn reserve_container(self: &Rc<Self>, pod: &Rc<Pod>, spec: ContainerSpec) -> Result<Rc<Container>, Error> {
+    fn reserve_container(
+        self: &Rc<Self>,
+        pod: &Rc<Pod>,
+        spec: ContainerSpec,
+    ) -> Result<Rc<Container>, Error> {
         self.require_ready(pod)?;
         let name = spec.name.clone();
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
-        let resolved = self.resolve(pod, id, spec).map_err(|error| error.context(format!("container {name}")))?;
+        let resolved =
+            self.resolve(pod, id, spec).map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record);
         self.node.images.retain(id, container.record().image.layer_names())?;
         pod.names.borrow_mut().insert(name, id);
@@ -291,7 +297,7 @@ impl Pods {
         let kill_at = self.begin_stop(&container, grace, true);
         let limit = kill_at.saturating_duration_since(Instant::now()) + KILL_LIMIT;
         let ended = reactor::deadline(limit, container.exited.wait()).await;
-        ended.map(|()| ()).map_err(|_| {
+        ended.map_err(|_| {
             Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
         })
     }
@@ -332,7 +338,9 @@ impl Pods {
         let signal = container.record().stop_signal;
         let Ok(link) = container.pod.link() else { return };
         // ESRCH: it ended by itself; anything else: SIGKILL follows.
-        if let Err(error) = link.ask(Request::Signal { container: container.id, signal }, &[], ASK_LIMIT).await {
+        if let Err(error) =
+            link.ask(Request::Signal { container: container.id, signal }, &[], ASK_LIMIT).await
+        {
             log::debug!("stop signal not sent"; ctr = container.id, error = error);
         }
     }
@@ -380,7 +388,9 @@ impl Pods {
         }
         for container in waits {
             let ended = reactor::deadline(KILL_LIMIT, container.exited.wait()).await;
-            ended.map_err(|_| Error::new(Kind::DeadlineExceeded, format!("{}: does not end", container.title())))?;
+            ended.map_err(|_| {
+                Error::new(Kind::DeadlineExceeded, format!("{}: does not end", container.title()))
+            })?;
         }
         for container in containers {
             self.end_processes(&container).await?;
@@ -410,7 +420,9 @@ impl Pods {
             pods.stop_container(Rc::clone(&container), Duration::ZERO).await?;
             let _operation = container.operation.lock().await;
             let title = container.title();
-            pods.unmake_container(&container).await.map_err(|error| error.context(format!("remove {title}")))?;
+            pods.unmake_container(&container)
+                .await
+                .map_err(|error| error.context(format!("remove {title}")))?;
             log::info!("container removed"; pod = container.pod.id, ctr = container.id);
             Ok(())
         })
@@ -448,7 +460,10 @@ impl Pods {
     /// ReopenContainerLog: from the answer on every line goes to the new file.
     pub(crate) async fn reopen_log(&self, container: Rc<Container>) -> Result<(), Error> {
         if !container.record().state.is_running() {
-            return Err(Error::new(Kind::FailedPrecondition, format!("{}: is not running", container.title())));
+            return Err(Error::new(
+                Kind::FailedPrecondition,
+                format!("{}: is not running", container.title()),
+            ));
         }
         let path = PathBuf::from(&container.record().log_path);
         if path.as_os_str().is_empty() {
@@ -456,12 +471,17 @@ impl Pods {
         }
         let log = open_log(&path)?;
         let link = container.pod.link()?;
-        let reopened = link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;
+        let reopened =
+            link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;
         reopened.map(|_| ()).map_err(|error| Error::new(Kind::Unknown, error.to_string()))
     }
 
     /// Changes the state: committed first, then seen.
-    pub(super) fn change_container(&self, container: &Rc<Container>, event: ContainerEvent) -> Result<(), Error> {
+    pub(super) fn change_container(
+        &self,
+        container: &Rc<Container>,
+        event: ContainerEvent,
+    ) -> Result<(), Error> {
         let next = container.record().state.on(event);
         let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
         if next == container.record().state {
@@ -481,7 +501,8 @@ impl Pods {
 
     /// For the next daemon: when the kill is due, in milliseconds of the boot's clock (RST-11).
     fn write_stopping(&self, container: &Rc<Container>, grace: Duration) {
-        let due_ms = super::recover::boot_time_ms().saturating_add(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+        let due_ms = super::recover::boot_time_ms()
+            .saturating_add(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
         let path = self.stopping_path(container);
         if let Err(error) = std::fs::write(&path, due_ms.to_string()) {
             log::warn!("a stop would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));

@@ -15,8 +15,8 @@ use nix::fcntl::OFlag;
 use super::link::LinkError;
 use super::{Container, Pod, Pods};
 use crate::error::{Error, Kind};
-use crate::reactor::{self, Watched};
 use crate::log;
+use crate::reactor::{self, Watched};
 
 /// Most output kept of each stream; the rest is read and thrown away. Both together stay below the 16 MiB that clients
 /// take in one message.
@@ -91,10 +91,13 @@ impl Pods {
         let (err_read, err_write) = pipe()?;
         self.start_exec(running, command, [out_write, err_write]).await?;
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let reading = smol::future::zip(read_to_end(&out_read, &mut stdout), read_to_end(&err_read, &mut stderr));
+        let reading =
+            smol::future::zip(read_to_end(&out_read, &mut stdout), read_to_end(&err_read, &mut stderr));
         let exit = {
             let mut reading = std::pin::pin!(reading);
-            let exit = async { exited.recv().await.map_err(|_| Error::new(Kind::Unknown, "the pod's monitor is gone")) };
+            let exit = async {
+                exited.recv().await.map_err(|_| Error::new(Kind::Unknown, "the pod's monitor is gone"))
+            };
             let exit = smol::future::or(exit, async {
                 reading.as_mut().await;
                 std::future::pending().await
@@ -118,7 +121,8 @@ impl Pods {
         let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.number)?;
         let mut process = container.record().process.clone();
         process.arguments = command;
-        let record = plan::exec(&plan::ExecPlan { cgroup_procs: entry.procs_files, process: process.launch(false) })?;
+        let record =
+            plan::exec(&plan::ExecPlan { cgroup_procs: entry.procs_files, process: process.launch(false) })?;
         let memfd = monitor::memfd(&record)?;
         let null = std::fs::File::open("/dev/null")?;
         let mut descriptors = vec![memfd.as_fd(), null.as_fd(), outputs[0].as_fd(), outputs[1].as_fd()];
@@ -141,7 +145,10 @@ impl Pods {
 impl Running {
     fn new(pods: &Rc<Pods>, container: Rc<Container>) -> Result<Self, Error> {
         if !container.record().state.is_running() {
-            return Err(Error::new(Kind::FailedPrecondition, format!("exec in {}: it is not running", container.title())));
+            return Err(Error::new(
+                Kind::FailedPrecondition,
+                format!("exec in {}: it is not running", container.title()),
+            ));
         }
         let number = container.pod.last_exec.get().wrapping_add(1);
         container.pod.last_exec.set(number);
@@ -164,7 +171,8 @@ impl Drop for Running {
             let _ = self.pods.node.cgroups.unmake(&self.cgroup);
             return;
         }
-        let (pods, container, cgroup) = (Rc::clone(&self.pods), Rc::clone(&self.container), self.cgroup.clone());
+        let (pods, container, cgroup) =
+            (Rc::clone(&self.pods), Rc::clone(&self.container), self.cgroup.clone());
         reactor::spawn(async move { end_tree(&pods, &container, &cgroup).await }).detach();
     }
 }

@@ -30,7 +30,9 @@ pub(super) fn write(directory: &Path, spec: &PodSpec) -> Result<(), Error> {
 /// The pod's host name; the node's where none was asked for or the pod shares the node's network (and so its UTS).
 pub(super) fn hostname(spec: &PodSpec) -> String {
     match spec.hostname.is_empty() || spec.namespaces.network == Sharing::Node {
-        true => nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        true => {
+            nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        }
         false => spec.hostname.clone(),
     }
 }
@@ -54,7 +56,10 @@ fn copy_of(path: &str) -> Result<Vec<u8>, Error> {
     use std::io::Read;
     let mut content = Vec::new();
     match std::fs::File::open(path) {
-        Ok(file) => file.take(BYTES_MAX).read_to_end(&mut content).map_err(|error| failed("read", Path::new(path), &error))?,
+        Ok(file) => file
+            .take(BYTES_MAX)
+            .read_to_end(&mut content)
+            .map_err(|error| failed("read", Path::new(path), &error))?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
         Err(error) => return Err(failed("open", Path::new(path), &error)),
     };
@@ -73,7 +78,8 @@ mod tests {
             searches: words(&["default.svc", "svc"]),
             options: words(&["ndots:5", "edns0"]),
         };
-        let expected = "search default.svc svc\nnameserver 10.0.0.10\nnameserver fd00::a\noptions ndots:5 edns0\n";
+        let expected =
+            "search default.svc svc\nnameserver 10.0.0.10\nnameserver fd00::a\noptions ndots:5 edns0\n";
         assert_eq!(resolv_conf(&dns), expected);
         assert_eq!(resolv_conf(&Dns::default()), "");
     }

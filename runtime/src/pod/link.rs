@@ -57,7 +57,9 @@ pub(crate) enum News {
 impl Link {
     /// Starts reading. `on_news` is called from the link's own task, and must not wait.
     pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
-        let watch = |fd: &OwnedFd| fd.try_clone().and_then(Watched::new).map_err(|error| LinkError::Socket(error.to_string()));
+        let watch = |fd: &OwnedFd| {
+            fd.try_clone().and_then(Watched::new).map_err(|error| LinkError::Socket(error.to_string()))
+        };
         let (socket, process) = (watch(&monitor.socket)?, watch(&monitor.pidfd)?);
         let link = Rc::new(Self {
             monitor,
@@ -189,10 +191,16 @@ impl std::fmt::Display for LinkError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gone => f.write_str("the pod's monitor is gone"),
-            Self::Silent { limit } => write!(f, "the pod's monitor did not answer within {} s", limit.as_secs()),
+            Self::Silent { limit } => {
+                write!(f, "the pod's monitor did not answer within {} s", limit.as_secs())
+            }
             Self::Failed(Failure::Unknown) => f.write_str("the pod's monitor is older than this request"),
-            Self::Failed(Failure::Refused { errno }) => write!(f, "the pod's monitor: {}", errno_text(*errno)),
-            Self::Failed(Failure::Operation { index, errno }) => write!(f, "operation {index}: {}", errno_text(*errno)),
+            Self::Failed(Failure::Refused { errno }) => {
+                write!(f, "the pod's monitor: {}", errno_text(*errno))
+            }
+            Self::Failed(Failure::Operation { index, errno }) => {
+                write!(f, "operation {index}: {}", errno_text(*errno))
+            }
             Self::Socket(error) => write!(f, "the monitor's socket: {error}"),
         }
     }

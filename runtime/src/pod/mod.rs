@@ -128,7 +128,8 @@ impl Pods {
     /// The containers that lists show, newest first.
     pub(crate) fn containers(&self) -> Vec<Rc<Container>> {
         let containers = self.containers.borrow();
-        let mut containers: Vec<_> = containers.values().filter(|container| container.is_visible()).cloned().collect();
+        let mut containers: Vec<_> =
+            containers.values().filter(|container| container.is_visible()).cloned().collect();
         containers.sort_by_key(|container| std::cmp::Reverse(container.record().created_at_ns));
         containers
     }
@@ -157,7 +158,9 @@ impl From<coracle_sandbox::Error> for Error {
         use nix::errno::Errno;
         let kind = match &error {
             // Not NotFound for ENOENT: to a kubelet that means the pod or container is gone.
-            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => Kind::ResourceExhausted,
+            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => {
+                Kind::ResourceExhausted
+            }
             Sandbox::Kernel { .. } => Kind::Internal,
             Sandbox::Missing { .. } => Kind::FailedPrecondition,
             Sandbox::Invalid { .. } => Kind::InvalidArgument,
@@ -177,7 +180,9 @@ fn find<'a, K: std::fmt::Display + 'a, V: Clone + 'a>(
     match (found.next(), found.next()) {
         (Some((_, value)), None) => Ok(value.clone()),
         (None, _) => Err(Error::new(Kind::NotFound, format!("{what} {id:?}: not found"))),
-        (Some(_), Some(_)) => Err(Error::new(Kind::InvalidArgument, format!("{what} {id:?}: several ids start so"))),
+        (Some(_), Some(_)) => {
+            Err(Error::new(Kind::InvalidArgument, format!("{what} {id:?}: several ids start so")))
+        }
     }
 }
 
@@ -212,7 +217,9 @@ impl Pod {
 
     fn link(&self) -> Result<Rc<Link>, Error> {
         let link = self.link.borrow().clone();
-        link.ok_or_else(|| Error::new(Kind::FailedPrecondition, format!("pod sandbox {:.13}: has no monitor", self.id)))
+        link.ok_or_else(|| {
+            Error::new(Kind::FailedPrecondition, format!("pod sandbox {:.13}: has no monitor", self.id))
+        })
     }
 
     fn cgroup(&self) -> Result<CgroupPath, Error> {
@@ -270,7 +277,9 @@ mod tests {
         let entries = || ids.iter().map(|id| (id, id));
         assert_eq!(find(entries(), "bb", "pod").unwrap(), "bb00");
         assert_eq!(find(entries(), "aa10", "pod").unwrap(), "aa10");
-        for (id, expected) in [("aa", "several ids"), ("", "not found"), ("cc", "not found"), ("b*", "not found")] {
+        for (id, expected) in
+            [("aa", "several ids"), ("", "not found"), ("cc", "not found"), ("b*", "not found")]
+        {
             let error = find(entries(), id, "pod").unwrap_err().to_string();
             assert!(error.contains(expected), "{id:?}: {error}");
         }

@@ -93,6 +93,7 @@ pub(crate) fn netns(pod: PodId) -> PathBuf {
 /// `PARENT/ID`: what cAdvisor and others recognise as a container's cgroup by its 64 digits.
 pub(crate) fn cgroup(parent: &str, id: &impl std::fmt::Display) -> Result<CgroupPath, Error> {
     let path = format!("{}/{id}", parent.trim_end_matches('/'));
-    CgroupPath::parse(&path)
-        .map_err(|error| Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {parent:?}: {error}")))
+    CgroupPath::parse(&path).map_err(|error| {
+        Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {parent:?}: {error}"))
+    })
 }

@@ -45,11 +45,16 @@ mod as_json {
     use serde::ser::Error as _;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<T: Serialize, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serde_json::to_string(value).map_err(S::Error::custom)?.serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    pub(super) fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<T, D::Error> {
         serde_json::from_str(&String::deserialize(from)?).map_err(D::Error::custom)
     }
 }
@@ -129,20 +134,31 @@ impl PodRecord {
     /// Reads it back; a record that names another pod is damage, too.
     pub(crate) fn load(paths: &Paths, id: PodId) -> Result<Self, Damage> {
         let record: Self = decode(&store::load(&paths.pod(id), RECORD, store::Kind::Pod)?.body)?;
-        if record.id == id { Ok(record) } else { Err(Damage::Damaged(format!("it is the record of {}", record.id))) }
+        if record.id == id {
+            Ok(record)
+        } else {
+            Err(Damage::Damaged(format!("it is the record of {}", record.id)))
+        }
     }
 }
 
 impl ContainerRecord {
     /// Makes the record durable.
     pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        store::commit(&paths.container(self.pod, self.id), RECORD, store::Kind::Container, VERSION, &encode(self)?)
-            .map_err(|error| error.context(format!("record of container {:.13}", self.id)))
+        store::commit(
+            &paths.container(self.pod, self.id),
+            RECORD,
+            store::Kind::Container,
+            VERSION,
+            &encode(self)?,
+        )
+        .map_err(|error| error.context(format!("record of container {:.13}", self.id)))
     }
 
     /// Reads it back; a record that names another container is damage, too.
     pub(crate) fn load(paths: &Paths, pod: PodId, id: ContainerId) -> Result<Self, Damage> {
-        let record: Self = decode(&store::load(&paths.container(pod, id), RECORD, store::Kind::Container)?.body)?;
+        let record: Self =
+            decode(&store::load(&paths.container(pod, id), RECORD, store::Kind::Container)?.body)?;
         match record.id == id && record.pod == pod {
             true => Ok(record),
             false => Err(Damage::Damaged(format!("it is the record of {} in {}", record.id, record.pod))),
@@ -151,7 +167,8 @@ impl ContainerRecord {
 }
 
 fn encode(record: &impl Serialize) -> Result<Vec<u8>, Error> {
-    postcard::to_allocvec(record).map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
+    postcard::to_allocvec(record)
+        .map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
 }
 
 fn decode<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Damage> {

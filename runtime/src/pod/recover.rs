@@ -143,7 +143,9 @@ impl Pods {
         };
         match store::quarantine(&self.node.paths.root, directory, &reason) {
             Ok(to) => log::error!("a damaged record is set aside"; path = to.display(), reason = reason),
-            Err(error) => log::error!("a damaged record stays"; path = directory.display(), reason = reason, error = error),
+            Err(error) => {
+                log::error!("a damaged record stays"; path = directory.display(), reason = reason, error = error)
+            }
         }
     }
 
@@ -202,7 +204,8 @@ impl Pods {
         let monitor = monitor::connect(&self.node.paths.pod_state(pod.id));
         let monitor = monitor.map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
         let attached = reactor::deadline(ATTACH_LIMIT, self.attach(pod, monitor)).await;
-        let attached = attached.map_err(|_| Error::new(Kind::DeadlineExceeded, "the monitor does not answer"))?;
+        let attached =
+            attached.map_err(|_| Error::new(Kind::DeadlineExceeded, "the monitor does not answer"))?;
         attached.map_err(|error| Error::new(Kind::Internal, error.to_string()))
     }
 
@@ -212,7 +215,10 @@ impl Pods {
                 continue; // known, or just told by the monitor
             }
             let Ok(link) = pod.link() else { return };
-            let runs = link.ask(Request::Signal { container: container.id, signal: 0 }, &[], ASK_LIMIT).await.is_ok();
+            let runs = link
+                .ask(Request::Signal { container: container.id, signal: 0 }, &[], ASK_LIMIT)
+                .await
+                .is_ok();
             let was_running = container.record().state.is_running();
             if runs {
                 self.take_over_running(&container);
@@ -230,7 +236,10 @@ impl Pods {
         container.pid.set(pid.parse().unwrap_or(0));
         if !container.record().state.is_running() {
             let at_ns = at_ns.parse().unwrap_or_else(|_| self.node.clock.now_ns());
-            self.log_failed(&container.pod, self.change_container(container, ContainerEvent::Started { at_ns }));
+            self.log_failed(
+                &container.pod,
+                self.change_container(container, ContainerEvent::Started { at_ns }),
+            );
         }
         self.resume_stop(container);
     }
@@ -262,16 +271,19 @@ impl Pods {
         reactor::spawn(async move {
             let _operation = pod.operation.lock().await;
             log::info!("a pod sandbox that was being made is undone"; pod = pod.id);
-            let errors = pods.down(&pod).await;
-            let undone = match errors.into_iter().next() {
+            let undone = match pods.down(&pod).await.into_iter().next() {
                 None => pods.forget_pod(&pod),
-                Some(error) => {
-                    pods.log_failed(&pod, pods.change(&pod, PodEvent::UpFailed));
-                    Err(error)
-                }
+                Some(error) => Err(error),
             };
+            if undone.is_err() {
+                // Listed from now on, so that Stop and Remove try again.
+                pods.log_failed(&pod, pods.change(&pod, PodEvent::UpFailed));
+            }
             pods.log_failed(&pod, undone);
-            pod.made.set(Err(Error::new(Kind::Unavailable, "the runtime was restarted while making it: try again")));
+            pod.made.set(Err(Error::new(
+                Kind::Unavailable,
+                "the runtime was restarted while making it: try again",
+            )));
         })
         .detach();
     }
@@ -279,7 +291,8 @@ impl Pods {
     /// Networks of pods of an earlier boot are released before the first ADD: their addresses are needed again.
     fn release_networks(self: &Rc<Self>) {
         let pods = Rc::clone(self);
-        let stale: Vec<_> = self.pods.borrow().values().filter(|pod| pod.record().boot != self.node.boot).cloned().collect();
+        let stale: Vec<_> =
+            self.pods.borrow().values().filter(|pod| pod.record().boot != self.node.boot).cloned().collect();
         reactor::spawn(async move {
             for pod in stale {
                 let _operation = pod.operation.lock().await;

@@ -289,7 +289,10 @@ mod tests {
                 seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let event = EVENTS[(seed >> 33) as usize % EVENTS.len()];
                 let Ok(next) = pod.on(event) else { continue };
-                assert!(!(was_down && (next.is_ready() || next == Pod::Creating)), "{pod:?} on {event:?} -> {next:?}");
+                assert!(
+                    !(was_down && (next.is_ready() || next == Pod::Creating)),
+                    "{pod:?} on {event:?} -> {next:?}"
+                );
                 assert!(pod != Pod::Removing || next == Pod::Removing, "{pod:?} on {event:?} -> {next:?}");
                 was_down |= matches!(next, Pod::NotReady { .. } | Pod::Removing);
                 pod = next;
@@ -321,7 +324,8 @@ mod tests {
             assert_eq!((ended.exit_code(), ended.reason()), (code, reason), "{ended:?}");
         }
         let how = How::NotStarted { message: "no such file".into() };
-        let Ok(Container::Exited(ended)) = Container::Created.on(ContainerEvent::Ended { at_ns: 5, how }) else {
+        let Ok(Container::Exited(ended)) = Container::Created.on(ContainerEvent::Ended { at_ns: 5, how })
+        else {
             panic!("a created container ends where its start fails");
         };
         assert_eq!((ended.exit_code(), ended.reason(), ended.started_at_ns), (128, "StartError", 0));

@@ -51,18 +51,29 @@ impl Pods {
     /// RunPodSandbox: makes the pod, or joins the identical request that is making it (RETRY-1 to RETRY-4).
     /// The work is a task of its own: a caller that goes away leaves it to end whole, or wholly undone.
     pub(crate) async fn run(self: &Rc<Self>, spec: PodSpec) -> Result<PodId, Error> {
-        let pod = match self.named(&spec)? {
-            Some(pod) => pod,
-            None => self.reserve(spec)?,
-        };
-        pod.made.wait().await?;
-        pod.is_answered.set(true);
-        Ok(pod.id)
+        loop {
+            let pod = match self.named(&spec)? {
+                Some(pod) => pod,
+                None => self.reserve(spec.clone())?,
+            };
+            match pod.made.wait().await {
+                // What an earlier daemon had begun is undone, and the name is free again.
+                Err(error)
+                    if error.kind() == Kind::Unavailable && pod.record().state == state::Pod::Creating => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    pod.is_answered.set(true);
+                    return Ok(pod.id);
+                }
+            }
+        }
     }
 
     /// The pod that holds this name already, if the request is a retry of the one that made it.
     fn named(&self, spec: &PodSpec) -> Result<Option<Rc<Pod>>, Error> {
-        let Some(holder) = self.names.borrow().get(&spec.name).and_then(|id| self.pods.borrow().get(id).cloned()) else {
+        let Some(holder) =
+            self.names.borrow().get(&spec.name).and_then(|id| self.pods.borrow().get(id).cloned())
+        else {
             return Ok(None);
         };
         let is_same = holder.record().spec == *spec;
@@ -75,9 +86,10 @@ impl Pods {
             return Ok(Some(holder));
         }
         let what = if is_same { "" } else { " with another configuration" };
-        let text = format!("pod sandbox {}: the name is held by {:.13}{what}, which is {}", spec.name, holder.id, {
-            holder.record().state.name()
-        });
+        let text =
+            format!("pod sandbox {}: the name is held by {:.13}{what}, which is {}", spec.name, holder.id, {
+                holder.record().state.name()
+            });
         Err(Error::new(Kind::AlreadyExists, text))
     }
 
@@ -242,7 +254,9 @@ impl Pods {
     pub(super) fn forget_pod(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let state = self.node.paths.pod_state(pod.id);
         match std::fs::remove_dir_all(&state) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed("remove", &state, &error)),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(failed("remove", &state, &error));
+            }
             Ok(()) | Err(_) => {}
         }
         garbage::discard(self, &self.node.paths.pod(pod.id))?;
@@ -284,7 +298,10 @@ impl Pods {
         self.clear_cgroup(&pod.cgroup()?).await?;
         let (parent, is_ours) = {
             let record = pod.record();
-            (record.cgroup_parent.clone(), record.owns_cgroup_parent || record.cgroup_parent == self.node.cgroup_parent)
+            (
+                record.cgroup_parent.clone(),
+                record.owns_cgroup_parent || record.cgroup_parent == self.node.cgroup_parent,
+            )
         };
         if is_ours {
             // Other pods may still be in it: the last one takes it away.
@@ -300,7 +317,9 @@ impl Pods {
         loop {
             let error = match self.node.cgroups.unmake(path) {
                 Ok(()) => return Ok(()),
-                Err(coracle_sandbox::Error::Kernel { errno: nix::errno::Errno::EBUSY, .. }) if Instant::now() < end => {
+                Err(coracle_sandbox::Error::Kernel { errno: nix::errno::Errno::EBUSY, .. })
+                    if Instant::now() < end =>
+                {
                     // Killed again: a process may have been forked meanwhile.
                     self.node.cgroups.kill(path)?;
                     reactor::sleep(pause).await;

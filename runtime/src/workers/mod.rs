@@ -152,7 +152,10 @@ impl Workers {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
-            Job::Cni(cni) => (Lane::Network, Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE)),
+            Job::Cni(cni) => (
+                Lane::Network,
+                Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE),
+            ),
         };
         let _place = match self.lanes.iter().find(|(own, _)| *own == lane) {
             Some((_, places)) => Some(places.acquire().await),

@@ -61,7 +61,8 @@ struct JsonConfig {
 
 /// Reads a config blob.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
-    let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(format!("image config: {error}")))?;
+    let json: Json =
+        serde_json::from_slice(bytes).map_err(|error| invalid(format!("image config: {error}")))?;
     let config = json.config.unwrap_or_default();
     Ok(Document {
         config: ImageConfig {

@@ -41,7 +41,9 @@ fn main() -> ExitCode {
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,
-        Err(error) => Answer::Failed(Failure { kind: FailureKind::Internal, message: format!("read the job: {error}") }),
+        Err(error) => {
+            Answer::Failed(Failure { kind: FailureKind::Internal, message: format!("read the job: {error}") })
+        }
     };
     match write_message(&mut std::io::stdout(), &answer) {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,13 +27,16 @@ pub(crate) fn run(paths: &[PathBuf]) -> Result<(), Failure> {
 
 fn remove(path: &Path) -> Result<(), Failure> {
     let names = path.components().filter(|component| matches!(component, Component::Normal(_))).count();
-    let is_plain = path.components().all(|component| !matches!(component, Component::ParentDir | Component::CurDir));
+    let is_plain =
+        path.components().all(|component| !matches!(component, Component::ParentDir | Component::CurDir));
     if !path.is_absolute() || !is_plain || names < COMPONENTS_MIN {
         return Err(invalid(format!("remove {}: it is not a path of the store", path.display())));
     }
     let removed = match path.symlink_metadata() {
         Err(error) => Err(error),
-        Ok(metadata) if metadata.is_dir() => empty(path).map_err(io::Error::from).and_then(|()| std::fs::remove_dir(path)),
+        Ok(metadata) if metadata.is_dir() => {
+            empty(path).map_err(io::Error::from).and_then(|()| std::fs::remove_dir(path))
+        }
         Ok(_) => std::fs::remove_file(path),
     };
     match removed {

@@ -61,7 +61,8 @@ impl Store {
     fn new_directory(&self, below: &str) -> Result<PathBuf, Failure> {
         let parent = self.root.join(below);
         // Names of two workers must differ, those of one in time, too.
-        let nanoseconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let nanoseconds =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = parent.join(format!("tmp-{}-{nanoseconds}", std::process::id()));
         // 0755: it becomes the root directory of containers, which other users enter.
         let made = fs::DirBuilder::new().mode(0o755).create(&path);
@@ -81,7 +82,9 @@ impl Store {
             Err(error) => return Err(io_failure("rename", from, &error)),
         }
         let directory = to.parent().unwrap_or(&self.root);
-        File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| io_failure("sync", directory, &error))
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(|error| io_failure("sync", directory, &error))
     }
 }
 

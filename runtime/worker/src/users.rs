@@ -126,7 +126,8 @@ fn status(path: &Path) -> Result<Option<Metadata>, Failure> {
 
 fn is_opaque(directory: &Path) -> bool {
     let mut value = [0; 1];
-    rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value).is_ok_and(|length| length == 1 && value == *b"y")
+    rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value)
+        .is_ok_and(|length| length == 1 && value == *b"y")
 }
 
 #[cfg(test)]
@@ -157,7 +158,8 @@ mod tests {
         assert_eq!(read("etc/group").as_deref(), Some("linked"), "a link stays inside the image");
         symlink("loop", top.join("up/etc/loop")).unwrap();
         assert_eq!(read("etc/loop"), None);
-        let place = rustix::fs::open(top.join("up/etc"), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let place = rustix::fs::open(top.join("up/etc"), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
+            .unwrap();
         let mode = rustix::fs::Mode::empty();
         rustix::fs::mknodat(&place, "passwd", rustix::fs::FileType::CharacterDevice, mode, 0).unwrap();
         assert_eq!(read("etc/passwd"), None, "whited out");

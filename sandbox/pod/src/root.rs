@@ -13,6 +13,9 @@ const PATH_BYTES_MAX: usize = 4096;
 /// rename for ever.
 const ATTEMPTS_MAX: u32 = 32;
 
+/// Links to nothing that are followed in making one path: a /etc/resolv.conf that points into an empty /run is one.
+const LINKS_MAX: u32 = 4;
+
 /// What to make where nothing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Make {
@@ -51,7 +54,7 @@ impl Root {
     /// As [`Root::find`] with O_PATH; where nothing is, makes it and the directories (0755) on the way.
     pub(crate) fn find_or_make(&self, path: &CStr, make: Make) -> Result<Fd, Errno> {
         match self.find(path, fs::O_PATH) {
-            Err(Errno::ENOENT) => self.make(path, make),
+            Err(Errno::ENOENT) => self.make(path, make, LINKS_MAX),
             found => found,
         }
     }
@@ -76,7 +79,8 @@ impl Root {
         with(parent.borrow(), name)
     }
 
-    fn make(&self, path: &CStr, make: Make) -> Result<Fd, Errno> {
+    /// Makes `path`; at most `links` links that lead nowhere are followed by making what they lead to.
+    fn make(&self, path: &CStr, make: Make, links: u32) -> Result<Fd, Errno> {
         let bytes = trimmed(path);
         let mut parent: Option<Fd> = None;
         let mut start = 0;
@@ -86,7 +90,7 @@ impl Root {
             if length > 0 {
                 let make = if end == bytes.len() { make } else { Make::Directory(0o755) };
                 let parent_fd = parent.as_ref().map_or(self.0.borrow(), Fd::borrow);
-                parent = Some(self.step(parent_fd, bytes, (start, end), make)?);
+                parent = Some(self.step(parent_fd, bytes, (start, end), make, links)?);
             }
             start = end + 1;
         }
@@ -102,6 +106,7 @@ impl Root {
         bytes: &[u8],
         (start, end): (usize, usize),
         make: Make,
+        links: u32,
     ) -> Result<Fd, Errno> {
         let mut buffer = [0; PATH_BYTES_MAX];
         let prefix = terminated(&mut buffer, &bytes[..end])?;
@@ -116,10 +121,36 @@ impl Root {
             Make::File => fs::make_node(parent, name, fs::S_IFREG | 0o644, 0),
         };
         match made {
-            // Someone was faster, or a link that leads nowhere is there: the next line tells.
-            Ok(()) | Err(Errno::EEXIST) => self.find(prefix, fs::O_PATH),
+            Ok(()) => self.find(prefix, fs::O_PATH),
+            // Someone was faster, or a link that leads nowhere is there.
+            Err(Errno::EEXIST) => match self.find(prefix, fs::O_PATH) {
+                Err(Errno::ENOENT) => self.behind_link(parent, &bytes[..start], name, make, links),
+                found => found,
+            },
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Makes what the link `name` leads to; `above` is the path of its directory, with its slash. The path is resolved
+    /// inside the root like every other, so that `..` and `/` end there.
+    #[inline(never)]
+    fn behind_link(
+        &self,
+        parent: FdRef<'_>,
+        above: &[u8],
+        name: &CStr,
+        make: Make,
+        links: u32,
+    ) -> Result<Fd, Errno> {
+        let links = links.checked_sub(1).ok_or(Errno::ELOOP)?;
+        let mut content = [0; PATH_BYTES_MAX];
+        let length = fs::read_link(parent, name, &mut content)?;
+        let above = if content.starts_with(b"/") { &above[..0] } else { above };
+        let mut path = [0; PATH_BYTES_MAX];
+        let room = path[..PATH_BYTES_MAX - 1].get_mut(..above.len() + length).ok_or(Errno::ENAMETOOLONG)?;
+        room[..above.len()].copy_from_slice(above);
+        room[above.len()..].copy_from_slice(&content[..length]);
+        self.make(CStr::from_bytes_until_nul(&path).map_err(|_| Errno::EINVAL)?, make, links)
     }
 }
 

@@ -139,7 +139,12 @@ impl Cgroups {
         for mount in self.mounts() {
             let directory = path.below(mount);
             match std::fs::remove_dir(&directory) {
-                Err(error) if !matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EBUSY | Errno::ENOTEMPTY | Errno::ENOENT)) => {
+                Err(error)
+                    if !matches!(
+                        error.raw_os_error().map(Errno::from_raw),
+                        Some(Errno::EBUSY | Errno::ENOTEMPTY | Errno::ENOENT)
+                    ) =>
+                {
                     return Err(Error::io("remove cgroup", directory.display(), &error));
                 }
                 Ok(()) | Err(_) => {}

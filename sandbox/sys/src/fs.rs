@@ -122,6 +122,14 @@ pub fn make_node(directory: FdRef<'_>, name: &CStr, mode: u32, device: u64) -> R
     unsafe { call(number::MKNODAT, arguments) }.map(drop)
 }
 
+/// readlinkat(2): the link's content, as much of it as fits, without a NUL.
+pub fn read_link(directory: FdRef<'_>, name: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let arguments =
+        [directory.argument(), name.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len()];
+    // SAFETY: `name` is NUL-terminated; the kernel writes at most `len` bytes into a slice borrowed mutably.
+    unsafe { call(number::READLINKAT, arguments) }
+}
+
 /// symlinkat(2).
 pub fn make_symlink(content: &CStr, directory: FdRef<'_>, name: &CStr) -> Result<(), Errno> {
     let arguments = [content.as_ptr() as usize, directory.argument(), name.as_ptr() as usize];

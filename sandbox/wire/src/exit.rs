@@ -61,7 +61,8 @@ pub struct DamagedExit;
 pub fn encode_exit<'a>(record: &ExitRecord, buffer: &'a mut [u8; EXIT_RECORD_BYTES_MAX]) -> &'a [u8] {
     let body = EXIT_RECORD_BYTES_MAX - 4;
     // The largest form (two varints of 10 bytes, the id, three small fields) fits with room to spare: see the test.
-    let length = postcard::to_slice(record, &mut buffer[HEADER_BYTES..body]).map(|used| used.len()).unwrap_or(0);
+    let length =
+        postcard::to_slice(record, &mut buffer[HEADER_BYTES..body]).map(|used| used.len()).unwrap_or(0);
     buffer[..4].copy_from_slice(MAGIC);
     buffer[4] = FORMAT;
     buffer[5] = length as u8;

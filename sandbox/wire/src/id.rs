@@ -116,7 +116,9 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_64_lower_case_hex_digits() {
-        for text in ["", "00", &"0".repeat(63), &"0".repeat(65), &"0F".repeat(32), &"0g".repeat(32), &"é".repeat(32)] {
+        for text in
+            ["", "00", &"0".repeat(63), &"0".repeat(65), &"0F".repeat(32), &"0g".repeat(32), &"é".repeat(32)]
+        {
             assert_eq!(text.parse::<ContainerId>(), Err(InvalidId), "{text:?}");
         }
     }

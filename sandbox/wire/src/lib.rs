@@ -26,8 +26,8 @@ mod launch;
 
 pub use exit::{DamagedExit, EXIT_RECORD_BYTES_MAX, Exit, ExitRecord, decode_exit, encode_exit};
 pub use frame::{
-    DESCRIPTORS_MAX, Event, FRAME_BYTES_MAX, Failure, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor,
-    VERSION,
+    DESCRIPTORS_MAX, Event, FRAME_BYTES_MAX, Failure, FromMonitor, PidNamespace, Reply, Request, Streams,
+    ToMonitor, VERSION,
 };
 pub use id::{ContainerId, ExecId, InvalidId, PodId};
 pub use launch::{Block, Op, Propagation, RECORD_VERSION, RecordHeader, Text, Walk, walk};

@@ -19,7 +19,10 @@ pub(super) struct Resolved {
     pub(super) plan: plan::ContainerPlan,
 }
 
-/// `1 << 20` open files is what container runtimes have granted for years; soft limits stay low so that programs that
+/// getrlimit(2); the same on both targets.
+const RLIMIT_NOFILE: u32 = 7;
+
+/// Half a million open files is what container runtimes have granted for years; soft limits stay low so that programs that
 /// loop over all descriptors stay fast (CRI facts section 3.13).
 const OPEN_FILES_SOFT: u64 = 1024;
 const OPEN_FILES_HARD: u64 = 524_288;
@@ -89,11 +92,12 @@ impl Pods {
             log::warn!("a capability is left out"; pod = pod.id, reason = warning);
         }
         let hostname = files::hostname(&pod.record().spec);
-        let working_directory = match (spec.working_directory.is_empty(), image.config.working_directory.is_empty()) {
-            (false, _) => spec.working_directory.clone(),
-            (true, false) => image.config.working_directory.clone(),
-            (true, true) => "/".to_owned(),
-        };
+        let working_directory =
+            match (spec.working_directory.is_empty(), image.config.working_directory.is_empty()) {
+                (false, _) => spec.working_directory.clone(),
+                (true, false) => image.config.working_directory.clone(),
+                (true, true) => "/".to_owned(),
+            };
         Ok(Process {
             arguments,
             environment: environment(spec, image, &hostname, &resolved.home),
@@ -205,7 +209,7 @@ impl Process {
             no_new_privileges: self.no_new_privileges,
             oom_score_adj: self.oom_score_adj,
             limits: vec![plan::Limit {
-                resource: nix::libc::RLIMIT_NOFILE as u32,
+                resource: RLIMIT_NOFILE,
                 soft: OPEN_FILES_SOFT,
                 hard: OPEN_FILES_HARD,
             }],
@@ -225,17 +229,18 @@ fn arguments(spec: &ContainerSpec, image: &ImageRecord) -> Result<Vec<String>, E
     };
     let arguments: Vec<String> = entrypoint.iter().chain(rest).cloned().collect();
     if arguments.is_empty() {
-        return Err(Error::new(Kind::InvalidArgument, "config.command: no command specified, and the image has none"));
+        return Err(Error::new(
+            Kind::InvalidArgument,
+            "config.command: no command specified, and the image has none",
+        ));
     }
     Ok(arguments)
 }
 
 /// Defaults, the image's, the request's; the last value of a name wins and keeps the place of the first.
 fn environment(spec: &ContainerSpec, image: &ImageRecord, hostname: &str, home: &[u8]) -> Vec<Vec<u8>> {
-    let mut variables: Vec<(Vec<u8>, Vec<u8>)> = vec![
-        (b"PATH".to_vec(), plan::PATH_DEFAULT.into()),
-        (b"HOSTNAME".to_vec(), hostname.into()),
-    ];
+    let mut variables: Vec<(Vec<u8>, Vec<u8>)> =
+        vec![(b"PATH".to_vec(), plan::PATH_DEFAULT.into()), (b"HOSTNAME".to_vec(), hostname.into())];
     if spec.tty {
         variables.push((b"TERM".to_vec(), b"xterm".to_vec()));
     }
@@ -310,8 +315,9 @@ fn stop_signal(asked: i32, of_image: &str) -> Result<i32, Error> {
         (0, text) => signal::parse(text).ok_or_else(|| {
             Error::new(Kind::InvalidArgument, format!("image config StopSignal: {text:?} is not a signal"))
         }),
-        (number, _) => signal::of_cri(number)
-            .ok_or_else(|| Error::new(Kind::InvalidArgument, format!("config.stop_signal: {number} is unknown"))),
+        (number, _) => signal::of_cri(number).ok_or_else(|| {
+            Error::new(Kind::InvalidArgument, format!("config.stop_signal: {number} is unknown"))
+        }),
     }
 }
 
@@ -367,7 +373,8 @@ mod tests {
     #[test]
     fn the_last_value_of_a_variable_wins() {
         let mut spec = spec(&[], &[]);
-        spec.environment = vec![("A".into(), b"1".to_vec()), ("PATH".into(), b"/x".to_vec()), ("A".into(), vec![255])];
+        spec.environment =
+            vec![("A".into(), b"1".to_vec()), ("PATH".into(), b"/x".to_vec()), ("A".into(), vec![255])];
         let variables = environment(&spec, &image(&[], &[], &["PATH=/image", "B=b=c"]), "host", b"/root");
         let expected: Vec<&[u8]> = vec![b"PATH=/x", b"HOSTNAME=host", b"B=b=c", b"A=\xff", b"HOME=/root"];
         assert_eq!(variables, expected);

@@ -103,7 +103,9 @@ impl Import<'_> {
             // The same image under several names.
             match records.iter_mut().find(|known| known.id == record.id) {
                 Some(known) => {
-                    known.tags.extend(record.tags.into_iter().filter(|tag| !known.tags.contains(tag)).collect::<Vec<_>>());
+                    known.tags.extend(
+                        record.tags.into_iter().filter(|tag| !known.tags.contains(tag)).collect::<Vec<_>>(),
+                    );
                     known.digests.extend(record.digests);
                     known.blobs.extend(record.blobs);
                     known.blobs.sort();
@@ -134,9 +136,10 @@ impl Import<'_> {
                     Err(_) => return Ok(None),
                 },
                 Document::Manifest { config, layers } => {
-                    let config_file = self.spool.blob(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
-                    let config_bytes =
-                        std::fs::read(&config_file.path).map_err(|error| io_failure("read", &config_file.path, &error))?;
+                    let config_file =
+                        self.spool.blob(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
+                    let config_bytes = std::fs::read(&config_file.path)
+                        .map_err(|error| io_failure("read", &config_file.path, &error))?;
                     if !is_ours(&config_bytes)? {
                         return Ok(None);
                     }
@@ -145,7 +148,8 @@ impl Import<'_> {
                         let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
                         files.push((file, Some(layer.digest)));
                     }
-                    let digest = name.map(|name| format!("{}@{}", without_tag(name), named.descriptor.digest));
+                    let digest =
+                        name.map(|name| format!("{}@{}", without_tag(name), named.descriptor.digest));
                     return Ok(Some(Parts {
                         config: config_bytes,
                         layers: files,
@@ -173,7 +177,13 @@ impl Import<'_> {
                 layers.push((self.spool.get(name).ok_or_else(|| missing(name))?, None));
             }
             let tags = image.repo_tags.unwrap_or_default();
-            records.push(self.image(Parts { config, layers, documents: Vec::new(), tags, digests: Vec::new() })?);
+            records.push(self.image(Parts {
+                config,
+                layers,
+                documents: Vec::new(),
+                tags,
+                digests: Vec::new(),
+            })?);
         }
         Ok(records)
     }
@@ -183,7 +193,10 @@ impl Import<'_> {
         let parsed = image_config::parse(&parts.config)?;
         let (count, max) = (parsed.layers.len(), self.job.limits.layers_max as usize);
         if count != parts.layers.len() || count > max {
-            return Err(invalid(format!("image {id}: {} layers, {count} diff IDs, at most {max}", parts.layers.len())));
+            return Err(invalid(format!(
+                "image {id}: {} layers, {count} diff IDs, at most {max}",
+                parts.layers.len()
+            )));
         }
         for (layer, (file, _)) in parsed.layers.iter().zip(&parts.layers) {
             let unpacked = unpack::unpack_layer(self.store, &file.path, layer, &self.job.limits);
@@ -241,7 +254,8 @@ impl Import<'_> {
 /// Whether an image is for this node; old images do not say.
 fn is_ours(config: &[u8]) -> Result<bool, Failure> {
     let document = image_config::parse(config)?;
-    Ok(matches!(document.os.as_str(), "" | "linux") && matches!(document.architecture.as_str(), "" | ARCHITECTURE))
+    Ok(matches!(document.os.as_str(), "" | "linux")
+        && matches!(document.architecture.as_str(), "" | ARCHITECTURE))
 }
 
 /// More than a tag: `registry/path:tag` or `name:tag`.
@@ -255,7 +269,6 @@ fn without_tag(name: &str) -> &str {
         _ => name,
     }
 }
-
 
 #[cfg(test)]
 mod tests;

@@ -36,9 +36,15 @@ pub(super) struct Spool {
 
 impl Spool {
     /// Reads the whole archive.
-    pub(super) fn read(store: &Store, archive: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, Failure> {
+    pub(super) fn read(
+        store: &Store,
+        archive: &Path,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, Failure> {
         let file = File::open(archive).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => failure(FailureKind::NotFound, format!("open {}: not found", archive.display())),
+            io::ErrorKind::NotFound => {
+                failure(FailureKind::NotFound, format!("open {}: not found", archive.display()))
+            }
             _ => io_failure("open", archive, &error),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
@@ -57,9 +63,11 @@ impl Spool {
                 EntryType::Symlink | EntryType::Link => {
                     let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
                     let link = String::from_utf8_lossy(&link).into_owned();
-                    let is_relative = entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
+                    let is_relative =
+                        entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
                     let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
-                    let target = if is_relative { clean(&format!("{directory}/{link}")) } else { clean(&link) };
+                    let target =
+                        if is_relative { clean(&format!("{directory}/{link}")) } else { clean(&link) };
                     spool.links.insert(name, target);
                 }
                 _ => {}

@@ -21,7 +21,8 @@ impl Scratch {
     fn import(&self, bytes: &[u8]) -> Result<Vec<ImageRecord>, Failure> {
         let archive = self.0.join("archive");
         std::fs::write(&archive, bytes).unwrap();
-        let job = ImportJob { root: self.0.join("root"), archive, limits: Limits::default(), keep_blobs: true };
+        let job =
+            ImportJob { root: self.0.join("root"), archive, limits: Limits::default(), keep_blobs: true };
         run(&job, &mut |_, _| ())
     }
 
@@ -66,7 +67,9 @@ fn docker(images: &[(&str, &str)]) -> Vec<u8> {
         let layer = layer(tag);
         files.push((format!("{number}.json"), config(architecture, &layer)));
         files.push((format!("{number}/layer.tar"), layer));
-        entries.push(format!(r#"{{"Config":"{number}.json","RepoTags":["{tag}"],"Layers":["{number}/layer.tar"]}}"#));
+        entries.push(format!(
+            r#"{{"Config":"{number}.json","RepoTags":["{tag}"],"Layers":["{number}/layer.tar"]}}"#
+        ));
     }
     files.push(("manifest.json".to_owned(), format!("[{}]", entries.join(",")).into_bytes()));
     tar_of(&files)
@@ -86,11 +89,14 @@ fn oci(architecture: &str, lie: bool) -> Vec<u8> {
     gzip.write_all(&layer).unwrap();
     let layer = blob(gzip.finish().unwrap());
     let kind = "application/vnd.oci.image.layer.v1.tar+gzip";
-    let manifest = blob(format!(r#"{{"config":{{{config}}},"layers":[{{"mediaType":"{kind}",{layer}}}]}}"#).into_bytes());
+    let manifest = blob(
+        format!(r#"{{"config":{{{config}}},"layers":[{{"mediaType":"{kind}",{layer}}}]}}"#).into_bytes(),
+    );
     let platform = format!(r#""platform":{{"os":"linux","architecture":"{architecture}"}}"#);
     let nested = blob(format!(r#"{{"manifests":[{{{manifest},{platform}}}]}}"#).into_bytes());
     let names = r#""annotations":{"org.opencontainers.image.ref.name":"reg.example/app:1"}"#;
-    let mut files = vec![("index.json".to_owned(), format!(r#"{{"manifests":[{{{nested},{names}}}]}}"#).into_bytes())];
+    let mut files =
+        vec![("index.json".to_owned(), format!(r#"{{"manifests":[{{{nested},{names}}}]}}"#).into_bytes())];
     if lie {
         blobs[1].1[20] ^= 1;
     }
@@ -101,7 +107,9 @@ fn oci(architecture: &str, lie: bool) -> Vec<u8> {
 #[test]
 fn docker_archives_give_their_images_of_this_platform() {
     let scratch = Scratch::new("docker");
-    let records = scratch.import(&docker(&[(ARCHITECTURE, "app:1"), ("s390x", "other:1"), (ARCHITECTURE, "app:2")])).unwrap();
+    let records = scratch
+        .import(&docker(&[(ARCHITECTURE, "app:1"), ("s390x", "other:1"), (ARCHITECTURE, "app:2")]))
+        .unwrap();
     let tags: Vec<_> = records.iter().map(|record| record.tags[0].as_str()).collect();
     assert_eq!(tags, ["app:1", "app:2"]);
     assert_eq!(records[0].config.command, ["x"]);

@@ -47,7 +47,8 @@ pub(super) fn fetch(
         match download(connection, &part, blob, progress) {
             Ok(()) => break,
             // Cut off, but it got on: from where it stopped. Without new bytes another try would be a loop.
-            Err(error) if error.kind == FailureKind::Unavailable && tries < TRIES_MAX && length(&part) > before => {}
+            Err(error)
+                if error.kind == FailureKind::Unavailable && tries < TRIES_MAX && length(&part) > before => {}
             Err(error) => return Err(error),
         }
     }
@@ -97,7 +98,8 @@ fn copy(
     let mut body = response.body_mut().as_reader();
     let mut buffer = vec![0; BUFFER_BYTES];
     let (mut window_from, mut window_begun) = (offset, Instant::now());
-    let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{endpoint}: blob {}: {why}", blob.digest));
+    let cut_off =
+        |why: String| failure(FailureKind::Unavailable, format!("{endpoint}: blob {}: {why}", blob.digest));
     loop {
         let count = body.read(&mut buffer).map_err(|error| cut_off(error.to_string()))?;
         if count == 0 {
@@ -106,13 +108,19 @@ fn copy(
         offset += count as u64;
         if offset > blob.size {
             truncate(file, part)?;
-            return Err(invalid(format!("blob {}: it is longer than the {} bytes of its manifest", blob.digest, blob.size)));
+            return Err(invalid(format!(
+                "blob {}: it is longer than the {} bytes of its manifest",
+                blob.digest, blob.size
+            )));
         }
         file.write_all(&buffer[..count]).map_err(|error| io_failure("write", part, &error))?;
         progress(offset);
         if window_begun.elapsed() > FLOOR_WINDOW {
             if offset - window_from < FLOOR_BYTES {
-                return Err(cut_off(format!("less than {FLOOR_BYTES} bytes in {} s", FLOOR_WINDOW.as_secs())));
+                return Err(cut_off(format!(
+                    "less than {FLOOR_BYTES} bytes in {} s",
+                    FLOOR_WINDOW.as_secs()
+                )));
             }
             (window_from, window_begun) = (offset, Instant::now());
         }

@@ -33,7 +33,11 @@ pub(super) fn parse(header: &str) -> Option<Challenge> {
             found.map(|(_, value)| value.clone()).unwrap_or_default()
         };
         if scheme.eq_ignore_ascii_case("bearer") && !value("realm").is_empty() {
-            return Some(Challenge::Bearer { realm: value("realm"), service: value("service"), scope: value("scope") });
+            return Some(Challenge::Bearer {
+                realm: value("realm"),
+                service: value("service"),
+                scope: value("scope"),
+            });
         }
         if scheme.eq_ignore_ascii_case("basic") {
             found = Some(Challenge::Basic);

@@ -51,7 +51,11 @@ pub(super) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(endpoint: &'a Endpoint, registry: &'a str, repository: &'a str) -> Result<Self, Failure> {
+    pub(super) fn new(
+        endpoint: &'a Endpoint,
+        registry: &'a str,
+        repository: &'a str,
+    ) -> Result<Self, Failure> {
         let config = Agent::config_builder()
             .tls_config(tls(endpoint)?)
             .http_status_as_error(false)
@@ -126,7 +130,9 @@ impl<'a> Connection<'a> {
                 };
                 Some(format!("Bearer {}", self.token(&realm, &service, &scope, credentials)?))
             }
-            (Some(Challenge::Basic), Credentials::Basic { username, password }) => Some(basic(username, password)),
+            (Some(Challenge::Basic), Credentials::Basic { username, password }) => {
+                Some(basic(username, password))
+            }
             (Some(Challenge::Basic) | None, _) => None,
         };
         match authorization {
@@ -134,12 +140,21 @@ impl<'a> Connection<'a> {
                 self.authorization = Some(authorization);
                 Ok(())
             }
-            None => Err(failure(FailureKind::Denied, format!("{}: unauthorized: it wants credentials", self.endpoint.url))),
+            None => Err(failure(
+                FailureKind::Denied,
+                format!("{}: unauthorized: it wants credentials", self.endpoint.url),
+            )),
         }
     }
 
     /// A token for the scope: by GET, or with a refresh token by POST (the distribution's token and OAuth2 documents).
-    fn token(&self, realm: &str, service: &str, scope: &str, credentials: &Credentials) -> Result<String, Failure> {
+    fn token(
+        &self,
+        realm: &str,
+        service: &str,
+        scope: &str,
+        credentials: &Credentials,
+    ) -> Result<String, Failure> {
         let url = parse_url(realm)?;
         if let Credentials::Identity(token) = credentials {
             let form = [
@@ -174,7 +189,8 @@ fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Failure
     check(response.status(), &service)?;
     let text = response.body_mut().with_config().limit(TOKEN_BYTES_MAX).read_to_vec();
     let text = text.map_err(|error| failure(FailureKind::Unavailable, format!("{service}: {error}")))?;
-    let json: Json = serde_json::from_slice(&text).map_err(|_| invalid(format!("{service}: its answer is not JSON")))?;
+    let json: Json =
+        serde_json::from_slice(&text).map_err(|_| invalid(format!("{service}: its answer is not JSON")))?;
     let token = json.token.or(json.access_token).filter(|token| !token.is_empty());
     token.ok_or_else(|| invalid(format!("{service}: no token in its answer")))
 }
@@ -233,7 +249,8 @@ fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        let bits =
+            group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
         for place in 0..4 {
             let index = bits >> (18 - 6 * place) & 63;
             text.push(if place <= group.len() { char::from(ALPHABET[index as usize]) } else { '=' });
@@ -258,7 +275,8 @@ fn tls(endpoint: &Endpoint) -> Result<TlsConfig, Failure> {
     }
     builder = builder.root_certs(RootCerts::new_with_certs(&roots));
     if let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) {
-        let read = |path: &std::path::Path| std::fs::read(path).map_err(|error| io_failure("read", path, &error));
+        let read =
+            |path: &std::path::Path| std::fs::read(path).map_err(|error| io_failure("read", path, &error));
         let key_pem = PrivateKey::from_pem(&read(key)?);
         let key = key_pem.map_err(|error| invalid(format!("key of {}: {error}", endpoint.url)))?;
         builder = builder.client_cert(Some(ClientCert::new_with_certs(&certificates(&read(cert)?), key)));
@@ -275,7 +293,11 @@ fn system_roots() -> Vec<Certificate<'static>> {
 /// The certificates of a PEM file; what is something else, or broken, is left out.
 fn certificates(pem: &[u8]) -> Vec<Certificate<'static>> {
     let items = parse_pem(pem).filter_map(Result::ok);
-    items.filter_map(|item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None }).collect()
+    items
+        .filter_map(
+            |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None },
+        )
+        .collect()
 }
 
 /// Connections by the place of their endpoint, kept for the length of a pull.
@@ -287,9 +309,14 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_the_rfc() {
-        for (text, expected) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("foobar", "Zm9vYmFy")]
-        {
+        for (text, expected) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
             assert_eq!(base64(text.as_bytes()), expected);
         }
     }

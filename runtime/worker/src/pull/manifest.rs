@@ -70,7 +70,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
         (None, Some(config)) => {
             let layers = json.layers.unwrap_or_default();
             match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
-                Some(layer) => Err(invalid(format!("manifest: a layer has media type {:?}", layer.media_type))),
+                Some(layer) => {
+                    Err(invalid(format!("manifest: a layer has media type {:?}", layer.media_type)))
+                }
                 None => Ok(Document::Manifest { config, layers }),
             }
         }
@@ -82,7 +84,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
 fn is_layer(media_type: &str) -> bool {
     let compression = match media_type {
         "" | "application/vnd.docker.image.rootfs.diff.tar" => return true,
-        "application/vnd.docker.image.rootfs.diff.tar.gzip" | "application/vnd.docker.image.rootfs.diff.tar.zstd" => {
+        "application/vnd.docker.image.rootfs.diff.tar.gzip"
+        | "application/vnd.docker.image.rootfs.diff.tar.zstd" => {
             return true;
         }
         other => other.strip_prefix("application/vnd.oci.image.layer.v1.tar"),
@@ -107,7 +110,10 @@ pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
     };
     let ours = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).min_by_key(rank);
     ours.ok_or_else(|| {
-        failure(FailureKind::NotFound, format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found"))
+        failure(
+            FailureKind::NotFound,
+            format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found"),
+        )
     })
 }
 
@@ -138,7 +144,8 @@ mod tests {
     #[test]
     fn what_a_document_is_follows_from_its_members() {
         let config = r#""config":{"digest":"sha256:c","size":2}"#;
-        let layer = |kind: &str| format!(r#"{{{config},"layers":[{{"mediaType":"{kind}","digest":"d","size":1}}]}}"#);
+        let layer =
+            |kind: &str| format!(r#"{{{config},"layers":[{{"mediaType":"{kind}","digest":"d","size":1}}]}}"#);
         for (text, expected) in [
             (r#"{"manifests":[]}"#.to_owned(), Ok("index")),
             (format!("{{{config}}}"), Ok("manifest")),

@@ -29,7 +29,9 @@ pub(crate) fn run(job: &PullJob, progress: &mut dyn FnMut(u64, u64)) -> Result<I
     let store = Store::open(&job.root)?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let name = format!("{}/{}:{reference}", job.registry, job.repository);
-    Pull { job, store, connections: Connections::new(), first: 0 }.image(reference, progress).context(|| format!("pull {name}"))
+    Pull { job, store, connections: Connections::new(), first: 0 }
+        .image(reference, progress)
+        .context(|| format!("pull {name}"))
 }
 
 struct Pull<'a> {
@@ -48,35 +50,52 @@ struct Fetched {
 
 impl Pull<'_> {
     fn image(&mut self, reference: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<ImageRecord, Failure> {
-        let top = self.document(&format!("manifests/{reference}"), manifest::ACCEPT, &self.job.digest.clone())?;
+        let top =
+            self.document(&format!("manifests/{reference}"), manifest::ACCEPT, &self.job.digest.clone())?;
         let name_digest = top.digest.clone();
         let mut documents = vec![top];
         let (config, layers) = self.resolve(&mut documents)?;
         let total = layers.iter().map(|layer| layer.size).fold(config.size, u64::saturating_add);
         let document = self.document(&format!("blobs/{}", config.digest), "*/*", &config.digest)?;
         let parsed = image_config::parse(&document.bytes)?;
-        if !matches!(parsed.os.as_str(), "" | "linux") || !matches!(parsed.architecture.as_str(), "" | manifest::ARCHITECTURE) {
-            let text = format!("no match for platform in manifest: it is {}/{}", parsed.os, parsed.architecture);
+        if !matches!(parsed.os.as_str(), "" | "linux")
+            || !matches!(parsed.architecture.as_str(), "" | manifest::ARCHITECTURE)
+        {
+            let text =
+                format!("no match for platform in manifest: it is {}/{}", parsed.os, parsed.architecture);
             return Err(failure(FailureKind::NotFound, text));
         }
         if parsed.layers.len() != layers.len() || layers.len() > self.job.limits.layers_max as usize {
-            let text = format!("{} layers, {} diff IDs, at most {}", layers.len(), parsed.layers.len(), self.job.limits.layers_max);
+            let text = format!(
+                "{} layers, {} diff IDs, at most {}",
+                layers.len(),
+                parsed.layers.len(),
+                self.job.limits.layers_max
+            );
             return Err(invalid(text));
         }
         let mut done = config.size;
         for (layer, blob) in parsed.layers.iter().zip(&layers) {
-            self.layer(layer, blob, &mut |bytes| progress(done + bytes, total)).context(|| format!("layer {}", blob.digest))?;
+            self.layer(layer, blob, &mut |bytes| progress(done + bytes, total))
+                .context(|| format!("layer {}", blob.digest))?;
             done += blob.size;
         }
         users::extract(&self.store, &config.digest, &parsed.layers)?;
         documents.push(Fetched { digest: config.digest.clone(), bytes: document.bytes });
         self.keep(&documents)?;
         let documents_bytes: u64 = documents.iter().map(|document| document.bytes.len() as u64).sum();
-        let kept = layers.iter().filter(|_| self.job.keep_blobs).map(|layer| layer.digest.clone());
+        // A layer that was there unpacked was not fetched: its blob may never have been here.
+        let kept = layers.iter().map(|layer| layer.digest.clone());
+        let kept = kept
+            .filter(|digest| self.job.keep_blobs && self.store.blob(digest).is_ok_and(|path| path.exists()));
         let name = format!("{}/{}", self.job.registry, self.job.repository);
         Ok(ImageRecord {
             id: config.digest,
-            tags: if self.job.digest.is_empty() { vec![format!("{name}:{}", self.job.tag)] } else { Vec::new() },
+            tags: if self.job.digest.is_empty() {
+                vec![format!("{name}:{}", self.job.tag)]
+            } else {
+                Vec::new()
+            },
             digests: vec![format!("{name}@{name_digest}")],
             size_bytes: documents_bytes + layers.iter().map(|layer| layer.size).sum::<u64>(),
             layers: parsed.layers,
@@ -107,7 +126,9 @@ impl Pull<'_> {
             let mut response = connection.get(what, accept, 0)?;
             let read = response.body_mut().with_config().limit(DOCUMENT_BYTES_MAX).read_to_vec();
             let bytes = read.map_err(|error| match error {
-                ureq::Error::BodyExceedsLimit(_) => invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")),
+                ureq::Error::BodyExceedsLimit(_) => {
+                    invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes"))
+                }
                 error => failure(FailureKind::Unavailable, format!("{}: {what}: {error}", connection.name())),
             })?;
             let found = digest_of(&bytes);
@@ -132,7 +153,8 @@ impl Pull<'_> {
         let path = self.store.blob(&blob.digest)?;
         unpack::unpack_layer(&self.store, &path, layer, &self.job.limits)?;
         if !self.job.keep_blobs {
-            std::fs::remove_file(&path).map_err(|error| crate::failure::io_failure("remove", &path, &error))?;
+            std::fs::remove_file(&path)
+                .map_err(|error| crate::failure::io_failure("remove", &path, &error))?;
         }
         Ok(())
     }
@@ -151,14 +173,21 @@ impl Pull<'_> {
 
     /// Asks the endpoints, the one that answered last first, until one gives what is asked. What they said is in the
     /// failure, and its kind is that of the last one, unless an earlier one says more than "not there".
-    fn ask<T>(&mut self, mut ask: impl FnMut(&mut Connection<'_>, &Store) -> Result<T, Failure>) -> Result<T, Failure> {
+    fn ask<T>(
+        &mut self,
+        mut ask: impl FnMut(&mut Connection<'_>, &Store) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let count = self.job.endpoints.len();
         let mut failures: Vec<Failure> = Vec::new();
         for index in (0..count).map(|step| (self.first + step) % count) {
             let connection = match self.connections.entry(index) {
                 std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
                 std::collections::hash_map::Entry::Vacant(place) => {
-                    match Connection::new(&self.job.endpoints[index], &self.job.registry, &self.job.repository) {
+                    match Connection::new(
+                        &self.job.endpoints[index],
+                        &self.job.registry,
+                        &self.job.repository,
+                    ) {
                         Ok(connection) => place.insert(connection),
                         Err(error) => {
                             failures.push(error);
@@ -177,8 +206,13 @@ impl Pull<'_> {
                 Err(error) => failures.push(error),
             }
         }
-        let kind = failures.iter().map(|failure| failure.kind).rev().find(|kind| *kind != FailureKind::NotFound);
-        let kind = kind.unwrap_or(if failures.is_empty() { FailureKind::Unavailable } else { FailureKind::NotFound });
+        let kind =
+            failures.iter().map(|failure| failure.kind).rev().find(|kind| *kind != FailureKind::NotFound);
+        let kind = kind.unwrap_or(if failures.is_empty() {
+            FailureKind::Unavailable
+        } else {
+            FailureKind::NotFound
+        });
         let texts: Vec<String> = failures.into_iter().map(|failure| failure.message).collect();
         Err(failure(kind, if texts.is_empty() { "no endpoint to ask".to_owned() } else { texts.join("; ") }))
     }

@@ -42,13 +42,19 @@ const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 const BLOCK_BYTES: usize = 4096;
 
 /// Unpacks `blob` to `layers/NAME`, unless that is there already.
-pub(crate) fn unpack_layer(store: &Store, blob: &Path, layer: &Layer, limits: &Limits) -> Result<(), Failure> {
+pub(crate) fn unpack_layer(
+    store: &Store,
+    blob: &Path,
+    layer: &Layer,
+    limits: &Limits,
+) -> Result<(), Failure> {
     let target = store.layer(&layer.name);
     if target.is_dir() {
         return Ok(());
     }
     let directory = store.new_layer()?;
-    let unpacked = unpack_to(&directory, blob, layer, limits).and_then(|()| store.publish(&directory, &target));
+    let unpacked =
+        unpack_to(&directory, blob, layer, limits).and_then(|()| store.publish(&directory, &target));
     if unpacked.is_err() {
         // Its own failure would hide the first one; the daemon sweeps such directories at its start.
         let _ = std::fs::remove_dir_all(&directory);
@@ -99,10 +105,11 @@ impl Unpacker<'_> {
         let path = clean(&entry.path_bytes()).map_err(refused)?;
         let header = entry.header();
         let old = header.as_old();
-        let number = |bytes: &[u8], field: io::Result<u64>| match bytes.iter().all(|byte| matches!(byte, 0 | b' ')) {
-            true => Ok(0), // left blank, as some tools do
-            false => field.map_err(|error| refused(&error.to_string())),
-        };
+        let number =
+            |bytes: &[u8], field: io::Result<u64>| match bytes.iter().all(|byte| matches!(byte, 0 | b' ')) {
+                true => Ok(0), // left blank, as some tools do
+                false => field.map_err(|error| refused(&error.to_string())),
+            };
         let id = |bytes, field| number(bytes, field).map(|id| u32::try_from(id).unwrap_or(u32::MAX));
         let attributes = Attributes {
             uid: id(&old.uid, header.uid())?,
@@ -122,7 +129,9 @@ impl Unpacker<'_> {
         }
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if let Some(hidden) = name.strip_prefix(b".wh.") {
-            return self.whiteout(&path, hidden).map_err(|error| error.unwrap_or_else(|errno| at(&shown, errno)));
+            return self
+                .whiteout(&path, hidden)
+                .map_err(|error| error.unwrap_or_else(|errno| at(&shown, errno)));
         }
         let was_there = self.clear(&path, kind).map_err(|error| at_io(&shown, &error))?;
         if was_there {
@@ -141,7 +150,12 @@ impl Unpacker<'_> {
         if kind.is_dir() && place.is_directory() { Ok(false) } else { place.clear() }
     }
 
-    fn make<R: Read>(&mut self, entry: &mut Entry<'_, R>, path: &[u8], attributes: Attributes) -> Result<(), Trouble> {
+    fn make<R: Read>(
+        &mut self,
+        entry: &mut Entry<'_, R>,
+        path: &[u8],
+        attributes: Attributes,
+    ) -> Result<(), Trouble> {
         let xattrs = xattrs(entry)?;
         let header = entry.header();
         let kind = header.entry_type();
@@ -214,7 +228,9 @@ impl Unpacker<'_> {
             let place = self.tree.place(&path).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
             // A later entry may have replaced it by something else.
             if place.is_directory() {
-                place.attributes(attributes, false).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
+                place
+                    .attributes(attributes, false)
+                    .map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
             }
         }
         Ok(())
@@ -259,8 +275,11 @@ fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     Ok(parts.join(&b'/'))
 }
 
+/// Name and value.
+type Xattr = (Vec<u8>, Vec<u8>);
+
 /// Extended attributes of an entry's PAX records.
-fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Trouble> {
+fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<Xattr>, Trouble> {
     let mut xattrs = Vec::new();
     for record in entry.pax_extensions()?.into_iter().flatten() {
         let record = record?;

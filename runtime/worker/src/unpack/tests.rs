@@ -14,7 +14,10 @@ struct Scratch {
 
 impl Scratch {
     fn new(about: &str) -> Self {
-        assert!(rustix::process::geteuid().is_root(), "unpacking makes device nodes and changes owners: run as root");
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "unpacking makes device nodes and changes owners: run as root"
+        );
         let root = std::env::temp_dir().join(format!("coracle-unpack-{about}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         Self { store: Store::open(&root).unwrap(), root }
@@ -119,11 +122,15 @@ fn compressions_are_told_by_what_they_begin_with() {
     let mut second = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     second.write_all(&bytes[1000..]).unwrap();
     members.extend(second.finish().unwrap());
-    for (name, compressed) in
-        [("plain", bytes.clone()), ("gzip, two members", members), ("zstd", zstd::encode_all(&bytes[..], 1).unwrap())]
-    {
+    for (name, compressed) in [
+        ("plain", bytes.clone()),
+        ("gzip, two members", members),
+        ("zstd", zstd::encode_all(&bytes[..], 1).unwrap()),
+    ] {
         let scratch = Scratch::new("compressions");
-        let layer = scratch.unpack(&compressed, Limits::default()).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let layer = scratch
+            .unpack(&compressed, Limits::default())
+            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
         assert_eq!(std::fs::read(layer.join("a")).unwrap(), b"content", "{name}");
     }
 }
@@ -155,7 +162,10 @@ fn links_never_lead_out_of_the_layer() {
         file(builder, "up/two", b"2");
     });
     let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
-    assert!(layer.join("one").is_file() && layer.join("two").is_file(), "both links end at the layer's own root");
+    assert!(
+        layer.join("one").is_file() && layer.join("two").is_file(),
+        "both links end at the layer's own root"
+    );
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
 }
 
@@ -166,10 +176,22 @@ fn hostile_archives_are_refused_and_leave_nothing() {
     let bomb = archive(|builder| file(builder, "zeros", &zeros));
     let cases: [(&str, Vec<u8>, &str); 8] = [
         ("parent", archive(|builder| file(builder, "a/../../etc/passwd", b"")), "leaves the layer"),
-        ("hard link out", archive(|builder| add(builder, EntryType::Link, "a", "../../etc/passwd", 0, b"")), "leaves"),
-        ("hard link to nothing", archive(|builder| add(builder, EntryType::Link, "a", "b", 0, b"")), "No such file"),
+        (
+            "hard link out",
+            archive(|builder| add(builder, EntryType::Link, "a", "../../etc/passwd", 0, b"")),
+            "leaves",
+        ),
+        (
+            "hard link to nothing",
+            archive(|builder| add(builder, EntryType::Link, "a", "b", 0, b"")),
+            "No such file",
+        ),
         ("bomb", zstd::encode_all(&bomb[..], 1).unwrap(), "more bytes than the limit"),
-        ("entries", archive(|builder| (0..9).for_each(|n| file(builder, &format!("f{n}"), b""))), "more than 8 entries"),
+        (
+            "entries",
+            archive(|builder| (0..9).for_each(|n| file(builder, &format!("f{n}"), b""))),
+            "more than 8 entries",
+        ),
         ("whiteout of nothing", archive(|builder| file(builder, "d/.wh.", b"")), "hides nothing"),
         ("truncated", archive(|builder| file(builder, "a", &zeros[..9000]))[..4096].to_vec(), "archive:"),
         ("no archive", vec![7; 2000], "archive:"),
@@ -186,7 +208,11 @@ fn hostile_archives_are_refused_and_leave_nothing() {
 #[test]
 fn a_layer_that_is_not_what_the_config_says_is_refused() {
     let scratch = Scratch::new("diff");
-    let error = scratch.unpack_as(&archive(|builder| file(builder, "a", b"")), &digest_of(b"other"), Limits::default());
+    let error = scratch.unpack_as(
+        &archive(|builder| file(builder, "a", b"")),
+        &digest_of(b"other"),
+        Limits::default(),
+    );
     assert!(error.unwrap_err().message.contains("the config says"));
     assert_eq!(scratch.layers(), Vec::<PathBuf>::new());
 }
@@ -200,7 +226,11 @@ fn names_are_cleaned_or_refused() {
         ("a/../b", Err(())),
         ("..", Err(())),
     ] {
-        assert_eq!(clean(name.as_bytes()).map_err(drop), expected.map(|text| text.as_bytes().to_vec()), "{name}");
+        assert_eq!(
+            clean(name.as_bytes()).map_err(drop),
+            expected.map(|text| text.as_bytes().to_vec()),
+            "{name}"
+        );
     }
     assert!(clean(&[b'x'; 256]).is_err() && clean(&[b'/'; 5000]).is_err() && clean(b"a\0b").is_err());
 }

@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, linkat,
-    lsetxattr, makedev, mkdirat, mknodat, openat2, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat,
+    chownat, linkat, lsetxattr, makedev, mkdirat, mknodat, openat2, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -168,7 +168,12 @@ impl Place<'_> {
         let gid = (attributes.gid != u32::MAX).then(|| Gid::from_raw(attributes.gid));
         chownat(self.directory, self.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
         if !is_symlink {
-            chmodat(self.directory, self.name, Mode::from_raw_mode(attributes.mode & 0o7777), AtFlags::empty())?;
+            chmodat(
+                self.directory,
+                self.name,
+                Mode::from_raw_mode(attributes.mode & 0o7777),
+                AtFlags::empty(),
+            )?;
         }
         let time = Timespec { tv_sec: attributes.mtime, tv_nsec: 0 };
         let times = Timestamps { last_access: time, last_modification: time };
@@ -185,6 +190,7 @@ impl Place<'_> {
 
     /// A path that starts at the open directory, for calls that take no descriptor.
     fn by_descriptor(&self) -> std::path::PathBuf {
-        Path::new(&format!("/proc/self/fd/{}", self.directory.as_raw_fd())).join(std::ffi::OsStr::from_bytes(self.name))
+        Path::new(&format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
+            .join(std::ffi::OsStr::from_bytes(self.name))
     }
 }

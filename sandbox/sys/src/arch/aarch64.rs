@@ -37,6 +37,7 @@ pub(crate) mod number {
     pub(crate) const MKDIRAT: usize = 34;
     pub(crate) const MKNODAT: usize = 33;
     pub(crate) const SYMLINKAT: usize = 36;
+    pub(crate) const READLINKAT: usize = 78;
     pub(crate) const UNLINKAT: usize = 35;
     pub(crate) const RENAMEAT: usize = 38;
     pub(crate) const FCHOWN: usize = 55;

@@ -38,6 +38,7 @@ pub(crate) mod number {
     pub(crate) const MKDIRAT: usize = 258;
     pub(crate) const MKNODAT: usize = 259;
     pub(crate) const SYMLINKAT: usize = 266;
+    pub(crate) const READLINKAT: usize = 267;
     pub(crate) const UNLINKAT: usize = 263;
     pub(crate) const RENAMEAT: usize = 264;
     pub(crate) const FCHOWN: usize = 93;
