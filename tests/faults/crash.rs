@@ -89,7 +89,8 @@ fn thirty_moments_on_the_bridge() {
 fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
     let mut node = Node::start();
     let image = node.import_probe();
-    let pod = host_pod("meanwhile");
+    let mut pod = host_pod("meanwhile");
+    pod.log_directory = node.log_directory("meanwhile");
     let pod_id = node.run_pod(&pod);
     let config = container("one", &image, &["trap", "23"], &pod);
     let id = node.run_container(&pod_id, &config, &pod);

@@ -10,7 +10,8 @@ use nix::sys::signal::{Signal, raise};
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::stream::StreamExt;
 
-use super::{Signals, Watched, deadline, run, sleep, sleep_until, spawn, stats, yield_now};
+use super::timer::sleep_until;
+use super::{Signals, Watched, deadline, run, sleep, spawn, stats, yield_now};
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -35,7 +35,7 @@ impl Node {
         let mut config = config::load(&Sources::default()).unwrap();
         config.root = dir.path().join("root");
         config.state = dir.path().join("state");
-        let daemon = Daemon::start(config).await.unwrap();
+        let daemon = Daemon::start(&config).await.unwrap();
         let listener = Listener::bind(&dir.path().join("coracle.sock")).unwrap();
         Node { server: Server::start(listener, Service::new(daemon)), dir }
     }

@@ -357,6 +357,7 @@ mod tests {
 
     #[test]
     fn command_and_arguments_replace_those_of_the_image_as_kubernetes_says() {
+        let no_command = image(&[], &[], &[]);
         let image = image(&["/e"], &["c1", "c2"], &[]);
         for (command, arguments_given, expected) in [
             (&[][..], &[][..], &["/e", "c1", "c2"][..]),
@@ -366,8 +367,9 @@ mod tests {
         ] {
             assert_eq!(arguments(&spec(command, arguments_given), &image).unwrap(), expected);
         }
-        let empty = super::tests::image(&[], &[], &[]);
-        assert!(arguments(&spec(&[], &[]), &empty).unwrap_err().to_string().contains("no command specified"));
+        assert!(
+            arguments(&spec(&[], &[]), &no_command).unwrap_err().to_string().contains("no command specified")
+        );
     }
 
     #[test]
