@@ -2,6 +2,7 @@
 //! here; a handler takes what it needs and calls one room.
 
 use std::cell::RefCell;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -28,6 +29,8 @@ pub(crate) struct Daemon {
     pub(crate) network: Rc<Network>,
     /// `mount_setattr` with AT_RECURSIVE: Linux 5.12.
     pub(crate) has_recursive_read_only: bool,
+    /// Held while the daemon lives; the kernel lets go of it with the process.
+    _lock: File,
 }
 
 /// The node's pod CIDR, as the kubelet gave it last.
@@ -45,6 +48,7 @@ impl Daemon {
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
+        let lock = lock(&state)?;
         let workers =
             Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
         let options = image::Options {
@@ -83,6 +87,7 @@ impl Daemon {
             images,
             network,
             has_recursive_read_only: probe::has_recursive_read_only()?,
+            _lock: lock,
         }))
     }
 
@@ -100,6 +105,20 @@ fn prepare_directory(path: &Path) -> Result<(), Error> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o711);
     builder.create(path).context(|| format!("make directory {}", path.display()))
+}
+
+/// Before any pod is touched: a second daemon on the same state would take the first one's monitors away from it.
+fn lock(state: &Path) -> Result<File, Error> {
+    let path = state.join("lock");
+    let file = File::create(&path).context(|| format!("make {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            let text = format!("{}: another daemon runs on this state directory", path.display());
+            Err(Error::new(Kind::FailedPrecondition, text))
+        }
+        Err(TryLockError::Error(error)) => Err(error).context(|| format!("lock {}", path.display())),
+    }
 }
 
 fn load_pod_cidr(root: &Path) -> String {

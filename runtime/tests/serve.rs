@@ -26,6 +26,11 @@ impl Node {
         let directory = std::env::temp_dir().join(format!("coracle-serve-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         std::fs::write(directory.join("config.toml"), config).unwrap();
+        // The monitor's program is loaded at start; no pod is started here.
+        std::fs::write(directory.join("coracle-pod"), "").unwrap();
+        std::fs::create_dir_all(directory.join("conf.d")).unwrap();
+        let programs = format!("program_dir = {:?}\n", directory.display().to_string());
+        std::fs::write(directory.join("conf.d/programs.toml"), programs).unwrap();
         let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
         manager.set_read_timeout(Some(LONG)).unwrap();
         Node { directory, manager, daemon: None }

@@ -35,6 +35,9 @@ impl Node {
         let mut config = config::load(&Sources::default()).unwrap();
         config.root = dir.path().join("root");
         config.state = dir.path().join("state");
+        // Loaded, but no pod is started here.
+        std::fs::write(dir.path().join("coracle-pod"), "").unwrap();
+        config.program_dir = Some(dir.path().to_owned());
         let daemon = Daemon::start(&config).await.unwrap();
         let listener = Listener::bind(&dir.path().join("coracle.sock")).unwrap();
         Node { server: Server::start(listener, Service::new(daemon)), dir }
