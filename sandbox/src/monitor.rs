@@ -74,8 +74,8 @@ pub struct Spawn<'a> {
     pub setup: &'a [u8],
     /// cgroup2 directory it is born in.
     pub cgroup: Option<BorrowedFd<'a>>,
-    /// `cgroup.procs` files of v1 hierarchies it joins before exec.
-    pub cgroup_procs: &'a [PathBuf],
+    /// `tasks` files of v1 hierarchies it joins before exec.
+    pub cgroup_joins: &'a [PathBuf],
 }
 
 /// A running monitor and the connection to it.
@@ -295,9 +295,9 @@ impl<'a> Child<'a> {
     fn prepare(spawn: &Spawn<'a>) -> Result<Self, Error> {
         let c_string = |path: &PathBuf| {
             CString::new(path.as_os_str().as_bytes())
-                .map_err(|_| Error::invalid("cgroup_procs", "has a NUL in a path"))
+                .map_err(|_| Error::invalid("cgroup_joins", "has a NUL in a path"))
         };
-        let procs = spawn.cgroup_procs.iter().map(c_string).collect::<Result<_, _>>()?;
+        let procs = spawn.cgroup_joins.iter().map(c_string).collect::<Result<_, _>>()?;
         let no_memory = |errno| kernel("map", "arguments of the monitor", errno);
         let mut arguments = Pointers::with_capacity(1).map_err(no_memory)?;
         arguments.push(c"coracle-pod").map_err(no_memory)?;

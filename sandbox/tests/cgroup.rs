@@ -78,7 +78,7 @@ fn is_cgroup2(line: &str) -> bool {
 /// A process in the cgroup, put there from outside by the same files its own child would use.
 fn sleeper(entry: &Entry) -> Child {
     let child = Command::new("sleep").arg("60").spawn().expect("sleep");
-    let mut files = entry.procs_files.clone();
+    let mut files = entry.join_files.clone();
     files.extend(
         entry.into.iter().map(|fd| PathBuf::from(format!("/proc/self/fd/{}/cgroup.procs", fd.as_raw_fd()))),
     );

@@ -62,7 +62,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         pid: false,
         setup: &setup.unwrap(),
         cgroup: None,
-        cgroup_procs: &[],
+        cgroup_joins: &[],
     });
     monitor.unwrap()
 }
@@ -90,7 +90,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
             mountpoint: directory.join("mountpoint"),
             read_only: true,
         },
-        cgroup_procs: vec![],
+        cgroup_joins: vec![],
         has_cgroup_namespace: true,
         cgroup_mount: CgroupMount::None,
         mounts: vec![],
@@ -182,7 +182,7 @@ fn what_was_planned_is_what_a_container_and_an_exec_see() {
 fn exec_with_a_terminal(monitor: &Monitor) {
     let script = "test -t 0 && read line && exit $line";
     let process = Process { tty: true, ..process(script) };
-    let launch = plan::exec(&ExecPlan { cgroup_procs: vec![], process }).unwrap();
+    let launch = plan::exec(&ExecPlan { cgroup_joins: vec![], process }).unwrap();
     let launch = monitor::memfd(&launch).unwrap();
     let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
     let request = Request::Exec { exec: 1, container: CONTAINER, has_cgroup: false };

@@ -103,7 +103,7 @@ impl Pod {
             pid: has_pid_namespace,
             setup: &setup,
             cgroup: None,
-            cgroup_procs: &[],
+            cgroup_joins: &[],
         };
         let monitor = monitor::spawn(&spawn).unwrap();
         Self { directory, monitor, number: 0, events: Vec::new() }
@@ -562,7 +562,7 @@ fn a_monitor_that_cannot_start_leaves_nothing() {
         pid: false,
         setup: &record(&[]),
         cgroup: None,
-        cgroup_procs: &[],
+        cgroup_joins: &[],
     };
     let error = monitor::spawn(&spawn).unwrap_err().to_string();
     assert!(error.starts_with("execute monitor of ") && error.ends_with("xec format error"), "{error}");

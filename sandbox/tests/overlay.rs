@@ -15,7 +15,7 @@ fn plan_of(root: Root) -> ContainerPlan {
     let file = PathBuf::from("/dev/null");
     ContainerPlan {
         root,
-        cgroup_procs: vec![],
+        cgroup_joins: vec![],
         has_cgroup_namespace: false,
         cgroup_mount: CgroupMount::None,
         mounts: vec![],

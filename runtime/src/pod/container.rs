@@ -137,7 +137,7 @@ impl Pods {
         for warning in node.cgroups.apply(&cgroup, resources)? {
             log::warn!("a limit is not applied"; pod = container.pod.id, ctr = container.id, reason = warning);
         }
-        launch.cgroup_procs = node.cgroups.entry(&cgroup)?.procs_files;
+        launch.cgroup_joins = node.cgroups.entry(&cgroup)?.join_files;
         let path = node.paths.launch(container.pod.id).join(container.id.to_string());
         std::fs::write(&path, plan::container(&launch)?).map_err(|error| failed("write", &path, &error))
     }

@@ -4,6 +4,7 @@
 //! exec has a cgroup of its own below the container's, so that a timeout ends the whole tree it started (CRI facts
 //! section 2.20); what a command that ended in time left running stays, in that cgroup, until its container is over.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -91,21 +92,22 @@ impl Pods {
         let (err_read, err_write) = pipe()?;
         self.start_exec(running, command, [out_write, err_write]).await?;
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let reading =
-            smol::future::zip(read_to_end(&out_read, &mut stdout), read_to_end(&err_read, &mut stderr));
-        let exit = {
-            let mut reading = std::pin::pin!(reading);
-            let exit = async {
-                exited.recv().await.map_err(|_| Error::new(Kind::Unknown, "the pod's monitor is gone"))
-            };
-            let exit = smol::future::or(exit, async {
-                reading.as_mut().await;
-                std::future::pending().await
-            });
-            let exit = exit.await?;
-            // Whoever else holds the pipes is not waited for longer than that. An error is the limit passing.
-            let _ = reactor::deadline(DRAIN_LIMIT, reading).await;
-            exit
+        let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
+        let exit = Cell::new(None);
+        let reading = async {
+            smol::future::zip(read_to_end(&out_read, &mut stdout), read_to_end(&err_read, &mut stderr)).await;
+            Ok::<(), Error>(())
+        };
+        // Whoever else holds the pipes is not waited for longer than that.
+        let drained = async {
+            exit.set(Some(exited.recv().await.map_err(gone)?));
+            reactor::sleep(DRAIN_LIMIT).await;
+            Ok(())
+        };
+        smol::future::or(reading, drained).await?;
+        let exit: Exit = match exit.get() {
+            Some(exit) => exit,
+            None => exited.recv().await.map_err(gone)?,
         };
         Ok(ExecOutput { stdout, stderr, exit_code: exit.code() })
     }
@@ -122,7 +124,7 @@ impl Pods {
         let mut process = container.record().process.clone();
         process.arguments = command;
         let record =
-            plan::exec(&plan::ExecPlan { cgroup_procs: entry.procs_files, process: process.launch(false) })?;
+            plan::exec(&plan::ExecPlan { cgroup_joins: entry.join_files, process: process.launch(false) })?;
         let memfd = monitor::memfd(&record)?;
         let null = std::fs::File::open("/dev/null")?;
         let mut descriptors = vec![memfd.as_fd(), null.as_fd(), outputs[0].as_fd(), outputs[1].as_fd()];

@@ -358,7 +358,7 @@ impl Pods {
                 pid: namespaces.pid == PodPid::Pod,
                 setup: &setup,
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
-                cgroup_procs: &entry.procs_files,
+                cgroup_joins: &entry.join_files,
             })?;
             (setup, spawned)
         };

@@ -20,7 +20,7 @@ pub struct Entry {
     /// The cgroup2 directory (v2 and hybrid), for `CLONE_INTO_CGROUP`.
     pub into: Option<OwnedFd>,
     /// v1: the files the process writes "0" to, by `plan`.
-    pub procs_files: Vec<PathBuf>,
+    pub join_files: Vec<PathBuf>,
     /// `memory.events` (v2) or `memory.oom_control` (v1), open for reading; both have a line `oom_kill N`.
     pub oom_counter: Option<OwnedFd>,
 }
@@ -37,7 +37,7 @@ impl Cgroups {
     pub fn entry(&self, path: &CgroupPath) -> Result<Entry, Error> {
         Ok(Entry {
             into: self.open_unified(path)?,
-            procs_files: self.procs_files(path, None),
+            join_files: self.join_files(path, None),
             oom_counter: self.open_oom_counter(path)?,
         })
     }
@@ -53,7 +53,7 @@ impl Cgroups {
         files::make_directory(&self.tracking_directory(&path))?;
         Ok(Entry {
             into: self.open_unified(&path)?,
-            procs_files: self.procs_files(container, Some(&path)),
+            join_files: self.join_files(container, Some(&path)),
             oom_counter: None,
         })
     }
@@ -121,8 +121,11 @@ impl Cgroups {
         }
     }
 
-    /// The `cgroup.procs` of every v1 hierarchy; of the tracking one that of `tracked`, if given.
-    fn procs_files(&self, path: &CgroupPath, tracked: Option<&CgroupPath>) -> Vec<PathBuf> {
+    /// The `tasks` of every v1 hierarchy; of the tracking one that of `tracked`, if given.
+    ///
+    /// Not `cgroup.procs`: that moves a whole process and takes a lock across all of them, which waits for an RCU grace
+    /// period (20 ms here). Whoever writes "0" here has one thread, itself, and Linux 5.15 moves that without the lock.
+    fn join_files(&self, path: &CgroupPath, tracked: Option<&CgroupPath>) -> Vec<PathBuf> {
         let Layout::Legacy { hierarchies, .. } = &self.layout else { return Vec::new() };
         let tracking = self.layout.tracking();
         hierarchies
@@ -133,7 +136,7 @@ impl Cgroups {
                 }
                 _ => path.below(&hierarchy.mount),
             })
-            .map(|directory| directory.join("cgroup.procs"))
+            .map(|directory| directory.join("tasks"))
             .collect()
     }
 }

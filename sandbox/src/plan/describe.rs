@@ -93,7 +93,7 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
 
 fn write_words(path: &str, data: &[u8]) -> String {
     let data = String::from_utf8_lossy(data);
-    match (path.strip_suffix("/cgroup.procs"), path.strip_prefix("/proc/sys/")) {
+    match (path.strip_suffix("/tasks"), path.strip_prefix("/proc/sys/")) {
         (Some(cgroup), _) => format!("join cgroup {cgroup}"),
         (None, Some(sysctl)) => format!("set sysctl {sysctl} to {data:?}"),
         (None, None) => format!("write {data:?} to {path}"),

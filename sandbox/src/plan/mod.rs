@@ -56,7 +56,7 @@ pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
 /// [`Error::Invalid`], naming the field.
 pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     let mut record = record::Record::new();
-    process::join_cgroups(&mut record, &plan.cgroup_procs)?;
+    process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
     process::terminal(&mut record, &plan.process)?;
     process::limits(&mut record, &plan.process)?;

@@ -20,9 +20,9 @@ const PATH_PARTS_MAX: usize = 256;
 const SECCOMP_BYTES_MAX: usize = 4096 * 8;
 
 /// First of all, so that everything from here on is counted and can be killed by cgroup.
-pub(super) fn join_cgroups(record: &mut Record, procs_files: &[PathBuf]) -> Result<(), Error> {
-    for file in procs_files {
-        let path = path::host("cgroup_procs", file)?;
+pub(super) fn join_cgroups(record: &mut Record, join_files: &[PathBuf]) -> Result<(), Error> {
+    for file in join_files {
+        let path = path::host("cgroup_joins", file)?;
         record.push(&Op::WriteFile { path: Text::new(&path), data: b"0", optional: false })?;
     }
     Ok(())

@@ -180,8 +180,8 @@ pub struct Process {
 pub struct ContainerPlan {
     /// Root file system.
     pub root: Root,
-    /// `cgroup.procs` files to join by writing (`cgroup::Entry::procs_files`).
-    pub cgroup_procs: Vec<PathBuf>,
+    /// Files of cgroups to join by writing (`cgroup::Entry::join_files`).
+    pub cgroup_joins: Vec<PathBuf>,
     /// A cgroup namespace of its own (v2, not privileged).
     pub has_cgroup_namespace: bool,
     /// What /sys/fs/cgroup shows.
@@ -208,7 +208,7 @@ pub struct ContainerPlan {
 #[derive(Clone, Debug)]
 pub struct ExecPlan {
     /// As in [`ContainerPlan`].
-    pub cgroup_procs: Vec<PathBuf>,
+    pub cgroup_joins: Vec<PathBuf>,
     /// The process; mostly a copy of the container's with other arguments.
     pub process: Process,
 }

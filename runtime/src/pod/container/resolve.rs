@@ -145,7 +145,7 @@ impl Pods {
                 mountpoint: node.paths.root_mountpoint(pod.id),
                 read_only: spec.security.readonly_rootfs,
             },
-            cgroup_procs: Vec::new(),
+            cgroup_joins: Vec::new(),
             has_cgroup_namespace,
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
             mounts: spec.mounts.iter().map(|mount| self.mount(mount)).collect::<Result<_, _>>()?,

@@ -58,7 +58,7 @@ fn the_whole_order_of_a_container() {
 fn details_that_words_do_not_show() {
     let record = container(&container_plan()).unwrap();
     let ops = ops(&record);
-    let join = Text::new(c"/sys/fs/cgroup/memory/x/cgroup.procs");
+    let join = Text::new(c"/sys/fs/cgroup/memory/x/tasks");
     assert_eq!(ops[0], Op::WriteFile { path: join, data: b"0", optional: false });
     assert!(matches!(ops[1], Op::WriteFile { optional: true, .. }));
     assert!(ops.contains(&Op::Unshare { flags: 0x0202_0000 }));

@@ -41,7 +41,7 @@ fn container_plan() -> ContainerPlan {
             mountpoint: "/pods/m".into(),
             read_only: false,
         },
-        cgroup_procs: vec!["/sys/fs/cgroup/memory/x/cgroup.procs".into()],
+        cgroup_joins: vec!["/sys/fs/cgroup/memory/x/tasks".into()],
         has_cgroup_namespace: true,
         cgroup_mount: CgroupMount::Namespaced,
         mounts: vec![],
