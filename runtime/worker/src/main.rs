@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
 use nix::sys::signal::Signal;
 
+/// Most memory a worker may map: a zstd window of 128 MiB and an archive's names many times over.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+
 /// Progress is for people: more often than this nobody looks.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
 
@@ -38,6 +41,12 @@ fn main() -> ExitCode {
     if nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_err() || nix::unistd::getppid() != parent {
         return ExitCode::FAILURE;
     }
+    // Whatever an archive or a registry makes us hold ends here: an abort is a clear failure to the daemon.
+    let _ = nix::sys::resource::setrlimit(
+        nix::sys::resource::Resource::RLIMIT_AS,
+        MEMORY_BYTES_MAX,
+        MEMORY_BYTES_MAX,
+    );
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,

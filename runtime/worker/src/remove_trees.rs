@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use coracle_job::Failure;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
 use crate::failure::{invalid, io_failure};
@@ -45,19 +45,19 @@ fn remove(path: &Path) -> Result<(), Failure> {
     }
 }
 
-fn open(directory: Option<&OwnedFd>, name: &CStr) -> Result<OwnedFd, Errno> {
+/// Opens a directory below another one; a mount point is EXDEV, before anything in it is touched.
+fn open(directory: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match directory {
-        Some(directory) => rustix::fs::openat(directory, name, flags, Mode::empty()),
-        None => rustix::fs::open(name, flags, Mode::empty()),
-    }
+    openat2(directory, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS)
 }
 
 /// Empties a directory. Each round deletes every directory that was in it when the round began, and brings their
 /// subdirectories up; so there are as many rounds as the tree is deep.
 fn empty(path: &Path) -> Result<(), Errno> {
-    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| Errno::INVAL)?;
-    let top = open(None, &name)?;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::INVAL) };
+    let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let name = std::ffi::CString::new(name.as_encoded_bytes()).map_err(|_| Errno::INVAL)?;
+    let top = open(&parent, &name)?;
     let mut moved = 0;
     loop {
         let directories = empty_of_files(&top)?;
@@ -65,7 +65,7 @@ fn empty(path: &Path) -> Result<(), Errno> {
             return Ok(());
         }
         for name in directories {
-            let directory = open(Some(&top), &name)?;
+            let directory = open(&top, &name)?;
             for below in empty_of_files(&directory)? {
                 moved = bring_up(&directory, &below, &top, moved)?;
             }
@@ -131,15 +131,22 @@ mod tests {
         fs::write(kept.join("file"), "").unwrap();
         std::os::unix::fs::symlink(&kept, tree.join("link")).unwrap();
         // Deeper than a path can name, and with a name we would choose ourselves.
-        let mut directory = open(None, &std::ffi::CString::new(tree.to_str().unwrap()).unwrap()).unwrap();
+        let mut directory = rustix::fs::open(&tree, OFlags::PATH, Mode::empty()).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&directory, ".coracle-1", Mode::from_raw_mode(0)).unwrap();
-            directory = open(Some(&directory), c".coracle-1").unwrap();
+            directory = open(&directory, c".coracle-1").unwrap();
         }
         drop(directory);
         run(&[tree.clone(), base.join("a/missing")]).unwrap();
         assert!(!tree.exists() && kept.join("file").exists());
         fs::remove_dir_all(&base).unwrap();
+    }
+
+    /// A mount is somebody else's, even inside a tree that goes: /proc stands for one.
+    #[test]
+    fn mounts_are_not_entered() {
+        let error = empty(Path::new("/proc")).unwrap_err();
+        assert_eq!(error, Errno::XDEV);
     }
 
     #[test]

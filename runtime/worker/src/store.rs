@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use coracle_job::Failure;
 
@@ -42,15 +43,20 @@ impl Store {
         self.root.join("layers").join(name)
     }
 
+    /// A name of this worker's own for a blob that is written whole.
+    pub(crate) fn aside(&self, digest: &str) -> Result<PathBuf, Failure> {
+        Ok(self.root.join("images/parts").join(format!("{}-{}", hex(digest)?, std::process::id())))
+    }
+
     /// A new, empty directory for a layer that is being unpacked. What a killed worker leaves of it is swept by the
     /// daemon.
     pub(crate) fn new_layer(&self) -> Result<PathBuf, Failure> {
         self.new_directory("layers")
     }
 
-    /// A new, empty directory for an archive's blobs.
+    /// A new, empty directory for an archive's blobs; swept as those of layers are.
     pub(crate) fn new_spool(&self) -> Result<PathBuf, Failure> {
-        self.new_directory("images/parts")
+        self.new_directory("layers")
     }
 
     /// Directory of an image's users files.
@@ -59,11 +65,13 @@ impl Store {
     }
 
     fn new_directory(&self, below: &str) -> Result<PathBuf, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let parent = self.root.join(below);
-        // Names of two workers must differ, those of one in time, too.
+        // Another worker's, or one of another boot, may be there under the same pid.
         let nanoseconds =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let path = parent.join(format!("tmp-{}-{nanoseconds}", std::process::id()));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("tmp-{}-{number}-{nanoseconds}", std::process::id()));
         // 0755: it becomes the root directory of containers, which other users enter.
         let made = fs::DirBuilder::new().mode(0o755).create(&path);
         made.map_err(|error| io_failure("make directory", &path, &error))?;

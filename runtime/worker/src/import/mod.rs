@@ -32,7 +32,7 @@ const OCI_NAME: &str = "org.opencontainers.image.ref.name";
 pub(crate) fn run(job: &ImportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<ImageRecord>, Failure> {
     let store = Store::open(&job.root)?;
     let mut import = || -> Result<Vec<ImageRecord>, Failure> {
-        let spool = Spool::read(&store, &job.archive, progress)?;
+        let spool = Spool::read(&store, &job.archive, job.limits.layer_bytes_max, progress)?;
         let import = Import { job, store: &store, spool: &spool };
         let records = match (spool.get("index.json"), spool.get("manifest.json")) {
             (Some(_), _) => import.oci()?,
@@ -225,7 +225,7 @@ impl Import<'_> {
     }
 
     fn keep(&self, digest: &str, bytes: &[u8]) -> Result<(), Failure> {
-        let (part, path) = (self.store.part(digest)?, self.store.blob(digest)?);
+        let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
         if path.exists() {
             return Ok(());
         }
@@ -238,10 +238,8 @@ impl Import<'_> {
         let mut kept = Vec::new();
         for (file, digest) in layers {
             let Some(digest) = digest.as_ref().filter(|_| self.job.keep_blobs) else { continue };
-            let (part, path) = (self.store.part(digest)?, self.store.blob(digest)?);
+            let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
             if !path.exists() {
-                // A half-pulled part of it is worth less than the whole.
-                let _ = std::fs::remove_file(&part);
                 std::fs::hard_link(&file.path, &part).map_err(|error| io_failure("link", &part, &error))?;
                 self.store.publish(&part, &path)?;
             }

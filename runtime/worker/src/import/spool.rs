@@ -32,6 +32,8 @@ pub(super) struct Spool {
     directory: PathBuf,
     files: HashMap<String, Spooled>,
     links: HashMap<String, String>,
+    /// What may still be written: an archive that unpacks without end must not fill the disk.
+    left: u64,
 }
 
 impl Spool {
@@ -39,6 +41,7 @@ impl Spool {
     pub(super) fn read(
         store: &Store,
         archive: &Path,
+        bytes_max: u64,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Failure> {
         let file = File::open(archive).map_err(|error| match error.kind() {
@@ -48,7 +51,12 @@ impl Spool {
             _ => io_failure("open", archive, &error),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
-        let mut spool = Self { directory: store.new_spool()?, files: HashMap::new(), links: HashMap::new() };
+        let mut spool = Self {
+            directory: store.new_spool()?,
+            files: HashMap::new(),
+            links: HashMap::new(),
+            left: bytes_max,
+        };
         let counted = Counted { inner: file, done: 0, total, progress };
         let broken = |error: io::Error| invalid(format!("archive: {error}"));
         let mut entries = Archive::new(decompress(counted).map_err(broken)?);
@@ -79,10 +87,19 @@ impl Spool {
     fn file(&mut self, name: String, entry: &mut impl Read) -> Result<(), Failure> {
         let path = self.directory.join(self.files.len().to_string());
         let mut file = File::create_new(&path).map_err(|error| io_failure("make", &path, &error))?;
-        let bytes = io::copy(entry, &mut file).map_err(|error| match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_failure("write", &path, &error),
-            _ => invalid(format!("archive: {name}: {error}")),
-        })?;
+        let bytes =
+            io::copy(&mut entry.take(self.left.saturating_add(1)), &mut file).map_err(|error| match error
+                .kind()
+            {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    io_failure("write", &path, &error)
+                }
+                _ => invalid(format!("archive: {name}: {error}")),
+            })?;
+        self.left = self
+            .left
+            .checked_sub(bytes)
+            .ok_or_else(|| invalid(format!("archive: {name}: unpacks to more bytes than the limit")))?;
         self.files.insert(name, Spooled { path, bytes });
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,15 @@ pub(super) fn fetch(
         return Ok(());
     }
     let part = store.part(&blob.digest)?;
+    let _lock = lock(&part)?;
+    if path.exists() {
+        // Another pull of the same layer was first; what the lock was on may be a new, empty part.
+        if length(&part) == 0 {
+            let _ = std::fs::remove_file(&part);
+        }
+        progress(blob.size);
+        return Ok(());
+    }
     let mut tries = 0;
     loop {
         tries += 1;
@@ -54,6 +64,20 @@ pub(super) fn fetch(
     }
     verify(&part, blob)?;
     store.publish(&part, &path)
+}
+
+/// Waits for other workers that fetch the same blob. The name may have passed to a new file meanwhile.
+fn lock(part: &Path) -> Result<File, Failure> {
+    loop {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(part);
+        let file = file.map_err(|error| io_failure("open", part, &error))?;
+        file.lock().map_err(|error| io_failure("lock", part, &error))?;
+        let inode =
+            |metadata: std::io::Result<std::fs::Metadata>| metadata.map(|metadata| metadata.ino()).ok();
+        if inode(file.metadata()) == inode(part.metadata()) {
+            return Ok(file);
+        }
+    }
 }
 
 fn length(part: &Path) -> u64 {

@@ -46,7 +46,7 @@ pub(super) struct Connection<'a> {
     agent: Agent,
     /// The header's value, once it is known which the endpoint wants.
     authorization: Option<String>,
-    /// Whether a challenge has been answered: a second one says that the credentials are wrong.
+    /// Whether a challenge of this request has been answered: a second one says that the credentials are wrong.
     is_challenged: bool,
 }
 
@@ -84,6 +84,7 @@ impl<'a> Connection<'a> {
 
     /// GET of `manifests/REFERENCE` or `blobs/DIGEST`, from byte `offset` on; the answer is 200 or 206.
     pub(super) fn get(&mut self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Failure> {
+        self.is_challenged = false; // a token may have expired since the last request
         let mut url = format!("{}/{}/{what}", self.endpoint.url, self.repository);
         if self.endpoint.is_mirror {
             url.push_str(&format!("?ns={}", self.registry));

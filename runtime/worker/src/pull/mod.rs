@@ -161,7 +161,7 @@ impl Pull<'_> {
 
     fn keep(&self, documents: &[Fetched]) -> Result<(), Failure> {
         for document in documents {
-            let (part, path) = (self.store.part(&document.digest)?, self.store.blob(&document.digest)?);
+            let (part, path) = (self.store.aside(&document.digest)?, self.store.blob(&document.digest)?);
             if !path.exists() {
                 let written = std::fs::write(&part, &document.bytes);
                 written.map_err(|error| crate::failure::io_failure("write", &part, &error))?;

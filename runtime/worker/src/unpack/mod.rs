@@ -57,7 +57,7 @@ pub(crate) fn unpack_layer(
         unpack_to(&directory, blob, layer, limits).and_then(|()| store.publish(&directory, &target));
     if unpacked.is_err() {
         // Its own failure would hide the first one; the daemon sweeps such directories at its start.
-        let _ = std::fs::remove_dir_all(&directory);
+        let _ = crate::remove_trees::run(&[directory]);
     }
     unpacked
 }
@@ -225,8 +225,11 @@ impl Unpacker<'_> {
 
     fn finish(&mut self) -> Result<(), Failure> {
         for (path, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
-            let place = self.tree.place(&path).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
-            // A later entry may have replaced it by something else.
+            let found = match self.tree.existing(&path) {
+                Err(Errno::NOENT | Errno::NOTDIR) => continue, // a later entry has replaced what it was in
+                found => found.map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?,
+            };
+            let place = Place::of(&found);
             if place.is_directory() {
                 place
                     .attributes(attributes, false)

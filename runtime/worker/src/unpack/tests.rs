@@ -144,6 +144,9 @@ fn later_entries_replace_earlier_ones_of_any_type() {
         add(builder, EntryType::Symlink, "x", "/etc", 0o777, b"");
         add(builder, EntryType::Directory, "x2", "", 0o755, b"");
         file(builder, "x2/below", b"2");
+        add(builder, EntryType::Directory, "y/", "", 0o755, b"");
+        add(builder, EntryType::Directory, "y/z/", "", 0o755, b"");
+        file(builder, "y", b"3");
     });
     let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
     assert!(layer.join("x").symlink_metadata().unwrap().is_symlink());

@@ -110,7 +110,11 @@ impl Tree {
     }
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// That of something [`Tree::existing`] found.
+    pub(super) fn of((directory, name): &'a (OwnedFd, Vec<u8>)) -> Self {
+        Self { directory: directory.as_fd(), name }
+    }
     /// Whether a directory is there already, which a directory entry keeps.
     pub(super) fn is_directory(&self) -> bool {
         let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW);
