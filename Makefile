@@ -29,6 +29,7 @@ check: ## format, clippy, unit tests, house; under two minutes
 	cargo clippy --workspace --exclude coracle-pod --all-targets -- -D warnings
 	cargo clippy -p coracle-pod -- -D warnings
 	cargo test -q --workspace --exclude coracle-pod --exclude coracle-tests
+	cargo test -q -p coracle-pod --lib
 	cargo test -q -p coracle-tests --test house
 
 build: ## the three programs, static, release

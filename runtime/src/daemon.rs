@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use coracle_sandbox::cgroup::Cgroups;
 use coracle_sandbox::monitor::Program;
@@ -48,7 +49,7 @@ impl Daemon {
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
-        let lock = lock(&state)?;
+        let lock = lock(&state).await?;
         let workers =
             Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
         let options = image::Options {
@@ -107,17 +108,29 @@ fn prepare_directory(path: &Path) -> Result<(), Error> {
     builder.create(path).context(|| format!("make directory {}", path.display()))
 }
 
+/// How long a lock may outlive its daemon: a child that was cloned but had not exec'ed when the daemon was killed holds
+/// copies of its descriptors, until it notices and ends.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+
 /// Before any pod is touched: a second daemon on the same state would take the first one's monitors away from it.
-fn lock(state: &Path) -> Result<File, Error> {
+async fn lock(state: &Path) -> Result<File, Error> {
     let path = state.join("lock");
     let file = File::create(&path).context(|| format!("make {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            let text = format!("{}: another daemon runs on this state directory", path.display());
-            Err(Error::new(Kind::FailedPrecondition, text))
+    let end = Instant::now() + LOCK_LIMIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                reactor::sleep(Duration::from_millis(1)).await;
+            }
+            Err(TryLockError::WouldBlock) => {
+                let text = format!("{}: another daemon runs on this state directory", path.display());
+                return Err(Error::new(Kind::FailedPrecondition, text));
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).context(|| format!("lock {}", path.display()));
+            }
         }
-        Err(TryLockError::Error(error)) => Err(error).context(|| format!("lock {}", path.display())),
     }
 }
 
