@@ -3,6 +3,8 @@
 
 SHELL := /bin/bash
 TARGET ?= $(shell uname -m)-unknown-linux-musl
+# One file for each says what differs.
+TARGETS := $(shell sed -n 's/^TRIPLE := //p' targets/*.mk)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
@@ -53,7 +55,7 @@ bench: ## what design.md budgets, as one table
 
 cross-check: ## both targets compile
 	tests/tools/install cross
-	for target in x86_64-unknown-linux-musl aarch64-unknown-linux-musl; do \
+	for target in $(TARGETS); do \
 	  echo "cargo check --target $$target -p coracle -p coracle-worker; … -p coracle-pod" && \
 	  cargo check --target $$target -p coracle -p coracle-worker && \
 	  cargo check --target $$target -p coracle-pod || exit 1; \
