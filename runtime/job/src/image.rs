@@ -30,7 +30,7 @@ pub struct PullJob {
     pub digest: String,
     /// Where to ask, in order.
     pub endpoints: Vec<Endpoint>,
-    /// Names of layers already unpacked in the store, so that they are not fetched again.
+    /// Bounds.
     pub limits: Limits,
     /// Keep the compressed layers beside the unpacked ones.
     pub keep_blobs: bool,

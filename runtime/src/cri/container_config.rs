@@ -3,7 +3,7 @@
 //! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
 //! changes what the container may do. Rules: CRI facts sections 2.10, 2.14, 2.36 and 3.
 
-use coracle_sandbox::ContainerId;
+use coracle_sandbox::{ContainerId, plan};
 
 use super::pod_config::{
     check_seccomp, check_user_namespace, invalid, missing, pairs, required, unsupported,
@@ -14,25 +14,6 @@ use crate::pod::spec::{
     Security,
 };
 use crate::rpc::v1;
-
-/// Masked where no security context came at all (CRI facts section 4.3).
-const MASKED_PATHS: &[&str] = &[
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-
-/// Read-only where no security context came at all.
-const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Validates `config` and takes it over.
 pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpec, Error> {
@@ -279,7 +260,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     let capabilities = context.capabilities.unwrap_or_default();
     let owned = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
     let (masked_paths, readonly_paths) = match is_absent {
-        true => (owned(MASKED_PATHS), owned(READONLY_PATHS)),
+        true => (owned(plan::MASKED_PATHS), owned(plan::READONLY_PATHS)),
         false => (context.masked_paths, context.readonly_paths),
     };
     Ok(Security {

@@ -135,7 +135,7 @@ impl Pods {
         let cgroup = container.cgroup()?;
         node.cgroups.make(&cgroup)?;
         for warning in node.cgroups.apply(&cgroup, resources)? {
-            log::warn!("a limit is not applied"; pod = container.pod.id, ctr = container.id, reason = warning);
+            self.warn_once(warning);
         }
         launch.cgroup_joins = node.cgroups.entry(&cgroup)?.join_files;
         let path = node.paths.launch(container.pod.id).join(container.id.to_string());

@@ -26,7 +26,7 @@ pub(crate) mod state;
 mod steps;
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ use smol::lock::Mutex;
 
 use crate::error::{Error, Kind};
 use crate::image::Images;
+use crate::log;
 use crate::network::Network;
 use crate::workers::Workers;
 use latch::Latch;
@@ -45,6 +46,9 @@ use record::{ContainerRecord, PodRecord};
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
 /// caller is told and tries again (CRI facts section 2.6).
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Most different warnings that are remembered; texts may hold names that a client chose.
+const WARNINGS_MAX: usize = 256;
 
 /// What pods are made on and with.
 pub(crate) struct Node {
@@ -71,8 +75,8 @@ pub(crate) struct Pods {
     pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
     names: RefCell<HashMap<spec::PodName, PodId>>,
     containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
-    /// Said once, not for every container.
-    has_warned_of_seccomp: Cell<bool>,
+    /// What was warned of: a limit this kernel lacks is asked for by every container.
+    warned: RefCell<BTreeSet<String>>,
 }
 
 /// One pod sandbox.
@@ -114,7 +118,7 @@ impl Pods {
             pods: RefCell::default(),
             names: RefCell::default(),
             containers: RefCell::default(),
-            has_warned_of_seccomp: Cell::new(false),
+            warned: RefCell::default(),
         })
     }
 
@@ -143,6 +147,15 @@ impl Pods {
     pub(crate) fn container(&self, id: &str) -> Result<Rc<Container>, Error> {
         let containers = self.containers.borrow();
         find(containers.iter().filter(|(_, container)| container.is_visible()), id, "container")
+    }
+
+    /// Warns of something that is left out, once in the daemon's life.
+    fn warn_once(&self, text: String) {
+        let mut warned = self.warned.borrow_mut();
+        if warned.len() < WARNINGS_MAX && !warned.contains(&text) {
+            log::warn!("left out, said once"; reason = text);
+            warned.insert(text);
+        }
     }
 
     /// The containers of a pod, made or being made.

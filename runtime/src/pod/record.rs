@@ -108,8 +108,8 @@ pub(crate) struct Process {
     pub(crate) groups: Vec<u32>,
     pub(crate) capabilities: Capabilities,
     pub(crate) no_new_privileges: bool,
-    /// `None`: inherited.
-    pub(crate) oom_score_adj: Option<i32>,
+    /// Always set: a process inherits the monitor's otherwise, which is the pod's infrastructure.
+    pub(crate) oom_score_adj: i32,
 }
 
 /// Capability sets as bit masks.

@@ -1,15 +1,17 @@
 //! From a request to what will be done: image, identity, capabilities, environment, mounts, limits. Pure but for
 //! look-ups of the image's record and of host devices; everything that can be refused is refused here, at create.
 
+use std::path::Path;
+
 use coracle_job::ImageRecord;
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
 use coracle_sandbox::{ContainerId, Propagation, capability, device, identity, plan};
 
 use super::super::record::{Capabilities, ContainerImage, ContainerRecord, Process};
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, MountPropagation, Sharing};
+use super::super::steps::failed;
 use super::super::{Pod, Pods, files, paths, state};
 use crate::error::{Error, Kind};
-use crate::log;
 
 /// Everything create needs.
 pub(super) struct Resolved {
@@ -35,8 +37,8 @@ impl Pods {
             return Err(Error::new(Kind::InvalidArgument, text));
         }
         self.pid_namespace(pod, &spec)?; // refused here; asked again at start, when a target may have ended
-        if spec.security.wants_default_seccomp && !self.has_warned_of_seccomp.replace(true) {
-            log::warn!("this version has no seccomp filter: RuntimeDefault runs unconfined"; pod = pod.id, ctr = id);
+        if spec.security.wants_default_seccomp {
+            self.warn_once("this version has no seccomp filter: RuntimeDefault runs unconfined".to_owned());
         }
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
@@ -89,7 +91,7 @@ impl Pods {
         };
         let (set, warnings) = capability::resolve(&request, resolved.identity.uid, self.node.capabilities)?;
         for warning in warnings {
-            log::warn!("a capability is left out"; pod = pod.id, reason = warning);
+            self.warn_once(warning);
         }
         let hostname = files::hostname(&pod.record().spec);
         let working_directory =
@@ -112,7 +114,7 @@ impl Pods {
                 ambient: set.ambient,
             },
             no_new_privileges: security.no_new_privileges,
-            oom_score_adj: i32::try_from(spec.resources.oom_score_adj).ok().filter(|adj| *adj != 0),
+            oom_score_adj: i32::try_from(spec.resources.oom_score_adj).unwrap_or(0),
         })
     }
 
@@ -158,7 +160,8 @@ impl Pods {
                 Sharing::Pod => node.paths.shm(pod.id),
                 Sharing::Node => "/dev/shm".into(),
             },
-            devices: device_nodes.into_iter().chain(devices.iter().map(|(node, _)| node.clone())).collect(),
+            // Those asked for come first: of two with one path the first counts.
+            devices: devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
             process: process.launch(spec.tty),
             masked_paths: spec.security.masked_paths.clone(),
             readonly_paths: spec.security.readonly_paths.clone(),
@@ -173,16 +176,23 @@ impl Pods {
             super::super::steps::make_directory(&source)
                 .map_err(|error| error.context(format!("mount source for {}", mount.container_path)))?;
         }
+        let propagation = match mount.propagation {
+            MountPropagation::Private => Propagation::Private,
+            MountPropagation::HostToContainer => Propagation::Slave,
+            MountPropagation::Bidirectional => Propagation::Shared,
+        };
+        if propagation != Propagation::Private {
+            let read =
+                |path: &Path| std::fs::read_to_string(path).map_err(|error| failed("read", path, &error));
+            let real = source.canonicalize().map_err(|error| failed("resolve", &source, &error))?;
+            plan::check_propagation(&read(Path::new("/proc/self/mountinfo"))?, &real, propagation)?;
+        }
         Ok(plan::Mount {
             source,
             target: mount.container_path.clone(),
             read_only: mount.readonly,
             recursive_read_only: mount.recursive_read_only,
-            propagation: match mount.propagation {
-                MountPropagation::Private => Propagation::Private,
-                MountPropagation::HostToContainer => Propagation::Slave,
-                MountPropagation::Bidirectional => Propagation::Shared,
-            },
+            propagation,
             no_exec: false,
             no_suid: false,
             no_dev: false,
@@ -207,7 +217,7 @@ impl Process {
                 ambient: set.ambient,
             },
             no_new_privileges: self.no_new_privileges,
-            oom_score_adj: self.oom_score_adj,
+            oom_score_adj: Some(self.oom_score_adj),
             limits: vec![plan::Limit {
                 resource: RLIMIT_NOFILE,
                 soft: OPEN_FILES_SOFT,
@@ -271,7 +281,7 @@ fn log_path(directory: &str, path: &str) -> String {
 fn devices(spec: &ContainerSpec) -> Result<Vec<(plan::DeviceNode, String)>, Error> {
     let mut nodes = Vec::new();
     for device in &spec.devices {
-        let found = device::resolve(std::path::Path::new(&device.host_path), &device.container_path)?;
+        let found = device::resolve(Path::new(&device.host_path), &device.container_path)?;
         nodes.extend(found.into_iter().map(|node| (node, device.permissions.clone())));
     }
     Ok(nodes)
