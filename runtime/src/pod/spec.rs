@@ -2,7 +2,7 @@
 //! record and given back by status and list calls. CRI types end in `cri/`; from here on there are only these.
 //!
 //! Values that clients must get back byte for byte (labels, annotations, mounts, resources) are kept as they came.
-//! Formats on disk only grow: fields are appended, never reordered (`tests/fixtures`).
+//! Formats on disk only grow: fields are appended, never reordered.
 
 use coracle_job::PortMapping;
 use serde::{Deserialize, Serialize};

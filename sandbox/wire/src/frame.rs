@@ -182,6 +182,54 @@ mod tests {
     use super::*;
     use crate::Exit;
 
+    /// What monitors of 0.1.0 read and write: a daemon of any later version must still drive them. Append, never change.
+    #[test]
+    fn frames_of_0_1_0_are_these_bytes() {
+        let id = ContainerId::from_bytes([7; 32]);
+        let streams = Streams { stdin: true, tty: false, log: true };
+        let start = Request::Start {
+            container: id,
+            streams,
+            pid: PidNamespace::New,
+            has_cgroup: true,
+            has_oom_counter: false,
+        };
+        let exec = Request::Exec { exec: 300, container: id, has_cgroup: true };
+        let seven = "07".repeat(32);
+        for (request, expected) in [
+            (Request::Hello { version: 1 }, "0500 01".to_owned()),
+            (start, format!("0501 {seven} 010001 01 01 00")),
+            (exec, format!("0502 ac02 {seven} 01")),
+            (Request::Signal { container: id, signal: 15 }, format!("0503 {seven} 1e")),
+            (Request::ReopenLog { container: id }, format!("0504 {seven}")),
+            (Request::Forget { container: id }, format!("0505 {seven}")),
+            (Request::Shutdown, "0506".to_owned()),
+            (Request::Stdin { container: id }, format!("0507 {seven}")),
+        ] {
+            let bytes = postcard::to_allocvec(&ToMonitor { number: 5, request }).unwrap();
+            assert_eq!(hex(&bytes), expected.replace(' ', ""), "{request:?}");
+        }
+        for (said, expected) in [
+            (FromMonitor::Reply { number: 5, reply: Reply::Hello { version: 1 } }, "00 05 00 01"),
+            (FromMonitor::Reply { number: 5, reply: Reply::Done }, "00 05 01"),
+            (FromMonitor::Reply { number: 5, reply: Reply::Started }, "00 05 02"),
+            (
+                FromMonitor::Reply {
+                    number: 5,
+                    reply: Reply::Failed(Failure::Operation { index: 3, errno: 2 }),
+                },
+                "00 05 03 02 03 04",
+            ),
+            (FromMonitor::Event(Event::ExecExited { exec: 300, exit: Exit::Signal(9) }), "01 01 ac02 01 09"),
+        ] {
+            assert_eq!(hex(&postcard::to_allocvec(&said).unwrap()), expected.replace(' ', ""), "{said:?}");
+        }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     #[test]
     fn the_largest_frames_fit() {
         let id = ContainerId::from_bytes([255; 32]);

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Everything here outlives a process: a daemon drives monitors that an older daemon started. So formats only
-//! grow: variants and fields are appended, never reordered or removed (`tests/fixtures` keeps golden bytes).
+//! grow: variants and fields are appended, never reordered or removed (tests keep the bytes of each release).
 //! `no_std`, no allocation: the monitor has no heap.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
