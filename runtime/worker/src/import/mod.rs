@@ -124,10 +124,9 @@ impl Import<'_> {
         let mut documents = Vec::new();
         let mut descriptor = named.descriptor.clone();
         for _ in 0..=INDEX_DEPTH_MAX {
-            let Some(file) = self.spool.blob(&descriptor.digest)? else {
+            let Some(bytes) = self.spool.blob_document(&descriptor.digest)? else {
                 return Ok(None); // archives of one platform leave the others' blobs out
             };
-            let bytes = std::fs::read(&file.path).map_err(|error| io_failure("read", &file.path, &error))?;
             let document = manifest::parse(&bytes)?;
             documents.push((descriptor.digest.clone(), bytes));
             match document {
@@ -136,10 +135,8 @@ impl Import<'_> {
                     Err(_) => return Ok(None),
                 },
                 Document::Manifest { config, layers } => {
-                    let config_file =
-                        self.spool.blob(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
-                    let config_bytes = std::fs::read(&config_file.path)
-                        .map_err(|error| io_failure("read", &config_file.path, &error))?;
+                    let config_bytes =
+                        self.spool.blob_document(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
                     if !is_ours(&config_bytes)? {
                         return Ok(None);
                     }
