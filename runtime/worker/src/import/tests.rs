@@ -231,6 +231,52 @@ fn of_entries_with_one_name_the_last_counts() {
 }
 
 #[test]
+fn a_name_with_a_digest_gives_a_digest_and_no_tag() {
+    let scratch = Scratch::new("pinned");
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "pinned");
+    let digest = digest_of(&oci.blobs.last().unwrap().1);
+    for name in ["reg.example:5000/a", "reg.example:5000/a:1"] {
+        oci.name(&manifest, CONTAINERD_NAME, &format!("{name}@{digest}"));
+    }
+    let records = scratch.import(&oci.tar()).unwrap();
+    assert_eq!(records[0].tags, Vec::<String>::new());
+    assert_eq!(records[0].digests, [format!("reg.example:5000/a@{digest}")]);
+}
+
+#[test]
+fn manifests_for_other_platforms_may_hold_what_we_cannot_read() {
+    let scratch = Scratch::new("foreign");
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "ours");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
+    let config = oci.blob(b"{}".to_vec());
+    let kind = "application/vnd.in-toto+json";
+    let layer = oci.blob(b"statement".to_vec());
+    let foreign = oci.blob(
+        format!(r#"{{"config":{{{config}}},"layers":[{{"mediaType":"{kind}",{layer}}}]}}"#).into_bytes(),
+    );
+    let platform = r#""platform":{"os":"unknown","architecture":"unknown"}"#;
+    oci.name(&format!("{foreign},{platform}"), OCI_NAME, "reg.example/b:1");
+    let records = scratch.import(&oci.tar()).unwrap();
+    assert_eq!((records.len(), records[0].tags.as_slice()), (1, &["reg.example/a:1".to_owned()][..]));
+}
+
+#[test]
+fn indexes_that_do_not_name_a_platform_are_followed() {
+    let scratch = Scratch::new("unnamed");
+    let mut oci = Oci::default();
+    let mut descriptor = oci.image(ARCHITECTURE, "deep");
+    for _ in 0..2 {
+        descriptor = oci.blob(format!(r#"{{"manifests":[{{{descriptor}}}]}}"#).into_bytes());
+    }
+    oci.name(&descriptor, OCI_NAME, "reg.example/a:1");
+    let records = scratch.import(&oci.tar()).unwrap();
+    assert_eq!(records[0].tags, ["reg.example/a:1"]);
+    assert_eq!(records[0].blobs.len(), 5, "two indexes, manifest, config, layer");
+}
+
+#[test]
 fn documents_of_a_layout_are_bounded() {
     let too_long = vec![b' '; usize::try_from(image_config::DOCUMENT_BYTES_MAX).unwrap() + 1];
     let mut long_manifest = Oci::default();
@@ -247,6 +293,18 @@ fn documents_of_a_layout_are_bounded() {
 }
 
 #[test]
+fn an_image_without_layers_may_say_null() {
+    let config = format!(r#"{{"os":"linux","architecture":"{ARCHITECTURE}","rootfs":{{"diff_ids":null}}}}"#);
+    let files = [
+        ("c.json".to_owned(), config.into_bytes()),
+        ("manifest.json".to_owned(), br#"[{"Config":"c.json","RepoTags":null,"Layers":null}]"#.to_vec()),
+    ];
+    let records = Scratch::new("null").import(&tar_of(&files)).unwrap();
+    assert_eq!((records.len(), records[0].layers.len()), (1, 0));
+    assert!(records[0].size_bytes > 0);
+}
+
+#[test]
 fn outer_compressions_are_told_by_what_they_begin_with_and_broken_ones_refused() {
     let plain = docker(&[(ARCHITECTURE, "app:1")]);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -259,6 +317,18 @@ fn outer_compressions_are_told_by_what_they_begin_with_and_broken_ones_refused()
         assert_eq!(error.kind, FailureKind::Invalid, "{error:?}");
         assert_eq!(scratch.rests(), Vec::<PathBuf>::new());
     }
+}
+
+#[test]
+fn one_image_has_all_its_names_and_the_oci_form_is_preferred() {
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "named");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:2");
+    let mut files = oci.files();
+    files.push(("manifest.json".to_owned(), b"not read".to_vec()));
+    let records = Scratch::new("names").import(&tar_of(&files)).unwrap();
+    assert_eq!((records.len(), records[0].tags.len(), records[0].digests.len()), (1, 2, 1), "{records:?}");
 }
 
 #[test]
