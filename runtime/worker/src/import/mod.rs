@@ -78,7 +78,7 @@ struct DockerImage {
     #[serde(default)]
     repo_tags: Option<Vec<String>>,
     #[serde(default)]
-    layers: Vec<String>,
+    layers: Option<Vec<String>>,
 }
 
 /// What one image is made of, whichever form it came in.
@@ -107,6 +107,8 @@ impl Import<'_> {
                         record.tags.into_iter().filter(|tag| !known.tags.contains(tag)).collect::<Vec<_>>(),
                     );
                     known.digests.extend(record.digests);
+                    known.digests.sort();
+                    known.digests.dedup();
                     known.blobs.extend(record.blobs);
                     known.blobs.sort();
                     known.blobs.dedup();
@@ -119,27 +121,31 @@ impl Import<'_> {
 
     /// `None`: nothing for this platform.
     fn oci_parts(&self, named: &Named) -> Result<Option<Parts<'_>>, Failure> {
+        if !named.descriptor.may_be_ours() {
+            return Ok(None); // unread: what others' manifests point to need not be layers
+        }
         let annotation = |key: &str| named.annotations.get(key).filter(|name| is_full_reference(name));
         let name = annotation(CONTAINERD_NAME).or_else(|| annotation(OCI_NAME));
         let mut documents = Vec::new();
         let mut descriptor = named.descriptor.clone();
         for _ in 0..=INDEX_DEPTH_MAX {
-            let Some(file) = self.spool.blob(&descriptor.digest)? else {
+            let Some(bytes) = self.spool.blob_document(&descriptor.digest)? else {
                 return Ok(None); // archives of one platform leave the others' blobs out
             };
-            let bytes = std::fs::read(&file.path).map_err(|error| io_failure("read", &file.path, &error))?;
             let document = manifest::parse(&bytes)?;
             documents.push((descriptor.digest.clone(), bytes));
             match document {
-                Document::Index(manifests) => match manifest::choose(&manifests) {
-                    Ok(chosen) => descriptor = chosen.clone(),
-                    Err(_) => return Ok(None),
-                },
+                // An index of one image, or of one more index, need not say for which platform: the config does.
+                Document::Index(manifests) => {
+                    let unsaid = || manifests.iter().find(|manifest| manifest.may_be_ours());
+                    match manifest::choose(&manifests).ok().or_else(unsaid) {
+                        Some(chosen) => descriptor = chosen.clone(),
+                        None => return Ok(None),
+                    }
+                }
                 Document::Manifest { config, layers } => {
-                    let config_file =
-                        self.spool.blob(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
-                    let config_bytes = std::fs::read(&config_file.path)
-                        .map_err(|error| io_failure("read", &config_file.path, &error))?;
+                    let config_bytes =
+                        self.spool.blob_document(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
                     if !is_ours(&config_bytes)? {
                         return Ok(None);
                     }
@@ -149,12 +155,14 @@ impl Import<'_> {
                         files.push((file, Some(layer.digest)));
                     }
                     let digest =
-                        name.map(|name| format!("{}@{}", without_tag(name), named.descriptor.digest));
+                        name.map(|name| format!("{}@{}", repository_of(name), named.descriptor.digest));
+                    // With a digest in the name, that decides and the tag is ignored (CRI facts section 2.27).
+                    let tag = name.filter(|name| !name.contains('@'));
                     return Ok(Some(Parts {
                         config: config_bytes,
                         layers: files,
                         documents,
-                        tags: name.into_iter().cloned().collect(),
+                        tags: tag.into_iter().cloned().collect(),
                         digests: digest.into_iter().collect(),
                     }));
                 }
@@ -172,8 +180,9 @@ impl Import<'_> {
             if !is_ours(&config)? {
                 continue;
             }
-            let mut layers = Vec::with_capacity(image.layers.len());
-            for name in &image.layers {
+            let names = image.layers.unwrap_or_default();
+            let mut layers = Vec::with_capacity(names.len());
+            for name in &names {
                 layers.push((self.spool.get(name).ok_or_else(|| missing(name))?, None));
             }
             let tags = image.repo_tags.unwrap_or_default();
@@ -261,10 +270,12 @@ fn is_full_reference(name: &str) -> bool {
     name.contains(['/', ':']) && !name.starts_with(':')
 }
 
-fn without_tag(name: &str) -> &str {
-    match name.rsplit_once(':') {
+/// The name without tag and digest.
+fn repository_of(name: &str) -> &str {
+    let tagged = name.split_once('@').map_or(name, |(tagged, _)| tagged);
+    match tagged.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => repository,
-        _ => name,
+        _ => tagged,
     }
 }
 

@@ -11,12 +11,14 @@ use sha2::{Digest, Sha256};
 use tar::{Archive, EntryType};
 
 use crate::failure::{failure, invalid, io_failure};
-use crate::image_config::{DOCUMENT_BYTES_MAX, digest_text};
+use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use crate::store::Store;
 use crate::unpack::decompress;
 
 /// Most entries of an archive: hundreds of images with hundreds of layers.
-const ENTRIES_MAX: usize = 100_000;
+const ENTRIES_MAX: u64 = 100_000;
+/// Longest name: PATH_MAX, as the kernel has it.
+const NAME_BYTES_MAX: usize = 4096;
 /// Links that docker makes between equal layers are one deep.
 const LINKS_MAX: usize = 8;
 
@@ -27,11 +29,21 @@ pub(super) struct Spooled {
     pub(super) bytes: u64,
 }
 
+/// What an archive has under a name.
+#[derive(Debug)]
+enum Found {
+    File(Spooled),
+    /// The name it leads to.
+    Link(String),
+}
+
 /// The files of an archive; the directory goes with the value.
 pub(super) struct Spool {
     directory: PathBuf,
-    files: HashMap<String, Spooled>,
-    links: HashMap<String, String>,
+    /// What each name is; of entries with one name the last counts, as when an archive is extracted.
+    names: HashMap<String, Found>,
+    /// Entries so far, and the name of the next file in the directory.
+    entries: u64,
     /// What may still be written: an archive that unpacks without end must not fill the disk.
     left: u64,
 }
@@ -51,41 +63,42 @@ impl Spool {
             _ => io_failure("open", archive, &error),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
-        let mut spool = Self {
-            directory: store.new_spool()?,
-            files: HashMap::new(),
-            links: HashMap::new(),
-            left: bytes_max,
-        };
+        let mut spool =
+            Self { directory: store.new_spool()?, names: HashMap::new(), entries: 0, left: bytes_max };
         let counted = Counted { inner: file, done: 0, total, progress };
         let broken = |error: io::Error| invalid(format!("archive: {error}"));
-        let mut entries = Archive::new(decompress(counted).map_err(broken)?);
-        for entry in entries.entries().map_err(broken)? {
+        let from = decompress(counted).map_err(broken)?;
+        let mut archive = Archive::new(Marked { inner: from, at_end: false });
+        for entry in archive.entries().map_err(broken)? {
             let mut entry = entry.map_err(broken)?;
-            if spool.files.len() + spool.links.len() >= ENTRIES_MAX {
+            if spool.entries >= ENTRIES_MAX {
                 return Err(invalid(format!("archive: more than {ENTRIES_MAX} entries")));
             }
-            let name = clean(&String::from_utf8_lossy(&entry.path_bytes()));
+            spool.entries += 1;
+            let name = name_of(&entry.path_bytes())?;
             match entry.header().entry_type() {
                 EntryType::Regular | EntryType::Continuous => spool.file(name, &mut entry)?,
                 EntryType::Symlink | EntryType::Link => {
                     let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
-                    let link = String::from_utf8_lossy(&link).into_owned();
+                    let link = text_of(&link)?;
                     let is_relative =
                         entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
                     let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
                     let target =
                         if is_relative { clean(&format!("{directory}/{link}")) } else { clean(&link) };
-                    spool.links.insert(name, target);
+                    spool.names.insert(name, Found::Link(target));
                 }
                 _ => {}
             }
         }
-        Ok(spool)
+        match archive.into_inner().at_end {
+            true => Err(invalid("archive: it breaks off: its end marker is missing")),
+            false => Ok(spool),
+        }
     }
 
     fn file(&mut self, name: String, entry: &mut impl Read) -> Result<(), Failure> {
-        let path = self.directory.join(self.files.len().to_string());
+        let path = self.directory.join(self.entries.to_string());
         let mut file = File::create_new(&path).map_err(|error| io_failure("make", &path, &error))?;
         let bytes =
             io::copy(&mut entry.take(self.left.saturating_add(1)), &mut file).map_err(|error| match error
@@ -100,7 +113,7 @@ impl Spool {
             .left
             .checked_sub(bytes)
             .ok_or_else(|| invalid(format!("archive: {name}: unpacks to more bytes than the limit")))?;
-        self.files.insert(name, Spooled { path, bytes });
+        self.names.insert(name, Found::File(Spooled { path, bytes }));
         Ok(())
     }
 
@@ -108,10 +121,10 @@ impl Spool {
     pub(super) fn get(&self, name: &str) -> Option<&Spooled> {
         let mut name = clean(name);
         for _ in 0..LINKS_MAX {
-            if let Some(file) = self.files.get(&name) {
-                return Some(file);
+            match self.names.get(&name)? {
+                Found::File(file) => return Some(file),
+                Found::Link(target) => name.clone_from(target),
             }
-            name = self.links.get(&name)?.clone();
         }
         None
     }
@@ -125,15 +138,22 @@ impl Spool {
         std::fs::read(&file.path).map_err(|error| io_failure("read", &file.path, &error))
     }
 
+    /// A manifest, index or config of an OCI layout, whole, its digest verified.
+    pub(super) fn blob_document(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let name = blob_name(digest)?;
+        if self.get(&name).is_none() {
+            return Ok(None);
+        }
+        let bytes = self.document(&name)?;
+        verify(digest, &digest_of(&bytes))?;
+        Ok(Some(bytes))
+    }
+
     /// A blob of an OCI layout, its digest verified.
     pub(super) fn blob(&self, digest: &str) -> Result<Option<&Spooled>, Failure> {
-        let hex = crate::store::hex(digest)?;
-        let Some(file) = self.get(&format!("blobs/sha256/{hex}")) else { return Ok(None) };
-        let found = digest_of_file(&file.path)?;
-        match found == digest {
-            true => Ok(Some(file)),
-            false => Err(invalid(format!("archive: blob {digest}: its content has digest {found}"))),
-        }
+        let Some(file) = self.get(&blob_name(digest)?) else { return Ok(None) };
+        verify(digest, &digest_of_file(&file.path)?)?;
+        Ok(Some(file))
     }
 }
 
@@ -147,6 +167,28 @@ impl Drop for Spool {
 /// `name` is not in the archive.
 pub(super) fn missing(name: &str) -> Failure {
     invalid(format!("archive: {name} is missing"))
+}
+
+fn blob_name(digest: &str) -> Result<String, Failure> {
+    Ok(format!("blobs/sha256/{}", crate::store::hex(digest)?))
+}
+
+fn verify(digest: &str, found: &str) -> Result<(), Failure> {
+    match found == digest {
+        true => Ok(()),
+        false => Err(invalid(format!("archive: blob {digest}: its content has digest {found}"))),
+    }
+}
+
+fn name_of(bytes: &[u8]) -> Result<String, Failure> {
+    text_of(bytes).map(|name| clean(&name))
+}
+
+fn text_of(bytes: &[u8]) -> Result<String, Failure> {
+    match bytes.len() <= NAME_BYTES_MAX {
+        true => Ok(String::from_utf8_lossy(bytes).into_owned()),
+        false => Err(invalid(format!("archive: a name is longer than {NAME_BYTES_MAX} bytes"))),
+    }
 }
 
 /// A name without `.`, empty parts and `..`, which leads nowhere in an archive.
@@ -171,6 +213,21 @@ fn digest_of_file(path: &Path) -> Result<String, Failure> {
             0 => return Ok(digest_text(&hash.finalize())),
             count => hash.update(&buffer[..count]),
         }
+    }
+}
+
+/// Knows whether its end was met. The tar reader stops at the end marker and reads no further, so one that met the end
+/// found no marker: the archive was cut between two entries, where nothing else shows it.
+struct Marked<R> {
+    inner: R,
+    at_end: bool,
+}
+
+impl<R: Read> Read for Marked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.at_end |= count == 0 && !buffer.is_empty();
+        Ok(count)
     }
 }
 

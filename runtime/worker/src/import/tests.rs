@@ -156,3 +156,220 @@ fn lies_and_truncation_leave_nothing() {
         assert_eq!(scratch.rests(), Vec::<PathBuf>::new(), "{} bytes", bytes.len());
     }
 }
+
+/// An OCI archive, part by part; `index.json` comes first, as containerd writes it.
+#[derive(Default)]
+struct Oci {
+    named: Vec<String>,
+    blobs: Vec<(String, Vec<u8>)>,
+}
+
+impl Oci {
+    /// Adds a blob and gives the members of its descriptor.
+    fn blob(&mut self, bytes: Vec<u8>) -> String {
+        let digest = digest_of(&bytes);
+        let descriptor = format!(r#""digest":"{digest}","size":{}"#, bytes.len());
+        self.blobs.push((format!("blobs/sha256/{}", &digest[7..]), bytes));
+        descriptor
+    }
+
+    /// Adds an image of one layer that holds `text`; gives the members of its manifest's descriptor.
+    fn image(&mut self, architecture: &str, text: &str) -> String {
+        let layer = layer(text);
+        let config = self.blob(config(architecture, &layer));
+        let layer = self.blob(layer);
+        self.blob(format!(r#"{{"config":{{{config}}},"layers":[{{{layer}}}]}}"#).into_bytes())
+    }
+
+    /// Names a descriptor in the top index.
+    fn name(&mut self, descriptor: &str, annotation: &str, name: &str) {
+        self.named.push(format!(r#"{{{descriptor},"annotations":{{"{annotation}":"{name}"}}}}"#));
+    }
+
+    fn files(&self) -> Vec<(String, Vec<u8>)> {
+        let index = format!(r#"{{"manifests":[{}]}}"#, self.named.join(","));
+        let mut files = vec![
+            ("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
+            ("index.json".to_owned(), index.into_bytes()),
+        ];
+        files.extend(self.blobs.iter().cloned());
+        files
+    }
+
+    fn tar(&self) -> Vec<u8> {
+        tar_of(&self.files())
+    }
+}
+
+#[test]
+fn an_archive_cut_between_entries_is_not_a_smaller_archive() {
+    let mut oci = Oci::default();
+    for name in ["reg.example/a:1", "reg.example/b:1"] {
+        let manifest = oci.image(ARCHITECTURE, name);
+        oci.name(&manifest, CONTAINERD_NAME, name);
+    }
+    let whole = oci.tar();
+    assert_eq!(Scratch::new("cut-whole").import(&whole).unwrap().len(), 2);
+    for cut in (512..=whole.len() - 1024).step_by(512) {
+        let scratch = Scratch::new("cut");
+        let error = scratch.import(&whole[..cut]).expect_err(&format!("{cut} bytes"));
+        assert_eq!(error.kind, FailureKind::Invalid, "{cut} bytes: {error:?}");
+        assert_eq!(scratch.rests(), Vec::<PathBuf>::new(), "{cut} bytes");
+    }
+}
+
+#[test]
+fn of_entries_with_one_name_the_last_counts() {
+    let scratch = Scratch::new("twice");
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "twice");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
+    let mut files = oci.files();
+    files.insert(0, ("index.json".to_owned(), b"old".to_vec()));
+    files.extend(oci.blobs.clone());
+    assert_eq!(scratch.import(&tar_of(&files)).unwrap()[0].tags, ["reg.example/a:1"]);
+}
+
+#[test]
+fn a_name_with_a_digest_gives_a_digest_and_no_tag() {
+    let scratch = Scratch::new("pinned");
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "pinned");
+    let digest = digest_of(&oci.blobs.last().unwrap().1);
+    for name in ["reg.example:5000/a", "reg.example:5000/a:1"] {
+        oci.name(&manifest, CONTAINERD_NAME, &format!("{name}@{digest}"));
+    }
+    let records = scratch.import(&oci.tar()).unwrap();
+    assert_eq!(records[0].tags, Vec::<String>::new());
+    assert_eq!(records[0].digests, [format!("reg.example:5000/a@{digest}")]);
+}
+
+#[test]
+fn manifests_for_other_platforms_may_hold_what_we_cannot_read() {
+    let scratch = Scratch::new("foreign");
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "ours");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
+    let config = oci.blob(b"{}".to_vec());
+    let kind = "application/vnd.in-toto+json";
+    let layer = oci.blob(b"statement".to_vec());
+    let foreign = oci.blob(
+        format!(r#"{{"config":{{{config}}},"layers":[{{"mediaType":"{kind}",{layer}}}]}}"#).into_bytes(),
+    );
+    let platform = r#""platform":{"os":"unknown","architecture":"unknown"}"#;
+    oci.name(&format!("{foreign},{platform}"), OCI_NAME, "reg.example/b:1");
+    let records = scratch.import(&oci.tar()).unwrap();
+    assert_eq!((records.len(), records[0].tags.as_slice()), (1, &["reg.example/a:1".to_owned()][..]));
+}
+
+#[test]
+fn indexes_that_do_not_name_a_platform_are_followed() {
+    let scratch = Scratch::new("unnamed");
+    let mut oci = Oci::default();
+    let mut descriptor = oci.image(ARCHITECTURE, "deep");
+    for _ in 0..2 {
+        descriptor = oci.blob(format!(r#"{{"manifests":[{{{descriptor}}}]}}"#).into_bytes());
+    }
+    oci.name(&descriptor, OCI_NAME, "reg.example/a:1");
+    let records = scratch.import(&oci.tar()).unwrap();
+    assert_eq!(records[0].tags, ["reg.example/a:1"]);
+    assert_eq!(records[0].blobs.len(), 5, "two indexes, manifest, config, layer");
+}
+
+#[test]
+fn documents_of_a_layout_are_bounded() {
+    let too_long = vec![b' '; usize::try_from(image_config::DOCUMENT_BYTES_MAX).unwrap() + 1];
+    let mut long_manifest = Oci::default();
+    let manifest = long_manifest.blob(too_long.clone());
+    long_manifest.name(&manifest, OCI_NAME, "reg.example/a:1");
+    let mut long_config = Oci::default();
+    let config = long_config.blob(too_long);
+    let manifest = long_config.blob(format!(r#"{{"config":{{{config}}},"layers":[]}}"#).into_bytes());
+    long_config.name(&manifest, OCI_NAME, "reg.example/a:1");
+    for oci in [long_manifest, long_config] {
+        let error = Scratch::new("long").import(&oci.tar()).unwrap_err();
+        assert!(error.kind == FailureKind::Invalid && error.message.contains("longer than"), "{error:?}");
+    }
+}
+
+#[test]
+fn an_image_without_layers_may_say_null() {
+    let config = format!(r#"{{"os":"linux","architecture":"{ARCHITECTURE}","rootfs":{{"diff_ids":null}}}}"#);
+    let files = [
+        ("c.json".to_owned(), config.into_bytes()),
+        ("manifest.json".to_owned(), br#"[{"Config":"c.json","RepoTags":null,"Layers":null}]"#.to_vec()),
+    ];
+    let records = Scratch::new("null").import(&tar_of(&files)).unwrap();
+    assert_eq!((records.len(), records[0].layers.len()), (1, 0));
+    assert!(records[0].size_bytes > 0);
+}
+
+#[test]
+fn outer_compressions_are_told_by_what_they_begin_with_and_broken_ones_refused() {
+    let plain = docker(&[(ARCHITECTURE, "app:1")]);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&plain).unwrap();
+    for whole in [plain.clone(), gzip.finish().unwrap(), zstd::encode_all(&plain[..], 1).unwrap()] {
+        let scratch = Scratch::new("outer");
+        assert_eq!(scratch.import(&whole).unwrap()[0].tags, ["app:1"]);
+        let scratch = Scratch::new("outer-cut");
+        let error = scratch.import(&whole[..whole.len() / 2]).unwrap_err();
+        assert_eq!(error.kind, FailureKind::Invalid, "{error:?}");
+        assert_eq!(scratch.rests(), Vec::<PathBuf>::new());
+    }
+}
+
+#[test]
+fn one_image_has_all_its_names_and_the_oci_form_is_preferred() {
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "named");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:2");
+    let mut files = oci.files();
+    files.push(("manifest.json".to_owned(), b"not read".to_vec()));
+    let records = Scratch::new("names").import(&tar_of(&files)).unwrap();
+    assert_eq!((records.len(), records[0].tags.len(), records[0].digests.len()), (1, 2, 1), "{records:?}");
+}
+
+#[test]
+fn repeated_layers_are_links_and_missing_ones_an_error() {
+    let layer = layer("linked");
+    let image = |number: u32, diff_id: &str| {
+        format!(
+            r#"{{"Config":"{number}.json","RepoTags":["a:{number}","b:{number}"],"Layers":["{diff_id}/layer.tar"]}}"#
+        )
+    };
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut add = |kind: tar::EntryType, name: &str, content: &[u8], target: &str| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        match target {
+            "" => builder.append_data(&mut header, name, content).unwrap(),
+            target => builder.append_link(&mut header, name, target).unwrap(),
+        }
+    };
+    let manifest = format!("[{},{},{}]", image(0, "one"), image(1, "two"), image(2, "three"));
+    add(tar::EntryType::Regular, "one/layer.tar", &layer, "");
+    add(tar::EntryType::Symlink, "two/layer.tar", b"", "../one/layer.tar");
+    add(tar::EntryType::Link, "three/layer.tar", b"", "one/layer.tar");
+    for number in 0..3 {
+        let config = config(ARCHITECTURE, &layer);
+        let config = String::from_utf8(config).unwrap().replace("\"x\"", &format!("\"{number}\""));
+        add(tar::EntryType::Regular, &format!("{number}.json"), config.as_bytes(), "");
+    }
+    add(tar::EntryType::Regular, "manifest.json", manifest.as_bytes(), "");
+    let records = Scratch::new("links").import(&builder.into_inner().unwrap()).unwrap();
+    assert_eq!(records.len(), 3);
+    assert!(records.iter().all(|record| record.layers == records[0].layers && record.tags.len() == 2));
+
+    let mut oci = Oci::default();
+    let manifest = oci.image(ARCHITECTURE, "missing");
+    oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
+    oci.blobs.remove(1);
+    let scratch = Scratch::new("missing");
+    let error = scratch.import(&oci.tar()).unwrap_err();
+    assert!(error.kind == FailureKind::Invalid && error.message.contains("is missing"), "{error:?}");
+    assert_eq!(scratch.rests(), Vec::<PathBuf>::new());
+}

@@ -33,6 +33,26 @@ struct Platform {
     variant: String,
 }
 
+impl Descriptor {
+    /// Whether it says no platform, or this node's.
+    pub(crate) fn may_be_ours(&self) -> bool {
+        self.platform.as_ref().is_none_or(|platform| platform.rank().is_some())
+    }
+}
+
+impl Platform {
+    /// How plain its variant is, the plainest 0; `None`: not for this node.
+    fn rank(&self) -> Option<u8> {
+        let is_ours = self.os == "linux" && self.architecture == ARCHITECTURE;
+        let variant = match self.variant.as_str() {
+            "" => 0,
+            "v8" | "v1" => 1,
+            _ => return None, // needs what not every board has
+        };
+        is_ours.then_some(variant)
+    }
+}
+
 /// One document of a registry's `manifests/`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Document {
@@ -98,16 +118,7 @@ pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64"
 
 /// This node's image in an index: Linux, our architecture, the lowest variant first (arm64 has v8, amd64 v1 to v4).
 pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
-    let rank = |descriptor: &&Descriptor| {
-        let platform = descriptor.platform.as_ref()?;
-        let is_ours = platform.os == "linux" && platform.architecture == ARCHITECTURE;
-        let variant = match platform.variant.as_str() {
-            "" => 0,
-            "v8" | "v1" => 1,
-            _ => return None, // needs what not every board has
-        };
-        is_ours.then_some(variant)
-    };
+    let rank = |descriptor: &&Descriptor| descriptor.platform.as_ref().and_then(Platform::rank);
     let ours = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).min_by_key(rank);
     ours.ok_or_else(|| {
         failure(
