@@ -100,7 +100,16 @@ fn download(
     if offset == blob.size {
         return Ok(());
     }
-    let response = connection.get(&format!("blobs/{}", blob.digest), "*/*", offset)?;
+    let what = format!("blobs/{}", blob.digest);
+    let response = match connection.get(&what, "*/*", offset) {
+        // It will not go on where we stopped (416, or an answer to a range that makes no sense): from the start.
+        Err(error) if offset > 0 && error.kind == FailureKind::Invalid => {
+            truncate(file, part)?;
+            offset = 0;
+            connection.get(&what, "*/*", 0)?
+        }
+        answer => answer?,
+    };
     if offset > 0 && response.status() != StatusCode::PARTIAL_CONTENT {
         truncate(file, part)?; // the endpoint sends it all again
         offset = 0;

@@ -157,6 +157,11 @@ impl<'a> Connection<'a> {
         credentials: &Credentials,
     ) -> Result<String, Failure> {
         let url = parse_url(realm)?;
+        let is_downgrade = self.endpoint.url.starts_with("https:") && url.scheme_str() == Some("http");
+        if is_downgrade && !matches!(credentials, Credentials::None) {
+            let text = format!("{}: denied: its token service does not speak https", self.endpoint.url);
+            return Err(failure(FailureKind::Denied, text));
+        }
         if let Credentials::Identity(token) = credentials {
             let form = [
                 ("grant_type", "refresh_token"),

@@ -76,9 +76,9 @@ impl Pull<'_> {
         }
         let mut done = config.size;
         for (layer, blob) in parsed.layers.iter().zip(&layers) {
-            self.layer(layer, blob, &mut |bytes| progress(done + bytes, total))
+            self.layer(layer, blob, &mut |bytes| progress(done.saturating_add(bytes), total))
                 .context(|| format!("layer {}", blob.digest))?;
-            done += blob.size;
+            done = done.saturating_add(blob.size);
         }
         users::extract(&self.store, &config.digest, &parsed.layers)?;
         documents.push(Fetched { digest: config.digest.clone(), bytes: document.bytes });
@@ -97,7 +97,7 @@ impl Pull<'_> {
                 Vec::new()
             },
             digests: vec![format!("{name}@{name_digest}")],
-            size_bytes: documents_bytes + layers.iter().map(|layer| layer.size).sum::<u64>(),
+            size_bytes: layers.iter().map(|layer| layer.size).fold(documents_bytes, u64::saturating_add),
             layers: parsed.layers,
             blobs: documents.into_iter().map(|document| document.digest).chain(kept).collect(),
             config: parsed.config,
