@@ -56,7 +56,6 @@ impl Pods {
             None => self.reserve_container(&pod, spec)?,
         };
         container.made.wait().await?;
-        container.is_answered.set(true);
         Ok(container.id)
     }
 
@@ -65,7 +64,7 @@ impl Pods {
             pod.names.borrow().get(&spec.name).and_then(|id| self.containers.borrow().get(id).cloned());
         let Some(holder) = holder else { return Ok(None) };
         let is_same = holder.record().spec == *spec;
-        if is_same && !holder.is_answered.get() && holder.record().state == state::Container::Created {
+        if is_same && !holder.is_known.get() && holder.record().state == state::Container::Created {
             return Ok(Some(holder));
         }
         let what = if is_same { "" } else { " with another configuration" };

@@ -88,8 +88,9 @@ pub(crate) struct Pod {
     operation: Mutex<()>,
     /// How RunPodSandbox went; identical requests wait for it.
     made: Latch<Result<(), Error>>,
-    /// The id has been answered to a client: the next identical request is a duplicate, not a retry (RETRY-1).
-    is_answered: Cell<bool>,
+    /// A client has used the id, so the answer that holds it arrived: from now on an identical request is a duplicate,
+    /// not the retry of one whose answer was lost (RETRY-1).
+    is_known: Cell<bool>,
     names: RefCell<HashMap<spec::ContainerName, ContainerId>>,
     last_exec: Cell<u32>,
     execs: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
@@ -102,7 +103,8 @@ pub(crate) struct Container {
     record: RefCell<ContainerRecord>,
     operation: Mutex<()>,
     made: Latch<Result<(), Error>>,
-    is_answered: Cell<bool>,
+    /// As of a pod.
+    is_known: Cell<bool>,
     /// Filled when the state is Exited and all clean-up that the exit calls for is under way.
     exited: Latch<()>,
     stop: RefCell<Option<Rc<container::Stop>>>,
@@ -138,15 +140,20 @@ impl Pods {
         containers
     }
 
-    /// The pod with this id or unique prefix of one.
+    /// The pod with this id or unique prefix of one, as a client names it.
     pub(crate) fn pod(&self, id: &str) -> Result<Rc<Pod>, Error> {
-        find(self.pods.borrow().iter().filter(|(_, pod)| pod.is_visible()), id, "pod sandbox")
+        let pod = find(self.pods.borrow().iter().filter(|(_, pod)| pod.is_visible()), id, "pod sandbox")?;
+        pod.is_known.set(true);
+        Ok(pod)
     }
 
-    /// The container with this id or unique prefix of one.
+    /// The container with this id or unique prefix of one, as a client names it.
     pub(crate) fn container(&self, id: &str) -> Result<Rc<Container>, Error> {
         let containers = self.containers.borrow();
-        find(containers.iter().filter(|(_, container)| container.is_visible()), id, "container")
+        let container =
+            find(containers.iter().filter(|(_, container)| container.is_visible()), id, "container")?;
+        container.is_known.set(true);
+        Ok(container)
     }
 
     /// Warns of something that is left out, once in the daemon's life.
@@ -207,7 +214,7 @@ impl Pod {
             link: RefCell::default(),
             operation: Mutex::new(()),
             made: Latch::default(),
-            is_answered: Cell::new(false),
+            is_known: Cell::new(false),
             names: RefCell::default(),
             last_exec: Cell::new(0),
             execs: RefCell::default(),
@@ -248,7 +255,7 @@ impl Container {
             record: RefCell::new(record),
             operation: Mutex::new(()),
             made: Latch::default(),
-            is_answered: Cell::new(false),
+            is_known: Cell::new(false),
             exited: Latch::default(),
             stop: RefCell::default(),
             pid: Cell::new(0),

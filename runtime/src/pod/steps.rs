@@ -61,10 +61,7 @@ impl Pods {
                 Err(error)
                     if error.kind() == Kind::Unavailable && pod.record().state == state::Pod::Creating => {}
                 Err(error) => return Err(error),
-                Ok(()) => {
-                    pod.is_answered.set(true);
-                    return Ok(pod.id);
-                }
+                Ok(()) => return Ok(pod.id),
             }
         }
     }
@@ -79,7 +76,7 @@ impl Pods {
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
             state::Pod::Creating => true,
-            state::Pod::Ready => !holder.is_answered.get(),
+            state::Pod::Ready => !holder.is_known.get(),
             state::Pod::NotReady { .. } | state::Pod::Removing => false,
         };
         if is_same && is_retry {
