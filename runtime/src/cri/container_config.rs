@@ -10,8 +10,8 @@ use super::pod_config::{
 };
 use crate::error::Error;
 use crate::pod::spec::{
-    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, Mount, MountPropagation, Resources,
-    Security,
+    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, Mount, MountLater, MountPropagation,
+    Resources, Security,
 };
 use crate::rpc::v1;
 
@@ -48,6 +48,7 @@ pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpe
         pid: pid_namespace(&options)?,
         security: security(context)?,
         resources: resources(linux.resources.unwrap_or_default()),
+        cdi_devices: config.cdi_devices.into_iter().map(|device| device.name).collect(),
     })
 }
 
@@ -173,6 +174,7 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
         selinux_relabel: mount.selinux_relabel,
         propagation,
         recursive_read_only: mount.recursive_read_only,
+        later: MountLater::default(),
     })
 }
 
@@ -278,6 +280,9 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         wants_default_seccomp,
         masked_paths,
         readonly_paths,
+        localhost_seccomp: String::new(),
+        apparmor: String::new(),
+        selinux: None,
     })
 }
 

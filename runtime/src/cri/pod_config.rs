@@ -45,6 +45,9 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         namespaces: namespaces(&security.namespace_options.unwrap_or_default())?,
         privileged: security.privileged,
         sysctls: pairs(linux.sysctls),
+        user_namespace: None,
+        overhead: linux.overhead.map(super::container_config::resources),
+        resources: linux.resources.map(super::container_config::resources),
     })
 }
 

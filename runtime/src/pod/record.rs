@@ -1,6 +1,8 @@
 //! The records of pods and containers: what a new daemon needs to find every object of an old one, and what status
 //! calls give back. Written only when a state changes, through `store::commit`.
 
+mod later;
+
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +11,7 @@ use super::spec::{ContainerSpec, PodSpec};
 use super::state;
 use crate::error::{Error, Kind};
 use crate::store::{self, Damage};
+use later::Grown;
 
 /// A pod sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -121,7 +124,7 @@ pub(crate) struct Capabilities {
     pub(crate) ambient: u64,
 }
 
-/// Version of both bodies: raised when a field is appended.
+/// Version of both bodies. What came since is behind them (`later`), so it has stayed.
 const VERSION: u8 = 1;
 
 impl PodRecord {
@@ -166,18 +169,30 @@ impl ContainerRecord {
     }
 }
 
-fn encode(record: &impl Serialize) -> Result<Vec<u8>, Error> {
-    postcard::to_allocvec(record)
-        .map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
+fn encode<T: Serialize + Grown>(record: &T) -> Result<Vec<u8>, Error> {
+    let refused =
+        |error: &dyn std::fmt::Display| Error::new(Kind::Internal, format!("encode a record: {error}"));
+    let mut body = postcard::to_allocvec(record).map_err(|error| refused(&error))?;
+    let later = record.gather();
+    if later != T::Later::default() {
+        serde_json::to_writer(&mut body, &later).map_err(|error| refused(&error))?;
+    }
+    Ok(body)
 }
 
-fn decode<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Damage> {
-    postcard::from_bytes(body).map_err(|error| Damage::Damaged(format!("its body cannot be read: {error}")))
+fn decode<T: serde::de::DeserializeOwned + Grown>(body: &[u8]) -> Result<T, Damage> {
+    let damaged =
+        |error: &dyn std::fmt::Display| Damage::Damaged(format!("its body cannot be read: {error}"));
+    let (mut record, rest): (T, _) = postcard::take_from_bytes(body).map_err(|error| damaged(&error))?;
+    if !rest.is_empty() {
+        record.put(serde_json::from_slice(rest).map_err(|error| damaged(&error))?);
+    }
+    Ok(record)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::spec::{PodName, PodNamespaces, PodPid, Sharing};
+    use super::super::spec::{IdMapping, PodName, PodNamespaces, PodPid, Resources, Sharing, UserNamespace};
     use super::*;
 
     fn record() -> PodRecord {
@@ -200,6 +215,9 @@ mod tests {
                 namespaces,
                 privileged: false,
                 sysctls: Vec::new(),
+                user_namespace: None,
+                overhead: None,
+                resources: None,
             },
             cgroup_parent: "/c".into(),
             owns_cgroup_parent: true,
@@ -218,6 +236,19 @@ mod tests {
         assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), expected);
         let back: PodRecord = decode(&bytes).unwrap();
         assert_eq!(back.spec, record().spec);
+    }
+
+    #[test]
+    fn fields_that_came_later_come_back_and_0_1_0_stops_before_them() {
+        let range = IdMapping { container_id: 0, host_id: 65_536, length: 65_536 };
+        let mut grown = record();
+        grown.spec.user_namespace = Some(UserNamespace { uids: vec![range], gids: vec![range] });
+        grown.spec.resources = Some(Resources { cpu_shares: 7, ..Resources::default() });
+        let bytes = encode(&grown).unwrap();
+        assert_eq!(decode::<PodRecord>(&bytes).unwrap().spec, grown.spec);
+        assert_eq!(postcard::from_bytes::<PodRecord>(&bytes).unwrap().spec, record().spec);
+        let unknown = [encode(&record()).unwrap(), br#"{"of_a_later_version":1}"#.to_vec()].concat();
+        assert_eq!(decode::<PodRecord>(&unknown).unwrap().spec, record().spec);
     }
 
     /// Whatever a disk gives back for a body, decoding it ends, and never panics.

@@ -95,6 +95,30 @@ pub(crate) struct PodSpec {
     /// Whether privileged containers are allowed in it.
     pub(crate) privileged: bool,
     pub(crate) sysctls: Pairs,
+    /// `None`: the node's.
+    #[serde(skip)]
+    pub(crate) user_namespace: Option<UserNamespace>,
+    /// What the sandbox takes beside its containers; the kubelet has counted it into the pod's cgroup.
+    #[serde(skip)]
+    pub(crate) overhead: Option<Resources>,
+    /// The sum over its containers, as the kubelet gave it last.
+    #[serde(skip)]
+    pub(crate) resources: Option<Resources>,
+}
+
+/// A user namespace of the pod's own (CRI section 3.2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UserNamespace {
+    pub(crate) uids: Vec<IdMapping>,
+    pub(crate) gids: Vec<IdMapping>,
+}
+
+/// A range of ids and what it is on the host (user_namespaces(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct IdMapping {
+    pub(crate) container_id: u32,
+    pub(crate) host_id: u32,
+    pub(crate) length: u32,
 }
 
 /// Memory, CPU and what else a cgroup limits, exactly as last given (0 and empty: not specified).
@@ -131,6 +155,33 @@ pub(crate) struct Mount {
     pub(crate) selinux_relabel: bool,
     pub(crate) propagation: MountPropagation,
     pub(crate) recursive_read_only: bool,
+    #[serde(skip)]
+    pub(crate) later: MountLater,
+}
+
+/// What came to mounts after 0.1.0 (record/later.rs).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct MountLater {
+    /// An image in place of the host path, which is empty then (KEP-4639).
+    pub(crate) image: Option<ImageVolume>,
+    /// An idmapped mount's; empty: the source's owners are seen as they are.
+    pub(crate) uid_mappings: Vec<IdMapping>,
+    /// As `uid_mappings`.
+    pub(crate) gid_mappings: Vec<IdMapping>,
+    /// `noexec` and the like, checked.
+    pub(crate) options: Vec<String>,
+}
+
+/// An image as a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageVolume {
+    /// As asked: an id, a tag, a digest.
+    pub(crate) image: String,
+    /// As in the pod specification.
+    pub(crate) user_specified_image: String,
+    /// Below the image's root; empty: all of it.
+    pub(crate) sub_path: String,
 }
 
 /// A device of the host.
@@ -182,6 +233,24 @@ pub(crate) struct Security {
     pub(crate) wants_default_seccomp: bool,
     pub(crate) masked_paths: Vec<String>,
     pub(crate) readonly_paths: Vec<String>,
+    /// Path of a Localhost filter's profile on the host; empty: none asked for.
+    #[serde(skip)]
+    pub(crate) localhost_seccomp: String,
+    /// Name of an AppArmor profile that is loaded on the host; empty: none.
+    #[serde(skip)]
+    pub(crate) apparmor: String,
+    /// The label of its processes.
+    #[serde(skip)]
+    pub(crate) selinux: Option<SelinuxLabel>,
+}
+
+/// An SELinux context; empty parts take the runtime's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SelinuxLabel {
+    pub(crate) user: String,
+    pub(crate) role: String,
+    pub(crate) kind: String,
+    pub(crate) level: String,
 }
 
 /// A container as it was asked for.
@@ -211,4 +280,7 @@ pub(crate) struct ContainerSpec {
     pub(crate) pid: ContainerPid,
     pub(crate) security: Security,
     pub(crate) resources: Resources,
+    /// Fully qualified names, `vendor/class=device`.
+    #[serde(skip)]
+    pub(crate) cdi_devices: Vec<String>,
 }
