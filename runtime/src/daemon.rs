@@ -57,6 +57,7 @@ impl Daemon {
             keep_blobs: config.image.keep_blobs,
             limits: coracle_job::Limits::default(),
             pins: pins(config)?,
+            registries: config.registry.config.clone(),
         };
         let images = Images::open(options, Rc::clone(&workers))?;
         let network = Network::new(

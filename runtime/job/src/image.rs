@@ -15,6 +15,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Credentials;
+
 /// Pull one reference for this platform.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PullJob {
@@ -28,8 +30,10 @@ pub struct PullJob {
     pub tag: String,
     /// `sha256:…`; empty for a tag.
     pub digest: String,
-    /// Where to ask, in order.
-    pub endpoints: Vec<Endpoint>,
+    /// The node's registries in k3s' format; need not exist.
+    pub registries: PathBuf,
+    /// The client's, for the registry itself.
+    pub credentials: Credentials,
     /// Bounds.
     pub limits: Limits,
     /// Keep the compressed layers beside the unpacked ones.
@@ -47,64 +51,6 @@ pub struct ImportJob {
     pub limits: Limits,
     /// Keep the compressed layers beside the unpacked ones.
     pub keep_blobs: bool,
-}
-
-/// One place that serves a registry's images.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Endpoint {
-    /// With scheme and prefix, without a trailing slash: `https://registry-1.docker.io/v2`.
-    pub url: String,
-    /// The repository path there, where it is rewritten; empty: as in the job.
-    pub repository: String,
-    /// For this endpoint and the token service it names, nobody else.
-    pub credentials: Credentials,
-    /// How its certificate is checked.
-    pub tls: Tls,
-    /// A mirror is asked with `ns=HOST`.
-    pub is_mirror: bool,
-}
-
-/// Credentials of one endpoint. Never logged: `Debug` says only which kind.
-#[derive(Clone, Default, Serialize, Deserialize)]
-pub enum Credentials {
-    /// Anonymous.
-    #[default]
-    None,
-    /// User and password: basic, or for the token service.
-    Basic {
-        /// User.
-        username: String,
-        /// Password.
-        password: String,
-    },
-    /// OAuth2 refresh token for the token service.
-    Identity(String),
-    /// A bearer token, used as it is.
-    Bearer(String),
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Basic { .. } => "basic",
-            Self::Identity(_) => "identity token",
-            Self::Bearer(_) => "registry token",
-        })
-    }
-}
-
-/// TLS of one endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tls {
-    /// PEM file of roots that are trusted beside the system's.
-    pub ca_file: Option<PathBuf>,
-    /// PEM file of the client's certificate.
-    pub cert_file: Option<PathBuf>,
-    /// PEM file of its key.
-    pub key_file: Option<PathBuf>,
-    /// Do not check the server's certificate.
-    pub insecure_skip_verify: bool,
 }
 
 /// Bounds on what an image may make us do.

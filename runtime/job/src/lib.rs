@@ -8,11 +8,13 @@
 #![forbid(unsafe_code)]
 
 mod cni;
+mod credentials;
 mod image;
 mod message;
 
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
-pub use image::{Credentials, Endpoint, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob, Tls};
+pub use credentials::Credentials;
+pub use image::{ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
 
 use serde::{Deserialize, Serialize};

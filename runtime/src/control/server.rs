@@ -225,6 +225,7 @@ mod tests {
                 keep_blobs: true,
                 limits: Limits::default(),
                 pins: Pins::default(),
+                registries: std::path::PathBuf::new(),
             };
             let server = Server::bind(&socket, Images::open(options, workers).unwrap()).unwrap();
             assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);

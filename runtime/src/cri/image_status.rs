@@ -53,8 +53,13 @@ mod tests {
         reactor::run(async {
             let workers = Workers::new(Setup { program: "/nowhere".into(), confine: None });
             let root = dir.path().join("root");
-            let options =
-                Options { root, keep_blobs: true, limits: Limits::default(), pins: Pins::default() };
+            let options = Options {
+                root,
+                keep_blobs: true,
+                limits: Limits::default(),
+                pins: Pins::default(),
+                registries: "".into(),
+            };
             let images = Images::open(options, workers).unwrap();
             let info = info(&images, &images.list()[0].id).unwrap();
             let json: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();

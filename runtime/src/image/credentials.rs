@@ -44,7 +44,8 @@ impl Auth {
             });
         }
         if !self.auth.is_empty() {
-            return split_auth(&self.auth);
+            return Credentials::from_auth(&self.auth)
+                .map_err(|why| Error::new(Kind::InvalidArgument, format!("auth.auth: {why}")));
         }
         if !self.identity_token.is_empty() {
             return Ok(Credentials::Identity(self.identity_token.clone()));
@@ -67,49 +68,9 @@ fn host_of(address: &str) -> String {
     }
 }
 
-fn split_auth(auth: &str) -> Result<Credentials, Error> {
-    let invalid = |why| Error::new(Kind::InvalidArgument, format!("auth.auth: {why}"));
-    let bytes = decode_base64(auth).ok_or_else(|| invalid("not base64"))?;
-    let text = String::from_utf8(bytes).map_err(|_| invalid("not UTF-8 in base64"))?;
-    // Some helpers pad with NULs, which other runtimes trim.
-    let (username, password) = text.split_once(':').ok_or_else(|| invalid("no `user:password` in base64"))?;
-    Ok(Credentials::Basic { username: username.into(), password: password.trim_end_matches('\0').into() })
-}
-
-/// RFC 4648 base64 with the standard alphabet, with or without padding.
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_ascii_end().trim_end_matches('=').as_bytes();
-    // One digit alone is six bits of a byte.
-    if digits.len() % 4 == 1 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);
-    for group in digits.chunks(4) {
-        let mut bits = 0_u32;
-        for digit in group {
-            bits = bits << 6 | sextet(*digit)?;
-        }
-        bits <<= 6 * (4 - group.len());
-        bytes.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
-    }
-    Some(bytes)
-}
-
-fn sextet(digit: u8) -> Option<u32> {
-    let value = match digit {
-        b'A'..=b'Z' => digit - b'A',
-        b'a'..=b'z' => digit - b'a' + 26,
-        b'0'..=b'9' => digit - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
-    };
-    Some(value.into())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Auth, decode_base64};
+    use super::Auth;
     use coracle_job::Credentials;
 
     fn text(credentials: &Credentials) -> String {
@@ -170,24 +131,5 @@ mod tests {
         }
         let auth = Auth { password: "secret".into(), ..Auth::default() };
         assert!(!format!("{auth:?}").contains("secret"));
-    }
-
-    #[test]
-    fn base64_decodes_the_vectors_of_rfc_4648() {
-        let cases = [
-            ("", ""),
-            ("Zg==", "f"),
-            ("Zm8=", "fo"),
-            ("Zm9v", "foo"),
-            ("Zm9vYg==", "foob"),
-            ("Zm9vYmE", "fooba"),
-            ("Zm9vYmFy\n", "foobar"),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(decode_base64(text).as_deref(), Some(expected.as_bytes()), "{text}");
-        }
-        for text in ["Z", "Zm9v Zg", "Zm-_", "é"] {
-            assert_eq!(decode_base64(text), None, "{text}");
-        }
     }
 }

@@ -13,7 +13,6 @@
 mod builtin;
 mod credentials;
 mod disk;
-mod endpoints;
 mod import;
 mod index;
 mod pins;
@@ -54,6 +53,8 @@ pub(crate) struct Options {
     pub(crate) limits: Limits,
     /// What is never garbage.
     pub(crate) pins: Pins,
+    /// The node's registries, for workers to read; need not exist.
+    pub(crate) registries: PathBuf,
 }
 
 /// An image as lists and statuses show it.
@@ -90,6 +91,7 @@ pub(crate) struct Usage {
 pub(crate) struct Images {
     disk: Disk,
     keep_blobs: bool,
+    registries: PathBuf,
     limits: Limits,
     pins: Pins,
     workers: Rc<Workers>,
@@ -128,6 +130,7 @@ impl Images {
         Ok(Rc::new(Images {
             disk,
             keep_blobs: options.keep_blobs,
+            registries: options.registries,
             limits: options.limits,
             pins: options.pins,
             workers,

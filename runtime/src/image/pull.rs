@@ -15,7 +15,7 @@ use smol::channel::{Receiver, Sender};
 use super::credentials::Auth;
 use super::reference::{Reference, Version};
 use super::trash::Candidates;
-use super::{ImageId, Images, Unpublished, builtin, endpoints};
+use super::{ImageId, Images, Unpublished, builtin};
 use crate::error::{Error, Kind};
 use crate::log;
 use crate::reactor;
@@ -204,7 +204,8 @@ impl Images {
             repository: reference.repository().into(),
             tag,
             digest,
-            endpoints: endpoints::endpoints(reference.registry(), credentials),
+            registries: self.registries.clone(),
+            credentials,
             limits: self.limits,
             keep_blobs: self.keep_blobs,
         })

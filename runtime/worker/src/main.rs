@@ -13,10 +13,12 @@ mod failure;
 mod image_config;
 mod import;
 mod pull;
+mod registries;
 mod remove_trees;
 mod store;
 mod unpack;
 mod users;
+mod yaml;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_job::{Credentials, Endpoint, Failure, FailureKind};
+use coracle_job::{Credentials, Failure, FailureKind};
 use serde::Deserialize;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode, Uri};
@@ -16,6 +16,7 @@ use ureq::{Agent, Body};
 
 use super::challenge::{self, Challenge};
 use crate::failure::{failure, invalid, io_failure};
+use crate::registries::Endpoint;
 
 /// Longest wait for a connection, TLS included: an uplink that takes longer is down.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
@@ -39,8 +40,6 @@ const ROOTS: &[&str] = &[
 /// An endpoint that is being asked.
 pub(super) struct Connection<'a> {
     endpoint: &'a Endpoint,
-    /// `library/busybox`.
-    repository: &'a str,
     /// Added as `ns=` for mirrors.
     registry: &'a str,
     agent: Agent,
@@ -51,11 +50,7 @@ pub(super) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(
-        endpoint: &'a Endpoint,
-        registry: &'a str,
-        repository: &'a str,
-    ) -> Result<Self, Failure> {
+    pub(super) fn new(endpoint: &'a Endpoint, registry: &'a str) -> Result<Self, Failure> {
         let config = Agent::config_builder()
             .tls_config(tls(endpoint)?)
             .http_status_as_error(false)
@@ -66,15 +61,7 @@ impl<'a> Connection<'a> {
             .timeout_recv_response(Some(FIRST_BYTE_LIMIT))
             .timeout_per_read(Some(SILENCE_LIMIT))
             .build();
-        let repository = if endpoint.repository.is_empty() { repository } else { &endpoint.repository };
-        Ok(Self {
-            endpoint,
-            repository,
-            registry,
-            agent: config.new_agent(),
-            authorization: None,
-            is_challenged: false,
-        })
+        Ok(Self { endpoint, registry, agent: config.new_agent(), authorization: None, is_challenged: false })
     }
 
     /// The endpoint without what may be secret.
@@ -85,7 +72,7 @@ impl<'a> Connection<'a> {
     /// GET of `manifests/REFERENCE` or `blobs/DIGEST`, from byte `offset` on; the answer is 200 or 206.
     pub(super) fn get(&mut self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Failure> {
         self.is_challenged = false; // a token may have expired since the last request
-        let mut url = format!("{}/{}/{what}", self.endpoint.url, self.repository);
+        let mut url = format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository);
         if self.endpoint.is_mirror {
             url.push_str(&format!("?ns={}", self.registry));
         }
@@ -94,7 +81,7 @@ impl<'a> Connection<'a> {
             self.answer_challenge(&response)?;
             response = self.follow(&url, accept, offset)?;
         }
-        check(response.status(), &format!("{}/{}/{what}", self.endpoint.url, self.repository))?;
+        check(response.status(), &format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository))?;
         Ok(response)
     }
 
@@ -126,7 +113,7 @@ impl<'a> Connection<'a> {
             (_, Credentials::Bearer(token)) => Some(format!("Bearer {token}")),
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = match scope.is_empty() {
-                    true => format!("repository:{}:pull", self.repository),
+                    true => format!("repository:{}:pull", self.endpoint.repository),
                     false => scope,
                 };
                 Some(format!("Bearer {}", self.token(&realm, &service, &scope, credentials)?))

@@ -16,6 +16,7 @@ use coracle_job::{Failure, FailureKind, ImageRecord, PullJob};
 
 use crate::failure::{Context, failure, invalid};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
+use crate::registries::{self, Endpoint};
 use crate::store::Store;
 use crate::{image_config, unpack, users};
 use endpoint::{Connection, Connections};
@@ -29,7 +30,8 @@ pub(crate) fn run(job: &PullJob, progress: &mut dyn FnMut(u64, u64)) -> Result<I
     let store = Store::open(&job.root)?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let name = format!("{}/{}:{reference}", job.registry, job.repository);
-    Pull { job, store, connections: Connections::new(), first: 0 }
+    let endpoints = registries::endpoints(job);
+    Pull { job, store, endpoints: &endpoints, connections: Connections::new(), first: 0 }
         .image(reference, progress)
         .context(|| format!("pull {name}"))
 }
@@ -37,6 +39,7 @@ pub(crate) fn run(job: &PullJob, progress: &mut dyn FnMut(u64, u64)) -> Result<I
 struct Pull<'a> {
     job: &'a PullJob,
     store: Store,
+    endpoints: &'a [Endpoint],
     connections: Connections<'a>,
     /// The endpoint that answered last: asked first for the next thing.
     first: usize,
@@ -177,17 +180,13 @@ impl Pull<'_> {
         &mut self,
         mut ask: impl FnMut(&mut Connection<'_>, &Store) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let count = self.job.endpoints.len();
+        let count = self.endpoints.len();
         let mut failures: Vec<Failure> = Vec::new();
         for index in (0..count).map(|step| (self.first + step) % count) {
             let connection = match self.connections.entry(index) {
                 std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
                 std::collections::hash_map::Entry::Vacant(place) => {
-                    match Connection::new(
-                        &self.job.endpoints[index],
-                        &self.job.registry,
-                        &self.job.repository,
-                    ) {
+                    match Connection::new(&self.endpoints[index], &self.job.registry) {
                         Ok(connection) => place.insert(connection),
                         Err(error) => {
                             failures.push(error);

@@ -1,0 +1,239 @@
+//! k3s' `registries.yaml`. What is wrong with one entry takes only that entry away.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use coracle_job::Credentials;
+use regex_lite::Regex;
+
+use super::{Tls, url};
+use crate::yaml::{self, Node, Problem};
+
+/// Most endpoints of one mirror; each is a wait when the uplink is down.
+const ENDPOINTS_MAX: usize = 32;
+
+/// What the file says.
+#[derive(Debug, Default)]
+pub(super) struct Registries {
+    /// By registry host of the normalised reference, or `*` (REG-1).
+    pub(super) mirrors: BTreeMap<String, Mirror>,
+    /// By host and port of the endpoint that is contacted (REG-6).
+    pub(super) hosts: BTreeMap<String, Host>,
+}
+
+/// Where a registry's images are asked for first.
+#[derive(Debug, Default)]
+pub(super) struct Mirror {
+    /// Normalised URLs.
+    pub(super) endpoints: Vec<String>,
+    /// In the order of the expressions' text, as the order of a mapping means nothing (REG-5).
+    rewrites: BTreeMap<String, (Regex, String)>,
+}
+
+/// How one endpoint is spoken to.
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    pub(super) credentials: Credentials,
+    pub(super) tls: Tls,
+}
+
+impl Mirror {
+    /// The repository's path at the mirror: by the first expression that matches.
+    pub(super) fn rewrite(&self, repository: &str) -> String {
+        let found = self.rewrites.values().find(|(expression, _)| expression.is_match(repository));
+        match found {
+            Some((expression, replacement)) => {
+                expression.replace(repository, replacement.as_str()).into_owned()
+            }
+            None => repository.to_owned(),
+        }
+    }
+}
+
+/// Reads the file; what is wrong is in the list, one line each. A missing file is an empty one (REG-10).
+pub(super) fn load(path: &Path) -> (Registries, Vec<String>) {
+    match std::fs::read(path) {
+        Ok(bytes) => parse(&path.display().to_string(), &String::from_utf8_lossy(&bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
+        Err(error) => {
+            (Registries::default(), vec![format!("{}: not read, no mirrors: {error}", path.display())])
+        }
+    }
+}
+
+pub(super) fn parse(name: &str, text: &str) -> (Registries, Vec<String>) {
+    let mut reader = Reader { registries: Registries::default(), problems: Vec::new() };
+    if let Err(problem) = reader.root(text) {
+        reader.problems.push(problem);
+    }
+    let problems = reader.problems.into_iter();
+    (reader.registries, problems.map(|Problem { line, text }| format!("{name}:{line}: {text}")).collect())
+}
+
+struct Reader {
+    registries: Registries,
+    problems: Vec<Problem>,
+}
+
+impl Reader {
+    fn root(&mut self, text: &str) -> Result<(), Problem> {
+        for (key, node) in yaml::parse(text)?.map()? {
+            match key.as_str() {
+                "mirrors" => self.each(node, Self::mirror),
+                "configs" => self.each(node, Self::host),
+                _ => self.problems.push(node.problem(&format!("{key:?} is unknown: mirrors, configs"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads every entry; what one lacks does not touch the next.
+    fn each(&mut self, node: &Node, read: fn(&mut Self, &str, &Node) -> Result<(), Problem>) {
+        match node.map() {
+            Err(problem) => self.problems.push(problem),
+            Ok(entries) => {
+                for (key, node) in entries {
+                    if let Err(Problem { line, text }) = read(self, key, node) {
+                        self.problems.push(Problem { line, text: format!("{key}: left out: {text}") });
+                    }
+                }
+            }
+        }
+    }
+
+    fn mirror(&mut self, registry: &str, node: &Node) -> Result<(), Problem> {
+        let mut mirror = Mirror::default();
+        for (key, node) in node.map()? {
+            match key.as_str() {
+                "endpoint" | "endpoints" => self.endpoints(&mut mirror, node)?,
+                "rewrite" | "rewrites" => self.rewrites(&mut mirror, node)?,
+                _ => self.problems.push(node.problem(&format!("{registry}: {key:?} is unknown"))),
+            }
+        }
+        self.registries.mirrors.insert(registry.to_owned(), mirror);
+        Ok(())
+    }
+
+    fn endpoints(&mut self, mirror: &mut Mirror, node: &Node) -> Result<(), Problem> {
+        for item in node.list()? {
+            match url::normalise(item.text()?) {
+                Ok(url) if mirror.endpoints.len() < ENDPOINTS_MAX => mirror.endpoints.push(url),
+                Ok(_) => self.problems.push(item.problem(&format!("left out: {ENDPOINTS_MAX} are enough"))),
+                Err(text) => self.problems.push(item.problem(&format!("left out: {text}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn rewrites(&mut self, mirror: &mut Mirror, node: &Node) -> Result<(), Problem> {
+        for (pattern, replacement) in node.map()? {
+            match Regex::new(pattern) {
+                Ok(expression) => {
+                    let replacement = replacement.text()?.to_owned();
+                    mirror.rewrites.insert(pattern.clone(), (expression, replacement));
+                }
+                Err(error) => {
+                    self.problems.push(replacement.problem(&format!("{pattern:?} is left out: {error}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn host(&mut self, name: &str, node: &Node) -> Result<(), Problem> {
+        let mut host = Host::default();
+        for (key, node) in node.map()? {
+            match key.as_str() {
+                "auth" => host.credentials = credentials(node)?,
+                "tls" => host.tls = tls(node)?,
+                _ => self.problems.push(node.problem(&format!("{name}: {key:?} is unknown: auth, tls"))),
+            }
+        }
+        self.registries.hosts.insert(name.to_owned(), host);
+        Ok(())
+    }
+}
+
+/// The same fields as the CRI's AuthConfig, and the same order among them.
+fn credentials(node: &Node) -> Result<Credentials, Problem> {
+    let [mut username, mut password, mut auth, mut identity, mut bearer] = [""; 5];
+    for (key, node) in node.map()? {
+        let place = match key.as_str() {
+            "username" => &mut username,
+            "password" => &mut password,
+            "auth" => &mut auth,
+            "identity_token" => &mut identity,
+            "registry_token" => &mut bearer,
+            _ => return Err(node.problem(&format!("auth: {key:?} is unknown"))),
+        };
+        *place = node.text()?;
+    }
+    if !username.is_empty() {
+        return Ok(Credentials::Basic { username: username.into(), password: password.into() });
+    }
+    if !auth.is_empty() {
+        return Credentials::from_auth(auth).map_err(|text| node.problem(&format!("auth.auth: {text}")));
+    }
+    Ok(match (identity.is_empty(), bearer.is_empty()) {
+        (false, _) => Credentials::Identity(identity.into()),
+        (true, false) => Credentials::Bearer(bearer.into()),
+        (true, true) => Credentials::None,
+    })
+}
+
+fn tls(node: &Node) -> Result<Tls, Problem> {
+    let mut tls = Tls::default();
+    for (key, node) in node.map()? {
+        let path =
+            || Ok::<_, Problem>(Some(PathBuf::from(node.text()?)).filter(|path| path != Path::new("")));
+        match key.as_str() {
+            "ca_file" => tls.ca_file = path()?,
+            "cert_file" => tls.cert_file = path()?,
+            "key_file" => tls.key_file = path()?,
+            "insecure_skip_verify" => tls.insecure_skip_verify = node.boolean()?,
+            _ => return Err(node.problem(&format!("tls: {key:?} is unknown"))),
+        }
+    }
+    if tls.cert_file.is_some() != tls.key_file.is_some() {
+        return Err(node.problem("tls: cert_file and key_file go together"));
+    }
+    Ok(tls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_entry_takes_only_itself_away() {
+        let text = "\
+mirrors:
+  a.example: {endpoint: [\"https://one\", \"ftp://two\", \"https://three\"]}
+  b.example: [no]
+  c.example:
+    endpoint: [\"https://four\"]
+    rewrite: {\"(\": x, \"^a\": b}
+configs:
+  one: {tls: {cert_file: /c}}
+  two: {auth: {auth: '!!secret'}}
+  three: {auth: {username: u, password: p}}
+what: else
+";
+        let (registries, problems) = parse("f", text);
+        assert_eq!(registries.mirrors["a.example"].endpoints, ["https://one/v2", "https://three/v2"]);
+        assert_eq!(registries.mirrors["c.example"].rewrite("ax"), "bx");
+        assert_eq!(registries.hosts.keys().collect::<Vec<_>>(), ["three"]);
+        let lines: Vec<&str> =
+            problems.iter().map(|problem| problem.split(": ").next().unwrap_or_default()).collect();
+        assert_eq!(lines, ["f:2", "f:3", "f:6", "f:8", "f:9", "f:11"], "{problems:#?}");
+        assert!(!problems.concat().contains("secret"), "{problems:#?}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_yaml_is_no_mirrors() {
+        let (registries, problems) = parse("f", "mirrors: [\n");
+        assert!(registries.mirrors.is_empty() && problems.len() == 1, "{problems:?}");
+        let (_, problems) = load(Path::new("/nonexistent/registries.yaml"));
+        assert!(problems.is_empty());
+    }
+}

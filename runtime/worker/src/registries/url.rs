@@ -1,0 +1,105 @@
+//! URLs of endpoints: what follows from a registry's name, and what people write into files (REG-3, REG-4 in CRI facts
+//! §8.1).
+
+use std::net::IpAddr;
+
+use ureq::http::Uri;
+
+/// A registry's own endpoint. Docker Hub's API has a host of its own. A registry on this machine speaks plain http,
+/// unless at the port of https.
+pub(super) fn default_url(registry: &str) -> String {
+    let host = if registry == "docker.io" { "registry-1.docker.io" } else { registry };
+    format!("{}://{host}/v2", scheme(host))
+}
+
+/// An endpoint as it is written: the scheme may be missing, and so may the path that the specification fixes; any
+/// other path is taken as the whole prefix.
+pub(super) fn normalise(written: &str) -> Result<String, String> {
+    let text = written.trim();
+    let whole = match text.contains("://") {
+        true => text.to_owned(),
+        false => format!("{}://{text}", scheme(text.split('/').next().unwrap_or_default())),
+    };
+    let url: Uri = whole.parse().map_err(|_| format!("{written:?} is not a URL"))?;
+    let (Some(scheme @ ("http" | "https")), Some(authority)) = (url.scheme_str(), url.authority()) else {
+        return Err(format!("{written:?} is neither http nor https"));
+    };
+    // The parser drops fragments without a word.
+    if url.query().is_some() || whole.contains('#') || authority.as_str().contains('@') {
+        return Err(format!("{written:?} has a query, a fragment or a user, which an endpoint cannot have"));
+    }
+    let path = match url.path().trim_end_matches('/') {
+        "" => "/v2",
+        path => path,
+    };
+    Ok(format!("{scheme}://{authority}{path}"))
+}
+
+/// Host and port of a normalised URL: the key of `configs`.
+pub(super) fn host(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split('/').next().unwrap_or_default()
+}
+
+fn scheme(host: &str) -> &'static str {
+    if is_loopback(host) { "http" } else { "https" }
+}
+
+fn is_loopback(registry: &str) -> bool {
+    let (host, port) = match registry.rsplit_once(':') {
+        // The colons of `[::1]` are inside.
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (registry, ""),
+    };
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    port != "443" && (host == "localhost" || address.is_ok_and(|address| address.is_loopback()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{default_url, host, normalise};
+
+    #[test]
+    fn urls_follow_from_registries() {
+        let cases = [
+            ("docker.io", "https://registry-1.docker.io/v2"),
+            ("quay.io", "https://quay.io/v2"),
+            ("reg.example:5000", "https://reg.example:5000/v2"),
+            ("localhost", "http://localhost/v2"),
+            ("localhost:5000", "http://localhost:5000/v2"),
+            ("localhost:443", "https://localhost:443/v2"),
+            ("127.0.0.1:5000", "http://127.0.0.1:5000/v2"),
+            ("[::1]", "http://[::1]/v2"),
+            ("[::1]:5000", "http://[::1]:5000/v2"),
+            ("[fd00::1]:5000", "https://[fd00::1]:5000/v2"),
+            ("localhost.example", "https://localhost.example/v2"),
+            ("10.0.0.1:5000", "https://10.0.0.1:5000/v2"),
+        ];
+        for (registry, expected) in cases {
+            assert_eq!(default_url(registry), expected, "{registry}");
+        }
+    }
+
+    #[test]
+    fn written_endpoints_are_completed() {
+        for (written, expected) in [
+            ("https://reg.example:5000", "https://reg.example:5000/v2"),
+            ("https://reg.example/", "https://reg.example/v2"),
+            ("https://reg.example/v2/", "https://reg.example/v2"),
+            ("http://10.0.0.2:5000/v2/proxy", "http://10.0.0.2:5000/v2/proxy"),
+            ("http://10.0.0.2/artifactory/api/docker", "http://10.0.0.2/artifactory/api/docker"),
+            ("reg.example", "https://reg.example/v2"),
+            ("localhost:5000", "http://localhost:5000/v2"),
+            ("127.0.0.1:443", "https://127.0.0.1:443/v2"),
+            (" https://reg.example ", "https://reg.example/v2"),
+        ] {
+            assert_eq!(normalise(written).as_deref(), Ok(expected), "{written}");
+        }
+        for wrong in
+            ["", "ftp://x", "https://", "https://a b", "https://a?q=1", "https://a#f", "https://u:p@a"]
+        {
+            assert!(normalise(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!(host("https://reg.example:5000/v2"), "reg.example:5000");
+    }
+}

@@ -1,0 +1,260 @@
+//! YAML as a tree whose nodes know their line, so that whoever reads a file can say which line is wrong and go on with
+//! the rest. The parser is a library's; the tree is ours, because it bounds what a file may make us hold (an alias of
+//! aliases grows to terabytes) and keeps every scalar as the text that stands there: a password `0123` is no number.
+//! JSON is YAML, so this reads JSON, too.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+
+/// Longest file: one that people write by hand is a thousandth of it.
+pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
+/// Deepest nesting; CDI has seven levels.
+const DEPTH_MAX: u32 = 32;
+/// Most nodes, those that aliases stand for included.
+const NODES_MAX: usize = 100_000;
+
+/// What is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// Counted from 1.
+    pub(crate) line: usize,
+    /// Without the line.
+    pub(crate) text: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.text)
+    }
+}
+
+/// A value and the line it starts on.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Counted from 1.
+    pub(crate) line: usize,
+    value: Value,
+}
+
+#[derive(Clone, Debug)]
+enum Value {
+    Scalar { text: String, is_plain: bool },
+    List(Vec<Node>),
+    Map(Vec<(String, Node)>),
+}
+
+/// Parses the first document of a file; an empty file is null.
+pub(crate) fn parse(text: &str) -> Result<Node, Problem> {
+    if text.len() > FILE_BYTES_MAX {
+        return Err(Problem { line: 1, text: format!("longer than {FILE_BYTES_MAX} bytes") });
+    }
+    let mut builder = Builder { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
+    loop {
+        match builder.next()? {
+            (Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _) => {}
+            (Event::StreamEnd, span) => return Ok(null(span)),
+            (event, span) => return builder.node(event, span, 0),
+        }
+    }
+}
+
+struct Builder<'a> {
+    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    anchors: HashMap<usize, Node>,
+    nodes: usize,
+}
+
+impl<'a> Builder<'a> {
+    fn next(&mut self) -> Result<(Event<'a>, Span), Problem> {
+        match self.parser.next() {
+            Some(Ok(event)) => Ok(event),
+            Some(Err(error)) => Err(Problem { line: error.marker().line(), text: error.info().to_owned() }),
+            None => Err(Problem { line: 1, text: "ends in the middle".to_owned() }),
+        }
+    }
+
+    fn node(&mut self, event: Event<'a>, span: Span, depth: u32) -> Result<Node, Problem> {
+        let line = span.start.line();
+        let problem = |text: String| Problem { line, text };
+        self.nodes += 1;
+        if depth > DEPTH_MAX || self.nodes > NODES_MAX {
+            return Err(problem(format!("more than {DEPTH_MAX} levels or {NODES_MAX} values")));
+        }
+        let (anchor, value) = match event {
+            Event::Scalar(text, style, anchor, _) => {
+                let is_plain = style == ScalarStyle::Plain;
+                (anchor, Value::Scalar { text: text.into_owned(), is_plain })
+            }
+            Event::Alias(anchor) => {
+                let node = self.anchors.get(&anchor).cloned();
+                let node = node.ok_or_else(|| problem("an alias of what it is part of".to_owned()))?;
+                self.nodes += node.count();
+                return Ok(node);
+            }
+            Event::SequenceStart(anchor, _) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.next()? {
+                        (Event::SequenceEnd, _) => break,
+                        (event, span) => items.push(self.node(event, span, depth + 1)?),
+                    }
+                }
+                (anchor, Value::List(items))
+            }
+            Event::MappingStart(anchor, _) => (anchor, Value::Map(self.entries(depth)?)),
+            _ => return Err(problem("ends in the middle".to_owned())),
+        };
+        let node = Node { line, value };
+        if anchor != 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        Ok(node)
+    }
+
+    fn entries(&mut self, depth: u32) -> Result<Vec<(String, Node)>, Problem> {
+        let mut entries: Vec<(String, Node)> = Vec::new();
+        loop {
+            let key = match self.next()? {
+                (Event::MappingEnd, _) => return Ok(entries),
+                (event, span) => self.node(event, span, depth + 1)?,
+            };
+            let Value::Scalar { text, .. } = key.value else {
+                return Err(Problem { line: key.line, text: "a key that is no text".to_owned() });
+            };
+            if entries.iter().any(|(known, _)| *known == text) {
+                return Err(Problem { line: key.line, text: format!("{text:?} is there twice") });
+            }
+            let (event, span) = self.next()?;
+            let value = self.node(event, span, depth + 1)?;
+            entries.push((text, value));
+        }
+    }
+}
+
+fn null(span: Span) -> Node {
+    Node { line: span.start.line(), value: Value::Scalar { text: String::new(), is_plain: true } }
+}
+
+impl Node {
+    /// The entries of a mapping, in the order of the file; null is an empty one.
+    pub(crate) fn map(&self) -> Result<&[(String, Node)], Problem> {
+        match &self.value {
+            Value::Map(entries) => Ok(entries),
+            Value::Scalar { .. } if self.is_null() => Ok(&[]),
+            Value::Scalar { .. } | Value::List(_) => Err(self.problem("is not a mapping")),
+        }
+    }
+
+    /// The items of a sequence; null is an empty one.
+    pub(crate) fn list(&self) -> Result<&[Node], Problem> {
+        match &self.value {
+            Value::List(items) => Ok(items),
+            Value::Scalar { .. } if self.is_null() => Ok(&[]),
+            Value::Scalar { .. } | Value::Map(_) => Err(self.problem("is not a list")),
+        }
+    }
+
+    /// The text of a scalar, as it stands there; null is empty.
+    pub(crate) fn text(&self) -> Result<&str, Problem> {
+        match &self.value {
+            Value::Scalar { .. } if self.is_null() => Ok(""),
+            Value::Scalar { text, .. } => Ok(text),
+            Value::List(_) | Value::Map(_) => Err(self.problem("is not text")),
+        }
+    }
+
+    /// `true` or `false`; null is false.
+    pub(crate) fn boolean(&self) -> Result<bool, Problem> {
+        match self.text()? {
+            "true" | "True" | "TRUE" => Ok(true),
+            "" | "false" | "False" | "FALSE" => Ok(false),
+            other => Err(self.problem(&format!("{other:?} is neither true nor false"))),
+        }
+    }
+
+    /// A problem of this node.
+    pub(crate) fn problem(&self, text: &str) -> Problem {
+        Problem { line: self.line, text: text.to_owned() }
+    }
+
+    fn is_null(&self) -> bool {
+        match &self.value {
+            Value::Scalar { text, is_plain } => {
+                *is_plain && matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL")
+            }
+            Value::List(_) | Value::Map(_) => false,
+        }
+    }
+
+    fn count(&self) -> usize {
+        match &self.value {
+            Value::Scalar { .. } => 1,
+            Value::List(items) => 1 + items.iter().map(Node::count).sum::<usize>(),
+            Value::Map(entries) => 1 + entries.iter().map(|(_, node)| 1 + node.count()).sum::<usize>(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalars_stay_the_text_they_are_and_know_their_line() {
+        let text = "a: 0123\nb:\n  - \"null\"\n  - ~\n  - [x, {y: no}]\nc: &anchor {d: true}\ne: *anchor\n";
+        let root = parse(text).unwrap();
+        let entries = root.map().unwrap();
+        assert_eq!(entries[0].1.text().unwrap(), "0123");
+        let list = entries[1].1.list().unwrap();
+        assert_eq!((list[0].text().unwrap(), list[0].line), ("null", 3));
+        assert!(list[1].map().unwrap().is_empty() && list[1].text().unwrap().is_empty());
+        assert!(list[0].map().is_err(), "quoted, so it is text");
+        assert!(entries[3].1.map().unwrap()[0].1.boolean().unwrap());
+    }
+
+    #[test]
+    fn json_is_read_too() {
+        let root = parse("{\"a\": [1, \"two\"],\n \"b\": false}").unwrap();
+        assert_eq!(root.map().unwrap()[0].1.list().unwrap()[1].text().unwrap(), "two");
+        assert_eq!(root.map().unwrap()[1].1.line, 2);
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_line() {
+        for (text, line) in [("a: 1\na: 2\n", 2), ("a: [1\n", 2), ("a: 1\n b: 2\n", 2), ("? [x]\n: y\n", 1)] {
+            assert_eq!(parse(text).unwrap_err().line, line, "{text:?}");
+        }
+        assert!(parse("").unwrap().map().unwrap().is_empty());
+        assert!(parse("# nothing\n").unwrap().map().unwrap().is_empty());
+    }
+
+    #[test]
+    fn aliases_of_aliases_end() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..12 {
+            let below = format!("*a{}", level - 1);
+            text += &format!("a{level}: &a{level} [{}]\n", vec![below; 10].join(", "));
+        }
+        assert!(parse(&text).unwrap_err().text.starts_with("more than"));
+        let deep = "[".repeat(10_000);
+        assert!(parse(&deep).is_err());
+    }
+
+    /// Whatever bytes a file has, reading it ends, and without a panic.
+    #[test]
+    fn damaged_files_are_refused_or_read() {
+        let text = "mirrors:\n  docker.io:\n    endpoint: [\"https://a:1\", &x 'b']\n    rewrite: {\"^a(.*)\": *x}\n";
+        let mut seed = 1_u64;
+        for _ in 0..4000 {
+            let mut bytes = text.as_bytes().to_vec();
+            for _ in 0..3 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let place = (seed >> 33) as usize % bytes.len();
+                bytes[place] = (seed >> 24) as u8 & 0x7f;
+            }
+            let _ = parse(&String::from_utf8_lossy(&bytes));
+        }
+    }
+}
