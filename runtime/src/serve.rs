@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
 
@@ -28,12 +29,23 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
         }
     };
     log::set_level(config.log_level);
+    raise_descriptor_limit();
     match reactor::run(serve(sources, config)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("serve"; error = error);
             ExitCode::FAILURE
         }
+    }
+}
+
+/// A soft limit is often 1024 for the sake of `select`; a full node with its streams needs more. Where it stays, an
+/// accept or an open says so when it comes to that.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(errno) = raised {
+        log::warn!("the limit of open files stays low"; error = errno);
     }
 }
 

@@ -61,6 +61,11 @@ impl Entry {
         Entry { uid, gid, ..self }
     }
 
+    /// The same entry with other permission bits.
+    pub fn mode(self, mode: u32) -> Entry {
+        Entry { mode, ..self }
+    }
+
     /// The same entry, claiming to be `bytes` long while its data stays as it is.
     pub fn claiming(self, bytes: u64) -> Entry {
         Entry { size: bytes, ..self }

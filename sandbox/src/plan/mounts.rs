@@ -56,6 +56,8 @@ enum What {
 struct Bind {
     source: PathBuf,
     recursive: bool,
+    /// Taken in the host's mount namespace, not in the pod's.
+    from_host: bool,
     propagation: Propagation,
     attributes: u64,
     attributes_recursive: bool,
@@ -158,6 +160,9 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
     ];
     let bind = Bind {
         recursive: true,
+        // The pod's own mount namespace is a copy: where the host's root is private it lacks what was mounted since, and
+        // a tree taken in it is never the host's peer, so what the container mounts below would not come out.
+        from_host: true,
         propagation: mount.propagation,
         attributes_recursive: mount.recursive_read_only,
         ..Bind::plain(
@@ -174,6 +179,7 @@ impl Bind {
         Self {
             source: source.to_path_buf(),
             recursive: false,
+            from_host: false,
             propagation: Propagation::Private,
             attributes,
             attributes_recursive: false,
@@ -188,9 +194,7 @@ impl Bind {
             slot: self.slot,
             path: Text::new(&path),
             recursive: self.recursive,
-            // A copy taken in the pod's own mount namespace would be a slave of the host's mount: what the container
-            // mounts below would never come out. Taken on the host it is the host's peer.
-            from_host: self.propagation != Propagation::Private,
+            from_host: self.from_host,
         })
     }
 

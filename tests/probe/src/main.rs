@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod act;
+mod play;
 mod see;
 
 use std::process::ExitCode;
@@ -12,9 +13,22 @@ use std::process::ExitCode;
 const MISUSE: u8 = 2;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments = std::env::args();
+    let name = arguments.next().unwrap_or_default();
+    let arguments: Vec<String> = arguments.collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let done = match words.as_slice() {
+    let done = play::program(&name, &words).unwrap_or_else(|| act(&words));
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("probe: {error}");
+            ExitCode::from(MISUSE)
+        }
+    }
+}
+
+fn act(words: &[&str]) -> see::Outcome {
+    match words {
         ["see", what @ ..] => see::all(what),
         ["cat", path] => see::cat(path),
         ["ls", path] => see::list(path),
@@ -38,12 +52,5 @@ fn main() -> ExitCode {
         ["serve", port] => act::serve(port),
         ["connect", address] => act::connect(address),
         _ => Err(format!("what is {words:?}?")),
-    };
-    match done {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("probe: {error}");
-            ExitCode::from(MISUSE)
-        }
     }
 }

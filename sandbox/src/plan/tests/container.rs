@@ -198,18 +198,13 @@ fn mounts_that_are_refused() {
 fn propagation_and_flags_of_mounts() {
     let plain = mount("/h", "/d");
     let table = [
-        (plain.clone(), false, 0, false),
-        (Mount { read_only: true, ..plain.clone() }, false, 1, false),
-        (Mount { read_only: true, recursive_read_only: true, ..plain.clone() }, false, 1, true),
-        (Mount { propagation: Propagation::Slave, no_exec: true, ..plain.clone() }, true, 8, false),
-        (
-            Mount { propagation: Propagation::Shared, no_suid: true, no_dev: true, ..plain.clone() },
-            true,
-            6,
-            false,
-        ),
+        (plain.clone(), 0, false),
+        (Mount { read_only: true, ..plain.clone() }, 1, false),
+        (Mount { read_only: true, recursive_read_only: true, ..plain.clone() }, 1, true),
+        (Mount { propagation: Propagation::Slave, no_exec: true, ..plain.clone() }, 8, false),
+        (Mount { propagation: Propagation::Shared, no_suid: true, no_dev: true, ..plain.clone() }, 6, false),
     ];
-    for (mount, from_host, attributes, attributes_recursive) in table {
+    for (mount, attributes, attributes_recursive) in table {
         let mut plan = container_plan();
         plan.mounts = vec![mount.clone()];
         let record = container(&plan).unwrap();
@@ -220,7 +215,7 @@ fn propagation_and_flags_of_mounts() {
             _ => None,
         });
         let (slot, recursive, is_from_host) = opened.unwrap();
-        assert_eq!((recursive, is_from_host), (true, from_host), "{mount:?}");
+        assert!(recursive && is_from_host, "{mount:?}");
         let attach = Op::Attach {
             slot,
             target: Text::new(c"/d"),
