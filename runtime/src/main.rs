@@ -23,6 +23,7 @@ mod reactor;
 mod rpc;
 mod serve;
 mod store;
+mod stream;
 #[cfg(test)]
 mod testdir;
 mod workers;

@@ -1,0 +1,201 @@
+//! WebSocket (RFC 6455) as Kubernetes uses it: messages whose first byte names a channel (streaming facts §6.7). The
+//! protocol itself is a library's, run over memory: no I/O here, [`Session::next`] takes events off what was read, and
+//! [`Session::output`] is what to write.
+//!
+//! | subprotocol | message |
+//! |---|---|
+//! | `v5.channel.k8s.io` | as v4; 255, N: no more comes on channel N |
+//! | `v4.channel.k8s.io`, `channel.k8s.io`, none | binary: channel number, then data |
+//! | `v4.base64.channel.k8s.io`, `base64.channel.k8s.io` | text: channel as a digit, then base64 |
+//! | `SPDY/3.1+portforward.k8s.io` | binary: a piece of SPDY's byte stream |
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, Read, Write};
+
+use data_encoding::BASE64;
+use tungstenite::protocol::frame::coding::CloseCode;
+use tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+use tungstenite::{Error, Message, WebSocket};
+
+use super::event::{Broken, Event};
+
+/// Longest message we send: kubectl's buffer.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 10;
+/// Longest message we take, all its fragments together; clients send as much as we do.
+const TAKEN_BYTES_MAX: usize = 1 << 20;
+/// What the library is given to read at once.
+const PIECE_BYTES: usize = 16 << 10;
+/// Answers (PONG) that a peer may leave unread; more is a flood.
+const ANSWERS_BYTES_MAX: usize = 64 << 10;
+/// Of v5: the channel in the next byte is closed.
+const CLOSE_SIGNAL: u8 = 255;
+
+/// How messages name their channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A byte. With the signal that closes a channel, or without.
+    Binary { has_close_signal: bool },
+    /// A digit; the rest is base64.
+    Base64,
+    /// There are no channels: every byte is of stream 0.
+    Raw,
+}
+
+/// One connection.
+pub(crate) struct Session {
+    socket: WebSocket<Wire>,
+    form: Form,
+    /// What the last event's bytes are in.
+    message: Vec<u8>,
+}
+
+/// Both directions, in memory.
+#[derive(Default)]
+struct Wire {
+    input: Vec<u8>,
+    at: usize,
+    output: Vec<u8>,
+}
+
+impl Read for Wire {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let rest = &self.input[self.at..];
+        if rest.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.output.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Session {
+    /// After the upgrade.
+    pub(crate) fn new(form: Form) -> Session {
+        let config = WebSocketConfig::default()
+            .read_buffer_size(PIECE_BYTES)
+            .write_buffer_size(0)
+            .max_message_size(Some(TAKEN_BYTES_MAX))
+            .max_frame_size(Some(TAKEN_BYTES_MAX));
+        let socket = WebSocket::from_raw_socket(Wire::default(), Role::Server, Some(config));
+        Session { socket, form, message: Vec::new() }
+    }
+
+    /// Takes the next event off the front of `input`; `None`: all of it is used, and more is needed.
+    ///
+    /// # Errors
+    /// The peer broke the protocol; the connection is of no more use.
+    pub(crate) fn next<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Event<'a>>, Broken> {
+        loop {
+            if self.socket.get_ref().output.len() > ANSWERS_BYTES_MAX + MESSAGE_BYTES_MAX {
+                return Err(Broken("it does not read the answers to what it sends"));
+            }
+            let message = match self.socket.read() {
+                Ok(message) => message,
+                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if input.is_empty() {
+                        return Ok(None);
+                    }
+                    let (piece, rest) = input.split_at(input.len().min(PIECE_BYTES));
+                    *input = rest;
+                    let wire = self.socket.get_mut();
+                    wire.input.clear();
+                    wire.input.extend_from_slice(piece);
+                    wire.at = 0;
+                    continue;
+                }
+                Err(Error::ConnectionClosed | Error::AlreadyClosed) => return Ok(Some(Event::Closed)),
+                Err(Error::Capacity(_)) => return Err(Broken("a message that is too long")),
+                Err(_) => return Err(Broken("what it sends is not WebSocket")),
+            };
+            match message {
+                Message::Binary(bytes) if self.form != Form::Base64 => self.message = bytes.into(),
+                Message::Text(text) if self.form == Form::Base64 => {
+                    self.message = decode(text.as_str()).ok_or(Broken("a message that is not base64"))?;
+                }
+                Message::Binary(_) | Message::Text(_) => return Err(Broken("a message of the wrong kind")),
+                Message::Close(_) => {
+                    // The library answers it; whether that goes out is the peer's loss.
+                    let _ = self.socket.flush();
+                    return Ok(Some(Event::Closed));
+                }
+                Message::Ping(_) => {
+                    self.socket.flush().map_err(|_| Broken("it is closed already"))?;
+                    continue;
+                }
+                Message::Pong(_) | Message::Frame(_) => continue,
+            }
+            // A message without a channel says nothing; neither does an empty piece of a stream.
+            if !self.message.is_empty() {
+                return Ok(Some(self.event()));
+            }
+        }
+    }
+
+    fn event(&self) -> Event<'_> {
+        match (self.form, &self.message[..]) {
+            (Form::Raw, bytes) => Event::Data { stream: 0, bytes },
+            (Form::Binary { has_close_signal: true }, [CLOSE_SIGNAL, channel]) => {
+                Event::Ended { stream: u32::from(*channel) }
+            }
+            (_, [channel, bytes @ ..]) => Event::Data { stream: u32::from(*channel), bytes },
+            (_, []) => Event::Data { stream: 0, bytes: &[] },
+        }
+    }
+
+    /// Appends bytes to a channel, in messages of at most [`MESSAGE_BYTES_MAX`]; none at all are one empty message.
+    pub(crate) fn send(&mut self, channel: u32, bytes: &[u8]) {
+        // A byte for the channel; base64 makes four of three.
+        let room = match self.form {
+            Form::Binary { .. } => MESSAGE_BYTES_MAX - 1,
+            Form::Base64 => (MESSAGE_BYTES_MAX - 1) / 4 * 3,
+            Form::Raw => MESSAGE_BYTES_MAX,
+        };
+        let parts = bytes.chunks(room);
+        for part in parts.chain(bytes.is_empty().then_some(bytes)) {
+            let message = match self.form {
+                Form::Raw => Message::binary(part.to_vec()),
+                Form::Binary { .. } => Message::binary([&[channel as u8], part].concat()),
+                Form::Base64 => Message::text(format!("{channel}{}", BASE64.encode(part))),
+            };
+            // It fails only after a close, and then nobody reads.
+            let _ = self.socket.send(message);
+        }
+    }
+
+    /// Says goodbye. v5 clients take any other code than this for an error.
+    pub(crate) fn close(&mut self) {
+        let normal = CloseFrame { code: CloseCode::Normal, reason: "".into() };
+        // A connection that is closed already needs no more.
+        let _ = self.socket.close(Some(normal));
+        let _ = self.socket.flush();
+    }
+
+    /// What is to be written; the caller takes from the front what it wrote.
+    pub(crate) fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.socket.get_mut().output
+    }
+}
+
+/// `0aGVsbG8=`: channel 0, then base64.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let Some(digit) = text.bytes().next() else { return Some(Vec::new()) };
+    let channel = digit.checked_sub(b'0').filter(|channel| *channel <= 9)?;
+    let mut message = BASE64.decode(&text.as_bytes()[1..]).ok()?;
+    message.insert(0, channel);
+    Some(message)
+}
