@@ -18,6 +18,7 @@ use crate::network::{self, Network};
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
 use crate::store::{self, Damage};
+use crate::stream::Streams;
 use crate::workers::{self, Workers};
 use crate::{control, log, reactor};
 
@@ -28,6 +29,7 @@ pub(crate) struct Daemon {
     pub(crate) pods: Rc<Pods>,
     pub(crate) images: Rc<Images>,
     pub(crate) network: Rc<Network>,
+    pub(crate) streams: Rc<Streams>,
     /// `mount_setattr` with AT_RECURSIVE: Linux 5.12.
     pub(crate) has_recursive_read_only: bool,
     /// Held while the daemon lives; the kernel lets go of it with the process.
@@ -80,6 +82,7 @@ impl Daemon {
             capabilities: capability::bounding()?,
         });
         pods.recover().await?;
+        let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
         let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
         reactor::spawn(control.run()).detach();
         Ok(Rc::new(Self {
@@ -88,6 +91,7 @@ impl Daemon {
             pods,
             images,
             network,
+            streams,
             has_recursive_read_only: probe::has_recursive_read_only()?,
             _lock: lock,
         }))

@@ -40,6 +40,9 @@ pub(crate) struct Flag {
 /// Shorter would fail healthy plugins, longer would outlast the kubelet's own limit of two minutes.
 const NRI_TIMEOUT_MS: RangeInclusive<u64> = 10..=120_000;
 
+/// Up to a week; a shell that is left open for longer is forgotten.
+const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
+
 const LEVELS: [(&str, Level); 4] =
     [("error", Level::Error), ("warn", Level::Warn), ("info", Level::Info), ("debug", Level::Debug)];
 
@@ -141,6 +144,15 @@ pub(crate) static KEYS: &[Key] = &[
     key!("streaming.port" = "0", restart, None, false,
         streaming.port <- |raw| raw.number(0..=65535).map(|port| port as u16),
         "Its port. 0: any free one."),
+    key!("streaming.idle_timeout" = r#""240m""#, restart, None, false,
+        streaming.idle_timeout <- |raw| raw.duration(STREAM_TIMEOUT_MS),
+        "How long a session may be silent both ways. 0s: for ever."),
+    key!("streaming.creation_timeout" = r#""30s""#, restart, None, false,
+        streaming.creation_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
+        "How long a client may take for its request, and for opening its streams."),
+    key!("streaming.max_sessions" = "512", restart, None, false,
+        streaming.sessions_max <- |raw| raw.number(1..=65535).map(|count| count as usize),
+        "Connections of clients at once; more are turned away."),
     key!("nri.socket_path" = r#""/var/run/nri/nri.sock""#, restart, flag("--nri-socket", "PATH"), false,
         nri.socket_path <- |raw| raw.socket(),
         "Where NRI plugins connect."),

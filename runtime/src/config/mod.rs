@@ -120,11 +120,23 @@ pub(crate) struct Streaming {
     pub(crate) address: IpAddr,
     /// Its port; 0: any.
     pub(crate) port: u16,
+    /// Longest silence of a session; zero: no limit.
+    pub(crate) idle_timeout: Duration,
+    /// From connect to a session.
+    pub(crate) creation_timeout: Duration,
+    /// Connections at once.
+    pub(crate) sessions_max: usize,
 }
 
 impl Default for Streaming {
     fn default() -> Streaming {
-        Streaming { address: IpAddr::from([127, 0, 0, 1]), port: 0 }
+        Streaming {
+            address: IpAddr::from([127, 0, 0, 1]),
+            port: 0,
+            idle_timeout: Duration::ZERO,
+            creation_timeout: Duration::ZERO,
+            sessions_max: 0,
+        }
     }
 }
 

@@ -11,10 +11,13 @@ pub(crate) mod remove_pod_sandbox;
 pub(crate) mod run_pod_sandbox;
 pub(crate) mod stop_pod_sandbox;
 
+pub(crate) mod attach;
 pub(crate) mod container_status;
 pub(crate) mod create_container;
+pub(crate) mod exec;
 pub(crate) mod exec_sync;
 pub(crate) mod list_containers;
+pub(crate) mod port_forward;
 pub(crate) mod remove_container;
 pub(crate) mod reopen_container_log;
 pub(crate) mod start_container;

@@ -5,13 +5,14 @@
 //! section 2.20); what a command that ended in time left running stays, in that cgroup, until its container is over.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{Exit, Failure, Request, monitor, plan};
 use nix::fcntl::OFlag;
+use smol::channel::Receiver;
 
 use super::link::LinkError;
 use super::{Container, Pod, Pods};
@@ -42,7 +43,7 @@ pub(crate) struct ExecOutput {
 
 /// One exec under way. Dropping it, with its caller or after its end, kills what must not live on and gives back its
 /// number and its cgroup.
-struct Running {
+pub(super) struct Running {
     pods: Rc<Pods>,
     container: Rc<Container>,
     number: u32,
@@ -72,7 +73,7 @@ impl Pods {
         let limit = if timeout.is_zero() { Duration::MAX } else { timeout };
         let result = match reactor::deadline(limit, self.exec(&running, command)).await {
             Ok(Ok(output)) => {
-                running.has_ended = true;
+                running.has_ended();
                 Ok(output)
             }
             Ok(Err(error)) => Err(error),
@@ -86,11 +87,14 @@ impl Pods {
     }
 
     async fn exec(&self, running: &Running, command: Vec<String>) -> Result<ExecOutput, Error> {
-        let (sender, exited) = smol::channel::bounded(1);
-        running.container.pod.execs.borrow_mut().insert(running.number, sender);
+        let exited = running.exited();
         let (out_read, out_write) = pipe()?;
         let (err_read, err_write) = pipe()?;
-        self.start_exec(running, command, [out_write, err_write]).await?;
+        let null = std::fs::File::open("/dev/null")?;
+        self.start_exec(running, command, [null.as_fd(), out_write.as_fd(), err_write.as_fd()], false)
+            .await?;
+        // The command's own copies are the only ones now: their end is its end.
+        drop((out_write, err_write));
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
         let exit = Cell::new(None);
@@ -112,27 +116,33 @@ impl Pods {
         Ok(ExecOutput { stdout, stderr, exit_code: exit.code() })
     }
 
-    async fn start_exec(
+    /// Starts a command; answers with the pidfd, then with `tty` the terminal's master side, which takes the place of
+    /// all three streams.
+    pub(super) async fn start_exec(
         &self,
         running: &Running,
         command: Vec<String>,
-        outputs: [OwnedFd; 2],
-    ) -> Result<(), Error> {
+        streams: [BorrowedFd<'_>; 3],
+        tty: bool,
+    ) -> Result<Vec<OwnedFd>, Error> {
         let container = &running.container;
         let link = container.pod.link()?;
         let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.number)?;
         let mut process = container.record().process.clone();
         process.arguments = command;
+        if tty && !process.environment.iter().any(|variable| variable.starts_with(b"TERM=")) {
+            process.environment.push(b"TERM=xterm".to_vec());
+        }
         let record =
-            plan::exec(&plan::ExecPlan { cgroup_joins: entry.join_files, process: process.launch(false) })?;
+            plan::exec(&plan::ExecPlan { cgroup_joins: entry.join_files, process: process.launch(tty) })?;
         let memfd = monitor::memfd(&record)?;
-        let null = std::fs::File::open("/dev/null")?;
-        let mut descriptors = vec![memfd.as_fd(), null.as_fd(), outputs[0].as_fd(), outputs[1].as_fd()];
+        let mut descriptors = vec![memfd.as_fd()];
+        descriptors.extend(streams);
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
         let request =
             Request::Exec { exec: running.number, container: container.id, has_cgroup: entry.into.is_some() };
         match link.ask(request, &descriptors, START_LIMIT).await {
-            Ok(_) => Ok(()),
+            Ok(descriptors) => Ok(descriptors),
             Err(LinkError::Failed(Failure::Operation { index, errno })) => {
                 Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
             }
@@ -145,7 +155,24 @@ impl Pods {
 }
 
 impl Running {
-    fn new(pods: &Rc<Pods>, container: Rc<Container>) -> Result<Self, Error> {
+    /// Where the end of its process is told.
+    pub(super) fn exited(&self) -> Receiver<Exit> {
+        let (sender, exited) = smol::channel::bounded(1);
+        self.container.pod.execs.borrow_mut().insert(self.number, sender);
+        exited
+    }
+
+    /// Of the container it runs in.
+    pub(super) fn container_id(&self) -> coracle_sandbox::ContainerId {
+        self.container.id
+    }
+
+    /// The process has ended: what it left running may live on.
+    pub(super) fn has_ended(&mut self) {
+        self.has_ended = true;
+    }
+
+    pub(super) fn new(pods: &Rc<Pods>, container: Rc<Container>) -> Result<Self, Error> {
         if !container.record().state.is_running() {
             return Err(Error::new(
                 Kind::FailedPrecondition,
@@ -190,7 +217,8 @@ async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
     }
 }
 
-fn pipe() -> Result<(Watched, OwnedFd), Error> {
+/// A pipe whose read end is watched.
+pub(super) fn pipe() -> Result<(Watched, OwnedFd), Error> {
     let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     Ok((Watched::new(read)?, write))
 }

@@ -24,6 +24,7 @@ pub(crate) mod signal;
 pub(crate) mod spec;
 pub(crate) mod state;
 mod steps;
+pub(crate) mod streams;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -5,10 +5,7 @@
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event<'a> {
     /// It opened a stream, with these headers. It waits for [`super::spdy::Session::reply`].
-    Opened {
-        stream: u32,
-        headers: Vec<(String, String)>,
-    },
+    Opened { stream: u32, headers: Vec<(String, String)> },
     /// Bytes of a stream.
     Data { stream: u32, bytes: &'a [u8] },
     /// It will write no more on this stream.

@@ -1,13 +1,13 @@
 //! Requests of the daemon: reads a frame, does what it asks, answers. A request that cannot be read is answered as
 //! unknown, so that a newer daemon can fall back.
 
-use coracle_sys::{Errno, Fd, process, socket};
+use coracle_sys::{Errno, Fd, fs, process, socket};
 use coracle_wire::{ContainerId, FRAME_BYTES_MAX, Reply, Request, VERSION};
 
 use crate::child::Failure;
 use crate::exits;
 use crate::serve::{Monitor, Phase, unwatch};
-use crate::table::ContainerState;
+use crate::table::{Attached, ContainerState, STREAMS};
 
 /// Descriptors that came with a frame, taken in order; what is not taken is closed.
 pub(crate) struct Descriptors([Option<Fd>; socket::DESCRIPTORS_MAX]);
@@ -85,6 +85,19 @@ impl Monitor<'_> {
                 return self.end();
             }
             Request::Stdin { container } => return self.stdin(number, &container),
+            Request::Attach { container, stdout, stderr } => {
+                self.attach(&container, [stdout, stderr], &mut descriptors)
+            }
+            Request::CloseStdin { container } => {
+                if let Some(container) = self.table.container(&container) {
+                    container.stdin = None;
+                }
+                Ok(())
+            }
+            Request::TcpSocket { is_ipv6 } => match socket::tcp(is_ipv6) {
+                Ok(socket) => return self.reply(number, Reply::Done, &[socket.borrow()]),
+                Err(errno) => Err(errno),
+            },
         };
         match done {
             Ok(()) => self.reply(number, Reply::Done, &[]),
@@ -134,12 +147,27 @@ impl Monitor<'_> {
     /// Frees the place of a container; its descriptors are closed.
     pub(crate) fn remove_container(&mut self, index: usize) {
         let container = self.table.containers.swap_remove(index);
+        self.table.attached.retain(|attached| attached.place != container.place);
         for output in container.outputs.iter().flatten() {
             unwatch(&self.epoll, &output.file);
         }
         if let ContainerState::Starting(starting) = &container.state {
             unwatch(&self.epoll, &starting.report);
         }
+    }
+
+    fn attach(
+        &mut self,
+        container: &ContainerId,
+        streams: [bool; STREAMS],
+        descriptors: &mut Descriptors,
+    ) -> Result<(), Errno> {
+        let place = self.table.running(container).ok_or(Errno::ESRCH)?.place;
+        let pipes = [descriptors.take_if(streams[0])?, descriptors.take_if(streams[1])?];
+        for pipe in pipes.iter().flatten() {
+            fs::set_nonblocking(pipe.borrow())?;
+        }
+        self.table.attached.push(Attached { place, pipes }).map_err(|_| Errno::EAGAIN)
     }
 
     fn stdin(&mut self, number: u32, id: &ContainerId) {

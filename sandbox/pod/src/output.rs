@@ -5,7 +5,7 @@ use coracle_sys::{Errno, Fd, FdRef, fs};
 
 use crate::log::{self, LINE_BYTES_MAX, Stream, Tag};
 use crate::serve::{Monitor, unwatch};
-use crate::table::{Container, Place, STREAMS};
+use crate::table::{AllAttached, Attached, Container, Place, STREAMS};
 
 /// A pipe cannot hold more (fs.pipe-max-size, 1 MiB unless root raises it): what is read beyond it at a container's
 /// end was written after it, by a process that outlives it.
@@ -28,7 +28,8 @@ impl Monitor<'_> {
         let mut containers = self.table.containers.iter_mut();
         if let Some(container) = containers.find(|container| container.place == place) {
             self.is_memory_used = true;
-            pour(&self.epoll, &mut self.memory, container, stream);
+            let mut sinks = Sinks { memory: &mut self.memory, attached: &mut self.table.attached };
+            pour(&self.epoll, &mut sinks, container, stream);
         }
     }
 
@@ -36,14 +37,17 @@ impl Monitor<'_> {
     pub(crate) fn drain(&mut self, index: usize) {
         self.is_memory_used = true;
         let Some(container) = self.table.containers.get_mut(index) else { return };
+        let mut sinks = Sinks { memory: &mut self.memory, attached: &mut self.table.attached };
         for stream in 0..STREAMS {
             for _ in 0..DRAIN_READS_MAX {
-                if pour(&self.epoll, &mut self.memory, container, stream) != Poured::Some {
+                if pour(&self.epoll, &mut sinks, container, stream) != Poured::Some {
                     break;
                 }
             }
-            flush(&mut self.memory, container, stream);
+            flush(sinks.memory, container, stream);
         }
+        let place = container.place;
+        self.table.attached.retain(|attached| attached.place != place);
     }
 
     /// After a quiet while: scratch and empty line buffers are given back.
@@ -73,8 +77,31 @@ fn name(stream: usize) -> Stream {
     if stream == 0 { Stream::Stdout } else { Stream::Stderr }
 }
 
-fn pour(epoll: &Fd, memory: &mut fs::Mapping, container: &mut Container, stream: usize) -> Poured {
+/// Where output goes: line buffers on the way to the log, and whoever is attached.
+struct Sinks<'m> {
+    memory: &'m mut fs::Mapping,
+    attached: &'m mut AllAttached,
+}
+
+/// Passes a copy on. Who has no room for all of it is let go of: a gap would not be noticed, and waiting would hold up
+/// the container.
+fn copy(attached: &mut AllAttached, place: Place, stream: usize, bytes: &[u8]) {
+    attached.retain(|one| {
+        let Some(pipe) = one.pipes[stream].as_ref().filter(|_| one.place == place) else { return true };
+        fs::write(pipe.borrow(), bytes) == Ok(bytes.len())
+    });
+}
+
+/// The stream is over for those attached, too.
+fn end_copies(attached: &mut [Attached], place: Place, stream: usize) {
+    for one in attached.iter_mut().filter(|one| one.place == place) {
+        one.pipes[stream] = None;
+    }
+}
+
+fn pour(epoll: &Fd, sinks: &mut Sinks<'_>, container: &mut Container, stream: usize) -> Poured {
     let Some(output) = &mut container.outputs[stream] else { return Poured::End };
+    let memory = &mut *sinks.memory;
     let (scratch, buffers) = memory.split_at_mut(LINE_BYTES_MAX);
     let length = match fs::read(output.file.borrow(), scratch) {
         Err(Errno::EAGAIN | Errno::EINTR) => return Poured::Nothing,
@@ -86,10 +113,12 @@ fn pour(epoll: &Fd, memory: &mut fs::Mapping, container: &mut Container, stream:
                 let (from, to) = range(container.place, stream);
                 memory.give_back(from, to);
             }
+            end_copies(sinks.attached, container.place, stream);
             return Poured::End;
         }
         Ok(length) => length,
     };
+    copy(sinks.attached, container.place, stream, &scratch[..length]);
     let Some(log) = container.log.as_ref().map(Fd::borrow) else { return Poured::Some };
     let (from, to) = range(container.place, stream);
     let buffer = &mut buffers[from - LINE_BYTES_MAX..to - LINE_BYTES_MAX];

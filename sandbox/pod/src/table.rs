@@ -13,6 +13,8 @@ use crate::log::Writer;
 pub(crate) const CONTAINERS_MAX: usize = 64;
 /// Most execs of one pod at once: probes and hooks of every container and a few shells. EAGAIN beyond it.
 pub(crate) const EXECS_MAX: usize = 128;
+/// Most attached clients of one pod at once. EAGAIN beyond it.
+pub(crate) const ATTACHED_MAX: usize = 32;
 /// stdout (or the terminal) and stderr.
 pub(crate) const STREAMS: usize = 2;
 
@@ -23,6 +25,17 @@ pub(crate) type Place = u8;
 pub struct Table {
     pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
     pub(crate) execs: Vec<Exec, EXECS_MAX>,
+    pub(crate) attached: AllAttached,
+}
+
+/// Every attached client of the pod.
+pub(crate) type AllAttached = Vec<Attached, ATTACHED_MAX>;
+
+/// Pipes that get a copy of a container's output.
+pub(crate) struct Attached {
+    /// The container's.
+    pub(crate) place: Place,
+    pub(crate) pipes: [Option<Fd>; STREAMS],
 }
 
 /// A container from its clone until it is forgotten.
@@ -114,7 +127,7 @@ impl Table {
     /// An empty one.
     #[expect(clippy::new_without_default, reason = "made once, in a static, which Default cannot do")]
     pub const fn new() -> Self {
-        Self { containers: Vec::new(), execs: Vec::new() }
+        Self { containers: Vec::new(), execs: Vec::new(), attached: Vec::new() }
     }
 
     /// The container of this id.

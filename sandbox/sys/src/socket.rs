@@ -33,6 +33,17 @@ pub fn seqpacket_pair() -> Result<(Fd, Fd), Errno> {
     Ok((Fd::inherited(ends[0]), Fd::inherited(ends[1])))
 }
 
+/// A non-blocking TCP socket of this network namespace, which it stays in wherever it is passed to.
+pub fn tcp(is_ipv6: bool) -> Result<Fd, Errno> {
+    const AF_INET: usize = 2;
+    const AF_INET6: usize = 10;
+    const SOCK_STREAM: usize = 1;
+    let family = if is_ipv6 { AF_INET6 } else { AF_INET };
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SOCKET, [family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0]) }
+        .map(Fd::from_call)
+}
+
 /// `struct sockaddr_un`.
 #[repr(C)]
 struct Address {

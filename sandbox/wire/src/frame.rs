@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ContainerId, ExecId, ExitRecord};
 
 /// Version of the frames, exchanged in [`Request::Hello`]. Raised when a variant or field is appended.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Longest frame: everything long travels in a memfd, so a frame is a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;
@@ -89,6 +89,30 @@ pub enum Request {
     Stdin {
         /// The container.
         container: ContainerId,
+    },
+    /// From the reply on, a copy of what a container writes goes into pipes of the daemon's, until its end. One whose
+    /// pipe is full is let go of, both pipes at once: neither the container nor its log waits for it.
+    /// Descriptors: where set, write ends for stdout (or the terminal) and stderr. Reply: Done; Failed with ESRCH where
+    /// the container does not run, EAGAIN where too many are attached. Since version 2.
+    Attach {
+        /// The container.
+        container: ContainerId,
+        /// A pipe for stdout comes along.
+        stdout: bool,
+        /// A pipe for stderr comes along.
+        stderr: bool,
+    },
+    /// Close the monitor's end of a container's stdin, so that its reader sees the end once every other copy is closed.
+    /// Reply: Done, also where there is none or it is closed already. Since version 2.
+    CloseStdin {
+        /// The container.
+        container: ContainerId,
+    },
+    /// A new TCP socket in the pod's network namespace, not connected. Reply: Done with the descriptor; Failed with the
+    /// kernel's reason. Since version 2.
+    TcpSocket {
+        /// IPv6 instead of IPv4.
+        is_ipv6: bool,
     },
 }
 
@@ -205,6 +229,10 @@ mod tests {
             (Request::Forget { container: id }, format!("0505 {seven}")),
             (Request::Shutdown, "0506".to_owned()),
             (Request::Stdin { container: id }, format!("0507 {seven}")),
+            // Of 0.2.0:
+            (Request::Attach { container: id, stdout: true, stderr: false }, format!("0508 {seven} 01 00")),
+            (Request::CloseStdin { container: id }, format!("0509 {seven}")),
+            (Request::TcpSocket { is_ipv6: true }, "050a 01".to_owned()),
         ] {
             let bytes = postcard::to_allocvec(&ToMonitor { number: 5, request }).unwrap();
             assert_eq!(hex(&bytes), expected.replace(' ', ""), "{request:?}");

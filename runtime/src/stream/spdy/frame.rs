@@ -62,10 +62,20 @@ impl Head {
 
 /// A control frame's payload.
 pub(super) enum Control<'a> {
-    SynStream { stream: u32, block: &'a [u8] },
-    Headers { stream: u32, block: &'a [u8] },
-    Reset { stream: u32 },
-    Ping { id: u32 },
+    SynStream {
+        stream: u32,
+        block: &'a [u8],
+    },
+    Headers {
+        stream: u32,
+        block: &'a [u8],
+    },
+    Reset {
+        stream: u32,
+    },
+    Ping {
+        id: u32,
+    },
     GoAway,
     /// SETTINGS, WINDOW_UPDATE, and what we do not know.
     Ignored,
@@ -81,9 +91,7 @@ impl<'a> Control<'a> {
         let id = || word(0).map(|id| id & ID_BITS);
         let exactly = |length: usize| if payload.len() == length { Ok(()) } else { Err(broken) };
         Ok(match kind {
-            SYN_STREAM => {
-                Control::SynStream { stream: id()?, block: payload.get(10..).ok_or(broken)? }
-            }
+            SYN_STREAM => Control::SynStream { stream: id()?, block: payload.get(10..).ok_or(broken)? },
             HEADERS => Control::Headers { stream: id()?, block: payload.get(4..).ok_or(broken)? },
             RST_STREAM => {
                 exactly(8)?;

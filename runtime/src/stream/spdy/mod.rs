@@ -152,9 +152,7 @@ impl Session {
                 self.inflater.block(block)?;
                 Ok((flags & FIN != 0 && self.end_theirs(stream)).then_some(Event::Ended { stream }))
             }
-            Control::Reset { stream } => {
-                Ok(self.streams.remove(&stream).map(|_| Event::Reset { stream }))
-            }
+            Control::Reset { stream } => Ok(self.streams.remove(&stream).map(|_| Event::Reset { stream })),
             Control::Ping { id } => {
                 if id == 0 || flags != 0 {
                     return Err(Broken("a PING without an id"));
@@ -173,12 +171,7 @@ impl Session {
         }
     }
 
-    fn opened<'a>(
-        &mut self,
-        stream: u32,
-        is_last: bool,
-        block: &[u8],
-    ) -> Result<Option<Event<'a>>, Broken> {
+    fn opened<'a>(&mut self, stream: u32, is_last: bool, block: &[u8]) -> Result<Option<Event<'a>>, Broken> {
         let headers = self.inflater.block(block)?;
         let is_new = stream % 2 == 1 && stream > self.last;
         let Some(headers) = headers.filter(|_| is_new && !self.is_over) else {

@@ -197,7 +197,9 @@ fn a_block_that_inflates_to_too_much_ends_the_connection() {
     };
     let head = bytes(&BLOCKS[0][..12]);
     let mut session = Session::new();
-    assert!(events(&mut session, &syn_stream(1, 0, &[&head[..], &stored(&[0xff; 60_000])].concat())).is_empty());
+    assert!(
+        events(&mut session, &syn_stream(1, 0, &[&head[..], &stored(&[0xff; 60_000])].concat())).is_empty()
+    );
     // Runs of 258 bytes in a few bits each, as deflate packs zeros.
     let mut bomb = Vec::new();
     let mut packer = flate2::Compress::new(flate2::Compression::best(), false);

@@ -1,0 +1,280 @@
+//! The HTTP server behind the URLs: takes a connection, its head and its token, switches to the protocol that client and
+//! server share, and runs the session. A slow or hostile client costs a task until its deadline, nobody else's time.
+
+use std::cell::Cell;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::connection::{Connection, Lost, Receiver, read_through};
+use super::forward::Forward;
+use super::head::{self, HEAD_BYTES_MAX, Head, Refusal, Upgrade};
+use super::peer::{Peer, Tunnel};
+use super::status::Dialect;
+use super::stdio::Stdio;
+use super::tokens::Tokens;
+use super::websocket::Form;
+use super::{spdy, websocket};
+use crate::config::Streaming;
+use crate::error::{Context, Error, Kind};
+use crate::log;
+use crate::pod::streams::Wanted;
+use crate::pod::{Container, Pod, Pods};
+use crate::reactor::{self, Watched};
+
+/// What a client may fetch once.
+pub(crate) enum Request {
+    /// A command in a container.
+    Exec { container: Rc<Container>, command: Vec<String>, wanted: Wanted },
+    /// A container's main process.
+    Attach { container: Rc<Container>, wanted: Wanted },
+    /// Ports of a pod; those named here are for clients that cannot name them later.
+    Forward { pod: Rc<Pod>, ports: Vec<u16> },
+}
+
+impl Request {
+    /// The first part of its path.
+    fn kind(&self) -> &'static str {
+        match self {
+            Request::Exec { .. } => "exec",
+            Request::Attach { .. } => "attach",
+            Request::Forward { .. } => "portforward",
+        }
+    }
+}
+
+const SPDY_STDIO: &[&str] =
+    &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
+const SPDY_FORWARD: &[&str] = &["portforward.k8s.io"];
+const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+const WEBSOCKET_FORWARD: &[&str] =
+    &[TUNNEL, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", "channel.k8s.io", "base64.channel.k8s.io"];
+const WEBSOCKET_STDIO: &[&str] = &[
+    "v5.channel.k8s.io",
+    "v4.channel.k8s.io",
+    "v4.base64.channel.k8s.io",
+    "channel.k8s.io",
+    "base64.channel.k8s.io",
+];
+
+/// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The server.
+pub(crate) struct Streams {
+    pods: Rc<Pods>,
+    tokens: Tokens<Request>,
+    /// `http://127.0.0.1:34567`
+    base: String,
+    options: Streaming,
+    sessions: Cell<usize>,
+}
+
+impl Streams {
+    /// Listens, and serves for as long as the reactor runs.
+    ///
+    /// # Errors
+    /// What the kernel says of the address.
+    pub(crate) fn start(options: &Streaming, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
+        let address = SocketAddr::new(options.address, options.port);
+        let listener = TcpListener::bind(address).context(|| format!("streaming: listen on {address}"))?;
+        let mut bound = listener.local_addr()?;
+        // The kubelet that fetches the URL is on this node.
+        match bound.ip() {
+            ip if !ip.is_unspecified() => {}
+            ip if ip.is_ipv4() => bound.set_ip(Ipv4Addr::LOCALHOST.into()),
+            _ => bound.set_ip(Ipv6Addr::LOCALHOST.into()),
+        }
+        let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;
+        let streams = Rc::new(Streams {
+            pods,
+            tokens: Tokens::new(),
+            base: format!("http://{bound}"),
+            options: options.clone(),
+            sessions: Cell::new(0),
+        });
+        let server = Rc::clone(&streams);
+        reactor::spawn(async move {
+            loop {
+                match watched.read_with(|_| listener.accept()).await {
+                    Ok((socket, _)) => server.admit(socket.into()),
+                    Err(error) => {
+                        log::warn!("streaming: accept"; error = crate::error::plain(&error));
+                        reactor::sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+                reactor::yield_now().await;
+            }
+        })
+        .detach();
+        Ok(streams)
+    }
+
+    /// The URL at which `request` starts.
+    ///
+    /// # Errors
+    /// Too many URLs wait to be fetched.
+    pub(crate) fn url(&self, request: Request) -> Result<String, Error> {
+        let kind = request.kind();
+        match self.tokens.insert(request, Instant::now())? {
+            Some(token) => Ok(format!("{}/{kind}/{token}", self.base)),
+            None => {
+                Err(Error::new(Kind::ResourceExhausted, "too many streaming requests wait for their client"))
+            }
+        }
+    }
+
+    fn admit(self: &Rc<Self>, socket: OwnedFd) {
+        let server = Rc::clone(self);
+        if self.sessions.get() >= self.options.sessions_max {
+            log::warn!("streaming: a client is turned away"; sessions = self.sessions.get());
+            return;
+        }
+        self.sessions.set(self.sessions.get() + 1);
+        reactor::spawn(async move {
+            let _open = Open(Rc::clone(&server));
+            // A small piece of output is not to wait for the answer to the one before. It works without, slower.
+            let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
+            match Watched::new(socket) {
+                Ok(socket) => server.serve(socket).await,
+                Err(error) => log::warn!("streaming: watch a client"; error = crate::error::plain(&error)),
+            }
+        })
+        .detach();
+    }
+
+    async fn serve(&self, socket: Watched) {
+        let limit = self.options.creation_timeout;
+        let asked = async {
+            let mut read = Vec::new();
+            let head = read_head(&socket, &mut read).await?;
+            let rest = read.split_off(head.length);
+            let (request, protocol) = self.take(&head)?;
+            Ok((head, request, protocol, rest))
+        };
+        let (head, request, protocol, rest) = match reactor::deadline(limit, asked).await {
+            Ok(Ok(asked)) => asked,
+            Ok(Err(Gone::Client)) => return,
+            Ok(Err(Gone::Refused(refusal))) => {
+                log::debug!("streaming: refused"; status = refusal.status);
+                let answer = refusal.encode();
+                // Whether it is read is the client's business.
+                let _ = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
+                return;
+            }
+            Err(_) => return log::warn!("streaming: a client sent no request"; seconds = limit.as_secs()),
+        };
+        let answer = head::switch(&head.upgrade, protocol);
+        let written = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
+        if !matches!(written, Ok(Ok(()))) {
+            return;
+        }
+        let connection = Rc::new(Connection::new(socket, peer(&head.upgrade, protocol)));
+        let kind = request.kind();
+        log::debug!("streaming: session"; kind = kind, protocol = protocol);
+        match self.run(&connection, Receiver::new(&rest), request, protocol).await {
+            // Leaving is a client's way to end an attach and a port-forward.
+            Ok(()) | Err(Lost::Closed) => {}
+            Err(lost) => log::warn!("streaming: session lost"; kind = kind, reason = lost),
+        }
+    }
+
+    /// Spends the token and chooses the protocol.
+    fn take(&self, head: &Head) -> Result<(Request, &'static str), Refusal> {
+        let unknown = || Refusal::new("404 Not Found", "no such stream, or its token is spent");
+        let mut parts = head.path.trim_start_matches('/').split('/');
+        let (Some(kind), Some(token), None) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(unknown());
+        };
+        let request = self.tokens.take(token, Instant::now()).filter(|request| request.kind() == kind);
+        let request = request.ok_or_else(unknown)?;
+        let is_forward = matches!(request, Request::Forward { .. });
+        let protocol = match (&head.upgrade, is_forward) {
+            (Upgrade::Spdy { offered }, false) => head::choose(offered, SPDY_STDIO)?,
+            (Upgrade::Spdy { offered }, true) => head::choose(offered, SPDY_FORWARD)?,
+            // No name at all means the oldest of them.
+            (Upgrade::WebSocket { offered, .. }, _) if offered.is_empty() => "",
+            (Upgrade::WebSocket { offered, .. }, false) => head::choose(offered, WEBSOCKET_STDIO)?,
+            (Upgrade::WebSocket { offered, .. }, true) => head::choose(offered, WEBSOCKET_FORWARD)?,
+        };
+        Ok((request, protocol))
+    }
+
+    async fn run(
+        &self,
+        connection: &Rc<Connection>,
+        receiver: Receiver,
+        request: Request,
+        protocol: &str,
+    ) -> Result<(), Lost> {
+        let idle = self.options.idle_timeout;
+        let (wanted, container, command) = match request {
+            Request::Exec { container, command, wanted } => (wanted, container, Some(command)),
+            Request::Attach { container, wanted } => (wanted, container, None),
+            Request::Forward { pod, ports } => {
+                let forward = Forward::new(Rc::clone(connection), Rc::clone(&self.pods), pod);
+                let lost = forward.run(receiver, &ports, idle).await;
+                drop(forward);
+                connection.close().await;
+                return Err(lost);
+            }
+        };
+        let limit = self.options.creation_timeout;
+        let stdio = Stdio::new(connection, receiver, wanted, Dialect::of(protocol), limit).await?;
+        match command {
+            Some(command) => stdio.exec(&self.pods, container, command, idle).await,
+            None => stdio.attach(&self.pods, &container, idle).await,
+        }
+    }
+}
+
+fn peer(upgrade: &Upgrade, protocol: &str) -> Peer {
+    match (upgrade, protocol) {
+        (Upgrade::Spdy { .. }, _) => Peer::Spdy(spdy::Session::new()),
+        (Upgrade::WebSocket { .. }, TUNNEL) => Peer::Tunnel(Box::new(Tunnel::new())),
+        (Upgrade::WebSocket { .. }, protocol) => {
+            let form = match protocol.contains("base64") {
+                true => Form::Base64,
+                false => Form::Binary { has_close_signal: protocol.starts_with("v5.") },
+            };
+            Peer::WebSocket(websocket::Session::new(form))
+        }
+    }
+}
+
+/// Why there is no session.
+enum Gone {
+    Client,
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Gone {
+    fn from(refusal: Refusal) -> Gone {
+        Gone::Refused(refusal)
+    }
+}
+
+async fn read_head(socket: &Watched, read: &mut Vec<u8>) -> Result<Head, Gone> {
+    loop {
+        let taken = |bytes: &[u8]| read.extend_from_slice(bytes);
+        if read_through(socket, taken).await.map_err(|_| Gone::Client)? == 0 {
+            return Err(Gone::Client);
+        }
+        // What follows the head may have come with it; the head itself has its limit.
+        if let Some(head) = head::parse(&read[..read.len().min(HEAD_BYTES_MAX)])? {
+            return Ok(head);
+        }
+    }
+}
+
+/// One session in the count.
+struct Open(Rc<Streams>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.sessions.set(self.0.sessions.get() - 1);
+    }
+}
