@@ -8,7 +8,7 @@ use coracle_tests::host;
 use coracle_tests::request::create;
 use tonic::Code;
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 fn list(stage: &Stage, filter: ContainerFilter) -> Vec<String> {
     let request = ListContainersRequest { filter: Some(filter) };

@@ -7,7 +7,7 @@ use coracle_tests::host;
 use coracle_tests::request::{exec, security};
 use tonic::Code;
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 /// How many processes with this in their command line live.
 fn count(needle: &str) -> usize {

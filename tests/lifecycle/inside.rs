@@ -5,7 +5,7 @@ use std::fs;
 use coracle_tests::cri::proto::{Capability, Int64Value, KeyValue, Mount};
 use coracle_tests::request::{bridge_pod, security};
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 /// The value after `SECTION KEY ` in the probe's report.
 fn value<'a>(report: &'a str, key: &str) -> &'a str {

@@ -3,7 +3,7 @@
 use coracle_tests::cri::proto::{LinuxContainerResources, UpdateContainerResourcesRequest};
 use coracle_tests::host;
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 /// The first cgroup knob of this name in any group of the process.
 fn knob(pid: i32, names: &[&str]) -> String {

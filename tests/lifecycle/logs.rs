@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use coracle_tests::cri::proto::ReopenContainerLogRequest;
 use coracle_tests::host;
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 /// Most content of one line of the file; what containerd splits at, and tools assume.
 const PIECE_BYTES_MAX: usize = 16 << 10;

@@ -4,7 +4,7 @@ use coracle_tests::cri::proto::NamespaceMode;
 use coracle_tests::host::namespace;
 use coracle_tests::request::{host_pod, security};
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 #[test]
 fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {

@@ -8,7 +8,7 @@ use coracle_tests::node::Node;
 use coracle_tests::request::{create, host_pod, run, security};
 use tonic::Code;
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 #[test]
 fn pods_without_whole_metadata_are_refused() {

@@ -6,7 +6,7 @@ use coracle_tests::cri::proto::{NamespaceMode, Signal, StopContainerRequest};
 use coracle_tests::host;
 use coracle_tests::request::{exec, host_pod};
 
-use crate::Stage;
+use coracle_tests::stage::Stage;
 
 /// Runs a container that waits for signals, and waits until it does.
 fn trapping(stage: &Stage, signal: Signal) -> String {

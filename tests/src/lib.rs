@@ -17,3 +17,5 @@ pub mod layer;
 pub mod node;
 pub mod registry;
 pub mod request;
+pub mod spdy;
+pub mod stage;

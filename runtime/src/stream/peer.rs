@@ -20,6 +20,12 @@ pub(super) struct Tunnel {
     at: usize,
 }
 
+/// An event without its bytes.
+enum Found {
+    Data { stream: u32, length: usize },
+    Other(Event<'static>),
+}
+
 impl Tunnel {
     pub(super) fn new() -> Tunnel {
         let outer = websocket::Session::new(websocket::Form::Raw);
@@ -27,7 +33,15 @@ impl Tunnel {
     }
 
     fn next<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Event<'a>>, Broken> {
-        while self.at == self.piece.len() {
+        loop {
+            // A frame may be cut anywhere, so a piece that brings no event is followed by the next.
+            match self.inner_next()? {
+                Some(Found::Data { stream, length }) => {
+                    return Ok(Some(Event::Data { stream, bytes: &self.piece[self.at - length..self.at] }));
+                }
+                Some(Found::Other(event)) => return Ok(Some(event)),
+                None => {}
+            }
             match self.outer.next(input)? {
                 Some(Event::Data { bytes, .. }) => {
                     self.piece.clear();
@@ -35,14 +49,24 @@ impl Tunnel {
                     self.at = 0;
                 }
                 Some(_) => return Ok(Some(Event::Closed)),
-                // Ends that follow their stream's last bytes are still to come.
-                None => return self.inner.next(&mut &[][..]),
+                None => return Ok(None),
             }
         }
+    }
+
+    /// The inner protocol's next event; its bytes are those before `at`.
+    fn inner_next(&mut self) -> Result<Option<Found>, Broken> {
         let mut rest = &self.piece[self.at..];
-        let event = self.inner.next(&mut rest);
+        let found = match self.inner.next(&mut rest)? {
+            None => None,
+            Some(Event::Data { stream, bytes }) => Some(Found::Data { stream, length: bytes.len() }),
+            Some(Event::Opened { stream, headers }) => Some(Found::Other(Event::Opened { stream, headers })),
+            Some(Event::Ended { stream }) => Some(Found::Other(Event::Ended { stream })),
+            Some(Event::Reset { stream }) => Some(Found::Other(Event::Reset { stream })),
+            Some(Event::Closed) => Some(Found::Other(Event::Closed)),
+        };
         self.at = self.piece.len() - rest.len();
-        event
+        Ok(found)
     }
 
     /// What the inner protocol wrote becomes messages.
@@ -111,6 +135,48 @@ impl Peer {
                 tunnel.wrap();
                 tunnel.outer.output()
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::Event;
+    use super::Tunnel;
+
+    /// Clients write a frame's head and its payload in messages of their own.
+    #[test]
+    fn a_frame_cut_into_messages_is_one_frame() {
+        let message = |bytes: &[u8]| {
+            let masked = bytes.iter().copied(); // with a mask of zeros
+            [0x82, 0x80 | bytes.len() as u8, 0, 0, 0, 0].into_iter().chain(masked).collect::<Vec<u8>>()
+        };
+        // A stream without headers, then `hi` on it and its end.
+        let frames = [
+            &[0x80, 3, 0, 1, 0, 0, 0, 25][..],
+            &[
+                0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2, 0, 4, 0, 0xfb, 0xff, 0, 0,
+                0, 0,
+            ],
+            &[0, 0, 0, 1, 1, 0, 0, 2],
+            b"hi",
+        ];
+        let input: Vec<u8> = frames.iter().flat_map(|frame| message(frame)).collect();
+        for cut in 0..input.len() {
+            let mut tunnel = Tunnel::new();
+            let mut seen = String::new();
+            for part in [&input[..cut], &input[cut..]] {
+                let mut rest = part;
+                while let Some(event) = tunnel.next(&mut rest).unwrap() {
+                    match event {
+                        Event::Opened { stream, .. } => seen += &format!("{stream} opened, "),
+                        Event::Data { bytes, .. } => seen += &String::from_utf8_lossy(bytes),
+                        other => seen += &format!(", {other:?}"),
+                    }
+                }
+                assert!(rest.is_empty(), "cut at {cut}");
+            }
+            assert_eq!(seen, "1 opened, hi, Ended { stream: 1 }", "cut at {cut}");
         }
     }
 }

@@ -148,6 +148,77 @@ pub(crate) fn serve(port: &str) -> Outcome {
     Ok(0)
 }
 
+/// Gives each connection back what it sends, until it sends no more.
+pub(crate) fn echo(address: &str) -> Outcome {
+    let listener = TcpListener::bind(address).map_err(|error| format!("bind {address}: {error}"))?;
+    println!("serving");
+    for stream in listener.incoming().flatten() {
+        std::thread::spawn(move || {
+            let Ok(mut from) = stream.try_clone() else { return };
+            // A caller that hung up early is its own loss.
+            let _ = std::io::copy(&mut from, &mut &stream);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        });
+    }
+    Ok(0)
+}
+
+/// Writes that many bytes, each the low byte of its number divided by 1024.
+pub(crate) fn blast(bytes: &str) -> Outcome {
+    let count = number(bytes)?;
+    let mut out = std::io::stdout().lock();
+    let mut block = vec![0; 1 << 16];
+    let mut done = 0;
+    while done < count {
+        for (index, kibibyte) in block.chunks_mut(1024).enumerate() {
+            kibibyte.fill((done / 1024 + index as u64) as u8);
+        }
+        let part = block.len().min((count - done) as usize);
+        out.write_all(&block[..part]).map_err(|error| format!("write: {error}"))?;
+        done += part as u64;
+    }
+    Ok(0)
+}
+
+/// Reads stdin to its end and says how much that was.
+pub(crate) fn sink() -> Outcome {
+    let count = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    println!("read {}", count.map_err(|error| format!("read: {error}"))?);
+    Ok(0)
+}
+
+/// Copies stdin to stdout, as `cat` does.
+pub(crate) fn mirror() -> Outcome {
+    let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let mut buffer = [0; 1 << 15];
+    loop {
+        match from.read(&mut buffer).map_err(|error| format!("read: {error}"))? {
+            0 => return Ok(0),
+            count => to
+                .write_all(&buffer[..count])
+                .and_then(|()| to.flush())
+                .map_err(|error| format!("write: {error}"))?,
+        }
+    }
+}
+
+/// Prints the size of the terminal whenever it is another one, until it is `last`.
+pub(crate) fn size(last: &str) -> Outcome {
+    let mut known = String::new();
+    loop {
+        let size = rustix::termios::tcgetwinsize(std::io::stdin()).map_err(|error| format!("size: {error}"))?;
+        let size = format!("{}x{}", size.ws_col, size.ws_row);
+        if size != known {
+            println!("{size}");
+            known = size;
+        }
+        if known == last {
+            return Ok(0);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Prints what an address says.
 pub(crate) fn connect(address: &str) -> Outcome {
     let mut stream = TcpStream::connect(address).map_err(|error| format!("connect {address}: {error}"))?;

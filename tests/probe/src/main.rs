@@ -50,6 +50,11 @@ fn act(words: &[&str]) -> see::Outcome {
         ["burn", mebibytes] => act::burn(mebibytes),
         ["write", path, text] => act::write(path, text),
         ["serve", port] => act::serve(port),
+        ["echo", address] => act::echo(address),
+        ["blast", bytes] => act::blast(bytes),
+        ["sink"] => act::sink(),
+        ["mirror"] => act::mirror(),
+        ["size", last] => act::size(last),
         ["connect", address] => act::connect(address),
         _ => Err(format!("what is {words:?}?")),
     }
