@@ -74,6 +74,9 @@ calls! {
     pods: container_status(ContainerStatusRequest) -> ContainerStatusResponse;
     pods: update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
     pods: exec_sync(ExecSyncRequest) -> ExecSyncResponse;
+    pods: exec(ExecRequest) -> ExecResponse;
+    pods: attach(AttachRequest) -> AttachResponse;
+    pods: port_forward(PortForwardRequest) -> PortForwardResponse;
     pods: reopen_container_log(ReopenContainerLogRequest) -> ReopenContainerLogResponse;
     pods: checkpoint_container(CheckpointContainerRequest) -> CheckpointContainerResponse;
     images: list_images(ListImagesRequest) -> ListImagesResponse;

@@ -62,7 +62,11 @@ impl Outcome {
 }
 
 /// Sends a request's head to a URL of ours; gives the answer's, and the connection.
-pub fn upgrade(url: &str, method: &str, headers: &[(&str, &str)]) -> io::Result<(Head, BufReader<TcpStream>)> {
+pub fn upgrade(
+    url: &str,
+    method: &str,
+    headers: &[(&str, &str)],
+) -> io::Result<(Head, BufReader<TcpStream>)> {
     let rest = url.strip_prefix("http://").expect("a URL of ours");
     let (address, path) = rest.split_once('/').expect("a URL with a path");
     let mut stream = TcpStream::connect(address)?;
@@ -128,12 +132,7 @@ impl Client {
         let mut streams = BTreeMap::new();
         for name in names {
             let stream = self.open(&[("streamtype", name)]).expect("a stream");
-            loop {
-                match self.next().expect("a reply") {
-                    Frame::Reply(replied) if replied == stream => break,
-                    other => panic!("{other:?} instead of a reply"),
-                }
-            }
+            assert_eq!(self.next().expect("a reply"), Frame::Reply(stream));
             streams.insert((*name).to_owned(), stream);
         }
         streams
@@ -161,24 +160,22 @@ impl Client {
     /// The next frame; `UnexpectedEof` where the server has hung up.
     #[expect(clippy::should_implement_trait, reason = "an iterator would hide the errors")]
     pub fn next(&mut self) -> io::Result<Frame> {
-        loop {
-            let mut head = [0; 8];
-            self.reader.read_exact(&mut head)?;
-            let length = u32::from_be_bytes([0, head[5], head[6], head[7]]) as usize;
-            let mut payload = vec![0; length];
-            self.reader.read_exact(&mut payload)?;
-            let word = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
-            if head[0] & 0x80 == 0 {
-                let stream = u32::from_be_bytes(head[..4].try_into().expect("four bytes"));
-                return Ok(Frame::Data(stream, head[4] & 1 != 0, payload));
-            }
-            match head[3] {
-                2 => return Ok(Frame::Reply(word(0))),
-                3 => return Ok(Frame::Reset(word(0), word(4))),
-                6 => return Ok(Frame::Ping(word(0))),
-                7 => return Ok(Frame::GoAway),
-                other => panic!("the server sent a control frame of type {other}"),
-            }
+        let mut head = [0; 8];
+        self.reader.read_exact(&mut head)?;
+        let length = u32::from_be_bytes([0, head[5], head[6], head[7]]) as usize;
+        let mut payload = vec![0; length];
+        self.reader.read_exact(&mut payload)?;
+        let word = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
+        if head[0] & 0x80 == 0 {
+            let stream = u32::from_be_bytes(head[..4].try_into().expect("four bytes"));
+            return Ok(Frame::Data(stream, head[4] & 1 != 0, payload));
+        }
+        match head[3] {
+            2 => Ok(Frame::Reply(word(0))),
+            3 => Ok(Frame::Reset(word(0), word(4))),
+            6 => Ok(Frame::Ping(word(0))),
+            7 => Ok(Frame::GoAway),
+            other => panic!("the server sent a control frame of type {other}"),
         }
     }
 

@@ -200,6 +200,10 @@ impl Drop for Running {
             let _ = self.pods.node.cgroups.unmake(&self.cgroup);
             return;
         }
+        if !reactor::is_running() {
+            // The daemon is stopping: the command ends with its pipes, at the latest with its container.
+            return;
+        }
         let (pods, container, cgroup) =
             (Rc::clone(&self.pods), Rc::clone(&self.container), self.cgroup.clone());
         reactor::spawn(async move { end_tree(&pods, &container, &cgroup).await }).detach();

@@ -84,15 +84,13 @@ impl Exec {
     pub(crate) fn abandon(self, ends: Ends) {
         log::info!("exec runs on without its client"; ctr = self.running.container_id());
         reactor::spawn(async move {
-            let Ends { stdout, stderr, terminal, stdin: _ } = ends;
-            let drained = async {
-                if terminal.is_none() {
-                    smol::future::zip(discard(stdout.as_deref()), discard(stderr.as_deref())).await;
-                }
-            };
             // Its end is its process's; children that hold the pipes lose them then, as with any other client.
             smol::future::or(async { drop(self.ended().await) }, async {
-                drained.await;
+                if ends.terminal.is_some() {
+                    drop(ends);
+                } else {
+                    smol::future::zip(discard(ends.stdout), discard(ends.stderr)).await;
+                }
                 std::future::pending().await
             })
             .await;
@@ -102,7 +100,7 @@ impl Exec {
     }
 }
 
-async fn discard(from: Option<&Watched>) {
+async fn discard(from: Option<Rc<Watched>>) {
     let mut buffer = [0; 4096];
     let Some(from) = from else { return };
     while from.read(&mut buffer).await.is_ok_and(|count| count > 0) {}

@@ -83,6 +83,11 @@ pub(crate) fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Ta
     })
 }
 
+/// Whether [`run`] runs: destructors of tasks that are dropped at its end cannot spawn any more.
+pub(crate) fn is_running() -> bool {
+    EXECUTOR.with(|slot| slot.borrow().is_some())
+}
+
 /// Lets every other ready task, and epoll, have its turn first.
 pub(crate) async fn yield_now() {
     smol::future::yield_now().await;

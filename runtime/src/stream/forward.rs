@@ -149,11 +149,14 @@ impl Forward {
         let queue = Rc::new(Queue::new(QUEUE_BYTES_MAX));
         let (connection, pods, pod) =
             (Rc::clone(&self.connection), Rc::clone(&self.pods), Rc::clone(&self.pod));
-        let (from_client, pairs) = (Rc::clone(&queue), Rc::clone(&self.pairs));
+        // The table owns the task, so the task does not own the table.
+        let (from_client, pairs) = (Rc::clone(&queue), Rc::downgrade(&self.pairs));
         let task = reactor::spawn(async move {
             forward(&connection, &pods, &pod, port, (data, error), &from_client).await;
-            // Its own handle goes with it, which ends what is over already.
-            pairs.borrow_mut().remove(&data);
+            if let Some(pairs) = pairs.upgrade() {
+                // Its own handle goes with it, which ends what is over already.
+                pairs.borrow_mut().remove(&data);
+            }
         });
         self.pairs.borrow_mut().insert(data, Pair { error, queue, _task: task });
     }

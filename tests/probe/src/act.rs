@@ -206,7 +206,8 @@ pub(crate) fn mirror() -> Outcome {
 pub(crate) fn size(last: &str) -> Outcome {
     let mut known = String::new();
     loop {
-        let size = rustix::termios::tcgetwinsize(std::io::stdin()).map_err(|error| format!("size: {error}"))?;
+        let size =
+            rustix::termios::tcgetwinsize(std::io::stdin()).map_err(|error| format!("size: {error}"))?;
         let size = format!("{}x{}", size.ws_col, size.ws_row);
         if size != known {
             println!("{size}");

@@ -1,0 +1,131 @@
+//! Attach: output from now on, input once or for ever, several clients, a slow one, a daemon that restarted.
+
+use std::fs;
+
+use coracle_tests::cri::proto::{ContainerConfig, ContainerState};
+use coracle_tests::host::wait_until;
+use coracle_tests::spdy::{Client, Frame};
+use coracle_tests::stage::Stage;
+
+use crate::{
+    BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, descriptors, gives_back_descriptors, with_stdin,
+};
+
+fn attach(
+    stage: &Stage,
+    container: &str,
+    streams: Streams,
+) -> (Client, std::collections::BTreeMap<String, u32>) {
+    let mut client = Client::connect(&attach_url(&stage.node, container, streams), V4);
+    let open = client.open_stdio(&streams.names());
+    (client, open)
+}
+
+/// Reads until that text has come on a stream.
+#[track_caller]
+fn read_until(client: &mut Client, stream: u32, text: &str) {
+    let mut seen = String::new();
+    while !seen.contains(text) {
+        match client.next() {
+            Ok(Frame::Data(from, _, bytes)) if from == stream => seen += &String::from_utf8_lossy(&bytes),
+            Ok(_) => {}
+            Err(error) => panic!("{error} before {text:?}; came: {seen:?}"),
+        }
+    }
+}
+
+#[test]
+fn str_7_stdin_once_ends_with_its_client_and_otherwise_stays() {
+    let stage = Stage::set();
+    let once = stage.run(&with_stdin(&stage, "once", &["mirror"], true));
+    let (client, open) = attach(&stage, &once, BOTH);
+    let outcome = client.finish_session(&open, Some(b"all there is"));
+    assert_eq!(outcome.stdout, b"all there is");
+    assert_eq!(outcome.exit_code(), 0, "attach does not tell the container's code");
+    assert_eq!(stage.node.exited(&once).exit_code, 0);
+
+    let kept = stage.run(&with_stdin(&stage, "kept", &["mirror"], false));
+    for text in ["first", "second"] {
+        let (mut client, open) = attach(&stage, &kept, BOTH);
+        client.send(open["stdin"], text.as_bytes()).expect("input");
+        read_until(&mut client, open["stdout"], text);
+        client.finish(open["stdin"]).expect("the end");
+        let outcome = client.finish_session(&open, None);
+        assert_eq!(outcome.exit_code(), 0, "closing stdin is how clients detach");
+    }
+    assert_eq!(stage.node.container(&kept).state(), ContainerState::ContainerRunning);
+    assert_eq!(stage.node.output(&kept), "", "one line, not finished yet");
+    stage.node.stop();
+}
+
+#[test]
+fn str_8_every_client_gets_a_copy_and_a_stalled_one_stops_nobody() {
+    let stage = Stage::set();
+    let talker = stage.run(&with_stdin(&stage, "talker", &["mirror"], false));
+    let before = descriptors(&stage.node);
+    let mut clients: Vec<_> = (0..3).map(|_| attach(&stage, &talker, BOTH)).collect();
+    let (mut stalled, open) = attach(&stage, &talker, OUTPUT);
+    let (writer, writers) = clients.first_mut().expect("three clients");
+    // More than the stalled client's socket, pipe and buffers hold together.
+    let line = format!("{}\n", "x".repeat(1023));
+    for _ in 0..40 {
+        let text = line.repeat(1024);
+        writer.send(writers["stdin"], text.as_bytes()).expect("input");
+        let mut left = text.len();
+        while left > 0 {
+            match writer.next().expect("a copy") {
+                Frame::Data(from, _, bytes) if from == writers["stdout"] => left -= bytes.len(),
+                _ => {}
+            }
+        }
+    }
+    wait_until("the log has it all", || {
+        let path = stage.node.container(&talker).log_path;
+        fs::read_to_string(path).is_ok_and(|text| text.matches(&line).count() == 40 * 1024)
+    });
+    // The stalled client is let go of: its output ends.
+    let ended = std::iter::from_fn(|| stalled.next().ok()).any(|frame| {
+        matches!(frame, Frame::Data(from, true, _) if from == open["stdout"]) || frame == Frame::GoAway
+    });
+    assert!(ended);
+    drop((clients, stalled));
+    gives_back_descriptors(&stage.node, before);
+    assert_eq!(stage.node.container(&talker).state(), ContainerState::ContainerRunning);
+    stage.node.stop();
+}
+
+#[test]
+fn attaching_works_after_a_restart_of_the_daemon() {
+    let mut stage = Stage::set();
+    let container = stage.run(&with_stdin(&stage, "talker", &["mirror"], true));
+    stage.node.restart();
+    let (client, open) = attach(&stage, &container, BOTH);
+    assert_eq!(client.finish_session(&open, Some(b"still here")).stdout, b"still here");
+    stage.node.exited(&container);
+    stage.node.stop();
+}
+
+#[test]
+fn a_terminal_is_attached_and_resized() {
+    let stage = Stage::set();
+    let config = ContainerConfig { tty: true, ..with_stdin(&stage, "terminal", &["size", "132x50"], false) };
+    let container = stage.run(&config);
+    let (mut client, open) = attach(&stage, &container, TERMINAL);
+    client.send(open["resize"], b"{\"Width\":132,\"Height\":50}").expect("a size");
+    let outcome = client.finish_session(&open, None);
+    assert!(String::from_utf8_lossy(&outcome.stdout).contains("132x50\r\n"), "{outcome:?}");
+    assert_eq!(stage.node.exited(&container).exit_code, 0);
+    stage.node.stop();
+}
+
+#[test]
+fn only_running_containers_are_attached_to() {
+    use coracle_tests::cri::proto::AttachRequest;
+    let stage = Stage::set();
+    let container = stage.create(&stage.config("created", &["true"]));
+    let request = AttachRequest { container_id: container, stdout: true, ..Default::default() };
+    assert_eq!(stage.node.attach(request).unwrap_err().code() as i32, 9);
+    let request = AttachRequest { container_id: "feed".into(), stdout: true, ..Default::default() };
+    assert_eq!(stage.node.attach(request).unwrap_err().code() as i32, 5);
+    stage.node.stop();
+}

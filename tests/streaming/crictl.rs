@@ -1,0 +1,180 @@
+//! With the crictl that everyone has, unmodified: over SPDY and over WebSocket.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use coracle_tests::host::{self, wait_for, wait_until};
+use coracle_tests::node::Node;
+use coracle_tests::registry::free_address;
+use coracle_tests::request;
+use coracle_tests::stage::Stage;
+
+use crate::{descriptors, gives_back_descriptors, sleeping, with_stdin};
+
+/// 1 GiB.
+const LARGE: u64 = 1 << 30;
+
+fn crictl(node: &Node, words: &[&str]) -> Command {
+    let endpoint = format!("unix://{}", node.socket().display());
+    let mut command = Command::new("crictl");
+    command
+        .args(["--config", "/dev/null", "--timeout", "60s"])
+        .args(["--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint])
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+#[track_caller]
+fn spawn(command: &mut Command) -> Child {
+    command.spawn().unwrap_or_else(|error| panic!("crictl: {error}; tests/tools/install builds it"))
+}
+
+/// Checks that these are the bytes of `probe blast`, as they come.
+fn check_blast(mut from: impl Read) -> u64 {
+    let (mut done, mut buffer) = (0_u64, vec![0; 1 << 16]);
+    loop {
+        let count = from.read(&mut buffer).expect("bytes");
+        if count == 0 {
+            return done;
+        }
+        for (index, byte) in buffer[..count].iter().enumerate() {
+            assert_eq!(*byte, ((done + index as u64) / 1024) as u8, "byte {}", done + index as u64);
+        }
+        done += count as u64;
+    }
+}
+
+/// The daemon's memory, pages that it shares with other nodes' daemons included: those come and go with their tests.
+fn memory_kib(node: &Node) -> u64 {
+    host::proc_value(node.pid(), "status", "VmRSS").expect("a process has a size")
+}
+
+/// During and after: within 1 MB of idle.
+fn stays_small(node: &Node, idle_kib: u64, what: &str) {
+    let now = memory_kib(node);
+    assert!(now <= idle_kib + 1024, "{what}: {idle_kib} KiB idle, now {now} KiB");
+}
+
+#[test]
+fn exec_with_input_and_exit_codes_over_both_transports() {
+    let (stage, container) = sleeping();
+    for transport in ["spdy", "websocket"] {
+        let words = ["exec", "--transport", transport, "-i", &container, "/probe", "mirror"];
+        let mut child = spawn(&mut crictl(&stage.node, &words));
+        child.stdin.take().expect("a pipe").write_all(b"to and fro").expect("input");
+        let output = child.wait_with_output().expect("crictl ends");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.stdout, b"to and fro", "{transport}: {said}");
+        assert!(output.status.success(), "{transport}: {said}");
+        let words = ["exec", "--transport", transport, &container, "/probe", "exit", "3"];
+        let output = spawn(&mut crictl(&stage.node, &words)).wait_with_output().expect("crictl ends");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains('3'), "{transport}: {said}");
+    }
+    stage.node.stop();
+}
+
+/// `script` gives crictl a terminal of its own, and `stty` in it the size.
+#[test]
+fn exec_in_a_terminal_and_its_size() {
+    let (stage, container) = sleeping();
+    let endpoint = format!("unix://{}", stage.node.socket().display());
+    let inner = format!(
+        "stty cols 132 rows 50; exec crictl --config /dev/null --runtime-endpoint {endpoint} exec -i -t {container} \
+         /probe size 132x50"
+    );
+    let mut child = Command::new("script")
+        .args(["-qec", &inner, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script of bsdutils");
+    let held = child.stdin.take();
+    let output = child.wait_with_output().expect("crictl ends");
+    drop(held);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("132x50"), "{text}");
+    stage.node.stop();
+}
+
+#[test]
+fn attach_to_a_container_that_reads() {
+    let stage = Stage::set();
+    let container = stage.run(&with_stdin(&stage, "reader", &["mirror"], true));
+    let mut child = spawn(&mut crictl(&stage.node, &["attach", "-i", &container]));
+    child.stdin.take().expect("a pipe").write_all(b"over crictl\n").expect("input");
+    let output = child.wait_with_output().expect("crictl ends");
+    assert_eq!(output.stdout, b"over crictl\n", "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(stage.node.exited(&container).exit_code, 0);
+    assert_eq!(stage.node.output(&container), "over crictl\n");
+    stage.node.stop();
+}
+
+#[test]
+fn a_gibibyte_through_exec() {
+    let (stage, container) = sleeping();
+    let idle = memory_kib(&stage.node);
+    let before = descriptors(&stage.node);
+    let words = ["exec", &container, "/probe", "blast", &LARGE.to_string()];
+    let mut child = spawn(&mut crictl(&stage.node, &words));
+    let output = child.stdout.take().expect("a pipe");
+    let reading = std::thread::spawn(move || check_blast(output));
+    let mut looks = 0;
+    while !reading.is_finished() {
+        stays_small(&stage.node, idle, "while it flows");
+        looks += 1;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(reading.join().expect("the bytes are right"), LARGE);
+    assert!(looks > 0 && child.wait().expect("crictl ends").success());
+    gives_back_descriptors(&stage.node, before);
+    stays_small(&stage.node, idle, "after");
+    stage.node.stop();
+}
+
+#[test]
+fn a_gibibyte_through_a_port_forward() {
+    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("echo"));
+    let container = stage.run(&stage.config("echo", &["echo", "127.0.0.1:80"]));
+    wait_until("the server serves", || stage.node.output(&container).contains("serving"));
+    for transport in ["websocket", "spdy"] {
+        // The tunnel is the same path with one more layer: a tenth of the bytes shows it.
+        let bytes = if transport == "spdy" { LARGE } else { LARGE / 10 };
+        let idle = memory_kib(&stage.node);
+        let before = descriptors(&stage.node);
+        let address: SocketAddr = free_address();
+        let port = format!("{}:80", address.port());
+        let words = ["port-forward", "--transport", transport, &stage.pod_id, &port];
+        let mut child = spawn(&mut crictl(&stage.node, &words));
+        let stream = wait_for("crictl listens", || TcpStream::connect(("127.0.0.1", address.port())).ok());
+        let mut to = stream.try_clone().expect("a second handle");
+        let writing = std::thread::spawn(move || {
+            let (mut block, mut done) = (vec![0; 1 << 16], 0_u64);
+            while done < bytes {
+                for (index, kibibyte) in block.chunks_mut(1024).enumerate() {
+                    kibibyte.fill((done / 1024 + index as u64) as u8);
+                }
+                let part = block.len().min((bytes - done) as usize);
+                to.write_all(&block[..part]).expect("bytes");
+                done += part as u64;
+            }
+            to.shutdown(std::net::Shutdown::Write).expect("half a close");
+        });
+        let reading = std::thread::spawn(move || check_blast(stream));
+        while !reading.is_finished() {
+            stays_small(&stage.node, idle, transport);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert_eq!(reading.join().expect("the bytes are right"), bytes, "{transport}");
+        writing.join().expect("the writer ends");
+        child.kill().expect("crictl is ours to end");
+        child.wait().expect("it is our child");
+        gives_back_descriptors(&stage.node, before);
+        stays_small(&stage.node, idle, "after");
+    }
+    stage.node.stop();
+}

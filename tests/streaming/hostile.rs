@@ -1,0 +1,119 @@
+//! Peers that break the rules are cut off with a line in the log; everybody else is served.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use coracle_tests::host::wait_until;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::spdy::{Client, upgrade};
+
+use crate::{BOTH, OUTPUT, V4, descriptors, exec, exec_url, gives_back_descriptors, sleeping, sleeping_on};
+
+/// Waits until the server has hung up.
+fn is_cut_off(client: &mut Client) {
+    while client.next().is_ok() {}
+}
+
+fn impatient() -> Options {
+    let config = "[streaming]\nidle_timeout = \"1s\"\ncreation_timeout = \"500ms\"\nmax_sessions = 3\n";
+    Options { config: config.into(), ..Options::default() }
+}
+
+#[test]
+fn str_13_garbage_floods_and_bombs_end_their_session_only() {
+    let (stage, container) = sleeping();
+    let before = descriptors(&stage.node);
+    let session = || Client::connect(&exec_url(&stage.node, &container, &["sink"], BOTH), V4);
+    let frames: [(&[u8], &str); 5] = [
+        (b"what is this?  0123456789", "the client"),
+        (&[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff], "too long"),
+        (&[0x80, 2, 0, 1, 0, 0, 0, 0], "another version"),
+        (&[0x80, 3, 0, 1, 0, 0, 0, 16, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6], "dictionary"),
+        (&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 0], "PING"),
+    ];
+    for (bytes, why) in frames {
+        let mut client = session();
+        client.write(bytes).expect("bytes");
+        // A data frame may be as long as it says: it is the end of the connection that ends it.
+        if why == "the client" {
+            drop(client);
+            continue;
+        }
+        is_cut_off(&mut client);
+        wait_until(&format!("a line in the log says {why}"), || stage.node.log().contains(why));
+    }
+    let mut client = session();
+    let opened = (0..10_000).map_while(|_| client.open(&[("streamtype", "nothing")]).ok()).count();
+    is_cut_off(&mut client);
+    assert!(opened <= 10_000);
+    wait_until("the log tells of the flood", || stage.node.log().contains("too many streams"));
+    let mut client = session();
+    while client.ping(1).is_ok() {}
+    wait_until("the log tells of the pings", || stage.node.log().contains("does not read the answers"));
+    assert_eq!(exec(&stage.node, &container, &["print", "fine"], None).stdout, b"fine\n");
+    gives_back_descriptors(&stage.node, before);
+    stage.node.stop();
+}
+
+#[test]
+fn slow_and_silent_peers_are_cut_off() {
+    let (stage, container) = sleeping_on(impatient());
+    let before = descriptors(&stage.node);
+    let address = {
+        let url = exec_url(&stage.node, &container, &["true"], OUTPUT);
+        url.trim_start_matches("http://").split('/').next().expect("an address").to_owned()
+    };
+    // Half a request.
+    let mut silent = TcpStream::connect(&address).expect("a connection");
+    silent.write_all(b"POST /exec/x HTTP/1.1\r\nHost:").expect("bytes");
+    assert_eq!(silent.read(&mut [0; 64]).expect("an end"), 0);
+    // No streams.
+    let mut client = Client::connect(&exec_url(&stage.node, &container, &["true"], OUTPUT), V4);
+    is_cut_off(&mut client);
+    // Streams, and then nothing, neither way.
+    let mut client = Client::connect(&exec_url(&stage.node, &container, &["sleep", "2"], BOTH), V4);
+    client.open_stdio(&BOTH.names());
+    is_cut_off(&mut client);
+    // A client that stops reading.
+    let mut client = Client::connect(&exec_url(&stage.node, &container, &["blast", "50000000"], OUTPUT), V4);
+    client.open_stdio(&OUTPUT.names());
+    wait_until("the log tells of three idle sessions", || {
+        stage.node.log().matches("idle for 1 s").count() >= 2
+    });
+    assert!(stage.node.log().contains("did not open its streams"));
+    drop(client);
+    // Too many at once.
+    let held: Vec<_> = (0..3).map(|_| TcpStream::connect(&address).expect("a connection")).collect();
+    let url = exec_url(&stage.node, &container, &["true"], OUTPUT);
+    let refused = upgrade(&url, "POST", &[]);
+    assert!(refused.is_err() || refused.is_ok_and(|(head, _)| head.first.is_empty()));
+    drop(held);
+    gives_back_descriptors(&stage.node, before);
+    stage.node.stop();
+}
+
+#[test]
+fn heads_have_an_end() {
+    let (stage, container) = sleeping();
+    let url = exec_url(&stage.node, &container, &["true"], OUTPUT);
+    let long = "x".repeat(8 << 10);
+    let (head, _) = upgrade(&url, "POST", &[("A", &long), ("B", &long)]).expect("an answer");
+    assert_eq!(head.second(), "431");
+    let (head, _) = upgrade(&url, "BREW", &[]).expect("an answer");
+    assert_eq!(head.second(), "405");
+    stage.node.stop();
+}
+
+#[test]
+fn there_is_an_end_to_unspent_tokens() {
+    use coracle_tests::cri::proto::AttachRequest;
+    let (stage, container) = sleeping();
+    let attach = |node: &Node| {
+        node.attach(AttachRequest { container_id: container.clone(), stdout: true, ..Default::default() })
+    };
+    for _ in 0..1000 {
+        attach(&stage.node).expect("a token");
+    }
+    assert_eq!(attach(&stage.node).unwrap_err().code() as i32, 8);
+    stage.node.stop();
+}
