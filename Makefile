@@ -11,7 +11,7 @@ TOOLS := $(CURDIR)/target/tools
 SUITES := house lifecycle images network faults crictl streaming conformance
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test check build probe run t bench cross-check clean
+.PHONY: help demo test check build probe run t fuzz bench cross-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ run: build ## the daemon in a scratch root, debug log
 t: build probe ## one test, its log on the screen: make t T=name
 	@test -n "$(T)" || { echo "make t T=name"; exit 2; }
 	$(ENVIRONMENT) tests/tools/suites --only "$(T)" $(SUITES)
+
+fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
+	tests/tools/fuzz "$(T)" $(or $(SECONDS),600)
 
 bench: ## what design.md budgets, as one table
 	tests/tools/install bench

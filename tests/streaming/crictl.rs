@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use coracle_tests::host::{self, wait_for, wait_until};
-use coracle_tests::node::Node;
+use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::free_address;
 use coracle_tests::request;
 use coracle_tests::stage::Stage;
 
-use crate::{descriptors, gives_back_descriptors, sleeping, with_stdin};
+use crate::{descriptors, gives_back_descriptors, sleeping, sleeping_on, with_stdin};
 
 /// 1 GiB.
 const LARGE: u64 = 1 << 30;
@@ -176,5 +176,54 @@ fn a_gibibyte_through_a_port_forward() {
         gives_back_descriptors(&stage.node, before);
         stays_small(&stage.node, idle, "after");
     }
+    stage.node.stop();
+}
+
+/// With a certificate the URL says https, and what is behind it is the same.
+#[test]
+fn exec_over_tls() {
+    let folder = std::env::temp_dir().join(format!("coracle-tls-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let file = |name: &str| folder.join(name).display().to_string();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+        .args(["-subj", "/CN=coracle", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"])
+        .args(["-keyout", &file("key.pem"), "-out", &file("cert.pem")])
+        .output()
+        .expect("openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let config = format!(
+        "[streaming]\ntls_cert_file = {:?}\ntls_key_file = {:?}\n",
+        file("cert.pem"),
+        file("key.pem")
+    );
+    let (stage, container) = sleeping_on(Options { config, ..Options::default() });
+    let before = descriptors(&stage.node);
+    for transport in ["spdy", "websocket"] {
+        // It wants a certificate of its own, too, which nobody asks for.
+        let (cert, key) = (file("cert.pem"), file("key.pem"));
+        let tls =
+            ["--tls-ca", &cert, "--tls-cert", &cert, "--tls-key", &key, "--tls-server-name", "127.0.0.1"];
+        let command = ["-i", &container, "/probe", "mirror"];
+        let words = [&["exec", "--transport", transport][..], &tls, &command].concat();
+        let mut child = spawn(&mut crictl(&stage.node, &words));
+        let text = "sealed ".repeat(100_000);
+        let (mut stdin, input) = (child.stdin.take().expect("a pipe"), text.clone());
+        let writing = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+        let output = child.wait_with_output().expect("crictl ends");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        writing.join().expect("the writer ends").unwrap_or_else(|error| panic!("{error}: {said}"));
+        assert!(output.stdout == text.as_bytes(), "{transport}: {} bytes: {said}", output.stdout.len());
+    }
+    // Who does not speak TLS gets no further.
+    let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
+    let plain = url.replace("https://", "http://");
+    assert!(
+        plain != url
+            && coracle_tests::spdy::upgrade(&plain, "POST", &[])
+                .is_ok_and(|(head, _)| head.second() != "101")
+    );
+    gives_back_descriptors(&stage.node, before);
+    std::fs::remove_dir_all(&folder).expect("the folder is ours");
     stage.node.stop();
 }

@@ -120,6 +120,10 @@ pub(crate) struct Streaming {
     pub(crate) address: IpAddr,
     /// Its port; 0: any.
     pub(crate) port: u16,
+    /// PEM files for TLS; both or neither.
+    pub(crate) certificate: Option<PathBuf>,
+    /// See `certificate`.
+    pub(crate) key: Option<PathBuf>,
     /// Longest silence of a session; zero: no limit.
     pub(crate) idle_timeout: Duration,
     /// From connect to a session.
@@ -133,6 +137,8 @@ impl Default for Streaming {
         Streaming {
             address: IpAddr::from([127, 0, 0, 1]),
             port: 0,
+            certificate: None,
+            key: None,
             idle_timeout: Duration::ZERO,
             creation_timeout: Duration::ZERO,
             sessions_max: 0,

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use crate::log;
 use crate::pod::streams::Wanted;
 use crate::pod::{Container, Pod, Pods};
 use crate::reactor::{self, Watched};
+use crate::workers::Workers;
 
 /// What a client may fetch once.
 pub(crate) enum Request {
@@ -63,12 +65,20 @@ const WEBSOCKET_STDIO: &[&str] = &[
 /// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What TLS is served with, and by whom.
+struct Tls {
+    certificate: PathBuf,
+    key: PathBuf,
+    workers: Rc<Workers>,
+}
+
 /// The server.
 pub(crate) struct Streams {
     pods: Rc<Pods>,
     tokens: Tokens<Request>,
     /// `http://127.0.0.1:34567`
     base: String,
+    tls: Option<Tls>,
     options: Streaming,
     sessions: Cell<usize>,
 }
@@ -79,6 +89,18 @@ impl Streams {
     /// # Errors
     /// What the kernel says of the address.
     pub(crate) fn start(options: &Streaming, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
+        let tls = match (&options.certificate, &options.key) {
+            (Some(certificate), Some(key)) => Some(Tls {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                workers: Rc::clone(&pods.node.workers),
+            }),
+            (None, None) => None,
+            _ => {
+                let text = "streaming: tls_cert_file and tls_key_file go together";
+                return Err(Error::new(Kind::InvalidArgument, text));
+            }
+        };
         let address = SocketAddr::new(options.address, options.port);
         let listener = TcpListener::bind(address).context(|| format!("streaming: listen on {address}"))?;
         let mut bound = listener.local_addr()?;
@@ -92,7 +114,8 @@ impl Streams {
         let streams = Rc::new(Streams {
             pods,
             tokens: Tokens::new(),
-            base: format!("http://{bound}"),
+            base: format!("{}://{bound}", if tls.is_some() { "https" } else { "http" }),
+            tls,
             options: options.clone(),
             sessions: Cell::new(0),
         });
@@ -138,9 +161,15 @@ impl Streams {
             let _open = Open(Rc::clone(&server));
             // A small piece of output is not to wait for the answer to the one before. It works without, slower.
             let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
-            match Watched::new(socket) {
+            let plain = match &server.tls {
+                Some(Tls { certificate, key, workers }) => {
+                    workers.terminate_tls(socket, certificate, key).map_err(Error::from)
+                }
+                None => Ok(socket),
+            };
+            match plain.and_then(|socket| Ok(Watched::new(socket)?)) {
                 Ok(socket) => server.serve(socket).await,
-                Err(error) => log::warn!("streaming: watch a client"; error = crate::error::plain(&error)),
+                Err(error) => log::warn!("streaming: a client is not served"; error = error),
             }
         })
         .detach();

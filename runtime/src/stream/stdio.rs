@@ -335,7 +335,7 @@ impl Resize {
         }
         self.pending.extend_from_slice(bytes);
         let mut sizes = serde_json::Deserializer::from_slice(&self.pending).into_iter::<Size>();
-        while let Some(size) = sizes.next() {
+        for size in sizes.by_ref() {
             match size {
                 Ok(Size { width, height }) if width > 0 && height > 0 => {
                     apply(Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 });

@@ -18,7 +18,9 @@ mod tests;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -164,6 +166,20 @@ impl Workers {
         let mut process = Process::start(&self.setup.program, self.reaper.clone())?;
         self.confine(process.pid());
         process.converse(&job, silence_max, on_progress).await
+    }
+
+    /// Ends TLS on a client's connection in a process of its own, so that neither keys nor the protocol sit in the daemon;
+    /// the descriptor is what comes out of it. The worker ends when either side does.
+    pub(crate) fn terminate_tls(
+        &self,
+        client: OwnedFd,
+        certificate: &Path,
+        key: &Path,
+    ) -> Result<OwnedFd, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
+        let ends = (client, OwnedFd::from(theirs));
+        process::start_tls(&self.setup.program, &self.reaper, ends, (certificate, key))?;
+        Ok(ours.into())
     }
 
     /// A host without the controller runs workers unconfined: worth one line, not a failed pull.

@@ -1,6 +1,7 @@
 //! One worker's process: its pipes, its end. Owns the child from the line that makes it; [`Drop`] kills the process
 //! group and hands the rest to [`reap_all`], so that neither a cancelled future nor an error leaves anything behind.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -158,6 +159,31 @@ impl Drop for Process {
             kill(remains, &self.reaper);
         }
     }
+}
+
+/// Starts a worker that ends TLS between two sockets: its stdin is the client's, its stdout ours. It ends with either.
+pub(super) fn start_tls(
+    program: &Path,
+    reaper: &Sender<Remains>,
+    (client, plain): (OwnedFd, OwnedFd),
+    (certificate, key): (&Path, &Path),
+) -> Result<(), Error> {
+    let mut child = Command::new(program)
+        .args([OsStr::new("tls"), certificate.as_os_str(), key.as_os_str()])
+        .current_dir("/")
+        .stdin(client)
+        .stdout(plain)
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .map_err(|error| Error::Start { program: program.to_owned(), error })?;
+    let stderr = child.stderr.take().and_then(|stderr| Watched::new(OwnedFd::from(stderr)).ok());
+    let log = stderr.map(|stderr| reactor::spawn(pass_on_log(stderr, child.id())));
+    let pidfd = open_pidfd(&child);
+    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log }) {
+        kill_group(&unsent.into_inner().child);
+    }
+    Ok(())
 }
 
 /// Reaps every worker it is sent; runs as long as the daemon. Each waits in a task of its own, since one may hang in the

@@ -16,6 +16,7 @@ mod pull;
 mod registries;
 mod remove_trees;
 mod store;
+mod tls;
 mod unpack;
 mod users;
 mod yaml;
@@ -34,7 +35,8 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|first| first == cni::PLUGIN_SUBCOMMAND) {
+    let subcommand = arguments.next();
+    if subcommand.as_ref().is_some_and(|first| first == cni::PLUGIN_SUBCOMMAND) {
         return cni::become_plugin(arguments);
     }
     let parent = nix::unistd::getppid();
@@ -49,6 +51,9 @@ fn main() -> ExitCode {
         MEMORY_BYTES_MAX,
         MEMORY_BYTES_MAX,
     );
+    if subcommand.is_some_and(|first| first == tls::SUBCOMMAND) {
+        return tls::run(arguments);
+    }
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,

@@ -1,0 +1,216 @@
+//! TLS for one client of the streaming server: stdin is its connection, stdout a socket of the daemon's, and this process
+//! stands between them until either ends. So the daemon holds no key and no TLS, and a flaw in it is one client's.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection};
+
+/// `coracle-worker tls CERTIFICATE KEY`
+pub(crate) const SUBCOMMAND: &str = "tls";
+
+/// What waits for a side that does not read before the other is no longer read.
+const WAITING_BYTES_MAX: usize = 64 << 10;
+/// One read.
+const READ_BYTES: usize = 16 << 10;
+/// A handshake that takes longer is none. Afterwards the daemon decides how long silence may be.
+const HANDSHAKE_MS_MAX: u16 = 30_000;
+
+/// Stands between the two until one ends.
+pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let (Some(certificate), Some(key)) = (arguments.next(), arguments.next()) else {
+        eprintln!("{SUBCOMMAND}: needs a certificate and a key");
+        return ExitCode::FAILURE;
+    };
+    match between(Path::new(&certificate), Path::new(&key)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{SUBCOMMAND}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn between(certificate: &Path, key: &Path) -> Result<(), String> {
+    let client =
+        TcpStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?);
+    let plain =
+        UnixStream::from(io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?);
+    // The standard descriptors are the same sockets: both ends must close for the peers to see an end.
+    close_standard_streams()?;
+    let connection =
+        ServerConnection::new(Arc::new(config(certificate, key)?)).map_err(|error| error.to_string())?;
+    for result in [client.set_nonblocking(true), plain.set_nonblocking(true)] {
+        result.map_err(|error| format!("set a socket non-blocking: {error}"))?;
+    }
+    Bridge { connection, client, plain, to_plain: Vec::new(), client_ended: false, plain_ended: false }.run()
+}
+
+/// Puts /dev/null where the sockets were.
+fn close_standard_streams() -> Result<(), String> {
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null");
+    let null = null.map_err(|error| format!("open /dev/null: {error}"))?;
+    let replaced = rustix::stdio::dup2_stdin(&null).and_then(|()| rustix::stdio::dup2_stdout(&null));
+    replaced.map_err(|error| format!("replace the standard streams: {error}"))
+}
+
+fn config(certificate: &Path, key: &Path) -> Result<ServerConfig, String> {
+    let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let chain: Vec<CertificateDer> = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect)
+        .map_err(|error| wrong(certificate, &error))?;
+    let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
+    ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_no_client_auth()
+        .with_single_cert(chain, key_der)
+        .map_err(|error| wrong(certificate, &error))
+}
+
+struct Bridge {
+    connection: ServerConnection,
+    client: TcpStream,
+    plain: UnixStream,
+    /// Decrypted, and not taken by the daemon yet.
+    to_plain: Vec<u8>,
+    client_ended: bool,
+    plain_ended: bool,
+}
+
+impl Bridge {
+    fn run(mut self) -> Result<(), String> {
+        loop {
+            if self.plain_ended && !self.connection.wants_write() {
+                return Ok(());
+            }
+            let (from_client, from_plain) = self.wait()?;
+            if from_client {
+                self.receive()?;
+            }
+            self.hand_over()?;
+            if from_plain {
+                self.send()?;
+            }
+            while self.connection.wants_write() {
+                match self.connection.write_tls(&mut self.client) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // The client is gone: what was left for it is, too.
+                    Err(_) => return Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Waits until there is something to do; whether the client and the daemon can be read.
+    fn wait(&self) -> Result<(bool, bool), String> {
+        let flag = |is_wanted: bool, flag: PollFlags| if is_wanted { flag } else { PollFlags::empty() };
+        let reads_client = !self.client_ended && self.to_plain.len() < WAITING_BYTES_MAX;
+        let reads_plain =
+            !self.plain_ended && !self.connection.is_handshaking() && !self.connection.wants_write();
+        let client =
+            flag(reads_client, PollFlags::POLLIN) | flag(self.connection.wants_write(), PollFlags::POLLOUT);
+        let plain =
+            flag(reads_plain, PollFlags::POLLIN) | flag(!self.to_plain.is_empty(), PollFlags::POLLOUT);
+        let mut fds = [PollFd::new(self.client.as_fd(), client), PollFd::new(self.plain.as_fd(), plain)];
+        let limit = match self.connection.is_handshaking() {
+            true => PollTimeout::from(HANDSHAKE_MS_MAX),
+            false => PollTimeout::NONE,
+        };
+        match poll(&mut fds, limit) {
+            Ok(0) => Err("the client did not finish its handshake".to_owned()),
+            Ok(_) => {
+                let is_ready = |index: usize, is_wanted: bool| {
+                    is_wanted && fds[index].revents().is_some_and(|events| events.intersects(READABLE))
+                };
+                // A side that hung up while nothing was wanted of it would wake us for ever.
+                let is_gone = |index: usize, is_wanted: bool| {
+                    !is_wanted && fds[index].revents().is_some_and(|events| events.intersects(GONE))
+                };
+                match is_gone(0, reads_client) || is_gone(1, reads_plain) {
+                    true => Err("a side hung up".to_owned()),
+                    false => Ok((is_ready(0, reads_client), is_ready(1, reads_plain))),
+                }
+            }
+            Err(nix::errno::Errno::EINTR) => Ok((false, false)),
+            Err(errno) => Err(format!("poll: {errno}")),
+        }
+    }
+
+    /// From the client: decrypts what is there.
+    fn receive(&mut self) -> Result<(), String> {
+        match self.connection.read_tls(&mut self.client) {
+            Ok(0) => self.client_ended = true,
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(format!("the client: {error}")),
+        }
+        let state = self.connection.process_new_packets().map_err(|error| {
+            // It is told why, if it still listens.
+            let _ = self.connection.write_tls(&mut self.client);
+            format!("the client: {error}")
+        })?;
+        self.client_ended |= state.peer_has_closed();
+        let mut piece = [0; READ_BYTES];
+        loop {
+            match self.connection.reader().read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => self.to_plain.extend_from_slice(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // It hung up without saying so in TLS.
+                Err(_) => {
+                    self.client_ended = true;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self) -> Result<(), String> {
+        while !self.to_plain.is_empty() {
+            match self.plain.write(&self.to_plain) {
+                Ok(count) => drop(self.to_plain.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(format!("the daemon: {error}")),
+            }
+        }
+        if self.client_ended {
+            // Once is enough; that it is closed already is no news.
+            let _ = self.plain.shutdown(Shutdown::Write);
+        }
+        Ok(())
+    }
+
+    /// From the daemon: encrypts what is there.
+    fn send(&mut self) -> Result<(), String> {
+        let mut piece = [0; READ_BYTES];
+        match self.plain.read(&mut piece) {
+            Ok(0) => {
+                self.plain_ended = true;
+                self.connection.send_close_notify();
+            }
+            Ok(count) => self
+                .connection
+                .writer()
+                .write_all(&piece[..count])
+                .map_err(|error| format!("the daemon: {error}"))?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(format!("the daemon: {error}")),
+        }
+        Ok(())
+    }
+}
+
+const READABLE: PollFlags = PollFlags::POLLIN.union(GONE);
+const GONE: PollFlags = PollFlags::POLLHUP.union(PollFlags::POLLERR);
