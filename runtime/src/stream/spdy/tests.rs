@@ -260,3 +260,20 @@ fn damaged_exchanges_do_no_harm() {
         assert!(session.output().len() < 4096);
     }
 }
+
+/// What the fuzz targets start from, and what they found.
+#[test]
+fn the_corpora_of_the_fuzz_targets_do_no_harm() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fuzz/corpus/spdy_session");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
+        let input = std::fs::read(entry.path()).expect("a file");
+        let (cut, input) = input.split_first().expect("the first byte says how to cut");
+        let mut session = Session::new();
+        for part in input.chunks(usize::from(*cut).max(1)) {
+            events(&mut session, part);
+        }
+        count += 1;
+    }
+    assert!(count >= 2);
+}

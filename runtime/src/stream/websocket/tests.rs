@@ -157,3 +157,20 @@ fn damaged_exchanges_do_no_harm() {
         events(&mut session, &damaged[cut..]);
     }
 }
+
+/// What the fuzz target starts from, and what it found.
+#[test]
+fn the_corpus_of_the_fuzz_target_does_no_harm() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fuzz/corpus/websocket");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
+        let input = std::fs::read(entry.path()).expect("a file");
+        let [form, cut, input @ ..] = &input[..] else { panic!("two bytes come first") };
+        let mut session = Session::new([V4, V5, Form::Base64, Form::Raw][usize::from(*form) % 4]);
+        for part in input.chunks(usize::from(*cut).max(1)) {
+            events(&mut session, part);
+        }
+        count += 1;
+    }
+    assert!(count >= 4);
+}
