@@ -9,6 +9,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,10 @@ use crate::reactor::{self, Watched};
 
 /// Output that waits for the socket before senders wait, too: two of the longest frames.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
-/// One read of a socket or a pipe, and the longest piece of a stream.
-const READ_BYTES: usize = 32 << 10;
+/// One read of a socket or a pipe: what a pipe holds, and two of the longest frames.
+const READ_BYTES: usize = 64 << 10;
+/// The first reads of a session: keystrokes need no more.
+const FIRST_READ_BYTES: usize = 2 << 10;
 /// How long the last bytes, and the client's goodbye, are waited for.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -73,15 +76,19 @@ pub(super) struct Connection {
     last_used: Cell<Instant>,
 }
 
-/// The reading half's buffers: as long as what clients send at once, so that a shell's are small.
+/// The reading half: a buffer that a shell leaves small.
 pub(super) struct Receiver {
     input: Vec<u8>,
-    at: usize,
-    bytes: Vec<u8>,
+    /// What of `input` was read and not taken yet.
+    from: usize,
+    to: usize,
+    /// Where the last event's bytes are: in `input`, unless the protocol had to unpack them.
+    bytes: Range<usize>,
+    unpacked: Vec<u8>,
 }
 
 thread_local! {
-    /// What reads of sockets and pipes fill, all of one turn of the loop: nothing is in it across an await.
+    /// What reads of pipes and of sockets in pods fill, all of one turn of the loop: nothing is in it across an await.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
@@ -99,13 +106,13 @@ pub(super) async fn read_through(from: &Watched, mut hand_on: impl FnMut(&[u8]))
 
 impl Receiver {
     /// `read`: what came with the request's head.
-    pub(super) fn new(read: &[u8]) -> Receiver {
-        Receiver { input: read.to_vec(), at: 0, bytes: Vec::new() }
+    pub(super) fn new(read: Vec<u8>) -> Receiver {
+        Receiver { from: 0, to: read.len(), input: read, bytes: 0..0, unpacked: Vec::new() }
     }
 
     /// Bytes of the last [`Incoming::Data`].
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes
+        if self.bytes.is_empty() { &self.unpacked } else { &self.input[self.bytes.clone()] }
     }
 
     /// Waits for the next event.
@@ -116,34 +123,44 @@ impl Receiver {
             }
             // Answers to what was just taken: a PONG, the refusal of a stream.
             connection.output_changed.notify(usize::MAX);
-            let taken = |bytes: &[u8]| {
-                self.input.clear();
-                self.input.extend_from_slice(bytes);
-            };
-            if read_through(&connection.socket, taken).await.map_err(Lost::Socket)? == 0 {
+            // A full buffer is a flow, which deserves a large one.
+            if self.to == self.input.len() {
+                let length = if self.input.is_empty() { FIRST_READ_BYTES } else { READ_BYTES };
+                self.input.resize(length.max(self.input.len()), 0);
+            }
+            let count = connection.socket.read(&mut self.input).await.map_err(Lost::Socket)?;
+            if count == 0 {
                 return Err(Lost::Closed);
             }
-            self.at = 0;
+            (self.from, self.to) = (0, count);
             connection.last_used.set(Instant::now());
         }
     }
 
     fn take(&mut self, peer: &mut Peer) -> Result<Option<Incoming>, Lost> {
-        let mut rest = &self.input[self.at..];
+        let is_packed = !matches!(peer, Peer::Spdy(_));
+        let mut rest = &self.input[self.from..self.to];
         let event = peer.next(&mut rest).map_err(Lost::Broken)?;
+        let end = self.to - rest.len();
         let incoming = match event {
             None => None,
             Some(Event::Opened { stream, headers }) => Some(Incoming::Opened { stream, headers }),
+            Some(Event::Data { stream, bytes }) if is_packed => {
+                self.unpacked.clear();
+                self.unpacked.extend_from_slice(bytes);
+                self.bytes = 0..0;
+                Some(Incoming::Data { stream })
+            }
+            // SPDY hands on what it was given: the bytes just before what is left.
             Some(Event::Data { stream, bytes }) => {
-                self.bytes.clear();
-                self.bytes.extend_from_slice(bytes);
+                self.bytes = end - bytes.len()..end;
                 Some(Incoming::Data { stream })
             }
             Some(Event::Ended { stream }) => Some(Incoming::Ended { stream }),
             Some(Event::Reset { stream }) => Some(Incoming::Reset { stream }),
             Some(Event::Closed) => return Err(Lost::Closed),
         };
-        self.at = self.input.len() - rest.len();
+        self.from = end;
         Ok(incoming)
     }
 }

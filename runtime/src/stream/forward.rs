@@ -181,7 +181,7 @@ async fn forward(
     from_client: &Queue,
 ) {
     let socket = match pods.connect(pod, port).await {
-        Ok(socket) => socket,
+        Ok(socket) => Rc::new(socket),
         Err(why) => {
             from_client.close();
             // The words before the cause are what clients print from other runtimes, too.

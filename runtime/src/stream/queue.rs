@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::rc::Rc;
 
 use event_listener::{Event as Changed, listener};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -17,6 +18,8 @@ pub(super) struct Queue {
     has_ended: Cell<bool>,
     /// Nobody reads it any more: what comes is thrown away.
     is_closed: Cell<bool>,
+    /// Where it is drained to, once it is.
+    reader: RefCell<Option<Rc<Watched>>>,
     changed: Changed,
 }
 
@@ -27,12 +30,17 @@ impl Queue {
             bytes_max,
             has_ended: Cell::new(false),
             is_closed: Cell::new(false),
+            reader: RefCell::default(),
             changed: Changed::new(),
         }
     }
 
-    /// Appends bytes, once what is there leaves room.
+    /// Passes bytes on, or keeps them once what is there leaves room.
     pub(super) async fn push(&self, bytes: &[u8]) {
+        let bytes = &bytes[self.pass_on(bytes)..];
+        if bytes.is_empty() {
+            return;
+        }
         loop {
             listener!(self.changed => changed);
             if self.is_closed.get() {
@@ -47,6 +55,17 @@ impl Queue {
         self.changed.notify(usize::MAX);
     }
 
+    /// What the reader takes at once, while nothing waits before it; a reader that is gone is met by the drain.
+    fn pass_on(&self, bytes: &[u8]) -> usize {
+        let reader = self.reader.borrow();
+        match &*reader {
+            Some(reader) if self.bytes.borrow().is_empty() && !self.is_closed.get() => {
+                nix::unistd::write(reader.fd(), bytes).unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
+
     /// No more comes.
     pub(super) fn end(&self) {
         self.has_ended.set(true);
@@ -57,11 +76,19 @@ impl Queue {
     pub(super) fn close(&self) {
         self.is_closed.set(true);
         self.bytes.take();
+        self.reader.take();
         self.changed.notify(usize::MAX);
     }
 
     /// Writes everything to `to` until the end; false where the reader was gone before.
-    pub(super) async fn drain(&self, to: &Watched) -> bool {
+    pub(super) async fn drain(&self, to: &Rc<Watched>) -> bool {
+        *self.reader.borrow_mut() = Some(Rc::clone(to));
+        let is_whole = self.drain_all(to).await;
+        *self.reader.borrow_mut() = None;
+        is_whole
+    }
+
+    async fn drain_all(&self, to: &Watched) -> bool {
         loop {
             listener!(self.changed => changed);
             if self.bytes.borrow().is_empty() {
@@ -90,7 +117,7 @@ impl Queue {
     }
 
     /// As [`Queue::drain`], then the write half of a socket.
-    pub(super) async fn drain_to_socket(&self, to: &Watched) {
+    pub(super) async fn drain_to_socket(&self, to: &Rc<Watched>) {
         if self.drain(to).await {
             // A peer that reset it meanwhile needs no end.
             let _ = shutdown(to.fd().as_raw_fd(), Shutdown::Write);

@@ -204,7 +204,7 @@ impl Streams {
         let connection = Rc::new(Connection::new(socket, peer(&head.upgrade, protocol)));
         let kind = request.kind();
         log::debug!("streaming: session"; kind = kind, protocol = protocol);
-        match self.run(&connection, Receiver::new(&rest), request, protocol).await {
+        match self.run(&connection, Receiver::new(rest), request, protocol).await {
             // Leaving is a client's way to end an attach and a port-forward.
             Ok(()) | Err(Lost::Closed) => {}
             Err(lost) => log::warn!("streaming: session lost"; kind = kind, reason = lost),
