@@ -17,6 +17,7 @@ use crate::image::{self, Images};
 use crate::network::{self, Network};
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
+use crate::stats::Stats;
 use crate::store::{self, Damage};
 use crate::stream::Streams;
 use crate::workers::{self, Workers};
@@ -30,6 +31,7 @@ pub(crate) struct Daemon {
     pub(crate) images: Rc<Images>,
     pub(crate) network: Rc<Network>,
     pub(crate) streams: Rc<Streams>,
+    pub(crate) stats: Rc<Stats>,
     /// `mount_setattr` with AT_RECURSIVE: Linux 5.12.
     pub(crate) has_recursive_read_only: bool,
     /// Held while the daemon lives; the kernel lets go of it with the process.
@@ -83,6 +85,7 @@ impl Daemon {
         });
         pods.recover().await?;
         let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
+        let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.workers));
         let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
         reactor::spawn(control.run()).detach();
         Ok(Rc::new(Self {
@@ -92,6 +95,7 @@ impl Daemon {
             images,
             network,
             streams,
+            stats,
             has_recursive_read_only: probe::has_recursive_read_only()?,
             _lock: lock,
         }))

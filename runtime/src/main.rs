@@ -22,6 +22,7 @@ mod pod;
 mod reactor;
 mod rpc;
 mod serve;
+mod stats;
 mod store;
 mod stream;
 #[cfg(test)]

@@ -11,4 +11,5 @@ mod namespaces;
 mod pods;
 mod refuse;
 mod service;
+mod stats;
 mod stop;

@@ -74,6 +74,10 @@ calls! {
     pods: container_status(ContainerStatusRequest) -> ContainerStatusResponse;
     pods: update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
     pods: exec_sync(ExecSyncRequest) -> ExecSyncResponse;
+    pods: container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
+    pods: list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
+    pods: pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse;
+    pods: list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
     pods: exec(ExecRequest) -> ExecResponse;
     pods: attach(AttachRequest) -> AttachResponse;
     pods: port_forward(PortForwardRequest) -> PortForwardResponse;

@@ -33,6 +33,20 @@ pub enum Job {
     },
     /// Run the plugins of one CNI network for one pod.
     Cni(CniJob),
+    /// Measure what trees use of the disk: writable layers.
+    MeasureTrees {
+        /// Absolute paths; a missing one uses nothing.
+        paths: Vec<std::path::PathBuf>,
+    },
+}
+
+/// What a tree uses of the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeUsage {
+    /// Allocated; a file with several names counts once.
+    pub bytes: u64,
+    /// Files, directories, links and the rest.
+    pub inodes: u64,
 }
 
 /// What a worker says.
@@ -64,6 +78,8 @@ pub enum Outcome {
     Removed,
     /// The plugins ran.
     Cni(CniOutcome),
+    /// One for each tree, in order.
+    Measured(Vec<TreeUsage>),
 }
 
 /// Why a job failed, as far as the daemon's answer depends on it.

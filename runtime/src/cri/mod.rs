@@ -6,12 +6,14 @@ mod filter;
 pub(crate) mod pod_config;
 
 pub(crate) mod list_pod_sandbox;
+pub(crate) mod pod_sandbox_stats;
 pub(crate) mod pod_sandbox_status;
 pub(crate) mod remove_pod_sandbox;
 pub(crate) mod run_pod_sandbox;
 pub(crate) mod stop_pod_sandbox;
 
 pub(crate) mod attach;
+pub(crate) mod container_stats;
 pub(crate) mod container_status;
 pub(crate) mod create_container;
 pub(crate) mod exec;
@@ -34,7 +36,22 @@ pub(crate) mod list_images;
 pub(crate) mod pull_image;
 pub(crate) mod remove_image;
 
+use smol::stream::Stream;
+
 use crate::error::{Error, Kind};
+
+/// A list as messages of a stream; an empty list is no message at all.
+fn chunks<T, M>(
+    items: Vec<T>,
+    count: usize,
+    message: impl Fn(Vec<T>) -> M,
+) -> impl Stream<Item = Result<M, Error>> {
+    let mut items = items.into_iter().peekable();
+    smol::stream::iter(std::iter::from_fn(move || {
+        items.peek()?;
+        Some(Ok(message(items.by_ref().take(count).collect())))
+    }))
+}
 
 /// Stop and Remove of what is not there have nothing to do (CRI section 1.3: idempotent calls).
 fn unknown_is_done<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {

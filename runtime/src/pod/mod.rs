@@ -28,10 +28,11 @@ pub(crate) mod streams;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::cgroup::{CgroupPath, Cgroups};
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Usage};
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::Mutex;
 
@@ -166,6 +167,22 @@ impl Pods {
         }
     }
 
+    /// What a container's cgroup has used; `None` where it is gone.
+    pub(crate) fn container_usage(&self, container: &Container) -> Result<Option<Usage>, Error> {
+        Ok(self.node.cgroups.usage(&container.cgroup()?)?)
+    }
+
+    /// What the cgroup above a pod's containers has used: the one that the kubelet made for the pod.
+    pub(crate) fn pod_usage(&self, pod: &Pod) -> Result<Option<Usage>, Error> {
+        let parent = pod.record().cgroup_parent.clone();
+        Ok(self.node.cgroups.usage(&CgroupPath::parse(&parent)?)?)
+    }
+
+    /// What a container writes, on the host.
+    pub(crate) fn writable_layer(&self, container: &Container) -> PathBuf {
+        self.node.paths.container(container.pod.id, container.id).join("upper")
+    }
+
     /// The containers of a pod, made or being made.
     fn containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
         self.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
@@ -230,6 +247,11 @@ impl Pod {
     /// Of the monitor, as the node sees it; 0 when there is none.
     pub(crate) fn pid(&self) -> i32 {
         self.link.borrow().as_ref().map_or(0, |link| link.pid())
+    }
+
+    /// Whether it has a network namespace of its own.
+    pub(crate) fn has_network(&self) -> bool {
+        self.record().spec.namespaces.network == spec::Sharing::Pod
     }
 
     fn is_visible(&self) -> bool {

@@ -43,6 +43,9 @@ const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);
 /// How long a removal may take in all: a million files on a slow card.
 const REMOVE_SILENCE: Duration = Duration::from_secs(60 * 60);
 
+/// A walk of every writable layer, on flash with a cold cache.
+const MEASURE_SILENCE: Duration = Duration::from_secs(300);
+
 /// What a CNI job may take longer than its own limits, which the worker enforces: one for the command, and one for the
 /// DEL that takes back a failed ADD.
 const CNI_GRACE: Duration = Duration::from_secs(10);
@@ -114,7 +117,7 @@ impl From<Error> for error::Error {
 /// Starts workers, not too many at once.
 pub(crate) struct Workers {
     setup: Setup,
-    lanes: [(Lane, Semaphore); 3],
+    lanes: [(Lane, Semaphore); 4],
     reaper: Sender<Remains>,
     warned_unconfined: Cell<bool>,
 }
@@ -125,6 +128,7 @@ enum Lane {
     Fill,
     Remove,
     Network,
+    Measure,
 }
 
 /// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
@@ -134,13 +138,21 @@ const REMOVALS_MAX: usize = 1;
 /// CNI jobs at once. Each is a worker and a Go plugin of some 10 MiB.
 const NETWORKS_MAX: usize = 8;
 
+/// Walks of writable layers at once: one walks them all.
+const MEASURES_MAX: usize = 1;
+
 impl Workers {
     /// No worker is started yet, but the task that will reap them.
     ///
     /// # Panics
     /// Outside [`reactor::run`].
     pub(crate) fn new(setup: Setup) -> Rc<Workers> {
-        let lanes = [(Lane::Fill, FILLS_MAX), (Lane::Remove, REMOVALS_MAX), (Lane::Network, NETWORKS_MAX)];
+        let lanes = [
+            (Lane::Fill, FILLS_MAX),
+            (Lane::Remove, REMOVALS_MAX),
+            (Lane::Network, NETWORKS_MAX),
+            (Lane::Measure, MEASURES_MAX),
+        ];
         let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
         // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
         let (reaper, dead) = smol::channel::unbounded();
@@ -154,6 +166,7 @@ impl Workers {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
+            Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Cni(cni) => (
                 Lane::Network,
                 Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE),

@@ -12,6 +12,7 @@ mod cni;
 mod failure;
 mod image_config;
 mod import;
+mod measure_trees;
 mod pull;
 mod registries;
 mod remove_trees;
@@ -83,5 +84,6 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Import(job) => import::run(&job, &mut progress).map(Outcome::Imported),
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
+        Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::time::TimeValLike;
 
 use crate::see::Outcome;
 
@@ -126,6 +127,30 @@ pub(crate) fn burn(mebibytes: &str) -> Outcome {
         kept.push(black_box(vec![1u8; MIB]));
     }
     println!("burnt {}", kept.len());
+    sleep_forever()
+}
+
+/// Keeps a CPU busy until that much time of it is used, then stays.
+pub(crate) fn spin(milliseconds: &str) -> Outcome {
+    let wanted = Duration::from_millis(number(milliseconds)?);
+    let used = || {
+        let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
+        usage
+            .map(|usage| usage.user_time() + usage.system_time())
+            .map_err(|error| format!("getrusage: {error}"))
+    };
+    while used()?.num_milliseconds() < wanted.as_millis() as i64 {
+        black_box((0..100_000_u64).fold(0, |sum, number| black_box(sum ^ number)));
+    }
+    println!("spun");
+    sleep_forever()
+}
+
+/// Writes a file of that many mebibytes, then stays.
+pub(crate) fn fill(path: &str, mebibytes: &str) -> Outcome {
+    let bytes = vec![1; (number(mebibytes)? << 20) as usize];
+    fs::write(path, bytes).map_err(|error| format!("write {path}: {error}"))?;
+    println!("filled");
     sleep_forever()
 }
 

@@ -48,6 +48,8 @@ fn act(words: &[&str]) -> see::Outcome {
         ["orphan", seconds] => act::orphan(seconds),
         ["tree", seconds] => act::tree(seconds),
         ["burn", mebibytes] => act::burn(mebibytes),
+        ["spin", milliseconds] => act::spin(milliseconds),
+        ["fill", path, mebibytes] => act::fill(path, mebibytes),
         ["write", path, text] => act::write(path, text),
         ["serve", port] => act::serve(port),
         ["echo", address] => act::echo(address),

@@ -1,0 +1,50 @@
+//! `/proc/PID/net/dev`: two lines of headings, then one for each interface.
+//!
+//! ```text
+//!   face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+//!   eth0: 1234  12      0    0    0    0     0          0         5678  56      0    …
+//! ```
+
+/// Counters of one interface since it was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) received_bytes: u64,
+    pub(crate) received_errors: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) sent_errors: u64,
+}
+
+/// All but the loopback, in the kernel's order.
+pub(super) fn parse(text: &str) -> Vec<Interface> {
+    text.lines().filter_map(line).filter(|interface| interface.name != "lo").collect()
+}
+
+fn line(line: &str) -> Option<Interface> {
+    let (name, rest) = line.split_once(':')?;
+    let numbers: Vec<u64> = rest.split_whitespace().map_while(|number| number.parse().ok()).collect();
+    let [received_bytes, _, received_errors, _, _, _, _, _, sent_bytes, _, sent_errors, ..] = numbers[..]
+    else {
+        return None;
+    };
+    Some(Interface { name: name.trim().to_owned(), received_bytes, received_errors, sent_bytes, sent_errors })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_are_read_and_the_loopback_is_not() {
+        let text = "Inter-|   Receive | Transmit\n face |bytes packets|bytes packets\n    lo: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n  \
+                    eth0: 100 2 3 4 5 6 7 8 900 10 11 12 13 14 15 16\nbroken: 1 2\n";
+        let expected = Interface {
+            name: "eth0".into(),
+            received_bytes: 100,
+            received_errors: 3,
+            sent_bytes: 900,
+            sent_errors: 11,
+        };
+        assert_eq!(parse(text), [expected]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Statistics against workloads whose size is known.
+
+use coracle_tests::cri::proto::{
+    ContainerStats, ContainerStatsFilter, ContainerStatsRequest, ListContainerStatsRequest,
+    ListPodSandboxStatsRequest, PodSandboxStatsFilter, PodSandboxStatsRequest, StopPodSandboxRequest,
+    UInt64Value,
+};
+use coracle_tests::host::{wait_for, wait_until};
+use coracle_tests::node::Node;
+use coracle_tests::request;
+use coracle_tests::stage::Stage;
+
+const MIB: u64 = 1 << 20;
+
+fn stats(stage: &Stage, container: &str) -> ContainerStats {
+    let request = ContainerStatsRequest { container_id: container.into() };
+    stage.node.container_stats(request).unwrap_or_else(|error| panic!("stats: {error}")).stats.expect("stats")
+}
+
+#[track_caller]
+fn value(value: Option<UInt64Value>) -> u64 {
+    value.expect("this kernel counts it").value
+}
+
+/// A container that does that and says when it is done.
+fn busy(stage: &Stage, words: &[&str], said: &str) -> String {
+    let container = stage.run(&stage.config(words[0], words));
+    wait_until("the work is done", || stage.node.output(&container).contains(said));
+    container
+}
+
+#[test]
+fn cpu_time_is_what_was_burnt_and_a_rate_needs_two_readings() {
+    let stage = Stage::set();
+    let container = busy(&stage, &["spin", "1000"], "spun");
+    let first = stats(&stage, &container).cpu.expect("CPU");
+    let burnt = value(first.usage_core_nano_seconds);
+    assert!((1_000_000_000..1_300_000_000).contains(&burnt), "{burnt}");
+    assert_eq!(first.usage_nano_cores, None);
+    assert!(first.timestamp > 1_500_000_000_000_000_000);
+    let rate = wait_for("a second reading a second later", || {
+        stats(&stage, &container).cpu.expect("CPU").usage_nano_cores
+    });
+    assert!(rate.value < 100_000_000, "it sleeps: {rate:?}");
+    stage.node.stop();
+}
+
+#[test]
+fn memory_and_the_writable_layer_are_what_was_filled() {
+    let stage = Stage::set();
+    let writer = busy(&stage, &["fill", "/tmp/file", "5"], "filled");
+    let layer = wait_for("the layer is walked", || {
+        let layer = stats(&stage, &writer).writable_layer.expect("a layer");
+        (layer.used_bytes.as_ref().is_some_and(|used| used.value > 0)).then_some(layer)
+    });
+    let used = value(layer.used_bytes);
+    assert!((5 * MIB..6 * MIB).contains(&used), "{used}");
+    let inodes = value(layer.inodes_used);
+    assert!((3..50).contains(&inodes), "the file, its directory, and the places of mounts: {inodes}");
+    let place = layer.fs_id.expect("a place").mountpoint;
+    assert!(std::path::Path::new(&place).is_dir(), "{place}: the kubelet runs statfs on it");
+
+    let burner = busy(&stage, &["burn", "20"], "burnt 20");
+    let memory = stats(&stage, &burner).memory.expect("memory");
+    let rss = value(memory.rss_bytes);
+    assert!((20 * MIB..24 * MIB).contains(&rss), "{rss}");
+    assert!(value(memory.usage_bytes) >= rss && value(memory.working_set_bytes) >= 20 * MIB);
+    assert!(value(memory.page_faults) > 0 && memory.available_bytes.is_none(), "no limit was asked for");
+    stage.node.stop();
+}
+
+#[test]
+fn lists_hold_what_runs_and_filters_narrow_them() {
+    let stage = Stage::set();
+    let running = stage.run(&stage.config("runs", &["sleep", "forever"]));
+    let ended = stage.run(&stage.config("ended", &["true"]));
+    stage.node.exited(&ended);
+    let list = |filter: ContainerStatsFilter| {
+        let request = ListContainerStatsRequest { filter: Some(filter) };
+        let stats = stage.node.list_container_stats(request).expect("a list").stats;
+        stats.into_iter().map(|stats| stats.attributes.expect("attributes").id).collect::<Vec<_>>()
+    };
+    assert_eq!(list(ContainerStatsFilter::default()), std::slice::from_ref(&running));
+    let by_id = |id: &str| ContainerStatsFilter { id: id.into(), ..Default::default() };
+    assert_eq!(list(by_id(&running[..13])), std::slice::from_ref(&running));
+    assert!(list(by_id(&ended)).is_empty());
+    let label = |value: &str| ContainerStatsFilter {
+        label_selector: [("io.kubernetes.container.name".into(), value.into())].into(),
+        ..Default::default()
+    };
+    assert_eq!((list(label("runs")).len(), list(label("other")).len()), (1, 0));
+    let ask = |container_id: &str| {
+        stage
+            .node
+            .container_stats(ContainerStatsRequest { container_id: container_id.into() })
+            .unwrap_err()
+            .code()
+    };
+    assert_eq!((ask("feed") as i32, ask(&ended) as i32), (5, 9));
+    stage.node.stop();
+}
+
+#[test]
+fn a_pod_has_its_cgroup_its_interfaces_and_its_containers() {
+    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("stats"));
+    let container = stage.run(&stage.config("runs", &["sleep", "forever"]));
+    let request = PodSandboxStatsRequest { pod_sandbox_id: stage.pod_id.clone() };
+    let stats = stage.node.pod_sandbox_stats(request).expect("stats").stats.expect("stats");
+    let linux = stats.linux.expect("Linux");
+    assert_eq!(linux.containers.len(), 1);
+    assert_eq!(linux.containers[0].attributes.as_ref().expect("attributes").id, container);
+    assert!(value(linux.cpu.expect("CPU").usage_core_nano_seconds) > 0);
+    assert!(value(linux.process.expect("processes").process_count) >= 1);
+    let network = linux.network.expect("a network of its own");
+    assert_eq!(network.default_interface.expect("an interface").name, "eth0");
+    let list = |id: &str| {
+        let filter = PodSandboxStatsFilter { id: id.into(), ..Default::default() };
+        let request = ListPodSandboxStatsRequest { filter: Some(filter) };
+        stage.node.list_pod_sandbox_stats(request).expect("a list").stats.len()
+    };
+    assert_eq!((list(""), list(&stage.pod_id), list("feed")), (1, 1, 0));
+    stage
+        .node
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() })
+        .expect("stopped");
+    assert_eq!(list(""), 0, "it is not ready any more");
+    stage.node.stop();
+}
