@@ -102,6 +102,11 @@ struct Parsed {
     has_all: bool,
 }
 
+/// The bit of a capability's name, `CAP_SYS_ADMIN`; `None` where no kernel has it.
+pub(crate) fn bit(name: &str) -> Option<u64> {
+    Capability::from_str(name).ok().map(|capability| capability.bitmask())
+}
+
 fn parse(field: &str, names: &[String]) -> Result<Parsed, Error> {
     let mut parsed = Parsed { named: 0, has_all: false };
     for name in names {

@@ -24,6 +24,7 @@ pub mod monitor;
 pub mod netns;
 pub mod plan;
 pub mod probe;
+pub mod seccomp;
 
 pub use coracle_wire::{
     ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply,

@@ -10,6 +10,7 @@ mod logs;
 mod namespaces;
 mod pods;
 mod refuse;
+mod seccomp;
 mod service;
 mod stats;
 mod stop;

@@ -6,7 +6,7 @@
 use coracle_sandbox::{ContainerId, plan};
 
 use super::pod_config::{
-    check_seccomp, check_user_namespace, invalid, missing, pairs, required, unsupported,
+    SeccompAsked, check_user_namespace, invalid, missing, pairs, required, seccomp, unsupported,
 };
 use crate::error::Error;
 use crate::pod::spec::{
@@ -231,8 +231,13 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     let is_absent = context.is_none();
     let context = context.unwrap_or_default();
     // Both are ignored for privileged containers (CRI facts section 3.4).
-    let wants_default_seccomp = !context.privileged
-        && check_seccomp(&field("seccomp"), context.seccomp.as_ref(), &context.seccomp_profile_path)?;
+    let asked = seccomp(&field("seccomp"), context.seccomp.as_ref(), &context.seccomp_profile_path)?;
+    let (wants_default_seccomp, localhost_seccomp) = match asked {
+        _ if context.privileged => (false, String::new()),
+        SeccompAsked::Unconfined => (false, String::new()),
+        SeccompAsked::RuntimeDefault => (true, String::new()),
+        SeccompAsked::Localhost(path) => (false, path),
+    };
     if !context.privileged {
         check_apparmor(&field("apparmor"), &context)?;
     }
@@ -280,7 +285,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         wants_default_seccomp,
         masked_paths,
         readonly_paths,
-        localhost_seccomp: String::new(),
+        localhost_seccomp,
         apparmor: String::new(),
         selinux: None,
     })

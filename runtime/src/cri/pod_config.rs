@@ -23,7 +23,8 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
     if security.run_as_group.is_some() && security.run_as_user.is_none() {
         return Err(invalid("config.linux.security_context.run_as_group", "needs run_as_user"));
     }
-    check_seccomp(
+    // The monitor is not confined: it is the runtime's own code. A wrong field is an error all the same.
+    seccomp(
         "config.linux.security_context.seccomp",
         security.seccomp.as_ref(),
         &security.seccomp_profile_path,
@@ -92,25 +93,41 @@ pub(crate) fn map(pairs: &Pairs) -> std::collections::HashMap<String, String> {
     pairs.iter().cloned().collect()
 }
 
-/// Whether the runtime's default filter is asked for (there is none yet, which the core warns of). A profile of the
-/// host cannot be honoured and is refused.
-pub(crate) fn check_seccomp(
+/// Which seccomp filter is asked for (CRI section 3.4).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SeccompAsked {
+    /// None.
+    Unconfined,
+    /// Ours.
+    RuntimeDefault,
+    /// A profile's path on the node.
+    Localhost(String),
+}
+
+/// Reads the profile field, else the deprecated path (`localhost/PATH`, `runtime/default`).
+pub(crate) fn seccomp(
     field: &str,
     profile: Option<&v1::SecurityProfile>,
     deprecated_path: &str,
-) -> Result<bool, Error> {
+) -> Result<SeccompAsked, Error> {
     use v1::security_profile::ProfileType;
-    let localhost = || unsupported(field, "localhost seccomp profiles");
+    let localhost = |path: &str| match path.starts_with('/') && !path.contains('\0') {
+        true => Ok(SeccompAsked::Localhost(path.to_owned())),
+        false => Err(invalid(field, &format!("{path:?} is not an absolute path"))),
+    };
     match (profile, deprecated_path) {
         (Some(profile), _) => match ProfileType::try_from(profile.profile_type) {
-            Ok(ProfileType::RuntimeDefault) => Ok(true),
-            Ok(ProfileType::Unconfined) => Ok(false),
-            Ok(ProfileType::Localhost) => Err(localhost()),
+            Ok(ProfileType::RuntimeDefault) => Ok(SeccompAsked::RuntimeDefault),
+            Ok(ProfileType::Unconfined) => Ok(SeccompAsked::Unconfined),
+            Ok(ProfileType::Localhost) => localhost(&profile.localhost_ref),
             Err(_) => Err(invalid(field, &format!("has an unknown profile type {}", profile.profile_type))),
         },
-        (None, "runtime/default" | "docker/default") => Ok(true),
-        (None, path) if path.starts_with("localhost/") => Err(localhost()),
-        (None, _) => Ok(false),
+        (None, "runtime/default" | "docker/default") => Ok(SeccompAsked::RuntimeDefault),
+        (None, "" | "unconfined") => Ok(SeccompAsked::Unconfined),
+        (None, path) => match path.strip_prefix("localhost/") {
+            Some(path) => localhost(path),
+            None => Err(invalid(field, &format!("{path:?} is no profile"))),
+        },
     }
 }
 

@@ -116,6 +116,20 @@ impl Pods {
         Ok(ExecOutput { stdout, stderr, exit_code: exit.code() })
     }
 
+    /// The filter that the container runs under: what its launch record holds, whatever has become of a profile's file.
+    fn filter_of(&self, container: &Container) -> Result<Option<plan::Seccomp>, Error> {
+        let security = &container.record().spec.security;
+        if !security.wants_default_seccomp && security.localhost_seccomp.is_empty() {
+            return Ok(None);
+        }
+        let path = self.node.paths.launch(container.pod.id).join(container.id.to_string());
+        let record = std::fs::read(&path).map_err(|error| super::steps::failed("read", &path, &error))?;
+        let filter = plan::filter_of(&record);
+        filter.map(Some).ok_or_else(|| {
+            Error::new(Kind::Internal, format!("{}: it holds no seccomp filter", path.display()))
+        })
+    }
+
     /// Starts a command; answers with the pidfd, then with `tty` the terminal's master side, which takes the place of
     /// all three streams.
     pub(super) async fn start_exec(
@@ -133,8 +147,8 @@ impl Pods {
         if tty && !process.environment.iter().any(|variable| variable.starts_with(b"TERM=")) {
             process.environment.push(b"TERM=xterm".to_vec());
         }
-        let record =
-            plan::exec(&plan::ExecPlan { cgroup_joins: entry.join_files, process: process.launch(tty) })?;
+        let process = plan::Process { seccomp: self.filter_of(container)?, ..process.launch(tty) };
+        let record = plan::exec(&plan::ExecPlan { cgroup_joins: entry.join_files, process })?;
         let memfd = monitor::memfd(&record)?;
         let mut descriptors = vec![memfd.as_fd()];
         descriptors.extend(streams);

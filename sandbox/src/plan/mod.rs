@@ -49,6 +49,14 @@ pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     container::compile(plan)
 }
 
+/// The seccomp filter that a launch record installs, for execs into its container.
+pub fn filter_of(record: &[u8]) -> Option<Seccomp> {
+    coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {
+        coracle_wire::Op::Seccomp { program, flags } => Some(Seccomp { program: program.to_vec(), flags }),
+        _ => None,
+    })
+}
+
 /// An exec's launch record. Its leading `WriteFile` operations name files of the host: the child walks them before
 /// it enters the container's mount namespace.
 ///

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use coracle_job::ImageRecord;
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
-use coracle_sandbox::{ContainerId, Propagation, capability, device, identity, plan};
+use coracle_sandbox::{ContainerId, Propagation, capability, device, identity, plan, seccomp};
 
 use super::super::record::{Capabilities, ContainerImage, ContainerRecord, Process};
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, MountPropagation, Sharing};
@@ -37,9 +37,6 @@ impl Pods {
             return Err(Error::new(Kind::InvalidArgument, text));
         }
         self.pid_namespace(pod, &spec)?; // refused here; asked again at start, when a target may have ended
-        if spec.security.wants_default_seccomp {
-            self.warn_once("this version has no seccomp filter: RuntimeDefault runs unconfined".to_owned());
-        }
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
         let process = self.process(pod, &spec, &image)?;
@@ -162,7 +159,10 @@ impl Pods {
             },
             // Those asked for come first: of two with one path the first counts.
             devices: devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
-            process: process.launch(spec.tty),
+            process: plan::Process {
+                seccomp: filter(&spec.security, process.capabilities.bounding)?,
+                ..process.launch(spec.tty)
+            },
             masked_paths: spec.security.masked_paths.clone(),
             readonly_paths: spec.security.readonly_paths.clone(),
             privileged: spec.security.privileged,
@@ -227,6 +227,25 @@ impl Process {
             seccomp: None,
         }
     }
+}
+
+/// The filter that was asked for, compiled for what the container may do.
+fn filter(security: &spec::Security, capabilities: u64) -> Result<Option<plan::Seccomp>, Error> {
+    let profile = match (security.localhost_seccomp.as_str(), security.wants_default_seccomp) {
+        ("", false) => return Ok(None),
+        ("", true) => seccomp::runtime_default(capabilities),
+        (path, _) => {
+            let named = |error: Error| {
+                error
+                    .context(format!("config.linux.security_context.seccomp: {path}"))
+                    .with_kind(Kind::InvalidArgument)
+            };
+            let text = std::fs::read(path).map_err(|error| named(error.into()))?;
+            let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
+            seccomp::parse(&text, capabilities, &release).map_err(|error| named(error.into()))?
+        }
+    };
+    Ok(Some(seccomp::compile(&profile)?))
 }
 
 /// Kubernetes' rule: a command replaces entrypoint and cmd, arguments alone replace only cmd.

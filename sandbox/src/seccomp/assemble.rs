@@ -1,0 +1,276 @@
+//! From a profile to classic BPF (kernel: Documentation/networking/filter.rst, linux/seccomp.h).
+//!
+//! ```text
+//!   struct seccomp_data: number u32, architecture u32, instruction pointer u64, arguments u64 × 6     little-endian
+//!
+//!   load architecture ─► native? ─► load number ─► search ─► leaf: answer, or conditions and then answers
+//!                     └► 32-bit? ─► load number ─► search …
+//!                     └► kill
+//! ```
+//! Every leaf ends in an answer, so nothing jumps back or joins: a tree is built from its leaves up, and a jump is as far
+//! as what is on its left is long.
+
+use std::collections::BTreeMap;
+
+use super::{Action, Architecture, Compare, Condition, Profile, Rule, X32_BIT, calls};
+use crate::Error;
+
+/// BPF_MAXINSNS.
+const INSTRUCTIONS_MAX: usize = 4096;
+
+const LOAD: u16 = 0x20;
+const JUMP: u16 = 0x05;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_GREATER: u16 = 0x25;
+const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
+const AND: u16 = 0x54;
+const RETURN: u16 = 0x06;
+
+/// Where in `seccomp_data`.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const ARGUMENTS: u32 = 16;
+
+/// `struct sock_filter`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Instruction {
+    code: u16,
+    if_true: u8,
+    if_false: u8,
+    value: u32,
+}
+
+fn plain(code: u16, value: u32) -> Instruction {
+    Instruction { code, if_true: 0, if_false: 0, value }
+}
+
+fn answer(action: Action) -> Vec<Instruction> {
+    vec![plain(RETURN, action.code())]
+}
+
+pub(super) fn program(profile: &Profile) -> Result<Vec<u8>, Error> {
+    let mut code = answer(Action::KillProcess);
+    let mut audits: Vec<u32> = Vec::new();
+    for audit in profile.architectures.iter().map(|architecture| architecture.audit()) {
+        if !audits.contains(&audit) {
+            audits.push(audit);
+        }
+    }
+    // From the back: each test falls through to the next.
+    for audit in audits.into_iter().rev() {
+        let section = section(profile, audit);
+        code = choose(plain(JUMP_EQUAL, audit), section, code);
+    }
+    code.insert(0, plain(LOAD, ARCHITECTURE));
+    if code.len() > INSTRUCTIONS_MAX {
+        let why = format!("{} instructions, the kernel takes {INSTRUCTIONS_MAX}", code.len());
+        return Err(Error::invalid("seccomp", why));
+    }
+    Ok(code.into_iter().flat_map(encode).collect())
+}
+
+fn encode(instruction: Instruction) -> impl Iterator<Item = u8> {
+    let Instruction { code, if_true, if_false, value } = instruction;
+    let [a, b] = code.to_ne_bytes();
+    [a, b, if_true, if_false].into_iter().chain(value.to_ne_bytes())
+}
+
+/// `test`, then what follows where it holds, then what follows where it does not.
+fn choose(test: Instruction, holds: Vec<Instruction>, does_not: Vec<Instruction>) -> Vec<Instruction> {
+    let mut code = Vec::with_capacity(holds.len() + does_not.len() + 2);
+    match u8::try_from(holds.len()) {
+        Ok(length) => code.push(Instruction { if_false: length, ..test }),
+        // Conditional jumps reach 255 instructions, this one all of them.
+        Err(_) => {
+            code.push(Instruction { if_true: 1, ..test });
+            code.push(plain(JUMP, holds.len() as u32));
+            // Reached where the test holds: right after the jump that was passed over.
+        }
+    }
+    code.extend(holds);
+    code.extend(does_not);
+    code
+}
+
+/// All architectures that share an audit value.
+fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
+    let mut leaves: BTreeMap<u32, Vec<Instruction>> = BTreeMap::new();
+    let has = |wanted| profile.architectures.contains(&wanted);
+    let shares_x32 = audit == Architecture::X86_64.audit();
+    for architecture in profile.architectures.iter().filter(|one| one.audit() == audit) {
+        for (number, rules) in by_number(profile, *architecture) {
+            leaves.insert(number, leaf(profile, &rules));
+        }
+    }
+    // Ranges from each start to the next; numbers between two calls have the default.
+    let mut ranges: Vec<(u32, Vec<Instruction>)> = Vec::new();
+    let mut push = |start: u32, code: Vec<Instruction>| {
+        if ranges.last().is_none_or(|(_, last)| *last != code) {
+            ranges.push((start, code));
+        }
+    };
+    push(0, answer(profile.default));
+    let gap = |number: u32| {
+        let number = if shares_x32 { number & !X32_BIT } else { number };
+        answer(if number > calls::LAST && number < PRIVATE { profile.unknown } else { profile.default })
+    };
+    let mut next = 0;
+    for (number, code) in leaves {
+        if shares_x32 && next <= X32_BIT && number >= X32_BIT {
+            fill(&mut push, next, X32_BIT, &gap);
+            next = X32_BIT;
+        }
+        fill(&mut push, next, number, &gap);
+        push(number, code);
+        next = number + 1;
+    }
+    if shares_x32 && next <= X32_BIT {
+        fill(&mut push, next, X32_BIT, &gap);
+        // Another convention's numbers, which was not asked for.
+        push(
+            X32_BIT,
+            if has(Architecture::X32) { answer(profile.default) } else { answer(Action::KillProcess) },
+        );
+        if has(Architecture::X32) {
+            fill(&mut push, X32_BIT, u32::MAX, &gap);
+        }
+    } else {
+        fill(&mut push, next, u32::MAX, &gap);
+    }
+    let mut code = vec![plain(LOAD, NUMBER)];
+    code.extend(search(&ranges));
+    code
+}
+
+/// Numbers from here on are an architecture's own (arm's set_tls is 0xf0005): nobody tests them for being new.
+const PRIVATE: u32 = 0x1000;
+
+/// What is between two calls: the default up to the last number that is known, ENOSYS beyond.
+fn fill(
+    push: &mut impl FnMut(u32, Vec<Instruction>),
+    from: u32,
+    to: u32,
+    gap: &impl Fn(u32) -> Vec<Instruction>,
+) {
+    if from >= to {
+        return;
+    }
+    push(from, gap(from));
+    let base = from & X32_BIT;
+    for border in [base | (calls::LAST + 1), base | PRIVATE] {
+        if from < border && border < to {
+            push(border, gap(border));
+        }
+    }
+}
+
+/// The rules about each call of an architecture, in order.
+fn by_number(profile: &Profile, architecture: Architecture) -> BTreeMap<u32, Vec<&Rule>> {
+    let mut numbers: BTreeMap<u32, Vec<&Rule>> = BTreeMap::new();
+    for rule in &profile.rules {
+        for number in rule.names.iter().filter_map(|name| architecture.number(name)) {
+            numbers.entry(number).or_default().push(rule);
+        }
+    }
+    numbers
+}
+
+/// Rules with conditions in their order, then the first without, else the default.
+fn leaf(profile: &Profile, rules: &[&Rule]) -> Vec<Instruction> {
+    let (plain, conditional): (Vec<&Rule>, Vec<&Rule>) =
+        rules.iter().partition(|rule| rule.conditions.is_empty());
+    let mut code: Vec<Instruction> = conditional.into_iter().flat_map(block).collect();
+    code.extend(answer(plain.first().map_or(profile.default, |rule| rule.action)));
+    code
+}
+
+/// Where a comparison goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// With the next instruction.
+    Next,
+    /// With what follows the condition: it holds.
+    Held,
+    /// With what follows the rule: it does not.
+    Failed,
+}
+
+/// A rule: its conditions, then its answer; what follows it is reached where a condition does not hold. At most 12
+/// conditions of six instructions, so that every jump reaches.
+fn block(rule: &Rule) -> Vec<Instruction> {
+    let mut code: Vec<(Instruction, Then, Then, usize)> = Vec::new();
+    for condition in &rule.conditions {
+        let check = check(*condition);
+        let end = code.len() + check.len();
+        code.extend(
+            check.into_iter().map(|(instruction, holds, does_not)| (instruction, holds, does_not, end)),
+        );
+    }
+    let failed = code.len() + 1;
+    let resolved = code.into_iter().enumerate().map(|(at, (instruction, holds, does_not, end))| {
+        let distance = |then| match then {
+            Then::Next => 0,
+            Then::Held => end - at - 1,
+            Then::Failed => failed - at - 1,
+        };
+        Instruction { if_true: distance(holds) as u8, if_false: distance(does_not) as u8, ..instruction }
+    });
+    resolved.chain(answer(rule.action)).collect()
+}
+
+/// One condition: arguments have 64 bits, the machine 32, so the high half decides unless it is equal.
+fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
+    use Then::{Failed, Held, Next};
+    let Condition { argument, compare, value } = condition;
+    let (high, low) = ((value >> 32) as u32, value as u32);
+    let at = ARGUMENTS + 8 * u32::from(argument);
+    let load = |from| (plain(LOAD, from), Next, Next);
+    let test = |code, value, holds, does_not| (plain(code, value), holds, does_not);
+    let ordered = |code, holds, does_not, greater, less| {
+        vec![
+            load(at + 4),
+            test(JUMP_GREATER, high, greater, Next),
+            test(JUMP_EQUAL, high, Next, less),
+            load(at),
+            test(code, low, holds, does_not),
+        ]
+    };
+    match compare {
+        Compare::Equal => vec![
+            load(at + 4),
+            test(JUMP_EQUAL, high, Next, Failed),
+            load(at),
+            test(JUMP_EQUAL, low, Next, Failed),
+        ],
+        Compare::NotEqual => vec![
+            load(at + 4),
+            test(JUMP_EQUAL, high, Next, Held),
+            load(at),
+            test(JUMP_EQUAL, low, Failed, Next),
+        ],
+        Compare::GreaterOrEqual => ordered(JUMP_GREATER_OR_EQUAL, Next, Failed, Held, Failed),
+        Compare::Greater => ordered(JUMP_GREATER, Next, Failed, Held, Failed),
+        Compare::Less => ordered(JUMP_GREATER_OR_EQUAL, Failed, Next, Failed, Held),
+        Compare::LessOrEqual => ordered(JUMP_GREATER, Failed, Next, Failed, Held),
+        Compare::Masked { mask } => vec![
+            load(at + 4),
+            (plain(AND, (mask >> 32) as u32), Next, Next),
+            test(JUMP_EQUAL, high, Next, Failed),
+            load(at),
+            (plain(AND, mask as u32), Next, Next),
+            test(JUMP_EQUAL, low, Next, Failed),
+        ],
+    }
+}
+
+/// A binary search over ranges: which is the last that starts at or below the number?
+fn search(ranges: &[(u32, Vec<Instruction>)]) -> Vec<Instruction> {
+    match ranges {
+        [] => answer(Action::KillProcess),
+        [(_, code)] => code.clone(),
+        _ => {
+            let (below, above) = ranges.split_at(ranges.len() / 2);
+            choose(plain(JUMP_GREATER_OR_EQUAL, above[0].0), search(above), search(below))
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Profiles as files: the JSON that the OCI runtime specification and every container runtime share (LinuxSeccomp, with
+//! Docker's additions: `archMap`, `includes`, `excludes`).
+
+use serde::Deserialize;
+
+use super::{Action, Architecture, Compare, Condition, Profile, Rule};
+use crate::Error;
+use crate::capability::bit;
+
+/// Longest file; Docker's own default has 14 KiB.
+const FILE_BYTES_MAX: usize = 1 << 20;
+/// Most conditions of one rule: two for each argument are more than anybody writes.
+const CONDITIONS_MAX: usize = 12;
+/// What an action answers when the file does not say (EPERM).
+const ERRNO_DEFAULT: u16 = 1;
+/// Largest errno a filter can answer (linux/err.h, MAX_ERRNO).
+const ERRNO_MAX: u32 = 4095;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    default_action: String,
+    default_errno_ret: Option<u32>,
+    #[serde(default)]
+    architectures: Vec<String>,
+    #[serde(default)]
+    arch_map: Vec<ArchMap>,
+    #[serde(default)]
+    flags: Vec<String>,
+    #[serde(default)]
+    listener_path: String,
+    #[serde(default)]
+    syscalls: Vec<Syscall>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ArchMap {
+    architecture: String,
+    #[serde(default)]
+    sub_architectures: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Syscall {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    names: Vec<String>,
+    action: String,
+    errno_ret: Option<u32>,
+    #[serde(default)]
+    args: Option<Vec<Argument>>,
+    #[serde(default)]
+    includes: Option<Filter>,
+    #[serde(default)]
+    excludes: Option<Filter>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Argument {
+    index: u8,
+    value: u64,
+    #[serde(default)]
+    value_two: u64,
+    op: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Filter {
+    #[serde(default)]
+    caps: Option<Vec<String>>,
+    #[serde(default)]
+    arches: Option<Vec<String>>,
+    #[serde(default)]
+    min_kernel: Option<String>,
+}
+
+/// Reads a profile for a container that may have these capabilities, on a kernel of this release (`6.1.0-18-amd64`).
+///
+/// # Errors
+/// [`Error::Invalid`], naming the field.
+pub fn parse(text: &[u8], capabilities: u64, release: &str) -> Result<Profile, Error> {
+    if text.len() > FILE_BYTES_MAX {
+        return Err(invalid("", format!("the profile is longer than {FILE_BYTES_MAX} bytes")));
+    }
+    let file: File = serde_json::from_slice(text)
+        .map_err(|error| invalid("", format!("the profile is damaged: {error}")))?;
+    if !file.listener_path.is_empty() {
+        return Err(invalid("listenerPath", "no agent is asked about calls".to_owned()));
+    }
+    let default = action("defaultAction", &file.default_action, file.default_errno_ret)?;
+    let mut rules = Vec::new();
+    for (index, call) in file.syscalls.into_iter().enumerate() {
+        if applies(&call, capabilities, release) {
+            rules.push(rule(&format!("syscalls[{index}]"), call)?);
+        }
+    }
+    let flags = file.flags.iter().try_fold(0, |flags, name| Ok(flags | flag(name)?))?;
+    // Without a word on it a file means only the calls it names: its default is for the rest, new ones included.
+    Ok(Profile {
+        default,
+        unknown: default,
+        architectures: architectures(&file.architectures, &file.arch_map)?,
+        rules,
+        flags,
+    })
+}
+
+fn invalid(field: &str, why: String) -> Error {
+    let field = if field.is_empty() { "seccomp".to_owned() } else { format!("seccomp: {field}") };
+    Error::invalid(field, why)
+}
+
+fn action(field: &str, name: &str, data: Option<u32>) -> Result<Action, Error> {
+    let data = match data {
+        None => ERRNO_DEFAULT,
+        Some(data) if data <= ERRNO_MAX => data as u16,
+        Some(data) => return Err(invalid(field, format!("{data} is no errno"))),
+    };
+    Ok(match name {
+        "SCMP_ACT_KILL" | "SCMP_ACT_KILL_THREAD" => Action::KillThread,
+        "SCMP_ACT_KILL_PROCESS" => Action::KillProcess,
+        "SCMP_ACT_TRAP" => Action::Trap,
+        "SCMP_ACT_ERRNO" => Action::Errno(data),
+        "SCMP_ACT_TRACE" => Action::Trace(data),
+        "SCMP_ACT_LOG" => Action::Log,
+        "SCMP_ACT_ALLOW" => Action::Allow,
+        "SCMP_ACT_NOTIFY" => return Err(invalid(field, "no agent is asked about calls".to_owned())),
+        other => return Err(invalid(field, format!("{other:?} is no action"))),
+    })
+}
+
+fn rule(field: &str, call: Syscall) -> Result<Rule, Error> {
+    let action = action(&format!("{field}.action"), &call.action, call.errno_ret)?;
+    let mut names = call.names;
+    names.extend(Some(call.name).filter(|name| !name.is_empty()));
+    let arguments = call.args.unwrap_or_default();
+    if arguments.len() > CONDITIONS_MAX {
+        return Err(invalid(field, format!("{} conditions, at most {CONDITIONS_MAX}", arguments.len())));
+    }
+    let conditions =
+        arguments.into_iter().map(|argument| condition(field, &argument)).collect::<Result<_, _>>()?;
+    Ok(Rule { names, conditions, action })
+}
+
+fn condition(field: &str, argument: &Argument) -> Result<Condition, Error> {
+    if argument.index > 5 {
+        return Err(invalid(field, format!("argument {} of a call, which has six", argument.index)));
+    }
+    let (compare, value) = match argument.op.as_str() {
+        "SCMP_CMP_NE" => (Compare::NotEqual, argument.value),
+        "SCMP_CMP_LT" => (Compare::Less, argument.value),
+        "SCMP_CMP_LE" => (Compare::LessOrEqual, argument.value),
+        "SCMP_CMP_EQ" => (Compare::Equal, argument.value),
+        "SCMP_CMP_GE" => (Compare::GreaterOrEqual, argument.value),
+        "SCMP_CMP_GT" => (Compare::Greater, argument.value),
+        "SCMP_CMP_MASKED_EQ" => (Compare::Masked { mask: argument.value }, argument.value_two),
+        other => return Err(invalid(field, format!("{other:?} is no comparison"))),
+    };
+    Ok(Condition { argument: argument.index, compare, value })
+}
+
+/// Whether the rule is for this container on this kernel.
+fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
+    let has = |name: &String| bit(name).is_some_and(|bit| capabilities & bit != 0);
+    let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let is_new = |wanted: &String| version(release) >= version(wanted);
+    let includes = call.includes.as_ref().is_none_or(|filter| {
+        filter.caps.iter().flatten().all(has)
+            && filter
+                .arches
+                .as_ref()
+                .is_none_or(|arches| arches.is_empty() || arches.iter().any(|arch| arch == here))
+            && filter.min_kernel.as_ref().is_none_or(is_new)
+    });
+    let excludes = call.excludes.as_ref().is_some_and(|filter| {
+        filter.caps.iter().flatten().any(has)
+            || filter.arches.iter().flatten().any(|arch| arch == here)
+            || filter.min_kernel.as_ref().is_some_and(is_new)
+    });
+    includes && !excludes
+}
+
+/// The first two numbers of a release.
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers =
+        release.split(|letter: char| !letter.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn flag(name: &str) -> Result<u32, Error> {
+    Ok(match name {
+        // A process with one thread has nobody to synchronise with.
+        "SECCOMP_FILTER_FLAG_TSYNC" => 0,
+        "SECCOMP_FILTER_FLAG_LOG" => 2,
+        "SECCOMP_FILTER_FLAG_SPEC_ALLOW" => 4,
+        other => return Err(invalid("flags", format!("{other:?} is not known"))),
+    })
+}
+
+/// The native one always, and those of this machine's family that the file names.
+fn architectures(named: &[String], map: &[ArchMap]) -> Result<Vec<Architecture>, Error> {
+    let native = Architecture::HERE[0];
+    let mut all = vec![native];
+    let of_map = map
+        .iter()
+        .filter(|entry| known(&entry.architecture) == Some(native))
+        .flat_map(|entry| entry.sub_architectures.iter().flatten());
+    for name in named.iter().chain(of_map) {
+        match known(name) {
+            Some(architecture)
+                if Architecture::HERE.contains(&architecture) && !all.contains(&architecture) =>
+            {
+                all.push(architecture);
+            }
+            // Another machine's, or one that needs no saying.
+            _ if name.starts_with("SCMP_ARCH_") => {}
+            _ => return Err(invalid("architectures", format!("{name:?} is no architecture"))),
+        }
+    }
+    Ok(all)
+}
+
+fn known(name: &str) -> Option<Architecture> {
+    Some(match name {
+        "SCMP_ARCH_X86_64" => Architecture::X86_64,
+        "SCMP_ARCH_X86" => Architecture::X86,
+        "SCMP_ARCH_X32" => Architecture::X32,
+        "SCMP_ARCH_AARCH64" => Architecture::Aarch64,
+        "SCMP_ARCH_ARM" => Architecture::Arm,
+        _ => return None,
+    })
+}

@@ -1,0 +1,279 @@
+//! Programs are run by an interpreter of the kernel's instruction set and compared with what the profile says, read
+//! plainly; the kernel's own verdict on the same programs is in `tests/lifecycle`.
+
+use super::*;
+
+/// What a call looks like to a filter.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    architecture: Architecture,
+    number: u32,
+    arguments: [u64; 6],
+}
+
+/// Runs a program; panics on what the kernel's verifier would refuse.
+fn interpret(program: &[u8], call: Call) -> u32 {
+    let mut data = call.number.to_le_bytes().to_vec();
+    data.extend(call.architecture.audit().to_le_bytes());
+    data.extend(0_u64.to_le_bytes());
+    data.extend(call.arguments.iter().flat_map(|argument| argument.to_le_bytes()));
+    let instructions: Vec<&[u8]> = program.chunks(8).collect();
+    let (mut at, mut accumulator) = (0_usize, 0_u32);
+    loop {
+        let one = instructions[at];
+        let value = u32::from_ne_bytes(one[4..].try_into().unwrap());
+        at += 1;
+        let jump = |holds: bool| usize::from(if holds { one[2] } else { one[3] });
+        match u16::from_ne_bytes([one[0], one[1]]) {
+            0x20 => {
+                let from = value as usize;
+                assert!(from.is_multiple_of(4), "loads are of aligned words");
+                accumulator = u32::from_le_bytes(data[from..from + 4].try_into().unwrap());
+            }
+            0x54 => accumulator &= value,
+            0x05 => at += value as usize,
+            0x15 => at += jump(accumulator == value),
+            0x25 => at += jump(accumulator > value),
+            0x35 => at += jump(accumulator >= value),
+            0x06 => return value,
+            other => panic!("instruction {other:#x}"),
+        }
+    }
+}
+
+/// What the profile says, without any cleverness.
+fn evaluate(profile: &Profile, call: Call) -> Action {
+    if !profile.architectures.contains(&call.architecture) {
+        return Action::KillProcess;
+    }
+    let is_about =
+        |rule: &&Rule| rule.names.iter().any(|name| call.architecture.number(name) == Some(call.number));
+    let holds = |condition: &Condition| {
+        let argument = call.arguments[usize::from(condition.argument)];
+        let value = condition.value;
+        match condition.compare {
+            Compare::NotEqual => argument != value,
+            Compare::Less => argument < value,
+            Compare::LessOrEqual => argument <= value,
+            Compare::Equal => argument == value,
+            Compare::GreaterOrEqual => argument >= value,
+            Compare::Greater => argument > value,
+            Compare::Masked { mask } => argument & mask == value,
+        }
+    };
+    let about: Vec<&Rule> = profile.rules.iter().filter(is_about).collect();
+    let conditional =
+        about.iter().find(|rule| !rule.conditions.is_empty() && rule.conditions.iter().all(holds));
+    let plain = about.iter().find(|rule| rule.conditions.is_empty());
+    if let Some(rule) = conditional.or(plain) {
+        return rule.action;
+    }
+    let number = if call.architecture == Architecture::X32 { call.number & !X32_BIT } else { call.number };
+    let is_known = !about.is_empty() || number <= calls::LAST || number >= 0x1000;
+    if is_known { profile.default } else { profile.unknown }
+}
+
+fn program(profile: &Profile) -> Vec<u8> {
+    compile(profile).unwrap().program
+}
+
+const ALL: [Architecture; 5] =
+    [Architecture::X86_64, Architecture::X86, Architecture::X32, Architecture::Aarch64, Architecture::Arm];
+
+/// Numbers in which the five conventions differ, and those around every border.
+fn numbers(architecture: Architecture) -> impl Iterator<Item = u32> {
+    let bit = if architecture == Architecture::X32 { X32_BIT } else { 0 };
+    (0..600).chain([0xfff, 0x1000, 0xf_0002, 0xf_0005, 0xffff]).map(move |number| number | bit)
+}
+
+#[test]
+fn the_table_is_sorted_and_holds_what_everybody_knows() {
+    assert!(calls::CALLS.is_sorted_by_key(|(name, _)| name));
+    for (name, expected) in [
+        ("read", [Some(0), Some(3), Some(X32_BIT), Some(63), Some(3)]),
+        ("openat", [Some(257), Some(295), Some(X32_BIT | 257), Some(56), Some(322)]),
+        ("ioctl", [Some(16), Some(54), Some(X32_BIT | 514), Some(29), Some(54)]),
+        ("open", [Some(2), Some(5), Some(X32_BIT | 2), None, Some(5)]),
+        ("fcntl64", [None, Some(221), None, None, Some(221)]),
+        ("clock_gettime64", [None, Some(403), None, None, Some(403)]),
+        ("clone3", [Some(435), Some(435), Some(X32_BIT | 435), Some(435), Some(435)]),
+        ("mseal", [Some(462), Some(462), Some(X32_BIT | 462), Some(462), Some(462)]),
+        ("no_such_call", [None; 5]),
+    ] {
+        assert_eq!(ALL.map(|architecture| architecture.number(name)), expected, "{name}");
+    }
+}
+
+/// Profiles at random: every call and interesting argument has the answer that a plain reading gives.
+#[test]
+fn programs_say_what_profiles_say() {
+    let mut seed = 5_u64;
+    let mut random = move |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    let actions =
+        [Action::Allow, Action::Errno(1), Action::Errno(38), Action::Log, Action::Trap, Action::KillThread];
+    let values = [0, 1, 40, 0xffff_ffff, 0x1_0000_0000, 0x1_0000_0028, u64::MAX, 0x7e02_0000];
+    for round in 0..40 {
+        let condition = |random: &mut dyn FnMut(usize) -> usize| Condition {
+            argument: random(6) as u8,
+            compare: [
+                Compare::NotEqual,
+                Compare::Less,
+                Compare::LessOrEqual,
+                Compare::Equal,
+                Compare::GreaterOrEqual,
+                Compare::Greater,
+                Compare::Masked { mask: values[random(values.len())] },
+            ][random(7)],
+            value: values[random(values.len())],
+        };
+        let rules = (0..random(12))
+            .map(|_| Rule {
+                names: (0..1 + random(15))
+                    .map(|_| calls::CALLS[random(calls::CALLS.len())].0.to_owned())
+                    .collect(),
+                conditions: (0..random(4)).map(|_| condition(&mut random)).collect(),
+                action: actions[random(actions.len())],
+            })
+            .collect();
+        let mut architectures: Vec<Architecture> = if round % 2 == 0 {
+            vec![Architecture::X86_64, Architecture::X86, Architecture::X32]
+        } else {
+            vec![Architecture::Aarch64, Architecture::Arm]
+        };
+        architectures.truncate(1 + random(3));
+        let profile = Profile {
+            default: actions[random(actions.len())],
+            unknown: actions[random(actions.len())],
+            architectures,
+            rules,
+            flags: 0,
+        };
+        let program = program(&profile);
+        for architecture in ALL {
+            for number in numbers(architecture) {
+                let arguments = [(); 6].map(|()| values[random(values.len())]);
+                let call = Call { architecture, number, arguments };
+                let expected = evaluate(&profile, call).code();
+                assert_eq!(interpret(&program, call), expected, "round {round}: {call:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_default_profile_holds_back_what_it_should() {
+    let answer = |capabilities: u64, name: &str, arguments: [u64; 6]| {
+        let architecture = Architecture::HERE[0];
+        let number = architecture.number(name).unwrap_or_else(|| panic!("{name}"));
+        interpret(&program(&runtime_default(capabilities)), Call { architecture, number, arguments })
+    };
+    const PLAIN: u64 = 0xa804_25fb;
+    let admin = PLAIN | crate::capability::bit("CAP_SYS_ADMIN").unwrap();
+    let (allow, eperm, enosys) = (Action::Allow.code(), Action::Errno(1).code(), Action::Errno(38).code());
+    for (name, first, plain, with_admin) in [
+        ("read", 0, allow, allow),
+        ("execve", 0, allow, allow),
+        ("ptrace", 0, allow, allow),
+        ("chroot", 0, allow, allow),
+        ("mount", 0, eperm, allow),
+        ("setns", 0, eperm, allow),
+        ("bpf", 0, eperm, allow),
+        ("keyctl", 0, eperm, eperm),
+        ("userfaultfd", 0, eperm, eperm),
+        ("io_uring_setup", 0, eperm, eperm),
+        ("kexec_load", 0, eperm, eperm),
+        ("clock_settime", 0, eperm, eperm),
+        ("clone3", 0, enosys, allow),
+        ("clone", 0x0001_0f00, allow, allow),
+        ("clone", 0x1000_0000, eperm, allow),
+        ("unshare", 0x1000_0000, eperm, allow),
+        ("socket", 2, allow, allow),
+        ("socket", 40, eperm, eperm),
+        ("personality", 8, allow, allow),
+        ("personality", 0x4_0000, eperm, eperm),
+    ] {
+        let arguments = [first, 0, 0, 0, 0, 0];
+        assert_eq!(answer(PLAIN, name, arguments), plain, "{name} {first:#x}");
+        assert_eq!(answer(admin, name, arguments), with_admin, "{name} {first:#x} with CAP_SYS_ADMIN");
+    }
+    // Every name that is held back is a call of some architecture, or the list has a typing error.
+    let profile = runtime_default(0);
+    let program = program(&profile);
+    assert!(program.len() <= 1600 * 8, "{} instructions", program.len() / 8);
+    for architecture in Architecture::HERE {
+        for number in numbers(*architecture) {
+            let call = Call { architecture: *architecture, number, arguments: [0; 6] };
+            assert_eq!(interpret(&program, call), evaluate(&profile, call).code(), "{call:?}");
+        }
+        let next = architecture.number("mseal").unwrap() + 100;
+        let call = Call { architecture: *architecture, number: next, arguments: [0; 6] };
+        assert_eq!(interpret(&program, call), enosys);
+    }
+}
+
+#[test]
+fn files_are_read_as_every_runtime_reads_them() {
+    let text = br#"{
+        "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38,
+        "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]},
+                    {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_ARM"]}],
+        "flags": ["SECCOMP_FILTER_FLAG_LOG"],
+        "syscalls": [
+            {"names": ["read", "no_such_call"], "action": "SCMP_ACT_ALLOW"},
+            {"name": "chmod", "action": "SCMP_ACT_ERRNO"},
+            {"names": ["mount"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_ADMIN"]}},
+            {"names": ["bpf"], "action": "SCMP_ACT_ALLOW", "excludes": {"caps": ["CAP_SYS_ADMIN"]}},
+            {"names": ["ptrace"], "action": "SCMP_ACT_ALLOW", "includes": {"minKernel": "4.8"}, "args": null},
+            {"names": ["kcmp"], "action": "SCMP_ACT_ALLOW", "includes": {"minKernel": "99.0"}},
+            {"names": ["s390_runtime_instr"], "action": "SCMP_ACT_ALLOW", "includes": {"arches": ["s390x"]}},
+            {"names": ["socket"], "action": "SCMP_ACT_ALLOW",
+             "args": [{"index": 0, "value": 40, "valueTwo": 0, "op": "SCMP_CMP_NE"}]}
+        ]}"#;
+    let profile = parse(text, 0, "6.1.0-18-amd64").unwrap();
+    assert_eq!((profile.default, profile.flags), (Action::Errno(38), 2));
+    assert_eq!(profile.architectures, Architecture::HERE);
+    let names: Vec<&str> = profile.rules.iter().map(|rule| rule.names[0].as_str()).collect();
+    assert_eq!(names, ["read", "chmod", "bpf", "ptrace", "socket"]);
+    let admin = crate::capability::bit("CAP_SYS_ADMIN").unwrap();
+    let names: Vec<String> =
+        parse(text, admin, "6.1").unwrap().rules.into_iter().map(|rule| rule.names[0].clone()).collect();
+    assert_eq!(names, ["read", "chmod", "mount", "ptrace", "socket"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_named() {
+    for (text, expected) in [
+        ("{", "damaged"),
+        ("{}", "defaultAction"),
+        (r#"{"defaultAction": "SCMP_ACT_DANCE"}"#, "defaultAction: \"SCMP_ACT_DANCE\" is no action"),
+        (r#"{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 5000}"#, "5000 is no errno"),
+        (r#"{"defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "/x"}"#, "listenerPath"),
+        (r#"{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["X"]}"#, "flags"),
+        (r#"{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["vax"]}"#, "architectures"),
+        (
+            r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["x"], "action": "SCMP_ACT_NOTIFY"}]}"#,
+            "syscalls[0].action",
+        ),
+        (
+            r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["x"], "action": "SCMP_ACT_ALLOW",
+                "args": [{"index": 6, "value": 0, "op": "SCMP_CMP_EQ"}]}]}"#,
+            "argument 6",
+        ),
+    ] {
+        let error = parse(text.as_bytes(), 0, "6.1").unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("seccomp"), "{text}: {error}");
+    }
+    // Whatever bytes a file has, reading it ends, and without a panic.
+    let text =
+        br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["x"], "action": "SCMP_ACT_TRAP"}]}"#;
+    for place in 0..text.len() {
+        for byte in [0, b'"', b'{', b'9', 0xff] {
+            let mut damaged = text.to_vec();
+            damaged[place] = byte;
+            let _ = parse(&damaged, 0, "6.1").map(|profile| compile(&profile));
+        }
+    }
+}

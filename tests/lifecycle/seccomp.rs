@@ -1,0 +1,91 @@
+//! Seccomp on the real kernel: containers and execs run under the filter that was asked for, and under no other.
+
+use std::fs;
+
+use coracle_tests::cri::proto::{ContainerConfig, SecurityProfile, security_profile::ProfileType};
+use coracle_tests::request;
+use coracle_tests::stage::Stage;
+
+fn ask(config: &mut ContainerConfig, kind: ProfileType, path: &str) {
+    let profile = SecurityProfile { profile_type: kind.into(), localhost_ref: path.into() };
+    request::security(config).seccomp = Some(profile);
+}
+
+/// What a container's exec prints, its errors included.
+fn exec(stage: &Stage, container: &str, words: &[&str]) -> String {
+    let answer = stage.node.exec_sync(request::exec(container, words, 10)).expect("an exec");
+    String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
+}
+
+#[test]
+fn the_default_filter_is_there_when_asked_for_and_only_then() {
+    let stage = Stage::set();
+    for (kind, expected) in
+        [(ProfileType::RuntimeDefault, "ids Seccomp 2"), (ProfileType::Unconfined, "ids Seccomp 0")]
+    {
+        let seen = stage.output(&["see", "ids"], |config| ask(config, kind, ""));
+        assert!(seen.contains(expected), "{kind:?}: {seen}");
+        // Without new privileges the filter comes at another place of the launch.
+        let seen = stage.output(&["see", "ids"], |config| {
+            ask(config, kind, "");
+            request::security(config).no_new_privs = true;
+            request::security(config).run_as_user =
+                Some(coracle_tests::cri::proto::Int64Value { value: 1000 });
+        });
+        assert!(seen.contains(expected) && seen.contains("NoNewPrivs 1"), "{kind:?}: {seen}");
+    }
+    assert!(stage.output(&["see", "ids"], |_| ()).contains("ids Seccomp 0"), "nil is unconfined");
+    let mut config = stage.config("default", &["sleep", "forever"]);
+    ask(&mut config, ProfileType::RuntimeDefault, "");
+    let container = stage.run(&config);
+    assert!(exec(&stage, &container, &["see", "ids"]).contains("ids Seccomp 2"));
+    stage.node.stop();
+}
+
+#[test]
+fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
+    let stage = Stage::set();
+    let path = stage.node.folder().join("profile.json");
+    let text = r#"{
+        "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": [
+            {"names": ["getcwd"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95},
+            {"names": ["tkill"], "action": "SCMP_ACT_ERRNO", "errnoRet": 28,
+             "args": [{"index": 1, "value": 10, "op": "SCMP_CMP_EQ"}]}
+        ]}"#;
+    fs::write(&path, text).expect("a profile");
+    let mut config = stage.config("local", &["sleep", "forever"]);
+    ask(&mut config, ProfileType::Localhost, &path.display().to_string());
+    let container = stage.run(&config);
+    fs::remove_file(&path).expect("the profile is ours");
+    let said = exec(&stage, &container, &["see", "place"]);
+    assert!(said.contains("os error 95"), "the filter is the container's, not the file's: {said}");
+    let said = exec(&stage, &container, &["raise", "SIGUSR1"]);
+    assert!(said.contains("ENOSPC") || said.contains("No space"), "{said}");
+    assert_eq!(exec(&stage, &container, &["raise", "SIGCHLD"]), "", "another signal is another argument");
+    // After a restart, too.
+    let mut stage = stage;
+    stage.node.restart();
+    assert!(exec(&stage, &container, &["see", "place"]).contains("os error 95"));
+    stage.node.stop();
+}
+
+#[test]
+fn profiles_that_cannot_be_used_are_refused_at_create() {
+    let stage = Stage::set();
+    let broken = stage.node.folder().join("broken.json");
+    fs::write(&broken, r#"{"defaultAction": "SCMP_ACT_DANCE"}"#).expect("a profile");
+    for (path, expected) in [
+        ("/no/such/profile.json".to_owned(), "/no/such/profile.json"),
+        ("relative.json".to_owned(), "not an absolute path"),
+        (broken.display().to_string(), "SCMP_ACT_DANCE"),
+    ] {
+        let mut config = stage.config("refused", &["true"]);
+        ask(&mut config, ProfileType::Localhost, &path);
+        let request = request::create(&stage.pod_id, &config, &stage.pod);
+        let error = stage.node.create_container(request).unwrap_err();
+        assert_eq!(error.code() as i32, 3, "{path}: {error}");
+        assert!(error.message().contains(expected) && error.message().contains("seccomp"), "{path}: {error}");
+    }
+    stage.node.stop();
+}
