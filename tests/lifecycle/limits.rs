@@ -1,6 +1,8 @@
 //! Limits, read back from the cgroup the container really is in, and the one that kills.
 
-use coracle_tests::cri::proto::{LinuxContainerResources, UpdateContainerResourcesRequest};
+use coracle_tests::cri::proto::{
+    LinuxContainerResources, StartContainerRequest, UpdateContainerResourcesRequest,
+};
 use coracle_tests::host;
 
 use coracle_tests::stage::Stage;
@@ -57,13 +59,66 @@ fn an_update_is_served_or_says_that_it_is_not() {
         linux: Some(linux),
         ..Default::default()
     };
-    match stage.node.update_container_resources(request) {
-        Ok(_) => {
-            let pid = stage.node.container_pid(&id);
-            assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (128 << 20).to_string());
-        }
-        Err(error) => assert_eq!(error.code(), tonic::Code::Unimplemented, "{error}"),
-    }
+    let pid = stage.node.container_pid(&id);
+    let limit = || knob(pid, &["memory.limit_in_bytes", "memory.max"]);
+    stage.node.update_container_resources(request.clone()).unwrap_or_else(|error| panic!("update: {error}"));
+    assert_eq!(limit(), (128 << 20).to_string());
+    let shown = |id: &str| {
+        stage.node.container(id).resources.expect("resources").linux.expect("of Linux").memory_limit_in_bytes
+    };
+    assert_eq!(shown(&id), 128 << 20);
+    // What was not asked for stays: the shares, and the limit itself when only shares are asked for.
+    let before = resources();
+    let linux = LinuxContainerResources { cpu_shares: 300, ..Default::default() };
+    let request = UpdateContainerResourcesRequest { linux: Some(linux), ..request };
+    stage.node.update_container_resources(request.clone()).expect("an update");
+    assert_eq!(knob(pid, &["cpu.shares"]), "300");
+    assert_eq!((limit(), before.cpu_shares != 300), ((128 << 20).to_string(), true));
+    // All or nothing: a bad cpuset takes the memory limit back.
+    let linux = LinuxContainerResources {
+        memory_limit_in_bytes: 96 << 20,
+        cpuset_cpus: "4000".into(),
+        ..Default::default()
+    };
+    let refused = UpdateContainerResourcesRequest { linux: Some(linux), ..request.clone() };
+    let error = stage.node.update_container_resources(refused).unwrap_err();
+    assert!(error.message().contains("cpuset"), "{error}");
+    assert_eq!((limit(), shown(&id)), ((128 << 20).to_string(), 128 << 20));
+    let unknown = UpdateContainerResourcesRequest { container_id: "feed".into(), ..request.clone() };
+    assert_eq!(stage.node.update_container_resources(unknown).unwrap_err().code(), tonic::Code::NotFound);
+    // A created container starts with it; an ended one is past it.
+    let created = stage.create(&stage.config("created", &["sleep", "forever"]));
+    let linux = LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() };
+    let early = UpdateContainerResourcesRequest {
+        container_id: created.clone(),
+        linux: Some(linux),
+        ..request.clone()
+    };
+    stage.node.update_container_resources(early).expect("an update");
+    stage.node.start_container(StartContainerRequest { container_id: created.clone() }).expect("started");
+    let pid = stage.node.container_pid(&created);
+    assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
+    let ended = stage.run(&stage.config("ended", &["true"]));
+    stage.node.exited(&ended);
+    let late = UpdateContainerResourcesRequest { container_id: ended, ..request };
+    assert_eq!(
+        stage.node.update_container_resources(late).unwrap_err().code(),
+        tonic::Code::FailedPrecondition
+    );
+    // It survives the daemon.
+    let mut stage = stage;
+    stage.node.restart();
+    assert_eq!(
+        stage
+            .node
+            .container(&id)
+            .resources
+            .expect("resources")
+            .linux
+            .expect("of Linux")
+            .memory_limit_in_bytes,
+        128 << 20
+    );
     stage.node.stop();
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod pod_sandbox_status;
 pub(crate) mod remove_pod_sandbox;
 pub(crate) mod run_pod_sandbox;
 pub(crate) mod stop_pod_sandbox;
+pub(crate) mod update_pod_sandbox_resources;
 
 pub(crate) mod attach;
 pub(crate) mod container_stats;
@@ -24,6 +25,7 @@ pub(crate) mod remove_container;
 pub(crate) mod reopen_container_log;
 pub(crate) mod start_container;
 pub(crate) mod stop_container;
+pub(crate) mod update_container_resources;
 
 pub(crate) mod runtime_config;
 pub(crate) mod status;

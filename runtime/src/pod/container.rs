@@ -22,7 +22,7 @@ use event_listener::Event as Changed;
 
 use super::link::LinkError;
 use super::record::ContainerRecord;
-use super::spec::{ContainerPid, ContainerSpec, PodPid};
+use super::spec::{ContainerPid, ContainerSpec, PodPid, Resources};
 use super::state::{self, ContainerEvent, How};
 use super::steps::failed;
 use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
@@ -473,6 +473,36 @@ impl Pods {
         let reopened =
             link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;
         reopened.map(|_| ()).map_err(|error| Error::new(Kind::Unknown, error.to_string()))
+    }
+
+    /// UpdateContainerResources: all of it or nothing; status shows it at once.
+    pub(crate) async fn update_container(
+        self: &Rc<Self>,
+        container: Rc<Container>,
+        asked: Resources,
+    ) -> Result<(), Error> {
+        let pods = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = container.operation.lock().await;
+            let updated = pods.apply_update(&container, &asked);
+            updated.map_err(|error| error.context(container.title()))
+        })
+        .await
+    }
+
+    fn apply_update(&self, container: &Container, asked: &Resources) -> Result<(), Error> {
+        let mut record: ContainerRecord = container.record().clone();
+        if matches!(record.state, state::Container::Exited { .. }) {
+            return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
+        }
+        record.spec.resources = record.spec.resources.updated(asked);
+        for warning in self.node.cgroups.apply(&container.cgroup()?, &record.spec.resources.limits())? {
+            self.warn_once(warning);
+        }
+        // A disk that is full now does not undo limits that hold: the old record is read again only after a restart.
+        let committed = record.commit(&self.node.paths);
+        *container.record.borrow_mut() = record;
+        committed
     }
 
     /// Changes the state: committed first, then seen.

@@ -167,6 +167,26 @@ impl Pods {
         }
     }
 
+    /// UpdatePodSandboxResources: kept and shown. The kubelet has changed the pod's own cgroup before it calls.
+    pub(crate) async fn update_pod(
+        self: &Rc<Self>,
+        pod: Rc<Pod>,
+        overhead: Option<spec::Resources>,
+        resources: Option<spec::Resources>,
+    ) -> Result<(), Error> {
+        let pods = Rc::clone(self);
+        crate::reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            let mut record: PodRecord = pod.record().clone();
+            record.spec.overhead = overhead.or(record.spec.overhead);
+            record.spec.resources = resources.or(record.spec.resources);
+            record.commit(&pods.node.paths)?;
+            *pod.record.borrow_mut() = record;
+            Ok(())
+        })
+        .await
+    }
+
     /// What a container's cgroup has used; `None` where it is gone.
     pub(crate) fn container_usage(&self, container: &Container) -> Result<Option<Usage>, Error> {
         Ok(self.node.cgroups.usage(&container.cgroup()?)?)

@@ -67,7 +67,7 @@ serve! { RuntimeService
         remove_container: RemoveContainerRequest => RemoveContainerResponse = cri::remove_container::remove_container,
         list_containers: ListContainersRequest => ListContainersResponse = cri::list_containers::list_containers,
         container_status: ContainerStatusRequest => ContainerStatusResponse = cri::container_status::container_status,
-        update_container_resources: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = unserved,
+        update_container_resources: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = cri::update_container_resources::update_container_resources,
         reopen_container_log: ReopenContainerLogRequest => ReopenContainerLogResponse = cri::reopen_container_log::reopen_container_log,
         exec_sync: ExecSyncRequest => ExecSyncResponse = cri::exec_sync::exec_sync,
         exec: ExecRequest => ExecResponse = cri::exec::exec,
@@ -85,7 +85,7 @@ serve! { RuntimeService
         list_metric_descriptors: ListMetricDescriptorsRequest => ListMetricDescriptorsResponse = unserved,
         list_pod_sandbox_metrics: ListPodSandboxMetricsRequest => ListPodSandboxMetricsResponse = unserved,
         runtime_config: RuntimeConfigRequest => RuntimeConfigResponse = cri::runtime_config::runtime_config,
-        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = unserved,
+        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
     }
     streams {
         stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = unserved_stream,

@@ -307,32 +307,68 @@ fn devices(spec: &ContainerSpec) -> Result<Vec<(plan::DeviceNode, String)>, Erro
 }
 
 fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Resources {
-    let given = &spec.resources;
     let rule = |(node, access): &(plan::DeviceNode, String)| DeviceRule {
         kind: node.kind,
         major: Some(node.major),
         minor: Some(node.minor),
         access: access.clone(),
     };
-    Resources {
-        cpu_shares: given.cpu_shares,
-        cpu_quota_us: given.cpu_quota_us,
-        cpu_period_us: given.cpu_period_us,
-        memory_bytes: given.memory_limit_bytes,
-        memory_swap_bytes: given.memory_swap_limit_bytes,
-        cpuset_cpus: given.cpuset_cpus.clone(),
-        cpuset_mems: given.cpuset_mems.clone(),
-        hugepages: given
-            .hugepage_limits
-            .iter()
-            .map(|(page_size, limit)| HugepageLimit { page_size: page_size.clone(), limit_bytes: *limit })
-            .collect(),
-        unified: given.unified.clone(),
-        pids_max: 0,
-        devices: match spec.security.privileged {
-            true => DeviceAccess::All,
-            false => DeviceAccess::Only(devices.iter().map(rule).collect()),
-        },
+    let devices = match spec.security.privileged {
+        true => DeviceAccess::All,
+        false => DeviceAccess::Only(devices.iter().map(rule).collect()),
+    };
+    Resources { devices, ..spec.resources.limits() }
+}
+
+impl spec::Resources {
+    /// As the cgroup wants them; devices are left alone.
+    pub(in super::super) fn limits(&self) -> Resources {
+        let hugepage = |(page_size, limit): &(String, u64)| HugepageLimit {
+            page_size: page_size.clone(),
+            limit_bytes: *limit,
+        };
+        Resources {
+            cpu_shares: self.cpu_shares,
+            cpu_quota_us: self.cpu_quota_us,
+            cpu_period_us: self.cpu_period_us,
+            memory_bytes: self.memory_limit_bytes,
+            memory_swap_bytes: self.memory_swap_limit_bytes,
+            cpuset_cpus: self.cpuset_cpus.clone(),
+            cpuset_mems: self.cpuset_mems.clone(),
+            hugepages: self.hugepage_limits.iter().map(hugepage).collect(),
+            unified: self.unified.clone(),
+            pids_max: 0,
+            devices: DeviceAccess::Unchanged,
+        }
+    }
+
+    /// These with what an update asks for over them: zero and empty leave a field as it is. The OOM score is a
+    /// process's, set when it starts, and stays.
+    pub(in super::super) fn updated(&self, asked: &Self) -> Self {
+        let number = |old: i64, new: i64| if new == 0 { old } else { new };
+        let text = |old: &String, new: &String| if new.is_empty() { old.clone() } else { new.clone() };
+        let mut hugepage_limits = self.hugepage_limits.clone();
+        for (size, limit) in &asked.hugepage_limits {
+            hugepage_limits.retain(|(known, _)| known != size);
+            hugepage_limits.push((size.clone(), *limit));
+        }
+        let mut unified = self.unified.clone();
+        for (name, value) in &asked.unified {
+            unified.retain(|(known, _)| known != name);
+            unified.push((name.clone(), value.clone()));
+        }
+        Self {
+            cpu_period_us: number(self.cpu_period_us, asked.cpu_period_us),
+            cpu_quota_us: number(self.cpu_quota_us, asked.cpu_quota_us),
+            cpu_shares: number(self.cpu_shares, asked.cpu_shares),
+            memory_limit_bytes: number(self.memory_limit_bytes, asked.memory_limit_bytes),
+            oom_score_adj: self.oom_score_adj,
+            cpuset_cpus: text(&self.cpuset_cpus, &asked.cpuset_cpus),
+            cpuset_mems: text(&self.cpuset_mems, &asked.cpuset_mems),
+            hugepage_limits,
+            unified,
+            memory_swap_limit_bytes: number(self.memory_swap_limit_bytes, asked.memory_swap_limit_bytes),
+        }
     }
 }
 
