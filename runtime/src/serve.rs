@@ -77,6 +77,8 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
         }
     }
     notifier.tell(STOPPING);
+    // Streams of events have no end of their own, and would be waited for.
+    daemon.pods.end_listening();
     let cut_off = server.drain(DRAIN).await;
     log::info!("stopped"; calls_cut_off = cut_off);
     Ok(())

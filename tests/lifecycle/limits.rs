@@ -48,7 +48,7 @@ fn limits_are_in_the_cgroup_and_in_the_status() {
 }
 
 #[test]
-fn an_update_is_served_or_says_that_it_is_not() {
+fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
     let stage = Stage::set();
     let mut config = stage.config("limited", &["sleep", "forever"]);
     config.linux.as_mut().expect("set").resources = Some(resources());
@@ -80,31 +80,10 @@ fn an_update_is_served_or_says_that_it_is_not() {
         cpuset_cpus: "4000".into(),
         ..Default::default()
     };
-    let refused = UpdateContainerResourcesRequest { linux: Some(linux), ..request.clone() };
+    let refused = UpdateContainerResourcesRequest { linux: Some(linux), ..request };
     let error = stage.node.update_container_resources(refused).unwrap_err();
     assert!(error.message().contains("cpuset"), "{error}");
     assert_eq!((limit(), shown(&id)), ((128 << 20).to_string(), 128 << 20));
-    let unknown = UpdateContainerResourcesRequest { container_id: "feed".into(), ..request.clone() };
-    assert_eq!(stage.node.update_container_resources(unknown).unwrap_err().code(), tonic::Code::NotFound);
-    // A created container starts with it; an ended one is past it.
-    let created = stage.create(&stage.config("created", &["sleep", "forever"]));
-    let linux = LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() };
-    let early = UpdateContainerResourcesRequest {
-        container_id: created.clone(),
-        linux: Some(linux),
-        ..request.clone()
-    };
-    stage.node.update_container_resources(early).expect("an update");
-    stage.node.start_container(StartContainerRequest { container_id: created.clone() }).expect("started");
-    let pid = stage.node.container_pid(&created);
-    assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
-    let ended = stage.run(&stage.config("ended", &["true"]));
-    stage.node.exited(&ended);
-    let late = UpdateContainerResourcesRequest { container_id: ended, ..request };
-    assert_eq!(
-        stage.node.update_container_resources(late).unwrap_err().code(),
-        tonic::Code::FailedPrecondition
-    );
     // It survives the daemon.
     let mut stage = stage;
     stage.node.restart();
@@ -119,6 +98,28 @@ fn an_update_is_served_or_says_that_it_is_not() {
             .memory_limit_in_bytes,
         128 << 20
     );
+    stage.node.stop();
+}
+
+#[test]
+fn created_containers_are_updated_and_ended_ones_are_not() {
+    let stage = Stage::set();
+    let update = |container_id: &str, memory_limit_in_bytes| {
+        let linux = LinuxContainerResources { memory_limit_in_bytes, ..Default::default() };
+        let container_id = container_id.to_owned();
+        let request =
+            UpdateContainerResourcesRequest { container_id, linux: Some(linux), ..Default::default() };
+        stage.node.update_container_resources(request)
+    };
+    let created = stage.create(&stage.config("created", &["sleep", "forever"]));
+    update(&created, 64 << 20).expect("an update");
+    stage.node.start_container(StartContainerRequest { container_id: created.clone() }).expect("started");
+    let pid = stage.node.container_pid(&created);
+    assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
+    let ended = stage.run(&stage.config("ended", &["true"]));
+    stage.node.exited(&ended);
+    assert_eq!(update(&ended, 64 << 20).unwrap_err().code(), tonic::Code::FailedPrecondition);
+    assert_eq!(update("feed", 64 << 20).unwrap_err().code(), tonic::Code::NotFound);
     stage.node.stop();
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod containers;
+mod events;
 mod exec;
 mod inside;
 mod limits;

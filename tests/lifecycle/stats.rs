@@ -126,3 +126,32 @@ fn a_pod_has_its_cgroup_its_interfaces_and_its_containers() {
     assert_eq!(list(""), 0, "it is not ready any more");
     stage.node.stop();
 }
+
+/// What the streams say is what the lists say, in messages of at most 64.
+#[test]
+fn streams_hold_what_lists_hold() {
+    let stage = Stage::set();
+    assert!(stage.node.stream_containers(Default::default()).expect("a stream").is_empty());
+    let running = stage.run(&stage.config("runs", &["sleep", "forever"]));
+    for number in 0..63 {
+        stage.create(&stage.config(&format!("created{number}"), &["true"]));
+    }
+    let last = stage.node.create_container(request::create(
+        &stage.pod_id,
+        &stage.config("one more", &["true"]),
+        &stage.pod,
+    ));
+    last.expect("the table of containers that run is what has an end");
+    let containers = stage.node.stream_containers(Default::default()).expect("a stream");
+    let counts: Vec<usize> = containers.iter().map(|message| message.containers.len()).collect();
+    assert_eq!(counts, [64, 1]);
+    let pods = stage.node.stream_pod_sandboxes(Default::default()).expect("a stream");
+    assert_eq!((pods.len(), pods[0].pod_sandboxes[0].id.as_str()), (1, stage.pod_id.as_str()));
+    let images = stage.node.stream_images(Default::default()).expect("a stream");
+    assert_eq!(images[0].images.len(), 2, "the probe's and the built-in one");
+    let stats = stage.node.stream_container_stats(Default::default()).expect("a stream");
+    assert_eq!(stats[0].container_stats[0].attributes.as_ref().expect("attributes").id, running);
+    let stats = stage.node.stream_pod_sandbox_stats(Default::default()).expect("a stream");
+    assert_eq!(stats[0].pod_sandbox_stats.len(), 1);
+    stage.node.stop();
+}

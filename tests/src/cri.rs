@@ -90,6 +90,35 @@ calls! {
     images: image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse;
 }
 
+macro_rules! streams {
+    ($($client:ident: $name:ident($request:ident) -> $response:ident;)*) => {
+        impl Cri {
+            $(
+                /// The call of this name; every message of its answer.
+                pub fn $name(&self, request: proto::$request) -> Result<Vec<proto::$response>, Status> {
+                    let mut client = self.$client.clone();
+                    self.wait(async move {
+                        let mut stream = client.$name(request).await?.into_inner();
+                        let mut messages = Vec::new();
+                        while let Some(message) = stream.message().await? {
+                            messages.push(message);
+                        }
+                        Ok(messages)
+                    })
+                }
+            )*
+        }
+    };
+}
+
+streams! {
+    pods: stream_pod_sandboxes(StreamPodSandboxesRequest) -> StreamPodSandboxesResponse;
+    pods: stream_containers(StreamContainersRequest) -> StreamContainersResponse;
+    pods: stream_container_stats(StreamContainerStatsRequest) -> StreamContainerStatsResponse;
+    pods: stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> StreamPodSandboxStatsResponse;
+    images: stream_images(StreamImagesRequest) -> StreamImagesResponse;
+}
+
 impl Cri {
     /// A client of the daemon behind `socket`; the first call connects.
     pub fn new(socket: &Path) -> Cri {
@@ -133,6 +162,30 @@ impl Cri {
             .runtime
             .block_on(async move { tokio::time::timeout(patience, client.run_pod_sandbox(request)).await });
         answer.ok().map(|answer| answer.map(|answer| answer.into_inner()))
+    }
+
+    /// Listens for events while `act` runs, until `count` have come; they, or why there are no more. Reads nothing before
+    /// `act` is done.
+    pub fn events_during(
+        &self,
+        count: usize,
+        act: impl FnOnce(),
+    ) -> Result<Vec<proto::ContainerEventResponse>, Status> {
+        let mut client = self.pods.clone();
+        let mut stream = self
+            .wait(async move { client.get_container_events(proto::GetEventsRequest {}).await })?
+            .into_inner();
+        act();
+        self.wait(async move {
+            let mut events = Vec::new();
+            while events.len() < count {
+                match stream.message().await? {
+                    Some(event) => events.push(event),
+                    None => break,
+                }
+            }
+            Ok(events)
+        })
     }
 
     /// One unary call with a deadline of its own, as `grpc-timeout`.

@@ -12,9 +12,6 @@ use crate::pod::Container;
 use crate::rpc::v1;
 use crate::stats::{Reading, Stats};
 
-/// Items of one message of a stream.
-const CHUNK_ITEMS: usize = 64;
-
 pub(crate) async fn container_stats(
     daemon: Rc<Daemon>,
     request: v1::ContainerStatsRequest,
@@ -40,9 +37,7 @@ pub(crate) async fn stream_container_stats(
     request: v1::StreamContainerStatsRequest,
 ) -> Result<impl Stream<Item = Result<v1::StreamContainerStatsResponse, Error>>, Error> {
     let items = matching(&daemon, request.filter);
-    Ok(super::chunks(items, CHUNK_ITEMS, |container_stats| v1::StreamContainerStatsResponse {
-        container_stats,
-    }))
+    Ok(super::chunks(items, |container_stats| v1::StreamContainerStatsResponse { container_stats }))
 }
 
 fn matching(daemon: &Daemon, wanted: Option<v1::ContainerStatsFilter>) -> Vec<v1::ContainerStats> {

@@ -1,7 +1,9 @@
-//! ListContainers (CRI section 2.15). `image_id` equals Image.id: the kubelet's image garbage collection tells images
+//! ListContainers and its stream (CRI section 2.15). `image_id` equals Image.id: the kubelet's image garbage collection tells images
 //! in use by it.
 
 use std::rc::Rc;
+
+use smol::stream::Stream;
 
 use super::container_status::{image_spec, state};
 use super::{container_config, filter, pod_config};
@@ -14,7 +16,20 @@ pub(crate) async fn list_containers(
     daemon: Rc<Daemon>,
     request: v1::ListContainersRequest,
 ) -> Result<v1::ListContainersResponse, Error> {
-    let wanted = request.filter.unwrap_or_default();
+    Ok(v1::ListContainersResponse { containers: matching(&daemon, request.filter) })
+}
+
+/// The same in messages of a bounded size.
+pub(crate) async fn stream_containers(
+    daemon: Rc<Daemon>,
+    request: v1::StreamContainersRequest,
+) -> Result<impl Stream<Item = Result<v1::StreamContainersResponse, Error>>, Error> {
+    let items = matching(&daemon, request.filter);
+    Ok(super::chunks(items, |containers| v1::StreamContainersResponse { containers }))
+}
+
+fn matching(daemon: &Daemon, wanted: Option<v1::ContainerFilter>) -> Vec<v1::Container> {
+    let wanted = wanted.unwrap_or_default();
     let containers = daemon.pods.containers();
     let matching = containers.iter().filter(|container| {
         let record = container.record();
@@ -23,7 +38,7 @@ pub(crate) async fn list_containers(
             && wanted.state.is_none_or(|wanted| wanted.state == i32::from(state(&record.state)))
             && filter::matches_labels(&record.spec.labels, &wanted.label_selector)
     });
-    Ok(v1::ListContainersResponse { containers: matching.map(|container| item(container)).collect() })
+    matching.map(|container| item(container)).collect()
 }
 
 fn item(container: &Container) -> v1::Container {

@@ -1,6 +1,8 @@
-//! ListImages (CRI facts §2.28): all images, or the one that the filter names. From memory; a kubelet asks every 30 s.
+//! ListImages and its stream (CRI facts §2.28): all images, or the one that the filter names. From memory; a kubelet asks every 30 s.
 
 use std::rc::Rc;
+
+use smol::stream::Stream;
 
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -12,13 +14,25 @@ pub(crate) async fn list_images(
     daemon: Rc<Daemon>,
     request: v1::ListImagesRequest,
 ) -> Result<v1::ListImagesResponse, Error> {
-    let name = request.filter.and_then(|filter| filter.image).map_or_else(String::new, |image| image.image);
+    Ok(v1::ListImagesResponse { images: matching(&daemon, request.filter) })
+}
+
+/// The same in messages of a bounded size.
+pub(crate) async fn stream_images(
+    daemon: Rc<Daemon>,
+    request: v1::StreamImagesRequest,
+) -> Result<impl Stream<Item = Result<v1::StreamImagesResponse, Error>>, Error> {
+    Ok(super::chunks(matching(&daemon, request.filter), |images| v1::StreamImagesResponse { images }))
+}
+
+fn matching(daemon: &Daemon, filter: Option<v1::ImageFilter>) -> Vec<v1::Image> {
+    let name = filter.and_then(|filter| filter.image).map_or_else(String::new, |image| image.image);
     let views = if name.is_empty() {
         daemon.images.list()
     } else {
         daemon.images.find(&name).ok().flatten().into_iter().collect()
     };
-    Ok(v1::ListImagesResponse { images: views.into_iter().map(image).collect() })
+    views.into_iter().map(image).collect()
 }
 
 /// An image in the CRI's words, the same in lists and statuses.

@@ -19,6 +19,7 @@ pub(crate) mod container_status;
 pub(crate) mod create_container;
 pub(crate) mod exec;
 pub(crate) mod exec_sync;
+pub(crate) mod get_container_events;
 pub(crate) mod list_containers;
 pub(crate) mod port_forward;
 pub(crate) mod remove_container;
@@ -42,16 +43,15 @@ use smol::stream::Stream;
 
 use crate::error::{Error, Kind};
 
+/// Items of one message of a stream: far below what a message holds, whatever labels they have.
+const CHUNK_ITEMS: usize = 64;
+
 /// A list as messages of a stream; an empty list is no message at all.
-fn chunks<T, M>(
-    items: Vec<T>,
-    count: usize,
-    message: impl Fn(Vec<T>) -> M,
-) -> impl Stream<Item = Result<M, Error>> {
+fn chunks<T, M>(items: Vec<T>, message: impl Fn(Vec<T>) -> M) -> impl Stream<Item = Result<M, Error>> {
     let mut items = items.into_iter().peekable();
     smol::stream::iter(std::iter::from_fn(move || {
         items.peek()?;
-        Some(Ok(message(items.by_ref().take(count).collect())))
+        Some(Ok(message(items.by_ref().take(CHUNK_ITEMS).collect())))
     }))
 }
 

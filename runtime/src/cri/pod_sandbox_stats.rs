@@ -13,9 +13,6 @@ use crate::pod::{Container, Pod};
 use crate::rpc::v1;
 use crate::stats::{Interface, Stats};
 
-/// Items of one message of a stream.
-const CHUNK_ITEMS: usize = 64;
-
 /// The interface that CNI gives a pod (CNI specification, CNI_IFNAME as every runtime sets it).
 const DEFAULT_INTERFACE: &str = "eth0";
 
@@ -45,7 +42,7 @@ pub(crate) async fn stream_pod_sandbox_stats(
 ) -> Result<impl Stream<Item = Result<v1::StreamPodSandboxStatsResponse, Error>>, Error> {
     let items = matching(&daemon, request.filter);
     let message = |pod_sandbox_stats| v1::StreamPodSandboxStatsResponse { pod_sandbox_stats };
-    Ok(super::chunks(items, CHUNK_ITEMS, message))
+    Ok(super::chunks(items, message))
 }
 
 fn matching(daemon: &Daemon, wanted: Option<v1::PodSandboxStatsFilter>) -> Vec<v1::PodSandboxStats> {

@@ -36,7 +36,8 @@ pub(super) fn state(pod: &Pod) -> v1::PodSandboxState {
     }
 }
 
-fn status(pod: &Pod) -> v1::PodSandboxStatus {
+/// The same in statuses and events.
+pub(super) fn status(pod: &Pod) -> v1::PodSandboxStatus {
     let record = pod.record();
     let mut addresses = record.network.iter().flat_map(|network| network.addresses.iter().cloned());
     let network = v1::PodSandboxNetworkStatus {

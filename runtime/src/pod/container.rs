@@ -21,6 +21,7 @@ use coracle_sandbox::{ContainerId, ExitRecord, PidNamespace, Request, Streams, m
 use event_listener::Event as Changed;
 
 use super::link::LinkError;
+use super::notices::Happened;
 use super::record::ContainerRecord;
 use super::spec::{ContainerPid, ContainerSpec, PodPid, Resources};
 use super::state::{self, ContainerEvent, How};
@@ -101,7 +102,11 @@ impl Pods {
             } else {
                 log::info!("container created"; pod = made.pod.id, ctr = made.id);
             }
+            let is_made = result.is_ok();
             made.made.set(result);
+            if is_made {
+                pods.tell(Happened::Created, &made.id, &made.pod);
+            }
         })
         .detach();
         Ok(container)
@@ -423,6 +428,7 @@ impl Pods {
                 .await
                 .map_err(|error| error.context(format!("remove {title}")))?;
             log::info!("container removed"; pod = container.pod.id, ctr = container.id);
+            pods.tell(Happened::Deleted, &container.id, &container.pod);
             Ok(())
         })
         .await
@@ -520,7 +526,13 @@ impl Pods {
         record.state = next;
         let committed = record.commit(&self.node.paths);
         // Seen even where the disk is full: the exit is a fact, and the monitor keeps its record of it.
+        let happened = match &record.state {
+            state::Container::Created => Happened::Created,
+            state::Container::Running { .. } => Happened::Started,
+            state::Container::Exited { .. } => Happened::Stopped,
+        };
         *container.record.borrow_mut() = record;
+        self.tell(happened, &container.id, &container.pod);
         committed
     }
 

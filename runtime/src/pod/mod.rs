@@ -17,6 +17,7 @@ mod files;
 mod garbage;
 mod latch;
 mod link;
+pub(crate) mod notices;
 pub(crate) mod paths;
 pub(crate) mod record;
 mod recover;
@@ -43,6 +44,7 @@ use crate::network::Network;
 use crate::workers::Workers;
 use latch::Latch;
 use link::Link;
+use notices::{Happened, Notice};
 use record::{ContainerRecord, PodRecord};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
@@ -79,6 +81,7 @@ pub(crate) struct Pods {
     containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
     /// What was warned of: a limit this kernel lacks is asked for by every container.
     warned: RefCell<BTreeSet<String>>,
+    listeners: notices::Listeners,
 }
 
 /// One pod sandbox.
@@ -123,6 +126,7 @@ impl Pods {
             names: RefCell::default(),
             containers: RefCell::default(),
             warned: RefCell::default(),
+            listeners: notices::Listeners::default(),
         })
     }
 
@@ -164,6 +168,29 @@ impl Pods {
         if warned.len() < WARNINGS_MAX && !warned.contains(&text) {
             log::warn!("left out, said once"; reason = text);
             warned.insert(text);
+        }
+    }
+
+    /// Calls `listener` at every change from now on, until it answers that it listens no more.
+    pub(crate) fn listen(&self, listener: Box<dyn Fn(&Notice<'_>) -> bool>) {
+        self.listeners.add(listener);
+    }
+
+    /// How many listen.
+    pub(crate) fn listeners(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// Lets every listener go: the daemon is stopping.
+    pub(crate) fn end_listening(&self) {
+        self.listeners.clear();
+    }
+
+    fn tell(&self, happened: Happened, id: &impl std::fmt::Display, pod: &Rc<Pod>) {
+        // Mostly nobody listens, and an id is 64 digits.
+        if self.listeners.len() > 0 {
+            let at_ns = self.node.clock.now_ns();
+            self.listeners.tell(&Notice { happened, id: id.to_string(), pod, at_ns });
         }
     }
 

@@ -21,6 +21,7 @@ use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 
 use super::link::{Link, News};
+use super::notices::Happened;
 use super::record::{Network, PodRecord};
 use super::spec::{PodPid, PodSpec, Sharing};
 use super::state::{self, PodEvent};
@@ -242,6 +243,7 @@ impl Pods {
             pods.change(&pod, PodEvent::Remove)?;
             pods.forget_pod(&pod)?;
             log::info!("pod sandbox removed"; pod = pod.id);
+            pods.tell(Happened::Deleted, &pod.id, &pod);
             Ok(())
         })
         .await
@@ -275,7 +277,16 @@ impl Pods {
         if record.state != state::Pod::Removing {
             record.commit(&self.node.paths)?;
         }
+        let (was_ready, is_ready) = (pod.record().state.is_ready(), record.state.is_ready());
         *pod.record.borrow_mut() = record;
+        match (was_ready, is_ready) {
+            (false, true) => {
+                self.tell(Happened::Created, &pod.id, pod);
+                self.tell(Happened::Started, &pod.id, pod);
+            }
+            (true, false) => self.tell(Happened::Stopped, &pod.id, pod),
+            (true, true) | (false, false) => {}
+        }
         Ok(())
     }
 

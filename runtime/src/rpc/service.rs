@@ -88,11 +88,11 @@ serve! { RuntimeService
         update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
     }
     streams {
-        stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = unserved_stream,
-        stream_containers [StreamContainersStream]: StreamContainersRequest => StreamContainersResponse = unserved_stream,
+        stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = cri::list_pod_sandbox::stream_pod_sandboxes,
+        stream_containers [StreamContainersStream]: StreamContainersRequest => StreamContainersResponse = cri::list_containers::stream_containers,
         stream_container_stats [StreamContainerStatsStream]: StreamContainerStatsRequest => StreamContainerStatsResponse = cri::container_stats::stream_container_stats,
         stream_pod_sandbox_stats [StreamPodSandboxStatsStream]: StreamPodSandboxStatsRequest => StreamPodSandboxStatsResponse = cri::pod_sandbox_stats::stream_pod_sandbox_stats,
-        get_container_events [GetContainerEventsStream]: GetEventsRequest => ContainerEventResponse = unserved_stream,
+        get_container_events [GetContainerEventsStream]: GetEventsRequest => ContainerEventResponse = cri::get_container_events::get_container_events,
         stream_pod_sandbox_metrics [StreamPodSandboxMetricsStream]: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = unserved_stream,
     }
 }
@@ -106,7 +106,7 @@ serve! { ImageService
         image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = cri::image_fs_info::image_fs_info,
     }
     streams {
-        stream_images [StreamImagesStream]: StreamImagesRequest => StreamImagesResponse = unserved_stream,
+        stream_images [StreamImagesStream]: StreamImagesRequest => StreamImagesResponse = cri::list_images::stream_images,
     }
 }
 

@@ -1,0 +1,55 @@
+//! What happens to pods and containers, told to whoever listens, in the order in which it happens. A listener is called at
+//! the change itself, so that what it reads of the pod is what was true then; it must not wait.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::Pod;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happened {
+    Created,
+    Started,
+    Stopped,
+    Deleted,
+}
+
+/// One change.
+pub(crate) struct Notice<'a> {
+    pub(crate) happened: Happened,
+    /// Of the container, or of the pod sandbox itself.
+    pub(crate) id: String,
+    pub(crate) pod: &'a Rc<Pod>,
+    /// Wall clock, nanoseconds since 1970; later than that of every notice before.
+    pub(crate) at_ns: i64,
+}
+
+/// Answers whether it still listens.
+type Listener = Box<dyn Fn(&Notice<'_>) -> bool>;
+
+/// Who listens.
+#[derive(Default)]
+pub(super) struct Listeners(RefCell<Vec<Listener>>);
+
+impl Listeners {
+    pub(super) fn add(&self, listener: Listener) {
+        self.0.borrow_mut().push(listener);
+    }
+
+    pub(super) fn tell(&self, notice: &Notice<'_>) {
+        // Taken out for the calls: nobody may find the list borrowed.
+        let mut listeners = self.0.take();
+        listeners.retain(|listener| listener(notice));
+        let added = self.0.replace(listeners);
+        self.0.borrow_mut().extend(added);
+    }
+
+    pub(super) fn clear(&self) {
+        self.0.take();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+}

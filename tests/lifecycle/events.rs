@@ -1,0 +1,66 @@
+//! GetContainerEvents: every change, in order, with the statuses of that moment.
+
+use coracle_tests::cri::proto::{
+    ContainerEventResponse, ContainerEventType, ContainerState, PodSandboxState, RemoveContainerRequest,
+    RemovePodSandboxRequest, StartContainerRequest, StopPodSandboxRequest,
+};
+use coracle_tests::node::Node;
+use coracle_tests::request;
+
+/// `TYPE of whom: the pod's state, the containers'`.
+fn line(event: &ContainerEventResponse, pod: &str) -> String {
+    let status = event.pod_sandbox_status.as_ref().expect("the kubelet drops events without it");
+    assert_eq!(status.id, pod);
+    assert!(status.metadata.is_some());
+    let who = if event.container_id == pod { "pod" } else { "container" };
+    let what = match event.container_event_type() {
+        ContainerEventType::ContainerCreatedEvent => "created",
+        ContainerEventType::ContainerStartedEvent => "started",
+        ContainerEventType::ContainerStoppedEvent => "stopped",
+        ContainerEventType::ContainerDeletedEvent => "deleted",
+    };
+    let ready = if status.state() == PodSandboxState::SandboxReady { "ready" } else { "not ready" };
+    let states: Vec<&str> = event
+        .containers_statuses
+        .iter()
+        .map(|status| match status.state() {
+            ContainerState::ContainerCreated => "created",
+            ContainerState::ContainerRunning => "running",
+            ContainerState::ContainerExited => "exited",
+            ContainerState::ContainerUnknown => "unknown",
+        })
+        .collect();
+    format!("{who} {what}: {ready} {}", states.join(" ")).trim_end().to_owned()
+}
+
+#[test]
+fn a_life_in_events() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let pod = request::host_pod("life");
+    let mut pod_id = String::new();
+    let events = node.events_during(8, || {
+        pod_id = node.run_pod(&pod);
+        let container_id = node.create(&pod_id, &request::container("life", &image, &["true"], &pod), &pod);
+        node.start_container(StartContainerRequest { container_id: container_id.clone() }).expect("started");
+        node.exited(&container_id);
+        node.remove_container(RemoveContainerRequest { container_id }).expect("removed");
+        node.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() }).expect("stopped");
+        node.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: pod_id.clone() }).expect("removed");
+    });
+    let events = events.expect("events");
+    let lines: Vec<String> = events.iter().map(|event| line(event, &pod_id)).collect();
+    let expected = [
+        "pod created: ready",
+        "pod started: ready",
+        "container created: ready created",
+        "container started: ready running",
+        "container stopped: ready exited",
+        "container deleted: ready",
+        "pod stopped: not ready",
+        "pod deleted: not ready",
+    ];
+    assert_eq!(lines, expected);
+    assert!(events.is_sorted_by(|a, b| a.created_at < b.created_at), "later is later");
+    node.stop();
+}
