@@ -65,17 +65,19 @@ fn str_8_every_client_gets_a_copy_and_a_stalled_one_stops_nobody() {
     let before = descriptors(&stage.node);
     let mut clients: Vec<_> = (0..3).map(|_| attach(&stage, &talker, BOTH)).collect();
     let (mut stalled, open) = attach(&stage, &talker, OUTPUT);
-    let (writer, writers) = clients.first_mut().expect("three clients");
     // More than the stalled client's socket, pipe and buffers hold together.
     let line = format!("{}\n", "x".repeat(1023));
-    for _ in 0..40 {
-        let text = line.repeat(1024);
+    for _ in 0..640 {
+        let text = line.repeat(64);
+        let (writer, writers) = &mut clients[0];
         writer.send(writers["stdin"], text.as_bytes()).expect("input");
-        let mut left = text.len();
-        while left > 0 {
-            match writer.next().expect("a copy") {
-                Frame::Data(from, _, bytes) if from == writers["stdout"] => left -= bytes.len(),
-                _ => {}
+        for (client, open) in &mut clients {
+            let mut left = text.len();
+            while left > 0 {
+                match client.next().expect("a copy") {
+                    Frame::Data(from, _, bytes) if from == open["stdout"] => left -= bytes.len(),
+                    _ => {}
+                }
             }
         }
     }

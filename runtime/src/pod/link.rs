@@ -12,9 +12,14 @@ use std::time::Duration;
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
 use smol::channel::{Receiver, Sender};
+use smol::lock::Semaphore;
 
 use super::latch::Latch;
 use crate::reactor::{self, Watched};
+
+/// Requests under way at one monitor; more wait here. A monitor never waits for its daemon: one that leaves a socket full
+/// of answers is disconnected, and a socket holds some 250. What it tells unasked needs room, too.
+const ASKS_MAX: usize = 32;
 
 /// Answer and descriptors of one request.
 type Answer = (Reply, Vec<OwnedFd>);
@@ -26,6 +31,8 @@ pub(crate) struct Link {
     process: Watched,
     last_number: Cell<u32>,
     waiting: RefCell<HashMap<u32, Sender<Answer>>>,
+    /// Places for requests under way.
+    places: Semaphore,
     is_closed: Cell<bool>,
     ended: Latch<()>,
 }
@@ -67,6 +74,7 @@ impl Link {
             process,
             last_number: Cell::new(0),
             waiting: RefCell::default(),
+            places: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
             ended: Latch::default(),
         });
@@ -116,13 +124,16 @@ impl Link {
         descriptors: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<Vec<OwnedFd>, LinkError> {
-        let (number, answer) = self.register()?;
+        let number = Cell::new(0);
         let asked = async {
-            self.send(&ToMonitor { number, request }, descriptors).await?;
+            let _place = self.places.acquire().await;
+            let (own, answer) = self.register()?;
+            number.set(own);
+            self.send(&ToMonitor { number: own, request }, descriptors).await?;
             answer.recv().await.map_err(|_| LinkError::Gone)
         };
         let answer = reactor::deadline(limit, asked).await;
-        self.waiting.borrow_mut().remove(&number);
+        self.waiting.borrow_mut().remove(&number.get());
         match answer {
             Ok(Ok((Reply::Failed(failure), _))) => Err(LinkError::Failed(failure)),
             Ok(Ok((Reply::Hello { .. } | Reply::Done | Reply::Started, descriptors))) => Ok(descriptors),
