@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::pki_types::pem::PemObject;
@@ -24,6 +25,8 @@ const WAITING_BYTES_MAX: usize = 64 << 10;
 const READ_BYTES: usize = 16 << 10;
 /// A handshake that takes longer is none. Afterwards the daemon decides how long silence may be.
 const HANDSHAKE_MS_MAX: u16 = 30_000;
+/// How long the client's end is waited for after its last byte, as in the daemon.
+const LINGER: Duration = Duration::from_secs(12);
 
 /// Stands between the two until one ends.
 pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -91,6 +94,7 @@ impl Bridge {
     fn run(mut self) -> Result<(), String> {
         loop {
             if self.plain_ended && !self.connection.wants_write() {
+                self.linger();
                 return Ok(());
             }
             let (from_client, from_plain) = self.wait()?;
@@ -115,35 +119,43 @@ impl Bridge {
     /// Waits until there is something to do; whether the client and the daemon can be read.
     fn wait(&self) -> Result<(bool, bool), String> {
         let flag = |is_wanted: bool, flag: PollFlags| if is_wanted { flag } else { PollFlags::empty() };
+        let (owes_client, owes_plain) = (self.connection.wants_write(), !self.to_plain.is_empty());
         let reads_client = !self.client_ended && self.to_plain.len() < WAITING_BYTES_MAX;
-        let reads_plain =
-            !self.plain_ended && !self.connection.is_handshaking() && !self.connection.wants_write();
-        let client =
-            flag(reads_client, PollFlags::POLLIN) | flag(self.connection.wants_write(), PollFlags::POLLOUT);
-        let plain =
-            flag(reads_plain, PollFlags::POLLIN) | flag(!self.to_plain.is_empty(), PollFlags::POLLOUT);
-        let mut fds = [PollFd::new(self.client.as_fd(), client), PollFd::new(self.plain.as_fd(), plain)];
+        let reads_plain = !self.plain_ended && !self.connection.is_handshaking() && !owes_client;
+        let client = flag(reads_client, PollFlags::POLLIN) | flag(owes_client, PollFlags::POLLOUT);
+        let plain = flag(reads_plain, PollFlags::POLLIN) | flag(owes_plain, PollFlags::POLLOUT);
+        let mut fds = vec![PollFd::new(self.client.as_fd(), client)];
+        // The daemon may hang up while the client still reads its last bytes, which would wake us for ever.
+        if !plain.is_empty() || !owes_client {
+            fds.push(PollFd::new(self.plain.as_fd(), plain));
+        }
         let limit = match self.connection.is_handshaking() {
             true => PollTimeout::from(HANDSHAKE_MS_MAX),
             false => PollTimeout::NONE,
         };
         match poll(&mut fds, limit) {
-            Ok(0) => Err("the client did not finish its handshake".to_owned()),
-            Ok(_) => {
-                let is_ready = |index: usize, is_wanted: bool| {
-                    is_wanted && fds[index].revents().is_some_and(|events| events.intersects(READABLE))
-                };
-                // A side that hung up while nothing was wanted of it would wake us for ever.
-                let is_gone = |index: usize, is_wanted: bool| {
-                    !is_wanted && fds[index].revents().is_some_and(|events| events.intersects(GONE))
-                };
-                match is_gone(0, reads_client) || is_gone(1, reads_plain) {
-                    true => Err("a side hung up".to_owned()),
-                    false => Ok((is_ready(0, reads_client), is_ready(1, reads_plain))),
-                }
-            }
-            Err(nix::errno::Errno::EINTR) => Ok((false, false)),
-            Err(errno) => Err(format!("poll: {errno}")),
+            Ok(0) => return Err("the client did not finish its handshake".to_owned()),
+            Ok(_) => {}
+            Err(nix::errno::Errno::EINTR) => return Ok((false, false)),
+            Err(errno) => return Err(format!("poll: {errno}")),
+        }
+        let has = |index: usize, flags: PollFlags| {
+            fds.get(index).and_then(PollFd::revents).is_some_and(|events| events.intersects(flags))
+        };
+        // A side that hung up while nothing was wanted of it would wake us for ever, too.
+        if (client.is_empty() && has(0, GONE)) || (plain.is_empty() && has(1, GONE)) {
+            return Err("a side hung up".to_owned());
+        }
+        Ok((reads_client && has(0, READABLE), reads_plain && has(1, READABLE)))
+    }
+
+    /// Closing a socket with unread bytes in it resets the connection, and the client would lose the last it was sent.
+    /// So it gets the end first, and what it still says is read.
+    fn linger(&mut self) {
+        let mut rest = [0; READ_BYTES];
+        let can_wait = self.client.set_nonblocking(false).and(self.client.set_read_timeout(Some(LINGER)));
+        if can_wait.and_then(|()| self.client.shutdown(Shutdown::Write)).is_ok() {
+            while let Ok(1..) = self.client.read(&mut rest) {}
         }
     }
 
