@@ -176,14 +176,17 @@ pub(crate) fn serve(port: &str) -> Outcome {
 /// Gives each connection back what it sends, until it sends no more.
 pub(crate) fn echo(address: &str) -> Outcome {
     let listener = TcpListener::bind(address).map_err(|error| format!("bind {address}: {error}"))?;
+    // The standard library's 128 are too few for a test that connects a thousand times at once.
+    rustix::net::listen(&listener, 4096).map_err(|error| format!("listen {address}: {error}"))?;
     println!("serving");
-    for stream in listener.incoming().flatten() {
-        std::thread::spawn(move || {
-            let Ok(mut from) = stream.try_clone() else { return };
+    for stream in listener.incoming() {
+        let stream = stream.map_err(|error| format!("accept: {error}"))?;
+        let serve = move || {
             // A caller that hung up early is its own loss.
-            let _ = std::io::copy(&mut from, &mut &stream);
+            let _ = std::io::copy(&mut &stream, &mut &stream);
             let _ = stream.shutdown(std::net::Shutdown::Write);
-        });
+        };
+        std::thread::Builder::new().spawn(serve).map_err(|error| format!("thread: {error}"))?;
     }
     Ok(0)
 }
