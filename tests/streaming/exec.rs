@@ -1,6 +1,7 @@
 //! Exec: output, status, input, terminals, many at once, clients that vanish.
 
 use std::io::Write;
+use std::time::Duration;
 
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::spdy::{Client, Frame, upgrade};
@@ -210,6 +211,29 @@ fn str_14_clients_that_vanish_leave_nothing() {
     }
     wait_until("every command ends", || marked("/probe blast") == 0);
     gives_back_descriptors(&stage.node, before);
+    stage.node.stop();
+}
+
+/// A client on a slow line gets the last byte, too, long after the process is gone.
+#[test]
+fn a_slow_reader_gets_it_all() {
+    let (stage, container) = sleeping();
+    let mut client = Client::connect(&exec_url(&stage.node, &container, &["blast", "12000000"], OUTPUT), V4);
+    let streams = client.open_stdio(&OUTPUT.names());
+    let (mut count, mut frames) = (0, 0);
+    while let Ok(frame) = client.next() {
+        if let Frame::Data(stream, _, bytes) = frame
+            && stream == streams["stdout"]
+        {
+            (count, frames) = (count + bytes.len(), frames + 1);
+            if frames % 20 == 0 {
+                // Pings and a slow line: the worst for the end of a connection.
+                std::thread::sleep(Duration::from_millis(400));
+                let _ = client.ping(frames);
+            }
+        }
+    }
+    assert_eq!(count, 12_000_000);
     stage.node.stop();
 }
 

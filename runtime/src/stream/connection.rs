@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use event_listener::{Event as Changed, listener};
@@ -21,13 +21,13 @@ use super::peer::Peer;
 use crate::reactor::{self, Watched};
 
 /// Output that waits for the socket before senders wait, too: two of the longest frames.
-const OUTPUT_BYTES_MAX: usize = 64 << 10;
+pub(super) const OUTPUT_BYTES_MAX: usize = 64 << 10;
 /// One read of a socket or a pipe: what a pipe holds, and two of the longest frames.
 const READ_BYTES: usize = 64 << 10;
 /// The first reads of a session: keystrokes need no more.
 const FIRST_READ_BYTES: usize = 2 << 10;
-/// How long the last bytes, and the client's goodbye, are waited for.
-const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+/// How long the client's goodbye is waited for after its last byte. Clients ping every five seconds.
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(12);
 
 /// Why a connection is over.
 #[derive(Debug)]
@@ -68,12 +68,21 @@ pub(super) enum Incoming {
 pub(super) struct Connection {
     socket: Watched,
     peer: RefCell<Peer>,
-    /// What was written, for the next output.
-    spare: Cell<Vec<u8>>,
+    /// What is on its way out. Kept here, as whoever writes it may give up in the middle and another must go on there.
+    outgoing: RefCell<Outgoing>,
     /// Output came, or went.
     output_changed: Changed,
     /// When a byte last went either way.
     last_used: Cell<Instant>,
+    /// How long nothing may go either way; zero is for ever.
+    idle_limit: Duration,
+}
+
+/// A piece of the protocol's output.
+#[derive(Default)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    written: usize,
 }
 
 /// The reading half: a buffer that a shell leaves small.
@@ -94,14 +103,15 @@ thread_local! {
 
 /// Reads what is there and hands it on before anybody else can; 0 is the end.
 pub(super) async fn read_through(from: &Watched, mut hand_on: impl FnMut(&[u8])) -> io::Result<usize> {
-    from.read_with(|fd| {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let count = nix::unistd::read(fd, scratch)?;
-            hand_on(&scratch[..count]);
-            Ok(count)
-        })
+    from.read_with(|fd| read_scratch(fd, &mut hand_on)).await
+}
+
+fn read_scratch(from: BorrowedFd<'_>, hand_on: impl FnOnce(&[u8])) -> io::Result<usize> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let count = nix::unistd::read(from, scratch)?;
+        hand_on(&scratch[..count]);
+        Ok(count)
     })
-    .await
 }
 
 impl Receiver {
@@ -166,13 +176,14 @@ impl Receiver {
 }
 
 impl Connection {
-    pub(super) fn new(socket: Watched, peer: Peer) -> Connection {
+    pub(super) fn new(socket: Watched, peer: Peer, idle_limit: Duration) -> Connection {
         Connection {
             socket,
             peer: RefCell::new(peer),
-            spare: Cell::default(),
+            outgoing: RefCell::default(),
             output_changed: Changed::new(),
             last_used: Cell::new(Instant::now()),
+            idle_limit,
         }
     }
 
@@ -184,28 +195,45 @@ impl Connection {
     }
 
     /// Copies `from` to a stream until its end, as fast as the client takes it, and ends the stream.
-    pub(super) async fn copy(&self, from: &Watched, stream: u32) {
+    ///
+    /// # Errors
+    ///
+    /// What broke `from`. The end of a terminal is told in the same way (`EIO`).
+    pub(super) async fn copy(&self, from: &Watched, stream: u32) -> io::Result<()> {
         loop {
             self.room().await;
-            let hand_on = |bytes: &[u8]| {
-                if !bytes.is_empty() {
-                    self.tell(|peer| peer.send(stream, bytes));
+            // What comes late may find that others have filled the output meanwhile: five hundred of them on a
+            // connection.
+            let read = |fd: BorrowedFd<'_>| self.has_room().then(|| self.hand_on(fd, stream)).transpose();
+            match from.read_with(read).await {
+                Ok(None) => {}
+                // A fast writer and a fast client would keep the loop to themselves.
+                Ok(Some(1..)) => reactor::yield_now().await,
+                end => {
+                    self.tell(|peer| peer.finish(stream));
+                    return end.map(|_| ());
                 }
-            };
-            // A terminal's end is EIO; whatever else a read says, it will not get better.
-            if read_through(from, hand_on).await.unwrap_or(0) == 0 {
-                return self.tell(|peer| peer.finish(stream));
             }
-            // A fast writer and a fast client would keep the loop to themselves.
-            reactor::yield_now().await;
         }
+    }
+
+    fn hand_on(&self, from: BorrowedFd<'_>, stream: u32) -> io::Result<usize> {
+        read_scratch(from, |bytes| {
+            if !bytes.is_empty() {
+                self.tell(|peer| peer.send(stream, bytes));
+            }
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        self.peer.borrow_mut().output().len() < OUTPUT_BYTES_MAX
     }
 
     /// Waits until there is room for one more piece of a stream.
     pub(super) async fn room(&self) {
         loop {
             listener!(self.output_changed => changed);
-            if self.peer.borrow_mut().output().len() < OUTPUT_BYTES_MAX {
+            if self.has_room() {
                 return;
             }
             changed.await;
@@ -213,8 +241,8 @@ impl Connection {
     }
 
     /// Writes what there is to write, for as long as it lives; ends only when the socket does, or when nothing has gone
-    /// either way for `idle`.
-    pub(super) async fn transmit(&self, idle: Duration) -> Lost {
+    /// either way for too long.
+    pub(super) async fn transmit(&self) -> Lost {
         let writing = async {
             loop {
                 if let Err(error) = self.write_out().await {
@@ -226,26 +254,40 @@ impl Connection {
                 }
             }
         };
-        smol::future::or(writing, self.idle(idle)).await
+        smol::future::or(writing, self.idle()).await
     }
 
     async fn write_out(&self) -> io::Result<()> {
-        loop {
-            let spare = self.spare.take();
-            let mut output = std::mem::replace(self.peer.borrow_mut().output(), spare);
-            if output.is_empty() {
-                return Ok(());
+        while self.has_outgoing() {
+            let write = |fd: BorrowedFd<'_>| {
+                let mut outgoing = self.outgoing.borrow_mut();
+                let count = nix::unistd::write(fd, &outgoing.bytes[outgoing.written..])?;
+                outgoing.written += count;
+                Ok(count)
+            };
+            if self.socket.write_with(write).await? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
             }
-            // There is room for the next while this goes out.
-            self.output_changed.notify(usize::MAX);
-            self.socket.write_all(&output).await?;
             self.last_used.set(Instant::now());
-            output.clear();
-            self.spare.set(output);
         }
+        Ok(())
     }
 
-    async fn idle(&self, limit: Duration) -> Lost {
+    /// Takes the next piece over where the last is out.
+    fn has_outgoing(&self) -> bool {
+        let mut outgoing = self.outgoing.borrow_mut();
+        if outgoing.written == outgoing.bytes.len() {
+            outgoing.bytes.clear();
+            outgoing.written = 0;
+            std::mem::swap(self.peer.borrow_mut().output(), &mut outgoing.bytes);
+            // There is room for the next while this goes out.
+            self.output_changed.notify(usize::MAX);
+        }
+        !outgoing.bytes.is_empty()
+    }
+
+    async fn idle(&self) -> Lost {
+        let limit = self.idle_limit;
         if limit.is_zero() {
             return std::future::pending().await;
         }
@@ -258,17 +300,18 @@ impl Connection {
         }
     }
 
-    /// Says goodbye, writes what is left, and gives the client a moment to hang up first.
+    /// Says goodbye, writes what is left as fast as the client takes it, and lets the client hang up first: closing a
+    /// socket that the client still writes to would take back what it has not read yet.
     pub(super) async fn close(&self) {
         self.tell(Peer::close);
-        let closed = async {
-            self.write_out().await?;
-            shutdown(self.socket.fd().as_raw_fd(), Shutdown::Write)?;
-            let mut rest = [0; 1024];
-            while self.socket.read(&mut rest).await? > 0 {}
-            Ok::<(), io::Error>(())
-        };
-        // A client that does not read, or never hangs up, is cut off.
-        let _ = reactor::deadline(CLOSE_LIMIT, closed).await;
+        let written = smol::future::or(self.write_out(), async {
+            Err(io::Error::new(io::ErrorKind::TimedOut, self.idle().await.to_string()))
+        });
+        if written.await.is_err() || shutdown(self.socket.fd().as_raw_fd(), Shutdown::Write).is_err() {
+            return;
+        }
+        // Its pings say that it is still reading; once it is silent, the kernel delivers the rest without us.
+        let mut rest = [0; 1024];
+        while let Ok(Ok(1..)) = reactor::deadline(CLOSE_LIMIT, self.socket.read(&mut rest)).await {}
     }
 }

@@ -1,6 +1,11 @@
 //! What both protocols report: streams that open, carry bytes one way and end. SPDY numbers its streams itself; of a
 //! WebSocket the channel numbers are the streams.
 
+/// Output that waits in a session. Whoever sends data waits above [`super::connection::OUTPUT_BYTES_MAX`] and adds one
+/// piece, of which base64 makes four thirds; so only answers to what the peer sends can add up to this. A PING or a
+/// refused stream costs a peer as much to send as us to answer: above this it is a flood.
+pub(crate) const UNREAD_BYTES_MAX: usize = 256 << 10;
+
 /// One thing that a peer did.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event<'a> {

@@ -80,7 +80,7 @@ impl Forward {
 
     /// Serves the client until it leaves. `ports`: those that the request named, which a WebSocket client cannot name
     /// later.
-    pub(super) async fn run(&self, mut receiver: Receiver, ports: &[u16], idle: Duration) -> Lost {
+    pub(super) async fn run(&self, mut receiver: Receiver, ports: &[u16]) -> Lost {
         let is_spdy = self.connection.tell(|peer| peer.spdy().is_some());
         if !is_spdy {
             for (index, port) in (0..).zip(ports) {
@@ -112,7 +112,7 @@ impl Forward {
                 }
             }
         };
-        smol::future::or(receive, self.connection.transmit(idle)).await
+        smol::future::or(receive, self.connection.transmit()).await
     }
 
     fn opened(&self, stream: u32, headers: &[(String, String)]) {
@@ -203,7 +203,11 @@ async fn forward(
         std::future::pending().await
     };
     // An answer may take its time after the client's last byte; a client that has its answer may not.
-    smol::future::or(connection.copy(&socket, data), sending).await;
+    let copied = smol::future::or(connection.copy(&socket, data), sending).await;
+    if let Err(broken) = copied {
+        from_client.close();
+        return say(connection, error, &format!("error forwarding port {port} to pod {}: {broken}", pod.id));
+    }
     if !has_sent.get() {
         // Whoever keeps it open for longer loses what it still sends.
         let _ = reactor::deadline(LINGER, up).await;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::connection::{Connection, Lost, Receiver, read_through};
+use super::connection::{CLOSE_LIMIT, Connection, Lost, Receiver, read_through};
 use super::forward::Forward;
 use super::head::{self, HEAD_BYTES_MAX, Head, Refusal, Upgrade};
 use super::peer::{Peer, Tunnel};
@@ -201,7 +201,8 @@ impl Streams {
         if !matches!(written, Ok(Ok(()))) {
             return;
         }
-        let connection = Rc::new(Connection::new(socket, peer(&head.upgrade, protocol)));
+        let connection =
+            Rc::new(Connection::new(socket, peer(&head.upgrade, protocol), self.options.idle_timeout));
         let kind = request.kind();
         log::debug!("streaming: session"; kind = kind, protocol = protocol);
         match self.run(&connection, Receiver::new(rest), request, protocol).await {
@@ -239,23 +240,23 @@ impl Streams {
         request: Request,
         protocol: &str,
     ) -> Result<(), Lost> {
-        let idle = self.options.idle_timeout;
         let (wanted, container, command) = match request {
             Request::Exec { container, command, wanted } => (wanted, container, Some(command)),
             Request::Attach { container, wanted } => (wanted, container, None),
             Request::Forward { pod, ports } => {
                 let forward = Forward::new(Rc::clone(connection), Rc::clone(&self.pods), pod);
-                let lost = forward.run(receiver, &ports, idle).await;
+                let lost = forward.run(receiver, &ports).await;
                 drop(forward);
-                connection.close().await;
+                // It was the client that left: what is still on its way is of no use to it.
+                let _ = reactor::deadline(CLOSE_LIMIT, connection.close()).await;
                 return Err(lost);
             }
         };
         let limit = self.options.creation_timeout;
         let stdio = Stdio::new(connection, receiver, wanted, Dialect::of(protocol), limit).await?;
         match command {
-            Some(command) => stdio.exec(&self.pods, container, command, idle).await,
-            None => stdio.attach(&self.pods, &container, idle).await,
+            Some(command) => stdio.exec(&self.pods, container, command).await,
+            None => stdio.attach(&self.pods, &container).await,
         }
     }
 }

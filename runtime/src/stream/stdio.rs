@@ -120,7 +120,7 @@ impl<'c> Stdio<'c> {
                 Err(Lost::Late)
             };
             // Replies go out beside.
-            let transmit = async { Err(connection.transmit(Duration::ZERO).await) };
+            let transmit = async { Err(connection.transmit().await) };
             smol::future::or(opened, smol::future::or(late, transmit)).await?
         } else {
             let roles = Roles::of_channels(wanted);
@@ -139,7 +139,6 @@ impl<'c> Stdio<'c> {
         pods: &Rc<Pods>,
         container: Rc<Container>,
         command: Vec<String>,
-        idle: Duration,
     ) -> Result<(), Lost> {
         let (exec, mut ends) = match pods.exec_streams(container, command, self.wanted).await {
             Ok(started) => started,
@@ -163,7 +162,7 @@ impl<'c> Stdio<'c> {
             }),
             async {
                 match smol::future::or(self.input(&ends, false), async {
-                    Input::Lost(self.connection.transmit(idle).await)
+                    Input::Lost(self.connection.transmit().await)
                 })
                 .await
                 {
@@ -198,19 +197,15 @@ impl<'c> Stdio<'c> {
     async fn output(&self, ends: &Ends) {
         let copy = async |from: &Option<Rc<reactor::Watched>>, stream: Option<u32>| {
             if let (Some(from), Some(stream)) = (from, stream) {
-                self.connection.copy(from, stream).await;
+                // Whatever broke a process's end of a pipe is in its exit code; a terminal always breaks.
+                let _ = self.connection.copy(from, stream).await;
             }
         };
         smol::future::zip(copy(&ends.stdout, self.roles.stdout), copy(&ends.stderr, self.roles.stderr)).await;
     }
 
     /// Connects the client to a running container.
-    pub(super) async fn attach(
-        &self,
-        pods: &Rc<Pods>,
-        container: &Rc<Container>,
-        idle: Duration,
-    ) -> Result<(), Lost> {
+    pub(super) async fn attach(&self, pods: &Rc<Pods>, container: &Rc<Container>) -> Result<(), Lost> {
         let mut ends = match pods.attach_streams(container, self.wanted).await {
             Ok(ends) => ends,
             Err(error) => {
@@ -248,7 +243,7 @@ impl<'c> Stdio<'c> {
         };
         let input = async {
             match smol::future::or(self.input(&ends, !ends_with_stdin), async {
-                Input::Lost(self.connection.transmit(idle).await)
+                Input::Lost(self.connection.transmit().await)
             })
             .await
             {

@@ -17,7 +17,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use super::event::{Broken, Event};
+use super::event::{Broken, Event, UNREAD_BYTES_MAX};
 use frame::{Control, FIN, Head};
 use headers::Inflater;
 
@@ -25,10 +25,6 @@ pub(crate) use frame::DATA_BYTES_MAX;
 
 /// Streams open at once. A port-forward takes two for each TCP connection.
 const STREAMS_MAX: usize = 1024;
-
-/// Answers of ours that a peer may leave unread: a PING or a refused stream costs it 12 bytes to send and us 12 to
-/// answer. Above this it is a flood.
-const ANSWERS_BYTES_MAX: usize = 64 << 10;
 
 /// RST_STREAM: what the peer did makes no sense.
 const PROTOCOL_ERROR: u32 = 1;
@@ -142,7 +138,7 @@ impl Session {
     }
 
     fn control<'a>(&mut self, kind: u16, flags: u8, payload: &[u8]) -> Result<Option<Event<'a>>, Broken> {
-        if self.output.len() > ANSWERS_BYTES_MAX + DATA_BYTES_MAX {
+        if self.output.len() > UNREAD_BYTES_MAX {
             return Err(Broken("it does not read the answers to what it sends"));
         }
         match Control::decode(kind, payload)? {

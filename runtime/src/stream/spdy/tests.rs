@@ -234,7 +234,7 @@ fn floods_end_the_connection() {
     }
     assert_eq!(why, "it opens too many streams");
     let mut session = Session::new();
-    let pings = control(6, 0, &[0, 0, 0, 1]).repeat(20_000);
+    let pings = control(6, 0, &[0, 0, 0, 1]).repeat(30_000);
     assert_eq!(events(&mut session, &pings), ["it does not read the answers to what it sends"]);
 }
 

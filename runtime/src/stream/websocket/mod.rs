@@ -19,7 +19,7 @@ use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tungstenite::{Error, Message, WebSocket};
 
-use super::event::{Broken, Event};
+use super::event::{Broken, Event, UNREAD_BYTES_MAX};
 
 /// Longest message we send: kubectl's buffer.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 10;
@@ -27,8 +27,6 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 10;
 const TAKEN_BYTES_MAX: usize = 1 << 20;
 /// What the library is given to read at once.
 const PIECE_BYTES: usize = 16 << 10;
-/// Answers (PONG) that a peer may leave unread; more is a flood.
-const ANSWERS_BYTES_MAX: usize = 64 << 10;
 /// Of v5: the channel in the next byte is closed.
 const CLOSE_SIGNAL: u8 = 255;
 
@@ -101,7 +99,7 @@ impl Session {
     /// The peer broke the protocol; the connection is of no more use.
     pub(crate) fn next<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Event<'a>>, Broken> {
         loop {
-            if self.socket.get_ref().output.len() > ANSWERS_BYTES_MAX + MESSAGE_BYTES_MAX {
+            if self.socket.get_ref().output.len() > UNREAD_BYTES_MAX {
                 return Err(Broken("it does not read the answers to what it sends"));
             }
             let message = match self.socket.read() {
