@@ -82,7 +82,11 @@ impl Daemon {
             pod_cidr: RefCell::new(load_pod_cidr(&root)),
             cgroup_parent: cgroup_parent(config),
             capabilities: capability::bounding()?,
+            user_namespaces: probe::user_namespaces(&root.join("layers")),
         });
+        if let Err(why) = &pods.node.user_namespaces {
+            log::info!("no user namespaces for pods"; reason = why);
+        }
         pods.recover().await?;
         let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.workers));

@@ -25,6 +25,7 @@ pub mod netns;
 pub mod plan;
 pub mod probe;
 pub mod seccomp;
+pub mod userns;
 
 pub use coracle_wire::{
     ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply,

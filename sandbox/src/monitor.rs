@@ -24,6 +24,7 @@ use coracle_wire::{DESCRIPTORS_MAX, FRAME_BYTES_MAX, FromMonitor, ToMonitor};
 use nix::errno::Errno;
 
 use crate::Error;
+use crate::userns::{self, Owner, UserMappings};
 
 const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
@@ -70,6 +71,8 @@ pub struct Spawn<'a> {
     pub uts: bool,
     /// A pid namespace of its own, in which it is pid 1.
     pub pid: bool,
+    /// A user namespace for the containers, which owns the other namespaces of the pod. The monitor stays outside.
+    pub user: Option<&'a UserMappings>,
     /// The setup record; see [`coracle_wire::Op`].
     pub setup: &'a [u8],
     /// cgroup2 directory it is born in.
@@ -137,6 +140,8 @@ impl std::error::Error for LinkError {}
 /// # Errors
 /// [`Error::Kernel`], with nothing left but files in the directory.
 pub fn spawn(spawn: &Spawn<'_>) -> Result<Monitor, Error> {
+    // Before the pipes: it would hold an end of them open.
+    let owner = spawn.user.map(|mappings| userns::make(mappings, owned_namespaces(spawn))).transpose()?;
     let directory = open_directory(spawn.directory)?;
     let inherited = Inherited {
         listener: listen(spawn.directory, &directory)?,
@@ -149,12 +154,14 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Monitor, Error> {
     let (go, release) = pipes()?;
     let (outcome, report) = pipes()?;
     let child = Child::prepare(spawn)?;
-    let cloned = process::clone(namespaces(spawn), spawn.cgroup.map(FdRef::from));
+    let own = if owner.is_some() { 0 } else { owned_namespaces(spawn) };
+    let pid_namespace = if spawn.pid { process::CLONE_NEWPID } else { 0 };
+    let cloned = process::clone(process::CLONE_NEWNS | pid_namespace | own, spawn.cgroup.map(FdRef::from));
     let (pid, pidfd) =
         match cloned.map_err(|errno| kernel("clone monitor", spawn.directory.display(), errno))? {
             Clone::Child => {
                 drop(release);
-                child.run(&inherited, &go, &report)
+                child.run(&inherited, owner.as_ref(), &go, &report)
             }
             Clone::Parent { pid, pidfd } => (pid, pidfd),
         };
@@ -305,13 +312,13 @@ impl<'a> Child<'a> {
         Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow() })
     }
 
-    fn run(&self, inherited: &Inherited, go: &Fd, report: &Fd) -> ! {
+    fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
         let mut word = [0; 1];
         // An end instead of a byte: the daemon died before the pid file was there.
         if sys::fs::read(go.borrow(), &mut word) != Ok(1) {
             process::exit(0);
         }
-        let (step, errno) = match self.become_monitor(inherited, report) {
+        let (step, errno) = match self.become_monitor(inherited, owner, report) {
             Ok(never) => never,
             Err(failed) => failed,
         };
@@ -328,6 +335,7 @@ impl<'a> Child<'a> {
     fn become_monitor(
         &self,
         inherited: &Inherited,
+        owner: Option<&Owner>,
         report: &Fd,
     ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
         const ABOVE_PLACES: i32 = 16;
@@ -335,6 +343,9 @@ impl<'a> Child<'a> {
             sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
                 .and_then(|file| sys::fs::write(file.borrow(), b"0"))
                 .map_err(|errno| (STEP_CGROUP, errno))?;
+        }
+        if let Some(owner) = owner {
+            owner.join().map_err(|errno| (STEP_NAMESPACES, errno))?;
         }
         let Inherited { null, listener, directory, setup, host } = inherited;
         let null = null.borrow();
@@ -348,13 +359,15 @@ impl<'a> Child<'a> {
             (host.borrow(), false),
             (report.borrow(), true),
             (self.program, true),
+            (owner.map_or(null, Owner::namespace), false),
         ];
+        let sources = if owner.is_some() { &sources[..] } else { &sources[..sources.len() - 1] };
         let moving = |errno| (STEP_DESCRIPTORS, errno);
-        let mut moved = [0; 9];
-        for (moved, (source, _)) in moved.iter_mut().zip(sources) {
+        let mut moved = [0; 10];
+        for (moved, (source, _)) in moved.iter_mut().zip(sources.iter().copied()) {
             *moved = sys::fs::duplicate(source, ABOVE_PLACES).map_err(moving)?.leak();
         }
-        for ((place, moved), (_, close_on_exec)) in (0..).zip(moved).zip(sources) {
+        for ((place, moved), (_, close_on_exec)) in (0..).zip(moved).zip(sources.iter().copied()) {
             sys::fs::duplicate_to(FdRef::standing(moved), place, close_on_exec).map_err(moving)?;
         }
         sys::fs::close_from(sources.len() as i32).map_err(moving)?;
@@ -363,7 +376,7 @@ impl<'a> Child<'a> {
     }
 }
 
-/// Places of the last two descriptors, closed by exec.
+/// Places of the two descriptors that exec closes; behind them is the user namespace, where there is one.
 const REPORT: i32 = 7;
 const PROGRAM: i32 = 8;
 /// A step, then an error number.
@@ -371,6 +384,7 @@ const OUTCOME_BYTES: usize = 5;
 const STEP_CGROUP: u8 = 0;
 const STEP_DESCRIPTORS: u8 = 1;
 const STEP_EXEC: u8 = 2;
+const STEP_NAMESPACES: u8 = 3;
 
 fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     let mut bytes = [0; OUTCOME_BYTES];
@@ -380,6 +394,7 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
             let [step, errno @ ..] = bytes;
             let op = match step {
                 STEP_CGROUP => "join cgroup for monitor of",
+                STEP_NAMESPACES => "join namespaces for monitor of",
                 STEP_DESCRIPTORS => "order descriptors for monitor of",
                 _ => "execute monitor of",
             };
@@ -389,13 +404,12 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     }
 }
 
-fn namespaces(spawn: &Spawn<'_>) -> u64 {
+/// Those that belong to the pod's user namespace, where it has one.
+fn owned_namespaces(spawn: &Spawn<'_>) -> u64 {
     let asked = [
-        (true, process::CLONE_NEWNS),
         (spawn.network, process::CLONE_NEWNET),
         (spawn.ipc, process::CLONE_NEWIPC),
         (spawn.uts, process::CLONE_NEWUTS),
-        (spawn.pid, process::CLONE_NEWPID),
     ];
     asked.iter().filter(|(is_asked, _)| *is_asked).fold(0, |flags, (_, flag)| flags | flag)
 }

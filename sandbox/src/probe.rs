@@ -7,7 +7,7 @@ use std::path::Path;
 use caps::Capability;
 
 use crate::cgroup::{Cgroups, Version};
-use crate::{Error, capability};
+use crate::{Error, capability, userns};
 
 /// Whether a need is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,19 @@ pub fn needs() -> Result<Vec<Need>, Error> {
 /// [`Error::Kernel`] where the kernel does not tell its version.
 pub fn has_recursive_read_only() -> Result<bool, Error> {
     Ok(Kernel::look()?.since(5, 12) == State::Have)
+}
+
+/// Whether pods can have user namespaces of their own, with layers in `layers`: `Err` says what is missing.
+///
+/// # Errors
+/// The kernel's version, or what it cannot do.
+pub fn user_namespaces(layers: &Path) -> Result<(), String> {
+    let kernel = Kernel::look().map_err(|error| error.to_string())?;
+    // Before, an overlay takes no layer whose owners are mapped.
+    if kernel.since(5, 19) != State::Have {
+        return Err("they need Linux 5.19".to_owned());
+    }
+    userns::check(layers).map_err(|error| error.to_string())
 }
 
 /// Whether pods can run: nothing required is missing.

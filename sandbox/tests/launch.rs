@@ -52,6 +52,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         sysctls: vec![("net.ipv4.ip_local_port_range".into(), "20000 30000".into())],
         convenience_sysctls: true,
         oom_score_adj: Some(-998),
+        user_namespace: None,
     });
     let monitor = monitor::spawn(&Spawn {
         program: &program,
@@ -60,6 +61,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         ipc: true,
         uts: true,
         pid: false,
+        user: None,
         setup: &setup.unwrap(),
         cgroup: None,
         cgroup_joins: &[],
@@ -105,6 +107,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
         masked_paths: plan::MASKED_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         readonly_paths: plan::READONLY_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         privileged: false,
+        user_namespace: None,
     }
 }
 
@@ -182,7 +185,7 @@ fn what_was_planned_is_what_a_container_and_an_exec_see() {
 fn exec_with_a_terminal(monitor: &Monitor) {
     let script = "test -t 0 && read line && exit $line";
     let process = Process { tty: true, ..process(script) };
-    let launch = plan::exec(&ExecPlan { cgroup_joins: vec![], process }).unwrap();
+    let launch = plan::exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
     let launch = monitor::memfd(&launch).unwrap();
     let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
     let request = Request::Exec { exec: 1, container: CONTAINER, has_cgroup: false };

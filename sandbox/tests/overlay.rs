@@ -31,6 +31,7 @@ fn plan_of(root: Root) -> ContainerPlan {
         masked_paths: vec![],
         readonly_paths: vec![],
         privileged: false,
+        user_namespace: None,
     }
 }
 

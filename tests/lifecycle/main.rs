@@ -15,3 +15,4 @@ mod seccomp;
 mod service;
 mod stats;
 mod stop;
+mod userns;

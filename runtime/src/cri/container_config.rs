@@ -6,7 +6,8 @@
 use coracle_sandbox::{ContainerId, plan};
 
 use super::pod_config::{
-    SeccompAsked, check_user_namespace, invalid, missing, pairs, required, seccomp, unsupported,
+    SeccompAsked, cri_mappings, id_mappings, invalid, missing, pairs, required, seccomp, unsupported,
+    user_namespace,
 };
 use crate::error::Error;
 use crate::pod::spec::{
@@ -106,6 +107,8 @@ pub(crate) fn cri_mount(mount: &Mount) -> v1::Mount {
         selinux_relabel: mount.selinux_relabel,
         propagation: propagation.into(),
         recursive_read_only: mount.recursive_read_only,
+        uid_mappings: cri_mappings(&mount.later.uid_mappings),
+        gid_mappings: cri_mappings(&mount.later.gid_mappings),
         ..Default::default()
     }
 }
@@ -146,9 +149,6 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
     if mount.image.is_some() {
         return Err(unsupported(&field("image"), "image volumes").context("ImageVolumeMountFailed"));
     }
-    if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
-        return Err(unsupported(&field("uidMappings"), "idmapped mounts"));
-    }
     if !mount.mount_options.is_empty() {
         return Err(unsupported(&field("mount_options"), "mount options"));
     }
@@ -174,7 +174,11 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
         selinux_relabel: mount.selinux_relabel,
         propagation,
         recursive_read_only: mount.recursive_read_only,
-        later: MountLater::default(),
+        later: MountLater {
+            uid_mappings: id_mappings(mount.uid_mappings),
+            gid_mappings: id_mappings(mount.gid_mappings),
+            ..Default::default()
+        },
     })
 }
 
@@ -211,7 +215,8 @@ fn stop_signal(signal: i32) -> Result<i32, Error> {
 
 fn pid_namespace(options: &v1::NamespaceOption) -> Result<ContainerPid, Error> {
     let field = "config.linux.security_context.namespace_options";
-    check_user_namespace(&format!("{field}.userns_options"), options.userns_options.as_ref())?;
+    // A container always lives in its pod's; what it says must make sense all the same.
+    user_namespace(&format!("{field}.userns_options"), options.userns_options.as_ref())?;
     match v1::NamespaceMode::try_from(options.pid) {
         Ok(v1::NamespaceMode::Pod) => Ok(ContainerPid::Pod),
         Ok(v1::NamespaceMode::Container) => Ok(ContainerPid::Own),

@@ -6,7 +6,9 @@
 use coracle_job::PortMapping;
 
 use crate::error::{Error, Kind};
-use crate::pod::spec::{Dns, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing};
+use crate::pod::spec::{
+    Dns, IdMapping, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing, UserNamespace,
+};
 use crate::rpc::v1;
 
 /// Validates `config` and takes it over.
@@ -29,6 +31,7 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         security.seccomp.as_ref(),
         &security.seccomp_profile_path,
     )?;
+    let options = security.namespace_options.unwrap_or_default();
     let log_directory = config.log_directory;
     if !log_directory.is_empty() && !log_directory.starts_with('/') {
         return Err(invalid("config.log_directory", "is not an absolute path"));
@@ -43,17 +46,21 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         annotations: pairs(config.annotations),
         runtime_handler,
         cgroup_parent: linux.cgroup_parent,
-        namespaces: namespaces(&security.namespace_options.unwrap_or_default())?,
+        namespaces: namespaces(&options)?,
         privileged: security.privileged,
         sysctls: pairs(linux.sysctls),
-        user_namespace: None,
+        user_namespace: user_namespace(
+            "config.linux.security_context.namespace_options.userns_options",
+            options.userns_options.as_ref(),
+        )?,
         overhead: linux.overhead.map(super::container_config::resources),
         resources: linux.resources.map(super::container_config::resources),
     })
 }
 
 /// The namespace options as they were asked, for PodSandboxStatus.
-pub(crate) fn namespace_options(namespaces: PodNamespaces) -> v1::NamespaceOption {
+pub(crate) fn namespace_options(spec: &PodSpec) -> v1::NamespaceOption {
+    let namespaces = spec.namespaces;
     let sharing = |sharing| match sharing {
         Sharing::Pod => v1::NamespaceMode::Pod,
         Sharing::Node => v1::NamespaceMode::Node,
@@ -67,8 +74,33 @@ pub(crate) fn namespace_options(namespaces: PodNamespaces) -> v1::NamespaceOptio
         network: sharing(namespaces.network).into(),
         ipc: sharing(namespaces.ipc).into(),
         pid: pid.into(),
+        userns_options: spec.user_namespace.as_ref().map(|namespace| v1::UserNamespace {
+            mode: v1::NamespaceMode::Pod.into(),
+            uids: cri_mappings(&namespace.uids),
+            gids: cri_mappings(&namespace.gids),
+        }),
         ..Default::default()
     }
+}
+
+/// Mappings of ids, to be kept.
+pub(crate) fn id_mappings(mappings: Vec<v1::IdMapping>) -> Vec<IdMapping> {
+    let kept = |one: v1::IdMapping| IdMapping {
+        container_id: one.container_id,
+        host_id: one.host_id,
+        length: one.length,
+    };
+    mappings.into_iter().map(kept).collect()
+}
+
+/// The mappings again.
+pub(crate) fn cri_mappings(mappings: &[IdMapping]) -> Vec<v1::IdMapping> {
+    let given = |one: &IdMapping| v1::IdMapping {
+        container_id: one.container_id,
+        host_id: one.host_id,
+        length: one.length,
+    };
+    mappings.iter().map(given).collect()
 }
 
 /// The metadata as it was asked.
@@ -204,7 +236,6 @@ fn namespaces(options: &v1::NamespaceOption) -> Result<PodNamespaces, Error> {
             return Err(invalid(&field("pid"), "is not POD, CONTAINER or NODE"));
         }
     };
-    check_user_namespace(&field("userns_options"), options.userns_options.as_ref())?;
     Ok(PodNamespaces {
         network: sharing("network", options.network)?,
         ipc: sharing("ipc", options.ipc)?,
@@ -212,15 +243,42 @@ fn namespaces(options: &v1::NamespaceOption) -> Result<PodNamespaces, Error> {
     })
 }
 
-/// Only the host's user namespace, for now.
-pub(crate) fn check_user_namespace(field: &str, options: Option<&v1::UserNamespace>) -> Result<(), Error> {
-    let Some(options) = options else { return Ok(()) };
+/// The user namespace that is asked for; `None` is the node's (CRI section 3.2).
+pub(crate) fn user_namespace(
+    field: &str,
+    options: Option<&v1::UserNamespace>,
+) -> Result<Option<UserNamespace>, Error> {
+    let Some(options) = options else { return Ok(None) };
     match v1::NamespaceMode::try_from(options.mode) {
-        Ok(v1::NamespaceMode::Node) if options.uids.is_empty() && options.gids.is_empty() => Ok(()),
+        Ok(v1::NamespaceMode::Node) if options.uids.is_empty() && options.gids.is_empty() => Ok(None),
         Ok(v1::NamespaceMode::Node) => Err(invalid(field, "has mappings although the mode is NODE")),
-        Ok(v1::NamespaceMode::Pod) => Err(unsupported(field, "user namespaces")),
+        Ok(v1::NamespaceMode::Pod) => {
+            mappings(&format!("{field}.uids"), &options.uids)?;
+            mappings(&format!("{field}.gids"), &options.gids)?;
+            Ok(Some(UserNamespace {
+                uids: id_mappings(options.uids.clone()),
+                gids: id_mappings(options.gids.clone()),
+            }))
+        }
         Ok(_) | Err(_) => Err(invalid(field, "has a mode that is neither POD nor NODE")),
     }
+}
+
+fn mappings(field: &str, mappings: &[v1::IdMapping]) -> Result<(), Error> {
+    let [one] = mappings else {
+        return Err(invalid(field, &format!("must be one mapping, not {}", mappings.len())));
+    };
+    if one.container_id != 0 {
+        return Err(invalid(field, "does not map 0: a container without root cannot be set up"));
+    }
+    // u32::MAX is no id (chown(2) takes it for "leave as it is").
+    if one.length == 0 || one.host_id.checked_add(one.length).is_none() {
+        return Err(invalid(field, &format!("{} ids from {} are no range", one.length, one.host_id)));
+    }
+    if one.host_id == 0 {
+        return Err(invalid(field, "maps the container's root to the node's"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub(super) fn status(pod: &Pod) -> v1::PodSandboxStatus {
         ip: addresses.next().unwrap_or_default(),
         additional_ips: addresses.map(|ip| v1::PodIp { ip }).collect(),
     };
-    let options = pod_config::namespace_options(record.spec.namespaces);
+    let options = pod_config::namespace_options(&record.spec);
     v1::PodSandboxStatus {
         id: pod.id.to_string(),
         metadata: Some(pod_config::metadata(&record.spec.name)),

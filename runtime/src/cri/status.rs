@@ -21,6 +21,7 @@ pub(crate) async fn status(
         condition("RuntimeReady", Ok(())),
         condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message))),
     ];
+    let has_user_namespaces = daemon.pods.node.user_namespaces.is_ok();
     let damaged = store::damaged_count();
     let healthy = match damaged {
         0 => Ok(()),
@@ -37,10 +38,14 @@ pub(crate) async fn status(
             name: String::new(),
             features: Some(v1::RuntimeHandlerFeatures {
                 recursive_read_only_mounts: daemon.has_recursive_read_only,
-                user_namespaces: false,
+                user_namespaces: has_user_namespaces,
             }),
         }],
-        features: Some(v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
+        features: Some(v1::RuntimeFeatures {
+            supplemental_groups_policy: true,
+            user_namespaces_host_network: has_user_namespaces,
+            ..Default::default()
+        }),
     })
 }
 

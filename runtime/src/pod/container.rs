@@ -135,6 +135,10 @@ impl Pods {
         for name in ["upper", "work"] {
             super::steps::make_directory(&directory.join(name))?;
         }
+        if let Some(mappings) = container.pod.record().spec.user_mappings() {
+            // The root directory's owner is that of the upper directory.
+            super::files::give(&directory.join("upper"), &mappings)?;
+        }
         container.record().commit(&node.paths)?;
         let cgroup = container.cgroup()?;
         node.cgroups.make(&cgroup)?;

@@ -148,7 +148,11 @@ impl Pods {
             process.environment.push(b"TERM=xterm".to_vec());
         }
         let process = plan::Process { seccomp: self.filter_of(container)?, ..process.launch(tty) };
-        let record = plan::exec(&plan::ExecPlan { cgroup_joins: entry.join_files, process })?;
+        let record = plan::exec(&plan::ExecPlan {
+            cgroup_joins: entry.join_files,
+            process,
+            user_namespace: container.pod.record().spec.user_mappings(),
+        })?;
         let memfd = monitor::memfd(&record)?;
         let mut descriptors = vec![memfd.as_fd()];
         descriptors.extend(streams);

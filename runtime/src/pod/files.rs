@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use coracle_sandbox::userns::UserMappings;
+
 use super::spec::{Dns, PodSpec, Sharing};
 use super::steps::failed;
 use crate::error::Error;
@@ -23,8 +25,18 @@ pub(super) fn write(directory: &Path, spec: &PodSpec) -> Result<(), Error> {
     {
         let path = directory.join(name);
         std::fs::write(&path, content).map_err(|error| failed("write", &path, &error))?;
+        if let Some(mappings) = spec.user_mappings() {
+            give(&path, &mappings)?;
+        }
     }
     Ok(())
+}
+
+/// Makes the root of a user namespace the owner of a file or directory.
+pub(super) fn give(path: &Path, mappings: &UserMappings) -> Result<(), Error> {
+    let (uid, gid) = mappings.root();
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid))
+        .map_err(|error| failed("change owner of", path, &error))
 }
 
 /// The pod's host name; the node's where none was asked for or the pod shares the node's network (and so its UTS).

@@ -5,6 +5,7 @@
 //! Formats on disk only grow: fields are appended, never reordered.
 
 use coracle_job::PortMapping;
+use coracle_sandbox::userns::{IdRange, UserMappings};
 use serde::{Deserialize, Serialize};
 
 /// Pairs in the order they are stored; CRI maps have none.
@@ -111,6 +112,21 @@ pub(crate) struct PodSpec {
 pub(crate) struct UserNamespace {
     pub(crate) uids: Vec<IdMapping>,
     pub(crate) gids: Vec<IdMapping>,
+}
+
+impl PodSpec {
+    /// As the sandbox wants them; they were checked to be one range of each kind.
+    pub(crate) fn user_mappings(&self) -> Option<UserMappings> {
+        let range = |mappings: &[IdMapping]| {
+            mappings.first().map(|one| IdRange {
+                inside: one.container_id,
+                outside: one.host_id,
+                length: one.length,
+            })
+        };
+        let namespace = self.user_namespace.as_ref()?;
+        Some(UserMappings { users: range(&namespace.uids)?, groups: range(&namespace.gids)? })
+    }
 }
 
 /// A range of ids and what it is on the host (user_namespaces(7)).

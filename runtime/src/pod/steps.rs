@@ -93,6 +93,10 @@ impl Pods {
 
     /// Takes the name and starts the work.
     fn reserve(self: &Rc<Self>, spec: PodSpec) -> Result<Rc<Pod>, Error> {
+        if let (Some(_), Err(why)) = (&spec.user_namespace, &self.node.user_namespaces) {
+            let text = format!("pod sandbox {}: user namespaces: {why}", spec.name);
+            return Err(Error::new(Kind::FailedPrecondition, text));
+        }
         let id = PodId::from_bytes(coracle_sandbox::random_id()?);
         let cgroup_parent = match spec.cgroup_parent.is_empty() {
             true => self.node.cgroup_parent.clone(),
@@ -355,6 +359,7 @@ impl Pods {
                 sysctls: record.spec.sysctls.clone(),
                 convenience_sysctls: network,
                 oom_score_adj: Some(SANDBOX_OOM_SCORE_ADJ),
+                user_namespace: record.spec.user_mappings(),
             })?;
             let entry = node.cgroups.entry(&pod.cgroup()?)?;
             let spawned = monitor::spawn(&monitor::Spawn {
@@ -364,6 +369,7 @@ impl Pods {
                 ipc,
                 uts: network,
                 pid: namespaces.pid == PodPid::Pod,
+                user: record.spec.user_mappings().as_ref(),
                 setup: &setup,
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
                 cgroup_joins: &entry.join_files,

@@ -56,6 +56,8 @@ pub(crate) enum Home<'a> {
     Own {
         /// The host's mount namespace.
         host: FdRef<'a>,
+        /// The pod's user namespace, where it has one.
+        user: Option<FdRef<'a>>,
     },
     /// In those of the process this pidfd refers to, joined before the first operation that is no `WriteFile`: an
     /// exec's record starts with joining the cgroup by paths of the host.
@@ -111,7 +113,7 @@ struct Place {
 }
 
 /// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 terminal socket,
-/// 5 home; no others.
+/// 5 home, 6 user namespace where there is one; no others.
 fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place), Errno> {
     const ABOVE_PLACES: i32 = 16;
     process::control(Control::NotDumpable)?;
@@ -119,24 +121,25 @@ fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place), Errno> {
     process::new_session()?;
     process::set_signal_mask(0)?;
     let record = fs::Mapping::sealed(launch.record)?;
-    let home = match launch.home {
-        Home::Own { host } => host,
-        Home::Of { container } => container,
+    let (home, user) = match launch.home {
+        Home::Own { host, user } => (host, user),
+        Home::Of { container } => (container, None),
     };
     let [stdin, stdout, stderr] = launch.standard;
-    let sources = [stdin, stdout, stderr, launch.report, launch.terminal, home];
+    let sources = [stdin, stdout, stderr, launch.report, launch.terminal, home, user.unwrap_or(home)];
     // First out of the way of the places, so that no place is overwritten before it is read.
-    let mut moved = [0; 6];
+    let mut moved = [0; 7];
+    let moved = if user.is_some() { &mut moved[..] } else { &mut moved[..6] };
     for (moved, source) in moved.iter_mut().zip(sources) {
         *moved = fs::duplicate(source, ABOVE_PLACES)?.leak();
     }
-    for (place, moved) in (0..).zip(moved) {
-        fs::duplicate_to(FdRef::standing(moved), place, place > 2)?;
+    for (place, moved) in (0..).zip(moved.iter()) {
+        fs::duplicate_to(FdRef::standing(*moved), place, place > 2)?;
     }
     fs::close_from(moved.len() as i32)?;
     let fifth = FdRef::standing(5);
     let home = match launch.home {
-        Home::Own { .. } => Home::Own { host: fifth },
+        Home::Own { user, .. } => Home::Own { host: fifth, user: user.map(|_| FdRef::standing(6)) },
         Home::Of { .. } => Home::Of { container: fifth },
     };
     Ok((record, Place { report: FdRef::standing(3), terminal: FdRef::standing(4), home }))
@@ -174,14 +177,16 @@ impl Walker {
     /// An exec joins its container before the first operation that needs it.
     fn enter_home(&mut self, next: &Op<'_>) -> Result<(), Errno> {
         let Some(Place { home: Home::Of { container }, .. }) = self.place else { return Ok(()) };
-        if self.root.is_some() || matches!(next, Op::WriteFile { .. }) {
+        let is_for_the_host =
+            matches!(next, Op::WriteFile { .. } | Op::Limit { .. } | Op::GiveStreams { .. });
+        if self.root.is_some() || is_for_the_host {
             return Ok(());
         }
         let namespaces = process::CLONE_NEWNS | process::CLONE_NEWCGROUP;
         match process::setns(container, namespaces | process::CLONE_NEWUSER) {
             // It is in this very user namespace, which cannot be joined again.
             Err(Errno::EINVAL) => process::setns(container, namespaces)?,
-            joined => joined?,
+            joined => joined.and_then(|()| become_root())?,
         }
         self.root = Some(Root::open()?);
         Ok(())
@@ -269,6 +274,27 @@ impl Walker {
                 self.umask = mask;
                 Ok(())
             }
+            Op::ActAs { uid, gid } => {
+                process::control(Control::KeepEffective(uid != 0))?;
+                process::set_effective(uid, gid)
+            }
+            Op::IdmapOver { path } => {
+                let (directory, path) = (FdRef::WORKING_DIRECTORY, text(path)?);
+                let tree = mount::clone_tree(directory, path, 0)?;
+                mounts::map_owners(&tree, self.user_namespace()?, false)?;
+                let covered = fs::open(directory, path, fs::O_PATH | fs::O_DIRECTORY, 0)?;
+                mount::attach(tree.borrow(), covered.borrow())
+            }
+            Op::Idmap { slot } => {
+                let tree = self.trees.get(usize::from(slot)).and_then(Option::as_ref).ok_or(Errno::EINVAL)?;
+                mounts::map_owners(tree, self.user_namespace()?, true)
+            }
+            Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
+            Op::UserNamespace => {
+                process::setns(self.user_namespace()?, process::CLONE_NEWUSER)?;
+                process::unshare(process::CLONE_NEWNS)?;
+                become_root()
+            }
             Op::Exec { candidates, arguments, environment } => {
                 self.place.ok_or(Errno::EINVAL)?;
                 process::set_umask(self.umask);
@@ -282,6 +308,13 @@ impl Walker {
         self.root.as_ref().ok_or(Errno::EINVAL)
     }
 
+    fn user_namespace(&self) -> Result<FdRef<'static>, Errno> {
+        match self.place {
+            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(user),
+            Some(_) | None => Err(Errno::EINVAL),
+        }
+    }
+
     fn take_tree(&mut self, slot: u16) -> Result<Fd, Errno> {
         self.trees.get_mut(usize::from(slot)).and_then(Option::take).ok_or(Errno::EINVAL)
     }
@@ -289,7 +322,9 @@ impl Walker {
     fn open_tree(&mut self, slot: u16, path: &CStr, flags: usize, from_host: bool) -> Result<(), Errno> {
         let working_directory = FdRef::WORKING_DIRECTORY;
         let tree = if from_host {
-            let Some(Place { home: Home::Own { host }, .. }) = self.place else { return Err(Errno::EINVAL) };
+            let Some(Place { home: Home::Own { host, .. }, .. }) = self.place else {
+                return Err(Errno::EINVAL);
+            };
             let own = fs::open(working_directory, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
             process::setns(host, process::CLONE_NEWNS)?;
             let tree = mount::clone_tree(working_directory, path, flags);
@@ -377,18 +412,31 @@ fn drop_bounding(keep: u64) -> Result<(), Errno> {
 /// /dev/stdout again (runc: fixStdioPermissions).
 fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
     const TERMINAL_MAJORS: core::ops::RangeInclusive<u32> = 136..=143;
-    for stream in (0..3).map(FdRef::standing) {
-        let stat = fs::stat(stream)?;
-        let is_device = stat.mode & fs::S_IFMT == fs::S_IFCHR;
-        let is_pipe = stat.mode & fs::S_IFMT == fs::S_IFIFO;
-        if is_pipe || is_device && TERMINAL_MAJORS.contains(&stat.device_major) {
-            // In a user namespace a pipe from outside cannot be given away; the open one works all the same.
-            let _ = fs::change_owner(stream, uid);
-        }
-    }
+    give_streams(uid, |stat| match stat.mode & fs::S_IFMT {
+        fs::S_IFIFO => true,
+        fs::S_IFCHR => TERMINAL_MAJORS.contains(&stat.device_major),
+        _ => false,
+    })?;
     process::control(Control::KeepCapabilities)?;
     process::set_group(gid)?;
     process::set_user(uid)
+}
+
+/// Hands the standard streams that `which` chooses to `uid`.
+fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno> {
+    for stream in (0..3).map(FdRef::standing) {
+        if which(fs::stat(stream)?) {
+            // In a user namespace what is from outside cannot be given away; the open one works all the same.
+            let _ = fs::change_owner(stream, uid);
+        }
+    }
+    Ok(())
+}
+
+/// A process that enters a user namespace is nobody there, with every capability.
+fn become_root() -> Result<(), Errno> {
+    process::set_group(0)?;
+    process::set_user(0)
 }
 
 /// Comes back only with the reason why none of the candidates could be exec'ed.

@@ -108,6 +108,16 @@ fn set_attributes(mounted: FdRef<'_>, set: u64, is_recursive: bool) -> Result<()
     mount::set_attributes(mounted, &Attributes { set, clear, ..Attributes::default() }, flags)
 }
 
+/// Owners in the detached `tree` as `user_namespace` maps them.
+pub(crate) fn map_owners(tree: &Fd, user_namespace: FdRef<'_>, is_recursive: bool) -> Result<(), Errno> {
+    let attributes = Attributes {
+        set: mount::MOUNT_ATTR_IDMAP,
+        user_namespace: user_namespace.number() as u64,
+        ..Attributes::default()
+    };
+    mount::set_attributes(tree.borrow(), &attributes, if is_recursive { mount::AT_RECURSIVE } else { 0 })
+}
+
 /// Covers `target`: a directory by an empty tmpfs, anything else by `null`.
 pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
     let Some(target) = existing(root, target)? else { return Ok(()) };

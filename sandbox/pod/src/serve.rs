@@ -23,6 +23,8 @@ const QUIET_MS: i32 = 1000;
 const FAILED_SETUP_NS: i64 = 30_000_000_000;
 /// How long the end waits for killed processes; what hangs in the kernel is then left to init.
 const ENDING_NS: i64 = 10_000_000_000;
+/// Where a monitor finds its pod's user namespace. 7 and 8 are closed by its exec.
+const USER_NAMESPACE: i32 = 9;
 const EVERY_SIGNAL: Signals = Signals::MAX;
 
 /// Whose event it is: in the token's second byte, with a place in the first.
@@ -94,6 +96,8 @@ pub(crate) struct Monitor<'t> {
     pub(crate) epoll: Fd,
     pub(crate) state: Fd,
     pub(crate) host: Fd,
+    /// The pod's user namespace, where it has one.
+    pub(crate) user: Option<Fd>,
     /// The monitor's own pidfd, which names its pid namespace for clones.
     pub(crate) own: Fd,
     listener: Fd,
@@ -116,6 +120,8 @@ pub fn run(table: &mut Table) -> ! {
 impl<'t> Monitor<'t> {
     fn new(table: &'t mut Table) -> Result<Self, Errno> {
         let [listener, state, setup, host] = [3, 4, 5, 6].map(Fd::inherited);
+        // Before anything else can be opened at its number.
+        let user = fs::stat(FdRef::standing(USER_NAMESPACE)).is_ok().then(|| Fd::inherited(USER_NAMESPACE));
         process::set_name(c"coracle-pod")?;
         // Blocked signals neither end it nor interrupt it; children start with a clean slate (see `child`).
         process::reset_signal_handlers();
@@ -147,6 +153,7 @@ impl<'t> Monitor<'t> {
             epoll,
             state,
             host,
+            user,
             own,
             listener,
             signals,

@@ -70,7 +70,7 @@ impl Monitor<'_> {
             standard: standard.child.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Own { host: self.host.borrow() },
+            home: Home::Own { host: self.host.borrow(), user: self.user.as_ref().map(Fd::borrow) },
         };
         let cgroup = cgroup.as_ref().map(Fd::borrow);
         let (beside, namespaces) = match &asked.pid {

@@ -7,6 +7,7 @@ use super::record::{Record, c_string};
 use super::request::{ContainerPlan, DeviceKind, DeviceNode};
 use super::{overlay, path, process};
 use crate::Error;
+use crate::userns::UserMappings;
 
 /// `unshare(2)`: CLONE_NEWNS.
 const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
@@ -52,12 +53,21 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     record.push(&Op::Unshare { flags: NEW_MOUNT_NAMESPACE | cgroup })?;
     // Slave rather than private: mounts made here stay here, those of the host still arrive in trees that want them.
     record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
+    if plan.user_namespace.is_some() {
+        let layers = path::host("root", &plan.root.layers_directory)?;
+        record.push(&Op::IdmapOver { path: Text::new(&layers) })?;
+    }
     // 4. The root. After the pivot no path can name anything of the host.
     enter_root(&mut record, plan)?;
     if mounts.iter().any(Planned::is_shared) {
         // What is mounted below a bidirectional volume by a grandchild namespace has to reach it (CRI section 3.10).
         // Only the root is there yet, so that it alone changes.
         record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
+    }
+    let root = plan.user_namespace.as_ref().map(UserMappings::root);
+    if let Some((uid, gid)) = root {
+        // Mount points, nodes and the file systems in memory belong to the container's root.
+        record.push(&Op::ActAs { uid, gid })?;
     }
     // 5. Parents before children; the nodes as soon as there is a /dev, as mounts may be asked for on top of them.
     let (in_dev, elsewhere) = devices(plan)?;
@@ -80,6 +90,13 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     process::working_directory(&mut record, &plan.process, true)?;
     if plan.root.read_only {
         record.push(&Op::ReadOnlyRoot)?;
+    }
+    if let Some(mappings) = &plan.user_namespace {
+        // All mounts are made and get locked by this; limits were raised.
+        process::check_groups(mappings, &plan.process)?;
+        process::give_streams(&mut record, mappings, &plan.process)?;
+        record.push(&Op::ActAs { uid: 0, gid: 0 })?;
+        record.push(&Op::UserNamespace)?;
     }
     // 8. From root to the user that was asked for, and exec.
     process::become_user_and_exec(&mut record, &plan.process)?;

@@ -34,6 +34,10 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
         Some(Op::Attach { attributes_recursive: true, .. }) if errno == Errno::ENOSYS => {
             format!("{}: recursive read-only mounts need Linux 5.12", describe(record, index))
         }
+        // mount_setattr(2): EINVAL is a file system that does not take part, on this or on a mount below.
+        Some(Op::Idmap { .. } | Op::IdmapOver { .. }) if matches!(errno, Errno::EINVAL | Errno::ENOSYS) => {
+            format!("{}: the file system or the kernel cannot do it", describe(record, index))
+        }
         _ => format!("{}: {}", describe(record, index), describe_errno(errno)),
     }
 }
@@ -84,6 +88,11 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::NoNewPrivileges => "set no_new_privs".into(),
         Op::Seccomp { program, .. } => format!("load a seccomp filter of {} instructions", program.len() / 8),
         Op::Umask { mask } => format!("set umask {mask:04o}"),
+        Op::ActAs { uid, gid } => format!("act as {uid}:{gid}"),
+        Op::IdmapOver { path } => format!("map the owners of files in {}", show(*path)),
+        Op::Idmap { slot } => format!("map the owners of files in {}", source(record, *slot)),
+        Op::GiveStreams { uid } => format!("give the standard streams to {uid}"),
+        Op::UserNamespace => "enter the pod's user namespace".into(),
         Op::Exec { arguments, .. } => {
             let command = arguments.iter().next().map(|name| name.to_string_lossy().into_owned());
             format!("exec {}", command.unwrap_or_default())

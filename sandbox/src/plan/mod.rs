@@ -57,8 +57,8 @@ pub fn filter_of(record: &[u8]) -> Option<Seccomp> {
     })
 }
 
-/// An exec's launch record. Its leading `WriteFile` operations name files of the host: the child walks them before
-/// it enters the container's mount namespace.
+/// An exec's launch record. Its leading operations are about the host (`WriteFile`, `Limit`, `GiveStreams`): the child
+/// walks them before it enters the container's mount namespace.
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
@@ -66,8 +66,12 @@ pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     let mut record = record::Record::new();
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
-    process::terminal(&mut record, &plan.process)?;
+    // What only the host's root may do, before a user namespace is joined.
     process::limits(&mut record, &plan.process)?;
+    if let Some(mappings) = &plan.user_namespace {
+        process::give_streams(&mut record, mappings, &plan.process)?;
+    }
+    process::terminal(&mut record, &plan.process)?;
     process::working_directory(&mut record, &plan.process, false)?;
     process::become_user_and_exec(&mut record, &plan.process)?;
     Ok(record.finish())

@@ -47,7 +47,7 @@ pub(super) struct Planned {
 }
 
 enum What {
-    Fresh { kind: &'static std::ffi::CStr, options: &'static [&'static str], attributes: u64 },
+    Fresh { kind: &'static std::ffi::CStr, options: Vec<String>, attributes: u64 },
     Bind(Bind),
     Cgroups { binds: Vec<(String, Bind)>, links: Vec<(String, String)>, read_only: bool },
 }
@@ -61,6 +61,7 @@ struct Bind {
     propagation: Propagation,
     attributes: u64,
     attributes_recursive: bool,
+    maps_owners: bool,
     /// Where the tree is kept between [`Planned::open`] and [`Planned::attach`].
     slot: u16,
 }
@@ -88,11 +89,18 @@ fn defaults(plan: &ContainerPlan) -> Vec<Planned> {
     let read_only = if plan.privileged { 0 } else { READ_ONLY };
     let file_attributes = if plan.root.read_only { READ_ONLY } else { 0 };
     let dev = ["mode=755", "size=65536k"].as_slice();
-    let pts = ["newinstance", "ptmxmode=0666", "mode=0620", "gid=5"].as_slice();
+    let mut pts = ["newinstance", "ptmxmode=0666", "mode=0620"].map(str::to_owned).to_vec();
+    // Group tty, where there is one.
+    let tty = plan.user_namespace.as_ref().map_or(Some(5), |mappings| mappings.groups.host_id(5));
+    pts.extend(tty.map(|gid| format!("gid={gid}")));
     let mut defaults = vec![
         fresh("/proc", c"proc", &[], locked),
         fresh("/dev", c"tmpfs", dev, NO_SUID | STRICT_ATIME),
-        fresh("/dev/pts", c"devpts", pts, NO_SUID | NO_EXEC),
+        Planned {
+            target: "/dev/pts".into(),
+            what: What::Fresh { kind: c"devpts", options: pts, attributes: NO_SUID | NO_EXEC },
+            is_default: true,
+        },
         // Its flags come with it: the pod's tmpfs was mounted with them, the host's keeps its own.
         bind("/dev/shm", &plan.shm, 0),
         fresh("/dev/mqueue", c"mqueue", &[], locked),
@@ -108,7 +116,7 @@ fn defaults(plan: &ContainerPlan) -> Vec<Planned> {
 fn cgroups(plan: &ContainerPlan, attributes: u64) -> Option<Planned> {
     let what = match &plan.cgroup_mount {
         CgroupMount::None => return None,
-        CgroupMount::Namespaced => What::Fresh { kind: c"cgroup2", options: &[], attributes },
+        CgroupMount::Namespaced => What::Fresh { kind: c"cgroup2", options: Vec::new(), attributes },
         CgroupMount::Host(directory) => What::Bind(Bind {
             recursive: true,
             attributes_recursive: false,
@@ -126,12 +134,8 @@ fn cgroups(plan: &ContainerPlan, attributes: u64) -> Option<Planned> {
     Some(Planned { target: CGROUP_TARGET.into(), what, is_default: true })
 }
 
-fn fresh(
-    target: &str,
-    kind: &'static std::ffi::CStr,
-    options: &'static [&'static str],
-    attributes: u64,
-) -> Planned {
+fn fresh(target: &str, kind: &'static std::ffi::CStr, options: &[&str], attributes: u64) -> Planned {
+    let options = options.iter().map(|option| (*option).to_owned()).collect();
     Planned { target: target.into(), what: What::Fresh { kind, options, attributes }, is_default: true }
 }
 
@@ -165,6 +169,7 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
         from_host: true,
         propagation: mount.propagation,
         attributes_recursive: mount.recursive_read_only,
+        maps_owners: mount.maps_owners,
         ..Bind::plain(
             &mount.source,
             attributes.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum(),
@@ -183,6 +188,7 @@ impl Bind {
             propagation: Propagation::Private,
             attributes,
             attributes_recursive: false,
+            maps_owners: false,
             slot: 0,
         }
     }
@@ -195,7 +201,11 @@ impl Bind {
             path: Text::new(&path),
             recursive: self.recursive,
             from_host: self.from_host,
-        })
+        })?;
+        if self.maps_owners {
+            record.push(&Op::Idmap { slot: self.slot })?;
+        }
+        Ok(())
     }
 
     fn attach(&self, record: &mut Record, target: &str) -> Result<(), Error> {
@@ -234,7 +244,7 @@ impl Planned {
             What::Bind(bind) => bind.attach(record, &self.target),
             What::Cgroups { binds, links, read_only } => {
                 let attributes = NO_SUID | NO_DEV | NO_EXEC;
-                mount_fresh(record, c"tmpfs", &["mode=755"], attributes, &self.target)?;
+                mount_fresh(record, c"tmpfs", &["mode=755".to_owned()], attributes, &self.target)?;
                 for (name, bind) in binds {
                     bind.attach(record, &format!("{}/{name}", self.target))?;
                 }
@@ -255,7 +265,7 @@ impl Planned {
 fn mount_fresh(
     record: &mut Record,
     kind: &std::ffi::CStr,
-    options: &[&str],
+    options: &[String],
     attributes: u64,
     target: &str,
 ) -> Result<(), Error> {

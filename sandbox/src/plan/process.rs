@@ -9,6 +9,7 @@ use super::path;
 use super::record::{Record, Strings, c_string};
 use super::request::{PATH_DEFAULT, Process, Seccomp};
 use crate::Error;
+use crate::userns::UserMappings;
 
 /// File creation mask of every process (CRI section 3.9).
 const UMASK: u32 = 0o022;
@@ -55,6 +56,31 @@ pub(super) fn limits(record: &mut Record, process: &Process) -> Result<(), Error
         record.push(&Op::Limit { resource: limit.resource, soft: limit.soft, hard: limit.hard })?;
     }
     Ok(())
+}
+
+/// So that a program can open /dev/stdout by name, as many images' log files do.
+pub(super) fn give_streams(
+    record: &mut Record,
+    mappings: &UserMappings,
+    process: &Process,
+) -> Result<(), Error> {
+    let uid = process.identity.uid;
+    let host = mappings.users.host_id(uid).ok_or_else(|| unmapped("run_as_user", uid))?;
+    record.push(&Op::GiveStreams { uid: host })
+}
+
+/// Groups, too, must exist in the namespace, or the kernel refuses them without a word about which.
+pub(super) fn check_groups(mappings: &UserMappings, process: &Process) -> Result<(), Error> {
+    let identity = &process.identity;
+    let mut groups = identity.groups.iter().chain([&identity.gid]);
+    match groups.find(|gid| mappings.groups.host_id(**gid).is_none()) {
+        Some(gid) => Err(unmapped("supplemental_groups", *gid)),
+        None => Ok(()),
+    }
+}
+
+fn unmapped(field: &str, id: u32) -> Error {
+    Error::invalid(field, format!("{id} is not mapped in the pod's user namespace"))
 }
 
 pub(super) fn working_directory(record: &mut Record, process: &Process, create: bool) -> Result<(), Error> {

@@ -8,6 +8,7 @@ use coracle_wire::Propagation;
 
 use crate::capability::Capabilities;
 use crate::identity::Identity;
+use crate::userns::UserMappings;
 
 /// Which namespaces the pod has of its own; the others are the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct SandboxPlan {
     pub convenience_sysctls: bool,
     /// -998 as the kubelet expects of a pod's infrastructure, or left alone.
     pub oom_score_adj: Option<i32>,
+    /// Of the pod's user namespace, which owns the others; `None`: the host's.
+    pub user_namespace: Option<UserMappings>,
 }
 
 /// The root file system: layers below, what the container writes above.
@@ -74,6 +77,8 @@ pub struct Mount {
     pub no_suid: bool,
     /// Mount option `nodev`.
     pub no_dev: bool,
+    /// Owners as the pod's user namespace maps them.
+    pub maps_owners: bool,
 }
 
 /// What stands at /sys/fs/cgroup.
@@ -202,6 +207,8 @@ pub struct ContainerPlan {
     pub readonly_paths: Vec<String>,
     /// /sys and /sys/fs/cgroup writable, nothing masked.
     pub privileged: bool,
+    /// Of the pod's user namespace; `None`: the host's.
+    pub user_namespace: Option<UserMappings>,
 }
 
 /// An exec in a running container.
@@ -211,6 +218,8 @@ pub struct ExecPlan {
     pub cgroup_joins: Vec<PathBuf>,
     /// The process; mostly a copy of the container's with other arguments.
     pub process: Process,
+    /// As in [`ContainerPlan`].
+    pub user_namespace: Option<UserMappings>,
 }
 
 /// Where a command is searched when the environment has no usable `PATH`, and the value it is then given (CRI 2.10).

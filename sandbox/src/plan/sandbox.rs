@@ -6,6 +6,7 @@ use super::record::{Record, c_string};
 use super::request::SandboxPlan;
 use super::{path, process, sysctl};
 use crate::Error;
+use crate::userns::UserMappings;
 
 /// Longest host name (`__NEW_UTS_LEN`).
 const HOST_NAME_BYTES_MAX: usize = 64;
@@ -26,7 +27,7 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     if plan.namespaces.ipc {
         let target = path::host("shm_directory", &plan.shm_directory)?;
         record.push(&Op::Tmpfs {
-            options: Text::new(c"mode=1777,size=65536k"),
+            options: Text::new(&shm_options(plan)?),
             target: Text::new(&target),
             flags: SHM_FLAGS,
         })?;
@@ -37,8 +38,21 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     if plan.namespaces.network {
         record.push(&Op::LoopbackUp)?;
     }
-    sysctls(&mut record, plan)?;
+    // Those of the IPC namespace are writable for its own root alone (Linux, ipc/ipc_sysctl.c).
+    if let Some((uid, gid)) = plan.user_namespace.as_ref().map(UserMappings::root) {
+        record.push(&Op::ActAs { uid, gid })?;
+        sysctls(&mut record, plan)?;
+        record.push(&Op::ActAs { uid: 0, gid: 0 })?;
+    } else {
+        sysctls(&mut record, plan)?;
+    }
     Ok(record.finish())
+}
+
+fn shm_options(plan: &SandboxPlan) -> Result<std::ffi::CString, Error> {
+    let (uid, gid) = plan.user_namespace.as_ref().map_or((0, 0), UserMappings::root);
+    let owner = if plan.user_namespace.is_some() { format!(",uid={uid},gid={gid}") } else { String::new() };
+    c_string("shm", format!("mode=1777,size=65536k{owner}").as_bytes())
 }
 
 fn host_name(name: &str) -> Result<&[u8], Error> {
@@ -60,6 +74,9 @@ fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
     }
     if plan.convenience_sysctls && plan.namespaces.network {
         for (name, value) in CONVENIENCE {
+            if name.ends_with("ping_group_range") && plan.user_namespace.is_some() {
+                continue; // the groups of the range are not all mapped
+            }
             let path = sysctl::path(name, plan.namespaces)?;
             if !asked.iter().any(|(other, _)| *other == path) {
                 // Optional: nobody asked for it by name, and a kernel may lack the file.

@@ -27,6 +27,8 @@ pub const AT_EMPTY_PATH: usize = 0x1000;
 pub const AT_RECURSIVE: usize = 0x8000;
 /// Read-only (mount_setattr(2), fsmount(2)).
 pub const MOUNT_ATTR_RDONLY: u64 = 1;
+/// Owners as the user namespace given with it maps them (Linux 5.12).
+pub const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
 /// The bits that choose how access times are kept; they are one field, so one is set by clearing all.
 pub const MOUNT_ATTR_ATIME: u64 = 0x70;
 

@@ -234,6 +234,9 @@ pub enum Control {
     NotDumpable,
     /// PR_SET_KEEPCAPS, 1: permitted capabilities survive a change of user.
     KeepCapabilities,
+    /// PR_SET_SECUREBITS to SECBIT_NO_SETUID_FIXUP or to nothing: whether capabilities stay as they are when a user id
+    /// changes (capabilities(7)).
+    KeepEffective(bool),
     /// PR_CAPBSET_DROP of this capability.
     DropBounding(u32),
     /// PR_CAP_AMBIENT_CLEAR_ALL (Linux 4.3).
@@ -252,6 +255,7 @@ pub fn control(control: Control) -> Result<(), Errno> {
     let arguments = match control {
         Control::NotDumpable => [4, 0, 0, 0, 0],
         Control::KeepCapabilities => [8, 1, 0, 0, 0],
+        Control::KeepEffective(keep) => [28, usize::from(keep) << 2, 0, 0, 0],
         Control::DropBounding(capability) => [24, capability as usize, 0, 0, 0],
         Control::ClearAmbient => [AMBIENT, 4, 0, 0, 0],
         Control::RaiseAmbient(capability) => [AMBIENT, 2, capability as usize, 0, 0],
@@ -278,6 +282,15 @@ pub fn set_user(uid: u32) -> Result<(), Errno> {
 pub fn set_group(gid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SETRESGID, [gid as usize; 3]) }.map(drop)
+}
+
+/// Effective user and group only, with the file system's (setresuid(2), setresgid(2)).
+pub fn set_effective(uid: u32, gid: u32) -> Result<(), Errno> {
+    let unchanged = u32::MAX as usize;
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SETRESGID, [unchanged, gid as usize, unchanged]) }?;
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SETRESUID, [unchanged, uid as usize, unchanged]) }.map(drop)
 }
 
 /// setgroups(2); `gids` is native-endian u32, four bytes each.

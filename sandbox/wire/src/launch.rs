@@ -298,7 +298,7 @@ pub enum Op<'a> {
         /// Mask.
         mask: u32,
     },
-    /// Always the last: try each candidate path until one can be exec'ed. ENOENT and ENOTDIR go on to the next;
+    /// Always the last one walked: try each candidate path until one can be exec'ed. ENOENT and ENOTDIR go on to the next;
     /// so does EACCES, which is then the answer if no later one works.
     Exec {
         /// Container paths.
@@ -311,6 +311,34 @@ pub enum Op<'a> {
         #[serde(borrow)]
         environment: Block<'a>,
     },
+    /// Effective user and group become these ids of the host, and with them the owner of whatever is made; capabilities
+    /// stay as they are. 0:0 ends it. For what must belong to the root of a user namespace before it is entered.
+    ActAs {
+        /// Of the host.
+        uid: u32,
+        /// Of the host.
+        gid: u32,
+    },
+    /// Cover the host's directory `path`, in this mount namespace, by itself as the pod's user namespace maps its owners
+    /// (MOUNT_ATTR_IDMAP, Linux 5.12): the layers below an overlay (Linux 5.19).
+    IdmapOver {
+        /// Absolute.
+        #[serde(borrow)]
+        path: Text<'a>,
+    },
+    /// Map the owners in the tree of `slot`, and in all that is mounted below, as the pod's user namespace does.
+    Idmap {
+        /// As opened before.
+        slot: u16,
+    },
+    /// Give the pipes among the standard streams to this id of the host, so that they can be opened again by name.
+    GiveStreams {
+        /// Of the host.
+        uid: u32,
+    },
+    /// Enter the pod's user namespace as its root, with a mount namespace that belongs to it: mounts made before are
+    /// locked there (mount_namespaces(7)).
+    UserNamespace,
 }
 
 /// Operations of a record, in order. `Err` once where it cannot be read, then the end.

@@ -147,7 +147,7 @@ impl Pods {
             cgroup_joins: Vec::new(),
             has_cgroup_namespace,
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
-            mounts: spec.mounts.iter().map(|mount| self.mount(mount)).collect::<Result<_, _>>()?,
+            mounts: spec.mounts.iter().map(|mount| self.mount(pod, mount)).collect::<Result<_, _>>()?,
             files: plan::Files {
                 hosts: pod_directory.join("hosts"),
                 host_name: pod_directory.join("hostname"),
@@ -166,11 +166,13 @@ impl Pods {
             masked_paths: spec.security.masked_paths.clone(),
             readonly_paths: spec.security.readonly_paths.clone(),
             privileged: spec.security.privileged,
+            user_namespace: record.spec.user_mappings(),
         })
     }
 
     /// A missing source is made, a directory, as the other runtimes do (CRI facts section 3.11).
-    fn mount(&self, mount: &spec::Mount) -> Result<plan::Mount, Error> {
+    fn mount(&self, pod: &Pod, mount: &spec::Mount) -> Result<plan::Mount, Error> {
+        let maps_owners = maps_owners(pod, mount)?;
         let source = std::path::PathBuf::from(&mount.host_path);
         if !source.exists() {
             super::super::steps::make_directory(&source)
@@ -196,7 +198,30 @@ impl Pods {
             no_exec: false,
             no_suid: false,
             no_dev: false,
+            maps_owners,
         })
+    }
+}
+
+/// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.
+fn maps_owners(pod: &Pod, mount: &spec::Mount) -> Result<bool, Error> {
+    let later = &mount.later;
+    if later.uid_mappings.is_empty() && later.gid_mappings.is_empty() {
+        return Ok(false);
+    }
+    let record = pod.record();
+    let is_the_pods = record.spec.user_namespace.as_ref().is_some_and(|namespace| {
+        (&namespace.uids, &namespace.gids) == (&later.uid_mappings, &later.gid_mappings)
+    });
+    match is_the_pods {
+        true => Ok(true),
+        false => Err(Error::new(
+            Kind::InvalidArgument,
+            format!(
+                "config.mounts[{}].uidMappings: are not those of the pod sandbox's user namespace",
+                mount.container_path
+            ),
+        )),
     }
 }
 

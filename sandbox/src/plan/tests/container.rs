@@ -54,6 +54,47 @@ fn the_whole_order_of_a_container() {
     assert_eq!(words(&record), expected);
 }
 
+/// What is made belongs to its root, what only the node's root may do comes before it enters, and all mounts are there to
+/// be locked when it does.
+#[test]
+fn a_user_namespace_is_entered_last() {
+    let range = IdRange { inside: 0, outside: 100_000, length: 65_536 };
+    let mappings = UserMappings { users: range, groups: range };
+    let volume = Mount { maps_owners: true, ..mount("/srv", "/data") };
+    let plan = ContainerPlan { user_namespace: Some(mappings), mounts: vec![volume], ..container_plan() };
+    let words = words(&container(&plan).unwrap());
+    let place = |what: &str| {
+        words.iter().position(|word| word == what).unwrap_or_else(|| panic!("no {what:?} in {words:#?}"))
+    };
+    let order = [
+        "open /srv",
+        "map the owners of files in /srv",
+        "make namespaces of its own",
+        "map the owners of files in /layers",
+        "overlay root",
+        "change root to /pods/m",
+        "act as 100000:100000",
+        "mount proc on /proc",
+        "make device /dev/null",
+        "bind /srv on /data",
+        "mask /proc/kcore",
+        "make /proc/sys read-only",
+        "set limit 7 to 1024:524288",
+        "change directory to /work",
+        "give the standard streams to 101000",
+        "act as 0:0",
+        "enter the pod's user namespace",
+        "keep capabilities 0xff",
+    ];
+    let places = order.map(place);
+    assert!(places.is_sorted(), "{words:#?}");
+    let few = IdRange { length: 1000, ..range };
+    for mappings in [UserMappings { users: few, ..mappings }, UserMappings { groups: few, ..mappings }] {
+        let refused = container(&ContainerPlan { user_namespace: Some(mappings), ..plan.clone() });
+        assert!(refused.unwrap_err().to_string().contains("1000 is not mapped"), "{mappings:?}");
+    }
+}
+
 #[test]
 fn details_that_words_do_not_show() {
     let record = container(&container_plan()).unwrap();

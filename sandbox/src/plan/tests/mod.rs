@@ -7,6 +7,7 @@ use coracle_wire::{Op, Propagation, Text, walk};
 use super::*;
 use crate::capability::Capabilities;
 use crate::identity::Identity;
+use crate::userns::{IdRange, UserMappings};
 
 fn ops(record: &[u8]) -> Vec<Op<'_>> {
     walk(record).expect("header").map(|op| op.expect("operation")).collect()
@@ -56,6 +57,7 @@ fn container_plan() -> ContainerPlan {
         masked_paths: vec!["/proc/kcore".into()],
         readonly_paths: vec!["/proc/sys".into()],
         privileged: false,
+        user_namespace: None,
     }
 }
 
@@ -69,6 +71,7 @@ fn mount(source: &str, target: &str) -> Mount {
         no_exec: false,
         no_suid: false,
         no_dev: false,
+        maps_owners: false,
     }
 }
 
@@ -83,6 +86,7 @@ fn sandbox_plan() -> SandboxPlan {
         ],
         convenience_sysctls: true,
         oom_score_adj: Some(-998),
+        user_namespace: None,
     }
 }
 

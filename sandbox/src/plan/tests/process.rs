@@ -26,7 +26,8 @@ fn no_new_privs_moves_the_filter_to_the_end() {
 
 #[test]
 fn an_exec_joins_before_it_does_anything_else() {
-    let plan = ExecPlan { cgroup_joins: vec!["/c/exec-1/tasks".into()], process: process() };
+    let plan =
+        ExecPlan { cgroup_joins: vec!["/c/exec-1/tasks".into()], process: process(), user_namespace: None };
     let record = exec(&plan).unwrap();
     let expected = [
         "join cgroup /c/exec-1",
@@ -44,7 +45,7 @@ fn an_exec_joins_before_it_does_anything_else() {
     assert_eq!(words(&record), expected);
     assert!(ops(&record).contains(&Op::WorkingDirectory { path: Text::new(c"/work"), create: false }));
     let record = exec(&ExecPlan { process: Process { tty: true, ..plan.process }, ..plan }).unwrap();
-    assert_eq!(words(&record)[2], "make the terminal");
+    assert_eq!(words(&record)[3], "make the terminal");
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn where_a_command_is_searched() {
         let mut process = process();
         process.arguments = vec![command.into()];
         process.environment = environment.iter().map(|variable| variable.as_bytes().to_vec()).collect();
-        let record = exec(&ExecPlan { cgroup_joins: vec![], process }).unwrap();
+        let record = exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
         match ops(&record).last() {
             Some(Op::Exec { candidates, .. }) => {
                 let found: Vec<_> = candidates.iter().map(|path| path.to_str().unwrap()).collect();
@@ -93,7 +94,7 @@ fn processes_that_are_refused() {
     for (expected, change) in table {
         let mut process = process();
         change(&mut process);
-        match exec(&ExecPlan { cgroup_joins: vec![], process }) {
+        match exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }) {
             Err(Error::Invalid { field, .. }) => assert_eq!(field, expected),
             other => panic!("{expected}: {other:?}"),
         }
