@@ -96,6 +96,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
         has_cgroup_namespace: true,
         cgroup_mount: CgroupMount::None,
         mounts: vec![],
+        image_volumes: vec![],
         files: Files {
             hosts: directory.join("hosts"),
             host_name: directory.join("hosts"),

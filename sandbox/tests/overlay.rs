@@ -19,6 +19,7 @@ fn plan_of(root: Root) -> ContainerPlan {
         has_cgroup_namespace: false,
         cgroup_mount: CgroupMount::None,
         mounts: vec![],
+        image_volumes: vec![],
         files: Files { hosts: file.clone(), host_name: file.clone(), resolv_conf: file },
         shm: "/dev/shm".into(),
         devices: vec![],

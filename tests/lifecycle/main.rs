@@ -16,3 +16,4 @@ mod service;
 mod stats;
 mod stop;
 mod userns;
+mod volumes;

@@ -11,10 +11,13 @@ use super::pod_config::{
 };
 use crate::error::Error;
 use crate::pod::spec::{
-    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, Mount, MountLater, MountPropagation,
-    Resources, Security,
+    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, ImageVolume, Mount, MountLater,
+    MountPropagation, Resources, Security,
 };
 use crate::rpc::v1;
+
+/// What a mount may be given beside its mode (CRI 1.37).
+const MOUNT_OPTIONS: [&str; 3] = ["noexec", "nosuid", "nodev"];
 
 /// Validates `config` and takes it over.
 pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpec, Error> {
@@ -94,7 +97,8 @@ pub(crate) fn linux_resources(resources: &Resources) -> v1::LinuxContainerResour
 }
 
 /// A mount of the request as status shows it: in order, and nothing else (the kubelet finds its termination log so).
-pub(crate) fn cri_mount(mount: &Mount) -> v1::Mount {
+/// `image_ref`: the id of the image that is mounted, of an image volume.
+pub(crate) fn cri_mount(mount: &Mount, image_ref: Option<&str>) -> v1::Mount {
     let propagation = match mount.propagation {
         MountPropagation::Private => v1::MountPropagation::PropagationPrivate,
         MountPropagation::HostToContainer => v1::MountPropagation::PropagationHostToContainer,
@@ -109,7 +113,14 @@ pub(crate) fn cri_mount(mount: &Mount) -> v1::Mount {
         recursive_read_only: mount.recursive_read_only,
         uid_mappings: cri_mappings(&mount.later.uid_mappings),
         gid_mappings: cri_mappings(&mount.later.gid_mappings),
-        ..Default::default()
+        image: mount.later.image.as_ref().map(|volume| v1::ImageSpec {
+            image: volume.image.clone(),
+            user_specified_image: volume.user_specified_image.clone(),
+            image_ref: image_ref.unwrap_or_default().to_owned(),
+            ..Default::default()
+        }),
+        image_sub_path: mount.later.image.as_ref().map(|volume| volume.sub_path.clone()).unwrap_or_default(),
+        mount_options: mount.later.options.clone(),
     }
 }
 
@@ -146,16 +157,15 @@ fn variable(variable: v1::KeyValue) -> Result<(String, Vec<u8>), Error> {
 
 fn mount(mount: v1::Mount) -> Result<Mount, Error> {
     let field = |what: &str| format!("config.mounts[{}].{what}", mount.container_path);
-    if mount.image.is_some() {
-        return Err(unsupported(&field("image"), "image volumes").context("ImageVolumeMountFailed"));
-    }
-    if !mount.mount_options.is_empty() {
-        return Err(unsupported(&field("mount_options"), "mount options"));
+    let is_known = |option: &String| MOUNT_OPTIONS.contains(&option.as_str());
+    if let Some(unknown) = mount.mount_options.iter().find(|option| !is_known(option)) {
+        return Err(invalid(&field("mount_options"), &format!("{unknown:?} is none of {MOUNT_OPTIONS:?}")));
     }
     if mount.container_path.is_empty() || mount.container_path.contains('\0') {
         return Err(invalid("config.mounts.container_path", "is empty or holds a NUL"));
     }
-    if !mount.host_path.starts_with('/') || mount.host_path.contains('\0') {
+    let image = mount.image.as_ref().map(|image| image_volume(&mount, image)).transpose()?;
+    if image.is_none() && (!mount.host_path.starts_with('/') || mount.host_path.contains('\0')) {
         return Err(invalid(&field("host_path"), &format!("{:?} is not an absolute path", mount.host_path)));
     }
     let propagation = match v1::MountPropagation::try_from(mount.propagation) {
@@ -175,10 +185,40 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
         propagation,
         recursive_read_only: mount.recursive_read_only,
         later: MountLater {
+            image,
+            options: mount.mount_options,
             uid_mappings: id_mappings(mount.uid_mappings),
             gid_mappings: id_mappings(mount.gid_mappings),
-            ..Default::default()
         },
+    })
+}
+
+/// An image in place of a host path (KEP-4639; CRI facts section 2.35).
+fn image_volume(mount: &v1::Mount, image: &v1::ImageSpec) -> Result<ImageVolume, Error> {
+    let refused = |field: &str, why: &str| {
+        let field = format!("config.mounts[{}].{field}", mount.container_path);
+        Err(invalid(&field, why).context("ImageVolumeMountFailed"))
+    };
+    if image.image.is_empty() {
+        return refused("image.image", "missing");
+    }
+    if !mount.host_path.is_empty() {
+        return refused("host_path", "must be empty: the mount is an image");
+    }
+    if !mount.readonly {
+        return refused("readonly", "must be set: an image cannot be written");
+    }
+    if mount.propagation != i32::from(v1::MountPropagation::PropagationPrivate) {
+        return refused("propagation", "must be private for an image");
+    }
+    let sub_path = &mount.image_sub_path;
+    if sub_path.starts_with('/') || sub_path.contains('\0') || sub_path.split('/').any(|part| part == "..") {
+        return refused("image_sub_path", &format!("{sub_path:?} is not a path inside the image"));
+    }
+    Ok(ImageVolume {
+        image: image.image.clone(),
+        user_specified_image: image.user_specified_image.clone(),
+        sub_path: sub_path.clone(),
     })
 }
 
@@ -352,6 +392,7 @@ mod tests {
             ("recursive_read_only: needs readonly", mount(|mount| mount.recursive_read_only = true)),
             ("propagation: 9 is unknown", mount(|mount| mount.propagation = 9)),
             ("ImageVolumeMountFailed", mount(|mount| mount.image = Some(v1::ImageSpec::default()))),
+            ("\"suid\" is none of", mount(|mount| mount.mount_options = vec!["suid".into()])),
             (
                 "run_as_user: -1 is not",
                 context(|context| context.run_as_user = Some(v1::Int64Value { value: -1 })),

@@ -10,7 +10,7 @@ use super::{container_config, pod_config};
 use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::pod::record::ContainerRecord;
-use crate::pod::{Container, signal, state};
+use crate::pod::{Container, signal, spec, state};
 use crate::rpc::v1;
 
 pub(crate) async fn container_status(
@@ -73,7 +73,7 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
         image_ref: record.image.reference.clone(),
         labels: pod_config::map(&record.spec.labels),
         annotations: pod_config::map(&record.spec.annotations),
-        mounts: record.spec.mounts.iter().map(container_config::cri_mount).collect(),
+        mounts: mounts(&record),
         log_path: record.log_path.clone(),
         resources: Some(v1::ContainerResources {
             linux: Some(container_config::linux_resources(&record.spec.resources)),
@@ -82,6 +82,16 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
         user: Some(v1::ContainerUser { linux: Some(user) }),
         stop_signal: signal::to_cri(record.stop_signal),
     }
+}
+
+fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
+    let mut volumes = record.image_volumes.iter();
+    let show = |mount: &spec::Mount| {
+        let image_ref =
+            mount.later.image.as_ref().and_then(|_| volumes.next()).map(|volume| volume.id.as_str());
+        container_config::cri_mount(mount, image_ref)
+    };
+    record.spec.mounts.iter().map(show).collect()
 }
 
 fn info(container: &Container) -> String {

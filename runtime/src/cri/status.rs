@@ -44,7 +44,7 @@ pub(crate) async fn status(
         features: Some(v1::RuntimeFeatures {
             supplemental_groups_policy: true,
             user_namespaces_host_network: has_user_namespaces,
-            ..Default::default()
+            mount_options: true,
         }),
     })
 }

@@ -15,6 +15,7 @@ mod credentials;
 mod disk;
 mod import;
 mod index;
+mod merged;
 mod pins;
 mod pull;
 mod reference;
@@ -35,7 +36,7 @@ use std::time::SystemTime;
 use coracle_job::{ImageRecord, Limits};
 use coracle_wire::ContainerId;
 
-use crate::error::{Error, Kind};
+use crate::error::{Context, Error, Kind};
 use crate::log;
 use crate::workers::Workers;
 use disk::{Disk, Loaded, Stored};
@@ -189,6 +190,15 @@ impl Images {
             return Err(Error::new(Kind::FailedPrecondition, text));
         }
         self.disk.read(id).map(|stored| stored.image)
+    }
+
+    /// Whether `path` names something in the image; links in it are followed inside the image.
+    ///
+    /// # Errors
+    /// A layer cannot be read.
+    pub(crate) fn has_path(&self, image: &ImageRecord, path: &str) -> Result<bool, Error> {
+        let layers = image.layers.iter().rev().map(|layer| self.disk.layers().join(&layer.name)).collect();
+        merged::exists(layers, path).context(|| format!("look up {path:?} in image {}", image.id))
     }
 
     /// The image's own /etc/passwd and /etc/group.

@@ -31,6 +31,7 @@ use crate::error::{Error, Kind};
 use crate::{log, reactor};
 
 mod resolve;
+mod volumes;
 
 /// Longest time from clone to exec: an image on slow flash, a volume on a slow network.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -84,7 +85,7 @@ impl Pods {
         let resolved =
             self.resolve(pod, id, spec).map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record);
-        self.node.images.retain(id, container.record().image.layer_names())?;
+        self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);
         self.containers.borrow_mut().insert(id, Rc::clone(&container));
         let (pods, made) = (Rc::clone(self), Rc::clone(&container));
@@ -132,7 +133,8 @@ impl Pods {
     ) -> Result<(), Error> {
         let node = &self.node;
         let directory = node.paths.container(container.pod.id, container.id);
-        for name in ["upper", "work"] {
+        let has_image_volumes = !container.record().image_volumes.is_empty();
+        for name in ["upper", "work"].into_iter().chain(has_image_volumes.then_some("empty")) {
             super::steps::make_directory(&directory.join(name))?;
         }
         if let Some(mappings) = container.pod.record().spec.user_mappings() {

@@ -7,6 +7,7 @@
 //! | `ROOT/pods/POD/{hostname,hosts,resolv.conf}` | files its containers see in /etc |
 //! | `ROOT/pods/POD/containers/CTR/record` | a container's record |
 //! | `ROOT/pods/POD/containers/CTR/{upper,work}` | its writable layer |
+//! | `ROOT/pods/POD/containers/CTR/empty` | stays empty, where it has image volumes |
 //! | `STATE/pods/POD/monitor.sock`, `monitor.pid`, `exits/` | the monitor's (see `coracle_sandbox::monitor`) |
 //! | `STATE/pods/POD/{shm,root}` | mount points in the monitor's mount namespace |
 //! | `STATE/pods/POD/launch/CTR` | a created container's launch record |

@@ -76,6 +76,26 @@ pub(crate) struct ContainerRecord {
     /// Kernel's number of the signal that StopContainer sends.
     pub(crate) stop_signal: i32,
     pub(crate) state: state::Container,
+    /// Its image volumes, in the order of their mounts.
+    #[serde(skip)]
+    pub(crate) image_volumes: Vec<ImageVolumeUse>,
+}
+
+/// The image that a volume was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageVolumeUse {
+    /// `sha256:…`, equal to Image.id.
+    pub(crate) id: String,
+    /// Directories of its layers, lowest first: kept while the container lives.
+    pub(crate) layers: Vec<String>,
+}
+
+impl ContainerRecord {
+    /// Directories of all layers that it needs, those of volumes included.
+    pub(crate) fn layer_names(&self) -> impl Iterator<Item = &str> {
+        let of_volumes = self.image_volumes.iter().flat_map(|volume| &volume.layers);
+        self.image.layers.iter().map(|layer| layer.name.as_str()).chain(of_volumes.map(String::as_str))
+    }
 }
 
 /// The image a container was made from, by every name status shows.
@@ -89,13 +109,6 @@ pub(crate) struct ContainerImage {
     pub(crate) reference: String,
     /// Its layers, lowest first: kept while the container lives.
     pub(crate) layers: Vec<coracle_job::Layer>,
-}
-
-impl ContainerImage {
-    /// Directories of its layers, as the store holds them.
-    pub(crate) fn layer_names(&self) -> impl Iterator<Item = &str> {
-        self.layers.iter().map(|layer| layer.name.as_str())
-    }
 }
 
 /// The main process as resolved at create, which every exec repeats (CRI facts section 2.20).

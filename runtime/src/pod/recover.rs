@@ -105,7 +105,7 @@ impl Pods {
                 if matches!(container.record().state, state::Container::Exited(_)) {
                     container.exited.set(());
                 }
-                if let Err(error) = self.node.images.retain(id, container.record().image.layer_names()) {
+                if let Err(error) = self.node.images.retain(id, container.record().layer_names()) {
                     log::error!("layers of a container are not held"; ctr = id, error = error);
                 }
                 pod.names.borrow_mut().insert(container.record().spec.name.clone(), id);

@@ -289,6 +289,11 @@ impl Walker {
                 let tree = self.trees.get(usize::from(slot)).and_then(Option::as_ref).ok_or(Errno::EINVAL)?;
                 mounts::map_owners(tree, self.user_namespace()?, true)
             }
+            Op::OpenBelow { slot, base, path } => {
+                let found = Root::at(text(base)?)?.find(text(path)?, fs::O_PATH)?;
+                self.keep(slot, mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?)
+            }
+            Op::BindSelf { path } => mounts::bind_self(self.root()?, text(path)?),
             Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
             Op::UserNamespace => {
                 process::setns(self.user_namespace()?, process::CLONE_NEWUSER)?;
@@ -333,6 +338,10 @@ impl Walker {
         } else {
             mount::clone_tree(working_directory, path, flags)?
         };
+        self.keep(slot, tree)
+    }
+
+    fn keep(&mut self, slot: u16, tree: Fd) -> Result<(), Errno> {
         *self.trees.get_mut(usize::from(slot)).ok_or(Errno::EINVAL)? = Some(tree);
         Ok(())
     }

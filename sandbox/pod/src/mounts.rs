@@ -145,6 +145,13 @@ pub(crate) fn read_only(root: &Root, target: &CStr) -> Result<(), Errno> {
     }
 }
 
+/// Mounts a directory on itself.
+pub(crate) fn bind_self(root: &Root, path: &CStr) -> Result<(), Errno> {
+    let directory = root.find_or_make(path, Make::Directory(0o755))?;
+    let tree = mount::clone_tree(directory.borrow(), c"", mount::AT_EMPTY_PATH)?;
+    mount::attach(tree.borrow(), directory.borrow())
+}
+
 /// Makes the root mount read-only, without what is mounted below.
 pub(crate) fn read_only_root(root: &Root) -> Result<(), Errno> {
     match set_attributes(root.directory(), mount::MOUNT_ATTR_RDONLY, false) {

@@ -31,7 +31,12 @@ pub(crate) struct Root(Fd);
 impl Root {
     /// That of the calling process, which must have pivoted into it.
     pub(crate) fn open() -> Result<Self, Errno> {
-        fs::open(FdRef::WORKING_DIRECTORY, c"/", fs::O_PATH | fs::O_DIRECTORY, 0).map(Self)
+        Self::at(c"/")
+    }
+
+    /// Any directory, to resolve paths inside it.
+    pub(crate) fn at(directory: &CStr) -> Result<Self, Errno> {
+        fs::open(FdRef::WORKING_DIRECTORY, directory, fs::O_PATH | fs::O_DIRECTORY, 0).map(Self)
     }
 
     /// Its descriptor.

@@ -57,6 +57,9 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
         let layers = path::host("root", &plan.root.layers_directory)?;
         record.push(&Op::IdmapOver { path: Text::new(&layers) })?;
     }
+    for mount in &mut mounts {
+        mount.open_image(&mut record, &plan.root)?;
+    }
     // 4. The root. After the pivot no path can name anything of the host.
     enter_root(&mut record, plan)?;
     if mounts.iter().any(Planned::is_shared) {
@@ -89,6 +92,10 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // read-only, as it is made where the image lacks it.
     process::working_directory(&mut record, &plan.process, true)?;
     if plan.root.read_only {
+        for volume in &plan.image_volumes {
+            let volume = path::container_c("image volume", volume)?;
+            record.push(&Op::BindSelf { path: Text::new(&volume) })?;
+        }
         record.push(&Op::ReadOnlyRoot)?;
     }
     if let Some(mappings) = &plan.user_namespace {

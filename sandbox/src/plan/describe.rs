@@ -50,6 +50,9 @@ fn find(record: &[u8], index: u16) -> Option<Op<'_>> {
 fn source(record: &[u8], slot: u16) -> String {
     let found = walk(record).into_iter().flatten().flatten().find_map(|op| match op {
         Op::OpenTree { slot: other, path, .. } if other == slot => Some(show(path)),
+        Op::OpenBelow { slot: other, path, .. } if other == slot => {
+            Some(format!("{} of the image", show(path)))
+        }
         _ => None,
     });
     found.unwrap_or_else(|| format!("tree {slot}"))
@@ -91,6 +94,8 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::ActAs { uid, gid } => format!("act as {uid}:{gid}"),
         Op::IdmapOver { path } => format!("map the owners of files in {}", show(*path)),
         Op::Idmap { slot } => format!("map the owners of files in {}", source(record, *slot)),
+        Op::OpenBelow { path, .. } => format!("open {} of the image", show(*path)),
+        Op::BindSelf { path } => format!("keep {} writable", show(*path)),
         Op::GiveStreams { uid } => format!("give the standard streams to {uid}"),
         Op::UserNamespace => "enter the pod's user namespace".into(),
         Op::Exec { arguments, .. } => {

@@ -28,7 +28,7 @@ pub use describe::{describe, explain};
 pub use propagation::check_propagation;
 pub use request::{
     CgroupMount, ContainerPlan, DeviceKind, DeviceNode, ExecPlan, Files, Limit, MASKED_PATHS, Mount,
-    PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan, Seccomp,
+    PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan, Seccomp, Source,
 };
 
 use crate::Error;

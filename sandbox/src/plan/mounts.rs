@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use coracle_wire::{Op, Propagation, Text};
 
-use super::path;
 use super::record::{Record, Strings, c_string};
-use super::request::{CgroupMount, ContainerPlan, Mount};
+use super::request::{CgroupMount, ContainerPlan, Mount, Root, Source};
+use super::{overlay, path};
 use crate::Error;
 
 /// `MOUNT_ATTR_…` of mount_setattr(2).
@@ -47,9 +47,24 @@ pub(super) struct Planned {
 }
 
 enum What {
-    Fresh { kind: &'static std::ffi::CStr, options: Vec<String>, attributes: u64 },
+    Fresh {
+        kind: &'static std::ffi::CStr,
+        options: Vec<String>,
+        attributes: u64,
+    },
     Bind(Bind),
-    Cgroups { binds: Vec<(String, Bind)>, links: Vec<(String, String)>, read_only: bool },
+    /// The slot's number is in the bind.
+    Image {
+        lowers: Vec<String>,
+        sub_path: String,
+        empty: PathBuf,
+        bind: Bind,
+    },
+    Cgroups {
+        binds: Vec<(String, Bind)>,
+        links: Vec<(String, String)>,
+        read_only: bool,
+    },
 }
 
 /// A tree of the host, attached somewhere.
@@ -162,6 +177,20 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
         (mount.no_dev, NO_DEV),
         (mount.no_exec, NO_EXEC),
     ];
+    let attributes = attributes.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
+    let source = match &mount.source {
+        Source::Host(path) => path,
+        Source::Image { lowers, sub_path, empty } => {
+            // Nothing in an image can be given rights here.
+            let bind = Bind::plain(empty, attributes | READ_ONLY | NO_SUID | NO_DEV);
+            let (lowers, sub_path, empty) = (lowers.clone(), sub_path.clone(), empty.clone());
+            return Ok(Planned {
+                target,
+                what: What::Image { lowers, sub_path, empty, bind },
+                is_default: false,
+            });
+        }
+    };
     let bind = Bind {
         recursive: true,
         // The pod's own mount namespace is a copy: where the host's root is private it lacks what was mounted since, and
@@ -170,12 +199,9 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
         propagation: mount.propagation,
         attributes_recursive: mount.recursive_read_only,
         maps_owners: mount.maps_owners,
-        ..Bind::plain(
-            &mount.source,
-            attributes.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum(),
-        )
+        ..Bind::plain(source, attributes)
     };
-    path::host(&field, &mount.source)?;
+    path::host(&field, source)?;
     Ok(Planned { target, what: What::Bind(bind), is_default: false })
 }
 
@@ -229,10 +255,27 @@ impl Planned {
     /// While the host's files are in view: take what comes from there.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         match &mut self.what {
-            What::Fresh { .. } => Ok(()),
+            What::Fresh { .. } | What::Image { .. } => Ok(()),
             What::Bind(bind) => bind.open(record),
             What::Cgroups { binds, .. } => binds.iter_mut().try_for_each(|(_, bind)| bind.open(record)),
         }
+    }
+
+    /// In the container's mount namespace, while the layers are in view: puts an image together where the root will be
+    /// mounted, over what may be there already, and takes what is asked of it.
+    pub(super) fn open_image(&mut self, record: &mut Record, root: &Root) -> Result<(), Error> {
+        let What::Image { lowers, sub_path, empty, bind } = &mut self.what else { return Ok(()) };
+        let directory = path::host("root", &root.layers_directory)?;
+        let target = path::host("root", &root.mountpoint)?;
+        let options = overlay::read_only_options(lowers, empty)?;
+        record.push(&Op::Overlay {
+            directory: Text::new(&directory),
+            options: Text::new(&options),
+            target: Text::new(&target),
+        })?;
+        bind.slot = record.slot()?;
+        let path = path::container_c("image_sub_path", sub_path)?;
+        record.push(&Op::OpenBelow { slot: bind.slot, base: Text::new(&target), path: Text::new(&path) })
     }
 
     /// Inside the container's root: put it in place.
@@ -241,7 +284,7 @@ impl Planned {
             What::Fresh { kind, options, attributes } => {
                 mount_fresh(record, kind, options, *attributes, &self.target)
             }
-            What::Bind(bind) => bind.attach(record, &self.target),
+            What::Bind(bind) | What::Image { bind, .. } => bind.attach(record, &self.target),
             What::Cgroups { binds, links, read_only } => {
                 let attributes = NO_SUID | NO_DEV | NO_EXEC;
                 mount_fresh(record, c"tmpfs", &["mode=755".to_owned()], attributes, &self.target)?;

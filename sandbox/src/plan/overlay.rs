@@ -3,6 +3,7 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::path;
 use super::record::c_string;
@@ -13,11 +14,30 @@ use crate::Error;
 const OPTIONS_BYTES_MAX: usize = 4095;
 
 pub(super) fn options(root: &Root) -> Result<CString, Error> {
-    if root.lowers.is_empty() {
+    let mut options = lowers(&root.lowers)?;
+    for (key, directory) in [(",upperdir=", &root.upper), (",workdir=", &root.work)] {
+        path::host("root", directory)?;
+        options.extend_from_slice(key.as_bytes());
+        escape(directory.as_os_str().as_bytes(), &mut options);
+    }
+    finish(root.lowers.len(), &options)
+}
+
+/// Of an overlay that cannot be written: an image as a volume. `empty` is below all, for images of one layer.
+pub(super) fn read_only_options(layers: &[String], empty: &Path) -> Result<CString, Error> {
+    path::host("empty directory", empty)?;
+    let mut options = lowers(layers)?;
+    options.push(b':');
+    escape(empty.as_os_str().as_bytes(), &mut options);
+    finish(layers.len(), &options)
+}
+
+fn lowers(lowers: &[String]) -> Result<Vec<u8>, Error> {
+    if lowers.is_empty() {
         return Err(Error::invalid("root", "has no layer"));
     }
     let mut options = b"lowerdir=".to_vec();
-    for (index, lower) in root.lowers.iter().enumerate() {
+    for (index, lower) in lowers.iter().enumerate() {
         let is_inside = lower.split('/').all(|part| !matches!(part, "" | "." | ".."));
         if !is_inside {
             return Err(Error::invalid(
@@ -30,20 +50,19 @@ pub(super) fn options(root: &Root) -> Result<CString, Error> {
         }
         escape(lower.as_bytes(), &mut options);
     }
-    for (key, directory) in [(",upperdir=", &root.upper), (",workdir=", &root.work)] {
-        path::host("root", directory)?;
-        options.extend_from_slice(key.as_bytes());
-        escape(directory.as_os_str().as_bytes(), &mut options);
-    }
+    Ok(options)
+}
+
+fn finish(layers: usize, options: &[u8]) -> Result<CString, Error> {
     if options.len() > OPTIONS_BYTES_MAX {
         let why = format!(
             "{} layers need {} bytes of mount options, the kernel takes {OPTIONS_BYTES_MAX}: the image has too many layers",
-            root.lowers.len(),
+            layers,
             options.len()
         );
         return Err(Error::invalid("root", why));
     }
-    c_string("root", &options)
+    c_string("root", options)
 }
 
 /// OverlayFS ends an option at `,`, a layer at `:`, and takes the character after `\` as it is

@@ -58,11 +58,27 @@ pub struct Root {
     pub read_only: bool,
 }
 
-/// A mount that was asked for: always a recursive bind.
+/// Where a mount's files come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Host path, existing, links already followed: bound with all that is mounted below.
+    Host(PathBuf),
+    /// An image's layers, put together (KEP-4639).
+    Image {
+        /// Names below [`Root::layers_directory`], highest layer first; at least one.
+        lowers: Vec<String>,
+        /// Below the image's root, resolved inside it; empty is all of it.
+        sub_path: String,
+        /// An empty directory of the host: an overlay that nobody writes needs two layers.
+        empty: PathBuf,
+    },
+}
+
+/// A mount that was asked for.
 #[derive(Clone, Debug)]
 pub struct Mount {
-    /// Host path, existing, links already followed.
-    pub source: PathBuf,
+    /// Where its files come from.
+    pub source: Source,
     /// Container path; a relative one starts at `/`.
     pub target: String,
     /// Read-only at its root; what is mounted below keeps its own state.
@@ -193,6 +209,8 @@ pub struct ContainerPlan {
     pub cgroup_mount: CgroupMount,
     /// In the order asked for.
     pub mounts: Vec<Mount>,
+    /// Directories that the image declares as volumes: they stay writable below a read-only root.
+    pub image_volumes: Vec<String>,
     /// Bound into /etc unless a mount covers them.
     pub files: Files,
     /// Host directory for /dev/shm: the pod's tmpfs, or the host's /dev/shm.

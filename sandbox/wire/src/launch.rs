@@ -331,6 +331,24 @@ pub enum Op<'a> {
         /// As opened before.
         slot: u16,
     },
+    /// Detach a copy of what `path` names below the host's directory `base`, resolved inside it, and keep it under `slot`.
+    OpenBelow {
+        /// Chosen by the plan, below 256.
+        slot: u16,
+        /// Absolute.
+        #[serde(borrow)]
+        base: Text<'a>,
+        /// Relative or absolute: `base` is its root, for links on the way, too.
+        #[serde(borrow)]
+        path: Text<'a>,
+    },
+    /// Mount the container's directory `path`, which is made where it is missing, on itself: it stays as it is when the
+    /// root around it becomes read-only.
+    BindSelf {
+        /// Container path.
+        #[serde(borrow)]
+        path: Text<'a>,
+    },
     /// Give the pipes among the standard streams to this id of the host, so that they can be opened again by name.
     GiveStreams {
         /// Of the host.

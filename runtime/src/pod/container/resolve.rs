@@ -5,12 +5,12 @@ use std::path::Path;
 
 use coracle_job::ImageRecord;
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
-use coracle_sandbox::{ContainerId, Propagation, capability, device, identity, plan, seccomp};
+use coracle_sandbox::{ContainerId, capability, device, identity, plan, seccomp};
 
-use super::super::record::{Capabilities, ContainerImage, ContainerRecord, Process};
-use super::super::spec::{self, ContainerSpec, GroupsPolicy, MountPropagation, Sharing};
-use super::super::steps::failed;
+use super::super::record::{Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Process};
+use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use super::super::{Pod, Pods, files, paths, state};
+use super::volumes;
 use crate::error::{Error, Kind};
 
 /// Everything create needs.
@@ -42,7 +42,8 @@ impl Pods {
         let process = self.process(pod, &spec, &image)?;
         let devices = devices(&spec)?;
         let log_path = log_path(&pod.record().spec.log_directory, &spec.log_path);
-        let plan = self.plan(pod, id, &spec, &image, &process, &devices)?;
+        let image_volumes = self.image_volumes(&spec)?;
+        let plan = self.plan(pod, id, &spec, &image, &process, (&devices, &image_volumes))?;
         let record = ContainerRecord {
             id,
             pod: pod.id,
@@ -57,6 +58,7 @@ impl Pods {
             log_path,
             stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
             state: state::Container::Created,
+            image_volumes,
             spec,
         };
         let resources = resources(&record.spec, &devices);
@@ -122,7 +124,7 @@ impl Pods {
         spec: &ContainerSpec,
         image: &ImageRecord,
         process: &Process,
-        devices: &[(plan::DeviceNode, String)],
+        (devices, volumes): (&[(plan::DeviceNode, String)], &[ImageVolumeUse]),
     ) -> Result<plan::ContainerPlan, Error> {
         let node = &self.node;
         let record = pod.record();
@@ -147,7 +149,8 @@ impl Pods {
             cgroup_joins: Vec::new(),
             has_cgroup_namespace,
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
-            mounts: spec.mounts.iter().map(|mount| self.mount(pod, mount)).collect::<Result<_, _>>()?,
+            mounts: self.mounts(pod, spec, volumes, &directory.join("empty"))?,
+            image_volumes: volumes::declared(spec, image),
             files: plan::Files {
                 hosts: pod_directory.join("hosts"),
                 host_name: pod_directory.join("hostname"),
@@ -168,60 +171,6 @@ impl Pods {
             privileged: spec.security.privileged,
             user_namespace: record.spec.user_mappings(),
         })
-    }
-
-    /// A missing source is made, a directory, as the other runtimes do (CRI facts section 3.11).
-    fn mount(&self, pod: &Pod, mount: &spec::Mount) -> Result<plan::Mount, Error> {
-        let maps_owners = maps_owners(pod, mount)?;
-        let source = std::path::PathBuf::from(&mount.host_path);
-        if !source.exists() {
-            super::super::steps::make_directory(&source)
-                .map_err(|error| error.context(format!("mount source for {}", mount.container_path)))?;
-        }
-        let propagation = match mount.propagation {
-            MountPropagation::Private => Propagation::Private,
-            MountPropagation::HostToContainer => Propagation::Slave,
-            MountPropagation::Bidirectional => Propagation::Shared,
-        };
-        if propagation != Propagation::Private {
-            let read =
-                |path: &Path| std::fs::read_to_string(path).map_err(|error| failed("read", path, &error));
-            let real = source.canonicalize().map_err(|error| failed("resolve", &source, &error))?;
-            plan::check_propagation(&read(Path::new("/proc/self/mountinfo"))?, &real, propagation)?;
-        }
-        Ok(plan::Mount {
-            source,
-            target: mount.container_path.clone(),
-            read_only: mount.readonly,
-            recursive_read_only: mount.recursive_read_only,
-            propagation,
-            no_exec: false,
-            no_suid: false,
-            no_dev: false,
-            maps_owners,
-        })
-    }
-}
-
-/// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.
-fn maps_owners(pod: &Pod, mount: &spec::Mount) -> Result<bool, Error> {
-    let later = &mount.later;
-    if later.uid_mappings.is_empty() && later.gid_mappings.is_empty() {
-        return Ok(false);
-    }
-    let record = pod.record();
-    let is_the_pods = record.spec.user_namespace.as_ref().is_some_and(|namespace| {
-        (&namespace.uids, &namespace.gids) == (&later.uid_mappings, &later.gid_mappings)
-    });
-    match is_the_pods {
-        true => Ok(true),
-        false => Err(Error::new(
-            Kind::InvalidArgument,
-            format!(
-                "config.mounts[{}].uidMappings: are not those of the pod sandbox's user namespace",
-                mount.container_path
-            ),
-        )),
     }
 }
 

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerRecord, PodRecord};
+use super::{ContainerRecord, ImageVolumeUse, PodRecord};
 use crate::pod::spec::{MountLater, Resources, SelinuxLabel, UserNamespace};
 
 /// A record whose later fields are gathered, and put back.
@@ -72,6 +72,8 @@ pub(super) struct Container {
     selinux: Option<SelinuxLabel>,
     #[serde(skip_serializing_if = "is_default")]
     cdi_devices: Vec<String>,
+    #[serde(skip_serializing_if = "is_default")]
+    image_volumes: Vec<ImageVolumeUse>,
 }
 
 impl Grown for ContainerRecord {
@@ -87,6 +89,7 @@ impl Grown for ContainerRecord {
             apparmor: security.apparmor.clone(),
             selinux: security.selinux.clone(),
             cdi_devices: spec.cdi_devices.clone(),
+            image_volumes: self.image_volumes.clone(),
         }
     }
 
@@ -99,6 +102,7 @@ impl Grown for ContainerRecord {
         spec.security.apparmor = later.apparmor;
         spec.security.selinux = later.selinux;
         spec.cdi_devices = later.cdi_devices;
+        self.image_volumes = later.image_volumes;
     }
 }
 

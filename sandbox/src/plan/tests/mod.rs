@@ -46,6 +46,7 @@ fn container_plan() -> ContainerPlan {
         has_cgroup_namespace: true,
         cgroup_mount: CgroupMount::Namespaced,
         mounts: vec![],
+        image_volumes: vec![],
         files: Files {
             hosts: "/p/hosts".into(),
             host_name: "/p/hostname".into(),
@@ -63,7 +64,7 @@ fn container_plan() -> ContainerPlan {
 
 fn mount(source: &str, target: &str) -> Mount {
     Mount {
-        source: PathBuf::from(source),
+        source: Source::Host(PathBuf::from(source)),
         target: target.into(),
         read_only: false,
         recursive_read_only: false,

@@ -1,0 +1,133 @@
+//! The volumes of a container: directories of the node, images (KEP-4639), and what its own image declares. Whatever
+//! cannot be mounted is refused here, at create, as far as that can be known before.
+
+use std::path::Path;
+
+use coracle_job::ImageRecord;
+use coracle_sandbox::{Propagation, plan};
+
+use super::super::record::ImageVolumeUse;
+use super::super::spec::{self, ContainerSpec, MountPropagation};
+use super::super::steps::failed;
+use super::super::{Pod, Pods};
+use crate::error::{Error, Kind};
+
+impl Pods {
+    /// All mounts that were asked for, in their order. `empty`: a directory of the container's that stays empty.
+    pub(super) fn mounts(
+        &self,
+        pod: &Pod,
+        spec: &ContainerSpec,
+        images: &[ImageVolumeUse],
+        empty: &Path,
+    ) -> Result<Vec<plan::Mount>, Error> {
+        let mut images = images.iter();
+        let planned = |mount: &spec::Mount| match &mount.later.image {
+            None => self.mount(pod, mount),
+            Some(volume) => {
+                let layers = images.next().into_iter().flat_map(|image| image.layers.iter().rev());
+                let source = plan::Source::Image {
+                    lowers: layers.cloned().collect(),
+                    sub_path: volume.sub_path.clone(),
+                    empty: empty.to_owned(),
+                };
+                Ok(plain(mount, source))
+            }
+        };
+        spec.mounts.iter().map(planned).collect()
+    }
+
+    /// The images of the container's image volumes.
+    pub(super) fn image_volumes(&self, spec: &ContainerSpec) -> Result<Vec<ImageVolumeUse>, Error> {
+        let images = &self.node.images;
+        let find = |volume: &spec::ImageVolume| {
+            let image = images.record(&images.resolve(&volume.image)?.id)?;
+            if image.layers.is_empty() || !images.has_path(&image, &volume.sub_path)? {
+                let text = format!("image {} has no {:?}", volume.image, volume.sub_path);
+                return Err(Error::new(Kind::InvalidArgument, text));
+            }
+            let layers = image.layers.into_iter().map(|layer| layer.name).collect();
+            Ok(ImageVolumeUse { id: image.id, layers })
+        };
+        let wanted = spec.mounts.iter().filter_map(|mount| Some((mount, mount.later.image.as_ref()?)));
+        let found = wanted.map(|(mount, volume)| {
+            find(volume).map_err(|error| {
+                error.context(format!("ImageVolumeMountFailed: config.mounts[{}]", mount.container_path))
+            })
+        });
+        found.collect()
+    }
+
+    /// A missing source is made, a directory, as the other runtimes do (CRI facts section 3.11).
+    fn mount(&self, pod: &Pod, mount: &spec::Mount) -> Result<plan::Mount, Error> {
+        let maps_owners = maps_owners(pod, mount)?;
+        let source = std::path::PathBuf::from(&mount.host_path);
+        if !source.exists() {
+            super::super::steps::make_directory(&source)
+                .map_err(|error| error.context(format!("mount source for {}", mount.container_path)))?;
+        }
+        let propagation = match mount.propagation {
+            MountPropagation::Private => Propagation::Private,
+            MountPropagation::HostToContainer => Propagation::Slave,
+            MountPropagation::Bidirectional => Propagation::Shared,
+        };
+        if propagation != Propagation::Private {
+            let read =
+                |path: &Path| std::fs::read_to_string(path).map_err(|error| failed("read", path, &error));
+            let real = source.canonicalize().map_err(|error| failed("resolve", &source, &error))?;
+            plan::check_propagation(&read(Path::new("/proc/self/mountinfo"))?, &real, propagation)?;
+        }
+        Ok(plan::Mount {
+            recursive_read_only: mount.recursive_read_only,
+            propagation,
+            maps_owners,
+            ..plain(mount, plan::Source::Host(source))
+        })
+    }
+}
+
+/// The mount with what does not depend on its source.
+fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
+    let has = |option: &str| mount.later.options.iter().any(|given| given == option);
+    plan::Mount {
+        source,
+        target: mount.container_path.clone(),
+        read_only: mount.readonly,
+        recursive_read_only: false,
+        propagation: Propagation::Private,
+        no_exec: has("noexec"),
+        no_suid: has("nosuid"),
+        no_dev: has("nodev"),
+        maps_owners: false,
+    }
+}
+
+/// Volumes that the image declares and no mount covers.
+pub(super) fn declared(spec: &ContainerSpec, image: &ImageRecord) -> Vec<String> {
+    let clean = |path: &str| path.trim_matches('/').to_owned();
+    let is_mounted =
+        |path: &String| spec.mounts.iter().any(|mount| clean(&mount.container_path) == clean(path));
+    image.config.volumes.iter().filter(|path| !clean(path).is_empty() && !is_mounted(path)).cloned().collect()
+}
+
+/// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.
+fn maps_owners(pod: &Pod, mount: &spec::Mount) -> Result<bool, Error> {
+    let later = &mount.later;
+    if later.uid_mappings.is_empty() && later.gid_mappings.is_empty() {
+        return Ok(false);
+    }
+    let record = pod.record();
+    let is_the_pods = record.spec.user_namespace.as_ref().is_some_and(|namespace| {
+        (&namespace.uids, &namespace.gids) == (&later.uid_mappings, &later.gid_mappings)
+    });
+    match is_the_pods {
+        true => Ok(true),
+        false => Err(Error::new(
+            Kind::InvalidArgument,
+            format!(
+                "config.mounts[{}].uidMappings: are not those of the pod sandbox's user namespace",
+                mount.container_path
+            ),
+        )),
+    }
+}

@@ -1,0 +1,164 @@
+//! Volumes beside plain directories: images (KEP-4639), what an image declares, options of a mount.
+
+use coracle_tests::cri::proto::{ContainerConfig, ImageSpec, Mount, RemoveImageRequest};
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::request::{create, exec, security};
+use coracle_tests::stage::Stage;
+use serde_json::json;
+
+fn layer(entries: &[Entry]) -> Layer {
+    Layer::new(entries, Compression::Gzip)
+}
+
+/// Two layers, the upper one with a replaced and a removed file; its id.
+#[track_caller]
+fn import_data(stage: &Stage) -> String {
+    let probe = stage.node.probe();
+    let lower = layer(&[
+        Entry::directory("bin", 0o755),
+        Entry::program("bin/tool", &probe),
+        Entry::directory("etc", 0o755),
+        Entry::file("etc/name", b"lower"),
+        Entry::file("etc/gone", b"lower"),
+        Entry::symlink("way-out", "/../../../etc"),
+    ]);
+    let upper = layer(&[Entry::file("etc/name", b"upper"), Entry::whiteout("etc", "gone")]);
+    let image = Image::of(vec![lower, upper]);
+    stage.node.try_import(&image.oci_archive("example.test/data:1")).expect("import");
+    image.id()
+}
+
+fn image_mount(config: &mut ContainerConfig, image: &str, sub_path: &str) {
+    config.mounts.push(Mount {
+        container_path: "/volume".into(),
+        readonly: true,
+        image: Some(ImageSpec { image: image.into(), ..Default::default() }),
+        image_sub_path: sub_path.into(),
+        ..Default::default()
+    });
+}
+
+/// What the probe says in a container with this image below /volume.
+#[track_caller]
+fn says(stage: &Stage, image: &str, sub_path: &str, words: &[&str]) -> String {
+    stage.output(words, |config| image_mount(config, image, sub_path))
+}
+
+#[test]
+fn an_image_is_a_volume() {
+    let stage = Stage::set();
+    let id = import_data(&stage);
+    assert_eq!(says(&stage, &id, "", &["cat", "/volume/etc/name"]), "upper\n");
+    assert_eq!(says(&stage, &id, "", &["ls", "/volume/etc"]), "name\n");
+    assert_eq!(says(&stage, "example.test/data:1", "etc", &["cat", "/volume/name"]), "upper\n");
+    assert_eq!(says(&stage, &id, "bin/tool", &["stat", "/volume"]).split(' ').next(), Some("100755"));
+    assert_eq!(
+        says(&stage, &id, "way-out", &["cat", "/volume/name"]),
+        "upper\n",
+        "links end at the image's root"
+    );
+    let mounts = says(&stage, &id, "", &["see", "mounts"]);
+    let line = mounts.lines().find(|line| line.starts_with("mounts /volume ")).expect("a mount").to_owned();
+    for option in ["ro", "nosuid", "nodev"] {
+        assert!(line.contains(option), "{line}");
+    }
+    assert!(!line.contains("noexec"), "{line}");
+    // Its programs run, and it cannot be written.
+    let mut config = stage.config("runs", &[]);
+    image_mount(&mut config, &id, "");
+    config.command = vec!["/volume/bin/tool".into(), "sleep".into(), "forever".into()];
+    let container = stage.run(&config);
+    let refused =
+        stage.node.exec_sync(exec(&container, &["write", "/volume/etc/name", "x"], 10)).expect("exec");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("Read-only file system"));
+    // What is mounted stays, whatever becomes of the image, and status tells its id.
+    let image = Some(ImageSpec { image: id.clone(), ..Default::default() });
+    stage.node.remove_image(RemoveImageRequest { image }).expect("removed");
+    let Stage { mut node, image, pod, pod_id } = stage;
+    node.restart();
+    let stage = Stage { node, image, pod, pod_id };
+    let answer = stage.node.exec_sync(exec(&container, &["cat", "/volume/etc/name"], 10)).expect("exec");
+    assert_eq!(answer.stdout, b"upper");
+    let mounts = stage.node.container(&container).mounts;
+    let image = mounts[0].image.clone().expect("an image");
+    assert_eq!((mounts.len(), image.image_ref, mounts[0].host_path.as_str()), (1, id, ""));
+    stage.node.stop();
+}
+
+#[test]
+fn image_volumes_that_cannot_be_are_refused_at_create() {
+    let stage = Stage::set();
+    let id = import_data(&stage);
+    type Change = fn(&mut Mount);
+    let changes: [(&str, Change); 7] = [
+        ("readonly", |mount| mount.readonly = false),
+        ("host_path", |mount| mount.host_path = "/srv".into()),
+        ("image_sub_path", |mount| mount.image_sub_path = "../etc".into()),
+        ("has no \"nothing\"", |mount| mount.image_sub_path = "nothing".into()),
+        ("has no \"etc/gone\"", |mount| mount.image_sub_path = "etc/gone".into()),
+        ("has no \"etc/name/x\"", |mount| mount.image_sub_path = "etc/name/x".into()),
+        ("not found", |mount| mount.image = Some(ImageSpec { image: "absent".into(), ..Default::default() })),
+    ];
+    for (expected, change) in changes {
+        let mut config = stage.config("refused", &["true"]);
+        image_mount(&mut config, &id, "");
+        change(&mut config.mounts[0]);
+        let refused =
+            stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err(expected);
+        assert!(refused.message().contains("ImageVolumeMountFailed"), "{refused}");
+        assert!(refused.message().contains(expected), "expected {expected:?} in {refused}");
+    }
+    stage.node.stop();
+}
+
+/// Below a read-only root they can be written, with what the image has there; elsewhere nothing can.
+#[test]
+fn declared_volumes_are_writable_below_a_read_only_root() {
+    let stage = Stage::set();
+    let image = Image::probe(&stage.node.probe(), "volumes")
+        .plus(layer(&[
+            Entry::directory("srv", 0o755),
+            Entry::directory("srv/data", 0o750).owned(7, 8),
+            Entry::file("srv/data/old", b"from the image").owned(7, 8),
+        ]))
+        .with("Volumes", json!({"/srv/data": {}, "/made": {}}));
+    stage.node.try_import(&image.oci_archive("example.test/volumes:1")).expect("import");
+    let mut config = stage.config("volumes", &["sleep", "forever"]);
+    config.image = Some(ImageSpec { image: image.id(), ..Default::default() });
+    security(&mut config).readonly_rootfs = true;
+    let id = stage.run(&config);
+    let says = |words: &[&str]| {
+        let answer = stage.node.exec_sync(exec(&id, words, 10)).expect("exec");
+        String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
+    };
+    assert_eq!(says(&["cat", "/srv/data/old"]), "from the image");
+    assert!(says(&["stat", "/srv/data"]).starts_with("40750 7 8 "));
+    for path in ["/srv/data/new", "/made/new"] {
+        says(&["write", path, "text"]);
+        assert_eq!(says(&["cat", path]), "text", "{path}");
+    }
+    assert!(says(&["write", "/srv/new", "text"]).contains("Read-only file system"));
+    stage.node.stop();
+}
+
+#[test]
+fn options_of_a_mount() {
+    let stage = Stage::set();
+    let report = stage.output(&["see", "mounts"], |config| {
+        for (path, options) in [("/open", &[][..]), ("/strict", &["noexec", "nosuid", "nodev"])] {
+            config.mounts.push(Mount {
+                container_path: path.into(),
+                host_path: stage.node.folder().join("volume").display().to_string(),
+                mount_options: options.iter().map(|option| (*option).to_owned()).collect(),
+                ..Default::default()
+            });
+        }
+    });
+    let options = |path: &str| {
+        let line = report.lines().find(|line| line.starts_with(&format!("mounts {path} "))).expect("a mount");
+        ["noexec", "nosuid", "nodev"].map(|option| line.contains(option))
+    };
+    assert_eq!((options("/open"), options("/strict")), ([false; 3], [true; 3]));
+    stage.node.stop();
+}
