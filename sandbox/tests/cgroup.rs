@@ -3,9 +3,10 @@
 //! around `cgroup.kill`) and for v2 without controllers.
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::Error;
@@ -78,6 +79,11 @@ fn is_cgroup2(line: &str) -> bool {
 /// A process in the cgroup, put there from outside by the same files its own child would use.
 fn sleeper(entry: &Entry) -> Child {
     let child = Command::new("sleep").arg("60").spawn().expect("sleep");
+    join(&child, entry);
+    child
+}
+
+fn join(child: &Child, entry: &Entry) {
     let mut files = entry.join_files.clone();
     files.extend(
         entry.into.iter().map(|fd| PathBuf::from(format!("/proc/self/fd/{}/cgroup.procs", fd.as_raw_fd()))),
@@ -87,7 +93,6 @@ fn sleeper(entry: &Entry) -> Child {
         fs::write(&file, child.id().to_string())
             .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     }
-    child
 }
 
 /// The signal that ended it.
@@ -273,4 +278,26 @@ fn limits_on_what_is_not_there_name_the_file() {
         "{error}"
     );
     assert!(Path::new("/sys/fs/cgroup").is_dir());
+}
+
+/// On v2 a program decides; processes see EPERM for what is not theirs.
+#[test]
+fn devices_of_v2_are_restricted_by_a_program() {
+    let scratch = Scratch::new("devices", is_cgroup2);
+    let path = scratch.container();
+    scratch.cgroups.make(&path).unwrap();
+    let opens = |device: &str| {
+        let script = format!("read go; (true < {device}) && echo yes");
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.stderr(Stdio::null()).spawn().expect("sh");
+        join(&child, &scratch.cgroups.entry(&path).unwrap());
+        child.stdin.take().expect("a pipe").write_all(b"go\n").expect("it waits");
+        child.wait_with_output().expect("it ends").stdout == b"yes\n"
+    };
+    assert!(opens("/dev/zero") && opens("/dev/kmsg"), "nothing is restricted yet");
+    let only = |rules| Resources { devices: DeviceAccess::Only(rules), ..Resources::default() };
+    let warnings = scratch.cgroups.apply(&path, &only(Vec::new())).unwrap();
+    assert!(warnings.iter().all(|warning| !warning.contains("devices")), "{warnings:?}");
+    assert!(opens("/dev/zero") && !opens("/dev/kmsg"));
 }

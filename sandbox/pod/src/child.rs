@@ -278,28 +278,12 @@ impl Walker {
                 process::control(Control::KeepEffective(uid != 0))?;
                 process::set_effective(uid, gid)
             }
-            Op::IdmapOver { path } => {
-                let (directory, path) = (FdRef::WORKING_DIRECTORY, text(path)?);
-                let tree = mount::clone_tree(directory, path, 0)?;
-                mounts::map_owners(&tree, self.user_namespace()?, false)?;
-                let covered = fs::open(directory, path, fs::O_PATH | fs::O_DIRECTORY, 0)?;
-                mount::attach(tree.borrow(), covered.borrow())
-            }
-            Op::Idmap { slot } => {
-                let tree = self.trees.get(usize::from(slot)).and_then(Option::as_ref).ok_or(Errno::EINVAL)?;
-                mounts::map_owners(tree, self.user_namespace()?, true)
-            }
-            Op::OpenBelow { slot, base, path } => {
-                let found = Root::at(text(base)?)?.find(text(path)?, fs::O_PATH)?;
-                self.keep(slot, mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?)
-            }
+            Op::IdmapOver { path } => self.idmap_over(text(path)?),
+            Op::Idmap { slot } => self.idmap(slot),
+            Op::OpenBelow { slot, base, path } => self.open_below(slot, text(base)?, text(path)?),
             Op::BindSelf { path } => mounts::bind_self(self.root()?, text(path)?),
             Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
-            Op::UserNamespace => {
-                process::setns(self.user_namespace()?, process::CLONE_NEWUSER)?;
-                process::unshare(process::CLONE_NEWNS)?;
-                become_root()
-            }
+            Op::UserNamespace => self.enter_user_namespace(),
             Op::Exec { candidates, arguments, environment } => {
                 self.place.ok_or(Errno::EINVAL)?;
                 process::set_umask(self.umask);
@@ -311,6 +295,33 @@ impl Walker {
     /// The container's root; EINVAL for an operation inside it before there is one.
     fn root(&self) -> Result<&Root, Errno> {
         self.root.as_ref().ok_or(Errno::EINVAL)
+    }
+
+    #[inline(never)]
+    fn idmap_over(&self, path: &CStr) -> Result<(), Errno> {
+        let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, path, 0)?;
+        mounts::map_owners(&tree, self.user_namespace()?, false)?;
+        let covered = fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_PATH | fs::O_DIRECTORY, 0)?;
+        mount::attach(tree.borrow(), covered.borrow())
+    }
+
+    #[inline(never)]
+    fn idmap(&self, slot: u16) -> Result<(), Errno> {
+        let tree = self.trees.get(usize::from(slot)).and_then(Option::as_ref).ok_or(Errno::EINVAL)?;
+        mounts::map_owners(tree, self.user_namespace()?, true)
+    }
+
+    #[inline(never)]
+    fn open_below(&mut self, slot: u16, base: &CStr, path: &CStr) -> Result<(), Errno> {
+        let found = Root::at(base)?.find(path, fs::O_PATH)?;
+        self.keep(slot, mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?)
+    }
+
+    #[inline(never)]
+    fn enter_user_namespace(&self) -> Result<(), Errno> {
+        process::setns(self.user_namespace()?, process::CLONE_NEWUSER)?;
+        process::unshare(process::CLONE_NEWNS)?;
+        become_root()
     }
 
     fn user_namespace(&self) -> Result<FdRef<'static>, Errno> {

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
+use super::devices;
 use super::files::{names_gone, read, write};
-use super::resources::{Now, Resources, WhenMissing, Write, writes};
+use super::resources::{DeviceAccess, Now, Resources, WhenMissing, Write, writes};
 use super::{CgroupPath, Cgroups, Layout, Version};
 use crate::Error;
 
@@ -16,9 +17,8 @@ impl Cgroups {
     ///
     /// Answers with warnings: limits that do not hold because this kernel lacks the controller.
     ///
-    /// Devices are restricted on v1 only. On v2 that takes an eBPF program on the cgroup, which this driver does not
-    /// have yet; there `devices` changes nothing, and what keeps a container from a device is that it has no node for
-    /// it and, without CAP_MKNOD, can make none.
+    /// Devices are restricted by a program on v2; a kernel that does not take it, or not from a nested daemon, is a
+    /// warning: what keeps a container from a device there is that it has no node for it, and CAP_MKNOD.
     ///
     /// # Errors
     /// [`Error::Invalid`] for limits that make no sense, [`Error::Kernel`] naming the value and the file.
@@ -45,6 +45,12 @@ impl Cgroups {
                     return Err(error);
                 }
             }
+        }
+        if let (Version::V2, DeviceAccess::Only(rules)) = (self.version(), &resources.devices) {
+            let directory = self.limit_directory(path, "devices");
+            let restricted =
+                directory.map_or(Ok(()), |directory| devices::restrict(&directory, &devices::all(rules)?));
+            warnings.extend(restricted.err().map(|error| format!("devices are not restricted: {error}")));
         }
         Ok(warnings)
     }

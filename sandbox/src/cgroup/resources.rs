@@ -3,6 +3,7 @@
 //! Rules: CRI section 3.14; the weight formula of runc 1.3.2 and crun 1.23.
 
 use super::Version;
+use super::devices;
 use crate::Error;
 use crate::plan::DeviceKind;
 
@@ -29,7 +30,7 @@ pub struct Resources {
     pub unified: Vec<(String, String)>,
     /// Most processes and threads; negative: no limit.
     pub pids_max: i64,
-    /// Which devices may be opened: v1 only, for a new cgroup.
+    /// Which devices may be opened: for a new cgroup.
     pub devices: DeviceAccess,
 }
 
@@ -114,7 +115,7 @@ const UNIFIED_BYTES_MAX: usize = 4095;
 pub(super) fn writes(resources: &Resources, version: Version, now: Now) -> Result<Vec<Write>, Error> {
     let mut writes = Vec::new();
     if version == Version::V1 {
-        devices(&resources.devices, &mut writes)?;
+        device_lines(&resources.devices, &mut writes)?;
     }
     cpu(resources, version, &mut writes);
     cpuset("cpuset.cpus", &resources.cpuset_cpus, &mut writes)?;
@@ -288,22 +289,7 @@ fn unified(resources: &Resources, writes: &mut Vec<Write>) -> Result<(), Error> 
     Ok(())
 }
 
-/// What every container may open or make (CRI section 3.13): mknod of anything, as a node alone opens nothing; the
-/// default nodes; the terminal multiplexer and all its slaves.
-const DEVICES_DEFAULT: [&str; 10] = [
-    "c *:* m",
-    "b *:* m",
-    "c 1:3 rwm",
-    "c 1:5 rwm",
-    "c 1:7 rwm",
-    "c 1:8 rwm",
-    "c 1:9 rwm",
-    "c 5:0 rwm",
-    "c 5:2 rwm",
-    "c 136:* rwm",
-];
-
-fn devices(access: &DeviceAccess, writes: &mut Vec<Write>) -> Result<(), Error> {
+fn device_lines(access: &DeviceAccess, writes: &mut Vec<Write>) -> Result<(), Error> {
     let mut push =
         |file: &str, rule: String| writes.push(Write::new("devices", file, rule, WhenMissing::Warn));
     let rules = match access {
@@ -315,22 +301,8 @@ fn devices(access: &DeviceAccess, writes: &mut Vec<Write>) -> Result<(), Error> 
         DeviceAccess::Only(rules) => rules,
     };
     push("devices.deny", "a".into());
-    for rule in DEVICES_DEFAULT {
-        push("devices.allow", rule.into());
-    }
-    for rule in rules {
-        if rule.access.is_empty() || !rule.access.bytes().all(|byte| b"rwm".contains(&byte)) {
-            return Err(Error::invalid("devices", format!("{:?} are not permissions of rwm", rule.access)));
-        }
-        let kind = match rule.kind {
-            DeviceKind::Character => 'c',
-            DeviceKind::Block => 'b',
-        };
-        let number = |number: Option<u32>| number.map_or("*".into(), |number| number.to_string());
-        push(
-            "devices.allow",
-            format!("{kind} {}:{} {}", number(rule.major), number(rule.minor), rule.access),
-        );
+    for rule in devices::all(rules)? {
+        push("devices.allow", devices::line(&rule));
     }
     Ok(())
 }

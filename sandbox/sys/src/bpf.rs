@@ -1,7 +1,7 @@
-//! seccomp filters (seccomp(2), Linux 3.17).
+//! BPF programs: seccomp filters (seccomp(2), Linux 3.17) and device rules of cgroups (bpf(2), Linux 4.15).
 
 use crate::arch::call;
-use crate::{Errno, number};
+use crate::{Errno, Fd, FdRef, number};
 
 const SECCOMP_SET_MODE_FILTER: usize = 1;
 /// `sizeof(struct sock_filter)`.
@@ -28,4 +28,52 @@ pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
     // SAFETY: the kernel copies `length` instructions of 8 bytes, which are inside the slice borrowed above, before
     // the call returns; it copies bytes, so their alignment does not matter.
     unsafe { call(number::SECCOMP, [SECCOMP_SET_MODE_FILTER, flags as usize, address]) }.map(drop)
+}
+
+/// The first members of `union bpf_attr` for BPF_PROG_LOAD.
+#[repr(C)]
+struct Load {
+    kind: u32,
+    instructions: u32,
+    program: *const u64,
+    license: *const u8,
+}
+
+/// `union bpf_attr` for BPF_PROG_ATTACH.
+#[repr(C)]
+struct Attach {
+    target: u32,
+    program: u32,
+    kind: u32,
+    flags: u32,
+}
+
+/// Loads a program of type BPF_PROG_TYPE_CGROUP_DEVICE; each instruction is a `struct bpf_insn`.
+pub fn device_program(instructions: &[u64]) -> Result<Fd, Errno> {
+    const LOAD: usize = 5;
+    const CGROUP_DEVICE: u32 = 15;
+    let load = Load {
+        kind: CGROUP_DEVICE,
+        instructions: u32::try_from(instructions.len()).map_err(|_| Errno::EINVAL)?,
+        program: instructions.as_ptr(),
+        license: c"".as_ptr().cast(),
+    };
+    // SAFETY: the kernel reads exactly the size given of `load`, the instructions of the slice borrowed above and a
+    // static string, all before the call returns; it writes nothing.
+    unsafe { call(number::BPF, [LOAD, &raw const load as usize, size_of::<Load>()]) }.map(Fd::from_call)
+}
+
+/// Attaches a program of [`device_program`] to a cgroup2 directory, beside those that are there.
+pub fn attach_device_program(program: FdRef<'_>, cgroup: FdRef<'_>) -> Result<(), Errno> {
+    const ATTACH: usize = 8;
+    const CGROUP_DEVICE: u32 = 6;
+    const ALLOW_MULTI: u32 = 2;
+    let attach = Attach {
+        target: cgroup.number() as u32,
+        program: program.number() as u32,
+        kind: CGROUP_DEVICE,
+        flags: ALLOW_MULTI,
+    };
+    // SAFETY: the kernel reads exactly the size given of `attach`, which lives across the call.
+    unsafe { call(number::BPF, [ATTACH, &raw const attach as usize, size_of::<Attach>()]) }.map(drop)
 }

@@ -94,4 +94,5 @@ pub(crate) mod number {
     pub(crate) const EPOLL_PWAIT: usize = 22;
     pub(crate) const SIGNALFD4: usize = 74;
     pub(crate) const SECCOMP: usize = 277;
+    pub(crate) const BPF: usize = 280;
 }

@@ -95,4 +95,5 @@ pub(crate) mod number {
     pub(crate) const EPOLL_PWAIT: usize = 281;
     pub(crate) const SIGNALFD4: usize = 289;
     pub(crate) const SECCOMP: usize = 317;
+    pub(crate) const BPF: usize = 321;
 }

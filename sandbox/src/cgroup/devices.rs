@@ -1,0 +1,198 @@
+//! Which devices a container may open or make: on v1 by lines in devices.allow, on v2 by a program that the kernel asks
+//! at each open and mknod (Documentation/admin-guide/cgroup-v2.rst, "Device controller"; BPF_PROG_TYPE_CGROUP_DEVICE,
+//! Linux 4.15). Both are made from one list of rules.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use coracle_sys::bpf;
+use nix::errno::Errno;
+
+use super::resources::DeviceRule;
+use crate::Error;
+use crate::plan::DeviceKind;
+
+/// What every container may open or make (CRI section 3.13): mknod of anything, as a node alone opens nothing; the
+/// default nodes; the terminal multiplexer and all its slaves.
+const DEFAULTS: [(DeviceKind, Option<u32>, Option<u32>, &str); 10] = [
+    (DeviceKind::Character, None, None, "m"),
+    (DeviceKind::Block, None, None, "m"),
+    (DeviceKind::Character, Some(1), Some(3), "rwm"),
+    (DeviceKind::Character, Some(1), Some(5), "rwm"),
+    (DeviceKind::Character, Some(1), Some(7), "rwm"),
+    (DeviceKind::Character, Some(1), Some(8), "rwm"),
+    (DeviceKind::Character, Some(1), Some(9), "rwm"),
+    (DeviceKind::Character, Some(5), Some(0), "rwm"),
+    (DeviceKind::Character, Some(5), Some(2), "rwm"),
+    (DeviceKind::Character, Some(136), None, "rwm"),
+];
+
+/// The default rules and those asked for.
+pub(super) fn all(asked: &[DeviceRule]) -> Result<Vec<DeviceRule>, Error> {
+    for rule in asked {
+        if rule.access.is_empty() || !rule.access.bytes().all(|byte| b"rwm".contains(&byte)) {
+            return Err(Error::invalid("devices", format!("{:?} are not permissions of rwm", rule.access)));
+        }
+    }
+    let default = |(kind, major, minor, access): (_, _, _, &str)| DeviceRule {
+        kind,
+        major,
+        minor,
+        access: access.to_owned(),
+    };
+    Ok(DEFAULTS.into_iter().map(default).chain(asked.iter().cloned()).collect())
+}
+
+/// As a line of devices.allow.
+pub(super) fn line(rule: &DeviceRule) -> String {
+    let kind = match rule.kind {
+        DeviceKind::Character => 'c',
+        DeviceKind::Block => 'b',
+    };
+    let number = |number: Option<u32>| number.map_or("*".into(), |number| number.to_string());
+    format!("{kind} {}:{} {}", number(rule.major), number(rule.minor), rule.access)
+}
+
+/// Restricts the cgroup2 directory to these rules. Programs of parents hold, too.
+///
+/// # Errors
+/// [`Error::Kernel`]: the kernel takes no such programs (from this process).
+pub(super) fn restrict(directory: &Path, rules: &[DeviceRule]) -> Result<(), Error> {
+    let kernel =
+        |op, errno: coracle_sys::Errno| Error::kernel(op, directory.display(), Errno::from_raw(errno.0));
+    let cgroup = File::open(directory).map_err(|error| Error::io("open", directory.display(), &error))?;
+    let program =
+        bpf::device_program(&program(rules)).map_err(|errno| kernel("load device rules for", errno))?;
+    bpf::attach_device_program(program.borrow(), cgroup.as_fd().into())
+        .map_err(|errno| kernel("attach device rules to", errno))
+}
+
+/// Registers (Documentation/bpf/standardization/instruction-set.rst): the answer, the context, and what is read from it.
+const ANSWER: u64 = 0;
+const CONTEXT: u64 = 1;
+const KIND: u64 = 2;
+const ACCESS: u64 = 3;
+const MAJOR: u64 = 4;
+const MINOR: u64 = 5;
+const SPARE: u64 = 6;
+
+/// Operation codes, for 32 bits where there is a choice.
+const LOAD_WORD: u64 = 0x61;
+const COPY: u64 = 0xbc;
+const SET: u64 = 0xb4;
+const AND: u64 = 0x54;
+const SHIFT_RIGHT: u64 = 0x74;
+const JUMP_UNLESS_EQUAL: u64 = 0x56;
+const JUMP_UNLESS_EQUAL_REGISTER: u64 = 0x5e;
+const EXIT: u64 = 0x95;
+
+/// `struct bpf_insn`.
+fn instruction(code: u64, destination: u64, source: u64, offset: u64, immediate: u32) -> u64 {
+    code | destination << 8 | source << 12 | offset << 16 | u64::from(immediate) << 32
+}
+
+/// One block of comparisons a rule, each of which jumps behind the block where it does not hold; the first rule that
+/// holds allows, the end denies.
+fn program(rules: &[DeviceRule]) -> Vec<u64> {
+    // `struct bpf_cgroup_dev_ctx`: kind in the lower half of the first word, access in the upper; major; minor.
+    let mut program = vec![
+        instruction(LOAD_WORD, KIND, CONTEXT, 0, 0),
+        instruction(COPY, ACCESS, KIND, 0, 0),
+        instruction(AND, KIND, 0, 0, 0xffff),
+        instruction(SHIFT_RIGHT, ACCESS, 0, 0, 16),
+        instruction(LOAD_WORD, MAJOR, CONTEXT, 4, 0),
+        instruction(LOAD_WORD, MINOR, CONTEXT, 8, 0),
+    ];
+    for rule in rules {
+        program.extend(block(rule));
+    }
+    program.extend([instruction(SET, ANSWER, 0, 0, 0), instruction(EXIT, 0, 0, 0, 0)]);
+    program
+}
+
+fn block(rule: &DeviceRule) -> Vec<u64> {
+    // BPF_DEVCG_DEV_… and BPF_DEVCG_ACC_… (include/uapi/linux/bpf.h).
+    let kind = match rule.kind {
+        DeviceKind::Block => 1,
+        DeviceKind::Character => 2,
+    };
+    let bits = [('m', 1), ('r', 2), ('w', 4)];
+    let access = bits.iter().filter(|(letter, _)| rule.access.contains(*letter)).map(|(_, bit)| bit).sum();
+    let allow = [instruction(SET, ANSWER, 0, 0, 1), instruction(EXIT, 0, 0, 0, 0)];
+    let mut tests = vec![
+        (JUMP_UNLESS_EQUAL, KIND, 0, kind),
+        // What is asked for, less what is allowed, must be nothing.
+        (COPY, SPARE, ACCESS, 0),
+        (AND, SPARE, 0, access),
+        (JUMP_UNLESS_EQUAL_REGISTER, SPARE, ACCESS, 0),
+    ];
+    let numbers = [(MAJOR, rule.major), (MINOR, rule.minor)];
+    tests.extend(
+        numbers.into_iter().filter_map(|(register, number)| Some((JUMP_UNLESS_EQUAL, register, 0, number?))),
+    );
+    let behind = tests.len() + allow.len();
+    let mut block = Vec::with_capacity(behind);
+    for (index, (code, destination, source, immediate)) in tests.into_iter().enumerate() {
+        let is_jump = matches!(code, JUMP_UNLESS_EQUAL | JUMP_UNLESS_EQUAL_REGISTER);
+        let offset = if is_jump { (behind - index - 1) as u64 } else { 0 };
+        block.push(instruction(code, destination, source, offset, immediate));
+    }
+    block.extend(allow);
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a program as the kernel would, for the operations that are used.
+    fn allows(program: &[u64], kind: u32, access: u32, major: u32, minor: u32) -> bool {
+        let context = [kind | access << 16, major, minor];
+        let mut registers = [0_u32; 8];
+        let mut next = 0;
+        loop {
+            let word = program[next];
+            let (code, immediate) = (word & 0xff, (word >> 32) as u32);
+            let (destination, source) = ((word >> 8 & 15) as usize, (word >> 12 & 15) as usize);
+            let offset = (word >> 16 & 0xffff) as usize;
+            next += 1;
+            match code {
+                LOAD_WORD => registers[destination] = context[offset / 4],
+                COPY => registers[destination] = registers[source],
+                SET => registers[destination] = immediate,
+                AND => registers[destination] &= immediate,
+                SHIFT_RIGHT => registers[destination] >>= immediate,
+                JUMP_UNLESS_EQUAL if registers[destination] != immediate => next += offset,
+                JUMP_UNLESS_EQUAL_REGISTER if registers[destination] != registers[source] => next += offset,
+                JUMP_UNLESS_EQUAL | JUMP_UNLESS_EQUAL_REGISTER => {}
+                EXIT => return registers[0] == 1,
+                other => panic!("operation {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_says_what_the_rules_say() {
+        let asked = DeviceRule { kind: DeviceKind::Block, major: Some(8), minor: None, access: "r".into() };
+        let program = program(&all(&[asked]).unwrap());
+        let (block, character) = (1, 2);
+        let (make, read, write) = (1, 2, 4);
+        for (expected, kind, access, major, minor) in [
+            (true, character, read | write, 1, 3),
+            (true, character, make | read | write, 136, 77),
+            (true, character, make, 10, 200),
+            (true, block, make, 8, 0),
+            (true, block, read, 8, 17),
+            (false, block, read | write, 8, 17),
+            (false, block, make | read, 8, 17),
+            (false, block, read, 9, 0),
+            (false, character, read, 8, 0),
+            (false, character, read, 1, 1),
+            (false, character, read, 10, 200),
+        ] {
+            let said = allows(&program, kind, access, major, minor);
+            assert_eq!(said, expected, "kind {kind} access {access} {major}:{minor}");
+        }
+    }
+}
