@@ -82,6 +82,7 @@ impl Daemon {
             pod_cidr: RefCell::new(load_pod_cidr(&root)),
             cgroup_parent: cgroup_parent(config),
             capabilities: capability::bounding()?,
+            cdi_directories: config.cdi.spec_dirs.clone(),
             user_namespaces: probe::user_namespaces(&root.join("layers")),
         });
         if let Err(why) = &pods.node.user_namespaces {

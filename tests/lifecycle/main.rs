@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod containers;
+mod devices;
 mod events;
 mod exec;
 mod inside;

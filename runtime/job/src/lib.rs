@@ -7,11 +7,13 @@
 //! the environment, or a file. Daemon and worker are always of the same release, so this format may change freely.
 #![forbid(unsafe_code)]
 
+mod cdi;
 mod cni;
 mod credentials;
 mod image;
 mod message;
 
+pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::Credentials;
 pub use image::{ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
@@ -33,6 +35,13 @@ pub enum Job {
     },
     /// Run the plugins of one CNI network for one pod.
     Cni(CniJob),
+    /// Look devices up by their CDI names.
+    Cdi {
+        /// `vendor/class=device`
+        names: Vec<String>,
+        /// Where spec files are; a later one counts more, a missing one is empty.
+        directories: Vec<std::path::PathBuf>,
+    },
     /// Measure what trees use of the disk: writable layers.
     MeasureTrees {
         /// Absolute paths; a missing one uses nothing.
@@ -78,6 +87,8 @@ pub enum Outcome {
     Removed,
     /// The plugins ran.
     Cni(CniOutcome),
+    /// What the devices ask for.
+    Cdi(ContainerEdits),
     /// One for each tree, in order.
     Measured(Vec<TreeUsage>),
 }

@@ -53,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) cgroup: Cgroup,
     /// `[cni]`
     pub(crate) cni: Cni,
+    /// `[cdi]`
+    pub(crate) cdi: Cdi,
     /// `[registry]`
     pub(crate) registry: Registry,
     /// `[image]`
@@ -93,6 +95,13 @@ pub(crate) struct Cni {
     pub(crate) conf_dir: PathBuf,
     /// Where plugins are looked for, in order.
     pub(crate) bin_dirs: Vec<PathBuf>,
+}
+
+/// Devices by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cdi {
+    /// Where spec files are, the most important last.
+    pub(crate) spec_dirs: Vec<PathBuf>,
 }
 
 /// Registries.

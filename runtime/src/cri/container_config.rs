@@ -12,9 +12,12 @@ use super::pod_config::{
 use crate::error::Error;
 use crate::pod::spec::{
     ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, ImageVolume, Mount, MountLater,
-    MountPropagation, Resources, Security,
+    MountPropagation, Pairs, Resources, Security,
 };
 use crate::rpc::v1;
+
+/// Device plugins of before the field put names here (CDI specification, "annotations").
+const CDI_ANNOTATION: &str = "cdi.k8s.io/";
 
 /// What a mount may be given beside its mode (CRI 1.37).
 const MOUNT_OPTIONS: [&str; 3] = ["noexec", "nosuid", "nodev"];
@@ -23,10 +26,8 @@ const MOUNT_OPTIONS: [&str; 3] = ["noexec", "nosuid", "nodev"];
 pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpec, Error> {
     let metadata = config.metadata.ok_or_else(|| missing("config.metadata"))?;
     let image = config.image.ok_or_else(|| missing("config.image"))?;
-    if !config.cdi_devices.is_empty() {
-        return Err(unsupported("config.CDI_devices", "CDI devices"));
-    }
     let linux = config.linux.unwrap_or_default();
+    let annotations = pairs(config.annotations);
     let context = linux.security_context;
     let options = context.as_ref().and_then(|context| context.namespace_options.clone()).unwrap_or_default();
     Ok(ContainerSpec {
@@ -43,7 +44,8 @@ pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpe
         mounts: config.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
         devices: config.devices.into_iter().map(device).collect::<Result<_, _>>()?,
         labels: pairs(config.labels),
-        annotations: pairs(config.annotations),
+        cdi_devices: cdi_devices(config.cdi_devices, &annotations),
+        annotations,
         log_path: log_path(config.log_path)?,
         stdin: config.stdin,
         stdin_once: config.stdin_once,
@@ -52,8 +54,22 @@ pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpe
         pid: pid_namespace(&options)?,
         security: security(context)?,
         resources: resources(linux.resources.unwrap_or_default()),
-        cdi_devices: config.cdi_devices.into_iter().map(|device| device.name).collect(),
     })
+}
+
+/// Those of the field, then those of the annotations that were there before it; a name counts once.
+fn cdi_devices(devices: Vec<v1::CdiDevice>, annotations: &Pairs) -> Vec<String> {
+    let of_annotations = annotations
+        .iter()
+        .filter(|(key, _)| key.starts_with(CDI_ANNOTATION))
+        .flat_map(|(_, value)| value.split(',').map(|name| name.trim().to_owned()));
+    let mut names = Vec::new();
+    for name in devices.into_iter().map(|device| device.name).chain(of_annotations) {
+        if !name.is_empty() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// Resources exactly as given.

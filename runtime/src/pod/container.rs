@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_job::ContainerEdits;
 use coracle_sandbox::{ContainerId, ExitRecord, PidNamespace, Request, Streams, monitor, plan};
 use event_listener::Event as Changed;
 
@@ -30,6 +31,7 @@ use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
 use crate::error::{Error, Kind};
 use crate::{log, reactor};
 
+mod devices;
 mod resolve;
 mod volumes;
 
@@ -53,9 +55,11 @@ impl Pods {
         pod: Rc<Pod>,
         spec: ContainerSpec,
     ) -> Result<ContainerId, Error> {
+        // Before the name is taken: a wait in between would let a second request in.
+        let edits = self.cdi_edits(&spec).await?;
         let container = match self.named_container(&pod, &spec)? {
             Some(container) => container,
-            None => self.reserve_container(&pod, spec)?,
+            None => self.reserve_container(&pod, spec, &edits)?,
         };
         container.made.wait().await?;
         Ok(container.id)
@@ -78,12 +82,13 @@ impl Pods {
         self: &Rc<Self>,
         pod: &Rc<Pod>,
         spec: ContainerSpec,
+        edits: &ContainerEdits,
     ) -> Result<Rc<Container>, Error> {
         self.require_ready(pod)?;
         let name = spec.name.clone();
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
         let resolved =
-            self.resolve(pod, id, spec).map_err(|error| error.context(format!("container {name}")))?;
+            self.resolve(pod, id, spec, edits).map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record);
         self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);

@@ -71,6 +71,8 @@ pub(crate) struct Node {
     pub(crate) cgroup_parent: String,
     /// The daemon's own bounding set: what ALL and privileged mean (critest facts).
     pub(crate) capabilities: u64,
+    /// Where CDI spec files are.
+    pub(crate) cdi_directories: Vec<PathBuf>,
     /// Whether pods can have user namespaces of their own, or why not.
     pub(crate) user_namespaces: Result<(), String>,
 }

@@ -43,6 +43,9 @@ const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);
 /// How long a removal may take in all: a million files on a slow card.
 const REMOVE_SILENCE: Duration = Duration::from_secs(60 * 60);
 
+/// A few files of a few kilobytes.
+const CDI_SILENCE: Duration = Duration::from_secs(60);
+
 /// A walk of every writable layer, on flash with a cold cache.
 const MEASURE_SILENCE: Duration = Duration::from_secs(300);
 
@@ -129,6 +132,7 @@ enum Lane {
     Remove,
     Network,
     Measure,
+    Devices,
 }
 
 /// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
@@ -166,6 +170,7 @@ impl Workers {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
+            Job::Cdi { .. } => (Lane::Devices, CDI_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Cni(cni) => (
                 Lane::Network,

@@ -8,6 +8,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cdi;
 mod cni;
 mod failure;
 mod image_config;
@@ -84,6 +85,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Import(job) => import::run(&job, &mut progress).map(Outcome::Imported),
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
+        Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }

@@ -92,11 +92,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // read-only, as it is made where the image lacks it.
     process::working_directory(&mut record, &plan.process, true)?;
     if plan.root.read_only {
-        for volume in &plan.image_volumes {
-            let volume = path::container_c("image volume", volume)?;
-            record.push(&Op::BindSelf { path: Text::new(&volume) })?;
-        }
-        record.push(&Op::ReadOnlyRoot)?;
+        read_only_root(&mut record, &plan.image_volumes)?;
     }
     if let Some(mappings) = &plan.user_namespace {
         // All mounts are made and get locked by this; limits were raised.
@@ -108,6 +104,15 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // 8. From root to the user that was asked for, and exec.
     process::become_user_and_exec(&mut record, &plan.process)?;
     Ok(record.finish())
+}
+
+/// What the image declares as volumes stays writable.
+fn read_only_root(record: &mut Record, volumes: &[String]) -> Result<(), Error> {
+    for volume in volumes {
+        let volume = path::container_c("image volume", volume)?;
+        record.push(&Op::BindSelf { path: Text::new(&volume) })?;
+    }
+    record.push(&Op::ReadOnlyRoot)
 }
 
 fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {

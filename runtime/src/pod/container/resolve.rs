@@ -1,16 +1,14 @@
 //! From a request to what will be done: image, identity, capabilities, environment, mounts, limits. Pure but for
 //! look-ups of the image's record and of host devices; everything that can be refused is refused here, at create.
 
-use std::path::Path;
-
-use coracle_job::ImageRecord;
+use coracle_job::{ContainerEdits, ImageRecord};
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
 use coracle_sandbox::{ContainerId, capability, device, identity, plan, seccomp};
 
 use super::super::record::{Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Process};
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use super::super::{Pod, Pods, files, paths, state};
-use super::volumes;
+use super::{devices, volumes};
 use crate::error::{Error, Kind};
 
 /// Everything create needs.
@@ -30,8 +28,16 @@ const OPEN_FILES_SOFT: u64 = 1024;
 const OPEN_FILES_HARD: u64 = 524_288;
 
 impl Pods {
-    pub(super) fn resolve(&self, pod: &Pod, id: ContainerId, spec: ContainerSpec) -> Result<Resolved, Error> {
+    pub(super) fn resolve(
+        &self,
+        pod: &Pod,
+        id: ContainerId,
+        asked: ContainerSpec,
+        edits: &ContainerEdits,
+    ) -> Result<Resolved, Error> {
         let node = &self.node;
+        // What devices add is seen in the container; status shows what was asked for.
+        let spec = devices::edited(&asked, edits);
         if spec.security.privileged && !pod.record().spec.privileged {
             let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
             return Err(Error::new(Kind::InvalidArgument, text));
@@ -40,7 +46,7 @@ impl Pods {
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
         let process = self.process(pod, &spec, &image)?;
-        let devices = devices(&spec)?;
+        let devices = devices::nodes(&spec)?;
         let log_path = log_path(&pod.record().spec.log_directory, &spec.log_path);
         let image_volumes = self.image_volumes(&spec)?;
         let plan = self.plan(pod, id, &spec, &image, &process, (&devices, &image_volumes))?;
@@ -59,9 +65,9 @@ impl Pods {
             stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
             state: state::Container::Created,
             image_volumes,
-            spec,
+            spec: asked,
         };
-        let resources = resources(&record.spec, &devices);
+        let resources = resources(&spec, &devices);
         Ok(Resolved { record, resources, plan })
     }
 
@@ -268,16 +274,6 @@ fn log_path(directory: &str, path: &str) -> String {
         true => String::new(),
         false => format!("{}/{path}", directory.trim_end_matches('/')),
     }
-}
-
-/// Nodes with the access asked for each; a directory stands for every device in it.
-fn devices(spec: &ContainerSpec) -> Result<Vec<(plan::DeviceNode, String)>, Error> {
-    let mut nodes = Vec::new();
-    for device in &spec.devices {
-        let found = device::resolve(Path::new(&device.host_path), &device.container_path)?;
-        nodes.extend(found.into_iter().map(|node| (node, device.permissions.clone())));
-    }
-    Ok(nodes)
 }
 
 fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Resources {

@@ -1,0 +1,60 @@
+//! Devices of a container: nodes that were asked for by path, and those that vendors describe by name (CDI), which bring
+//! variables, mounts and groups with them.
+
+use std::path::Path;
+
+use coracle_job::{ContainerEdits, Job, Outcome};
+use coracle_sandbox::{device, plan};
+
+use super::super::Pods;
+use super::super::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
+use crate::error::{Error, Kind};
+
+impl Pods {
+    /// What the container's CDI devices ask for; a worker reads the files.
+    pub(super) async fn cdi_edits(&self, spec: &ContainerSpec) -> Result<ContainerEdits, Error> {
+        if spec.cdi_devices.is_empty() {
+            return Ok(ContainerEdits::default());
+        }
+        let job =
+            Job::Cdi { names: spec.cdi_devices.clone(), directories: self.node.cdi_directories.clone() };
+        let outcome = self.node.workers.run(job, |_, _| ()).await;
+        match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
+            Outcome::Cdi(edits) => Ok(edits),
+            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+        }
+    }
+}
+
+/// The request with what its devices add. Their variables come last, so that they win.
+pub(super) fn edited(asked: &ContainerSpec, edits: &ContainerEdits) -> ContainerSpec {
+    let mut spec = asked.clone();
+    let variables = edits.environment.iter();
+    spec.environment.extend(variables.map(|(name, value)| (name.clone(), value.clone().into_bytes())));
+    spec.devices.extend(edits.devices.iter().map(|device| Device {
+        container_path: device.path.clone(),
+        host_path: device.host_path.clone(),
+        permissions: device.permissions.clone(),
+    }));
+    spec.mounts.extend(edits.mounts.iter().map(|mount| Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        readonly: mount.is_read_only,
+        selinux_relabel: false,
+        propagation: MountPropagation::Private,
+        recursive_read_only: false,
+        later: MountLater { options: mount.options.clone(), ..MountLater::default() },
+    }));
+    spec.security.supplemental_groups.extend(&edits.groups);
+    spec
+}
+
+/// Nodes with the access asked for each; a directory stands for every device in it.
+pub(super) fn nodes(spec: &ContainerSpec) -> Result<Vec<(plan::DeviceNode, String)>, Error> {
+    let mut nodes = Vec::new();
+    for device in &spec.devices {
+        let found = device::resolve(Path::new(&device.host_path), &device.container_path)?;
+        nodes.extend(found.into_iter().map(|node| (node, device.permissions.clone())));
+    }
+    Ok(nodes)
+}

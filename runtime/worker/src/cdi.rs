@@ -1,0 +1,316 @@
+//! Devices by name: the Container Device Interface (CDI specification 1.0), whose files say what a container needs for a
+//! GPU or a radio beside the device's node. Files are read at each use, so that a vendor's tool may rewrite them at any
+//! time, and a broken one costs only its own devices.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure};
+
+use crate::failure::invalid;
+use crate::yaml::{self, Node, Problem};
+
+/// Versions that are understood: what came later than these would be left out silently.
+const VERSIONS: [&str; 10] =
+    ["0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0"];
+/// Edits that change more than is kept of them: refused by name.
+const REFUSED: [&str; 3] = ["hooks", "intelRdt", "netDevices"];
+/// Most files of one directory.
+const FILES_MAX: usize = 1024;
+
+/// A spec file that could be read.
+struct Spec {
+    path: PathBuf,
+    /// `vendor/class`
+    kind: String,
+    /// Of the file: for every container that gets any of its devices.
+    edits: Option<Node>,
+    devices: Vec<(String, Option<Node>)>,
+}
+
+/// What containers with the devices of these names are given. Directories that come later in `directories` count more.
+pub(crate) fn run(names: &[String], directories: &[PathBuf]) -> Result<ContainerEdits, Failure> {
+    let mut problems = Vec::new();
+    let levels: Vec<Vec<Spec>> = directories.iter().map(|path| load_all(path, &mut problems)).collect();
+    for problem in &problems {
+        eprintln!("cdi: {problem}");
+    }
+    let mut edits = ContainerEdits::default();
+    // A file's own edits come once, with the first of its devices.
+    let mut used: BTreeMap<&Path, ()> = BTreeMap::new();
+    for name in names {
+        let (spec, device) = find(name, &levels, &problems)?;
+        let failed =
+            |problem: Problem| invalid(format!("CDI device {name}: {}: {problem}", spec.path.display()));
+        if used.insert(&spec.path, ()).is_none() {
+            apply(spec.edits.as_ref(), &mut edits).map_err(failed)?;
+        }
+        apply(device, &mut edits).map_err(failed)?;
+    }
+    Ok(edits)
+}
+
+fn find<'a>(
+    name: &str,
+    levels: &'a [Vec<Spec>],
+    problems: &[String],
+) -> Result<(&'a Spec, Option<&'a Node>), Failure> {
+    let Some((kind, device)) = name.split_once('=').filter(|(kind, _)| kind.contains('/')) else {
+        return Err(invalid(format!("CDI device {name:?} is not VENDOR/CLASS=NAME")));
+    };
+    for level in levels.iter().rev() {
+        let specs = level.iter().filter(|spec| spec.kind == kind);
+        let mut found = specs.flat_map(|spec| {
+            let devices = spec.devices.iter().filter(|(known, _)| known == device);
+            devices.map(move |(_, edits)| (spec, edits.as_ref()))
+        });
+        match (found.next(), found.next()) {
+            (Some((one, _)), Some((other, _))) => {
+                let (one, other) = (one.path.display(), other.path.display());
+                return Err(invalid(format!("CDI device {name} is in {one} and in {other}")));
+            }
+            (Some(found), None) => return Ok(found),
+            (None, _) => {}
+        }
+    }
+    // The words that clients know from other runtimes.
+    let cause = problems.first().map(|problem| format!(" ({problem})")).unwrap_or_default();
+    Err(invalid(format!("unresolvable CDI devices {name}{cause}")))
+}
+
+fn load_all(directory: &Path, problems: &mut Vec<String>) -> Vec<Spec> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let is_spec = |path: &PathBuf| {
+        path.extension().is_some_and(|end| ["json", "yaml", "yml"].iter().any(|known| end == *known))
+    };
+    let mut paths: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(is_spec).take(FILES_MAX).collect();
+    paths.sort();
+    let mut specs = Vec::new();
+    for path in paths {
+        let read = std::fs::read(&path).map_err(|error| error.to_string());
+        let parsed = read.and_then(|bytes| {
+            parse(path.clone(), &String::from_utf8_lossy(&bytes)).map_err(|problem| problem.to_string())
+        });
+        match parsed {
+            Ok(spec) => specs.push(spec),
+            Err(problem) => problems.push(format!("{}: {problem}", path.display())),
+        }
+    }
+    specs
+}
+
+fn parse(path: PathBuf, text: &str) -> Result<Spec, Problem> {
+    let root = yaml::parse(text)?;
+    let mut spec = Spec { path, kind: String::new(), edits: None, devices: Vec::new() };
+    let mut version = String::new();
+    for (key, value) in root.map()? {
+        match key.as_str() {
+            "cdiVersion" => version = value.text()?.to_owned(),
+            "kind" => spec.kind = value.text()?.to_owned(),
+            "containerEdits" => spec.edits = Some(value.clone()),
+            "devices" => spec.devices = value.list()?.iter().map(device).collect::<Result<_, _>>()?,
+            _ => {}
+        }
+    }
+    if !VERSIONS.contains(&version.as_str()) {
+        return Err(root.problem(&format!("cdiVersion {version:?} is none of {}", VERSIONS.join(", "))));
+    }
+    if !spec.kind.contains('/') {
+        return Err(root.problem(&format!("kind {:?} is not VENDOR/CLASS", spec.kind)));
+    }
+    Ok(spec)
+}
+
+fn device(node: &Node) -> Result<(String, Option<Node>), Problem> {
+    let (mut name, mut edits) = (String::new(), None);
+    for (key, value) in node.map()? {
+        match key.as_str() {
+            "name" => name = value.text()?.to_owned(),
+            "containerEdits" => edits = Some(value.clone()),
+            _ => {}
+        }
+    }
+    if name.is_empty() { Err(node.problem("a device without a name")) } else { Ok((name, edits)) }
+}
+
+fn apply(node: Option<&Node>, edits: &mut ContainerEdits) -> Result<(), Problem> {
+    let Some(node) = node else { return Ok(()) };
+    for (key, value) in node.map()? {
+        match key.as_str() {
+            "env" => {
+                for variable in value.list()? {
+                    let text = variable.text()?;
+                    let Some((name, content)) = text.split_once('=').filter(|(name, _)| !name.is_empty())
+                    else {
+                        return Err(variable.problem(&format!("{text:?} is not NAME=VALUE")));
+                    };
+                    edits.environment.push((name.to_owned(), content.to_owned()));
+                }
+            }
+            "deviceNodes" => {
+                for device in value.list()? {
+                    edits.devices.push(device_node(device)?);
+                }
+            }
+            "mounts" => {
+                for mount in value.list()? {
+                    edits.mounts.push(edited_mount(mount)?);
+                }
+            }
+            "additionalGids" => {
+                for gid in value.list()? {
+                    let number = gid.text()?.parse();
+                    edits.groups.push(number.map_err(|_| gid.problem("is no group id"))?);
+                }
+            }
+            refused if REFUSED.contains(&refused) => {
+                return Err(value.problem(&format!("{refused} are not supported by this version of coracle")));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
+    let mut device = EditedDevice::default();
+    for (key, value) in node.map()? {
+        match key.as_str() {
+            "path" => device.path = value.text()?.to_owned(),
+            "hostPath" => device.host_path = value.text()?.to_owned(),
+            "permissions" => device.permissions = value.text()?.to_owned(),
+            // Type and numbers are those of the node's file, which must be there.
+            "fileMode" | "uid" | "gid" => {
+                return Err(
+                    value.problem(&format!("{key} of a device is not supported by this version of coracle"))
+                );
+            }
+            _ => {}
+        }
+    }
+    if device.host_path.is_empty() {
+        device.host_path.clone_from(&device.path);
+    }
+    if device.permissions.is_empty() {
+        device.permissions = "rwm".to_owned();
+    }
+    match device.path.starts_with('/') && device.permissions.bytes().all(|byte| b"rwm".contains(&byte)) {
+        true => Ok(device),
+        false => Err(node.problem("a device needs an absolute path, and permissions of rwm")),
+    }
+}
+
+fn edited_mount(node: &Node) -> Result<EditedMount, Problem> {
+    let mut mount = EditedMount::default();
+    for (key, value) in node.map()? {
+        match key.as_str() {
+            "hostPath" => mount.host_path = value.text()?.to_owned(),
+            "containerPath" => mount.container_path = value.text()?.to_owned(),
+            "options" => {
+                for option in value.list()? {
+                    match option.text()? {
+                        "ro" => mount.is_read_only = true,
+                        "noexec" | "nosuid" | "nodev" => mount.options.push(option.text()?.to_owned()),
+                        "bind" | "rbind" | "rw" | "private" | "rprivate" | "exec" | "suid" | "dev" => {}
+                        other => return Err(option.problem(&format!("option {other:?} is not supported"))),
+                    }
+                }
+            }
+            "type" if !matches!(value.text()?, "" | "none" | "bind") => {
+                return Err(value.problem("only bind mounts are supported"));
+            }
+            _ => {}
+        }
+    }
+    match [&mount.host_path, &mount.container_path].iter().all(|path| path.starts_with('/')) {
+        true => Ok(mount),
+        false => Err(node.problem("a mount needs absolute paths")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPEC: &str = r#"
+cdiVersion: "0.6.0"
+kind: vendor.test/gpu
+containerEdits:
+  env: [ONCE=1]
+devices:
+  - name: zero
+    containerEdits:
+      env: ["A=b=c"]
+      deviceNodes: [{path: /dev/gpu0, hostPath: /dev/zero, permissions: rw}, {path: /dev/null}]
+      mounts: [{hostPath: /srv, containerPath: /lib/gpu, options: [ro, nosuid, bind]}]
+      additionalGids: [44]
+  - name: hooked
+    containerEdits: {hooks: [{hookName: createContainer, path: /bin/true}]}
+"#;
+
+    /// Directories in the order of their numbers, each with one file of this text.
+    fn with(files: &[(&str, &str)], names: &[&str]) -> Result<ContainerEdits, String> {
+        let folder = tempfile_folder();
+        let mut directories = Vec::new();
+        for (name, text) in files {
+            let path = folder.join(name);
+            let directory = path.parent().expect("a parent").to_owned();
+            std::fs::create_dir_all(&directory).expect("a directory");
+            std::fs::write(&path, text).expect("a file");
+            if !directories.contains(&directory) {
+                directories.push(directory);
+            }
+        }
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let edits = run(&names, &directories).map_err(|failure| failure.message);
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+        edits
+    }
+
+    fn tempfile_folder() -> PathBuf {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        std::env::temp_dir().join(format!("coracle-cdi-{}-{number}", std::process::id()))
+    }
+
+    #[test]
+    fn edits_of_a_device_and_of_its_file() {
+        let broken = ("0/broken.json", "{ not even");
+        let edits = with(&[broken, ("0/gpu.yaml", SPEC)], &["vendor.test/gpu=zero"]).unwrap();
+        let pairs = [("ONCE", "1"), ("A", "b=c")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(edits.environment, pairs);
+        assert_eq!(edits.groups, [44]);
+        let devices: Vec<_> =
+            edits.devices.iter().map(|one| [&*one.path, &one.host_path, &one.permissions]).collect();
+        assert_eq!(devices, [["/dev/gpu0", "/dev/zero", "rw"], ["/dev/null", "/dev/null", "rwm"]]);
+        assert!(edits.mounts[0].is_read_only && edits.mounts[0].options == ["nosuid"]);
+        let twice = with(&[("0/gpu.yaml", SPEC)], &["vendor.test/gpu=zero", "vendor.test/gpu=zero"]).unwrap();
+        assert_eq!(twice.environment.iter().filter(|(name, _)| name == "ONCE").count(), 1);
+    }
+
+    #[test]
+    fn later_directories_win_and_one_directory_must_agree() {
+        let other = SPEC.replace("A=b=c", "A=other");
+        let edits = with(&[("0/gpu.yaml", SPEC), ("1/gpu.yaml", &other)], &["vendor.test/gpu=zero"]).unwrap();
+        assert!(edits.environment.iter().any(|(name, value)| name == "A" && value == "other"));
+        let error = with(&[("0/a.yaml", SPEC), ("0/b.yaml", &other)], &["vendor.test/gpu=zero"]).unwrap_err();
+        assert!(error.contains("a.yaml and in") && error.contains("b.yaml"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_named() {
+        for (name, expected) in [
+            ("vendor.test/gpu=absent", "unresolvable CDI devices vendor.test/gpu=absent"),
+            ("gpu", "is not VENDOR/CLASS=NAME"),
+            ("vendor.test/gpu=hooked", "gpu.yaml: line 14: hooks are not supported"),
+        ] {
+            let error = with(&[("0/gpu.yaml", SPEC)], &[name]).unwrap_err();
+            assert!(error.contains(expected), "expected {expected:?} in {error:?}");
+        }
+        let newer = SPEC.replace("0.6.0", "9.0.0");
+        let error = with(&[("0/gpu.yaml", &newer)], &["vendor.test/gpu=zero"]).unwrap_err();
+        assert!(error.contains("unresolvable") && error.contains("cdiVersion \"9.0.0\""), "{error}");
+    }
+}
