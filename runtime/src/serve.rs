@@ -18,6 +18,8 @@ use crate::{cli, log};
 
 /// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
 const DRAIN: Duration = Duration::from_secs(10);
+/// By then a start is over, and the code that only it needs is dead weight.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// Runs the daemon until SIGTERM or SIGINT. Exit code 2: the configuration is wrong; 1: the daemon could not start.
 pub(crate) fn run(sources: &Sources) -> ExitCode {
@@ -66,6 +68,11 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
     notifier.tell(READY);
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
+    reactor::spawn(async {
+        reactor::sleep(SETTLED).await;
+        coracle_sandbox::forget_code();
+    })
+    .detach();
     while let Some(signal) = signals.next().await {
         match signal {
             Signal::SIGHUP => reload(sources, &mut config),

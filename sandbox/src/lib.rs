@@ -31,6 +31,7 @@ pub use coracle_wire::{
     ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply,
     Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,
 };
+pub use coracle_sys::process::forget_code;
 pub use error::Error;
 pub use exit_record::exit_record;
 

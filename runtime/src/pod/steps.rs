@@ -100,7 +100,8 @@ impl Pods {
         let id = PodId::from_bytes(coracle_sandbox::random_id()?);
         let cgroup_parent = match spec.cgroup_parent.is_empty() {
             true => self.node.cgroup_parent.clone(),
-            false => spec.cgroup_parent.clone(),
+            // With this driver the name of a slice is a directory's, too, and it may come without a path.
+            false => format!("/{}", spec.cgroup_parent.trim_start_matches('/')),
         };
         paths::cgroup(&cgroup_parent, &id)?;
         let name = spec.name.clone();

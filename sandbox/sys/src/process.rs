@@ -272,6 +272,24 @@ pub fn set_name(name: &CStr) -> Result<(), Errno> {
     unsafe { call(number::PRCTL, [15, name.as_ptr() as usize]) }.map(drop)
 }
 
+/// Lets go of the pages of this program's code: what is still needed comes back from the file at its next use, what only
+/// the start needed does not (madvise, MADV_DONTNEED). For static programs; elsewhere it does nothing.
+pub fn forget_code() {
+    unsafe extern "C" {
+        static __executable_start: u8;
+        static etext: u8;
+    }
+    const MADV_DONTNEED: usize = 4;
+    const PAGE_BYTES: usize = 4096;
+    let start = (&raw const __executable_start) as usize;
+    let end = (&raw const etext) as usize / PAGE_BYTES * PAGE_BYTES;
+    if start.is_multiple_of(PAGE_BYTES) && start < end {
+        // SAFETY: the linker puts these symbols around the headers and the code (ld(1), "PROVIDE"), which are mapped from
+        // the file without a right to write: the kernel reads the same bytes again.
+        let _ = unsafe { call(number::MADVISE, [start, end - start, MADV_DONTNEED]) };
+    }
+}
+
 /// setresuid(2), all three.
 pub fn set_user(uid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
