@@ -27,11 +27,11 @@ pub mod probe;
 pub mod seccomp;
 pub mod userns;
 
+pub use coracle_sys::process::forget_code;
 pub use coracle_wire::{
     ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply,
     Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,
 };
-pub use coracle_sys::process::forget_code;
 pub use error::Error;
 pub use exit_record::exit_record;
 

@@ -4,6 +4,7 @@
 
 mod containers;
 mod devices;
+mod escapes;
 mod events;
 mod exec;
 mod inside;

@@ -387,6 +387,11 @@ impl Walker {
         if matches!(place.home, Home::Own { .. }) {
             let tree = mount::clone_tree(slave.borrow(), c"", mount::AT_EMPTY_PATH)?;
             let console = root.find_or_make(c"/dev/console", Make::File)?;
+            // A volume on /dev may hold a link there, to the kernel's files (CVE-2025-52565).
+            let itself = root.find(c"/dev/console", fs::O_PATH | fs::O_NOFOLLOW)?;
+            if fs::stat(itself.borrow())?.mode & fs::S_IFMT == fs::S_IFLNK {
+                return Err(Errno::ELOOP);
+            }
             mount::attach(tree.borrow(), console.borrow())?;
         }
         Ok(())

@@ -12,6 +12,9 @@ use coracle_wire::{Block, Propagation};
 
 use crate::root::{Make, Root};
 
+/// procfs (statfs(2)).
+const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+
 /// What a tree is to be like once attached.
 pub(crate) struct Wanted {
     /// MOUNT_ATTR_…
@@ -45,8 +48,15 @@ pub(crate) fn filesystem(
     }
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), attributes)?;
-    let target = root.find_or_make(target, Make::Directory(0o755))?;
-    mount::attach(mounted.borrow(), target.borrow())
+    let found = root.find_or_make(target, Make::Directory(0o755))?;
+    // Where the kernel's files are expected they must be, or what masks them would mask something else.
+    if kind == c"proc" || kind == c"sysfs" {
+        let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
+        if !fs::stat(itself.borrow())?.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+    }
+    mount::attach(mounted.borrow(), found.borrow())
 }
 
 /// `key=value`, or a flag.
@@ -64,23 +74,37 @@ fn set_option(context: FdRef<'_>, option: &CStr) -> Result<(), Errno> {
     mount::fs_option(context, key, Some(value))
 }
 
+/// Refuses what a link on the way made of `target`: the root itself, or the kernel's files, which only mounts that name
+/// them may cover (CVE-2021-30465, CVE-2019-16884).
+fn check_target(root: &Root, target: &CStr, found: &Fd) -> Result<(), Errno> {
+    if fs::stat(found.borrow())?.identity == fs::stat(root.directory())?.identity {
+        return Err(Errno::ELOOP);
+    }
+    let is_procs = fs::mount_flags_and_type(found.borrow())?.1 == PROC_SUPER_MAGIC;
+    if is_procs && !target.to_bytes().starts_with(b"/proc/") {
+        return Err(Errno::ELOOP);
+    }
+    Ok(())
+}
+
 /// Attaches a detached tree at `target`.
 pub(crate) fn attach_tree(
     root: &Root,
     tree: &Fd,
-    target: &CStr,
+    path: &CStr,
     wanted: &Wanted,
     skip_missing: bool,
 ) -> Result<(), Errno> {
     let target = if skip_missing {
-        match existing(root, target)? {
+        match existing(root, path)? {
             Some(target) => target,
             None => return Ok(()),
         }
     } else {
         let is_directory = fs::stat(tree.borrow())?.is_directory();
-        root.find_or_make(target, if is_directory { Make::Directory(0o755) } else { Make::File })?
+        root.find_or_make(path, if is_directory { Make::Directory(0o755) } else { Make::File })?
     };
+    check_target(root, path, &target)?;
     match set_on_detached(tree, wanted) {
         Err(Errno::ENOSYS) if !wanted.is_recursive => {
             mount::attach(tree.borrow(), target.borrow())?;
@@ -179,7 +203,6 @@ enum MountCall {
 
 /// The way around a missing `mount_setattr`, for an attached tree.
 fn remount(root: &Root, tree: &Fd, call: MountCall) -> Result<(), Errno> {
-    const PROC_SUPER_MAGIC: u64 = 0x9fa0;
     let proc = root.find(c"/proc", fs::O_PATH | fs::O_DIRECTORY)?;
     if fs::mount_flags_and_type(proc.borrow())?.1 != PROC_SUPER_MAGIC {
         return Err(Errno::ENOSYS);

@@ -28,6 +28,12 @@ pub const O_DIRECTORY: u64 = 0o200_000;
 /// Only directories.
 #[cfg(target_arch = "aarch64")]
 pub const O_DIRECTORY: u64 = 0o40_000;
+/// The link itself, where the last part of a path is one.
+#[cfg(target_arch = "x86_64")]
+pub const O_NOFOLLOW: u64 = 0o400_000;
+/// The link itself, where the last part of a path is one.
+#[cfg(target_arch = "aarch64")]
+pub const O_NOFOLLOW: u64 = 0o100_000;
 /// A place in the tree, not the file's content.
 pub const O_PATH: u64 = 0o1000_0000;
 const O_CLOEXEC: u64 = 0o200_0000;
@@ -43,6 +49,8 @@ pub const S_IFDIR: u32 = 0o040_000;
 pub const S_IFCHR: u32 = 0o020_000;
 /// Regular file.
 pub const S_IFREG: u32 = 0o100_000;
+/// A symbolic link.
+pub const S_IFLNK: u32 = 0o120_000;
 /// Pipe.
 pub const S_IFIFO: u32 = 0o010_000;
 /// The type's bits.
@@ -170,6 +178,8 @@ pub struct Stat {
     pub mode: u32,
     /// Of a device: its major number.
     pub device_major: u32,
+    /// Which file it is: file system (major, minor) and inode number.
+    pub identity: (u32, u32, u64),
 }
 
 impl Stat {
@@ -181,19 +191,21 @@ impl Stat {
 
 /// statx(2) (Linux 4.11) of an open descriptor.
 pub fn stat(file: FdRef<'_>) -> Result<Stat, Errno> {
-    const STATX_TYPE_MODE: usize = 3;
-    // `struct statx`, 256 bytes; stx_mode is a u16 at 28, stx_rdev_major a u32 at 128.
+    const STATX_TYPE_MODE_INODE: usize = 0x103;
+    // `struct statx`, 256 bytes: stx_mode is a u16 at 28, stx_ino a u64 at 32, stx_rdev_major a u32 at 128, stx_dev_major and
+    // stx_dev_minor follow at 136.
     let mut buffer = [0_u32; 64];
     let arguments = [
         file.argument(),
         c"".as_ptr() as usize,
         AT_EMPTY_PATH,
-        STATX_TYPE_MODE,
+        STATX_TYPE_MODE_INODE,
         buffer.as_mut_ptr() as usize,
     ];
     // SAFETY: the path is a static empty string; the kernel writes 256 bytes, the size of `buffer`.
     unsafe { call(number::STATX, arguments) }?;
-    Ok(Stat { mode: buffer[7] & 0xffff, device_major: buffer[32] })
+    let inode = u64::from(buffer[8]) | u64::from(buffer[9]) << 32;
+    Ok(Stat { mode: buffer[7] & 0xffff, device_major: buffer[32], identity: (buffer[34], buffer[35], inode) })
 }
 
 /// `f_flags` of fstatfs(2), the mount's ST_… bits, and `f_type`.

@@ -160,6 +160,15 @@ pub(crate) fn write(path: &str, text: &str) -> Outcome {
     Ok(0)
 }
 
+/// Exchanges two names as fast as it can, for ever.
+pub(crate) fn swap(one: &str, other: &str) -> Outcome {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    loop {
+        let swapped = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
+        swapped.map_err(|errno| format!("exchange {one} and {other}: {errno}"))?;
+    }
+}
+
 /// Answers each connection with the host name, for ever.
 pub(crate) fn serve(port: &str) -> Outcome {
     let listener = TcpListener::bind(("0.0.0.0", number(port)? as u16))

@@ -51,6 +51,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["spin", milliseconds] => act::spin(milliseconds),
         ["fill", path, mebibytes] => act::fill(path, mebibytes),
         ["write", path, text] => act::write(path, text),
+        ["swap", one, other] => act::swap(one, other),
         ["serve", port] => act::serve(port),
         ["echo", address] => act::echo(address),
         ["blast", bytes] => act::blast(bytes),
