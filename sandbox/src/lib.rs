@@ -20,6 +20,7 @@ pub mod capability;
 pub mod cgroup;
 pub mod device;
 pub mod identity;
+pub mod lsm;
 pub mod monitor;
 pub mod netns;
 pub mod plan;

@@ -36,6 +36,23 @@ fn pods_without_whole_metadata_are_refused() {
     node.stop();
 }
 
+/// A profile that cannot be brought into force is not passed over.
+#[test]
+fn apparmor_profiles_that_are_not_there_are_refused() {
+    use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
+    let stage = Stage::set();
+    let mut config = stage.config("confined", &["true"]);
+    security(&mut config).apparmor = Some(SecurityProfile {
+        profile_type: ProfileType::Localhost.into(),
+        localhost_ref: "localhost/not-loaded".into(),
+    });
+    let refused =
+        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("security_context.apparmor: \"not-loaded\": "), "{refused}");
+    stage.node.stop();
+}
+
 #[test]
 fn a_container_that_cannot_be_made_is_not_listed() {
     let stage = Stage::set();

@@ -3,7 +3,7 @@
 //! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
 //! changes what the container may do. Rules: CRI facts sections 2.10, 2.14, 2.36 and 3.
 
-use coracle_sandbox::{ContainerId, plan};
+use coracle_sandbox::{ContainerId, lsm, plan};
 
 use super::pod_config::{
     SeccompAsked, cri_mappings, id_mappings, invalid, missing, pairs, required, seccomp, unsupported,
@@ -11,8 +11,8 @@ use super::pod_config::{
 };
 use crate::error::Error;
 use crate::pod::spec::{
-    ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, ImageVolume, Mount, MountLater,
-    MountPropagation, Pairs, Resources, Security,
+    APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, ImageVolume,
+    Mount, MountLater, MountPropagation, Pairs, Resources, Security,
 };
 use crate::rpc::v1;
 
@@ -299,9 +299,8 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         SeccompAsked::RuntimeDefault => (true, String::new()),
         SeccompAsked::Localhost(path) => (false, path),
     };
-    if !context.privileged {
-        check_apparmor(&field("apparmor"), &context)?;
-    }
+    let apparmor = apparmor(&field("apparmor"), &context)?;
+    check_selinux(&field("selinux_options"), &context)?;
     let id = |what: &str, value: Option<v1::Int64Value>| {
         let number = |value: i64| {
             // (uid_t)-1 means "unchanged" to the kernel.
@@ -347,19 +346,46 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         masked_paths,
         readonly_paths,
         localhost_seccomp,
-        apparmor: String::new(),
+        apparmor,
         selinux: None,
     })
 }
 
-/// A named profile that cannot be applied is refused; the runtime's default is "none" where there is none.
-fn check_apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<(), Error> {
+/// The profile's name for [`Security::apparmor`]: the field, else the deprecated string (CRI facts section 3.7).
+fn apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<String, Error> {
     use v1::security_profile::ProfileType;
-    let is_localhost = match &context.apparmor {
-        Some(profile) => profile.profile_type == i32::from(ProfileType::Localhost),
-        None => context.apparmor_profile.starts_with("localhost/"),
+    let named = |name: &str| {
+        let name = name.strip_prefix("localhost/").unwrap_or(name);
+        match name.is_empty() || name.contains(['\0', '\n']) {
+            true => Err(invalid(field, &format!("{name:?} is no profile's name"))),
+            false => Ok(name.to_owned()),
+        }
     };
-    if is_localhost { Err(unsupported(field, "AppArmor profiles")) } else { Ok(()) }
+    if context.privileged {
+        return Ok(APPARMOR_UNCONFINED.to_owned());
+    }
+    match (&context.apparmor, context.apparmor_profile.as_str()) {
+        (Some(profile), _) => match ProfileType::try_from(profile.profile_type) {
+            Ok(ProfileType::RuntimeDefault) => Ok(String::new()),
+            Ok(ProfileType::Unconfined) => Ok(APPARMOR_UNCONFINED.to_owned()),
+            Ok(ProfileType::Localhost) => named(&profile.localhost_ref),
+            Err(_) => Err(invalid(field, &format!("has an unknown profile type {}", profile.profile_type))),
+        },
+        (None, "" | "runtime/default") => Ok(String::new()),
+        (None, "unconfined") => Ok(APPARMOR_UNCONFINED.to_owned()),
+        (None, name) if name.starts_with("localhost/") => named(name),
+        (None, name) => Err(invalid(field, &format!("{name:?} is no profile"))),
+    }
+}
+
+/// Labels that would not be applied are refused where the kernel would act on them.
+fn check_selinux(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<(), Error> {
+    let is_asked =
+        context.selinux_options.as_ref().is_some_and(|options| *options != v1::SeLinuxOption::default());
+    match is_asked && !context.privileged && lsm::has_selinux() {
+        true => Err(unsupported(field, "SELinux labels")),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -116,18 +116,18 @@ impl Pods {
         Ok(ExecOutput { stdout, stderr, exit_code: exit.code() })
     }
 
-    /// The filter that the container runs under: what its launch record holds, whatever has become of a profile's file.
-    fn filter_of(&self, container: &Container) -> Result<Option<plan::Seccomp>, Error> {
-        let security = &container.record().spec.security;
-        if !security.wants_default_seccomp && security.localhost_seccomp.is_empty() {
-            return Ok(None);
-        }
+    /// The process with what confines the container's: what its launch record holds, whatever has become of a profile
+    /// since.
+    fn confined(&self, container: &Container, process: plan::Process) -> Result<plan::Process, Error> {
         let path = self.node.paths.launch(container.pod.id).join(container.id.to_string());
         let record = std::fs::read(&path).map_err(|error| super::steps::failed("read", &path, &error))?;
-        let filter = plan::filter_of(&record);
-        filter.map(Some).ok_or_else(|| {
-            Error::new(Kind::Internal, format!("{}: it holds no seccomp filter", path.display()))
-        })
+        let security = &container.record().spec.security;
+        let seccomp = plan::filter_of(&record);
+        if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {
+            let text = format!("{}: it holds no seccomp filter", path.display());
+            return Err(Error::new(Kind::Internal, text));
+        }
+        Ok(plan::Process { seccomp, apparmor: plan::apparmor_of(&record), ..process })
     }
 
     /// Starts a command; answers with the pidfd, then with `tty` the terminal's master side, which takes the place of
@@ -147,7 +147,7 @@ impl Pods {
         if tty && !process.environment.iter().any(|variable| variable.starts_with(b"TERM=")) {
             process.environment.push(b"TERM=xterm".to_vec());
         }
-        let process = plan::Process { seccomp: self.filter_of(container)?, ..process.launch(tty) };
+        let process = self.confined(container, process.launch(tty))?;
         let record = plan::exec(&plan::ExecPlan {
             cgroup_joins: entry.join_files,
             process,

@@ -252,13 +252,16 @@ pub(crate) struct Security {
     /// Path of a Localhost filter's profile on the host; empty: none asked for.
     #[serde(skip)]
     pub(crate) localhost_seccomp: String,
-    /// Name of an AppArmor profile that is loaded on the host; empty: none.
+    /// Name of an AppArmor profile, or [`APPARMOR_UNCONFINED`]; empty: the runtime's default.
     #[serde(skip)]
     pub(crate) apparmor: String,
     /// The label of its processes.
     #[serde(skip)]
     pub(crate) selinux: Option<SelinuxLabel>,
 }
+
+/// No AppArmor profile, although the kernel may have some: no profile has this name.
+pub(crate) const APPARMOR_UNCONFINED: &str = "unconfined";
 
 /// An SELinux context; empty parts take the runtime's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -43,6 +43,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // 1. The cgroup: everything from here on counts against its limits and dies with it.
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
+    process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
     // 2. Everything of the host that the container will see, by descriptor, while host paths still mean the host.
     for mount in &mut mounts {
         mount.open(&mut record)?;

@@ -31,6 +31,8 @@ pub use request::{
     PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan, Seccomp, Source,
 };
 
+use coracle_wire::Text;
+
 use crate::Error;
 
 /// The pod's setup record, walked by the monitor in the pod's new namespaces.
@@ -57,6 +59,17 @@ pub fn filter_of(record: &[u8]) -> Option<Seccomp> {
     })
 }
 
+/// The AppArmor profile of a launch record, for execs into its container.
+pub fn apparmor_of(record: &[u8]) -> Option<String> {
+    let path = Text::new(crate::lsm::APPARMOR_EXEC);
+    coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {
+        coracle_wire::Op::WriteFile { path: other, data, .. } if other == path => {
+            Some(String::from_utf8_lossy(data.strip_prefix(b"exec ")?).into_owned())
+        }
+        _ => None,
+    })
+}
+
 /// An exec's launch record. Its leading operations are about the host (`WriteFile`, `Limit`, `GiveStreams`): the child
 /// walks them before it enters the container's mount namespace.
 ///
@@ -66,6 +79,7 @@ pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     let mut record = record::Record::new();
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
+    process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
     // What only the host's root may do, before a user namespace is joined.
     process::limits(&mut record, &plan.process)?;
     if let Some(mappings) = &plan.user_namespace {

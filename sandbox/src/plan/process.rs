@@ -9,6 +9,7 @@ use super::path;
 use super::record::{Record, Strings, c_string};
 use super::request::{PATH_DEFAULT, Process, Seccomp};
 use crate::Error;
+use crate::lsm::APPARMOR_EXEC;
 use crate::userns::UserMappings;
 
 /// File creation mask of every process (CRI section 3.9).
@@ -38,6 +39,13 @@ pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), E
     }
     let path = Text::new(c"/proc/self/oom_score_adj");
     record.push(&Op::WriteFile { path, data: score.to_string().as_bytes(), optional: true })
+}
+
+/// Through the node's procfs, before a file of the image could stand at that name. The kernel keeps it until exec.
+pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(), Error> {
+    let Some(profile) = profile else { return Ok(()) };
+    let data = format!("exec {profile}");
+    record.push(&Op::WriteFile { path: Text::new(APPARMOR_EXEC), data: data.as_bytes(), optional: false })
 }
 
 /// Once the container's devpts is in view.

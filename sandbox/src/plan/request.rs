@@ -194,6 +194,8 @@ pub struct Process {
     pub tty: bool,
     /// Filter; `None` is unconfined.
     pub seccomp: Option<Seccomp>,
+    /// AppArmor profile that exec brings into force.
+    pub apparmor: Option<String>,
 }
 
 /// A container.

@@ -3,7 +3,7 @@
 
 use coracle_job::{ContainerEdits, ImageRecord};
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
-use coracle_sandbox::{ContainerId, capability, device, identity, plan, seccomp};
+use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, seccomp};
 
 use super::super::record::{Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Process};
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
@@ -123,6 +123,29 @@ impl Pods {
         })
     }
 
+    /// The profile for the container's processes; what was asked for by name must be loaded.
+    fn apparmor(&self, security: &spec::Security) -> Result<Option<String>, Error> {
+        let name = security.apparmor.as_str();
+        let refused = |why: &str| {
+            let text = format!("config.linux.security_context.apparmor: {name:?}: {why}");
+            Err(Error::new(Kind::InvalidArgument, text))
+        };
+        match (name, lsm::apparmor()) {
+            (spec::APPARMOR_UNCONFINED, _) | ("", None) => Ok(None),
+            ("", Some(apparmor)) if apparmor.is_loaded(lsm::APPARMOR_DEFAULT) => {
+                Ok(Some(lsm::APPARMOR_DEFAULT.to_owned()))
+            }
+            ("", Some(_)) => {
+                let default = lsm::APPARMOR_DEFAULT;
+                self.warn_once(format!("containers run without AppArmor: no profile {default} is loaded"));
+                Ok(None)
+            }
+            (_, None) => refused("this kernel has no AppArmor"),
+            (name, Some(apparmor)) if apparmor.is_loaded(name) => Ok(Some(name.to_owned())),
+            (_, Some(_)) => refused("the profile is not loaded"),
+        }
+    }
+
     fn plan(
         &self,
         pod: &Pod,
@@ -170,6 +193,7 @@ impl Pods {
             devices: devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
             process: plan::Process {
                 seccomp: filter(&spec.security, process.capabilities.bounding)?,
+                apparmor: self.apparmor(&spec.security)?,
                 ..process.launch(spec.tty)
             },
             masked_paths: spec.security.masked_paths.clone(),
@@ -205,6 +229,7 @@ impl Process {
             }],
             tty,
             seccomp: None,
+            apparmor: None,
         }
     }
 }

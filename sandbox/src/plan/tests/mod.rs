@@ -29,6 +29,7 @@ fn process() -> Process {
         limits: vec![Limit { resource: 7, soft: 1024, hard: 524_288 }],
         tty: false,
         seccomp: Some(Seccomp { program: vec![6; 16], flags: 0 }),
+        apparmor: None,
     }
 }
 

@@ -48,6 +48,20 @@ fn an_exec_joins_before_it_does_anything_else() {
     assert_eq!(words(&record)[3], "make the terminal");
 }
 
+/// Before any file of the image is in view, and again for an exec.
+#[test]
+fn an_apparmor_profile_is_set_through_the_nodes_procfs() {
+    let process = Process { apparmor: Some("my profile".into()), ..process() };
+    let launch = container(&ContainerPlan { process: process.clone(), ..container_plan() }).unwrap();
+    let set = "write \"exec my profile\" to /proc/self/attr/apparmor/exec";
+    let place = |what: &str| words(&launch).iter().position(|word| word == what);
+    assert!(place(set).is_some() && place(set) < place("overlay root"), "{:?}", words(&launch));
+    assert_eq!(apparmor_of(&launch).as_deref(), Some("my profile"));
+    assert_eq!(apparmor_of(&container(&container_plan()).unwrap()), None);
+    let exec = exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
+    assert!(words(&exec).iter().any(|word| word == set));
+}
+
 #[test]
 fn where_a_command_is_searched() {
     let default: Vec<String> = PATH_DEFAULT.split(':').map(|directory| format!("{directory}/a")).collect();
