@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod dependencies;
+mod fields;
 mod sources;
 
 use std::path::{Path, PathBuf};
