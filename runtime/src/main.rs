@@ -22,6 +22,7 @@ mod pod;
 mod reactor;
 mod rpc;
 mod serve;
+mod settle;
 mod stats;
 mod store;
 mod stream;

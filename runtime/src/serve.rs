@@ -14,12 +14,10 @@ use crate::error::{Context, Error};
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reactor::{self, Signals};
 use crate::rpc::{Listener, Server, Service};
-use crate::{cli, log};
+use crate::{cli, log, settle};
 
 /// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
 const DRAIN: Duration = Duration::from_secs(10);
-/// By then a start is over, and the code that only it needs is dead weight.
-const SETTLED: Duration = Duration::from_secs(2);
 
 /// Runs the daemon until SIGTERM or SIGINT. Exit code 2: the configuration is wrong; 1: the daemon could not start.
 pub(crate) fn run(sources: &Sources) -> ExitCode {
@@ -68,11 +66,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
     notifier.tell(READY);
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
-    reactor::spawn(async {
-        reactor::sleep(SETTLED).await;
-        coracle_sandbox::forget_code();
-    })
-    .detach();
+    settle::after_work();
     while let Some(signal) = signals.next().await {
         match signal {
             Signal::SIGHUP => reload(sources, &mut config),

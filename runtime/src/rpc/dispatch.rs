@@ -17,7 +17,7 @@ use tonic::codegen::Service as _;
 use super::v1::image_service_server::{ImageService, ImageServiceServer};
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use super::{MESSAGE_BYTES_MAX, timeout};
-use crate::reactor;
+use crate::{reactor, settle};
 
 /// What answers the requests of every connection; a clone shares everything.
 pub(super) struct Dispatch<S> {
@@ -132,6 +132,7 @@ impl Calls {
     }
 
     fn enter(self: &Rc<Calls>) -> UnderWay {
+        settle::after_work();
         self.active.set(self.active.get() + 1);
         self.active_max.set(self.active_max.get().max(self.active.get()));
         self.total.set(self.total.get() + 1);
