@@ -8,10 +8,10 @@ TARGETS := $(shell sed -n 's/^TRIPLE := //p' targets/*.mk)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
-SUITES := house lifecycle images network faults crictl streaming conformance
+SUITES := house lifecycle images network faults crictl streaming conformance qemu
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test check build probe run t fuzz bench cross-check clean
+.PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -21,10 +21,23 @@ demo: ## a pod from nothing to gone, on any machine with Rust
 	@$(MAKE) --no-print-directory build probe
 	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
 
-test: ## everything: unit, house, life cycle, images, network, faults, crictl, streaming, critest
+test: ## everything: unit, house, life cycle, images, network, faults, crictl, streaming, critest, guests
 	tests/tools/install test
-	@$(MAKE) --no-print-directory build probe
+	@$(MAKE) --no-print-directory build probe guests
 	$(ENVIRONMENT) tests/tools/suites $(SUITES)
+
+test-qemu: ## the whole life-cycle suite in guests of both architectures
+	tests/tools/install qemu
+	@$(MAKE) --no-print-directory guests
+	CORACLE_QEMU_FULL=1 cargo test -p coracle-tests --test qemu -- --nocapture
+
+guests: ## what a guest runs, for both targets: the programs and the life-cycle suite
+	@for target in $(TARGETS); do set -e; \
+		cargo build --release --target $$target -p coracle -p coracle-worker; \
+		cargo build --release --target $$target -p coracle-pod; \
+		cargo build --release --target $$target -p coracle-probe; \
+		cargo test --no-run --profile client --target $$target -p coracle-tests --test lifecycle; \
+	done
 
 check: ## format, clippy, unit tests, house; under two minutes
 	cargo fmt --all --check

@@ -588,6 +588,7 @@ fn an_idle_monitor_is_small() {
     println!("{rollup}");
     let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
     let pss_kib: u64 = pss.trim().trim_end_matches(" kB").parse().unwrap();
-    assert!(pss_kib <= 80, "{rollup}");
+    // Its code is 60 of it, shared by all monitors; its own are 16 or 24, as the stack's start in its page is chance.
+    assert!(pss_kib <= 88, "{rollup}");
     pod.end();
 }
