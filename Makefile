@@ -26,10 +26,10 @@ test: ## everything: unit, house, life cycle, images, network, faults, crictl, s
 	@$(MAKE) --no-print-directory build probe guests
 	$(ENVIRONMENT) tests/tools/suites $(SUITES)
 
-test-qemu: ## the whole life-cycle suite in guests of both architectures
+test-qemu: ## the guests alone: make test-qemu [T=name]
 	tests/tools/install qemu
 	@$(MAKE) --no-print-directory guests
-	CORACLE_QEMU_FULL=1 cargo test -p coracle-tests --test qemu -- --nocapture
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu -- --nocapture
 
 guests: ## what a guest runs, for both targets: the programs and the life-cycle suite
 	@for target in $(TARGETS); do set -e; \

@@ -72,7 +72,7 @@ pub(crate) struct Guest {
 impl Guest {
     /// Makes its disk and its initramfs.
     #[track_caller]
-    pub(crate) fn new(arch: Arch, memory_mib: u32, filters: &[&str]) -> Guest {
+    pub(crate) fn new(arch: Arch, memory_mib: u32, filters: &str) -> Guest {
         let folder =
             std::env::temp_dir().join(format!("coracle-qemu-{}-{}", arch.name(), std::process::id()));
         let _ = fs::remove_dir_all(&folder);
@@ -107,7 +107,7 @@ impl Guest {
         fs::write(self.folder.join("initramfs"), archive.finish()).expect("a file");
     }
 
-    fn make_disk(&self, filters: &[&str]) {
+    fn make_disk(&self, filters: &str) {
         let (tree, programs) = (self.folder.join("tree"), programs(self.arch));
         for name in [
             "bin",
@@ -138,7 +138,7 @@ impl Guest {
         text("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n");
         text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
         text("etc/group", "root:x:0:\n");
-        text("opt/filters", &filters.join("\n"));
+        text("opt/filters", filters);
         fs::write(tree.join("sbin/guest"), include_bytes!("guest.sh")).expect("a file");
         let made = Command::new("mke2fs")
             .args(["-q", "-F", "-t", "ext4", "-d"])
