@@ -60,10 +60,10 @@ impl Daemon {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,
             limits: coracle_job::Limits::default(),
-            pins: pins(config)?,
             registries: config.registry.config.clone(),
         };
         let images = Images::open(options, Rc::clone(&workers))?;
+        images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
         let network = Network::new(
             config.cni.conf_dir.clone(),
             config.cni.bin_dirs.clone(),
@@ -157,12 +157,6 @@ fn load_pod_cidr(root: &Path) -> String {
             String::new()
         }
     }
-}
-
-/// Patterns of images that are never garbage.
-fn pins(config: &Config) -> Result<image::Pins, Error> {
-    image::Pins::parse(config.pinned_images.iter().map(String::as_str))
-        .map_err(|error| Error::new(Kind::InvalidArgument, format!("pinned_images: {error}")))
 }
 
 /// A program of ours: where the configuration says, else beside this one.

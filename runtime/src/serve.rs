@@ -69,7 +69,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     settle::after_work();
     while let Some(signal) = signals.next().await {
         match signal {
-            Signal::SIGHUP => reload(sources, &mut config),
+            Signal::SIGHUP => reload(sources, &mut config, &daemon),
             Signal::SIGUSR1 => dump(&server),
             _ => {
                 log::info!("stopping"; signal = signal, calls = server.counts().calls);
@@ -86,7 +86,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
 }
 
 /// Takes over what a running daemon can; a configuration with a mistake changes nothing.
-fn reload(sources: &Sources, config: &mut Config) {
+fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
     let new = match config::load(sources) {
         Ok(new) => new,
         Err(problems) => {
@@ -95,6 +95,9 @@ fn reload(sources: &Sources, config: &mut Config) {
         }
     };
     let changes = config::changes(config, &new);
+    if let Err(error) = daemon.images.configure(&new.pinned_images, new.sandbox_image.as_deref()) {
+        return log::error!("reload: the old configuration stays"; error = error);
+    }
     log::set_level(new.log_level);
     if !changes.needs_restart.is_empty() {
         log::warn!("reload: needs a restart"; keys = changes.needs_restart.join(","));

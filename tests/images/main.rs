@@ -4,6 +4,7 @@
 
 mod hostile;
 mod import;
+mod pins;
 mod pull;
 
 use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};

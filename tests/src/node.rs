@@ -466,6 +466,11 @@ impl Node {
         monitors
     }
 
+    /// Another configuration, for the next start or SIGHUP.
+    pub fn rewrite_config(&self, more: &str) {
+        self.write_config(more);
+    }
+
     fn write_config(&self, more: &str) {
         let folder = self.folder.display();
         let text = format!(

@@ -191,7 +191,7 @@ fn image(view: View) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::Server;
-    use crate::image::{Images, Options, Pins};
+    use crate::image::{Images, Options};
     use crate::reactor::{self, Watched};
     use crate::testdir::TestDir;
     use crate::workers::{Setup, Workers};
@@ -224,7 +224,6 @@ mod tests {
                 root: dir.path().join("root"),
                 keep_blobs: true,
                 limits: Limits::default(),
-                pins: Pins::default(),
                 registries: std::path::PathBuf::new(),
             };
             let server = Server::bind(&socket, Images::open(options, workers).unwrap()).unwrap();

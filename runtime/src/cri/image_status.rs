@@ -40,7 +40,7 @@ fn info(images: &Images, id: &ImageId) -> Result<HashMap<String, String>, Error>
 mod tests {
     use super::{image_name, info};
     use crate::error::Kind;
-    use crate::image::{Images, Options, Pins};
+    use crate::image::{Images, Options};
     use crate::reactor;
     use crate::rpc::v1;
     use crate::testdir::TestDir;
@@ -53,13 +53,8 @@ mod tests {
         reactor::run(async {
             let workers = Workers::new(Setup { program: "/nowhere".into(), confine: None });
             let root = dir.path().join("root");
-            let options = Options {
-                root,
-                keep_blobs: true,
-                limits: Limits::default(),
-                pins: Pins::default(),
-                registries: "".into(),
-            };
+            let options =
+                Options { root, keep_blobs: true, limits: Limits::default(), registries: "".into() };
             let images = Images::open(options, workers).unwrap();
             let info = info(&images, &images.list()[0].id).unwrap();
             let json: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();

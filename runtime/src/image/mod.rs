@@ -19,6 +19,7 @@ mod merged;
 mod pins;
 mod pull;
 mod reference;
+mod sandbox;
 #[cfg(test)]
 mod tests;
 mod trash;
@@ -26,7 +27,6 @@ mod trash;
 pub(crate) use credentials::Auth;
 pub(crate) use disk::UsersFiles;
 pub(crate) use index::{ImageId, NotHex};
-pub(crate) use pins::Pins;
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -41,6 +41,7 @@ use crate::log;
 use crate::workers::Workers;
 use disk::{Disk, Loaded, Stored};
 use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};
+use pins::Pins;
 use pull::Pulls;
 use trash::{Candidates, Trash};
 
@@ -52,8 +53,6 @@ pub(crate) struct Options {
     pub(crate) keep_blobs: bool,
     /// Bounds on what an image may make us do.
     pub(crate) limits: Limits,
-    /// What is never garbage.
-    pub(crate) pins: Pins,
     /// The node's registries, for workers to read; need not exist.
     pub(crate) registries: PathBuf,
 }
@@ -94,7 +93,8 @@ pub(crate) struct Images {
     keep_blobs: bool,
     registries: PathBuf,
     limits: Limits,
-    pins: Pins,
+    pins: RefCell<Pins>,
+    sandbox_image: RefCell<sandbox::SandboxImage>,
     workers: Rc<Workers>,
     index: RefCell<Index>,
     pulls: Pulls,
@@ -133,7 +133,8 @@ impl Images {
             keep_blobs: options.keep_blobs,
             registries: options.registries,
             limits: options.limits,
-            pins: options.pins,
+            pins: RefCell::default(),
+            sandbox_image: RefCell::default(),
             workers,
             index: RefCell::new(index),
             pulls: Pulls::default(),
@@ -336,7 +337,8 @@ impl Images {
             digests: entry.digests.clone(),
             size_bytes: entry.size_bytes,
             user: entry.user.clone(),
-            pinned: entry.id == builtin::ID || self.pins.is_pinned(entry.tags.iter().chain(&entry.digests)),
+            pinned: entry.id == builtin::ID
+                || self.pins.borrow().is_pinned(entry.tags.iter().chain(&entry.digests)),
         }
     }
 }

@@ -24,6 +24,12 @@ impl Pins {
         Ok(Pins { patterns })
     }
 
+    /// And this name, exactly.
+    pub(super) fn with(mut self, name: Option<&str>) -> Pins {
+        self.patterns.extend(name.map(|name| Pattern::Exact(name.to_ascii_lowercase())));
+        self
+    }
+
     /// Whether an image with these names is pinned: one name that matches pins the whole image.
     pub(crate) fn is_pinned<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> bool {
         names.into_iter().any(|name| {

@@ -11,7 +11,7 @@ use coracle_job::{
 };
 use coracle_wire::ContainerId;
 
-use super::{Auth, Images, Options, Pins, builtin};
+use super::{Auth, Images, Options, builtin};
 use crate::error::{Error, Kind};
 use crate::reactor;
 use crate::testdir::TestDir;
@@ -54,9 +54,10 @@ impl Node {
             keep_blobs: true,
             registries: "/nonexistent/registries.yaml".into(),
             limits: Limits::default(),
-            pins: Pins::parse(["reg.example/pinned/*"]).unwrap(),
         };
-        Images::open(options, workers).unwrap()
+        let images = Images::open(options, workers).unwrap();
+        images.configure(&["reg.example/pinned/*".to_owned()], None).unwrap();
+        images
     }
 
     /// Puts the parts of image `digit` in place and gives its record.

@@ -97,6 +97,7 @@ impl Pods {
             let text = format!("pod sandbox {}: user namespaces: {why}", spec.name);
             return Err(Error::new(Kind::FailedPrecondition, text));
         }
+        self.node.images.want_sandbox_image();
         let id = PodId::from_bytes(coracle_sandbox::random_id()?);
         let cgroup_parent = match spec.cgroup_parent.is_empty() {
             true => self.node.cgroup_parent.clone(),
