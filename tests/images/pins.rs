@@ -100,3 +100,37 @@ fn pin_5_6_and_7_patterns_pin_until_they_change_and_a_removal_is_obliged() {
     assert!(find(&node, &other).is_none());
     node.stop();
 }
+
+#[test]
+fn pin_7_8_and_9_pins_by_hand_survive_restarts_and_tags_that_move() {
+    let mut node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "old"), "app", "1");
+    let name = registry.name("app", "1");
+    let old = node.pull_image(pull(&name)).expect("pull").image_ref;
+    let image = |words: &[&str], node: &Node| {
+        let output = node.image_command(words);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.success(), text)
+    };
+    assert_eq!(image(&["pin", &name], &node), (true, format!("pinned {name}\n")));
+    assert!(is_pinned(&node, &name));
+    let (is_done, said) = image(&["remove", &name], &node);
+    assert!(!is_done && said.contains("is pinned: use --force"), "{said}");
+    node.restart();
+    assert!(is_pinned(&node, &name));
+    registry.push(&Image::probe(&node.probe(), "new"), "app", "1");
+    let new = node.pull_image(pull(&name)).expect("pull").image_ref;
+    assert_ne!(old, new);
+    assert!(is_pinned(&node, &new) && !is_pinned(&node, &old), "the pin is the name's");
+    // By id it is the image's.
+    assert!(image(&["pin", &old], &node).0 && is_pinned(&node, &old));
+    assert!(image(&["unpin", &old], &node).0 && !is_pinned(&node, &old));
+    let (is_done, said) = image(&["unpin", &old], &node);
+    assert!(!is_done && said.contains("not pinned by hand"), "{said}");
+    assert!(!image(&["pin", "absent"], &node).0);
+    // The CRI obliges; by hand it takes a word more.
+    assert!(image(&["remove", "--force", &name], &node).0);
+    assert!(find(&node, &name).is_none());
+    node.stop();
+}

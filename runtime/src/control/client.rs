@@ -12,10 +12,11 @@ use crate::cli::EXIT_USAGE;
 use crate::error::plain;
 
 /// Shown for what cannot be understood.
-const USAGE: &str = "usage: coracle image import FILE… | list | remove IMAGE…";
+const USAGE: &str =
+    "usage: coracle image import FILE… | list | pin IMAGE… | remove [--force] IMAGE… | unpin IMAGE…";
 
 /// What is promised for a later release, so that nobody searches for the mistake.
-const LATER: [&str; 3] = ["export", "pin", "unpin"];
+const LATER: [&str; 1] = ["export"];
 
 /// Digits of an id that are printed, as crictl does.
 const ID_DIGITS: usize = 13;
@@ -47,8 +48,15 @@ fn request(words: &[String]) -> Result<Request, String> {
             files.map(|files| Request::Import { files }).map_err(|error| format!("import: {}", plain(&error)))
         }
         Some((word, [])) if word == "list" => Ok(Request::List {}),
-        Some((word, names)) if word == "remove" && !names.is_empty() => {
-            Ok(Request::Remove { names: names.to_vec() })
+        Some((word, rest)) if ["pin", "remove", "unpin"].contains(&word.as_str()) => {
+            let force = word == "remove" && rest.first().is_some_and(|first| first == "--force");
+            let names = rest[usize::from(force)..].to_vec();
+            match word.as_str() {
+                _ if names.is_empty() || names.iter().any(|name| name.starts_with('-')) => Err(USAGE.into()),
+                "pin" => Ok(Request::Pin { names }),
+                "unpin" => Ok(Request::Unpin { names }),
+                _ => Ok(Request::Remove { names, force }),
+            }
         }
         Some((word, _)) if LATER.contains(&word.as_str()) => {
             Err(format!("image {word}: this release cannot do it yet\n{USAGE}"))
@@ -88,6 +96,8 @@ fn print_answers(from: &mut impl BufRead, is_list: bool, out: &mut impl Write) -
             }
             Answer::Image { id, tags, .. } => writeln!(out, "imported {} {}", short(&id), tags.join(" "))?,
             Answer::Removed { name } => writeln!(out, "removed {name}")?,
+            Answer::Pinned { name } => writeln!(out, "pinned {name}")?,
+            Answer::Unpinned { name } => writeln!(out, "unpinned {name}")?,
             Answer::Failed { message } => {
                 complain(&message);
                 is_fine = false;
@@ -141,17 +151,19 @@ mod tests {
     #[test]
     fn words_become_requests() {
         assert_eq!(request(&words("list")), Ok(Request::List {}));
-        assert_eq!(request(&words("remove a b")), Ok(Request::Remove { names: words("a b") }));
+        assert_eq!(request(&words("remove a b")), Ok(Request::Remove { names: words("a b"), force: false }));
+        assert_eq!(
+            request(&words("remove --force a")),
+            Ok(Request::Remove { names: words("a"), force: true })
+        );
+        assert_eq!(request(&words("pin a")), Ok(Request::Pin { names: words("a") }));
+        assert_eq!(request(&words("unpin a")), Ok(Request::Unpin { names: words("a") }));
         let Ok(Request::Import { files }) = request(&words("import /a.tar b.tar")) else { panic!("import") };
         assert!(files[0] == std::path::Path::new("/a.tar") && files[1].is_absolute());
-        for line in ["", "import", "remove", "list x", "frobnicate", "export x", "pin x", "unpin x"] {
+        for line in ["", "import", "remove", "list x", "frobnicate", "export x", "pin", "unpin --force x"] {
             let error = request(&words(line)).unwrap_err();
             assert!(error.contains("usage"), "{line}: {error}");
-            assert_eq!(
-                error.contains("yet"),
-                line.ends_with("pin x") || line.starts_with("export"),
-                "{line}"
-            );
+            assert_eq!(error.contains("yet"), line.starts_with("export"), "{line}");
         }
     }
 

@@ -33,8 +33,16 @@ enum Request {
     Import { files: Vec<PathBuf> },
     /// All images.
     List {},
-    /// Remove the images of these names or ids.
-    Remove { names: Vec<String> },
+    /// Remove the images of these names or ids; those that are pinned only by force.
+    Remove {
+        names: Vec<String>,
+        #[serde(default)]
+        force: bool,
+    },
+    /// Pin these, until they are unpinned.
+    Pin { names: Vec<String> },
+    /// Take pins by hand back.
+    Unpin { names: Vec<String> },
 }
 
 /// What it gets.
@@ -45,6 +53,10 @@ enum Answer {
     Image { id: String, tags: Vec<String>, digests: Vec<String>, size_bytes: u64, pinned: bool },
     /// No image of this name is there any more.
     Removed { name: String },
+    /// The image of this name is pinned by hand now.
+    Pinned { name: String },
+    /// It is not any more.
+    Unpinned { name: String },
     /// One part of the request did not work; the others are tried.
     Failed { message: String },
     /// That was all.
@@ -60,7 +72,12 @@ mod tests {
         for (text, expected) in [
             (r#"{"import":{"files":["/a.tar"]}}"#, Request::Import { files: vec!["/a.tar".into()] }),
             (r#"{"list":{}}"#, Request::List {}),
-            (r#"{"remove":{"names":["app"]}}"#, Request::Remove { names: vec!["app".into()] }),
+            (
+                r#"{"remove":{"names":["app"],"force":true}}"#,
+                Request::Remove { names: vec!["app".into()], force: true },
+            ),
+            (r#"{"pin":{"names":["app"]}}"#, Request::Pin { names: vec!["app".into()] }),
+            (r#"{"unpin":{"names":["app"]}}"#, Request::Unpin { names: vec!["app".into()] }),
         ] {
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), expected);
             assert_eq!(serde_json::to_string(&expected).unwrap(), text);

@@ -143,9 +143,21 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
                 say(answers, image(view)).await;
             }
         }
-        Request::Remove { names } => {
+        Request::Remove { names, force } => {
             for name in names {
-                say(answers, remove(name, images)).await;
+                say(answers, remove(name, force, images)).await;
+            }
+        }
+        Request::Pin { names } => {
+            for name in names {
+                let pinned = images.pin(&name).map(|_| Answer::Pinned { name });
+                say(answers, or_failed(pinned)).await;
+            }
+        }
+        Request::Unpin { names } => {
+            for name in names {
+                let unpinned = images.unpin(&name).map(|()| Answer::Unpinned { name });
+                say(answers, or_failed(unpinned)).await;
             }
         }
     }
@@ -168,19 +180,24 @@ async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
     }
 }
 
-/// Unlike the CRI's, a removal by hand says when there was nothing to remove.
-fn remove(name: String, images: &Images) -> Answer {
+fn or_failed(answer: Result<Answer, Error>) -> Answer {
+    answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string() })
+}
+
+/// Unlike the CRI's, a removal by hand says when there was nothing to remove, and thinks twice about what is pinned.
+fn remove(name: String, is_forced: bool, images: &Images) -> Answer {
     let removed = images.resolve(&name).and_then(|view| {
+        if view.pinned && !is_forced {
+            let text = format!("image {name}: is pinned: use --force");
+            return Err(Error::new(Kind::FailedPrecondition, text));
+        }
         images.remove(&name)?;
         match images.find(&view.id.to_string())? {
             None => Ok(()),
             Some(_) => Err(Error::new(Kind::FailedPrecondition, format!("image {name}: is built in"))),
         }
     });
-    match removed {
-        Ok(()) => Answer::Removed { name },
-        Err(error) => Answer::Failed { message: error.to_string() },
-    }
+    or_failed(removed.map(|()| Answer::Removed { name }))
 }
 
 fn image(view: View) -> Answer {
@@ -233,7 +250,7 @@ mod tests {
             let cases: [(&[u8], &str); 6] = [
                 (b"{\"list\":{}}\n", "\"tags\":[\"coracle.local/sandbox:v1\"]"),
                 (b"{\"remove\":{\"names\":[\"app\",\"A\"]}}\n", "image app: not found"),
-                (b"{\"remove\":{\"names\":[\"coracle.local/sandbox:v1\"]}}\n", "is built in"),
+                (b"{\"remove\":{\"names\":[\"coracle.local/sandbox:v1\"],\"force\":true}}\n", "is built in"),
                 (b"{\"import\":{\"files\":[\"/a.tar\"]}}\n", ended),
                 (b"{\"import\":{\"files\":[\"a.tar\"]}}\n", "not an absolute path"),
                 (b"nonsense\n", "not a request of this coracle"),

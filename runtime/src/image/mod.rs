@@ -15,6 +15,7 @@ mod credentials;
 mod disk;
 mod import;
 mod index;
+mod marks;
 mod merged;
 mod pins;
 mod pull;
@@ -29,6 +30,7 @@ pub(crate) use disk::UsersFiles;
 pub(crate) use index::{ImageId, NotHex};
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -95,6 +97,8 @@ pub(crate) struct Images {
     limits: Limits,
     pins: RefCell<Pins>,
     sandbox_image: RefCell<sandbox::SandboxImage>,
+    /// Names and ids that are pinned by hand.
+    marks: RefCell<BTreeSet<String>>,
     workers: Rc<Workers>,
     index: RefCell<Index>,
     pulls: Pulls,
@@ -128,7 +132,9 @@ impl Images {
             index.insert(entry);
         }
         index.insert(builtin::entry());
+        let marks = RefCell::new(marks::load(&disk.images()));
         Ok(Rc::new(Images {
+            marks,
             disk,
             keep_blobs: options.keep_blobs,
             registries: options.registries,
@@ -330,6 +336,16 @@ impl Images {
         self.trash.dispose(&self.disk, &self.index.borrow(), &self.workers, candidates);
     }
 
+    /// By what it is, by configuration, or by hand.
+    fn is_pinned(&self, entry: &Entry) -> bool {
+        let names = || entry.tags.iter().chain(&entry.digests);
+        let marks = self.marks.borrow();
+        entry.id == builtin::ID
+            || self.pins.borrow().is_pinned(names())
+            || (!marks.is_empty()
+                && (names().any(|name| marks.contains(name)) || marks.contains(&entry.id.to_string())))
+    }
+
     fn view(&self, entry: &Entry) -> View {
         View {
             id: entry.id,
@@ -337,8 +353,7 @@ impl Images {
             digests: entry.digests.clone(),
             size_bytes: entry.size_bytes,
             user: entry.user.clone(),
-            pinned: entry.id == builtin::ID
-                || self.pins.borrow().is_pinned(entry.tags.iter().chain(&entry.digests)),
+            pinned: self.is_pinned(entry),
         }
     }
 }

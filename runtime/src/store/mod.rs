@@ -51,6 +51,8 @@ pub(crate) enum Kind {
     Container = 3,
     /// The node's pod CIDR.
     PodCidr = 4,
+    /// Images that are pinned by hand.
+    Pins = 5,
 }
 
 /// A record that verified.
