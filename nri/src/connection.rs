@@ -1,0 +1,325 @@
+//! One plugin's connection: calls to it, requests from it, and the two tasks that move the bytes.
+//!
+//! Nobody waits for the socket but these two: a call waits for its answer or its deadline, so a plugin that stops reading
+//! or answering costs one timeout and blocks nobody. Stream ids are taken and queued in one step, as the Go server refuses
+//! an id that does not grow (nri.md 1.4).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use prost::Message as _;
+use smol::channel::{Receiver, Sender};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::io::{Host, Stream};
+use crate::mux;
+use crate::ttrpc::{self, Kind, Request, Response, Status, code};
+
+/// The service that plugins answer for, and the one that we do.
+const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
+const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
+
+/// One read.
+const READ_BYTES: usize = 4096;
+
+/// Requests of one plugin in hand at once; more are refused with status 8.
+const REQUESTS_MAX: usize = 16;
+
+/// What may wait for a plugin that does not read: two of the largest messages.
+const QUEUED_BYTES_MAX: usize = 9 << 20;
+
+/// How long what is queued at the end may take to go out.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// Share of its deadline after which a plugin's own "deadline exceeded" is a timeout: its clock races with ours (1.5).
+const TIMEOUT_SHARE: f64 = 0.95;
+
+/// How a call ended (nri.md 1.5).
+#[derive(Debug)]
+pub(crate) enum Outcome<T> {
+    Ok(T),
+    /// The plugin said no; it stays.
+    Refused(Status),
+    TimedOut,
+    /// The connection is gone.
+    Lost,
+}
+
+/// A request of the plugin's.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) stream: u32,
+    pub(crate) method: String,
+    pub(crate) payload: Vec<u8>,
+    /// As long as its caller waits; zero: without limit.
+    pub(crate) timeout: Duration,
+}
+
+/// A connection, alive or over.
+pub(crate) struct Connection {
+    host: Rc<dyn Host>,
+    calls: RefCell<BTreeMap<u32, Sender<Result<Vec<u8>, Status>>>>,
+    last_stream: Cell<u32>,
+    last_request: Cell<u32>,
+    in_hand: Cell<usize>,
+    outgoing: Sender<Vec<u8>>,
+    queued_bytes: Cell<usize>,
+    requests: Sender<Incoming>,
+    /// Closed with the connection.
+    alive: Receiver<()>,
+    cause: RefCell<Option<String>>,
+    /// Frames and answers that belong to nothing.
+    strays: Cell<u64>,
+}
+
+impl Connection {
+    /// Starts the two tasks. Answers with what the plugin will ask.
+    pub(crate) fn start(host: Rc<dyn Host>, stream: Stream) -> (Rc<Self>, Receiver<Incoming>) {
+        let (outgoing, queue) = smol::channel::unbounded();
+        let (requests, incoming) = smol::channel::unbounded();
+        // Nothing is ever sent on it: it is open as long as the reader holds its sender.
+        let (keep, alive) = smol::channel::bounded::<()>(1);
+        let connection = Rc::new(Self {
+            host: Rc::clone(&host),
+            calls: RefCell::default(),
+            last_stream: Cell::new(0),
+            last_request: Cell::new(0),
+            in_hand: Cell::new(0),
+            outgoing,
+            queued_bytes: Cell::new(0),
+            requests,
+            alive,
+            cause: RefCell::default(),
+            strays: Cell::new(0),
+        });
+        let Stream { reader, writer } = stream;
+        let reading = Rc::clone(&connection);
+        host.spawn(Box::pin(async move {
+            let cause = smol::future::or(reading.read(reader), async {
+                reading.ended().await;
+                String::new()
+            });
+            let cause = cause.await;
+            reading.close(&cause);
+            drop(keep);
+        }));
+        let writing = Rc::clone(&connection);
+        host.spawn(Box::pin(async move { writing.write(writer, queue).await }));
+        (connection, incoming)
+    }
+
+    /// Ends it: calls under way are lost, what is queued still goes out. The first cause stays.
+    pub(crate) fn close(&self, cause: &str) {
+        self.cause.borrow_mut().get_or_insert_with(|| cause.to_owned());
+        self.alive.close();
+        self.outgoing.close();
+        self.requests.close();
+        self.calls.take();
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        !self.alive.is_closed()
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(&self) {
+        let _ = self.alive.recv().await;
+    }
+
+    /// Why it ended.
+    pub(crate) fn cause(&self) -> String {
+        self.cause.borrow().clone().unwrap_or_default()
+    }
+
+    /// Frames and answers that belonged to nothing.
+    pub(crate) fn strays(&self) -> u64 {
+        self.strays.get()
+    }
+
+    /// One call of the Plugin service.
+    pub(crate) async fn call(&self, method: &str, payload: &[u8], limit: Duration) -> Outcome<Vec<u8>> {
+        let begun = Instant::now();
+        let (stream, answer) = match self.send_request(method, payload, limit) {
+            Ok(sent) => sent,
+            Err(outcome) => return outcome,
+        };
+        let waiting = async { Some(answer.recv().await) };
+        let answered = smol::future::or(waiting, async {
+            self.host.sleep(limit).await;
+            None
+        });
+        match answered.await {
+            Some(Ok(Ok(payload))) => Outcome::Ok(payload),
+            Some(Ok(Err(status)))
+                if status.code == code::DEADLINE_EXCEEDED
+                    && begun.elapsed() >= limit.mul_f64(TIMEOUT_SHARE) =>
+            {
+                Outcome::TimedOut
+            }
+            Some(Ok(Err(status))) => Outcome::Refused(status),
+            Some(Err(_)) => Outcome::Lost,
+            None => {
+                self.calls.borrow_mut().remove(&stream);
+                Outcome::TimedOut
+            }
+        }
+    }
+
+    #[allow(clippy::type_complexity)] // the other end of one call
+    fn send_request(
+        &self,
+        method: &str,
+        payload: &[u8],
+        limit: Duration,
+    ) -> Result<(u32, Receiver<Result<Vec<u8>, Status>>), Outcome<Vec<u8>>> {
+        let request = Request {
+            service: PLUGIN_SERVICE.to_owned(),
+            method: method.to_owned(),
+            payload: payload.to_vec(),
+            timeout_nano: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
+            metadata: Vec::new(),
+        };
+        let stream = match self.last_stream.get() {
+            0 => 1,
+            last => last + 2,
+        };
+        let Some(message) = ttrpc::encode(stream, Kind::Request, &request) else {
+            let message = format!("{method}: {} bytes are more than a message may have", payload.len());
+            return Err(Outcome::Refused(Status { code: code::RESOURCE_EXHAUSTED, message }));
+        };
+        let (sender, answer) = smol::channel::bounded(1);
+        self.calls.borrow_mut().insert(stream, sender);
+        self.last_stream.set(stream);
+        match self.queue(mux::frames(mux::PLUGIN, &message)) {
+            true => Ok((stream, answer)),
+            false => {
+                self.calls.borrow_mut().remove(&stream);
+                Err(Outcome::Lost)
+            }
+        }
+    }
+
+    /// Answers a request.
+    pub(crate) fn answer(&self, stream: u32, answer: Result<Vec<u8>, (Status, Vec<u8>)>) {
+        self.in_hand.set(self.in_hand.get().saturating_sub(1));
+        let (status, payload) = match answer {
+            Ok(payload) => (None, payload),
+            Err((status, payload)) => (Some(status), payload),
+        };
+        self.respond(stream, Response { status, payload });
+    }
+
+    fn refuse(&self, stream: u32, code: i32, message: &str) {
+        self.respond(stream, Response { status: Some(Status { code, message: message.to_owned() }), payload: Vec::new() });
+    }
+
+    fn respond(&self, stream: u32, response: Response) {
+        if let Some(message) = ttrpc::encode(stream, Kind::Response, &response) {
+            self.queue(mux::frames(mux::RUNTIME, &message));
+        }
+    }
+
+    fn queue(&self, frames: Vec<u8>) -> bool {
+        let queued = self.queued_bytes.get() + frames.len();
+        if queued > QUEUED_BYTES_MAX {
+            self.close("it does not read what it is told");
+            return false;
+        }
+        self.queued_bytes.set(queued);
+        self.outgoing.try_send(frames).is_ok()
+    }
+
+    async fn write(&self, mut writer: Box<dyn smol::io::AsyncWrite + Unpin>, queue: Receiver<Vec<u8>>) {
+        let writing = async {
+            while let Ok(frames) = queue.recv().await {
+                if let Err(error) = writer.write_all(&frames).await {
+                    return format!("write: {error}");
+                }
+                self.queued_bytes.set(self.queued_bytes.get().saturating_sub(frames.len()));
+            }
+            String::new()
+        };
+        let cut_off = async {
+            self.ended().await;
+            self.host.sleep(FLUSH_LIMIT).await;
+            String::new()
+        };
+        let cause = smol::future::or(writing, cut_off).await;
+        self.close(&cause);
+    }
+
+    async fn read(&self, mut reader: Box<dyn smol::io::AsyncRead + Unpin>) -> String {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut frames = mux::Reader::default();
+        let (mut answers, mut requests) = (ttrpc::Assembler::default(), ttrpc::Assembler::default());
+        loop {
+            let count = match reader.read(&mut buffer).await {
+                Ok(0) => return "the plugin closed it".to_owned(),
+                Ok(count) => count,
+                Err(error) => return format!("read: {error}"),
+            };
+            let fed = frames.feed(&buffer[..count], |id, payload| match id {
+                mux::PLUGIN => answers.feed(payload, |message| self.on_answer(message)),
+                mux::RUNTIME => requests.feed(payload, |message| self.on_request(message)),
+                _ => self.stray(),
+            });
+            if let Err(mux::TooLong(length)) = fed {
+                return format!("a frame of {length} bytes");
+            }
+        }
+    }
+
+    fn stray(&self) {
+        self.strays.set(self.strays.get() + 1);
+    }
+
+    fn on_answer(&self, message: ttrpc::Message) {
+        let caller = match message.kind {
+            Kind::Response => self.calls.borrow_mut().remove(&message.stream),
+            Kind::Request | Kind::Data | Kind::Unknown => None,
+        };
+        // Of a call that was given up, or a second one, or of none.
+        let Some(caller) = caller else { return self.stray() };
+        let undecodable = |text: &str| Err(Status { code: code::INTERNAL, message: text.to_owned() });
+        let answer = match message.data {
+            None => undecodable("its answer is larger than a message may be"),
+            Some(data) => match Response::decode(&data[..]) {
+                Err(_) => undecodable("its answer is no ttrpc response"),
+                Ok(Response { status: Some(status), .. }) if status.code != 0 => Err(status),
+                Ok(Response { payload, .. }) => Ok(payload),
+            },
+        };
+        let _ = caller.try_send(answer); // nobody waits any more
+    }
+
+    fn on_request(&self, message: ttrpc::Message) {
+        let stream = message.stream;
+        match message.kind {
+            Kind::Request => {}
+            Kind::Data => return self.refuse(stream, code::INVALID_ARGUMENT, "the call is no stream"),
+            Kind::Response | Kind::Unknown => return self.stray(),
+        }
+        if stream.is_multiple_of(2) || stream <= self.last_request.get() {
+            return self.refuse(stream, code::INVALID_ARGUMENT, "the stream id must be odd and grow");
+        }
+        self.last_request.set(stream);
+        let Some(data) = message.data else {
+            return self.refuse(stream, code::RESOURCE_EXHAUSTED, "the message is too large");
+        };
+        let Ok(request) = Request::decode(&data[..]) else {
+            return self.refuse(stream, code::INVALID_ARGUMENT, "no ttrpc request");
+        };
+        if request.service != RUNTIME_SERVICE {
+            return self.refuse(stream, code::UNIMPLEMENTED, &format!("unknown service {:?}", request.service));
+        }
+        if self.in_hand.get() >= REQUESTS_MAX {
+            return self.refuse(stream, code::RESOURCE_EXHAUSTED, "too many requests at once");
+        }
+        self.in_hand.set(self.in_hand.get() + 1);
+        let timeout = Duration::from_nanos(u64::try_from(request.timeout_nano).unwrap_or(0));
+        let incoming = Incoming { stream, method: request.method, payload: request.payload, timeout };
+        let _ = self.requests.try_send(incoming); // closed: it is over
+    }
+}
