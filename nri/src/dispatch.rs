@@ -72,7 +72,7 @@ pub struct Dispatcher {
 /// The right to tell one pod's next event.
 pub struct Section {
     dispatcher: Rc<Dispatcher>,
-    _order: Permit,
+    _order: Option<Permit>,
     _gate: Permit,
 }
 
@@ -117,19 +117,28 @@ impl Dispatcher {
             || self.settings.borrow().validator.enable
     }
 
-    /// Waits for the turn of a pod's next event.
-    pub async fn section(self: &Rc<Self>, pod: &str) -> Section {
+    /// Waits for the turn of a pod's next event. Where there is no plugin nobody can hear an order, and while the gate is
+    /// held none can come.
+    pub async fn section(self: &Rc<Self>, pod: &impl std::fmt::Display) -> Section {
+        if self.active.borrow().is_empty()
+            && let Some(gate) = self.gate.try_shared()
+        {
+            return Section { dispatcher: Rc::clone(self), _order: None, _gate: gate };
+        }
+        let order = self.order(&pod.to_string()).shared().await;
+        let gate = self.gate.shared().await;
+        Section { dispatcher: Rc::clone(self), _order: Some(order), _gate: gate }
+    }
+
+    fn order(&self, pod: &str) -> Rc<Fair> {
         let known = self.orders.borrow().get(pod).and_then(Weak::upgrade);
-        let order = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             let order = Fair::new(1);
             let mut orders = self.orders.borrow_mut();
             orders.retain(|_, order| order.strong_count() > 0);
             orders.insert(pod.to_owned(), Rc::downgrade(&order));
             order
-        });
-        let order = order.shared().await;
-        let gate = self.gate.shared().await;
-        Section { dispatcher: Rc::clone(self), _order: order, _gate: gate }
+        })
     }
 
     /// Every active plugin, and what is counted of it.

@@ -15,6 +15,7 @@ use crate::config::{CgroupDriver, Config};
 use crate::error::{Context, Error, Kind};
 use crate::image::{self, Images};
 use crate::network::{self, Network};
+use crate::plugins::Plugins;
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
 use crate::stats::Stats;
@@ -32,6 +33,7 @@ pub(crate) struct Daemon {
     pub(crate) network: Rc<Network>,
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
+    pub(crate) plugins: Rc<Plugins>,
     /// `mount_setattr` with AT_RECURSIVE: Linux 5.12.
     pub(crate) has_recursive_read_only: bool,
     /// Held while the daemon lives; the kernel lets go of it with the process.
@@ -70,6 +72,7 @@ impl Daemon {
             network::in_workers(Rc::clone(&workers)),
         );
         network.start();
+        let plugins = Plugins::new(&config.nri);
         let pods = Pods::new(Node {
             paths: Paths { root: root.clone(), state: state.clone() },
             cgroups: Cgroups::probe()?,
@@ -77,6 +80,7 @@ impl Daemon {
             network: Rc::clone(&network),
             images: Rc::clone(&images),
             workers,
+            plugins: Rc::clone(&plugins),
             clock: clock::Clock::default(),
             boot: boot_id()?,
             pod_cidr: RefCell::new(load_pod_cidr(&root)),
@@ -89,6 +93,7 @@ impl Daemon {
             log::info!("no user namespaces for pods"; reason = why);
         }
         pods.recover().await?;
+        plugins.start(&pods).await?;
         let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.workers));
         let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
@@ -101,6 +106,7 @@ impl Daemon {
             network,
             streams,
             stats,
+            plugins,
             has_recursive_read_only: probe::has_recursive_read_only()?,
             _lock: lock,
         }))

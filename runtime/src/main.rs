@@ -18,6 +18,7 @@ mod image;
 mod log;
 mod network;
 mod notify;
+mod plugins;
 mod pod;
 mod reactor;
 mod rpc;

@@ -81,6 +81,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     // Streams of events have no end of their own, and would be waited for.
     daemon.pods.end_listening();
     let cut_off = server.drain(DRAIN).await;
+    daemon.plugins.stop().await;
     log::info!("stopped"; calls_cut_off = cut_off);
     Ok(())
 }
@@ -99,6 +100,7 @@ fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
         return log::error!("reload: the old configuration stays"; error = error);
     }
     log::set_level(new.log_level);
+    daemon.plugins.configure(&new.nri);
     if !changes.needs_restart.is_empty() {
         log::warn!("reload: needs a restart"; keys = changes.needs_restart.join(","));
     }

@@ -86,7 +86,7 @@ fn node(metadata: &fs::Metadata, path: &str) -> Option<DeviceNode> {
         _ => return None,
     };
     let (major, minor) = numbers(metadata.rdev());
-    Some(DeviceNode { path: path.to_string(), kind, major, minor, mode: metadata.mode() & 0o7777 })
+    Some(DeviceNode { path: path.to_string(), kind, major, minor, mode: metadata.mode() & 0o7777, owner: (0, 0) })
 }
 
 /// Major and minor of a `dev_t` as stat(2) returns it: 12 bits of major from bit 8, 20 of minor around them. The

@@ -15,6 +15,7 @@ pub mod http;
 pub mod image;
 pub mod layer;
 pub mod node;
+pub mod nri;
 pub mod registry;
 pub mod request;
 pub mod spdy;

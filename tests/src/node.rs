@@ -142,6 +142,11 @@ impl Node {
         self.folder.join("run/coracle.sock")
     }
 
+    /// Where NRI plugins connect.
+    pub fn nri(&self) -> PathBuf {
+        self.folder.join("nri.sock")
+    }
+
     /// The daemon's log of all its lives.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("daemon.log")).unwrap_or_default()
@@ -479,6 +484,12 @@ impl Node {
              [registry]\nconfig = \"{folder}/registries.yaml\"\ncerts_dir = \"{folder}/certs.d\"\n\
              [image]\nimport_dir = \"{folder}/import\"\n"
         );
+        // A test that is about plugins says more under the same heading.
+        let nri = format!("socket_path = \"{folder}/nri.sock\"\nplugin_path = \"{folder}/nri\"\nplugin_config_path = \"{folder}/nri.d\"\n");
+        let text = match text.contains("[nri]\n") {
+            true => text.replacen("[nri]\n", &format!("[nri]\n{nri}"), 1),
+            false => format!("{text}[nri]\n{nri}"),
+        };
         fs::write(self.folder.join("config.toml"), text).expect("the node's configuration");
         fs::create_dir_all(self.plugins()).expect("a folder for plugins");
     }

@@ -42,6 +42,13 @@ pub enum Job {
         /// Where spec files are; a later one counts more, a missing one is empty.
         directories: Vec<std::path::PathBuf>,
     },
+    /// Move network interfaces of the node into a network namespace.
+    TakeNetDevices {
+        /// The namespace's file.
+        netns: std::path::PathBuf,
+        /// Each one's name on the node, and its name there.
+        devices: Vec<(String, String)>,
+    },
     /// Measure what trees use of the disk: writable layers.
     MeasureTrees {
         /// Absolute paths; a missing one uses nothing.
@@ -85,6 +92,8 @@ pub enum Outcome {
     Imported(Vec<ImageRecord>),
     /// Trees are gone.
     Removed,
+    /// Network interfaces are where they shall be.
+    Moved,
     /// The plugins ran.
     Cni(CniOutcome),
     /// What the devices ask for.

@@ -1,8 +1,6 @@
 //! The daemon's side of the control socket. Every connection is one request, with a bound on its length, its time and
 //! their number.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,14 +8,11 @@ use std::time::Duration;
 use smol::channel::Sender;
 
 use super::{Answer, LINE_BYTES_MAX, Request};
-use crate::error::{Context, Error, Kind, plain};
+use crate::error::{Error, Kind, plain};
 use crate::image::{Images, View};
 use crate::log;
 use crate::reactor::{self, Watched};
 use crate::rpc::Listener;
-
-/// Root alone: who can import an image decides what runs.
-const SOCKET_MODE: u32 = 0o600;
 
 /// Requests at once; more are told to come back.
 const CONNECTIONS_MAX: usize = 16;
@@ -45,9 +40,8 @@ impl Server {
     /// # Errors
     /// As [`Listener::bind`].
     pub(crate) fn bind(socket: &Path, images: Rc<Images>) -> Result<Server, Error> {
-        let listener = Listener::bind(socket)?;
-        std::fs::set_permissions(socket, Permissions::from_mode(SOCKET_MODE))
-            .context(|| format!("set mode of {}", socket.display()))?;
+        // Who can import an image decides what runs.
+        let listener = Listener::bind_for_root(socket)?;
         Ok(Server { listener, images, connections: Rc::new(()) })
     }
 

@@ -76,7 +76,7 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
         mounts: mounts(&record),
         log_path: record.log_path.clone(),
         resources: Some(v1::ContainerResources {
-            linux: Some(container_config::linux_resources(&record.spec.resources)),
+            linux: Some(container_config::linux_resources(&record.limits().resources)),
         }),
         image_id: record.image.id.clone(),
         user: Some(v1::ContainerUser { linux: Some(user) }),

@@ -70,6 +70,7 @@ fn info(daemon: &Daemon) -> HashMap<String, String> {
     HashMap::from([
         ("config".to_owned(), config.to_string()),
         ("cniconfig".to_owned(), daemon.network.conflist().unwrap_or_else(|| "null".to_owned())),
+        ("nri".to_owned(), daemon.plugins.report().to_string()),
         ("lastCNILoadStatus".to_owned(), json!(last).to_string()),
     ])
 }

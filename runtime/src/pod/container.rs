@@ -23,17 +23,21 @@ use event_listener::Event as Changed;
 
 use super::link::LinkError;
 use super::notices::Happened;
-use super::record::ContainerRecord;
+use super::record::{ContainerRecord, Limits, Told};
 use super::spec::{ContainerPid, ContainerSpec, PodPid, Resources};
 use super::state::{self, ContainerEvent, How};
 use super::steps::failed;
 use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
+use crate::plugins::Turn;
 use crate::error::{Error, Kind};
 use crate::{log, reactor};
 
 mod devices;
 mod resolve;
 mod volumes;
+
+pub(crate) use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved};
+pub(crate) use volumes::bind_source;
 
 /// Longest time from clone to exec: an image on slow flash, a volume on a slow network.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -56,7 +60,7 @@ impl Pods {
         spec: ContainerSpec,
     ) -> Result<ContainerId, Error> {
         // Before the name is taken: a wait in between would let a second request in.
-        let edits = self.cdi_edits(&spec).await?;
+        let edits = self.cdi_edits(spec.cdi_devices.clone()).await?;
         let container = match self.named_container(&pod, &spec)? {
             Some(container) => container,
             None => self.reserve_container(&pod, spec, &edits)?,
@@ -89,15 +93,14 @@ impl Pods {
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
         let resolved =
             self.resolve(pod, id, spec, edits).map_err(|error| error.context(format!("container {name}")))?;
-        let container = Container::new(Rc::clone(pod), resolved.record);
+        let container = Container::new(Rc::clone(pod), resolved.record.clone());
         self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);
         self.containers.borrow_mut().insert(id, Rc::clone(&container));
         let (pods, made) = (Rc::clone(self), Rc::clone(&container));
-        let (resources, launch) = (resolved.resources, resolved.plan);
         reactor::spawn(async move {
             let _operation = made.operation.lock().await;
-            let mut result = pods.make_container(&made, &resources, launch);
+            let mut result = pods.make_in_turn(&made, resolved).await;
             if let Err(error) = result {
                 let title = made.title();
                 log::warn!("container not created"; pod = made.pod.id, ctr = made.id, error = error);
@@ -108,14 +111,41 @@ impl Pods {
             } else {
                 log::info!("container created"; pod = made.pod.id, ctr = made.id);
             }
-            let is_made = result.is_ok();
             made.made.set(result);
-            if is_made {
-                pods.tell(Happened::Created, &made.id, &made.pod);
-            }
         })
         .detach();
         Ok(container)
+    }
+
+    /// Plugins change it, it is made, and it is in the lists, in one turn: nobody sees it in between.
+    async fn make_in_turn(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+        mut resolved: Resolved,
+    ) -> Result<(), Error> {
+        let pod = &container.pod;
+        let turn = self.node.plugins.turn(self, pod).await;
+        let mut offer = None;
+        if self.node.plugins.want_creation() {
+            offer = Some(turn.create(pod, &mut resolved).await?);
+        }
+        // What an undo needs of it, its cgroup for one, must be what is being made.
+        *container.record.borrow_mut() = resolved.record.clone();
+        let taken = self.take_net_devices(pod, std::mem::take(&mut resolved.net_devices)).await;
+        // The pod may have been stopped while plugins were asked.
+        let made = taken
+            .and_then(|()| self.require_ready(pod))
+            .and_then(|()| self.make_container(container, resolved));
+        if let Err(error) = made {
+            if let Some(offer) = offer {
+                turn.undo_create(offer, pod).await;
+            }
+            return Err(error);
+        }
+        container.list();
+        self.tell(Happened::Created, &container.id, pod);
+        turn.created(container).await;
+        Ok(())
     }
 
     fn require_ready(&self, pod: &Rc<Pod>) -> Result<(), Error> {
@@ -130,13 +160,9 @@ impl Pods {
     }
 
     /// The record is the intent; it comes before the cgroup and the layer's directories.
-    fn make_container(
-        &self,
-        container: &Rc<Container>,
-        resources: &coracle_sandbox::cgroup::Resources,
-        mut launch: plan::ContainerPlan,
-    ) -> Result<(), Error> {
+    fn make_container(&self, container: &Rc<Container>, resolved: Resolved) -> Result<(), Error> {
         let node = &self.node;
+        let Resolved { resources, plan: mut launch, joins, .. } = resolved;
         let directory = node.paths.container(container.pod.id, container.id);
         let has_image_volumes = !container.record().image_volumes.is_empty();
         for name in ["upper", "work"].into_iter().chain(has_image_volumes.then_some("empty")) {
@@ -149,10 +175,11 @@ impl Pods {
         container.record().commit(&node.paths)?;
         let cgroup = container.cgroup()?;
         node.cgroups.make(&cgroup)?;
-        for warning in node.cgroups.apply(&cgroup, resources)? {
+        for warning in node.cgroups.apply(&cgroup, &resources)? {
             self.warn_once(warning);
         }
         launch.cgroup_joins = node.cgroups.entry(&cgroup)?.join_files;
+        launch.cgroup_joins.extend(joins);
         let path = node.paths.launch(container.pod.id).join(container.id.to_string());
         std::fs::write(&path, plan::container(&launch)?).map_err(|error| failed("write", &path, &error))
     }
@@ -169,26 +196,56 @@ impl Pods {
             allowed.map_err(|refused| {
                 Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
             })?;
-            match pods.launch(&container).await {
-                Ok(pidfd) => pods.started(&container, pidfd, at_ns),
-                Err(error) => {
-                    pods.not_started(&container, &error).await;
-                    Err(error.context(container.title()))
-                }
+            let started = match pods.node.plugins.want_start() {
+                true => pods.start_in_turn(&container, at_ns).await,
+                false => match pods.launch(&container, false).await {
+                    Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
+                    Err(error) => Err(error),
+                },
+            };
+            if let Err(error) = started {
+                pods.not_started(&container, &error).await;
+                return Err(error.context(container.title()));
             }
+            Ok(())
         })
         .await
     }
 
-    async fn launch(&self, container: &Rc<Container>) -> Result<Option<OwnedFd>, Error> {
+    /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
+    async fn start_in_turn(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
+        let (pidfd, record) = self.launch(container, true).await?;
+        if let Some(pidfd) = &pidfd {
+            container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
+        }
+        let turn = self.node.plugins.turn(self, &container.pod).await;
+        turn.start(container).await?;
+        let resume = Request::Resume { container: container.id };
+        let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
+        resumed.map_err(|error| explained(&record, error))?;
+        self.started(container, pidfd, at_ns)?;
+        turn.started(container).await;
+        Ok(())
+    }
+
+    /// Starts its process from the launch record; with `waits` it stands before its last steps. Answers with the process and
+    /// the record that it walks.
+    async fn launch(
+        &self,
+        container: &Rc<Container>,
+        waits: bool,
+    ) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
         let pod = &container.pod;
         let link = pod.link()?;
         let path = self.node.paths.launch(pod.id).join(container.id.to_string());
-        let record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
+        let mut record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
+        if waits {
+            record = plan::with_waits(&record, false)?;
+        }
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
-        let (log_path, spec) = {
+        let (log_path, spec, pid) = {
             let container = container.record();
-            (container.log_path.clone(), container.spec.clone())
+            (container.log_path.clone(), container.spec.clone(), container.pid())
         };
         let log = if log_path.is_empty() { None } else { Some(open_log(Path::new(&log_path))?) };
         let entry = self.node.cgroups.entry(&container.cgroup()?)?;
@@ -199,24 +256,21 @@ impl Pods {
         let request = Request::Start {
             container: container.id,
             streams: Streams { stdin: spec.stdin, tty: spec.tty, log: log.is_some() },
-            pid: self.pid_namespace(pod, &spec)?,
+            pid: self.pid_namespace(pod, pid)?,
             has_cgroup: entry.into.is_some(),
             has_oom_counter: entry.oom_counter.is_some(),
         };
         match link.ask(request, &descriptors, START_LIMIT).await {
-            Ok(descriptors) => Ok(descriptors.into_iter().next()),
-            Err(LinkError::Failed(coracle_sandbox::Failure::Operation { index, errno })) => {
-                Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
-            }
-            Err(error) => Err(Error::new(Kind::Unknown, error.to_string())),
+            Ok(descriptors) => Ok((descriptors.into_iter().next(), record)),
+            Err(error) => Err(explained(&record, error)),
         }
     }
 
-    fn pid_namespace(&self, pod: &Pod, spec: &ContainerSpec) -> Result<PidNamespace, Error> {
+    fn pid_namespace(&self, pod: &Pod, wanted: ContainerPid) -> Result<PidNamespace, Error> {
         let shared = pod.record().spec.namespaces.pid;
-        match spec.pid {
+        match wanted {
             ContainerPid::Own => Ok(PidNamespace::New),
-            ContainerPid::Pod | ContainerPid::Node => match (spec.pid, shared) {
+            ContainerPid::Pod | ContainerPid::Node => match (wanted, shared) {
                 (ContainerPid::Pod, PodPid::Pod | PodPid::Node) => Ok(PidNamespace::Monitor),
                 (ContainerPid::Node, PodPid::Node | PodPid::Container) => Ok(PidNamespace::Monitor),
                 (_, _) => Err(Error::new(
@@ -247,7 +301,7 @@ impl Pods {
         if !matches!(container.record().state, state::Container::Created) {
             return Ok(()); // its exit has overtaken the answer
         }
-        container.pid.set(pid);
+        container.set_pid(pid);
         self.write_started(container, at_ns, pid);
         self.change_container(container, ContainerEvent::Started { at_ns })
     }
@@ -283,7 +337,7 @@ impl Pods {
     }
 
     /// Exited, from whatever cause: committed, then seen, then whoever waits is told.
-    pub(super) fn end(&self, container: &Rc<Container>, at_ns: i64, how: How) {
+    pub(super) fn end(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64, how: How) {
         container.pid.set(0);
         let _ = std::fs::remove_file(self.stopping_path(container));
         if let Err(error) = self.change_container(container, ContainerEvent::Ended { at_ns, how }) {
@@ -291,6 +345,22 @@ impl Pods {
             log::error!("exit not committed"; ctr = container.id, error = error);
         }
         container.exited.set(());
+        self.queue_stop_told(container);
+    }
+
+    /// Plugins hear of the end in the pod's order: after what they are hearing now.
+    fn queue_stop_told(self: &Rc<Self>, container: &Rc<Container>) {
+        if !self.node.plugins.want_container_stop() {
+            container.stop_told.set(());
+            return;
+        }
+        let (pods, container) = (Rc::clone(self), Rc::clone(container));
+        reactor::spawn(async move {
+            let turn = pods.node.plugins.turn(&pods, &container.pod).await;
+            turn.stop(&container).await;
+            container.stop_told.set(());
+        })
+        .detach();
     }
 
     /// Kills what is left in the container's cgroup and removes it: the kubelet cannot remove the pod's cgroup before.
@@ -314,7 +384,10 @@ impl Pods {
         let ended = reactor::deadline(limit, container.exited.wait()).await;
         ended.map_err(|_| {
             Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
-        })
+        })?;
+        // Each plugin has its own limit.
+        container.stop_told.wait().await;
+        Ok(())
     }
 
     /// Starts a stop or shortens the one under way; answers when SIGKILL is due. Without `with_signal` it takes up one
@@ -435,14 +508,45 @@ impl Pods {
             pods.stop_container(Rc::clone(&container), Duration::ZERO).await?;
             let _operation = container.operation.lock().await;
             let title = container.title();
+            let turn = pods.tell_removal(&container).await;
             pods.unmake_container(&container)
                 .await
                 .map_err(|error| error.context(format!("remove {title}")))?;
+            drop(turn);
             log::info!("container removed"; pod = container.pod.id, ctr = container.id);
             pods.tell(Happened::Deleted, &container.id, &container.pod);
             Ok(())
         })
         .await
+    }
+
+    /// Plugins hear of the end of one that never ran, and of the removal; each once.
+    async fn tell_removal(self: &Rc<Self>, container: &Rc<Container>) -> Turn {
+        let is_over = container.exited.get().is_some();
+        if is_over {
+            container.stop_told.wait().await;
+        }
+        let turn = self.node.plugins.turn(self, &container.pod).await;
+        // One that failed to be created has been heard the end of.
+        if !container.is_visible() {
+            return turn;
+        }
+        let told = container.record().told;
+        if !is_over && !told.stop {
+            container.record.borrow_mut().told.stop = true;
+            turn.stop(container).await;
+        }
+        if !told.remove {
+            container.record.borrow_mut().told = Told { stop: true, remove: true };
+            // Before the event, so that it is never told twice.
+            if self.node.plugins.want_container_remove()
+                && let Err(error) = container.record().commit(&self.node.paths)
+            {
+                log::warn!("an event could be told again after a restart"; ctr = container.id, error = error);
+            }
+            turn.remove(container).await;
+        }
+        turn
     }
 
     async fn unmake_container(self: &Rc<Self>, container: &Rc<Container>) -> Result<(), Error> {
@@ -501,21 +605,34 @@ impl Pods {
         let pods = Rc::clone(self);
         reactor::spawn(async move {
             let _operation = container.operation.lock().await;
-            let updated = pods.apply_update(&container, &asked);
+            let updated = pods.update_in_turn(&container, &asked).await;
             updated.map_err(|error| error.context(container.title()))
         })
         .await
     }
 
-    fn apply_update(&self, container: &Container, asked: &Resources) -> Result<(), Error> {
-        let mut record: ContainerRecord = container.record().clone();
-        if matches!(record.state, state::Container::Exited { .. }) {
+    async fn update_in_turn(self: &Rc<Self>, container: &Rc<Container>, asked: &Resources) -> Result<(), Error> {
+        let turn = self.node.plugins.turn(self, &container.pod).await;
+        if container.record().state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
         }
-        record.spec.resources = record.spec.resources.updated(asked);
-        for warning in self.node.cgroups.apply(&container.cgroup()?, &record.spec.resources.limits())? {
+        let wanted = turn.update(container, asked).await?;
+        self.set_limits(container, wanted)?;
+        turn.updated(container).await;
+        Ok(())
+    }
+
+    /// Limits of a container that is created or runs: in its cgroup, then in its record. One step, without a wait: requests
+    /// and plugins that change the same container come one after the other.
+    pub(crate) fn set_limits(&self, container: &Container, wanted: Limits) -> Result<(), Error> {
+        let mut record: ContainerRecord = container.record().clone();
+        if record.state.is_over() {
+            return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
+        }
+        for warning in self.node.cgroups.apply(&container.cgroup()?, &wanted.of_cgroup())? {
             self.warn_once(warning);
         }
+        record.limits = Some(wanted);
         // A disk that is full now does not undo limits that hold: the old record is read again only after a restart.
         let committed = record.commit(&self.node.paths);
         *container.record.borrow_mut() = record;
@@ -567,6 +684,14 @@ impl Pods {
         if let Err(error) = std::fs::write(&path, format!("{at_ns} {pid}")) {
             log::warn!("the start time would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));
         }
+    }
+}
+
+/// A start that failed, in words.
+fn explained(record: &[u8], error: LinkError) -> Error {
+    match error.operation() {
+        Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(record, index, errno)),
+        None => Error::new(Kind::Unknown, error.to_string()),
     }
 }
 

@@ -143,11 +143,17 @@ impl Pods {
         let link = container.pod.link()?;
         let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.number)?;
         let mut process = container.record().process.clone();
+        let rlimits = container.record().adjusted.rlimits.clone();
         process.arguments = command;
         if tty && !process.environment.iter().any(|variable| variable.starts_with(b"TERM=")) {
             process.environment.push(b"TERM=xterm".to_vec());
         }
-        let process = self.confined(container, process.launch(tty))?;
+        let mut process = process.launch(tty);
+        for (resource, soft, hard) in rlimits {
+            process.limits.retain(|limit| limit.resource != resource);
+            process.limits.push(plan::Limit { resource, soft, hard });
+        }
+        let process = self.confined(container, process)?;
         let record = plan::exec(&plan::ExecPlan {
             cgroup_joins: entry.join_files,
             process,

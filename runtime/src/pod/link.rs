@@ -136,7 +136,9 @@ impl Link {
         self.waiting.borrow_mut().remove(&number.get());
         match answer {
             Ok(Ok((Reply::Failed(failure), _))) => Err(LinkError::Failed(failure)),
-            Ok(Ok((Reply::Hello { .. } | Reply::Done | Reply::Started, descriptors))) => Ok(descriptors),
+            Ok(Ok((Reply::Hello { .. } | Reply::Done | Reply::Started | Reply::Waiting, descriptors))) => {
+                Ok(descriptors)
+            }
             Ok(Err(error)) => Err(error),
             Err(_) => Err(LinkError::Silent { limit }),
         }

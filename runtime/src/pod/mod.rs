@@ -27,6 +27,8 @@ pub(crate) mod state;
 mod steps;
 pub(crate) mod streams;
 
+pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, bind_source};
+
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -41,6 +43,7 @@ use crate::error::{Error, Kind};
 use crate::image::Images;
 use crate::log;
 use crate::network::Network;
+use crate::plugins::Plugins;
 use crate::workers::Workers;
 use latch::Latch;
 use link::Link;
@@ -62,6 +65,7 @@ pub(crate) struct Node {
     pub(crate) network: Rc<Network>,
     pub(crate) images: Rc<Images>,
     pub(crate) workers: Rc<Workers>,
+    pub(crate) plugins: Rc<Plugins>,
     pub(crate) clock: clock::Clock,
     /// `/proc/sys/kernel/random/boot_id`.
     pub(crate) boot: String,
@@ -101,6 +105,8 @@ pub(crate) struct Pod {
     /// not the retry of one whose answer was lost (RETRY-1).
     is_known: Cell<bool>,
     names: RefCell<HashMap<spec::ContainerName, ContainerId>>,
+    /// Plugins have accepted it, or were there before this daemon: they are to hear of its end.
+    is_offered: Cell<bool>,
     last_exec: Cell<u32>,
     execs: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
 }
@@ -112,13 +118,19 @@ pub(crate) struct Container {
     record: RefCell<ContainerRecord>,
     operation: Mutex<()>,
     made: Latch<Result<(), Error>>,
+    /// It is made, and in the lists; plugins may still be hearing of it.
+    is_listed: Cell<bool>,
     /// As of a pod.
     is_known: Cell<bool>,
     /// Filled when the state is Exited and all clean-up that the exit calls for is under way.
     exited: Latch<()>,
     stop: RefCell<Option<Rc<container::Stop>>>,
+    /// Filled when plugins have heard of its end.
+    stop_told: Latch<()>,
     /// Of the main process as the node sees it; 0 while it does not run.
     pid: Cell<i32>,
+    /// Of the main process, also when it has ended.
+    last_pid: Cell<i32>,
 }
 
 impl Pods {
@@ -166,6 +178,12 @@ impl Pods {
         Ok(container)
     }
 
+    /// As [`Pods::container`], for one that is no client: knowing its id tells nothing of answers that arrived.
+    pub(crate) fn container_for_plugin(&self, id: &str) -> Option<Rc<Container>> {
+        let containers = self.containers.borrow();
+        id.parse().ok().and_then(|id| containers.get(&id)).filter(|container| container.is_visible()).cloned()
+    }
+
     /// Warns of something that is left out, once in the daemon's life.
     fn warn_once(&self, text: String) {
         let mut warned = self.warned.borrow_mut();
@@ -208,11 +226,14 @@ impl Pods {
         let pods = Rc::clone(self);
         crate::reactor::spawn(async move {
             let _operation = pod.operation.lock().await;
+            let turn = pods.node.plugins.turn(&pods, &pod).await;
+            turn.update_pod(&pod, overhead.as_ref(), resources.as_ref()).await?;
             let mut record: PodRecord = pod.record().clone();
             record.spec.overhead = overhead.or(record.spec.overhead);
             record.spec.resources = resources.or(record.spec.resources);
             record.commit(&pods.node.paths)?;
             *pod.record.borrow_mut() = record;
+            turn.updated_pod(&pod).await;
             Ok(())
         })
         .await
@@ -285,6 +306,7 @@ impl Pod {
             made: Latch::default(),
             is_known: Cell::new(false),
             names: RefCell::default(),
+            is_offered: Cell::new(false),
             last_exec: Cell::new(0),
             execs: RefCell::default(),
         })
@@ -329,10 +351,13 @@ impl Container {
             record: RefCell::new(record),
             operation: Mutex::new(()),
             made: Latch::default(),
+            is_listed: Cell::new(false),
             is_known: Cell::new(false),
             exited: Latch::default(),
             stop: RefCell::default(),
+            stop_told: Latch::default(),
             pid: Cell::new(0),
+            last_pid: Cell::new(0),
         })
     }
 
@@ -346,12 +371,31 @@ impl Container {
         self.pid.get()
     }
 
+    /// As [`Container::pid`], but also when it has ended.
+    pub(crate) fn last_pid(&self) -> i32 {
+        self.last_pid.get()
+    }
+
+    fn set_pid(&self, pid: i32) {
+        self.pid.set(pid);
+        self.last_pid.set(pid);
+    }
+
     fn is_visible(&self) -> bool {
-        matches!(self.made.get(), Some(Ok(())))
+        self.is_listed.get()
+    }
+
+    /// It is made: lists show it, and calls find it.
+    fn list(&self) {
+        self.is_listed.set(true);
     }
 
     fn cgroup(&self) -> Result<CgroupPath, Error> {
-        paths::cgroup(&self.pod.record().cgroup_parent, &self.id)
+        let record = self.record();
+        match record.adjusted.cgroup.as_str() {
+            "" => paths::cgroup(&self.pod.record().cgroup_parent, &self.id),
+            path => Ok(CgroupPath::parse(path)?),
+        }
     }
 
     /// `container 3f2a… (web/nginx)`: how errors and logs name it.

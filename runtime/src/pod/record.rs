@@ -7,7 +7,7 @@ use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
 
 use super::paths::{Paths, RECORD};
-use super::spec::{ContainerSpec, PodSpec};
+use super::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use super::state;
 use crate::error::{Error, Kind};
 use crate::store::{self, Damage};
@@ -29,6 +29,20 @@ pub(crate) struct PodRecord {
     pub(crate) state: state::Pod,
     /// The CNI configuration and attachment, recorded before ADD; `None`: the node's network, or nothing to undo.
     pub(crate) network: Option<Network>,
+    /// Addresses of the pod, also when its network is gone.
+    #[serde(skip)]
+    pub(crate) addresses: Vec<String>,
+    /// What plugins have been told.
+    #[serde(skip)]
+    pub(crate) told: Told,
+}
+
+/// Which events of an object plugins have been told of: each once in its life, restarts of the daemon included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Told {
+    pub(crate) stop: bool,
+    pub(crate) remove: bool,
 }
 
 /// What DEL will need, and what ADD gave.
@@ -79,6 +93,45 @@ pub(crate) struct ContainerRecord {
     /// Its image volumes, in the order of their mounts.
     #[serde(skip)]
     pub(crate) image_volumes: Vec<ImageVolumeUse>,
+    /// Limits in force; `None`: those of the request.
+    #[serde(skip)]
+    pub(crate) limits: Option<Limits>,
+    /// What plugins made of it.
+    #[serde(skip)]
+    pub(crate) adjusted: Adjusted,
+    /// What plugins have been told.
+    #[serde(skip)]
+    pub(crate) told: Told,
+}
+
+/// What a container's cgroup limits: the request, the updates since, and what only plugins ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Limits {
+    pub(crate) resources: Resources,
+    /// 0: as it is; negative: none.
+    pub(crate) pids_max: i64,
+    pub(crate) memory_reservation_bytes: Option<i64>,
+    pub(crate) kernel_memory_bytes: Option<i64>,
+    pub(crate) kernel_tcp_bytes: Option<i64>,
+    pub(crate) swappiness: Option<u64>,
+    pub(crate) disable_oom_killer: Option<bool>,
+    pub(crate) realtime_runtime_us: Option<i64>,
+    pub(crate) realtime_period_us: Option<u64>,
+}
+
+/// What plugins changed at creation, as far as it is needed afterwards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Adjusted {
+    /// NRI's ContainerAdjustment without its limits, encoded: what events show of the container.
+    pub(crate) adjustment: Vec<u8>,
+    /// RLIMIT_…, soft, hard: every process has them, execs too.
+    pub(crate) rlimits: Vec<(u32, u64, u64)>,
+    /// Where its cgroup is; empty: below the pod's parent.
+    pub(crate) cgroup: String,
+    /// Its pid namespace, where that is another.
+    pub(crate) pid: Option<ContainerPid>,
 }
 
 /// The image that a volume was made from.
@@ -91,6 +144,17 @@ pub(crate) struct ImageVolumeUse {
 }
 
 impl ContainerRecord {
+    /// The limits in force.
+    pub(crate) fn limits(&self) -> Limits {
+        let of_request = || Limits { resources: self.spec.resources.clone(), ..Limits::default() };
+        self.limits.clone().unwrap_or_else(of_request)
+    }
+
+    /// Which pid namespace it lives in.
+    pub(crate) fn pid(&self) -> ContainerPid {
+        self.adjusted.pid.unwrap_or(self.spec.pid)
+    }
+
     /// Directories of all layers that it needs, those of volumes included.
     pub(crate) fn layer_names(&self) -> impl Iterator<Item = &str> {
         let of_volumes = self.image_volumes.iter().flat_map(|volume| &volume.layers);
@@ -205,7 +269,7 @@ fn decode<T: serde::de::DeserializeOwned + Grown>(body: &[u8]) -> Result<T, Dama
 
 #[cfg(test)]
 mod tests {
-    use super::super::spec::{IdMapping, PodName, PodNamespaces, PodPid, Resources, Sharing, UserNamespace};
+    use super::super::spec::{IdMapping, PodName, PodNamespaces, PodPid, Sharing, UserNamespace};
     use super::*;
 
     fn record() -> PodRecord {
@@ -236,6 +300,8 @@ mod tests {
             owns_cgroup_parent: true,
             state: state::Pod::NotReady { why: state::Down::Rebooted },
             network: None,
+            addresses: Vec::new(),
+            told: Told::default(),
         }
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{ContainerId, PodId, Request, monitor, netns};
 
-use super::record::{ContainerRecord, PodRecord};
+use super::record::{ContainerRecord, PodRecord, Told};
 use super::state::{self, ContainerEvent, How, PodEvent};
 use super::steps::failed;
 use super::{Container, Pod, Pods, garbage, paths};
@@ -81,6 +81,7 @@ impl Pods {
         let pod = Pod::new(record);
         if pod.record().state != state::Pod::Creating {
             pod.made.set(Ok(()));
+            pod.is_offered.set(true);
         }
         self.names.borrow_mut().insert(pod.record().spec.name.clone(), id);
         self.pods.borrow_mut().insert(id, Rc::clone(&pod));
@@ -102,8 +103,10 @@ impl Pods {
                 }
                 let container = Container::new(Rc::clone(pod), record);
                 container.made.set(Ok(()));
-                if matches!(container.record().state, state::Container::Exited(_)) {
+                container.list();
+                if container.record().state.is_over() {
                     container.exited.set(());
+                    container.stop_told.set(());
                 }
                 if let Err(error) = self.node.images.retain(id, container.record().layer_names()) {
                     log::error!("layers of a container are not held"; ctr = id, error = error);
@@ -233,7 +236,7 @@ impl Pods {
         let path = self.node.paths.started(container.pod.id).join(container.id.to_string());
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let (at_ns, pid) = text.split_once(' ').unwrap_or_default();
-        container.pid.set(pid.parse().unwrap_or(0));
+        container.set_pid(pid.parse().unwrap_or(0));
         if !container.record().state.is_running() {
             let at_ns = at_ns.parse().unwrap_or_else(|_| self.node.clock.now_ns());
             self.log_failed(
@@ -276,7 +279,8 @@ impl Pods {
                 Some(error) => Err(error),
             };
             if undone.is_err() {
-                // Listed from now on, so that Stop and Remove try again.
+                // Listed from now on, so that Stop and Remove try again; no plugin knows of it.
+                pod.record.borrow_mut().told = Told { stop: true, remove: true };
                 pods.log_failed(&pod, pods.change(&pod, PodEvent::UpFailed));
             }
             pods.log_failed(&pod, undone);

@@ -115,6 +115,13 @@ pub(crate) struct UserNamespace {
 }
 
 impl PodSpec {
+    /// Which namespaces are the pod's own. The host name goes with the network.
+    pub(crate) fn own_namespaces(&self) -> coracle_sandbox::plan::PodNamespaces {
+        let network = self.namespaces.network == Sharing::Pod;
+        let ipc = self.namespaces.ipc == Sharing::Pod;
+        coracle_sandbox::plan::PodNamespaces { network, ipc, uts: network }
+    }
+
     /// As the sandbox wants them; they were checked to be one range of each kind.
     pub(crate) fn user_mappings(&self) -> Option<UserMappings> {
         let range = |mappings: &[IdMapping]| {

@@ -228,6 +228,11 @@ impl Container {
         }
     }
 
+    /// CRI: CONTAINER_EXITED.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self, Self::Exited(_))
+    }
+
     /// CRI: CONTAINER_RUNNING.
     pub(crate) fn is_running(&self) -> bool {
         matches!(self, Self::Running { .. })

@@ -11,6 +11,7 @@
 //! | Monitor | `coracle-pod` in the pod's namespaces | SIGKILL to its cgroup |
 //! | Netns | a file that holds the network namespace, for CNI plugins | umount, unlink |
 //! | Network | link, address, ports, by CNI ADD | CNI DEL |
+//! | Plugins | nothing; the last word of RunPodSandbox is theirs | they hear that the workload has ended |
 //! | Workload | nothing; containers come and go while the pod is ready | ends every container |
 
 use std::path::Path;
@@ -22,7 +23,7 @@ use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 
 use super::link::{Link, News};
 use super::notices::Happened;
-use super::record::{Network, PodRecord};
+use super::record::{Network, PodRecord, Told};
 use super::spec::{PodPid, PodSpec, Sharing};
 use super::state::{self, PodEvent};
 use super::{KILL_LIMIT, Pod, Pods, files, garbage, paths};
@@ -41,11 +42,13 @@ enum Step {
     Monitor,
     Netns,
     Network,
+    Plugins,
     Workload,
 }
 
 impl Step {
-    const ALL: [Self; 5] = [Self::Cgroup, Self::Monitor, Self::Netns, Self::Network, Self::Workload];
+    const ALL: [Self; 6] =
+        [Self::Cgroup, Self::Monitor, Self::Netns, Self::Network, Self::Plugins, Self::Workload];
 }
 
 impl Pods {
@@ -115,6 +118,8 @@ impl Pods {
             owns_cgroup_parent: false,
             state: state::Pod::Creating,
             network: None,
+            addresses: Vec::new(),
+            told: Told::default(),
         });
         self.names.borrow_mut().insert(name, id);
         self.pods.borrow_mut().insert(id, Rc::clone(&pod));
@@ -145,6 +150,8 @@ impl Pods {
         } else {
             // Kept and listed, so that Stop and Remove try again (CRI facts section 2.0).
             log_all(pod.id, &left);
+            // Plugins have accepted nothing, or have heard of its end.
+            pod.record.borrow_mut().told = Told { stop: true, remove: true };
             self.change(pod, PodEvent::UpFailed)?;
         }
         Err(error.context(format!("pod sandbox {title}")))
@@ -155,7 +162,49 @@ impl Pods {
         for step in Step::ALL {
             self.make(step, pod).await?;
         }
-        self.change(pod, PodEvent::Up)
+        Ok(())
+    }
+
+    /// Plugins accept it, and it is ready, in one turn: nobody sees it in between.
+    async fn make_ready(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        let turn = self.node.plugins.turn(self, pod).await;
+        turn.run_pod(pod).await?;
+        match self.change(pod, PodEvent::Up) {
+            Ok(()) => {
+                pod.is_offered.set(true);
+                Ok(())
+            }
+            Err(error) => {
+                turn.undo_run_pod(pod).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Plugins hear once that the workload has ended, after they have heard so of every container.
+    async fn tell_stopped(self: &Rc<Self>, pod: &Rc<Pod>) {
+        if !pod.is_offered.get() {
+            return;
+        }
+        for container in self.containers_of(pod.id) {
+            if container.exited.get().is_some() {
+                container.stop_told.wait().await;
+            }
+        }
+        let turn = self.node.plugins.turn(self, pod).await;
+        if !pod.record().told.stop {
+            let told = Told { stop: true, ..pod.record().told };
+            self.note_told(pod, told, self.node.plugins.want_pod_stop());
+            turn.stop_pod(pod).await;
+        }
+    }
+
+    /// Before the event, so that it is never told twice; where nobody hears it the next commit will do.
+    fn note_told(&self, pod: &Rc<Pod>, told: Told, is_heard: bool) {
+        pod.record.borrow_mut().told = told;
+        if is_heard && let Err(error) = pod.record().commit(&self.node.paths) {
+            log::warn!("an event could be told again after a restart"; pod = pod.id, error = error);
+        }
     }
 
     /// The intent record and the directories, before any object.
@@ -184,6 +233,7 @@ impl Pods {
             Step::Monitor => self.make_monitor(pod).await,
             Step::Netns => self.make_netns(pod),
             Step::Network => self.make_network(pod).await,
+            Step::Plugins => self.make_ready(pod).await,
             Step::Workload => Ok(()),
         }
     }
@@ -191,6 +241,10 @@ impl Pods {
     async fn unmake(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
         match step {
             Step::Workload => self.end_containers(pod).await,
+            Step::Plugins => {
+                self.tell_stopped(pod).await;
+                Ok(())
+            }
             Step::Network => self.unmake_network(pod).await,
             Step::Netns => Ok(netns::unpin(&paths::netns(pod.id))?),
             Step::Monitor => self.unmake_monitor(pod).await,
@@ -246,8 +300,15 @@ impl Pods {
             for container in pods.containers_of(pod.id) {
                 pods.remove_container(container).await?;
             }
+            let turn = pods.node.plugins.turn(&pods, &pod).await;
+            if pod.is_offered.get() && !pod.record().told.remove {
+                let told = Told { remove: true, ..pod.record().told };
+                pods.note_told(&pod, told, pods.node.plugins.want_pod_remove());
+                turn.remove_pod(&pod).await;
+            }
             pods.change(&pod, PodEvent::Remove)?;
             pods.forget_pod(&pod)?;
+            drop(turn);
             log::info!("pod sandbox removed"; pod = pod.id);
             pods.tell(Happened::Deleted, &pod.id, &pod);
             Ok(())
@@ -351,11 +412,10 @@ impl Pods {
         let directory = node.paths.pod_state(pod.id);
         let (setup, spawned) = {
             let record = pod.record();
-            let namespaces = record.spec.namespaces;
-            let network = namespaces.network == Sharing::Pod;
-            let ipc = namespaces.ipc == Sharing::Pod;
+            let namespaces = record.spec.own_namespaces();
+            let plan::PodNamespaces { network, ipc, uts } = namespaces;
             let setup = plan::sandbox(&plan::SandboxPlan {
-                namespaces: plan::PodNamespaces { network, ipc, uts: network },
+                namespaces,
                 shm_directory: node.paths.shm(pod.id),
                 host_name: files::hostname(&record.spec),
                 sysctls: record.spec.sysctls.clone(),
@@ -369,8 +429,8 @@ impl Pods {
                 directory: &directory,
                 network,
                 ipc,
-                uts: network,
-                pid: namespaces.pid == PodPid::Pod,
+                uts,
+                pid: record.spec.namespaces.pid == PodPid::Pod,
                 user: record.spec.user_mappings().as_ref(),
                 setup: &setup,
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
@@ -478,6 +538,7 @@ impl Pods {
         };
         self.node.network.del(&request, network.result.as_deref()).await?;
         let mut record = pod.record().clone();
+        record.addresses = network.addresses;
         record.network = None;
         record.commit(&self.node.paths)?;
         *pod.record.borrow_mut() = record;

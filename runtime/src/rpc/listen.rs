@@ -41,14 +41,21 @@ impl Listener {
     /// `InvalidArgument` for a path no socket can have or that something else holds, `FailedPrecondition` where another
     /// daemon answers, else what the kernel says.
     pub(crate) fn bind(path: &Path) -> Result<Listener, Error> {
-        Listener::try_bind(path).map_err(|error| error.context(format_args!("listen on {}", path.display())))
+        Listener::try_bind(path, SOCKET_MODE, DIRECTORY_MODE)
+            .map_err(|error| error.context(format_args!("listen on {}", path.display())))
     }
 
-    fn try_bind(path: &Path) -> Result<Listener, Error> {
+    /// As [`Listener::bind`], for root alone: whoever may call can do what root can.
+    pub(crate) fn bind_for_root(path: &Path) -> Result<Listener, Error> {
+        Listener::try_bind(path, 0o600, 0o700)
+            .map_err(|error| error.context(format_args!("listen on {}", path.display())))
+    }
+
+    fn try_bind(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Listener, Error> {
         let (directory, name) = split(path)?;
         DirBuilder::new()
             .recursive(true)
-            .mode(DIRECTORY_MODE)
+            .mode(directory_mode)
             .create(directory)
             .context(|| "make its directory")?;
         refuse_if_taken(path)?;
@@ -68,7 +75,7 @@ impl Listener {
             _ => {}
         }
         let listener = UnixListener::bind(&temporary).context(|| "bind")?;
-        std::fs::set_permissions(&temporary, Permissions::from_mode(SOCKET_MODE))
+        std::fs::set_permissions(&temporary, Permissions::from_mode(socket_mode))
             .context(|| "set its mode")?;
         renameat(&directory, temporary_name.as_str(), &directory, name).context(|| "rename into place")?;
         let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;

@@ -31,6 +31,7 @@ use smol::lock::Semaphore;
 use crate::error::{self, Kind, plain};
 use crate::log;
 use crate::reactor;
+pub(crate) use process::LogLines;
 use process::{Process, Remains};
 
 /// The worker's program.
@@ -43,8 +44,8 @@ const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);
 /// How long a removal may take in all: a million files on a slow card.
 const REMOVE_SILENCE: Duration = Duration::from_secs(60 * 60);
 
-/// A few files of a few kilobytes.
-const CDI_SILENCE: Duration = Duration::from_secs(60);
+/// A few files of a few kilobytes, a few messages to the kernel.
+const DEVICES_SILENCE: Duration = Duration::from_secs(60);
 
 /// A walk of every writable layer, on flash with a cold cache.
 const MEASURE_SILENCE: Duration = Duration::from_secs(300);
@@ -170,7 +171,7 @@ impl Workers {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
-            Job::Cdi { .. } => (Lane::Devices, CDI_SILENCE),
+            Job::Cdi { .. } | Job::TakeNetDevices { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Cni(cni) => (
                 Lane::Network,

@@ -261,14 +261,14 @@ async fn pass_on_log(stderr: Watched, pid: u32) -> String {
 
 /// Cuts bytes into lines of bounded length.
 #[derive(Default)]
-pub(super) struct LogLines {
+pub(crate) struct LogLines {
     open: Vec<u8>,
     last: String,
 }
 
 impl LogLines {
     /// Calls `on_line` for each line that ends in `bytes`, without its end.
-    pub(super) fn feed(&mut self, bytes: &[u8], mut on_line: impl FnMut(&str)) {
+    pub(crate) fn feed(&mut self, bytes: &[u8], mut on_line: impl FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (text, is_whole) = match piece.strip_suffix(b"\n") {
                 Some(text) => (text, true),

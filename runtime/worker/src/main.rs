@@ -14,6 +14,7 @@ mod failure;
 mod image_config;
 mod import;
 mod measure_trees;
+mod net_devices;
 mod pull;
 mod registries;
 mod remove_trees;
@@ -86,6 +87,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),
+        Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }

@@ -50,7 +50,7 @@ impl Monitor<'_> {
         let done = match request {
             Request::Hello { .. } => return self.greet(number),
             _ if !is_greeted => Err(Errno::EPROTO),
-            // These two answer later, when the process has exec'ed.
+            // These answer later, when the process has exec'ed.
             Request::Start { container, streams, pid, has_cgroup, has_oom_counter } => {
                 let asked = crate::start::Asked { container, streams, pid, has_cgroup, has_oom_counter };
                 match self.start(number, &asked, &mut descriptors) {
@@ -58,6 +58,10 @@ impl Monitor<'_> {
                     refused => refused,
                 }
             }
+            Request::Resume { container } => match self.resume(number, &container) {
+                Ok(()) => return,
+                refused => refused,
+            },
             Request::Exec { exec, container, has_cgroup } => {
                 match self.exec(number, (exec, &container), has_cgroup, &mut descriptors) {
                     Ok(()) => return,

@@ -182,7 +182,9 @@ impl Walker {
         if self.root.is_some() || is_for_the_host {
             return Ok(());
         }
-        let namespaces = process::CLONE_NEWNS | process::CLONE_NEWCGROUP;
+        // A container may have others than its pod (NRI).
+        let of_pod = process::CLONE_NEWNET | process::CLONE_NEWIPC | process::CLONE_NEWUTS;
+        let namespaces = process::CLONE_NEWNS | process::CLONE_NEWCGROUP | of_pod;
         match process::setns(container, namespaces | process::CLONE_NEWUSER) {
             // It is in this very user namespace, which cannot be joined again.
             Err(Errno::EINVAL) => process::setns(container, namespaces)?,
@@ -284,6 +286,29 @@ impl Walker {
             Op::BindSelf { path } => mounts::bind_self(self.root()?, text(path)?),
             Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
             Op::UserNamespace => self.enter_user_namespace(),
+            Op::Wait => self.wait(),
+            Op::JoinNamespace { path, flag } => {
+                let file = fs::open(FdRef::WORKING_DIRECTORY, text(path)?, fs::O_RDONLY, 0)?;
+                process::setns(file.borrow(), u64::from(flag))
+            }
+            Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
+                let scheduling = process::Scheduling {
+                    policy,
+                    flags,
+                    nice,
+                    priority,
+                    runtime,
+                    deadline,
+                    period,
+                };
+                process::set_scheduling(scheduling)
+            }
+            Op::IoPriority { class, level } => process::set_io_priority(class, level),
+            Op::MemoryPolicy { mode, nodes: [0, 0] } => process::set_memory_policy(mode, &[]),
+            Op::MemoryPolicy { mode, nodes } => process::set_memory_policy(mode, &nodes),
+            Op::Owner { path, uid, gid } => self
+                .root()?
+                .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
             Op::Exec { candidates, arguments, environment } => {
                 self.place.ok_or(Errno::EINVAL)?;
                 process::set_umask(self.umask);
@@ -295,6 +320,22 @@ impl Walker {
     /// The container's root; EINVAL for an operation inside it before there is one.
     fn root(&self) -> Result<&Root, Errno> {
         self.root.as_ref().ok_or(Errno::EINVAL)
+    }
+
+    /// One byte on the report pipe is neither a failure nor its end; the answer comes on the other line.
+    #[inline(never)]
+    fn wait(&self) -> Result<(), Errno> {
+        let place = self.place.ok_or(Errno::EINVAL)?;
+        // The line does not block, as the monitor must not.
+        let epoll = socket::epoll()?;
+        socket::watch(epoll.borrow(), place.terminal, socket::EPOLLIN, 0)?;
+        fs::write(place.report, b"w")?;
+        let mut events = [socket::Event::default(); socket::EVENTS_MAX];
+        while socket::wait(epoll.borrow(), &mut events, -1)?.is_empty() {}
+        match socket::receive(place.terminal, &mut [0; 1])?.length {
+            0 => Err(Errno::EPIPE),
+            _ => Ok(()),
+        }
     }
 
     #[inline(never)]

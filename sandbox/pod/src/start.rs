@@ -39,6 +39,7 @@ struct Standard {
 /// What the report pipe says.
 enum Report {
     Nothing,
+    Waits,
     Executed,
     Failed(Failure),
 }
@@ -136,7 +137,7 @@ impl Monitor<'_> {
         fs::set_nonblocking(ours.borrow())?;
         let (terminal, theirs) = socket::seqpacket_pair()?;
         socket::watch(self.epoll.borrow(), ours.borrow(), EPOLLIN, source.token())?;
-        let starting = Starting { number, report: ours, terminal, failure: None };
+        let starting = Starting { number, report: ours, terminal, failure: None, is_waiting: false };
         Ok(Line { starting, report, terminal: theirs })
     }
 
@@ -171,6 +172,11 @@ impl Monitor<'_> {
         let ContainerState::Starting(starting) = &mut container.state else { return };
         match read_report(&self.epoll, starting) {
             Report::Nothing => {}
+            Report::Waits => {
+                starting.is_waiting = true;
+                let number = core::mem::take(&mut starting.number);
+                self.hand_over(number, Reply::Waiting, place);
+            }
             Report::Failed(failure) => starting.failure = Some(failure),
             Report::Executed => {
                 let number = starting.number;
@@ -179,17 +185,31 @@ impl Monitor<'_> {
                 if let Some(master) = master {
                     self.keep_terminal(place, master);
                 }
-                self.started(number, place);
+                self.hand_over(number, Reply::Started, place);
             }
         }
     }
 
-    fn started(&mut self, number: u32, place: Place) {
+    /// Answers with the process.
+    fn hand_over(&mut self, number: u32, reply: Reply, place: Place) {
         let mut containers = self.table.containers.iter();
         let Some(container) = containers.find(|container| container.place == place) else { return };
         if let Ok(pidfd) = fs::duplicate(container.pidfd.borrow(), 3) {
-            self.reply(number, Reply::Started, &[pidfd.borrow()]);
+            self.reply(number, reply, &[pidfd.borrow()]);
         }
+    }
+
+    /// Lets a process go on that waits; the answer comes with its next report.
+    pub(crate) fn resume(&mut self, number: u32, id: &ContainerId) -> Result<(), Errno> {
+        let container = self.table.container(id).ok_or(Errno::ESRCH)?;
+        let ContainerState::Starting(starting) = &mut container.state else { return Err(Errno::ESRCH) };
+        if !starting.is_waiting {
+            return Err(Errno::ESRCH);
+        }
+        socket::send(starting.terminal.borrow(), b"g", &[])?;
+        starting.is_waiting = false;
+        starting.number = number;
+        Ok(())
     }
 
     /// The master side is both the container's output and what its stdin is written to.
@@ -208,7 +228,7 @@ impl Monitor<'_> {
         let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
         match read_report(&self.epoll, starting) {
-            Report::Nothing => {}
+            Report::Nothing | Report::Waits => {}
             Report::Failed(failure) => starting.failure = Some(failure),
             Report::Executed => {
                 let number = starting.number;
@@ -248,6 +268,8 @@ fn read_report(epoll: &Fd, starting: &Starting) -> Report {
             unwatch(epoll, &starting.report);
             Report::Executed
         }
+        // A failure is written in one piece, and longer.
+        Ok(1) => Report::Waits,
         Ok(_) => {
             unwatch(epoll, &starting.report);
             Report::Failed(Failure::from_bytes(bytes))

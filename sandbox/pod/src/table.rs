@@ -1,7 +1,7 @@
 //! What the monitor knows of: containers and execs, in tables with a maximum. An entry has a place, a small number
 //! that its descriptors' events and its line buffers go by; a place is free again once its entry is gone.
 
-use coracle_sys::Fd;
+use coracle_sys::{Fd, process};
 use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
 use heapless::Vec;
 
@@ -79,6 +79,8 @@ pub(crate) struct Starting {
     pub(crate) terminal: Fd,
     /// Reported; the answer waits until the process is reaped.
     pub(crate) failure: Option<Failure>,
+    /// It stands at an `Op::Wait`.
+    pub(crate) is_waiting: bool,
 }
 
 /// One stream of a container.
@@ -156,11 +158,16 @@ impl Table {
         self.containers.iter().any(Container::is_alive) || self.execs.iter().any(Exec::is_alive)
     }
 
-    /// What still starts: their answers go to nobody once the daemon that asked is gone.
+    /// What still starts: their answers go to nobody once the daemon that asked is gone. Nobody will say to go on to those
+    /// that wait.
     pub(crate) fn forget_askers(&mut self) {
         for container in &mut self.containers {
             if let ContainerState::Starting(starting) = &mut container.state {
                 starting.number = 0;
+                if starting.is_waiting {
+                    // ESRCH: it has just ended by itself.
+                    let _ = process::pidfd_signal(container.pidfd.borrow(), process::SIGKILL);
+                }
             }
         }
         for exec in &mut self.execs {

@@ -29,7 +29,7 @@ use layout::{Layout, Tracking};
 
 pub use path::CgroupPath;
 pub use processes::Entry;
-pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
+pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
 pub use usage::{MemoryUsage, SwapUsage, Usage};
 
 /// Which of the two interfaces sets limits. A hybrid host is v1.

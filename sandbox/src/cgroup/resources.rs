@@ -32,6 +32,27 @@ pub struct Resources {
     pub pids_max: i64,
     /// Which devices may be opened: for a new cgroup.
     pub devices: DeviceAccess,
+    /// What only plugins ask for.
+    pub rare: RareLimits,
+}
+
+/// Limits that Kubernetes has no fields for. `None`: leave as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RareLimits {
+    /// Memory that is reclaimed last, bytes; negative: none.
+    pub memory_reservation_bytes: Option<i64>,
+    /// v1: kernel memory, bytes (gone in Linux 6).
+    pub kernel_memory_bytes: Option<i64>,
+    /// v1: TCP buffers, bytes.
+    pub kernel_tcp_bytes: Option<i64>,
+    /// v1: 0 to 100.
+    pub swappiness: Option<u64>,
+    /// v1: processes wait instead of being killed.
+    pub disable_oom_killer: Option<bool>,
+    /// v1: microseconds of realtime per period.
+    pub realtime_runtime_us: Option<i64>,
+    /// v1: microseconds.
+    pub realtime_period_us: Option<u64>,
 }
 
 /// A limit on one size of huge pages.
@@ -122,6 +143,7 @@ pub(super) fn writes(resources: &Resources, version: Version, now: Now) -> Resul
     cpuset("cpuset.mems", &resources.cpuset_mems, &mut writes)?;
     memory(resources, version, now, &mut writes)?;
     hugepages(resources, version, &mut writes)?;
+    rare(&resources.rare, version, &mut writes);
     if resources.pids_max != 0 {
         writes.push(Write::new("pids", "pids.max", or_max(resources.pids_max, "max"), WhenMissing::Warn));
     }
@@ -270,6 +292,32 @@ fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -
         writes.push(Write::new("hugetlb", reserved, limit_bytes, WhenMissing::Pass));
     }
     Ok(())
+}
+
+/// Most are of v1 alone: there they are said to be left out on v2.
+fn rare(rare: &RareLimits, version: Version, writes: &mut Vec<Write>) {
+    let mut push = |controller, file: &str, value: Option<String>| {
+        if let Some(value) = value {
+            writes.push(Write::new(controller, file, value, WhenMissing::Warn));
+        }
+    };
+    match version {
+        Version::V1 => {
+            let soft = rare.memory_reservation_bytes.map(|bytes| bytes.max(-1).to_string());
+            push("memory", "memory.soft_limit_in_bytes", soft);
+        }
+        Version::V2 => {
+            let low = rare.memory_reservation_bytes.map(|bytes| bytes.max(0).to_string());
+            push("memory", "memory.low", low);
+        }
+    }
+    let text = |number: Option<i64>| number.map(|number| number.to_string());
+    push("memory", "memory.kmem.limit_in_bytes", text(rare.kernel_memory_bytes));
+    push("memory", "memory.kmem.tcp.limit_in_bytes", text(rare.kernel_tcp_bytes));
+    push("memory", "memory.swappiness", rare.swappiness.map(|value| value.to_string()));
+    push("memory", "memory.oom_control", rare.disable_oom_killer.map(|off| u8::from(off).to_string()));
+    push("cpu", "cpu.rt_period_us", rare.realtime_period_us.map(|us| us.to_string()));
+    push("cpu", "cpu.rt_runtime_us", text(rare.realtime_runtime_us));
 }
 
 fn unified(resources: &Resources, writes: &mut Vec<Write>) -> Result<(), Error> {

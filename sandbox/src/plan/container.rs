@@ -4,8 +4,8 @@ use coracle_wire::{Op, Propagation, Text};
 
 use super::mounts::{self, Planned, link};
 use super::record::{Record, c_string};
-use super::request::{ContainerPlan, DeviceKind, DeviceNode};
-use super::{overlay, path, process};
+use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind};
+use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
 
@@ -44,6 +44,15 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
     process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
+    process::scheduling(&mut record, &plan.process)?;
+    for (kind, path) in &plan.namespaces {
+        join(&mut record, *kind, path)?;
+    }
+    for (name, value) in &plan.sysctls {
+        let path = c_string("sysctls", sysctl::path(name, plan.own_namespaces)?.as_bytes())?;
+        let data = sysctl::value(name, value)?.as_bytes();
+        record.push(&Op::WriteFile { path: Text::new(&path), data, optional: false })?;
+    }
     // 2. Everything of the host that the container will see, by descriptor, while host paths still mean the host.
     for mount in &mut mounts {
         mount.open(&mut record)?;
@@ -105,6 +114,15 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // 8. From root to the user that was asked for, and exec.
     process::become_user_and_exec(&mut record, &plan.process)?;
     Ok(record.finish())
+}
+
+/// A namespace in place of the pod's.
+fn join(record: &mut Record, kind: NamespaceKind, path: &std::path::Path) -> Result<(), Error> {
+    if path.as_os_str().is_empty() {
+        return record.push(&Op::Unshare { flags: kind.flag() });
+    }
+    let path = path::host("namespaces", path)?;
+    record.push(&Op::JoinNamespace { path: Text::new(&path), flag: kind.flag() })
 }
 
 /// What the image declares as volumes stays writable.
@@ -182,6 +200,7 @@ fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), E
             major: *major,
             minor: *minor,
             mode: 0o666,
+            owner: (0, 0),
         })
         .collect();
     for device in &plan.devices {
@@ -218,6 +237,11 @@ fn nodes(record: &mut Record, devices: &[DeviceNode]) -> Result<(), Error> {
             mode: kind | device.mode,
             device: encode_device(device.major, device.minor),
         })?;
+        if let (uid, gid) = device.owner
+            && (uid, gid) != (0, 0)
+        {
+            record.push(&Op::Owner { path: Text::new(&path), uid, gid })?;
+        }
     }
     Ok(())
 }

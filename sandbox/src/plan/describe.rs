@@ -98,6 +98,12 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::BindSelf { path } => format!("keep {} writable", show(*path)),
         Op::GiveStreams { uid } => format!("give the standard streams to {uid}"),
         Op::UserNamespace => "enter the pod's user namespace".into(),
+        Op::Wait => "wait for the daemon".into(),
+        Op::JoinNamespace { path, .. } => format!("join the namespace {}", show(*path)),
+        Op::Schedule { policy, .. } => format!("set scheduling policy {policy}"),
+        Op::IoPriority { class, level } => format!("set I/O class {class}, priority {level}"),
+        Op::MemoryPolicy { mode, .. } => format!("set memory policy {:#x}", mode),
+        Op::Owner { path, uid, gid } => format!("give {} to {uid}:{gid}", show(*path)),
         Op::Exec { arguments, .. } => {
             let command = arguments.iter().next().map(|name| name.to_string_lossy().into_owned());
             format!("exec {}", command.unwrap_or_default())

@@ -27,8 +27,9 @@ mod tests;
 pub use describe::{describe, explain};
 pub use propagation::check_propagation;
 pub use request::{
-    CgroupMount, ContainerPlan, DeviceKind, DeviceNode, ExecPlan, Files, Limit, MASKED_PATHS, Mount,
-    PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan, Seccomp, Source,
+    CgroupMount, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files, FreshKind, Limit,
+    MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan,
+    Scheduling, Seccomp, Source,
 };
 
 use coracle_wire::Text;
@@ -49,6 +50,28 @@ pub fn sandbox(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
 /// [`Error::Invalid`], naming the field.
 pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     container::compile(plan)
+}
+
+/// The record with places at which its process waits: `before_root`, when its namespaces are made and its root is mounted
+/// but not entered; and always when all is done but becoming the user and exec.
+///
+/// # Errors
+/// [`Error::Invalid`]: the record cannot be read.
+pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
+    use coracle_wire::Op;
+    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
+    let mut waiting = record::Record::new();
+    for op in coracle_wire::walk(record).map_err(damaged)? {
+        let op = op.map_err(damaged)?;
+        match op {
+            Op::PivotRoot { .. } if before_root => waiting.push(&Op::Wait)?,
+            // The first of the steps to another user.
+            Op::Umask { .. } => waiting.push(&Op::Wait)?,
+            _ => {}
+        }
+        waiting.push(&op)?;
+    }
+    Ok(waiting.finish())
 }
 
 /// The seccomp filter that a launch record installs, for execs into its container.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use coracle_wire::{Op, Propagation, Text};
 
 use super::record::{Record, Strings, c_string};
-use super::request::{CgroupMount, ContainerPlan, Mount, Root, Source};
+use super::request::{CgroupMount, ContainerPlan, FreshKind, Mount, Root, Source};
 use super::{overlay, path};
 use crate::Error;
 
@@ -92,6 +92,7 @@ pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
     let mut all: Vec<Planned> = defaults(plan)
         .into_iter()
         .filter(|default| !asked.iter().any(|mount| mount.target == default.target))
+        .filter(|default| !plan.without_mounts.contains(&default.target))
         .filter(|default| !(has_own_dev && path::is_within(&default.target, "/dev")))
         .collect();
     all.append(&mut asked);
@@ -124,7 +125,8 @@ fn defaults(plan: &ContainerPlan) -> Vec<Planned> {
         bind("/etc/hostname", &plan.files.host_name, file_attributes),
         bind("/etc/resolv.conf", &plan.files.resolv_conf, file_attributes),
     ];
-    defaults.extend(cgroups(plan, locked | read_only));
+    let cgroups_read_only = if plan.is_cgroup_mount_writable { 0 } else { read_only };
+    defaults.extend(cgroups(plan, locked | cgroups_read_only));
     defaults
 }
 
@@ -180,6 +182,10 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
     let attributes = attributes.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
     let source = match &mount.source {
         Source::Host(path) => path,
+        Source::Fresh { kind, options } => {
+            let (options, kind) = (options.clone(), fresh_kind(*kind));
+            return Ok(Planned { target, what: What::Fresh { kind, options, attributes }, is_default: false });
+        }
         Source::Image { lowers, sub_path, empty } => {
             // Nothing in an image can be given rights here.
             let bind = Bind::plain(empty, attributes | READ_ONLY | NO_SUID | NO_DEV);
@@ -203,6 +209,16 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
     };
     path::host(&field, source)?;
     Ok(Planned { target, what: What::Bind(bind), is_default: false })
+}
+
+fn fresh_kind(kind: FreshKind) -> &'static std::ffi::CStr {
+    match kind {
+        FreshKind::Tmpfs => c"tmpfs",
+        FreshKind::Proc => c"proc",
+        FreshKind::Sysfs => c"sysfs",
+        FreshKind::Mqueue => c"mqueue",
+        FreshKind::Devpts => c"devpts",
+    }
 }
 
 impl Bind {

@@ -7,7 +7,7 @@ use coracle_wire::{Op, Text};
 
 use super::path;
 use super::record::{Record, Strings, c_string};
-use super::request::{PATH_DEFAULT, Process, Seccomp};
+use super::request::{CpuScheduling, PATH_DEFAULT, Process, Scheduling, Seccomp};
 use crate::Error;
 use crate::lsm::APPARMOR_EXEC;
 use crate::userns::UserMappings;
@@ -46,6 +46,21 @@ pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(),
     let Some(profile) = profile else { return Ok(()) };
     let data = format!("exec {profile}");
     record.push(&Op::WriteFile { path: Text::new(APPARMOR_EXEC), data: data.as_bytes(), optional: false })
+}
+
+/// Before capabilities are dropped: some classes and policies need one.
+pub(super) fn scheduling(record: &mut Record, process: &Process) -> Result<(), Error> {
+    let Scheduling { cpu, io, memory } = &process.scheduling;
+    if let Some(CpuScheduling { policy, flags, nice, priority, times }) = *cpu {
+        record.push(&Op::Schedule { policy, flags, nice, priority, times })?;
+    }
+    if let Some((class, level)) = *io {
+        record.push(&Op::IoPriority { class, level })?;
+    }
+    match *memory {
+        Some((mode, nodes)) => record.push(&Op::MemoryPolicy { mode, nodes }),
+        None => Ok(()),
+    }
 }
 
 /// Once the container's devpts is in view.

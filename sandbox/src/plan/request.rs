@@ -63,6 +63,13 @@ pub struct Root {
 pub enum Source {
     /// Host path, existing, links already followed: bound with all that is mounted below.
     Host(PathBuf),
+    /// A file system that is mounted afresh: a plugin's wish.
+    Fresh {
+        /// tmpfs, proc, sysfs, mqueue, devpts.
+        kind: FreshKind,
+        /// Options of the file system itself, one each.
+        options: Vec<String>,
+    },
     /// An image's layers, put together (KEP-4639).
     Image {
         /// Names below [`Root::layers_directory`], highest layer first; at least one.
@@ -72,6 +79,21 @@ pub enum Source {
         /// An empty directory of the host: an overlay that nobody writes needs two layers.
         empty: PathBuf,
     },
+}
+
+/// File systems that may be mounted afresh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreshKind {
+    /// In memory.
+    Tmpfs,
+    /// Processes of the container's pid namespace.
+    Proc,
+    /// Devices, those of the pod's network among them.
+    Sysfs,
+    /// POSIX message queues.
+    Mqueue,
+    /// Terminals.
+    Devpts,
 }
 
 /// A mount that was asked for.
@@ -136,7 +158,7 @@ pub enum DeviceKind {
     Block,
 }
 
-/// A device node beside the default ones, owned by 0:0.
+/// A device node beside the default ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceNode {
     /// Container path.
@@ -149,6 +171,8 @@ pub struct DeviceNode {
     pub minor: u32,
     /// Permission bits.
     pub mode: u32,
+    /// User and group in the container.
+    pub owner: (u32, u32),
 }
 
 /// One resource limit.
@@ -196,6 +220,56 @@ pub struct Process {
     pub seccomp: Option<Seccomp>,
     /// AppArmor profile that exec brings into force.
     pub apparmor: Option<String>,
+    /// What else of it the kernel schedules by.
+    pub scheduling: Scheduling,
+}
+
+/// How a process is scheduled; `None` leaves what is inherited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scheduling {
+    /// CPU.
+    pub cpu: Option<CpuScheduling>,
+    /// Class (1 realtime, 2 best effort, 3 idle) and priority (0 to 7) of its I/O.
+    pub io: Option<(u32, u32)>,
+    /// MPOL_… with its flags, and nodes 0 to 127 as a bit set.
+    pub memory: Option<(u32, [u64; 2])>,
+}
+
+/// sched_setattr(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuScheduling {
+    /// SCHED_…
+    pub policy: u32,
+    /// SCHED_FLAG_…
+    pub flags: u64,
+    /// -20 to 19.
+    pub nice: i32,
+    /// Of realtime policies.
+    pub priority: u32,
+    /// Runtime, deadline and period of SCHED_DEADLINE in nanoseconds.
+    pub times: [u64; 3],
+}
+
+/// A namespace that a container is in instead of the pod's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamespaceKind {
+    /// Network.
+    Network,
+    /// IPC.
+    Ipc,
+    /// UTS.
+    Uts,
+}
+
+impl NamespaceKind {
+    /// CLONE_NEW…
+    pub(super) fn flag(self) -> u32 {
+        match self {
+            Self::Network => 0x4000_0000,
+            Self::Ipc => 0x0800_0000,
+            Self::Uts => 0x0400_0000,
+        }
+    }
 }
 
 /// A container.
@@ -209,6 +283,8 @@ pub struct ContainerPlan {
     pub has_cgroup_namespace: bool,
     /// What /sys/fs/cgroup shows.
     pub cgroup_mount: CgroupMount,
+    /// Whether it can be written; privileged containers can.
+    pub is_cgroup_mount_writable: bool,
     /// In the order asked for.
     pub mounts: Vec<Mount>,
     /// Directories that the image declares as volumes: they stay writable below a read-only root.
@@ -229,6 +305,14 @@ pub struct ContainerPlan {
     pub privileged: bool,
     /// Of the pod's user namespace; `None`: the host's.
     pub user_namespace: Option<UserMappings>,
+    /// Default mounts that are left out, by their targets.
+    pub without_mounts: Vec<String>,
+    /// Namespaces in place of the pod's, by files of the host; an empty path is a new one.
+    pub namespaces: Vec<(NamespaceKind, PathBuf)>,
+    /// Names and values, for the container's namespaces.
+    pub sysctls: Vec<(String, String)>,
+    /// Which namespaces are not the host's: what sysctls may be about.
+    pub own_namespaces: PodNamespaces,
 }
 
 /// An exec in a running container.

@@ -339,6 +339,61 @@ pub fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<(), Errno> {
     unsafe { call(number::PRLIMIT64, [0, resource as usize, limit.as_ptr() as usize, 0]) }.map(drop)
 }
 
+/// How a process is scheduled (sched_setattr(2)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scheduling {
+    /// SCHED_…
+    pub policy: u32,
+    /// SCHED_FLAG_…
+    pub flags: u64,
+    /// -20 to 19.
+    pub nice: i32,
+    /// Of the realtime policies.
+    pub priority: u32,
+    /// Nanoseconds, of SCHED_DEADLINE.
+    pub runtime: u64,
+    /// Nanoseconds, of SCHED_DEADLINE.
+    pub deadline: u64,
+    /// Nanoseconds, of SCHED_DEADLINE.
+    pub period: u64,
+}
+
+/// sched_setattr(2) on the caller.
+pub fn set_scheduling(scheduling: Scheduling) -> Result<(), Errno> {
+    /// `struct sched_attr`, the first version's 48 bytes.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        times: [u64; 3],
+    }
+    let Scheduling { policy, flags, nice, priority, runtime, deadline, period } = scheduling;
+    let size = size_of::<Attributes>() as u32;
+    let attributes = Attributes { size, policy, flags, nice, priority, times: [runtime, deadline, period] };
+    // SAFETY: the kernel reads as many bytes as `size` says, which is the struct's own size.
+    unsafe { call(number::SCHED_SETATTR, [0, (&raw const attributes) as usize, 0]) }.map(drop)
+}
+
+/// ioprio_set(2) on the caller: class 1 to 3, level 0 to 7.
+pub fn set_io_priority(class: u32, level: u32) -> Result<(), Errno> {
+    const IOPRIO_WHO_PROCESS: usize = 1;
+    let value = (class << 13 | level) as usize;
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::IOPRIO_SET, [IOPRIO_WHO_PROCESS, 0, value]) }.map(drop)
+}
+
+/// set_mempolicy(2) on the caller; `nodes` is a bit set, little-endian.
+pub fn set_memory_policy(mode: u32, nodes: &[u64]) -> Result<(), Errno> {
+    // The kernel looks at one bit less than it is told.
+    let bits = if nodes.is_empty() { 0 } else { nodes.len() * 64 + 1 };
+    // SAFETY: the kernel reads that many bits, rounded up to words, of the slice (null where there are none); the one too
+    // many is never read (mm/mempolicy.c, get_nodes: `--maxnode`).
+    unsafe { call(number::SET_MEMPOLICY, [mode as usize, nodes.as_ptr() as usize, bits]) }.map(drop)
+}
+
 /// umask(2).
 pub fn set_umask(mask: u32) {
     // SAFETY: the call reads no memory and cannot fail.

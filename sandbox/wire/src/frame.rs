@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ContainerId, ExecId, ExitRecord};
 
 /// Version of the frames, exchanged in [`Request::Hello`]. Raised when a variant or field is appended.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Longest frame: everything long travels in a memfd, so a frame is a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;
@@ -114,6 +114,12 @@ pub enum Request {
         /// IPv6 instead of IPv4.
         is_ipv6: bool,
     },
+    /// Let a container's process go on that waits in its launch record (`Op::Wait`). Replies as [`Request::Start`]; ESRCH
+    /// where none waits. A process whose daemon goes away while it waits is killed. Since version 3.
+    Resume {
+        /// The container.
+        container: ContainerId,
+    },
 }
 
 /// What a container's standard streams are.
@@ -166,6 +172,9 @@ pub enum Reply {
     Started,
     /// It did not work, and nothing is left of it.
     Failed(Failure),
+    /// The process waits in its launch record, for [`Request::Resume`] or its end. Descriptors: its pidfd. Only where the
+    /// record has an `Op::Wait`. Since version 3.
+    Waiting,
 }
 
 /// Why a request failed.

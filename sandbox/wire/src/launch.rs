@@ -357,6 +357,53 @@ pub enum Op<'a> {
     /// Enter the pod's user namespace as its root, with a mount namespace that belongs to it: mounts made before are
     /// locked there (mount_namespaces(7)).
     UserNamespace,
+    /// Tells the monitor that this point is reached, and waits until it says to go on (`Request::Resume`).
+    Wait,
+    /// Enter the namespace that a file of the host holds.
+    JoinNamespace {
+        /// Absolute.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// CLONE_NEW… of its kind.
+        flag: u32,
+    },
+    /// `sched_setattr`, before anything that needs rights for it is dropped.
+    Schedule {
+        /// SCHED_…
+        policy: u32,
+        /// SCHED_FLAG_…
+        flags: u64,
+        /// -20 to 19.
+        nice: i32,
+        /// Of realtime policies.
+        priority: u32,
+        /// Runtime, deadline, period in nanoseconds.
+        times: [u64; 3],
+    },
+    /// `ioprio_set`.
+    IoPriority {
+        /// 1 realtime, 2 best effort, 3 idle.
+        class: u32,
+        /// 0 to 7.
+        level: u32,
+    },
+    /// `set_mempolicy`.
+    MemoryPolicy {
+        /// MPOL_… with its flags.
+        mode: u32,
+        /// Nodes 0 to 127 as a bit set.
+        nodes: [u64; 2],
+    },
+    /// Give what is at a container path to a user and a group; a link there is not followed.
+    Owner {
+        /// Container path.
+        #[serde(borrow)]
+        path: Text<'a>,
+        /// In the container.
+        uid: u32,
+        /// In the container.
+        gid: u32,
+    },
 }
 
 /// Operations of a record, in order. `Err` once where it cannot be read, then the end.

@@ -6,23 +6,56 @@ use std::path::Path;
 use coracle_job::{ContainerEdits, Job, Outcome};
 use coracle_sandbox::{device, plan};
 
-use super::super::Pods;
+use super::super::{Pod, Pods, paths};
+use super::Resolved;
 use super::super::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
 use crate::error::{Error, Kind};
 
 impl Pods {
-    /// What the container's CDI devices ask for; a worker reads the files.
-    pub(super) async fn cdi_edits(&self, spec: &ContainerSpec) -> Result<ContainerEdits, Error> {
-        if spec.cdi_devices.is_empty() {
+    /// What CDI devices ask for; a worker reads the files.
+    pub(super) async fn cdi_edits(&self, names: Vec<String>) -> Result<ContainerEdits, Error> {
+        if names.is_empty() {
             return Ok(ContainerEdits::default());
         }
-        let job =
-            Job::Cdi { names: spec.cdi_devices.clone(), directories: self.node.cdi_directories.clone() };
+        let job = Job::Cdi { names, directories: self.node.cdi_directories.clone() };
         let outcome = self.node.workers.run(job, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
             Outcome::Cdi(edits) => Ok(edits),
             other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
         }
+    }
+}
+
+impl Pods {
+    /// Moves network interfaces of the node into the pod's network namespace.
+    pub(super) async fn take_net_devices(
+        &self,
+        pod: &Pod,
+        devices: Vec<(String, String)>,
+    ) -> Result<(), Error> {
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let job = Job::TakeNetDevices { netns: paths::netns(pod.id), devices };
+        match self.node.workers.run(job, |_, _| ()).await? {
+            Outcome::Moved => Ok(()),
+            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+        }
+    }
+
+    /// More CDI devices for a container that is not made yet: it is resolved anew.
+    pub(crate) async fn add_devices(
+        &self,
+        pod: &Pod,
+        names: Vec<String>,
+        resolved: &mut Resolved,
+    ) -> Result<(), Error> {
+        let (id, spec, created_at_ns) =
+            (resolved.record.id, resolved.record.spec.clone(), resolved.record.created_at_ns);
+        let edits = self.cdi_edits(spec.cdi_devices.iter().cloned().chain(names).collect()).await?;
+        *resolved = self.resolve(pod, id, spec, &edits)?;
+        resolved.record.created_at_ns = created_at_ns;
+        Ok(())
     }
 }
 

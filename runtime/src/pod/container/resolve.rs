@@ -1,22 +1,30 @@
 //! From a request to what will be done: image, identity, capabilities, environment, mounts, limits. Pure but for
 //! look-ups of the image's record and of host devices; everything that can be refused is refused here, at create.
 
+use std::path::PathBuf;
+
 use coracle_job::{ContainerEdits, ImageRecord};
-use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, Resources};
+use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
 use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, seccomp};
 
-use super::super::record::{Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Process};
+use super::super::record::{
+    Adjusted, Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Process, Told,
+};
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use super::super::{Pod, Pods, files, paths, state};
 use super::{devices, volumes};
 use crate::error::{Error, Kind};
 
 /// Everything create needs.
-pub(super) struct Resolved {
-    pub(super) record: ContainerRecord,
-    pub(super) resources: Resources,
+pub(crate) struct Resolved {
+    pub(crate) record: ContainerRecord,
+    pub(crate) resources: Resources,
     /// Complete but for the cgroup's files, which are not there yet.
-    pub(super) plan: plan::ContainerPlan,
+    pub(crate) plan: plan::ContainerPlan,
+    /// Files that its process writes itself into, beside those of its cgroup.
+    pub(crate) joins: Vec<PathBuf>,
+    /// Network interfaces of the node that come into its pod, and their names there.
+    pub(crate) net_devices: Vec<(String, String)>,
 }
 
 /// getrlimit(2); the same on both targets.
@@ -24,8 +32,8 @@ const RLIMIT_NOFILE: u32 = 7;
 
 /// Half a million open files is what container runtimes have granted for years; soft limits stay low so that programs that
 /// loop over all descriptors stay fast (CRI facts section 3.13).
-const OPEN_FILES_SOFT: u64 = 1024;
-const OPEN_FILES_HARD: u64 = 524_288;
+pub(crate) const OPEN_FILES_SOFT: u64 = 1024;
+pub(crate) const OPEN_FILES_HARD: u64 = 524_288;
 
 impl Pods {
     pub(super) fn resolve(
@@ -42,7 +50,7 @@ impl Pods {
             let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
             return Err(Error::new(Kind::InvalidArgument, text));
         }
-        self.pid_namespace(pod, &spec)?; // refused here; asked again at start, when a target may have ended
+        self.pid_namespace(pod, spec.pid)?; // refused here; asked again at start, when a target may have ended
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
         let process = self.process(pod, &spec, &image)?;
@@ -65,10 +73,13 @@ impl Pods {
             stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
             state: state::Container::Created,
             image_volumes,
+            limits: None,
+            adjusted: Adjusted::default(),
+            told: Told::default(),
             spec: asked,
         };
         let resources = resources(&spec, &devices);
-        Ok(Resolved { record, resources, plan })
+        Ok(Resolved { record, resources, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
     fn process(&self, pod: &Pod, spec: &ContainerSpec, image: &ImageRecord) -> Result<Process, Error> {
@@ -178,6 +189,7 @@ impl Pods {
             cgroup_joins: Vec::new(),
             has_cgroup_namespace,
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
+            is_cgroup_mount_writable: false,
             mounts: self.mounts(pod, spec, volumes, &directory.join("empty"))?,
             image_volumes: volumes::declared(spec, image),
             files: plan::Files {
@@ -200,6 +212,10 @@ impl Pods {
             readonly_paths: spec.security.readonly_paths.clone(),
             privileged: spec.security.privileged,
             user_namespace: record.spec.user_mappings(),
+            without_mounts: Vec::new(),
+            namespaces: Vec::new(),
+            sysctls: Vec::new(),
+            own_namespaces: record.spec.own_namespaces(),
         })
     }
 }
@@ -230,6 +246,7 @@ impl Process {
             tty,
             seccomp: None,
             apparmor: None,
+            scheduling: plan::Scheduling::default(),
         }
     }
 }
@@ -312,12 +329,28 @@ fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Re
         true => DeviceAccess::All,
         false => DeviceAccess::Only(devices.iter().map(rule).collect()),
     };
-    Resources { devices, ..spec.resources.limits() }
+    let limits = Limits { resources: spec.resources.clone(), ..Limits::default() };
+    Resources { devices, ..limits.of_cgroup() }
+}
+
+impl Limits {
+    /// As the cgroup wants them; devices are left alone.
+    pub(crate) fn of_cgroup(&self) -> Resources {
+        let rare = RareLimits {
+            memory_reservation_bytes: self.memory_reservation_bytes,
+            kernel_memory_bytes: self.kernel_memory_bytes,
+            kernel_tcp_bytes: self.kernel_tcp_bytes,
+            swappiness: self.swappiness,
+            disable_oom_killer: self.disable_oom_killer,
+            realtime_runtime_us: self.realtime_runtime_us,
+            realtime_period_us: self.realtime_period_us,
+        };
+        Resources { pids_max: self.pids_max, rare, ..self.resources.of_cgroup() }
+    }
 }
 
 impl spec::Resources {
-    /// As the cgroup wants them; devices are left alone.
-    pub(in super::super) fn limits(&self) -> Resources {
+    fn of_cgroup(&self) -> Resources {
         let hugepage = |(page_size, limit): &(String, u64)| HugepageLimit {
             page_size: page_size.clone(),
             limit_bytes: *limit,
@@ -332,14 +365,13 @@ impl spec::Resources {
             cpuset_mems: self.cpuset_mems.clone(),
             hugepages: self.hugepage_limits.iter().map(hugepage).collect(),
             unified: self.unified.clone(),
-            pids_max: 0,
-            devices: DeviceAccess::Unchanged,
+            ..Resources::default()
         }
     }
 
     /// These with what an update asks for over them: zero and empty leave a field as it is. The OOM score is a
     /// process's, set when it starts, and stays.
-    pub(in super::super) fn updated(&self, asked: &Self) -> Self {
+    pub(crate) fn updated(&self, asked: &Self) -> Self {
         let number = |old: i64, new: i64| if new == 0 { old } else { new };
         let text = |old: &String, new: &String| if new.is_empty() { old.clone() } else { new.clone() };
         let mut hugepage_limits = self.hugepage_limits.clone();

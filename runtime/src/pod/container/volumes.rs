@@ -71,12 +71,7 @@ impl Pods {
             MountPropagation::HostToContainer => Propagation::Slave,
             MountPropagation::Bidirectional => Propagation::Shared,
         };
-        if propagation != Propagation::Private {
-            let read =
-                |path: &Path| std::fs::read_to_string(path).map_err(|error| failed("read", path, &error));
-            let real = source.canonicalize().map_err(|error| failed("resolve", &source, &error))?;
-            plan::check_propagation(&read(Path::new("/proc/self/mountinfo"))?, &real, propagation)?;
-        }
+        check_propagation(&source, propagation)?;
         Ok(plan::Mount {
             recursive_read_only: mount.recursive_read_only,
             propagation,
@@ -84,6 +79,26 @@ impl Pods {
             ..plain(mount, plan::Source::Host(source))
         })
     }
+}
+
+/// The source of a mount that is bound without being made.
+pub(crate) fn bind_source(path: &str, propagation: Propagation) -> Result<plan::Source, Error> {
+    let source = std::path::PathBuf::from(path);
+    if !source.is_absolute() {
+        return Err(Error::new(Kind::InvalidArgument, format!("mount source {path:?}: is not absolute")));
+    }
+    source.metadata().map_err(|error| failed("look at", &source, &error))?;
+    check_propagation(&source, propagation)?;
+    Ok(plan::Source::Host(source))
+}
+
+fn check_propagation(source: &Path, propagation: Propagation) -> Result<(), Error> {
+    if propagation != Propagation::Private {
+        let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| failed("read", path, &error));
+        let real = source.canonicalize().map_err(|error| failed("resolve", source, &error))?;
+        plan::check_propagation(&read(Path::new("/proc/self/mountinfo"))?, &real, propagation)?;
+    }
+    Ok(())
 }
 
 /// The mount with what does not depend on its source.

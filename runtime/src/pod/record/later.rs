@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerRecord, ImageVolumeUse, PodRecord};
+use super::{Adjusted, ContainerRecord, ImageVolumeUse, Limits, PodRecord, Told};
 use crate::pod::spec::{MountLater, Resources, SelinuxLabel, UserNamespace};
 
 /// A record whose later fields are gathered, and put back.
@@ -35,6 +35,10 @@ pub(super) struct Pod {
     overhead: Option<Resources>,
     #[serde(skip_serializing_if = "is_default")]
     resources: Option<Resources>,
+    #[serde(skip_serializing_if = "is_default")]
+    addresses: Vec<String>,
+    #[serde(skip_serializing_if = "is_default")]
+    told: Told,
 }
 
 impl Grown for PodRecord {
@@ -46,6 +50,8 @@ impl Grown for PodRecord {
             user_namespace: spec.user_namespace.clone(),
             overhead: spec.overhead.clone(),
             resources: spec.resources.clone(),
+            addresses: self.addresses.clone(),
+            told: self.told,
         }
     }
 
@@ -54,6 +60,8 @@ impl Grown for PodRecord {
         spec.user_namespace = later.user_namespace;
         spec.overhead = later.overhead;
         spec.resources = later.resources;
+        self.addresses = later.addresses;
+        self.told = later.told;
     }
 }
 
@@ -74,6 +82,12 @@ pub(super) struct Container {
     cdi_devices: Vec<String>,
     #[serde(skip_serializing_if = "is_default")]
     image_volumes: Vec<ImageVolumeUse>,
+    #[serde(skip_serializing_if = "is_default")]
+    limits: Option<Limits>,
+    #[serde(skip_serializing_if = "is_default")]
+    adjusted: Adjusted,
+    #[serde(skip_serializing_if = "is_default")]
+    told: Told,
 }
 
 impl Grown for ContainerRecord {
@@ -90,6 +104,9 @@ impl Grown for ContainerRecord {
             selinux: security.selinux.clone(),
             cdi_devices: spec.cdi_devices.clone(),
             image_volumes: self.image_volumes.clone(),
+            limits: self.limits.clone(),
+            adjusted: self.adjusted.clone(),
+            told: self.told,
         }
     }
 
@@ -103,6 +120,9 @@ impl Grown for ContainerRecord {
         spec.security.selinux = later.selinux;
         spec.cdi_devices = later.cdi_devices;
         self.image_volumes = later.image_volumes;
+        self.limits = later.limits;
+        self.adjusted = later.adjusted;
+        self.told = later.told;
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) mod number {
     pub(crate) const UNLINKAT: usize = 35;
     pub(crate) const RENAMEAT: usize = 38;
     pub(crate) const FCHOWN: usize = 55;
+    pub(crate) const FCHOWNAT: usize = 54;
     pub(crate) const STATX: usize = 291;
     pub(crate) const FSTATFS: usize = 44;
     pub(crate) const MMAP: usize = 222;
@@ -66,6 +67,9 @@ pub(crate) mod number {
     pub(crate) const CAPSET: usize = 91;
     pub(crate) const PRLIMIT64: usize = 261;
     pub(crate) const SETSID: usize = 157;
+    pub(crate) const SCHED_SETATTR: usize = 274;
+    pub(crate) const IOPRIO_SET: usize = 30;
+    pub(crate) const SET_MEMPOLICY: usize = 237;
     pub(crate) const UMASK: usize = 166;
     pub(crate) const GETPID: usize = 172;
     pub(crate) const SETHOSTNAME: usize = 161;

@@ -42,6 +42,7 @@ pub(crate) mod number {
     pub(crate) const UNLINKAT: usize = 263;
     pub(crate) const RENAMEAT: usize = 264;
     pub(crate) const FCHOWN: usize = 93;
+    pub(crate) const FCHOWNAT: usize = 260;
     pub(crate) const STATX: usize = 332;
     pub(crate) const FSTATFS: usize = 138;
     pub(crate) const MMAP: usize = 9;
@@ -68,6 +69,9 @@ pub(crate) mod number {
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const SETSID: usize = 112;
     pub(crate) const UMASK: usize = 95;
+    pub(crate) const SCHED_SETATTR: usize = 314;
+    pub(crate) const IOPRIO_SET: usize = 251;
+    pub(crate) const SET_MEMPOLICY: usize = 238;
     pub(crate) const GETPID: usize = 39;
     pub(crate) const SETHOSTNAME: usize = 170;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
