@@ -105,7 +105,7 @@ mod tests {
     fn a_device_a_directory_and_neither() {
         let null = resolve(Path::new("/dev/null"), "/dev/mine").unwrap();
         let kind = DeviceKind::Character;
-        assert_eq!(null, [DeviceNode { path: "/dev/mine".into(), kind, major: 1, minor: 3, mode: 0o666 }]);
+        assert_eq!(null, [DeviceNode { path: "/dev/mine".into(), kind, major: 1, minor: 3, mode: 0o666, owner: (0, 0) }]);
         let many = resolve(Path::new("/dev"), "/devices/").unwrap();
         assert!(many.iter().any(|node| node.path == "/devices/zero" && node.minor == 5));
         assert!(matches!(resolve(Path::new("/etc/passwd"), "/dev/x"), Err(Error::Invalid { .. })));

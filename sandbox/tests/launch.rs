@@ -109,6 +109,11 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
         readonly_paths: plan::READONLY_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         privileged: false,
         user_namespace: None,
+        is_cgroup_mount_writable: false,
+        without_mounts: Vec::new(),
+        namespaces: Vec::new(),
+        sysctls: Vec::new(),
+        own_namespaces: coracle_sandbox::plan::PodNamespaces { network: false, ipc: false, uts: false },
     }
 }
 

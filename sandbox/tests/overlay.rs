@@ -33,6 +33,11 @@ fn plan_of(root: Root) -> ContainerPlan {
         readonly_paths: vec![],
         privileged: false,
         user_namespace: None,
+        is_cgroup_mount_writable: false,
+        without_mounts: Vec::new(),
+        namespaces: Vec::new(),
+        sysctls: Vec::new(),
+        own_namespaces: coracle_sandbox::plan::PodNamespaces { network: false, ipc: false, uts: false },
     }
 }
 

@@ -73,6 +73,7 @@ calls! {
     pods: list_containers(ListContainersRequest) -> ListContainersResponse;
     pods: container_status(ContainerStatusRequest) -> ContainerStatusResponse;
     pods: update_container_resources(UpdateContainerResourcesRequest) -> UpdateContainerResourcesResponse;
+    pods: update_pod_sandbox_resources(UpdatePodSandboxResourcesRequest) -> UpdatePodSandboxResourcesResponse;
     pods: exec_sync(ExecSyncRequest) -> ExecSyncResponse;
     pods: container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
     pods: list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;

@@ -91,6 +91,10 @@ impl Heard {
             let event = api::StateChangeEvent::decode(&self.payload[..]).expect("an event");
             return api::StartContainerRequest { pod: event.pod, container: event.container };
         }
+        if self.method.ends_with("PodSandbox") {
+            let pod = api::RunPodSandboxRequest::decode(&self.payload[..]).expect("a request of NRI").pod;
+            return api::StartContainerRequest { pod, container: None };
+        }
         api::StartContainerRequest::decode(&self.payload[..]).expect("a request of NRI")
     }
 

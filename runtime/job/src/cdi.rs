@@ -13,6 +13,8 @@ pub struct ContainerEdits {
     pub mounts: Vec<EditedMount>,
     /// Further groups of the process.
     pub groups: Vec<u32>,
+    /// Programs to run.
+    pub hooks: crate::Hooks,
 }
 
 /// A device node.

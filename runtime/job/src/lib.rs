@@ -10,12 +10,14 @@
 mod cdi;
 mod cni;
 mod credentials;
+mod hook;
 mod image;
 mod message;
 
 pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::Credentials;
+pub use hook::{Hook, HookJob, Hooks};
 pub use image::{ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
 
@@ -49,6 +51,8 @@ pub enum Job {
         /// Each one's name on the node, and its name there.
         devices: Vec<(String, String)>,
     },
+    /// Run an OCI hook.
+    Hook(HookJob),
     /// Measure what trees use of the disk: writable layers.
     MeasureTrees {
         /// Absolute paths; a missing one uses nothing.
@@ -94,6 +98,8 @@ pub enum Outcome {
     Removed,
     /// Network interfaces are where they shall be.
     Moved,
+    /// The hook has ended well.
+    Hooked,
     /// The plugins ran.
     Cni(CniOutcome),
     /// What the devices ask for.

@@ -53,6 +53,9 @@ pub(super) async fn adjustment(
         pods.add_devices(pod, names, resolved).await?;
     }
     arguments(asked, resolved);
+    if let Some(asked) = &asked.hooks {
+        resolved.record.adjusted.hooks.extend(hooks(asked));
+    }
     for limit in &asked.rlimits {
         rlimit(limit, resolved)?;
     }
@@ -99,6 +102,26 @@ fn arguments(asked: &api::ContainerAdjustment, resolved: &mut Resolved) {
     }
     resolved.plan.process.arguments.clone_from(&process.arguments);
     resolved.plan.process.environment.clone_from(&process.environment);
+}
+
+fn hooks(asked: &api::Hooks) -> coracle_job::Hooks {
+    let all = |hooks: &[api::Hook]| {
+        let hook = |hook: &api::Hook| coracle_job::Hook {
+            path: hook.path.clone(),
+            arguments: hook.args.clone(),
+            environment: hook.env.clone(),
+            timeout_s: hook.timeout.map_or(0, |timeout| u32::try_from(timeout.value).unwrap_or(u32::MAX)),
+        };
+        hooks.iter().map(hook).collect()
+    };
+    coracle_job::Hooks {
+        prestart: all(&asked.prestart),
+        create_runtime: all(&asked.create_runtime),
+        create_container: all(&asked.create_container),
+        start_container: all(&asked.start_container),
+        poststart: all(&asked.poststart),
+        poststop: all(&asked.poststop),
+    }
 }
 
 fn rlimit(asked: &api::PosixRlimit, resolved: &mut Resolved) -> Result<(), Error> {

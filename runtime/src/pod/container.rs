@@ -21,6 +21,7 @@ use coracle_job::ContainerEdits;
 use coracle_sandbox::{ContainerId, ExitRecord, PidNamespace, Request, Streams, monitor, plan};
 use event_listener::Event as Changed;
 
+use super::hooks::Point;
 use super::link::LinkError;
 use super::notices::Happened;
 use super::record::{ContainerRecord, Limits, Told};
@@ -196,7 +197,8 @@ impl Pods {
             allowed.map_err(|refused| {
                 Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
             })?;
-            let started = match pods.node.plugins.want_start() {
+            let has_hooks = !container.record().adjusted.hooks.is_empty();
+            let started = match has_hooks || pods.node.plugins.want_start() {
                 true => pods.start_in_turn(&container, at_ns).await,
                 false => match pods.launch(&container, false).await {
                     Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
@@ -218,14 +220,25 @@ impl Pods {
         if let Some(pidfd) = &pidfd {
             container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
         }
+        if container.record().adjusted.hooks.has_before_root() {
+            self.run_hooks(container, Point::Creating).await?;
+            self.resume(container, &record).await?;
+        }
         let turn = self.node.plugins.turn(self, &container.pod).await;
         turn.start(container).await?;
-        let resume = Request::Resume { container: container.id };
-        let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
-        resumed.map_err(|error| explained(&record, error))?;
+        self.run_hooks(container, Point::Created).await?;
+        self.resume(container, &record).await?;
         self.started(container, pidfd, at_ns)?;
+        self.run_hooks(container, Point::Running).await?;
         turn.started(container).await;
         Ok(())
+    }
+
+    /// To the next place where it waits, or to its program.
+    async fn resume(&self, container: &Container, record: &[u8]) -> Result<(), Error> {
+        let resume = Request::Resume { container: container.id };
+        let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
+        resumed.map(drop).map_err(|error| explained(record, error))
     }
 
     /// Starts its process from the launch record; with `waits` it stands before its last steps. Answers with the process and
@@ -240,7 +253,7 @@ impl Pods {
         let path = self.node.paths.launch(pod.id).join(container.id.to_string());
         let mut record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
         if waits {
-            record = plan::with_waits(&record, false)?;
+            record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
         }
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec, pid) = {
@@ -561,6 +574,18 @@ impl Pods {
         }
         let paths = &self.node.paths;
         let name = container.id.to_string();
+        if container.is_visible() && container.last_pid() != 0 {
+            self.run_hooks(container, Point::Stopped).await?;
+        }
+        if !container.record().adjusted.hooks.is_empty() {
+            let bundle = paths.bundle(pod.id).join(&name);
+            match std::fs::remove_dir_all(&bundle) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(failed("remove", &bundle, &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
         for directory in [paths.launch(pod.id), paths.started(pod.id), paths.stopping(pod.id)] {
             let path = directory.join(&name);
             match std::fs::remove_file(&path) {

@@ -15,6 +15,7 @@ mod container;
 mod exec;
 mod files;
 mod garbage;
+mod hooks;
 mod latch;
 mod link;
 pub(crate) mod notices;

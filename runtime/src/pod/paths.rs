@@ -11,6 +11,7 @@
 //! | `STATE/pods/POD/monitor.sock`, `monitor.pid`, `exits/` | the monitor's (see `coracle_sandbox::monitor`) |
 //! | `STATE/pods/POD/{shm,root}` | mount points in the monitor's mount namespace |
 //! | `STATE/pods/POD/launch/CTR` | a created container's launch record |
+//! | `STATE/pods/POD/bundle/CTR/config.json` | what hooks read of a container, where it has any |
 //! | `STATE/pods/POD/started/CTR` | when it was started, and its pid |
 //! | `STATE/pods/POD/stopping/CTR` | when a stop that is under way will kill |
 //! | `/run/netns/coracle-POD` | the network namespace (32 of the 64 digits), for CNI plugins |
@@ -78,6 +79,10 @@ impl Paths {
 
     pub(crate) fn stopping(&self, pod: PodId) -> PathBuf {
         self.pod_state(pod).join("stopping")
+    }
+
+    pub(crate) fn bundle(&self, pod: PodId) -> PathBuf {
+        self.pod_state(pod).join("bundle")
     }
 
     /// Trees on their way out: a rename takes them here, a worker deletes them.

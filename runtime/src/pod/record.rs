@@ -132,6 +132,8 @@ pub(crate) struct Adjusted {
     pub(crate) cgroup: String,
     /// Its pid namespace, where that is another.
     pub(crate) pid: Option<ContainerPid>,
+    /// Programs to run; those of devices are among them.
+    pub(crate) hooks: coracle_job::Hooks,
 }
 
 /// The image that a volume was made from.

@@ -54,6 +54,9 @@ const MEASURE_SILENCE: Duration = Duration::from_secs(300);
 /// DEL that takes back a failed ADD.
 const CNI_GRACE: Duration = Duration::from_secs(10);
 
+/// What a hook's worker may take longer than the hook, which it ends itself.
+const HOOK_GRACE: Duration = Duration::from_secs(10);
+
 /// Puts a fresh worker, given by its pid, where it shall run: into its cgroup.
 pub(crate) type Confine = Box<dyn Fn(u32) -> io::Result<()>>;
 
@@ -121,7 +124,7 @@ impl From<Error> for error::Error {
 /// Starts workers, not too many at once.
 pub(crate) struct Workers {
     setup: Setup,
-    lanes: [(Lane, Semaphore); 4],
+    lanes: [(Lane, Semaphore); 6],
     reaper: Sender<Remains>,
     warned_unconfined: Cell<bool>,
 }
@@ -134,6 +137,7 @@ enum Lane {
     Network,
     Measure,
     Devices,
+    Hooks,
 }
 
 /// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
@@ -146,6 +150,12 @@ const NETWORKS_MAX: usize = 8;
 /// Walks of writable layers at once: one walks them all.
 const MEASURES_MAX: usize = 1;
 
+/// Look-ups of devices at once: milliseconds each.
+const DEVICES_MAX: usize = 4;
+
+/// OCI hooks at once.
+const HOOKS_MAX: usize = 8;
+
 impl Workers {
     /// No worker is started yet, but the task that will reap them.
     ///
@@ -157,6 +167,8 @@ impl Workers {
             (Lane::Remove, REMOVALS_MAX),
             (Lane::Network, NETWORKS_MAX),
             (Lane::Measure, MEASURES_MAX),
+            (Lane::Devices, DEVICES_MAX),
+            (Lane::Hooks, HOOKS_MAX),
         ];
         let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
         // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
@@ -171,6 +183,7 @@ impl Workers {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
+            Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
             Job::Cdi { .. } | Job::TakeNetDevices { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Cni(cni) => (

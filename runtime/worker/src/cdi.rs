@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure};
+use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure, Hook, Hooks};
 
 use crate::failure::invalid;
 use crate::yaml::{self, Node, Problem};
@@ -14,7 +14,7 @@ use crate::yaml::{self, Node, Problem};
 const VERSIONS: [&str; 10] =
     ["0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0"];
 /// Edits that change more than is kept of them: refused by name.
-const REFUSED: [&str; 3] = ["hooks", "intelRdt", "netDevices"];
+const REFUSED: [&str; 2] = ["intelRdt", "netDevices"];
 /// Most files of one directory.
 const FILES_MAX: usize = 1024;
 
@@ -164,12 +164,50 @@ fn apply(node: Option<&Node>, edits: &mut ContainerEdits) -> Result<(), Problem>
                     edits.groups.push(number.map_err(|_| gid.problem("is no group id"))?);
                 }
             }
+            "hooks" => {
+                for hook in value.list()? {
+                    add_hook(hook, &mut edits.hooks)?;
+                }
+            }
             refused if REFUSED.contains(&refused) => {
                 return Err(value.problem(&format!("{refused} are not supported by this version of coracle")));
             }
             _ => {}
         }
     }
+    Ok(())
+}
+
+fn add_hook(node: &Node, hooks: &mut Hooks) -> Result<(), Problem> {
+    let (mut hook, mut point) = (Hook::default(), "");
+    for (key, value) in node.map()? {
+        let texts = |value: &Node| -> Result<Vec<String>, Problem> {
+            value.list()?.iter().map(|one| Ok(one.text()?.to_owned())).collect()
+        };
+        match key.as_str() {
+            "hookName" => point = value.text()?,
+            "path" => value.text()?.clone_into(&mut hook.path),
+            "args" => hook.arguments = texts(value)?,
+            "env" => hook.environment = texts(value)?,
+            "timeout" => {
+                hook.timeout_s = value.text()?.parse().map_err(|_| value.problem("is no number of seconds"))?;
+            }
+            _ => {}
+        }
+    }
+    if !hook.path.starts_with('/') {
+        return Err(node.problem("a hook without an absolute path"));
+    }
+    let hooks = match point {
+        "prestart" => &mut hooks.prestart,
+        "createRuntime" => &mut hooks.create_runtime,
+        "createContainer" => &mut hooks.create_container,
+        "startContainer" => &mut hooks.start_container,
+        "poststart" => &mut hooks.poststart,
+        "poststop" => &mut hooks.poststop,
+        other => return Err(node.problem(&format!("{other:?} is no point to run a hook at"))),
+    };
+    hooks.push(hook);
     Ok(())
 }
 
@@ -246,7 +284,9 @@ devices:
       mounts: [{hostPath: /srv, containerPath: /lib/gpu, options: [ro, nosuid, bind]}]
       additionalGids: [44]
   - name: hooked
-    containerEdits: {hooks: [{hookName: createContainer, path: /bin/true}]}
+    containerEdits: {hooks: [{hookName: createContainer, path: /bin/true, args: [true, "1"], timeout: 5}]}
+  - name: late
+    containerEdits: {hooks: [{hookName: afterwards, path: /bin/true}]}
 "#;
 
     /// Directories in the order of their numbers, each with one file of this text.
@@ -291,6 +331,13 @@ devices:
     }
 
     #[test]
+    fn hooks_go_to_their_points() {
+        let hooks = with(&[("0/gpu.yaml", SPEC)], &["vendor.test/gpu=hooked"]).unwrap().hooks;
+        let hook = &hooks.create_container[0];
+        assert_eq!((hook.path.as_str(), &hook.arguments[..], hook.timeout_s), ("/bin/true", &["true".to_owned(), "1".to_owned()][..], 5));
+    }
+
+    #[test]
     fn later_directories_win_and_one_directory_must_agree() {
         let other = SPEC.replace("A=b=c", "A=other");
         let edits = with(&[("0/gpu.yaml", SPEC), ("1/gpu.yaml", &other)], &["vendor.test/gpu=zero"]).unwrap();
@@ -304,7 +351,7 @@ devices:
         for (name, expected) in [
             ("vendor.test/gpu=absent", "unresolvable CDI devices vendor.test/gpu=absent"),
             ("gpu", "is not VENDOR/CLASS=NAME"),
-            ("vendor.test/gpu=hooked", "gpu.yaml: line 14: hooks are not supported"),
+            ("vendor.test/gpu=late", "gpu.yaml: line 16: \"afterwards\" is no point"),
         ] {
             let error = with(&[("0/gpu.yaml", SPEC)], &[name]).unwrap_err();
             assert!(error.contains(expected), "expected {expected:?} in {error:?}");

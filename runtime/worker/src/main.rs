@@ -11,6 +11,7 @@
 mod cdi;
 mod cni;
 mod failure;
+mod hook;
 mod image_config;
 mod import;
 mod measure_trees;
@@ -87,6 +88,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),
+        Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }

@@ -74,7 +74,7 @@ impl Pods {
             state: state::Container::Created,
             image_volumes,
             limits: None,
-            adjusted: Adjusted::default(),
+            adjusted: Adjusted { hooks: edits.hooks.clone(), ..Adjusted::default() },
             told: Told::default(),
             spec: asked,
         };

@@ -197,7 +197,7 @@ fn a_mount_of_dev_drops_everything_of_ours_below_it() {
     let mut plan = container_plan();
     plan.mounts = vec![mount("/dev", "/dev")];
     plan.devices =
-        vec![DeviceNode { path: "/dev/x".into(), kind: DeviceKind::Block, major: 8, minor: 1, mode: 0o660 }];
+        vec![DeviceNode { path: "/dev/x".into(), kind: DeviceKind::Block, major: 8, minor: 1, mode: 0o660, owner: (0, 0) }];
     let record = container(&plan).unwrap();
     let in_dev: Vec<_> = words(&record)
         .into_iter()
@@ -348,6 +348,7 @@ fn devices_beside_the_default_ones() {
         major: 8,
         minor: 300,
         mode: 0o660,
+        owner: (0, 0),
     };
     let mut plan = container_plan();
     plan.devices = vec![
@@ -403,4 +404,46 @@ fn slots_are_bounded_and_no_mask_covers_the_root() {
     assert!(container(&plan).is_err());
     plan.masked_paths = vec!["/".into()];
     assert!(container(&plan).is_err());
+}
+
+#[test]
+fn what_plugins_change_is_in_the_record() {
+    let mut plan = container_plan();
+    plan.without_mounts = vec!["/dev/mqueue".into()];
+    plan.namespaces = vec![(NamespaceKind::Uts, "/proc/1/ns/uts".into()), (NamespaceKind::Ipc, PathBuf::new())];
+    plan.sysctls = vec![("net.ipv4.ip_forward".into(), "1".into())];
+    plan.process.scheduling.io = Some((2, 7));
+    plan.devices = vec![DeviceNode {
+        path: "/dev/mine".into(),
+        kind: DeviceKind::Character,
+        major: 1,
+        minor: 3,
+        mode: 0o600,
+        owner: (7, 8),
+    }];
+    let record = container(&plan).expect("it compiles");
+    let words = words(&record);
+    let at = |text: &str| words.iter().position(|line| line == text).unwrap_or_else(|| panic!("{text}: {words:#?}"));
+    assert!(!words.iter().any(|line| line.ends_with("on /dev/mqueue")), "{words:#?}");
+    assert!(at("join the namespace /proc/1/ns/uts") < at("set sysctl net/ipv4/ip_forward to \"1\""));
+    assert!(at("set I/O class 2, priority 7") < at("join the namespace /proc/1/ns/uts"));
+    assert_eq!(at("make device /dev/mine") + 1, at("give /dev/mine to 7:8"));
+    plan.sysctls = vec![("vm.swappiness".into(), "1".into())];
+    assert!(container(&plan).unwrap_err().to_string().contains("would change the whole node"));
+}
+
+#[test]
+fn a_record_waits_before_its_root_and_before_its_user() {
+    let record = container(&container_plan()).expect("it compiles");
+    let waits = |record: &[u8]| words(record).iter().filter(|line| *line == "wait for the daemon").count();
+    assert_eq!(waits(&record), 0);
+    let once = with_waits(&record, false).expect("it is a record");
+    let words_once = words(&once);
+    let wait = words_once.iter().position(|line| line == "wait for the daemon").expect("it waits");
+    assert!(words_once[wait + 1].starts_with("set umask"), "{words_once:#?}");
+    let twice = with_waits(&record, true).expect("it is a record");
+    assert_eq!(waits(&twice), 2);
+    let first = words(&twice).iter().position(|line| line == "wait for the daemon").expect("it waits");
+    assert!(words(&twice)[first + 1].starts_with("change root"));
+    assert!(with_waits(b"", true).is_err());
 }

@@ -30,6 +30,7 @@ fn process() -> Process {
         tty: false,
         seccomp: Some(Seccomp { program: vec![6; 16], flags: 0 }),
         apparmor: None,
+        scheduling: Scheduling::default(),
     }
 }
 
@@ -60,6 +61,11 @@ fn container_plan() -> ContainerPlan {
         readonly_paths: vec!["/proc/sys".into()],
         privileged: false,
         user_namespace: None,
+        is_cgroup_mount_writable: false,
+        without_mounts: Vec::new(),
+        namespaces: Vec::new(),
+        sysctls: Vec::new(),
+        own_namespaces: PodNamespaces { network: true, ipc: true, uts: true },
     }
 }
 

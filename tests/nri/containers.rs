@@ -1,0 +1,633 @@
+//! Containers: NRI-C1 to NRI-C14, C22 to C34. What adjustments do is in `adjust`.
+
+use std::fs;
+use std::time::Duration;
+
+use coracle_tests::cri::proto::{
+    ContainerState, ContainerStatusRequest, LinuxContainerResources, ListContainersRequest,
+    RemoveContainerRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+    UpdateContainerResourcesRequest,
+};
+use coracle_tests::host::{self, wait_until};
+use coracle_tests::node::Node;
+use coracle_tests::nri::{Answer, EVENTS, Heard, Plugin, api, usual};
+use coracle_tests::request::{create, host_pod};
+use coracle_tests::stage::Stage;
+use tonic::Code;
+
+use super::{PATIENCE, annotations, answers, meanwhile, node, quiet, refused, standing};
+
+fn stage() -> Stage {
+    Stage::on(Node::start(), host_pod("stage"))
+}
+
+fn start(stage: &Stage, id: &str) -> Result<(), tonic::Status> {
+    stage.node.start_container(StartContainerRequest { container_id: id.into() }).map(drop)
+}
+
+fn stop(stage: &Stage, id: &str) {
+    let request = StopContainerRequest { container_id: id.into(), timeout: 0 };
+    stage.node.stop_container(request).unwrap_or_else(|error| panic!("stop: {error}"));
+}
+
+fn remove(stage: &Stage, id: &str) {
+    let request = RemoveContainerRequest { container_id: id.into() };
+    stage.node.remove_container(request).unwrap_or_else(|error| panic!("remove: {error}"));
+}
+
+fn update(stage: &Stage, id: &str, memory_limit_in_bytes: i64) -> Result<(), tonic::Status> {
+    let linux = Some(LinuxContainerResources { memory_limit_in_bytes, ..Default::default() });
+    let request = UpdateContainerResourcesRequest { container_id: id.into(), linux, ..Default::default() };
+    stage.node.update_container_resources(request).map(drop)
+}
+
+/// An update of one container's memory limit.
+pub(super) fn memory(id: &str, limit: i64, ignore_failure: bool) -> api::ContainerUpdate {
+    let memory = api::LinuxMemory { limit: Some(api::OptionalInt64 { value: limit }), ..Default::default() };
+    let resources = api::LinuxResources { memory: Some(memory), ..Default::default() };
+    api::ContainerUpdate {
+        container_id: id.into(),
+        linux: Some(api::LinuxContainerUpdate { resources: Some(resources) }),
+        ignore_failure,
+    }
+}
+
+/// What a cgroup's file says, under its names on v1 and v2.
+pub(super) fn knob(stage: &Stage, id: &str, names: [&str; 2]) -> String {
+    let path = format!("{}/{id}", stage.node.cgroup_parent());
+    let file = names.into_iter().find_map(|name| host::cgroup_file(&path, name));
+    let file = file.unwrap_or_else(|| panic!("none of {names:?} for {path}"));
+    fs::read_to_string(file).expect("a knob").trim().to_owned()
+}
+
+const MEMORY: [&str; 2] = ["memory.limit_in_bytes", "memory.max"];
+const PIDS: [&str; 2] = ["pids.max", "pids.max"];
+
+fn shown_memory(stage: &Stage, id: &str) -> i64 {
+    let resources = stage.node.container(id).resources.and_then(|resources| resources.linux);
+    resources.expect("resources").memory_limit_in_bytes
+}
+
+#[test]
+fn nri_c3_in_the_create_hook_nobody_sees_the_container() {
+    let stage = stage();
+    let (handler, stands, go_on) = standing("CreateContainer");
+    let plugin = Plugin::join(&stage.node, "10", "gate", EVENTS, handler);
+    let request = create(&stage.pod_id, &stage.config("c1", &["true"]), &stage.pod);
+    let creating = meanwhile(&stage.node, move |cri| cri.create_container(request));
+    let told = stands.recv_timeout(PATIENCE).expect("the hook is called").container();
+    assert_eq!(told.state(), api::ContainerState::ContainerUnknown);
+    assert_eq!(stage.node.list_containers(ListContainersRequest::default()).expect("a list").containers, []);
+    let ask = ContainerStatusRequest { container_id: told.id.clone(), verbose: false };
+    assert_eq!(stage.node.container_status(ask).expect_err("unseen").code(), Code::NotFound);
+    go_on.send(Answer::empty()).expect("it stands");
+    assert_eq!(creating.join().expect("no panic").expect("it is made").container_id, told.id);
+    drop(plugin);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c4_c5_a_refused_container_leaves_nothing_and_can_be_asked_for_again() {
+    let stage = stage();
+    let first = Plugin::listener(&stage.node, "10", "first");
+    let mut refusals = 1;
+    let handler = answers("CreateContainer", move |_| {
+        refusals -= 1;
+        if refusals == 0 { Answer::error("not this one") } else { Answer::empty() }
+    });
+    let second = Plugin::join(&stage.node, "20", "second", EVENTS, handler);
+    let third = Plugin::listener(&stage.node, "30", "third");
+    let config = stage.config("c1", &["true"]);
+    let text = refused(stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)));
+    assert!(text.contains("NRI CreateContainer failed: plugin \"20-second\": not this one"), "{text}");
+    let undone = ["CreateContainer c1", "StopContainer c1", "RemoveContainer c1"];
+    assert_eq!(first.titles(), undone);
+    assert_eq!(second.titles(), undone);
+    assert_eq!(third.titles(), Vec::<String>::new());
+    let stopped = first.last("StopContainer").container();
+    assert_eq!((stopped.state(), stopped.pid), (api::ContainerState::ContainerStopped, 0));
+    assert_eq!(stage.node.list_containers(ListContainersRequest::default()).expect("a list").containers, []);
+    stage.create(&config);
+    assert_eq!(third.titles(), ["CreateContainer c1", "PostCreateContainer c1"]);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c6_after_creation_events_show_what_was_made_of_it() {
+    let stage = stage();
+    let handler = answers("CreateContainer", |_| {
+        Answer::adjust(api::ContainerAdjustment {
+            env: vec![api::KeyValue { key: "ADDED".into(), value: "1".into() }],
+            mounts: vec![api::Mount {
+                destination: "/added".into(),
+                r#type: "tmpfs".into(),
+                source: "tmpfs".into(),
+                options: Vec::new(),
+            }],
+            linux: Some(api::LinuxContainerAdjustment {
+                resources: memory("", 64 << 20, false).linux.and_then(|linux| linux.resources),
+                ..Default::default()
+            }),
+            ..annotations(&[("added", "yes"), ("-asked", "")])
+        })
+    });
+    let plugin = Plugin::join(&stage.node, "10", "adjust", EVENTS, handler);
+    let mut config = stage.config("c1", &["true"]);
+    config.annotations = [("asked".to_owned(), "yes".to_owned())].into();
+    let id = stage.create(&config);
+    let check = |told: api::Container| {
+        assert_eq!(told.annotations.get("added").map(String::as_str), Some("yes"));
+        assert!(!told.annotations.contains_key("asked"));
+        assert_eq!(told.annotations["io.kubernetes.cri.container-name"], "c1");
+        assert!(told.env.contains(&"ADDED=1".to_owned()));
+        assert!(told.mounts.iter().any(|mount| mount.destination == "/added"));
+        let memory = told.linux.and_then(|linux| linux.resources).and_then(|one| one.memory).expect("memory");
+        assert_eq!(memory.limit.map(|limit| limit.value), Some(64 << 20));
+    };
+    check(plugin.last("PostCreateContainer").container());
+    assert_eq!(plugin.last("PostCreateContainer").container().state(), api::ContainerState::ContainerCreated);
+    // The CRI shows the annotations of its own request.
+    assert_eq!(stage.node.container(&id).annotations, config.annotations);
+    let mut node = stage.node;
+    node.restart();
+    let after = Plugin::listener(&node, "10", "adjust");
+    let all: api::SynchronizeRequest = after.last("Synchronize").request();
+    check(all.containers[0].clone());
+    node.stop();
+}
+
+#[test]
+fn nri_c7_in_the_start_hook_the_process_waits_and_can_be_refused() {
+    let stage = stage();
+    let (handler, stands, go_on) = standing("StartContainer");
+    let plugin = Plugin::join(&stage.node, "10", "gate", EVENTS, handler);
+    let id = stage.create(&stage.config("c1", &["print", "it", "ran"]));
+    let starting = {
+        let container_id = id.clone();
+        meanwhile(&stage.node, move |cri| cri.start_container(StartContainerRequest { container_id }))
+    };
+    let told = stands.recv_timeout(PATIENCE).expect("the hook is called").container();
+    assert!(told.pid > 0);
+    let command = fs::read_to_string(format!("/proc/{}/comm", told.pid)).expect("it lives");
+    assert_eq!(command.trim(), "coracle-pod", "it has not become its program");
+    let groups = fs::read_to_string(format!("/proc/{}/cgroup", told.pid)).expect("it lives");
+    assert!(groups.contains(&id), "it is in its cgroup: {groups}");
+    go_on.send(Answer::error("not today")).expect("it stands");
+    let text = refused(starting.join().expect("no panic"));
+    assert!(text.contains("NRI StartContainer failed: plugin \"10-gate\": not today"), "{text}");
+    let status = stage.node.container(&id);
+    assert_eq!(status.state(), ContainerState::ContainerExited);
+    assert_eq!(stage.node.output(&id), "", "its program did not run");
+    plugin.wait_for("StopContainer");
+    let expected = ["CreateContainer c1", "PostCreateContainer c1", "StartContainer c1", "StopContainer c1"];
+    assert_eq!(plugin.titles(), expected);
+    assert!(!host::is_alive(told.pid as i32));
+    stage.node.stop();
+}
+
+#[test]
+fn a_process_that_waits_for_a_hook_ends_with_its_daemon() {
+    let stage = stage();
+    let (handler, stands, _go_on) = standing("StartContainer");
+    let plugin = Plugin::join(&stage.node, "10", "gate", EVENTS, handler);
+    let id = stage.create(&stage.config("c1", &["print", "it", "ran"]));
+    let starting = {
+        let container_id = id.clone();
+        meanwhile(&stage.node, move |cri| cri.start_container(StartContainerRequest { container_id }))
+    };
+    let pid = stands.recv_timeout(PATIENCE).expect("the hook is called").container().pid;
+    let mut node = stage.node;
+    node.restart();
+    starting.join().expect("no panic").expect_err("the daemon is gone");
+    wait_until("the process is gone", || !host::is_alive(pid as i32));
+    assert_eq!(node.container(&id).state(), ContainerState::ContainerExited);
+    drop(plugin);
+    node.stop();
+}
+
+#[test]
+fn nri_c8_c11_an_exit_by_itself_is_told_with_its_code() {
+    let stage = stage();
+    let plugin = Plugin::listener(&stage.node, "10", "ear");
+    let id = stage.run(&stage.config("c1", &["exit", "7"]));
+    let told = plugin.wait_for("StopContainer").container();
+    assert_eq!(told.state(), api::ContainerState::ContainerStopped);
+    assert_eq!((told.exit_code, told.status_reason.as_str()), (7, "Error"));
+    let status = stage.node.container(&id);
+    assert_eq!((told.started_at, told.finished_at), (status.started_at, status.finished_at));
+    assert!(told.finished_at > 0 && told.pid > 0);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c9_an_end_is_told_once_however_many_cause_it() {
+    let stage = stage();
+    let plugin = Plugin::listener(&stage.node, "10", "ear");
+    let id = stage.run(&stage.config("c1", &["trap", "0"]));
+    let callers: Vec<_> = (0..4)
+        .map(|number| {
+            let (container_id, pod_sandbox_id) = (id.clone(), stage.pod_id.clone());
+            meanwhile(&stage.node, move |cri| match number {
+                0 => drop(cri.stop_container(StopContainerRequest { container_id, timeout: 5 })),
+                1 => drop(cri.stop_container(StopContainerRequest { container_id, timeout: 0 })),
+                2 => drop(cri.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id })),
+                _ => drop(cri.remove_container(RemoveContainerRequest { container_id })),
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.join().expect("no panic");
+    }
+    assert_eq!(plugin.heard("StopContainer").len(), 1);
+    assert_eq!(plugin.heard("RemoveContainer").len(), 1);
+    let titles = plugin.titles();
+    let at = |title: &str| titles.iter().position(|one| one == title).expect("it is told");
+    assert!(at("StopContainer c1") < at("RemoveContainer c1"));
+    assert!(at("StopContainer c1") < at("StopPodSandbox stage"));
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c10_one_that_never_ran_is_stopped_and_removed_all_the_same() {
+    let stage = stage();
+    let plugin = Plugin::listener(&stage.node, "10", "ear");
+    let id = stage.create(&stage.config("c1", &["true"]));
+    remove(&stage, &id);
+    let expected =
+        ["CreateContainer c1", "PostCreateContainer c1", "StopContainer c1", "RemoveContainer c1"];
+    assert_eq!(plugin.titles(), expected);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c13_c15_a_plugins_value_wins_over_that_of_the_request() {
+    let stage = stage();
+    let first = answers("UpdateContainer", |heard| {
+        let id = heard.container().id;
+        let update = vec![memory(&id, 96 << 20, false)];
+        Answer::message(&api::UpdateContainerResponse { update, evict: Vec::new() })
+    });
+    let _first = Plugin::join(&stage.node, "10", "first", EVENTS, first);
+    let second = Plugin::listener(&stage.node, "20", "second");
+    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    update(&stage, &id, 64 << 20).unwrap_or_else(|error| panic!("update: {error}"));
+    assert_eq!(knob(&stage, &id, MEMORY), (96 << 20).to_string());
+    assert_eq!(shown_memory(&stage, &id), 96 << 20);
+    let told: api::UpdateContainerRequest = second.last("UpdateContainer").request();
+    let limit = told.linux_resources.and_then(|one| one.memory).and_then(|one| one.limit);
+    assert_eq!(limit.map(|limit| limit.value), Some(96 << 20), "it sees what the first made of it");
+    assert_eq!(second.heard("PostUpdateContainer").len(), 1);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c14_a_refused_update_changes_nothing() {
+    let stage = stage();
+    let handler = answers("UpdateContainer", |_| Answer::error("it stays"));
+    let plugin = Plugin::join(&stage.node, "10", "wall", EVENTS, handler);
+    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let before = knob(&stage, &id, MEMORY);
+    let text = refused(update(&stage, &id, 64 << 20));
+    assert!(text.contains("NRI UpdateContainer failed: plugin \"10-wall\": it stays"), "{text}");
+    assert_eq!((knob(&stage, &id, MEMORY), shown_memory(&stage, &id)), (before, 0));
+    assert_eq!(plugin.heard("PostUpdateContainer").len(), 0);
+    stage.node.stop();
+}
+
+/// A plugin that updates others when a container is created whose name is not `victim`.
+fn updating(updates: impl Fn(&Heard) -> Vec<api::ContainerUpdate> + Send + 'static) -> coracle_tests::nri::Handler {
+    answers("CreateContainer", move |heard| match heard.container().name.as_str() {
+        "victim" => Answer::empty(),
+        _ => Answer::message(&api::CreateContainerResponse { update: updates(heard), ..Default::default() }),
+    })
+}
+
+#[test]
+fn nri_c22_c23_c24_c27_updates_of_others_hold_before_the_answer_or_fail_it() {
+    let stage = stage();
+    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let id = victim.clone();
+    let plugin = Plugin::join(
+        &stage.node,
+        "10",
+        "mover",
+        EVENTS,
+        updating(move |heard| match heard.container().name.as_str() {
+            "moves" => {
+                let mut update = memory(&id, 128 << 20, false);
+                let resources = update.linux.as_mut().and_then(|linux| linux.resources.as_mut()).expect("set");
+                resources.pids = Some(api::LinuxPids { limit: 77 });
+                vec![update]
+            }
+            // Less than anything can run with.
+            "fails" => vec![memory(&id, 1000, false)],
+            "shrugs" => vec![memory(&id, 1000, true)],
+            "itself" => vec![memory(&heard.container().id, 1 << 30, false)],
+            _ => vec![memory(&"0".repeat(64), 1 << 30, false)],
+        }),
+    );
+    stage.create(&stage.config("moves", &["true"]));
+    assert_eq!(knob(&stage, &victim, MEMORY), (128 << 20).to_string());
+    assert_eq!(knob(&stage, &victim, PIDS), "77");
+    let attempt = |name: &str| {
+        stage.node.create_container(create(&stage.pod_id, &stage.config(name, &["true"]), &stage.pod))
+    };
+    let text = refused(attempt("fails"));
+    assert!(text.contains("NRI update of container") && text.contains("not enough"), "{text}");
+    attempt("shrugs").unwrap_or_else(|error| panic!("create: {error}"));
+    attempt("unknown").unwrap_or_else(|error| panic!("create: {error}"));
+    let text = refused(attempt("itself"));
+    assert!(text.contains("plugin \"10-mover\" asked update of"), "{text}");
+    assert!(text.contains("during creation"), "{text}");
+    assert_eq!(shown_memory(&stage, &victim), 128 << 20);
+    drop(plugin);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c25_unsolicited_updates_change_what_runs_and_what_will() {
+    let stage = stage();
+    let plugin = Plugin::listener(&stage.node, "10", "mover");
+    let runs = stage.run(&stage.config("runs", &["sleep", "forever"]));
+    let waits = stage.create(&stage.config("waits", &["sleep", "forever"]));
+    let over = stage.run(&stage.config("over", &["true"]));
+    stage.node.exited(&over);
+    let updates = vec![
+        memory(&runs, 64 << 20, false),
+        memory(&waits, 32 << 20, false),
+        memory(&over, 32 << 20, false),
+        memory(&"0".repeat(64), 32 << 20, false),
+    ];
+    let answer = plugin.caller().update(updates).expect("an answer");
+    assert_eq!(answer, (0, String::new(), Vec::new()));
+    assert_eq!(knob(&stage, &runs, MEMORY), (64 << 20).to_string());
+    start(&stage, &waits).unwrap_or_else(|error| panic!("start: {error}"));
+    assert_eq!((knob(&stage, &waits, MEMORY), shown_memory(&stage, &waits)), ((32 << 20).to_string(), 32 << 20));
+    // What fails is named, and the rest is done.
+    let updates = vec![memory(&runs, 1000, false), memory(&waits, 48 << 20, false), memory(&runs, 2000, true)];
+    let (code, text, failed) = plugin.caller().update(updates).expect("an answer");
+    assert_eq!((code, text), (2, format!("NRI update of some containers failed: {runs}")));
+    assert_eq!(failed, [runs.as_str()]);
+    assert_eq!(knob(&stage, &waits, MEMORY), (48 << 20).to_string());
+    assert!(plugin.heard("UpdateContainer").is_empty(), "no plugin is asked about these");
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c26_an_update_from_inside_a_hook_does_not_wait_for_it() {
+    let stage = stage();
+    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let id = victim.clone();
+    let handler: coracle_tests::nri::Handler = Box::new(move |caller, heard| {
+        if heard.method == "PostCreateContainer" {
+            let answer = caller.update(vec![memory(&id, 64 << 20, false)]).expect("an answer inside the hook");
+            assert_eq!(answer.0, 0, "{answer:?}");
+        }
+        Answer::empty()
+    });
+    let plugin = Plugin::join(&stage.node, "10", "mover", EVENTS, handler);
+    stage.create(&stage.config("other", &["true"]));
+    assert_eq!(knob(&stage, &victim, MEMORY), (64 << 20).to_string());
+    assert!(!plugin.is_over());
+    stage.node.stop();
+}
+
+fn validator(reject: &'static str) -> coracle_tests::nri::Handler {
+    Box::new(move |_, heard| match heard.method.as_str() {
+        "ValidateContainerAdjustment" => Answer::message(&api::ValidateContainerAdjustmentResponse {
+            reject: reject != "accept",
+            reason: if matches!(reject, "accept" | "reject") { String::new() } else { reject.to_owned() },
+        }),
+        _ => usual(heard, EVENTS | 0x2000),
+    })
+}
+
+#[test]
+fn nri_c28_c29_validators_see_all_of_it_and_one_is_enough_to_reject() {
+    let stage = stage();
+    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let before = knob(&stage, &victim, MEMORY);
+    let id = victim.clone();
+    let handler = answers("CreateContainer", move |_| {
+        Answer::message(&api::CreateContainerResponse {
+            adjust: Some(annotations(&[("k", "v")])),
+            update: vec![memory(&id, 64 << 20, false)],
+            evict: Vec::new(),
+        })
+    });
+    let _adjuster = Plugin::join(&stage.node, "10", "adjust", EVENTS, handler);
+    let events = EVENTS | 0x2000;
+    let yes = Plugin::join(&stage.node, "20", "yes", events, validator("accept"));
+    let attempt = |name: &str| {
+        stage.node.create_container(create(&stage.pod_id, &stage.config(name, &["true"]), &stage.pod))
+    };
+    attempt("fine").unwrap_or_else(|error| panic!("create: {error}"));
+    let asked: api::ValidateContainerAdjustmentRequest = yes.last("ValidateContainerAdjustment").request();
+    assert!(!asked.container.expect("it").annotations.contains_key("k"), "it is the untouched container");
+    assert_eq!(asked.adjust.expect("it").annotations["k"], "v");
+    let owners = asked.owners.expect("owners").owners;
+    assert!(owners.values().any(|one| one.compound.get(&1).is_some_and(|k| k.owners["k"] == "10-adjust")), "{owners:?}");
+    assert_eq!(owners[&victim].simple[&8], "10-adjust");
+    let names: Vec<_> = asked.plugins.iter().map(|one| format!("{}-{}", one.index, one.name)).collect();
+    assert_eq!(names, ["10-adjust", "20-yes"]);
+    let set = memory(&victim, 256 << 20, false);
+    assert_eq!(yes.caller().update(vec![set]).expect("an answer").0, 0);
+    let _no = Plugin::join(&stage.node, "05", "no", events, validator("too loud"));
+    let _why = Plugin::join(&stage.node, "30", "why", events, validator("reject"));
+    let text = refused(attempt("loud"));
+    let expected = "validator \"05-no\" rejected container adjustment, reason: too loud; \
+                    validator \"30-why\" rejected container adjustment, reason: unknown rejection reason";
+    assert!(text.contains(expected), "{text}");
+    assert_ne!(knob(&stage, &victim, MEMORY), before);
+    assert_eq!(knob(&stage, &victim, MEMORY), (256 << 20).to_string(), "nothing of it is applied");
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c30_a_validator_that_is_silent_or_gone_rejects() {
+    let stage = Stage::on(node("plugin_request_timeout = \"300ms\""), host_pod("stage"));
+    for (name, answer) in [("mute", (|| Answer::Silence) as fn() -> Answer), ("crash", || Answer::HangUp)] {
+        let handler: coracle_tests::nri::Handler = Box::new(move |_, heard| match heard.method.as_str() {
+            "ValidateContainerAdjustment" => answer(),
+            _ => usual(heard, EVENTS | 0x2000),
+        });
+        let plugin = Plugin::join(&stage.node, "10", name, EVENTS | 0x2000, handler);
+        let text = refused(stage.node.create_container(create(
+            &stage.pod_id,
+            &stage.config(name, &["true"]),
+            &stage.pod,
+        )));
+        assert!(text.contains(&format!("validator \"10-{name}\" rejected")), "{text}");
+        wait_until("it is disconnected", || plugin.is_over());
+    }
+    stage.create(&stage.config("after", &["true"]));
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c31_the_built_in_validator() {
+    let settings = "[nri.default_validator]\nenable = true\nreject_oci_hook_adjustment = true\n\
+                    reject_namespace_adjustment = true\nreject_sysctl_adjustment = true\n\
+                    reject_unconfined_seccomp_adjustment = true\nrequired_plugins = [\"10-adjust\", \"late\"]\n\
+                    tolerate_missing_plugins_annotation = \"tolerate\"";
+    let mut pod = host_pod("stage");
+    pod.annotations = [
+        ("tolerate/container.tolerant".to_owned(), "true".to_owned()),
+        ("required-plugins.noderesource.dev/container.demanding".to_owned(), "[\"absent\"]".to_owned()),
+        ("required-plugins.noderesource.dev/container.confused".to_owned(), "{".to_owned()),
+    ]
+    .into();
+    let stage = Stage::on(node(settings), pod);
+    let attempt = |name: &str| {
+        let config = stage.config(name, &["true"]);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        made.map(|made| made.container_id).map_err(|error| error.message().to_owned())
+    };
+    let text = attempt("plain").expect_err("plugins are missing");
+    assert!(text.contains("validation error: missing required plugins: 10-adjust, late"), "{text}");
+    attempt("tolerant").unwrap_or_else(|error| panic!("tolerated: {error}"));
+    let handler = answers("CreateContainer", |heard| {
+        let in_linux = |linux| api::ContainerAdjustment { linux: Some(linux), ..Default::default() };
+        match heard.container().name.as_str() {
+            "hooked" => Answer::adjust(api::ContainerAdjustment {
+                hooks: Some(api::Hooks {
+                    poststart: vec![api::Hook { path: "/bin/true".into(), ..Default::default() }],
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            "moved" => Answer::adjust(in_linux(api::LinuxContainerAdjustment {
+                namespaces: vec![api::LinuxNamespace { r#type: "ipc".into(), path: String::new() }],
+                ..Default::default()
+            })),
+            // Removing one is a change, too.
+            "tuned" => Answer::adjust(in_linux(api::LinuxContainerAdjustment {
+                sysctl: [("-kernel.shm_rmid_forced".to_owned(), String::new())].into(),
+                ..Default::default()
+            })),
+            "filtered" => Answer::adjust(in_linux(api::LinuxContainerAdjustment {
+                seccomp_policy: Some(api::LinuxSeccomp { default_action: "SCMP_ACT_ALLOW".into(), ..Default::default() }),
+                ..Default::default()
+            })),
+            _ => Answer::empty(),
+        }
+    });
+    let _adjust = Plugin::join(&stage.node, "10", "adjust", EVENTS, handler);
+    let _late = Plugin::join(&stage.node, "77", "late", EVENTS, quiet());
+    attempt("plain").unwrap_or_else(|error| panic!("all are there: {error}"));
+    for (name, expected) in [
+        ("hooked", "attempted restricted OCI hook adjustment"),
+        ("moved", "attempted restricted namespace adjustment"),
+        ("tuned", "attempted restricted sysctl adjustment"),
+        ("filtered", "attempted restricted unconfined seccomp policy adjustment"),
+        ("demanding", "missing required plugins: absent"),
+        ("confused", "is not a list of names"),
+    ] {
+        let text = attempt(name).expect_err("it is restricted");
+        let head = "validator \"00-default-validator\" rejected container adjustment, reason: validation error: ";
+        assert!(text.contains(head) && text.contains(expected), "{name}: {text}");
+    }
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c32_an_end_may_change_other_containers() {
+    let stage = stage();
+    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let id = victim.clone();
+    let handler = answers("StopContainer", move |_| {
+        Answer::message(&api::StopContainerResponse { update: vec![memory(&id, 1000, false), memory(&id, 64 << 20, false)] })
+    });
+    let plugin = Plugin::join(&stage.node, "10", "mover", EVENTS, handler);
+    let other = stage.run(&stage.config("other", &["sleep", "forever"]));
+    stop(&stage, &other);
+    assert_eq!(knob(&stage, &victim, MEMORY), (64 << 20).to_string());
+    assert!(stage.node.log().contains("not enough"), "what fails is logged");
+    drop(plugin);
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c33_a_plugin_hears_what_it_asked_for() {
+    let stage = stage();
+    // StopPodSandbox and StartContainer.
+    let some = Plugin::join(&stage.node, "10", "some", 0x0002 | 0x0020, quiet());
+    let all = Plugin::join(&stage.node, "20", "all", 0, quiet());
+    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    stop(&stage, &id);
+    stage.node.remove_pod(&stage.pod_id);
+    assert_eq!(some.titles(), ["StartContainer c1", "StopPodSandbox stage"]);
+    assert_eq!(all.titles().len(), 9, "{:?}", all.titles());
+    stage.node.stop();
+}
+
+#[test]
+fn nri_c34_old_plugins_get_state_changes() {
+    let stage = Stage::on(node("plugin_request_timeout = \"2s\""), host_pod("stage"));
+    let handler: coracle_tests::nri::Handler = Box::new(|_, heard| match heard.method.as_str() {
+        "Configure" | "Synchronize" => usual(heard, EVENTS),
+        "StateChange" | "CreateContainer" | "UpdateContainer" | "StopContainer" => Answer::empty(),
+        _ => Answer::Refuse(12, "unimplemented"),
+    });
+    let plugin = Plugin::join(&stage.node, "10", "old", EVENTS, handler);
+    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    update(&stage, &id, 64 << 20).unwrap_or_else(|error| panic!("update: {error}"));
+    stop(&stage, &id);
+    stage.node.remove_pod(&stage.pod_id);
+    let heard: Vec<_> = plugin
+        .all()
+        .into_iter()
+        .filter(|heard| !matches!(heard.method.as_str(), "Configure" | "Synchronize"))
+        .map(|heard| match heard.method.as_str() {
+            "StateChange" => format!("{:?}", heard.request::<api::StateChangeEvent>().event()),
+            method => method.to_owned(),
+        })
+        .collect();
+    let expected = [
+        "CreateContainer",
+        "PostCreateContainer", // the first one that it does not know
+        "EventPostCreateContainer",
+        "EventStartContainer",
+        "EventPostStartContainer",
+        "UpdateContainer",
+        "EventPostUpdateContainer",
+        "StopContainer",
+        "EventStopPodSandbox",
+        "EventRemoveContainer",
+        "EventRemovePodSandbox",
+    ];
+    let heard: Vec<_> = heard.iter().map(String::as_str).collect();
+    let names = expected.map(|name| name.strip_prefix("Event").filter(|_| name != "Event").unwrap_or(name));
+    let plain: Vec<_> = heard.iter().map(|name| name.strip_prefix("Event").unwrap_or(name)).collect();
+    assert_eq!(plain, names);
+    let told = plugin.last("StateChange").pod();
+    assert_eq!(told.name, "stage");
+    wait_until("it is said once", || stage.node.log().matches("built before v0.12").count() == 1);
+    stage.node.stop();
+}
+
+#[test]
+fn evictions_are_done_only_where_the_operator_allows_it() {
+    for (settings, is_done) in [("", false), ("allow_eviction = true", true)] {
+        let stage = Stage::on(node(settings), host_pod("stage"));
+        let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+        let id = victim.clone();
+        let handler = answers("CreateContainer", move |_| {
+            let evict = vec![api::ContainerEviction { container_id: id.clone(), reason: "too big".into() }];
+            Answer::message(&api::CreateContainerResponse { evict, ..Default::default() })
+        });
+        let plugin = Plugin::join(&stage.node, "10", "evict", EVENTS, handler);
+        stage.create(&stage.config("other", &["true"]));
+        if is_done {
+            stage.node.exited(&victim);
+        } else {
+            assert!(host::wait_within(Duration::from_millis(500), || {
+                (stage.node.container(&victim).state() == ContainerState::ContainerExited).then_some(())
+            })
+            .is_none());
+            assert!(stage.node.log().contains("is ignored"));
+        }
+        drop(plugin);
+        stage.node.stop();
+    }
+}
