@@ -579,27 +579,24 @@ fn nri_c34_old_plugins_get_state_changes() {
         .into_iter()
         .filter(|heard| !matches!(heard.method.as_str(), "Configure" | "Synchronize"))
         .map(|heard| match heard.method.as_str() {
-            "StateChange" => format!("{:?}", heard.request::<api::StateChangeEvent>().event()),
+            "StateChange" => format!("StateChange {:?}", heard.request::<api::StateChangeEvent>().event()),
             method => method.to_owned(),
         })
         .collect();
     let expected = [
         "CreateContainer",
         "PostCreateContainer", // the first one that it does not know
-        "EventPostCreateContainer",
-        "EventStartContainer",
-        "EventPostStartContainer",
+        "StateChange PostCreateContainer",
+        "StateChange StartContainer",
+        "StateChange PostStartContainer",
         "UpdateContainer",
-        "EventPostUpdateContainer",
+        "StateChange PostUpdateContainer",
         "StopContainer",
-        "EventStopPodSandbox",
-        "EventRemoveContainer",
-        "EventRemovePodSandbox",
+        "StateChange StopPodSandbox",
+        "StateChange RemoveContainer",
+        "StateChange RemovePodSandbox",
     ];
-    let heard: Vec<_> = heard.iter().map(String::as_str).collect();
-    let names = expected.map(|name| name.strip_prefix("Event").filter(|_| name != "Event").unwrap_or(name));
-    let plain: Vec<_> = heard.iter().map(|name| name.strip_prefix("Event").unwrap_or(name)).collect();
-    assert_eq!(plain, names);
+    assert_eq!(heard, expected);
     let told = plugin.last("StateChange").pod();
     assert_eq!(told.name, "stage");
     wait_until("it is said once", || stage.node.log().matches("built before v0.12").count() == 1);

@@ -1,0 +1,143 @@
+//! OCI hooks that plugins inject: run at their points, with the state on stdin, in the right namespaces.
+
+use std::fs;
+use std::path::PathBuf;
+
+use coracle_tests::cri::proto::{ContainerState, StartContainerRequest};
+use coracle_tests::node::Node;
+use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
+use coracle_tests::request::{bridge_pod, host_pod};
+use coracle_tests::stage::Stage;
+
+use super::{answers, refused};
+
+/// A hook that appends what it sees to a file of the host.
+fn noting(folder: &std::path::Path, point: &str) -> api::Hook {
+    let script = format!(
+        "read -r state || true; {{ echo \"{point} $MARK $(readlink /proc/self/ns/net)\"; echo \"$state\"; }} >> {}/notes",
+        folder.display()
+    );
+    hook(&script)
+}
+
+fn hook(script: &str) -> api::Hook {
+    api::Hook {
+        path: "/bin/sh".into(),
+        args: ["sh", "-c", script].map(str::to_owned).into(),
+        env: vec!["MARK=set".into(), "PATH=/usr/bin:/bin".into()],
+        timeout: None,
+    }
+}
+
+fn adjust(hooks: api::Hooks) -> Answer {
+    Answer::adjust(api::ContainerAdjustment { hooks: Some(hooks), ..Default::default() })
+}
+
+/// The notes as pairs of a heading and a state.
+fn notes(folder: &std::path::Path) -> Vec<(String, serde_json::Value)> {
+    let text = fs::read_to_string(folder.join("notes")).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    let pair = |pair: &[&str]| (pair[0].to_owned(), serde_json::from_str(pair[1]).expect("a state is JSON"));
+    lines.chunks(2).map(pair).collect()
+}
+
+#[test]
+fn hooks_run_at_their_points_in_their_namespaces() {
+    let node = Node::with_bridge();
+    let folder: PathBuf = node.folder().to_owned();
+    let at = folder.clone();
+    let handler = answers("CreateContainer", move |_| {
+        adjust(api::Hooks {
+            prestart: vec![noting(&at, "prestart")],
+            create_runtime: vec![noting(&at, "createRuntime")],
+            create_container: vec![noting(&at, "createContainer")],
+            start_container: Vec::new(),
+            poststart: vec![noting(&at, "poststart"), hook("exit 3")],
+            poststop: vec![noting(&at, "poststop")],
+        })
+    });
+    let stage = Stage::on(node, bridge_pod("boat"));
+    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    let mut config = stage.config("c1", &["sleep", "forever"]);
+    config.annotations = [("key".to_owned(), "value".to_owned())].into();
+    let id = stage.run(&config);
+    let pid = stage.node.container_pid(&id);
+    let inside = fs::read_link(format!("/proc/{pid}/ns/net")).expect("it lives").display().to_string();
+    let outside = fs::read_link("/proc/self/ns/net").expect("ours").display().to_string();
+    let bundle = {
+        let notes = notes(&folder);
+        let bundle = notes[0].1["bundle"].as_str().expect("a bundle").to_owned();
+        let config: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(format!("{bundle}/config.json")).expect("a file")).expect("JSON");
+        assert_eq!(config["process"]["args"][0], "/probe");
+        bundle
+    };
+    stage.node.remove_pod(&stage.pod_id);
+    let notes = notes(&folder);
+    let expected = [
+        ("prestart", &outside, "creating"),
+        ("createRuntime", &outside, "creating"),
+        ("createContainer", &inside, "creating"),
+        ("poststart", &outside, "running"),
+        ("poststop", &outside, "stopped"),
+    ];
+    assert_eq!(notes.len(), expected.len(), "{notes:?}");
+    for ((heading, state), (point, namespace, status)) in notes.iter().zip(expected) {
+        assert_eq!(*heading, format!("{point} set {namespace}"));
+        assert_eq!((state["status"].as_str(), state["id"].as_str()), (Some(status), Some(id.as_str())), "{point}");
+        assert_eq!(state["annotations"]["key"], "value");
+        let told = state["pid"].as_i64();
+        assert_eq!(told.is_some(), point != "poststop", "{point}");
+        assert!(told.is_none_or(|told| told == i64::from(pid)), "{point}: {told:?}");
+    }
+    assert!(!fs::exists(&bundle).expect("readable"), "the bundle goes with the container");
+    assert!(stage.node.log().contains("exit status: 3"), "what fails after the start is logged");
+    stage.node.stop();
+}
+
+#[test]
+fn a_start_container_hook_is_a_program_of_the_container() {
+    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let handler = answers("CreateContainer", |_| {
+        let write = api::Hook {
+            path: "/probe".into(),
+            args: ["probe", "write", "/from-hook", "it was here"].map(str::to_owned).into(),
+            ..Default::default()
+        };
+        adjust(api::Hooks { start_container: vec![write], ..Default::default() })
+    });
+    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    let id = stage.run(&stage.config("c1", &["cat", "/from-hook"]));
+    assert_eq!(stage.node.exited(&id).exit_code, 0);
+    assert_eq!(stage.node.output(&id).trim(), "it was here");
+    stage.node.stop();
+}
+
+#[test]
+fn a_hook_that_fails_or_hangs_before_the_program_fails_the_start() {
+    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let handler = answers("CreateContainer", |heard| {
+        let hook = match heard.container().name.as_str() {
+            "fails" => hook("echo this is why >&2; exit 7"),
+            "absent" => api::Hook { path: "/nowhere/hook".into(), ..Default::default() },
+            _ => api::Hook { timeout: Some(api::OptionalInt { value: 1 }), ..hook("sleep 100 & wait") },
+        };
+        adjust(api::Hooks { create_runtime: vec![hook], ..Default::default() })
+    });
+    let plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    for (name, expected) in [
+        ("fails", "hook /bin/sh: exit status: 7"),
+        ("absent", "hook /nowhere/hook: "),
+        ("hangs", "did not end within 1000 ms"),
+    ] {
+        let id = stage.create(&stage.config(name, &["print", "it", "ran"]));
+        let request = StartContainerRequest { container_id: id.clone() };
+        let text = refused(stage.node.start_container(request));
+        assert!(text.contains(expected), "{name}: {text}");
+        assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
+        assert_eq!(stage.node.output(&id), "", "its program did not run");
+    }
+    assert!(stage.node.log().contains("this is why"), "what a hook says is in the log");
+    assert_eq!(plugin.heard("StartContainer").len(), 0, "plugins are asked after the hooks");
+    stage.node.stop();
+}

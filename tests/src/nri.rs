@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,10 @@ pub enum Answer {
     HangUp,
     /// With bytes that are no message.
     Garbage,
+    /// With half a frame, and then by hanging up.
+    Half,
+    /// As usual, after an answer to a call that nobody made and with a second one to this.
+    Thrice,
 }
 
 impl Answer {
@@ -201,6 +206,7 @@ pub struct Plugin {
     caller: Caller,
     heard: Arc<Mutex<Vec<Heard>>>,
     over: Arc<Mutex<bool>>,
+    is_deaf: Arc<AtomicBool>,
 }
 
 impl Drop for Plugin {
@@ -214,11 +220,12 @@ impl Plugin {
     pub fn connect(socket: &Path, handler: Handler) -> Plugin {
         let stream = UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
         let plugin =
-            Plugin { caller: Caller::new(&stream), heard: Arc::default(), over: Arc::default() };
+            Plugin { caller: Caller::new(&stream), heard: Arc::default(), over: Arc::default(), is_deaf: Arc::default() };
         let (requests, queue) = channel();
         let (caller, over) = (plugin.caller.clone(), Arc::clone(&plugin.over));
+        let is_deaf = Arc::clone(&plugin.is_deaf);
         std::thread::spawn(move || {
-            read(stream, &caller, &requests);
+            read(stream, &caller, &requests, &is_deaf);
             *over.lock().expect("no panic in between") = true;
         });
         let (caller, heard) = (plugin.caller.clone(), Arc::clone(&plugin.heard));
@@ -286,6 +293,11 @@ impl Plugin {
         wait_for(&format!("the plugin hears {method}"), || self.heard(method).pop())
     }
 
+    /// Reads the frame that it is waiting for, and then no more until it is told to again.
+    pub fn set_deaf(&self, is_deaf: bool) {
+        self.is_deaf.store(is_deaf, Ordering::Relaxed);
+    }
+
     /// Whether the runtime has hung up.
     pub fn is_over(&self) -> bool {
         *self.over.lock().expect("no panic in between")
@@ -327,16 +339,32 @@ fn answer_all(
             Answer::Garbage => ttrpc::Response { status: None, payload: vec![0xff; 7] },
             Answer::Silence => continue,
             Answer::HangUp => return caller.hang_up(),
+            Answer::Half => {
+                let whole = frame(PLUGIN, &message(stream, RESPONSE, &[0; 64]));
+                let _ = caller.write(&whole[..30]); // the runtime may be gone
+                return caller.hang_up();
+            }
+            Answer::Thrice => {
+                let empty = |stream| frame(PLUGIN, &message(stream, RESPONSE, &[]));
+                let _ = caller.write(&[empty(stream + 1000), empty(stream), empty(stream)].concat()); // as above
+                continue;
+            }
         };
         // The runtime may be gone, or have hung up.
         let _ = caller.write(&frame(PLUGIN, &message(stream, RESPONSE, &response.encode_to_vec())));
     }
 }
 
-fn read(mut stream: UnixStream, caller: &Caller, requests: &Sender<(u32, Heard)>) {
+fn read(mut stream: UnixStream, caller: &Caller, requests: &Sender<(u32, Heard)>, is_deaf: &AtomicBool) {
     let mut streams: HashMap<u32, Vec<u8>> = HashMap::new();
     let mut header = [0; 8];
-    while stream.read_exact(&mut header).is_ok() {
+    loop {
+        while is_deaf.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if stream.read_exact(&mut header).is_err() {
+            break;
+        }
         let id = u32::from_be_bytes(header[..4].try_into().expect("four"));
         let length = u32::from_be_bytes(header[4..].try_into().expect("four"));
         let mut payload = vec![0; length as usize];

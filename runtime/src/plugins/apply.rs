@@ -346,8 +346,9 @@ fn namespace(pod: &Pod, asked: &api::LinuxNamespace, resolved: &mut Resolved) ->
     let is_removal = asked.r#type.starts_with('-');
     let plan = &mut resolved.plan;
     let mut instead = |kind: plan::NamespaceKind, file: &str| {
-        // Sharing the runtime's own is joining that of the host's first process.
-        let path = if is_removal { format!("/proc/1/ns/{file}") } else { asked.path.clone() };
+        // Sharing the runtime's own: by this process, since in a nested daemon the first one's may not be looked at.
+        let own = || format!("/proc/{}/ns/{file}", std::process::id());
+        let path = if is_removal { own() } else { asked.path.clone() };
         plan.namespaces.push((kind, PathBuf::from(path)));
         Ok(())
     };
