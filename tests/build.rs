@@ -12,6 +12,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for proto in PROTOS {
         println!("cargo::rerun-if-changed={proto}");
     }
-    tonic_prost_build::configure().build_client(false).build_server(false).compile_fds(protox::compile(PROTOS, [NRI])?)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_server(false)
+        .compile_fds(protox::compile(PROTOS, [NRI])?)?;
     Ok(())
 }

@@ -57,10 +57,13 @@ pub(crate) struct Incoming {
     pub(crate) timeout: Duration,
 }
 
+/// What a call is answered with.
+type Reply = Result<Vec<u8>, Status>;
+
 /// A connection, alive or over.
 pub(crate) struct Connection {
     host: Rc<dyn Host>,
-    calls: RefCell<BTreeMap<u32, Sender<Result<Vec<u8>, Status>>>>,
+    calls: RefCell<BTreeMap<u32, Sender<Reply>>>,
     last_stream: Cell<u32>,
     last_request: Cell<u32>,
     in_hand: Cell<usize>,
@@ -167,13 +170,12 @@ impl Connection {
         }
     }
 
-    #[allow(clippy::type_complexity)] // the other end of one call
     fn send_request(
         &self,
         method: &str,
         payload: &[u8],
         limit: Duration,
-    ) -> Result<(u32, Receiver<Result<Vec<u8>, Status>>), Outcome<Vec<u8>>> {
+    ) -> Result<(u32, Receiver<Reply>), Outcome<Vec<u8>>> {
         let request = Request {
             service: PLUGIN_SERVICE.to_owned(),
             method: method.to_owned(),
@@ -212,7 +214,10 @@ impl Connection {
     }
 
     fn refuse(&self, stream: u32, code: i32, message: &str) {
-        self.respond(stream, Response { status: Some(Status { code, message: message.to_owned() }), payload: Vec::new() });
+        self.respond(
+            stream,
+            Response { status: Some(Status { code, message: message.to_owned() }), payload: Vec::new() },
+        );
     }
 
     fn respond(&self, stream: u32, response: Response) {
@@ -312,7 +317,11 @@ impl Connection {
             return self.refuse(stream, code::INVALID_ARGUMENT, "no ttrpc request");
         };
         if request.service != RUNTIME_SERVICE {
-            return self.refuse(stream, code::UNIMPLEMENTED, &format!("unknown service {:?}", request.service));
+            return self.refuse(
+                stream,
+                code::UNIMPLEMENTED,
+                &format!("unknown service {:?}", request.service),
+            );
         }
         if self.in_hand.get() >= REQUESTS_MAX {
             return self.refuse(stream, code::RESOURCE_EXHAUSTED, "too many requests at once");

@@ -206,7 +206,11 @@ impl Dispatcher {
         let was_legacy = plugin.is_legacy();
         let outcome = plugin.ask::<T>(told, limit).await;
         if plugin.is_legacy() && !was_legacy {
-            self.log(Level::Warn, plugin, "it was built before v0.12 and gets StateChange in place of newer calls");
+            self.log(
+                Level::Warn,
+                plugin,
+                "it was built before v0.12 and gets StateChange in place of newer calls",
+            );
         }
         let name = method(told.event);
         let (text, is_failure) = match (outcome, policy) {
@@ -283,7 +287,8 @@ macro_rules! told {
     ($event:ident, $request:ident, $pod:expr, $container:expr) => {
         Told {
             event: Event::$event,
-            payload: api::$request { pod: Some($pod.clone()), container: Some($container.clone()) }.encode_to_vec(),
+            payload: api::$request { pod: Some($pod.clone()), container: Some($container.clone()) }
+                .encode_to_vec(),
             pod: $pod,
             container: Some($container),
         }
@@ -304,7 +309,8 @@ impl Section {
             if !plugin.wants(Event::RunPodSandbox) {
                 continue;
             }
-            let asked = self.dispatcher.ask::<api::RunPodSandboxResponse>(plugin, &told, Policy::Creating(&required));
+            let asked =
+                self.dispatcher.ask::<api::RunPodSandboxResponse>(plugin, &told, Policy::Creating(&required));
             if let Err(failure) = asked.await {
                 self.undo_pod(&plugins[..=at], pod).await;
                 return Err(failure);
@@ -476,7 +482,12 @@ impl Section {
     }
 
     /// Creation failed after it was offered.
-    pub async fn undo_create_container(&self, created: Created, pod: &api::PodSandbox, container: &api::Container) {
+    pub async fn undo_create_container(
+        &self,
+        created: Created,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+    ) {
         self.undo(&created.offered, pod, container).await;
     }
 

@@ -99,8 +99,11 @@ impl Future for Acquire {
             return Poll::Ready(Permit { lock: Rc::clone(&this.lock), count: this.wants });
         }
         let waiter = this.waiter.get_or_insert_with(|| {
-            let waiter =
-                Rc::new(Waiter { wants: this.wants, is_granted: Cell::new(false), waker: RefCell::default() });
+            let waiter = Rc::new(Waiter {
+                wants: this.wants,
+                is_granted: Cell::new(false),
+                waker: RefCell::default(),
+            });
             this.lock.queue.borrow_mut().push_back(Rc::clone(&waiter));
             waiter
         });

@@ -95,9 +95,7 @@ impl Dispatcher {
         let dispatcher = Rc::clone(self);
         self.host.spawn(Box::pin(async move {
             let registered = dispatcher.register(&connection, &requests, peer).await;
-            let mut unregistered = dispatcher.joins.unregistered.borrow_mut();
-            unregistered.retain(|other| !Rc::ptr_eq(other, &connection));
-            drop(unregistered);
+            dispatcher.joins.forget(&connection);
             match registered {
                 Ok(plugin) => {
                     if let Err(why) = dispatcher.join(&plugin, &requests, String::new()).await {
@@ -136,10 +134,11 @@ impl Dispatcher {
         requests: &Receiver<Incoming>,
     ) -> Result<(u32, api::RegisterPluginRequest), String> {
         let limit = self.settings.borrow().registration_timeout;
-        let first = smol::future::or(async { requests.recv().await.map_err(|_| connection.cause()) }, async {
-            self.host.sleep(limit).await;
-            Err(format!("it did not register within {limit:?}"))
-        });
+        let first =
+            smol::future::or(async { requests.recv().await.map_err(|_| connection.cause()) }, async {
+                self.host.sleep(limit).await;
+                Err(format!("it did not register within {limit:?}"))
+            });
         let first = first.await?;
         let refuse = |code, text: String| {
             connection.answer(first.stream, Err((Status { code, message: text.clone() }, Vec::new())));
@@ -277,7 +276,9 @@ impl Dispatcher {
             let answer = api::SynchronizeResponse::decode(&answer[..])
                 .map_err(|_| "Synchronize: its answer cannot be decoded".to_owned())?;
             if answer.more != chunk.more || (chunk.more && !answer.update.is_empty()) {
-                return Err("Synchronize: it cannot put several messages together (before NRI v0.7)".to_owned());
+                return Err(
+                    "Synchronize: it cannot put several messages together (before NRI v0.7)".to_owned()
+                );
             }
             updates = answer.update;
         }
@@ -293,11 +294,13 @@ impl Dispatcher {
                 let answer = match request.timeout.is_zero() {
                     true => answer.await,
                     // Its caller has given up by then.
-                    false => smol::future::or(answer, async {
-                        dispatcher.host.sleep(request.timeout).await;
-                        refusal(code::DEADLINE_EXCEEDED, "the updates take longer than the call may")
-                    })
-                    .await,
+                    false => {
+                        smol::future::or(answer, async {
+                            dispatcher.host.sleep(request.timeout).await;
+                            refusal(code::DEADLINE_EXCEEDED, "the updates take longer than the call may")
+                        })
+                        .await
+                    }
                 };
                 plugin.connection.answer(request.stream, answer);
             }));
@@ -332,7 +335,11 @@ impl Dispatcher {
             if let Verdict::Failed(why) = verdict
                 && !update.ignore_failure
             {
-                self.log(Level::Warn, plugin, &format!("update of container {:.13}: {why}", update.container_id));
+                self.log(
+                    Level::Warn,
+                    plugin,
+                    &format!("update of container {:.13}: {why}", update.container_id),
+                );
                 failed.push(update);
             }
         }
@@ -357,7 +364,8 @@ impl Dispatcher {
         let plugins = self.active.borrow().clone();
         if tell {
             let payload = api::Empty::default().encode_to_vec();
-            let calls = plugins.iter().map(|plugin| plugin.connection.call("Shutdown", &payload, SHUTDOWN_LIMIT));
+            let calls =
+                plugins.iter().map(|plugin| plugin.connection.call("Shutdown", &payload, SHUTDOWN_LIMIT));
             crate::validate::all(calls.collect()).await;
         }
         for plugin in &plugins {
@@ -398,6 +406,11 @@ fn answered(what: &str, outcome: Outcome<Vec<u8>>) -> Result<Vec<u8>, String> {
 }
 
 impl Joins {
+    /// It has registered, or will not.
+    fn forget(&self, connection: &Rc<Connection>) {
+        self.unregistered.borrow_mut().retain(|other| !Rc::ptr_eq(other, connection));
+    }
+
     /// How long the next join of this index and name has to wait.
     fn turn(&self, title: &str) -> Duration {
         let mut histories = self.histories.borrow_mut();
@@ -412,7 +425,8 @@ impl Joins {
         });
         let earned = (now - history.counted_at).as_secs() / TOKEN_EVERY.as_secs();
         if earned > 0 {
-            history.tokens = TOKENS.min(history.tokens.saturating_add(u32::try_from(earned).unwrap_or(TOKENS)));
+            history.tokens =
+                TOKENS.min(history.tokens.saturating_add(u32::try_from(earned).unwrap_or(TOKENS)));
             history.counted_at = now;
         }
         let for_token = match history.tokens.checked_sub(1) {

@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn streams_come_back_whole_however_they_are_cut() {
         let long = vec![7; 5000];
-        let bytes = [frames(1, b"hello world"), frames(2, &long), frames(9, b"x"), vec![0, 0, 0, 1, 0, 0, 0, 0]];
+        let bytes =
+            [frames(1, b"hello world"), frames(2, &long), frames(9, b"x"), vec![0, 0, 0, 1, 0, 0, 0, 0]];
         let bytes = bytes.concat();
         for step in [1, 3, 8, 9, 4096, 100_000] {
             let expected = vec![(1, b"hello world".to_vec()), (2, long.clone()), (9, b"x".to_vec())];

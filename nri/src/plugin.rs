@@ -40,7 +40,12 @@ pub(crate) struct Told<'a> {
 }
 
 impl Plugin {
-    pub(crate) fn new(index: String, name: String, connection: Rc<Connection>, max_inflight: usize) -> Rc<Self> {
+    pub(crate) fn new(
+        index: String,
+        name: String,
+        connection: Rc<Connection>,
+        max_inflight: usize,
+    ) -> Rc<Self> {
         Rc::new(Self {
             index,
             name,

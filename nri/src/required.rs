@@ -41,7 +41,9 @@ impl Required {
             match text {
                 "1" | "t" | "T" | "true" | "True" | "TRUE" => required.is_tolerated = true,
                 "0" | "f" | "F" | "false" | "False" | "FALSE" => {}
-                other => required.mistake = Some(format!("annotation {key}: {other:?} is neither true nor false")),
+                other => {
+                    required.mistake = Some(format!("annotation {key}: {other:?} is neither true nor false"))
+                }
             }
         }
         required
@@ -78,7 +80,9 @@ fn list(text: &str) -> Result<Vec<String>, String> {
         Some(None) => return Err(bad()),
         None => {
             let lines = text.lines().filter(|line| !line.trim().is_empty());
-            lines.map(|line| line.trim_start().strip_prefix("- ").ok_or_else(bad)).collect::<Result<_, _>>()?
+            lines
+                .map(|line| line.trim_start().strip_prefix("- ").ok_or_else(bad))
+                .collect::<Result<_, _>>()?
         }
     };
     items.into_iter().map(|item| scalar(item.trim()).ok_or_else(bad)).collect()
@@ -87,7 +91,8 @@ fn list(text: &str) -> Result<Vec<String>, String> {
 fn scalar(item: &str) -> Option<String> {
     let unquoted = ['"', '\''].into_iter().find_map(|quote| item.strip_prefix(quote)?.strip_suffix(quote));
     let name = unquoted.unwrap_or(item);
-    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte));
+    let is_name =
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte));
     is_name.then(|| name.to_owned())
 }
 

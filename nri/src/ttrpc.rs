@@ -139,7 +139,8 @@ mod tests {
         let response = Response { status: Some(status), payload: Vec::new() };
         let bytes = encode(1, Kind::Response, &response).unwrap();
         let hex = crate::mux::frames(2, &bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let expected = "00000002000000240000001a0000000102000a1808021214696e76616c696420706c7567696e20696e646578";
+        let expected =
+            "00000002000000240000001a0000000102000a1808021214696e76616c696420706c7567696e20696e646578";
         assert_eq!(hex, expected);
     }
 
@@ -164,7 +165,8 @@ mod tests {
     fn nri_r5_too_much_data_is_thrown_away_while_it_is_read() {
         let length = DATA_BYTES_MAX + 1;
         let header = [(length as u32).to_be_bytes(), 7u32.to_be_bytes()].concat();
-        let bytes = [header, vec![1, 0], vec![0; length], encode(9, Kind::Request, &Request::default()).unwrap()];
+        let bytes =
+            [header, vec![1, 0], vec![0; length], encode(9, Kind::Request, &Request::default()).unwrap()];
         let messages = assemble(&bytes.concat(), 4096);
         assert_eq!(messages[0], Message { stream: 7, kind: Kind::Request, data: None });
         assert_eq!(messages[1].stream, 9);

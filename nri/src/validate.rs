@@ -57,7 +57,9 @@ fn seccomp(settings: &DefaultValidator, container: &api::Container) -> (bool, &'
         Some(api::ProfileType::RuntimeDefault) => {
             (settings.reject_runtime_default_seccomp_adjustment, "runtime default seccomp policy")
         }
-        Some(api::ProfileType::Localhost) => (settings.reject_custom_seccomp_adjustment, "custom seccomp policy"),
+        Some(api::ProfileType::Localhost) => {
+            (settings.reject_custom_seccomp_adjustment, "custom seccomp policy")
+        }
         Some(api::ProfileType::Unconfined) | None => {
             (settings.reject_unconfined_seccomp_adjustment, "unconfined seccomp policy")
         }

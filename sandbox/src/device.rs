@@ -86,7 +86,14 @@ fn node(metadata: &fs::Metadata, path: &str) -> Option<DeviceNode> {
         _ => return None,
     };
     let (major, minor) = numbers(metadata.rdev());
-    Some(DeviceNode { path: path.to_string(), kind, major, minor, mode: metadata.mode() & 0o7777, owner: (0, 0) })
+    Some(DeviceNode {
+        path: path.to_string(),
+        kind,
+        major,
+        minor,
+        mode: metadata.mode() & 0o7777,
+        owner: (0, 0),
+    })
 }
 
 /// Major and minor of a `dev_t` as stat(2) returns it: 12 bits of major from bit 8, 20 of minor around them. The
@@ -105,7 +112,10 @@ mod tests {
     fn a_device_a_directory_and_neither() {
         let null = resolve(Path::new("/dev/null"), "/dev/mine").unwrap();
         let kind = DeviceKind::Character;
-        assert_eq!(null, [DeviceNode { path: "/dev/mine".into(), kind, major: 1, minor: 3, mode: 0o666, owner: (0, 0) }]);
+        assert_eq!(
+            null,
+            [DeviceNode { path: "/dev/mine".into(), kind, major: 1, minor: 3, mode: 0o666, owner: (0, 0) }]
+        );
         let many = resolve(Path::new("/dev"), "/devices/").unwrap();
         assert!(many.iter().any(|node| node.path == "/devices/zero" && node.minor == 5));
         assert!(matches!(resolve(Path::new("/etc/passwd"), "/dev/x"), Err(Error::Invalid { .. })));

@@ -113,7 +113,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
         without_mounts: Vec::new(),
         namespaces: Vec::new(),
         sysctls: Vec::new(),
-        own_namespaces: coracle_sandbox::plan::PodNamespaces { network: false, ipc: false, uts: false },
+        own_namespaces: PodNamespaces { network: false, ipc: false, uts: false },
     }
 }
 

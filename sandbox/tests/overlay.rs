@@ -37,7 +37,7 @@ fn plan_of(root: Root) -> ContainerPlan {
         without_mounts: Vec::new(),
         namespaces: Vec::new(),
         sysctls: Vec::new(),
-        own_namespaces: coracle_sandbox::plan::PodNamespaces { network: false, ipc: false, uts: false },
+        own_namespaces: plan::PodNamespaces { network: false, ipc: false, uts: false },
     }
 }
 

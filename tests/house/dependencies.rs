@@ -5,10 +5,11 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom. An arrow that is not here is a decision to be made, in ARCHITECTURE.md first.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("coracle", &["coracle-nri", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-worker", &["coracle-sandbox", "coracle-job"]),
     ("coracle-job", &[]),
+    ("coracle-nri", &[]),
     ("coracle-sandbox", &["coracle-wire", "coracle-sys"]),
     ("coracle-pod", &["coracle-wire", "coracle-sys"]),
     ("coracle-wire", &[]),

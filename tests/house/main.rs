@@ -4,6 +4,7 @@
 
 mod dependencies;
 mod fields;
+mod rules;
 mod sources;
 
 use std::path::{Path, PathBuf};

@@ -4,12 +4,12 @@ use std::fs;
 use std::process::Command;
 
 use coracle_tests::cri::proto::RemoveContainerRequest;
-use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
 use coracle_tests::node::Node;
+use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
 use coracle_tests::request::{bridge_pod, create, exec, fresh, host_pod};
 use coracle_tests::stage::Stage;
 
-use super::containers::knob;
+use super::updates::knob;
 use super::{answers, node, refused};
 
 /// A plugin that gives the container of each name its adjustment.
@@ -125,7 +125,10 @@ fn nri_c16_mounts_are_added_replaced_and_taken_away() {
     let seen = output(&stage, "bind", &["see", "mounts"]);
     assert!(seen.lines().any(|line| line.starts_with("mounts /added ro")), "{seen}");
     let seen = output(&stage, "tmpfs", &["see", "mounts"]);
-    assert!(seen.lines().any(|line| line.starts_with("mounts /added ") && line.contains("size=1024k")), "{seen}");
+    assert!(
+        seen.lines().any(|line| line.starts_with("mounts /added ") && line.contains("size=1024k")),
+        "{seen}"
+    );
     let usual = output(&stage, "tmpfs", &["see", "mounts"]);
     assert!(usual.contains("mounts /dev/mqueue "), "{usual}");
     assert!(!output(&stage, "without", &["see", "mounts"]).contains("/dev/mqueue"));
@@ -157,14 +160,24 @@ fn nri_c16_devices_are_made_allowed_and_taken_away() {
         gid: Some(api::OptionalUInt32 { value: 6 }),
     };
     let (stage, _plugin) = stage_with(move |name| match name {
-        "zero" => in_linux(api::LinuxContainerAdjustment { devices: vec![device("/dev/mine", 5)], ..Default::default() }),
-        "kmsg" => in_linux(api::LinuxContainerAdjustment { devices: vec![device("/dev/log", 11)], ..Default::default() }),
+        "zero" => in_linux(api::LinuxContainerAdjustment {
+            devices: vec![device("/dev/mine", 5)],
+            ..Default::default()
+        }),
+        "kmsg" => in_linux(api::LinuxContainerAdjustment {
+            devices: vec![device("/dev/log", 11)],
+            ..Default::default()
+        }),
         "none" => {
             let gone = api::LinuxDevice { path: "-/dev/asked".into(), ..Default::default() };
             in_linux(api::LinuxContainerAdjustment { devices: vec![gone], ..Default::default() })
         }
         _ => in_linux(api::LinuxContainerAdjustment {
-            devices: vec![api::LinuxDevice { path: "/dev/pipe".into(), r#type: "p".into(), ..Default::default() }],
+            devices: vec![api::LinuxDevice {
+                path: "/dev/pipe".into(),
+                r#type: "p".into(),
+                ..Default::default()
+            }],
             ..Default::default()
         }),
     });
@@ -190,7 +203,11 @@ fn nri_c16_c20_limits_reach_the_cgroup() {
     let number = |value| Some(api::OptionalInt64 { value });
     let (stage, _plugin) = stage_with(move |name| match name {
         "all" => limited(api::LinuxResources {
-            memory: Some(api::LinuxMemory { limit: number(64 << 20), reservation: number(32 << 20), ..Default::default() }),
+            memory: Some(api::LinuxMemory {
+                limit: number(64 << 20),
+                reservation: number(32 << 20),
+                ..Default::default()
+            }),
             cpu: Some(api::LinuxCpu {
                 shares: Some(api::OptionalUInt64 { value: 512 }),
                 quota: number(30_000),
@@ -256,7 +273,8 @@ fn nri_c16_scheduling_and_the_io_priority_are_the_processs() {
     let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
     let pid = stage.node.container_pid(&id);
     let run = |program: &str, words: &[&str]| {
-        let output = Command::new(program).args(words).arg(pid.to_string()).output().expect("util-linux is there");
+        let output =
+            Command::new(program).args(words).arg(pid.to_string()).output().expect("util-linux is there");
         String::from_utf8(output.stdout).expect("text")
     };
     assert_eq!(run("ionice", &["-p"]).trim(), "best-effort: prio 6");
@@ -276,7 +294,10 @@ fn nri_c16_namespaces_and_sysctls_of_a_container() {
     let stage = Stage::on(node, bridge_pod("boat"));
     let handler = adjusting(|name| {
         let namespaces = |list: &[&str]| api::LinuxContainerAdjustment {
-            namespaces: list.iter().map(|kind| api::LinuxNamespace { r#type: (*kind).into(), path: String::new() }).collect(),
+            namespaces: list
+                .iter()
+                .map(|kind| api::LinuxNamespace { r#type: (*kind).into(), path: String::new() })
+                .collect(),
             ..Default::default()
         };
         in_linux(match name {
@@ -298,12 +319,14 @@ fn nri_c16_namespaces_and_sysctls_of_a_container() {
     let seen = |name: &str| {
         let text = output(&stage, name, &["see", "namespaces"]);
         let of = |kind: &str| {
-            let line = text.lines().find(|line| line.starts_with(&format!("namespaces {kind} "))).expect("a line");
+            let line =
+                text.lines().find(|line| line.starts_with(&format!("namespaces {kind} "))).expect("a line");
             line.rsplit(' ').next().expect("a link").to_owned()
         };
         (of("net"), of("uts"), of("ipc"))
     };
-    let ours = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).expect("ours").display().to_string();
+    let ours =
+        |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).expect("ours").display().to_string();
     let (usual, host, own) = (seen("usual"), seen("host"), seen("own"));
     assert_eq!((host.0, host.1, &host.2), (ours("net"), ours("uts"), &usual.2));
     assert_eq!((&own.0, own.2 != usual.2 && own.2 != ours("ipc")), (&usual.0, true));

@@ -4,28 +4,24 @@ use std::fs;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
-    ContainerState, ContainerStatusRequest, LinuxContainerResources, ListContainersRequest,
-    RemoveContainerRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
-    UpdateContainerResourcesRequest,
+    ContainerState, ContainerStatusRequest, ListContainersRequest, RemoveContainerRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::Node;
-use coracle_tests::nri::{Answer, EVENTS, Heard, Plugin, api, usual};
+use coracle_tests::nri::{Answer, EVENTS, Plugin, api, usual};
 use coracle_tests::request::{create, host_pod};
 use coracle_tests::stage::Stage;
 use tonic::Code;
 
+use super::updates::{MEMORY, knob, memory, update};
 use super::{PATIENCE, annotations, answers, meanwhile, node, quiet, refused, standing};
 
-fn stage() -> Stage {
+pub(super) fn stage() -> Stage {
     Stage::on(Node::start(), host_pod("stage"))
 }
 
-fn start(stage: &Stage, id: &str) -> Result<(), tonic::Status> {
-    stage.node.start_container(StartContainerRequest { container_id: id.into() }).map(drop)
-}
-
-fn stop(stage: &Stage, id: &str) {
+pub(super) fn stop(stage: &Stage, id: &str) {
     let request = StopContainerRequest { container_id: id.into(), timeout: 0 };
     stage.node.stop_container(request).unwrap_or_else(|error| panic!("stop: {error}"));
 }
@@ -33,39 +29,6 @@ fn stop(stage: &Stage, id: &str) {
 fn remove(stage: &Stage, id: &str) {
     let request = RemoveContainerRequest { container_id: id.into() };
     stage.node.remove_container(request).unwrap_or_else(|error| panic!("remove: {error}"));
-}
-
-fn update(stage: &Stage, id: &str, memory_limit_in_bytes: i64) -> Result<(), tonic::Status> {
-    let linux = Some(LinuxContainerResources { memory_limit_in_bytes, ..Default::default() });
-    let request = UpdateContainerResourcesRequest { container_id: id.into(), linux, ..Default::default() };
-    stage.node.update_container_resources(request).map(drop)
-}
-
-/// An update of one container's memory limit.
-pub(super) fn memory(id: &str, limit: i64, ignore_failure: bool) -> api::ContainerUpdate {
-    let memory = api::LinuxMemory { limit: Some(api::OptionalInt64 { value: limit }), ..Default::default() };
-    let resources = api::LinuxResources { memory: Some(memory), ..Default::default() };
-    api::ContainerUpdate {
-        container_id: id.into(),
-        linux: Some(api::LinuxContainerUpdate { resources: Some(resources) }),
-        ignore_failure,
-    }
-}
-
-/// What a cgroup's file says, under its names on v1 and v2.
-pub(super) fn knob(stage: &Stage, id: &str, names: [&str; 2]) -> String {
-    let path = format!("{}/{id}", stage.node.cgroup_parent());
-    let file = names.into_iter().find_map(|name| host::cgroup_file(&path, name));
-    let file = file.unwrap_or_else(|| panic!("none of {names:?} for {path}"));
-    fs::read_to_string(file).expect("a knob").trim().to_owned()
-}
-
-const MEMORY: [&str; 2] = ["memory.limit_in_bytes", "memory.max"];
-const PIDS: [&str; 2] = ["pids.max", "pids.max"];
-
-fn shown_memory(stage: &Stage, id: &str) -> i64 {
-    let resources = stage.node.container(id).resources.and_then(|resources| resources.linux);
-    resources.expect("resources").memory_limit_in_bytes
 }
 
 #[test]
@@ -253,142 +216,8 @@ fn nri_c10_one_that_never_ran_is_stopped_and_removed_all_the_same() {
     let plugin = Plugin::listener(&stage.node, "10", "ear");
     let id = stage.create(&stage.config("c1", &["true"]));
     remove(&stage, &id);
-    let expected =
-        ["CreateContainer c1", "PostCreateContainer c1", "StopContainer c1", "RemoveContainer c1"];
+    let expected = ["CreateContainer c1", "PostCreateContainer c1", "StopContainer c1", "RemoveContainer c1"];
     assert_eq!(plugin.titles(), expected);
-    stage.node.stop();
-}
-
-#[test]
-fn nri_c13_c15_a_plugins_value_wins_over_that_of_the_request() {
-    let stage = stage();
-    let first = answers("UpdateContainer", |heard| {
-        let id = heard.container().id;
-        let update = vec![memory(&id, 96 << 20, false)];
-        Answer::message(&api::UpdateContainerResponse { update, evict: Vec::new() })
-    });
-    let _first = Plugin::join(&stage.node, "10", "first", EVENTS, first);
-    let second = Plugin::listener(&stage.node, "20", "second");
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
-    update(&stage, &id, 64 << 20).unwrap_or_else(|error| panic!("update: {error}"));
-    assert_eq!(knob(&stage, &id, MEMORY), (96 << 20).to_string());
-    assert_eq!(shown_memory(&stage, &id), 96 << 20);
-    let told: api::UpdateContainerRequest = second.last("UpdateContainer").request();
-    let limit = told.linux_resources.and_then(|one| one.memory).and_then(|one| one.limit);
-    assert_eq!(limit.map(|limit| limit.value), Some(96 << 20), "it sees what the first made of it");
-    assert_eq!(second.heard("PostUpdateContainer").len(), 1);
-    stage.node.stop();
-}
-
-#[test]
-fn nri_c14_a_refused_update_changes_nothing() {
-    let stage = stage();
-    let handler = answers("UpdateContainer", |_| Answer::error("it stays"));
-    let plugin = Plugin::join(&stage.node, "10", "wall", EVENTS, handler);
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
-    let before = knob(&stage, &id, MEMORY);
-    let text = refused(update(&stage, &id, 64 << 20));
-    assert!(text.contains("NRI UpdateContainer failed: plugin \"10-wall\": it stays"), "{text}");
-    assert_eq!((knob(&stage, &id, MEMORY), shown_memory(&stage, &id)), (before, 0));
-    assert_eq!(plugin.heard("PostUpdateContainer").len(), 0);
-    stage.node.stop();
-}
-
-/// A plugin that updates others when a container is created whose name is not `victim`.
-fn updating(updates: impl Fn(&Heard) -> Vec<api::ContainerUpdate> + Send + 'static) -> coracle_tests::nri::Handler {
-    answers("CreateContainer", move |heard| match heard.container().name.as_str() {
-        "victim" => Answer::empty(),
-        _ => Answer::message(&api::CreateContainerResponse { update: updates(heard), ..Default::default() }),
-    })
-}
-
-#[test]
-fn nri_c22_c23_c24_c27_updates_of_others_hold_before_the_answer_or_fail_it() {
-    let stage = stage();
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
-    let id = victim.clone();
-    let plugin = Plugin::join(
-        &stage.node,
-        "10",
-        "mover",
-        EVENTS,
-        updating(move |heard| match heard.container().name.as_str() {
-            "moves" => {
-                let mut update = memory(&id, 128 << 20, false);
-                let resources = update.linux.as_mut().and_then(|linux| linux.resources.as_mut()).expect("set");
-                resources.pids = Some(api::LinuxPids { limit: 77 });
-                vec![update]
-            }
-            // Less than anything can run with.
-            "fails" => vec![memory(&id, 1000, false)],
-            "shrugs" => vec![memory(&id, 1000, true)],
-            "itself" => vec![memory(&heard.container().id, 1 << 30, false)],
-            _ => vec![memory(&"0".repeat(64), 1 << 30, false)],
-        }),
-    );
-    stage.create(&stage.config("moves", &["true"]));
-    assert_eq!(knob(&stage, &victim, MEMORY), (128 << 20).to_string());
-    assert_eq!(knob(&stage, &victim, PIDS), "77");
-    let attempt = |name: &str| {
-        stage.node.create_container(create(&stage.pod_id, &stage.config(name, &["true"]), &stage.pod))
-    };
-    let text = refused(attempt("fails"));
-    assert!(text.contains("NRI update of container") && text.contains("not enough"), "{text}");
-    attempt("shrugs").unwrap_or_else(|error| panic!("create: {error}"));
-    attempt("unknown").unwrap_or_else(|error| panic!("create: {error}"));
-    let text = refused(attempt("itself"));
-    assert!(text.contains("plugin \"10-mover\" asked update of"), "{text}");
-    assert!(text.contains("during creation"), "{text}");
-    assert_eq!(shown_memory(&stage, &victim), 128 << 20);
-    drop(plugin);
-    stage.node.stop();
-}
-
-#[test]
-fn nri_c25_unsolicited_updates_change_what_runs_and_what_will() {
-    let stage = stage();
-    let plugin = Plugin::listener(&stage.node, "10", "mover");
-    let runs = stage.run(&stage.config("runs", &["sleep", "forever"]));
-    let waits = stage.create(&stage.config("waits", &["sleep", "forever"]));
-    let over = stage.run(&stage.config("over", &["true"]));
-    stage.node.exited(&over);
-    let updates = vec![
-        memory(&runs, 64 << 20, false),
-        memory(&waits, 32 << 20, false),
-        memory(&over, 32 << 20, false),
-        memory(&"0".repeat(64), 32 << 20, false),
-    ];
-    let answer = plugin.caller().update(updates).expect("an answer");
-    assert_eq!(answer, (0, String::new(), Vec::new()));
-    assert_eq!(knob(&stage, &runs, MEMORY), (64 << 20).to_string());
-    start(&stage, &waits).unwrap_or_else(|error| panic!("start: {error}"));
-    assert_eq!((knob(&stage, &waits, MEMORY), shown_memory(&stage, &waits)), ((32 << 20).to_string(), 32 << 20));
-    // What fails is named, and the rest is done.
-    let updates = vec![memory(&runs, 1000, false), memory(&waits, 48 << 20, false), memory(&runs, 2000, true)];
-    let (code, text, failed) = plugin.caller().update(updates).expect("an answer");
-    assert_eq!((code, text), (2, format!("NRI update of some containers failed: {runs}")));
-    assert_eq!(failed, [runs.as_str()]);
-    assert_eq!(knob(&stage, &waits, MEMORY), (48 << 20).to_string());
-    assert!(plugin.heard("UpdateContainer").is_empty(), "no plugin is asked about these");
-    stage.node.stop();
-}
-
-#[test]
-fn nri_c26_an_update_from_inside_a_hook_does_not_wait_for_it() {
-    let stage = stage();
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
-    let id = victim.clone();
-    let handler: coracle_tests::nri::Handler = Box::new(move |caller, heard| {
-        if heard.method == "PostCreateContainer" {
-            let answer = caller.update(vec![memory(&id, 64 << 20, false)]).expect("an answer inside the hook");
-            assert_eq!(answer.0, 0, "{answer:?}");
-        }
-        Answer::empty()
-    });
-    let plugin = Plugin::join(&stage.node, "10", "mover", EVENTS, handler);
-    stage.create(&stage.config("other", &["true"]));
-    assert_eq!(knob(&stage, &victim, MEMORY), (64 << 20).to_string());
-    assert!(!plugin.is_over());
     stage.node.stop();
 }
 
@@ -426,7 +255,10 @@ fn nri_c28_c29_validators_see_all_of_it_and_one_is_enough_to_reject() {
     assert!(!asked.container.expect("it").annotations.contains_key("k"), "it is the untouched container");
     assert_eq!(asked.adjust.expect("it").annotations["k"], "v");
     let owners = asked.owners.expect("owners").owners;
-    assert!(owners.values().any(|one| one.compound.get(&1).is_some_and(|k| k.owners["k"] == "10-adjust")), "{owners:?}");
+    assert!(
+        owners.values().any(|one| one.compound.get(&1).is_some_and(|k| k.owners["k"] == "10-adjust")),
+        "{owners:?}"
+    );
     assert_eq!(owners[&victim].simple[&8], "10-adjust");
     let names: Vec<_> = asked.plugins.iter().map(|one| format!("{}-{}", one.index, one.name)).collect();
     assert_eq!(names, ["10-adjust", "20-yes"]);
@@ -506,7 +338,10 @@ fn nri_c31_the_built_in_validator() {
                 ..Default::default()
             })),
             "filtered" => Answer::adjust(in_linux(api::LinuxContainerAdjustment {
-                seccomp_policy: Some(api::LinuxSeccomp { default_action: "SCMP_ACT_ALLOW".into(), ..Default::default() }),
+                seccomp_policy: Some(api::LinuxSeccomp {
+                    default_action: "SCMP_ACT_ALLOW".into(),
+                    ..Default::default()
+                }),
                 ..Default::default()
             })),
             _ => Answer::empty(),
@@ -524,26 +359,10 @@ fn nri_c31_the_built_in_validator() {
         ("confused", "is not a list of names"),
     ] {
         let text = attempt(name).expect_err("it is restricted");
-        let head = "validator \"00-default-validator\" rejected container adjustment, reason: validation error: ";
+        let head =
+            "validator \"00-default-validator\" rejected container adjustment, reason: validation error: ";
         assert!(text.contains(head) && text.contains(expected), "{name}: {text}");
     }
-    stage.node.stop();
-}
-
-#[test]
-fn nri_c32_an_end_may_change_other_containers() {
-    let stage = stage();
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
-    let id = victim.clone();
-    let handler = answers("StopContainer", move |_| {
-        Answer::message(&api::StopContainerResponse { update: vec![memory(&id, 1000, false), memory(&id, 64 << 20, false)] })
-    });
-    let plugin = Plugin::join(&stage.node, "10", "mover", EVENTS, handler);
-    let other = stage.run(&stage.config("other", &["sleep", "forever"]));
-    stop(&stage, &other);
-    assert_eq!(knob(&stage, &victim, MEMORY), (64 << 20).to_string());
-    assert!(stage.node.log().contains("not enough"), "what fails is logged");
-    drop(plugin);
     stage.node.stop();
 }
 
@@ -618,10 +437,12 @@ fn evictions_are_done_only_where_the_operator_allows_it() {
         if is_done {
             stage.node.exited(&victim);
         } else {
-            assert!(host::wait_within(Duration::from_millis(500), || {
-                (stage.node.container(&victim).state() == ContainerState::ContainerExited).then_some(())
-            })
-            .is_none());
+            assert!(
+                host::wait_within(Duration::from_millis(500), || {
+                    (stage.node.container(&victim).state() == ContainerState::ContainerExited).then_some(())
+                })
+                .is_none()
+            );
             assert!(stage.node.log().contains("is ignored"));
         }
         drop(plugin);

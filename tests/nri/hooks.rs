@@ -68,7 +68,8 @@ fn hooks_run_at_their_points_in_their_namespaces() {
         let notes = notes(&folder);
         let bundle = notes[0].1["bundle"].as_str().expect("a bundle").to_owned();
         let config: serde_json::Value =
-            serde_json::from_str(&fs::read_to_string(format!("{bundle}/config.json")).expect("a file")).expect("JSON");
+            serde_json::from_str(&fs::read_to_string(format!("{bundle}/config.json")).expect("a file"))
+                .expect("JSON");
         assert_eq!(config["process"]["args"][0], "/probe");
         bundle
     };
@@ -84,7 +85,11 @@ fn hooks_run_at_their_points_in_their_namespaces() {
     assert_eq!(notes.len(), expected.len(), "{notes:?}");
     for ((heading, state), (point, namespace, status)) in notes.iter().zip(expected) {
         assert_eq!(*heading, format!("{point} set {namespace}"));
-        assert_eq!((state["status"].as_str(), state["id"].as_str()), (Some(status), Some(id.as_str())), "{point}");
+        assert_eq!(
+            (state["status"].as_str(), state["id"].as_str()),
+            (Some(status), Some(id.as_str())),
+            "{point}"
+        );
         assert_eq!(state["annotations"]["key"], "value");
         let told = state["pid"].as_i64();
         assert_eq!(told.is_some(), point != "poststop", "{point}");

@@ -8,19 +8,21 @@ mod go;
 mod hooks;
 mod pods;
 mod robust;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use coracle_tests::cri::proto::{RunPodSandboxResponse, PodSandboxConfig};
+use coracle_tests::cri::proto::{PodSandboxConfig, RunPodSandboxResponse};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::nri::{Answer, Handler, Heard, api};
 use coracle_tests::request;
 
 /// A plugin's wish for one container's annotations.
 fn annotations(pairs: &[(&str, &str)]) -> api::ContainerAdjustment {
-    let annotations: BTreeMap<_, _> = pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+    let annotations: BTreeMap<_, _> =
+        pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
     api::ContainerAdjustment { annotations: annotations.into_iter().collect(), ..Default::default() }
 }
 

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use coracle_tests::cri::proto::{
     ContainerState, LinuxContainerResources, ListContainersRequest, ListPodSandboxRequest,
-    PodSandboxStatusRequest, RemovePodSandboxRequest, StopPodSandboxRequest, UpdatePodSandboxResourcesRequest,
+    PodSandboxStatusRequest, RemovePodSandboxRequest, StopPodSandboxRequest,
+    UpdatePodSandboxResourcesRequest,
 };
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::Node;
@@ -42,7 +43,10 @@ fn namespace(pod: &api::PodSandbox, kind: &str) -> String {
 
 /// The IPv4 addresses of interfaces that are up in a network namespace.
 fn addresses(netns: &str) -> String {
-    let output = Command::new("nsenter").arg(format!("--net={netns}")).args(["ip", "-4", "-br", "addr", "show", "up"]).output();
+    let output = Command::new("nsenter")
+        .arg(format!("--net={netns}"))
+        .args(["ip", "-4", "-br", "addr", "show", "up"])
+        .output();
     String::from_utf8(output.expect("nsenter runs").stdout).expect("text")
 }
 
@@ -372,7 +376,10 @@ fn nri_s34_a_pod_on_the_nodes_network_has_none_of_its_own() {
     assert_eq!((namespace(&told, "network"), told.ips.len()), (String::new(), 0));
     assert_ne!(namespace(&told, "ipc"), "");
     let metadata = pod.metadata.expect("set");
-    assert_eq!((told.id, told.name, told.uid, told.namespace), (pod_id.clone(), metadata.name, metadata.uid, metadata.namespace));
+    assert_eq!(
+        (told.id, told.name, told.uid, told.namespace),
+        (pod_id.clone(), metadata.name, metadata.uid, metadata.namespace)
+    );
     assert_eq!(told.annotations["io.kubernetes.cri.container-type"], "sandbox");
     node.remove_pod(&pod_id);
     assert_eq!(plugin.titles(), ["RunPodSandbox web", "StopPodSandbox web", "RemovePodSandbox web"]);
@@ -405,7 +412,10 @@ fn nri_s35_s36_resources_of_a_pod_are_asked_about_told_and_kept() {
     let memory = |resources: Option<api::LinuxResources>| {
         resources.and_then(|one| one.memory).and_then(|one| one.limit).map(|limit| limit.value)
     };
-    assert_eq!((memory(asked.overhead_linux_resources), memory(asked.linux_resources)), (Some(1 << 20), Some(1 << 30)));
+    assert_eq!(
+        (memory(asked.overhead_linux_resources), memory(asked.linux_resources)),
+        (Some(1 << 20), Some(1 << 30))
+    );
     let told = |heard: Heard| heard.pod().linux.and_then(|linux| memory(linux.pod_resources));
     assert_eq!(told(plugin.last("UpdatePodSandbox")), None, "what was refused is not kept");
     node.update_pod_sandbox_resources(request).unwrap_or_else(|error| panic!("update: {error}"));
@@ -425,7 +435,9 @@ fn nri_s37_hung_plugins_cost_teardown_once() {
     let node = node("plugin_request_timeout = \"300ms\"");
     let hung: Vec<_> = ["10", "20", "30"]
         .into_iter()
-        .map(|index| Plugin::join(&node, index, "mute", EVENTS, answers("StopPodSandbox", |_| Answer::Silence)))
+        .map(|index| {
+            Plugin::join(&node, index, "mute", EVENTS, answers("StopPodSandbox", |_| Answer::Silence))
+        })
         .collect();
     let pods = ["one", "two"].map(|name| node.run_pod(&host_pod(name)));
     for pod_id in &pods {
@@ -441,13 +453,19 @@ fn nri_s37_hung_plugins_cost_teardown_once() {
 fn nri_s38_plugins_are_called_in_the_order_of_their_indices() {
     let node = Node::start();
     // In another order than their indices.
-    let plugins = ["50", "00", "99", "10"].map(|index| (index, Plugin::join(&node, index, "ear", EVENTS, quiet())));
+    let plugins =
+        ["50", "00", "99", "10"].map(|index| (index, Plugin::join(&node, index, "ear", EVENTS, quiet())));
     let pod_id = node.run_pod(&host_pod("web"));
     node.remove_pod(&pod_id);
     for event in ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"] {
-        let mut times: Vec<_> = plugins.iter().map(|(index, plugin)| (plugin.last(event).at, *index)).collect();
+        let mut times: Vec<_> =
+            plugins.iter().map(|(index, plugin)| (plugin.last(event).at, *index)).collect();
         times.sort();
-        assert_eq!(times.into_iter().map(|(_, index)| index).collect::<Vec<_>>(), ["00", "10", "50", "99"], "{event}");
+        assert_eq!(
+            times.into_iter().map(|(_, index)| index).collect::<Vec<_>>(),
+            ["00", "10", "50", "99"],
+            "{event}"
+        );
     }
     node.stop();
 }

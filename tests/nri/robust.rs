@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
-    ContainerState, LinuxContainerResources, StatusRequest, StopContainerRequest, UpdateContainerResourcesRequest,
+    ContainerState, LinuxContainerResources, StatusRequest, StopContainerRequest,
+    UpdateContainerResourcesRequest,
 };
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::{Node, Options};
@@ -16,7 +17,7 @@ use coracle_tests::nri::{Answer, EVENTS, Plugin, activations, api, frame, messag
 use coracle_tests::request::{create, host_pod, run};
 use coracle_tests::stage::Stage;
 
-use super::containers::memory;
+use super::updates::memory;
 use super::{PATIENCE, answers, meanwhile, node, quiet, running, standing};
 
 /// A pod comes and goes: the daemon is well.
@@ -262,7 +263,8 @@ fn nri_r14_one_of_the_same_name_takes_over() {
 #[test]
 fn duplicates_are_kept_or_refused_where_the_operator_says_so() {
     let node_allow = node("duplicate_policy = \"allow\"");
-    let (one, two) = (Plugin::listener(&node_allow, "10", "same"), Plugin::listener(&node_allow, "10", "same"));
+    let (one, two) =
+        (Plugin::listener(&node_allow, "10", "same"), Plugin::listener(&node_allow, "10", "same"));
     works(&node_allow);
     assert_eq!((one.titles().len(), two.titles().len()), (3, 3));
     node_allow.stop();
@@ -326,7 +328,9 @@ fn nri_r18_a_stop_with_much_grace_delays_neither_joins_nor_others() {
     let id = stage.run(&stage.config("c1", &["stubborn"]));
     let stopping = {
         let container_id = id.clone();
-        meanwhile(&stage.node, move |cri| cri.stop_container(StopContainerRequest { container_id, timeout: 600 }))
+        meanwhile(&stage.node, move |cri| {
+            cri.stop_container(StopContainerRequest { container_id, timeout: 600 })
+        })
     };
     wait_until("the stop has begun", || stage.node.output(&id).contains("TERM") || !stopping.is_finished());
     let late = Plugin::listener(&stage.node, "20", "late");
@@ -366,7 +370,8 @@ fn nri_r19_updates_from_both_sides_do_not_lock_each_other() {
     let mut count = 0;
     while Instant::now() < end {
         let linux = Some(LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() });
-        let request = UpdateContainerResourcesRequest { container_id: id.clone(), linux, ..Default::default() };
+        let request =
+            UpdateContainerResourcesRequest { container_id: id.clone(), linux, ..Default::default() };
         stage.node.update_container_resources(request).unwrap_or_else(|error| panic!("update: {error}"));
         count += 1;
     }
@@ -419,7 +424,9 @@ fn nri_r24_a_socket_on_which_somebody_answers_is_not_taken() {
     fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("nri.sock");
     let _other = UnixListener::bind(&path).expect("a socket");
-    let inode = |path: &std::path::Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("it is there"));
+    let inode = |path: &std::path::Path| {
+        std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("it is there"))
+    };
     let before = inode(&path);
     let mut other = Node::start();
     other.terminate();
@@ -462,7 +469,8 @@ fn nri_r25_connections_leave_nothing() {
         let before = activations(&node, "10", "comes");
         drop(Plugin::listener(&node, "10", "comes"));
         wait_until("it is gone", || {
-            node.log().matches("gone: ").count() >= before && report(&node)["plugins"].as_array().is_some_and(Vec::is_empty)
+            node.log().matches("gone: ").count() >= before
+                && report(&node)["plugins"].as_array().is_some_and(Vec::is_empty)
         });
     }
     wait_until("no descriptor is left", || descriptors(&node) <= open);
@@ -473,7 +481,8 @@ fn nri_r25_connections_leave_nothing() {
 
 #[test]
 fn plugins_are_let_go_with_the_daemon_and_told_where_they_shall_be() {
-    let mut node = Node::with(Options { config: "[nri]\nsend_shutdown = true\n".into(), ..Options::default() });
+    let mut node =
+        Node::with(Options { config: "[nri]\nsend_shutdown = true\n".into(), ..Options::default() });
     let plugin = Plugin::listener(&node, "10", "ear");
     node.terminate();
     wait_until("it is disconnected", || plugin.is_over());

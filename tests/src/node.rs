@@ -485,7 +485,9 @@ impl Node {
              [image]\nimport_dir = \"{folder}/import\"\n"
         );
         // A test that is about plugins says more under the same heading.
-        let nri = format!("socket_path = \"{folder}/nri.sock\"\nplugin_path = \"{folder}/nri\"\nplugin_config_path = \"{folder}/nri.d\"\n");
+        let nri = format!(
+            "socket_path = \"{folder}/nri.sock\"\nplugin_path = \"{folder}/nri\"\nplugin_config_path = \"{folder}/nri.d\"\n"
+        );
         let text = match text.contains("[nri]\n") {
             true => text.replacen("[nri]\n", &format!("[nri]\n{nri}"), 1),
             false => format!("{text}[nri]\n{nri}"),

@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,25 @@ use crate::host::{wait_for, wait_until};
 use crate::node::Node;
 
 /// NRI's messages.
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated from nri.proto")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    reason = "generated from nri.proto"
+)]
 pub mod api {
     tonic::include_proto!("nri.pkg.api.v1alpha1");
 }
 
 /// ttrpc's envelope.
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated from ttrpc.proto")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    reason = "generated from ttrpc.proto"
+)]
 pub mod ttrpc {
     tonic::include_proto!("ttrpc");
 }
@@ -218,9 +230,14 @@ impl Drop for Plugin {
 impl Plugin {
     /// Connects, and answers calls from now on; nothing is said before the test does.
     pub fn connect(socket: &Path, handler: Handler) -> Plugin {
-        let stream = UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
-        let plugin =
-            Plugin { caller: Caller::new(&stream), heard: Arc::default(), over: Arc::default(), is_deaf: Arc::default() };
+        let stream =
+            UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+        let plugin = Plugin {
+            caller: Caller::new(&stream),
+            heard: Arc::default(),
+            over: Arc::default(),
+            is_deaf: Arc::default(),
+        };
         let (requests, queue) = channel();
         let (caller, over) = (plugin.caller.clone(), Arc::clone(&plugin.over));
         let is_deaf = Arc::clone(&plugin.is_deaf);

@@ -45,14 +45,17 @@ pub(super) fn adjustment(asked: &api::ContainerAdjustment) -> Result<(), String>
         hooks(asked)?;
     }
     for limit in &asked.rlimits {
-        refuse_if(!RLIMITS.contains(&limit.r#type.as_str()), || format!("rlimit {:?}: unknown", limit.r#type))?;
+        refuse_if(!RLIMITS.contains(&limit.r#type.as_str()), || {
+            format!("rlimit {:?}: unknown", limit.r#type)
+        })?;
         refuse_if(limit.soft > limit.hard, || {
             format!("{}: soft {} is above hard {}", limit.r#type, limit.soft, limit.hard)
         })?;
     }
     for device in &asked.cdi_devices {
         let is_qualified = device.name.split_once('=').is_some_and(|(kind, name)| {
-            !name.is_empty() && kind.split_once('/').is_some_and(|(vendor, class)| !vendor.is_empty() && !class.is_empty())
+            !name.is_empty()
+                && kind.split_once('/').is_some_and(|(vendor, class)| !vendor.is_empty() && !class.is_empty())
         });
         refuse_if(!is_qualified, || format!("CDI device {:?}: not vendor/class=name", device.name))?;
     }
@@ -122,8 +125,14 @@ fn scheduler(asked: &api::LinuxScheduler) -> Result<(), String> {
 }
 
 fn hooks(asked: &api::Hooks) -> Result<(), String> {
-    let stages =
-        [&asked.prestart, &asked.create_runtime, &asked.create_container, &asked.start_container, &asked.poststart, &asked.poststop];
+    let stages = [
+        &asked.prestart,
+        &asked.create_runtime,
+        &asked.create_container,
+        &asked.start_container,
+        &asked.poststart,
+        &asked.poststop,
+    ];
     for hook in stages.into_iter().flatten() {
         absolute("hook", &hook.path)?;
         let timeout = hook.timeout.map_or(1, |timeout| timeout.value);
@@ -157,19 +166,24 @@ fn numbers(what: &str, text: &str) -> Result<(), String> {
         Some((from, to)) => is_number(from) && is_number(to),
         None => is_number(part.trim()),
     };
-    refuse_if(!text.is_empty() && !text.split(',').all(is_part), || format!("{what}: {text:?} is not a list like 0-3,7"))
+    refuse_if(!text.is_empty() && !text.split(',').all(is_part), || {
+        format!("{what}: {text:?} is not a list like 0-3,7")
+    })
 }
 
 fn interface(name: &str) -> Result<(), String> {
     let is_name = !name.is_empty()
         && name.len() < INTERFACE_BYTES
         && !matches!(name, "." | "..")
-        && !name.contains(|character: char| character == '/' || character == ':' || character.is_whitespace());
+        && !name
+            .contains(|character: char| character == '/' || character == ':' || character.is_whitespace());
     refuse_if(!is_name, || format!("network interface {name:?}: not a name"))
 }
 
 fn absolute(what: &str, path: &str) -> Result<(), String> {
-    refuse_if(!path.starts_with('/') || path.contains('\0'), || format!("{what} {path:?}: not an absolute path"))
+    refuse_if(!path.starts_with('/') || path.contains('\0'), || {
+        format!("{what} {path:?}: not an absolute path")
+    })
 }
 
 /// Without the mark of a removal.

@@ -66,7 +66,11 @@ impl Merge {
 
     /// Of a container whose resources are to change.
     pub(crate) fn of_update(id: String, asked: api::LinuxResources) -> Self {
-        Self { is_creation: false, resources: asked, ..Self::new(api::Container { id, ..Default::default() }) }
+        Self {
+            is_creation: false,
+            resources: asked,
+            ..Self::new(api::Container { id, ..Default::default() })
+        }
     }
 
     /// The container as the next plugin is shown it.
@@ -98,7 +102,9 @@ impl Merge {
             linux(owners, plugin, merged.linux.get_or_insert_default(), asked)?;
         }
         owners.entries(Field::Rlimits, plugin, &mut merged.rlimits, asked.rlimits, |limit| &limit.r#type)?;
-        owners.entries(Field::CdiDevices, plugin, &mut merged.cdi_devices, asked.cdi_devices, |cdi| &cdi.name)?;
+        owners.entries(Field::CdiDevices, plugin, &mut merged.cdi_devices, asked.cdi_devices, |cdi| {
+            &cdi.name
+        })?;
         // From the start, as a plugin's memory limit must not hide the swap limit of one before it.
         self.view = self.base.clone();
         apply_to(&mut self.view, &self.merged);
@@ -189,8 +195,10 @@ impl Merge {
     ) -> api::ValidateContainerAdjustmentRequest {
         let others = self.others.iter().map(|(id, other)| (id.clone(), other.owners.told()));
         let own = (self.id.clone(), self.owners.told());
-        let instance =
-            |plugin: &Rc<Plugin>| api::PluginInstance { name: plugin.name.clone(), index: plugin.index.clone() };
+        let instance = |plugin: &Rc<Plugin>| api::PluginInstance {
+            name: plugin.name.clone(),
+            index: plugin.index.clone(),
+        };
         api::ValidateContainerAdjustmentRequest {
             pod: Some(pod.clone()),
             container: Some(container.clone()),
@@ -222,7 +230,12 @@ pub(crate) enum Touched {
     Sysctls,
 }
 
-fn arguments(owners: &mut Owners, plugin: &str, merged: &mut Vec<String>, asked: Vec<String>) -> Result<(), String> {
+fn arguments(
+    owners: &mut Owners,
+    plugin: &str,
+    merged: &mut Vec<String>,
+    asked: Vec<String>,
+) -> Result<(), String> {
     let mut asked = asked.into_iter().peekable();
     if asked.next_if(String::is_empty).is_some() {
         if asked.peek().is_none() {
@@ -277,7 +290,11 @@ fn linux(
     owners.map(Field::Sysctl, plugin, &mut merged.sysctl, asked.sysctl)?;
     owners.map(Field::LinuxNetDevices, plugin, &mut merged.net_devices, asked.net_devices)?;
     if let Some(asked) = asked.scheduler {
-        owners.set_or_clear(Field::LinuxSched, plugin, asked.policy() == api::LinuxSchedulerPolicy::SchedNone)?;
+        owners.set_or_clear(
+            Field::LinuxSched,
+            plugin,
+            asked.policy() == api::LinuxSchedulerPolicy::SchedNone,
+        )?;
         merged.scheduler = Some(asked);
     }
     if let Some(asked) = asked.rdt {
@@ -306,7 +323,12 @@ fn namespaces(
     Ok(())
 }
 
-fn rdt(owners: &mut Owners, plugin: &str, merged: &mut api::LinuxRdt, asked: api::LinuxRdt) -> Result<(), String> {
+fn rdt(
+    owners: &mut Owners,
+    plugin: &str,
+    merged: &mut api::LinuxRdt,
+    asked: api::LinuxRdt,
+) -> Result<(), String> {
     if asked.remove {
         for field in [Field::RdtClosID, Field::RdtSchemata, Field::RdtEnableMonitoring] {
             owners.clear(field, "", plugin);

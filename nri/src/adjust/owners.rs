@@ -105,7 +105,12 @@ impl Owners {
     }
 
     /// A simple field whose own value can say that it goes.
-    pub(crate) fn set_or_clear(&mut self, field: Field, plugin: &str, is_cleared: bool) -> Result<(), String> {
+    pub(crate) fn set_or_clear(
+        &mut self,
+        field: Field,
+        plugin: &str,
+        is_cleared: bool,
+    ) -> Result<(), String> {
         if is_cleared {
             self.clear(field, "", plugin);
             return Ok(());
@@ -144,7 +149,8 @@ impl Owners {
         asked: Vec<T>,
         key: impl Fn(&T) -> &String,
     ) -> Result<(), String> {
-        let (removals, sets): (Vec<_>, Vec<_>) = asked.into_iter().partition(|entry| key(entry).starts_with('-'));
+        let (removals, sets): (Vec<_>, Vec<_>) =
+            asked.into_iter().partition(|entry| key(entry).starts_with('-'));
         for marker in removals {
             let name = key(&marker)[1..].to_owned();
             self.clear(field, &name, plugin);

@@ -17,7 +17,12 @@ fn container() -> api::Container {
 }
 
 fn mount(destination: &str) -> api::Mount {
-    api::Mount { destination: destination.into(), source: "/src".into(), r#type: "bind".into(), options: Vec::new() }
+    api::Mount {
+        destination: destination.into(),
+        source: "/src".into(),
+        r#type: "bind".into(),
+        options: Vec::new(),
+    }
 }
 
 fn limit(kind: &str, soft: u64) -> api::PosixRlimit {
@@ -62,7 +67,8 @@ fn merged(answers: Vec<api::ContainerAdjustment>) -> Result<Merge, String> {
 
 #[test]
 fn nri_c16_set_remove_and_take_over_annotations() {
-    let merge = merged(vec![annotate(&[("k", "a"), ("-old", "")]), annotate(&[("-k", ""), ("k", "b")])]).unwrap();
+    let merge =
+        merged(vec![annotate(&[("k", "a"), ("-old", "")]), annotate(&[("-k", ""), ("k", "b")])]).unwrap();
     assert_eq!(merge.view().annotations, [("k".to_owned(), "b".to_owned())].into());
     let merge = merged(vec![annotate(&[("k", "a")]), annotate(&[("-k", "")])]).unwrap();
     assert_eq!(merge.view().annotations, [("old".to_owned(), "1".to_owned())].into());
@@ -76,13 +82,19 @@ fn nri_c16_set_remove_and_take_over_variables_mounts_and_devices() {
     let first = api::ContainerAdjustment {
         env: vec![variable("NEW", "1"), variable("-OLD", ""), variable("PATH", "/x")],
         mounts: vec![mount("/data/sub"), mount("-/proc")],
-        linux: Some(api::LinuxContainerAdjustment { devices: vec![device("/dev/new")], ..Default::default() }),
+        linux: Some(api::LinuxContainerAdjustment {
+            devices: vec![device("/dev/new")],
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let second = api::ContainerAdjustment {
         env: vec![variable("-NEW", ""), variable("NEW", "2")],
         mounts: vec![mount("-/data/sub")],
-        linux: Some(api::LinuxContainerAdjustment { devices: vec![device("-/dev/old")], ..Default::default() }),
+        linux: Some(api::LinuxContainerAdjustment {
+            devices: vec![device("-/dev/old")],
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let merge = merged(vec![first, second]).unwrap();
@@ -130,7 +142,10 @@ fn nri_c16_rdt_starts_over_when_it_is_removed() {
     let merge = merged(vec![rdt(false, Some("gold")), rdt(true, Some("lead"))]).unwrap();
     let shown = merge.view().linux.as_ref().unwrap().rdt.clone().unwrap();
     assert_eq!((shown.clos_id.unwrap().value, shown.remove), ("lead".to_owned(), false));
-    assert_eq!(merged(vec![rdt(false, Some("x")), rdt(true, None)]).unwrap().view().linux.as_ref().unwrap().rdt, None);
+    assert_eq!(
+        merged(vec![rdt(false, Some("x")), rdt(true, None)]).unwrap().view().linux.as_ref().unwrap().rdt,
+        None
+    );
 }
 
 #[test]
@@ -280,7 +295,10 @@ fn bad_values_are_refused_by_name() {
         (in_env("A=B"), "\"A=B\""),
         (api::ContainerAdjustment { mounts: vec![mount("data")], ..Default::default() }, "\"data\""),
         (api::ContainerAdjustment { rlimits: vec![limit("RLIMIT_X", 1)], ..Default::default() }, "RLIMIT_X"),
-        (api::ContainerAdjustment { rlimits: vec![limit("RLIMIT_CPU", 9999)], ..Default::default() }, "above hard"),
+        (
+            api::ContainerAdjustment { rlimits: vec![limit("RLIMIT_CPU", 9999)], ..Default::default() },
+            "above hard",
+        ),
         (device_of("x"), "type \"x\""),
         (limited(cpus), "0-"),
         (in_linux(score), "1001"),

@@ -87,7 +87,6 @@ pub enum Answer {
 }
 
 /// Results, one per kind of job.
-#[expect(clippy::large_enum_variant, reason = "one is alive at a time")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Outcome {
     /// Pulled: blobs, layers and users files are in the store and synced; the record is for the daemon to commit.

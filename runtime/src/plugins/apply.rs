@@ -256,7 +256,9 @@ fn device(asked: &api::LinuxDevice, resolved: &mut Resolved) -> Result<(), Error
         };
         if let Some(removed) = removed {
             let is_its = |rule: &DeviceRule| {
-                rule.kind == removed.kind && rule.major == Some(removed.major) && rule.minor == Some(removed.minor)
+                rule.kind == removed.kind
+                    && rule.major == Some(removed.major)
+                    && rule.minor == Some(removed.minor)
             };
             rules.retain(|rule| !is_its(rule));
         }
@@ -301,7 +303,8 @@ fn resources(asked: &api::LinuxResources, resolved: &mut Resolved) -> Result<(),
         if !rule.allow {
             return refused(format!("device rule {:?}: only what is allowed can be said", rule.r#type));
         }
-        let number = |number: Option<api::OptionalInt64>| number.and_then(|number| u32::try_from(number.value).ok());
+        let number =
+            |number: Option<api::OptionalInt64>| number.and_then(|number| u32::try_from(number.value).ok());
         if let DeviceAccess::Only(rules) = &mut resolved.resources.devices {
             let access = if rule.access.is_empty() { "rwm" } else { &rule.access };
             rules.extend(kinds.iter().map(|kind| DeviceRule {
@@ -368,11 +371,18 @@ fn namespace(pod: &Pod, asked: &api::LinuxNamespace, resolved: &mut Resolved) ->
             resolved.record.adjusted.pid = Some(ContainerPid::Node);
             Ok(())
         }
-        _ => refused(format!("namespace {:?} {:?}: cannot be given to a container here", asked.r#type, asked.path)),
+        _ => refused(format!(
+            "namespace {:?} {:?}: cannot be given to a container here",
+            asked.r#type, asked.path
+        )),
     }
 }
 
-fn net_devices(pod: &Pod, asked: &api::LinuxContainerAdjustment, resolved: &mut Resolved) -> Result<(), Error> {
+fn net_devices(
+    pod: &Pod,
+    asked: &api::LinuxContainerAdjustment,
+    resolved: &mut Resolved,
+) -> Result<(), Error> {
     let set = asked.net_devices.iter().filter(|(host, _)| !host.starts_with('-'));
     for (host, device) in set {
         if !pod.has_network() {

@@ -23,9 +23,9 @@ use smol::channel::{Receiver, Sender};
 use super::socket;
 use crate::config::{self, Restart};
 use crate::error::Error;
+use crate::log;
 use crate::reactor::{self, Watched};
 use crate::workers::LogLines;
-use crate::log;
 
 /// Where a plugin finds its socket.
 const SOCKET: i32 = 3;

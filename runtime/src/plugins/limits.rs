@@ -102,12 +102,14 @@ fn memory(limits: &mut Limits, asked: &api::LinuxMemory) {
     if let Some(swap) = asked.swap {
         known.memory_swap_limit_bytes = swap.value;
     }
-    let signed = |asked: Option<api::OptionalInt64>, known: Option<i64>| asked.map(|asked| asked.value).or(known);
+    let signed =
+        |asked: Option<api::OptionalInt64>, known: Option<i64>| asked.map(|asked| asked.value).or(known);
     limits.memory_reservation_bytes = signed(asked.reservation, limits.memory_reservation_bytes);
     limits.kernel_memory_bytes = signed(asked.kernel, limits.kernel_memory_bytes);
     limits.kernel_tcp_bytes = signed(asked.kernel_tcp, limits.kernel_tcp_bytes);
     limits.swappiness = asked.swappiness.map(|asked| asked.value).or(limits.swappiness);
-    limits.disable_oom_killer = asked.disable_oom_killer.map(|asked| asked.value).or(limits.disable_oom_killer);
+    limits.disable_oom_killer =
+        asked.disable_oom_killer.map(|asked| asked.value).or(limits.disable_oom_killer);
 }
 
 fn cpu(limits: &mut Limits, asked: &api::LinuxCpu) {
@@ -159,7 +161,10 @@ mod tests {
         lay_over(&mut limits, &asked).unwrap();
         let known = &limits.resources;
         assert_eq!((known.cpu_shares, known.cpu_quota_us, limits.pids_max), (5, 7, 9));
-        assert_eq!((&known.unified[..], limits.memory_reservation_bytes), (&[("a".into(), "2".into())][..], Some(3)));
+        assert_eq!(
+            (&known.unified[..], limits.memory_reservation_bytes),
+            (&[("a".into(), "2".into())][..], Some(3))
+        );
         let told = of_limits(&limits);
         assert_eq!(told.cpu.unwrap().shares.unwrap().value, 5);
         assert_eq!((told.pids.unwrap().limit, told.memory.unwrap().reservation), (9, limit(3)));
@@ -169,7 +174,8 @@ mod tests {
     fn swap_is_never_less_than_memory() {
         let mut limits = Limits::default();
         (limits.resources.memory_limit_bytes, limits.resources.memory_swap_limit_bytes) = (10, 12);
-        let grow = |value| with_memory(api::LinuxMemory { limit: limit(value), ..api::LinuxMemory::default() });
+        let grow =
+            |value| with_memory(api::LinuxMemory { limit: limit(value), ..api::LinuxMemory::default() });
         lay_over(&mut limits, &grow(11)).unwrap();
         assert_eq!(limits.resources.memory_swap_limit_bytes, 12);
         lay_over(&mut limits, &grow(20)).unwrap();
@@ -183,7 +189,8 @@ mod tests {
         let blockio = api::LinuxResources { blockio_class: class("slow"), ..Default::default() };
         let error = lay_over(&mut Limits::default(), &blockio).unwrap_err();
         assert!(error.to_string().contains("slow"), "{error}");
-        let cleared = api::LinuxResources { blockio_class: class(""), rdt_class: class(""), ..Default::default() };
+        let cleared =
+            api::LinuxResources { blockio_class: class(""), rdt_class: class(""), ..Default::default() };
         lay_over(&mut Limits::default(), &cleared).unwrap();
     }
 }

@@ -54,7 +54,8 @@ impl Plugins {
     /// Without a plugin; [`Plugins::start`] lets them in.
     pub(crate) fn new(settings: &config::Nri) -> Rc<Self> {
         let host = Rc::new(host::Bridge::default());
-        let dispatcher = Dispatcher::new(Rc::clone(&host) as Rc<dyn coracle_nri::Host>, for_dispatcher(settings));
+        let dispatcher =
+            Dispatcher::new(Rc::clone(&host) as Rc<dyn coracle_nri::Host>, for_dispatcher(settings));
         Rc::new(Self {
             dispatcher,
             host,

@@ -128,7 +128,12 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
         user: Some(api::User { uid: process.uid, gid: process.gid, additional_gids: process.groups.clone() }),
         image: Some(api::Image {
             name: record.image.name.clone(),
-            digest: record.image.reference.rsplit_once('@').map(|(_, digest)| digest.to_owned()).unwrap_or_default(),
+            digest: record
+                .image
+                .reference
+                .rsplit_once('@')
+                .map(|(_, digest)| digest.to_owned())
+                .unwrap_or_default(),
             config_digest: record.image.id.clone(),
         }),
         created_at: record.created_at_ns,
@@ -191,7 +196,11 @@ fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
         destination: destination.to_owned(),
         r#type: kind.to_owned(),
         source: kind.to_owned(),
-        options: options.iter().filter(|option| !(is_privileged && **option == "ro")).map(|one| (*one).to_owned()).collect(),
+        options: options
+            .iter()
+            .filter(|option| !(is_privileged && **option == "ro"))
+            .map(|one| (*one).to_owned())
+            .collect(),
     };
     let mut told: Vec<api::Mount> = DEFAULTS.into_iter().map(default).collect();
     for mount in &record.spec.mounts {
@@ -206,7 +215,11 @@ fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
             destination: mount.container_path.clone(),
             r#type: "bind".to_owned(),
             source: mount.host_path.clone(),
-            options: options.into_iter().map(str::to_owned).chain(mount.later.options.iter().cloned()).collect(),
+            options: options
+                .into_iter()
+                .map(str::to_owned)
+                .chain(mount.later.options.iter().cloned())
+                .collect(),
         });
     }
     told
@@ -239,7 +252,11 @@ fn linux(pod: &Pod, pod_record: &PodRecord, record: &ContainerRecord) -> api::Li
     }
 }
 
-fn container_namespaces(pod: &Pod, pod_record: &PodRecord, record: &ContainerRecord) -> Vec<api::LinuxNamespace> {
+fn container_namespaces(
+    pod: &Pod,
+    pod_record: &PodRecord,
+    record: &ContainerRecord,
+) -> Vec<api::LinuxNamespace> {
     let mut told: Vec<_> =
         pod_namespaces(pod, pod_record).into_iter().filter(|namespace| namespace.r#type != "pid").collect();
     let new = |kind: &str| api::LinuxNamespace { r#type: kind.to_owned(), path: String::new() };

@@ -11,37 +11,35 @@
 //! | process, log, streams | start, in the monitor | its exit; `Forget` at remove |
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_job::ContainerEdits;
-use coracle_sandbox::{ContainerId, ExitRecord, PidNamespace, Request, Streams, monitor, plan};
+use coracle_sandbox::{ContainerId, ExitRecord, Request, plan};
 use event_listener::Event as Changed;
 
 use super::hooks::Point;
 use super::link::LinkError;
 use super::notices::Happened;
-use super::record::{ContainerRecord, Limits, Told};
-use super::spec::{ContainerPid, ContainerSpec, PodPid, Resources};
+use super::record::{ContainerRecord, Told};
+use super::spec::ContainerSpec;
 use super::state::{self, ContainerEvent, How};
 use super::steps::failed;
 use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
-use crate::plugins::Turn;
 use crate::error::{Error, Kind};
+use crate::plugins::Turn;
 use crate::{log, reactor};
 
 mod devices;
 mod resolve;
+mod start;
+mod update;
 mod volumes;
 
 pub(crate) use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved};
 pub(crate) use volumes::bind_source;
-
-/// Longest time from clone to exec: an image on slow flash, a volume on a slow network.
-const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// Longest wait for a request that the monitor answers at once.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -183,149 +181,6 @@ impl Pods {
         launch.cgroup_joins.extend(joins);
         let path = node.paths.launch(container.pod.id).join(container.id.to_string());
         std::fs::write(&path, plan::container(&launch)?).map_err(|error| failed("write", &path, &error))
-    }
-
-    /// StartContainer: from Created to Running, or to Exited with the reason why not.
-    pub(crate) async fn start_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
-            let _operation = container.operation.lock().await;
-            pods.require_ready(&container.pod)?;
-            let at_ns = pods.node.clock.now_ns();
-            // Refused here, before anything is tried, unless it is Created.
-            let allowed = container.record().state.on(ContainerEvent::Started { at_ns });
-            allowed.map_err(|refused| {
-                Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
-            })?;
-            let has_hooks = !container.record().adjusted.hooks.is_empty();
-            let started = match has_hooks || pods.node.plugins.want_start() {
-                true => pods.start_in_turn(&container, at_ns).await,
-                false => match pods.launch(&container, false).await {
-                    Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
-                    Err(error) => Err(error),
-                },
-            };
-            if let Err(error) = started {
-                pods.not_started(&container, &error).await;
-                return Err(error.context(container.title()));
-            }
-            Ok(())
-        })
-        .await
-    }
-
-    /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
-    async fn start_in_turn(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
-        let (pidfd, record) = self.launch(container, true).await?;
-        if let Some(pidfd) = &pidfd {
-            container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
-        }
-        if container.record().adjusted.hooks.has_before_root() {
-            self.run_hooks(container, Point::Creating).await?;
-            self.resume(container, &record).await?;
-        }
-        let turn = self.node.plugins.turn(self, &container.pod).await;
-        turn.start(container).await?;
-        self.run_hooks(container, Point::Created).await?;
-        self.resume(container, &record).await?;
-        self.started(container, pidfd, at_ns)?;
-        self.run_hooks(container, Point::Running).await?;
-        turn.started(container).await;
-        Ok(())
-    }
-
-    /// To the next place where it waits, or to its program.
-    async fn resume(&self, container: &Container, record: &[u8]) -> Result<(), Error> {
-        let resume = Request::Resume { container: container.id };
-        let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
-        resumed.map(drop).map_err(|error| explained(record, error))
-    }
-
-    /// Starts its process from the launch record; with `waits` it stands before its last steps. Answers with the process and
-    /// the record that it walks.
-    async fn launch(
-        &self,
-        container: &Rc<Container>,
-        waits: bool,
-    ) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
-        let pod = &container.pod;
-        let link = pod.link()?;
-        let path = self.node.paths.launch(pod.id).join(container.id.to_string());
-        let mut record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
-        if waits {
-            record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
-        }
-        let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
-        let (log_path, spec, pid) = {
-            let container = container.record();
-            (container.log_path.clone(), container.spec.clone(), container.pid())
-        };
-        let log = if log_path.is_empty() { None } else { Some(open_log(Path::new(&log_path))?) };
-        let entry = self.node.cgroups.entry(&container.cgroup()?)?;
-        let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
-        descriptors.extend(log.as_ref().map(AsFd::as_fd));
-        descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
-        descriptors.extend(entry.oom_counter.as_ref().map(AsFd::as_fd));
-        let request = Request::Start {
-            container: container.id,
-            streams: Streams { stdin: spec.stdin, tty: spec.tty, log: log.is_some() },
-            pid: self.pid_namespace(pod, pid)?,
-            has_cgroup: entry.into.is_some(),
-            has_oom_counter: entry.oom_counter.is_some(),
-        };
-        match link.ask(request, &descriptors, START_LIMIT).await {
-            Ok(descriptors) => Ok((descriptors.into_iter().next(), record)),
-            Err(error) => Err(explained(&record, error)),
-        }
-    }
-
-    fn pid_namespace(&self, pod: &Pod, wanted: ContainerPid) -> Result<PidNamespace, Error> {
-        let shared = pod.record().spec.namespaces.pid;
-        match wanted {
-            ContainerPid::Own => Ok(PidNamespace::New),
-            ContainerPid::Pod | ContainerPid::Node => match (wanted, shared) {
-                (ContainerPid::Pod, PodPid::Pod | PodPid::Node) => Ok(PidNamespace::Monitor),
-                (ContainerPid::Node, PodPid::Node | PodPid::Container) => Ok(PidNamespace::Monitor),
-                (_, _) => Err(Error::new(
-                    Kind::InvalidArgument,
-                    "config.linux.security_context.namespace_options.pid: does not go with the pod sandbox's",
-                )),
-            },
-            ContainerPid::Target(target) => {
-                let is_there = self
-                    .containers
-                    .borrow()
-                    .get(&target)
-                    .is_some_and(|target| target.pod.id == pod.id && target.record().state.is_running());
-                match is_there {
-                    true => Ok(PidNamespace::Of(target)),
-                    false => Err(Error::new(
-                        Kind::FailedPrecondition,
-                        format!("target container {target:.13} does not run in this pod sandbox"),
-                    )),
-                }
-            }
-        }
-    }
-
-    fn started(&self, container: &Rc<Container>, pidfd: Option<OwnedFd>, at_ns: i64) -> Result<(), Error> {
-        let pid = pidfd.and_then(|pidfd| monitor::pid_of(pidfd.as_fd())).unwrap_or(0);
-        log::info!("container started"; pod = container.pod.id, ctr = container.id, pid = pid);
-        if !matches!(container.record().state, state::Container::Created) {
-            return Ok(()); // its exit has overtaken the answer
-        }
-        container.set_pid(pid);
-        self.write_started(container, at_ns, pid);
-        self.change_container(container, ContainerEvent::Started { at_ns })
-    }
-
-    async fn not_started(self: &Rc<Self>, container: &Rc<Container>, error: &Error) {
-        log::warn!("container not started"; pod = container.pod.id, ctr = container.id, error = error);
-        let how = How::NotStarted { message: error.to_string() };
-        self.end(container, self.node.clock.now_ns(), how);
-        if let Err(error) = self.end_processes(container).await {
-            log::error!("cgroup of a container that did not start"; ctr = container.id, error = error);
-        }
     }
 
     /// The monitor saw it exit. Called from the link's reader, so nothing here waits.
@@ -614,54 +469,11 @@ impl Pods {
         if path.as_os_str().is_empty() {
             return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", container.title())));
         }
-        let log = open_log(&path)?;
+        let log = start::open_log(&path)?;
         let link = container.pod.link()?;
         let reopened =
             link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;
         reopened.map(|_| ()).map_err(|error| Error::new(Kind::Unknown, error.to_string()))
-    }
-
-    /// UpdateContainerResources: all of it or nothing; status shows it at once.
-    pub(crate) async fn update_container(
-        self: &Rc<Self>,
-        container: Rc<Container>,
-        asked: Resources,
-    ) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
-            let _operation = container.operation.lock().await;
-            let updated = pods.update_in_turn(&container, &asked).await;
-            updated.map_err(|error| error.context(container.title()))
-        })
-        .await
-    }
-
-    async fn update_in_turn(self: &Rc<Self>, container: &Rc<Container>, asked: &Resources) -> Result<(), Error> {
-        let turn = self.node.plugins.turn(self, &container.pod).await;
-        if container.record().state.is_over() {
-            return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
-        }
-        let wanted = turn.update(container, asked).await?;
-        self.set_limits(container, wanted)?;
-        turn.updated(container).await;
-        Ok(())
-    }
-
-    /// Limits of a container that is created or runs: in its cgroup, then in its record. One step, without a wait: requests
-    /// and plugins that change the same container come one after the other.
-    pub(crate) fn set_limits(&self, container: &Container, wanted: Limits) -> Result<(), Error> {
-        let mut record: ContainerRecord = container.record().clone();
-        if record.state.is_over() {
-            return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
-        }
-        for warning in self.node.cgroups.apply(&container.cgroup()?, &wanted.of_cgroup())? {
-            self.warn_once(warning);
-        }
-        record.limits = Some(wanted);
-        // A disk that is full now does not undo limits that hold: the old record is read again only after a restart.
-        let committed = record.commit(&self.node.paths);
-        *container.record.borrow_mut() = record;
-        committed
     }
 
     /// Changes the state: committed first, then seen.
@@ -702,43 +514,4 @@ impl Pods {
             log::warn!("a stop would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));
         }
     }
-
-    /// For the next daemon: when it was started and its pid. Not synced: after a reboot it means nothing.
-    fn write_started(&self, container: &Rc<Container>, at_ns: i64, pid: i32) {
-        let path = self.node.paths.started(container.pod.id).join(container.id.to_string());
-        if let Err(error) = std::fs::write(&path, format!("{at_ns} {pid}")) {
-            log::warn!("the start time would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));
-        }
-    }
-}
-
-/// A start that failed, in words.
-fn explained(record: &[u8], error: LinkError) -> Error {
-    match error.operation() {
-        Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(record, index, errno)),
-        None => Error::new(Kind::Unknown, error.to_string()),
-    }
-}
-
-/// Opens a log for appending (the name may be there from an earlier boot: BOOT-4), without following a link in the last
-/// component. Its directory is made where the client did not.
-fn open_log(path: &Path) -> Result<std::fs::File, Error> {
-    let open = || {
-        std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o640)
-            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC)
-            .open(path)
-    };
-    let opened = match open() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            if let Some(directory) = path.parent() {
-                super::steps::make_directory(directory)?;
-            }
-            open()
-        }
-        opened => opened,
-    };
-    opened.map_err(|error| failed("open log", path, &error))
 }

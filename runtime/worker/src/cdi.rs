@@ -190,7 +190,8 @@ fn add_hook(node: &Node, hooks: &mut Hooks) -> Result<(), Problem> {
             "args" => hook.arguments = texts(value)?,
             "env" => hook.environment = texts(value)?,
             "timeout" => {
-                hook.timeout_s = value.text()?.parse().map_err(|_| value.problem("is no number of seconds"))?;
+                hook.timeout_s =
+                    value.text()?.parse().map_err(|_| value.problem("is no number of seconds"))?;
             }
             _ => {}
         }
@@ -334,7 +335,10 @@ devices:
     fn hooks_go_to_their_points() {
         let hooks = with(&[("0/gpu.yaml", SPEC)], &["vendor.test/gpu=hooked"]).unwrap().hooks;
         let hook = &hooks.create_container[0];
-        assert_eq!((hook.path.as_str(), &hook.arguments[..], hook.timeout_s), ("/bin/true", &["true".to_owned(), "1".to_owned()][..], 5));
+        assert_eq!(
+            (hook.path.as_str(), &hook.arguments[..], hook.timeout_s),
+            ("/bin/true", &["true".to_owned(), "1".to_owned()][..], 5)
+        );
     }
 
     #[test]

@@ -86,12 +86,8 @@ struct Netlink(OwnedFd);
 
 impl Netlink {
     fn open() -> Result<Self, Failure> {
-        let opened = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
-        );
+        let opened =
+            socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute);
         let socket = opened.map_err(|errno| kernel("open a netlink socket", errno))?;
         connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(|errno| kernel("netlink", errno))?;
         Ok(Self(socket))
@@ -151,7 +147,8 @@ impl Netlink {
         message.extend(flags.to_ne_bytes());
         message.extend([0; 8]); // sequence and port: one request at a time on this socket
         message.extend(body);
-        send(self.0.as_raw_fd(), &message, MsgFlags::empty()).map_err(|errno| kernel("netlink send", errno))?;
+        send(self.0.as_raw_fd(), &message, MsgFlags::empty())
+            .map_err(|errno| kernel("netlink send", errno))?;
         let mut answers = Vec::new();
         let mut buffer = vec![0; 32 << 10];
         loop {

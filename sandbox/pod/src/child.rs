@@ -292,15 +292,8 @@ impl Walker {
                 process::setns(file.borrow(), u64::from(flag))
             }
             Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
-                let scheduling = process::Scheduling {
-                    policy,
-                    flags,
-                    nice,
-                    priority,
-                    runtime,
-                    deadline,
-                    period,
-                };
+                let scheduling =
+                    process::Scheduling { policy, flags, nice, priority, runtime, deadline, period };
                 process::set_scheduling(scheduling)
             }
             Op::IoPriority { class, level } => process::set_io_priority(class, level),

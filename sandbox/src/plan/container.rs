@@ -42,17 +42,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     let mut record = Record::new();
     // 1. The cgroup: everything from here on counts against its limits and dies with it.
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
-    process::oom_score(&mut record, plan.process.oom_score_adj)?;
-    process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
-    process::scheduling(&mut record, &plan.process)?;
-    for (kind, path) in &plan.namespaces {
-        join(&mut record, *kind, path)?;
-    }
-    for (name, value) in &plan.sysctls {
-        let path = c_string("sysctls", sysctl::path(name, plan.own_namespaces)?.as_bytes())?;
-        let data = sysctl::value(name, value)?.as_bytes();
-        record.push(&Op::WriteFile { path: Text::new(&path), data, optional: false })?;
-    }
+    on_the_host(&mut record, plan)?;
     // 2. Everything of the host that the container will see, by descriptor, while host paths still mean the host.
     for mount in &mut mounts {
         mount.open(&mut record)?;
@@ -114,6 +104,22 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // 8. From root to the user that was asked for, and exec.
     process::become_user_and_exec(&mut record, &plan.process)?;
     Ok(record.finish())
+}
+
+/// What is written through the node's own procfs, and the namespaces that are not the pod's.
+fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
+    process::oom_score(record, plan.process.oom_score_adj)?;
+    process::apparmor(record, plan.process.apparmor.as_deref())?;
+    process::scheduling(record, &plan.process)?;
+    for (kind, path) in &plan.namespaces {
+        join(record, *kind, path)?;
+    }
+    for (name, value) in &plan.sysctls {
+        let path = c_string("sysctls", sysctl::path(name, plan.own_namespaces)?.as_bytes())?;
+        let data = sysctl::value(name, value)?.as_bytes();
+        record.push(&Op::WriteFile { path: Text::new(&path), data, optional: false })?;
+    }
+    Ok(())
 }
 
 /// A namespace in place of the pod's.

@@ -28,8 +28,8 @@ pub use describe::{describe, explain};
 pub use propagation::check_propagation;
 pub use request::{
     CgroupMount, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files, FreshKind, Limit,
-    MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root, SandboxPlan,
-    Scheduling, Seccomp, Source,
+    MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root,
+    SandboxPlan, Scheduling, Seccomp, Source,
 };
 
 use coracle_wire::Text;

@@ -184,7 +184,11 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
         Source::Host(path) => path,
         Source::Fresh { kind, options } => {
             let (options, kind) = (options.clone(), fresh_kind(*kind));
-            return Ok(Planned { target, what: What::Fresh { kind, options, attributes }, is_default: false });
+            return Ok(Planned {
+                target,
+                what: What::Fresh { kind, options, attributes },
+                is_default: false,
+            });
         }
         Source::Image { lowers, sub_path, empty } => {
             // Nothing in an image can be given rights here.

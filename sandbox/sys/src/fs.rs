@@ -168,8 +168,13 @@ pub fn change_directory(directory: FdRef<'_>) -> Result<(), Errno> {
 /// fchownat(2) of a name, never of what a link there points to.
 pub fn change_owner_of(directory: FdRef<'_>, name: &CStr, uid: u32, gid: u32) -> Result<(), Errno> {
     const AT_SYMLINK_NOFOLLOW: usize = 0x100;
-    let arguments =
-        [directory.number() as usize, name.as_ptr() as usize, uid as usize, gid as usize, AT_SYMLINK_NOFOLLOW];
+    let arguments = [
+        directory.number() as usize,
+        name.as_ptr() as usize,
+        uid as usize,
+        gid as usize,
+        AT_SYMLINK_NOFOLLOW,
+    ];
     // SAFETY: the kernel reads up to the NUL of a string borrowed for the call.
     unsafe { call(number::FCHOWNAT, arguments) }.map(drop)
 }

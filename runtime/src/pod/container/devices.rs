@@ -6,9 +6,9 @@ use std::path::Path;
 use coracle_job::{ContainerEdits, Job, Outcome};
 use coracle_sandbox::{device, plan};
 
+use super::super::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
 use super::super::{Pod, Pods, paths};
 use super::Resolved;
-use super::super::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
 use crate::error::{Error, Kind};
 
 impl Pods {

@@ -196,8 +196,14 @@ fn a_mount_replaces_the_default_of_the_same_path_and_parents_come_first() {
 fn a_mount_of_dev_drops_everything_of_ours_below_it() {
     let mut plan = container_plan();
     plan.mounts = vec![mount("/dev", "/dev")];
-    plan.devices =
-        vec![DeviceNode { path: "/dev/x".into(), kind: DeviceKind::Block, major: 8, minor: 1, mode: 0o660, owner: (0, 0) }];
+    plan.devices = vec![DeviceNode {
+        path: "/dev/x".into(),
+        kind: DeviceKind::Block,
+        major: 8,
+        minor: 1,
+        mode: 0o660,
+        owner: (0, 0),
+    }];
     let record = container(&plan).unwrap();
     let in_dev: Vec<_> = words(&record)
         .into_iter()
@@ -410,7 +416,8 @@ fn slots_are_bounded_and_no_mask_covers_the_root() {
 fn what_plugins_change_is_in_the_record() {
     let mut plan = container_plan();
     plan.without_mounts = vec!["/dev/mqueue".into()];
-    plan.namespaces = vec![(NamespaceKind::Uts, "/proc/1/ns/uts".into()), (NamespaceKind::Ipc, PathBuf::new())];
+    plan.namespaces =
+        vec![(NamespaceKind::Uts, "/proc/1/ns/uts".into()), (NamespaceKind::Ipc, PathBuf::new())];
     plan.sysctls = vec![("net.ipv4.ip_forward".into(), "1".into())];
     plan.process.scheduling.io = Some((2, 7));
     plan.devices = vec![DeviceNode {
@@ -423,7 +430,9 @@ fn what_plugins_change_is_in_the_record() {
     }];
     let record = container(&plan).expect("it compiles");
     let words = words(&record);
-    let at = |text: &str| words.iter().position(|line| line == text).unwrap_or_else(|| panic!("{text}: {words:#?}"));
+    let at = |text: &str| {
+        words.iter().position(|line| line == text).unwrap_or_else(|| panic!("{text}: {words:#?}"))
+    };
     assert!(!words.iter().any(|line| line.ends_with("on /dev/mqueue")), "{words:#?}");
     assert!(at("join the namespace /proc/1/ns/uts") < at("set sysctl net/ipv4/ip_forward to \"1\""));
     assert!(at("set I/O class 2, priority 7") < at("join the namespace /proc/1/ns/uts"));
