@@ -365,12 +365,14 @@ impl Section {
 
     /// The workload has ended; the sandbox is whole.
     pub async fn stop_pod_sandbox(&self, pod: &api::PodSandbox) {
+        self.warn_of_missing(pod, "StopPodSandbox");
         let told = told!(StopPodSandbox, StopPodSandboxRequest, pod);
         self.tell::<api::StopPodSandboxResponse>(&told).await;
     }
 
     /// Just before the sandbox leaves the lists.
     pub async fn remove_pod_sandbox(&self, pod: &api::PodSandbox) {
+        self.warn_of_missing(pod, "RemovePodSandbox");
         let told = told!(RemovePodSandbox, RemovePodSandboxRequest, pod);
         self.tell::<api::RemovePodSandboxResponse>(&told).await;
     }
@@ -585,6 +587,22 @@ impl Section {
     pub async fn remove_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(RemoveContainer, RemoveContainerRequest, pod, container);
         self.tell::<api::RemoveContainerResponse>(&told).await;
+    }
+
+    /// Teardown waits for nobody: a plugin that is required and absent has to compare when it comes back (nri.md 6.4, 7).
+    fn warn_of_missing(&self, pod: &api::PodSandbox, event: &str) {
+        let required = self.required(pod);
+        let active = self.dispatcher.active.borrow();
+        let missing = required.missing(|name| active.iter().any(|plugin| plugin.is_called(name)));
+        if !missing.is_empty() {
+            let text = format!(
+                "{event} of {}/{}: required plugins do not hear it: {}",
+                pod.namespace,
+                pod.name,
+                missing.join(", ")
+            );
+            self.dispatcher.host.log(Level::Warn, "", &text);
+        }
     }
 
     async fn tell<T: Message + Default>(&self, told: &Told<'_>) -> Vec<T> {

@@ -33,6 +33,7 @@ pub use dispatch::{Created, Dispatcher, Failure, Section, Updated};
 pub use io::{Host, Level, Snapshot, Stream, Task, Verdict};
 pub use join::{Launched, Peer, Running};
 pub use report::{EventReport, PluginReport};
+pub use required::ANNOTATION as REQUIRED_ANNOTATION;
 pub use settings::{DefaultValidator, Duplicates, Settings};
 
 /// NRI's messages, as generated from `proto/nri.proto`.

@@ -5,7 +5,7 @@ use crate::plugin::Plugin;
 use crate::settings::DefaultValidator;
 
 /// A pod's own list.
-const ANNOTATION: &str = "required-plugins.noderesource.dev";
+pub const ANNOTATION: &str = "required-plugins.noderesource.dev";
 
 /// What one pod or container requires.
 #[derive(Debug, Default)]

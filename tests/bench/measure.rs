@@ -182,7 +182,7 @@ fn noise(seed: usize, bytes: usize) -> Vec<u8> {
 }
 
 /// `p50 / p99` in milliseconds.
-fn percentiles(mut times: Vec<Duration>) -> String {
+pub(crate) fn percentiles(mut times: Vec<Duration>) -> String {
     times.sort();
     let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1000.0;
     format!("{:.2} / {:.2} ms", at(0.5), at(0.99))

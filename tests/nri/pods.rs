@@ -174,6 +174,12 @@ fn nri_s15_a_timeout_of_a_required_plugin_fails_even_where_others_do_not() {
     let text = refused(node.run_pod_sandbox(run(&host_pod("web"))));
     assert!(text.contains("10-needed"), "{text}");
     wait_until("the plugin is disconnected", || needed.is_over());
+    // Without it pods still end, with a warning that it does not hear of it.
+    let id = node.run_pod(&host_pod("late"));
+    node.remove_pod(&id);
+    assert!(
+        node.log().contains("StopPodSandbox of default/late: required plugins do not hear it: 10-needed")
+    );
     node.stop();
 }
 

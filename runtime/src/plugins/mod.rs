@@ -172,6 +172,14 @@ impl Turn {
         self.pods.node.plugins.dispatcher.wants(event)
     }
 
+    /// Whether the pod cannot do without some plugin: one that misses its end is worth a warning.
+    fn requires(&self, pod: &Pod) -> bool {
+        let by_configuration =
+            !self.pods.node.plugins.settings.borrow().default_validator.required_plugins.is_empty();
+        let is_of_pod = |(key, _): &(String, String)| key.starts_with(coracle_nri::REQUIRED_ANNOTATION);
+        by_configuration || pod.record().spec.annotations.iter().any(is_of_pod)
+    }
+
     /// RunPodSandbox: everything of the pod is there, and nobody sees it yet. A refusal has been undone at the plugins.
     pub(crate) async fn run_pod(&self, pod: &Pod) -> Result<(), Error> {
         if self.wants(Event::RunPodSandbox) {
@@ -208,14 +216,14 @@ impl Turn {
 
     /// The workload has ended, the sandbox is whole.
     pub(crate) async fn stop_pod(&self, pod: &Pod) {
-        if self.wants(Event::StopPodSandbox) {
+        if self.wants(Event::StopPodSandbox) || self.requires(pod) {
             self.section.stop_pod_sandbox(&view::pod(pod)).await;
         }
     }
 
     /// Just before the pod leaves the lists.
     pub(crate) async fn remove_pod(&self, pod: &Pod) {
-        if self.wants(Event::RemovePodSandbox) {
+        if self.wants(Event::RemovePodSandbox) || self.requires(pod) {
             self.section.remove_pod_sandbox(&view::pod(pod)).await;
         }
     }

@@ -1,0 +1,119 @@
+//! What plugins cost: the calls of the CRI beside the same calls without them, and the memory of their connections.
+//! The plugins answer at once, from a thread of this process.
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::proto::RemoveContainerRequest;
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
+use coracle_tests::request::{container, host_pod};
+
+use crate::Row;
+use crate::measure::percentiles;
+
+/// Runs of each timed thing.
+const RUNS: usize = 100;
+
+/// Everything, in order.
+pub(crate) fn all() -> Vec<Row> {
+    let mut rows = Vec::new();
+    let node = Node::start();
+    let image = node.import_probe();
+    let without = (pods(&node), creations(&node, &image));
+    let empty = host::anonymous_kib(node.pid());
+    let mut plugins = vec![quick(&node, "00")];
+    let with_one = pods(&node);
+    let own = round_trip(&plugins[0]);
+    plugins.extend((1..10).map(|index| quick(&node, &format!("{index:02}"))));
+    let with_ten = creations(&node, &image);
+    let kib = host::anonymous_kib(node.pid()).saturating_sub(empty) as f64 / plugins.len() as f64;
+    let measured = format!(
+        "{:+.2} ms ({} without, {} with, an empty round trip takes {:.2} ms)",
+        difference(&without.0, &with_one),
+        percentiles(without.0),
+        percentiles(with_one),
+        own.as_secs_f64() * 1000.0
+    );
+    rows.push(Row { what: "RunPodSandbox with one NRI plugin, p50", budget: "+0.3 ms", measured });
+    let measured = format!(
+        "{:+.2} ms ({} without, {} with)",
+        difference(&without.1, &with_ten),
+        percentiles(without.1),
+        percentiles(with_ten)
+    );
+    rows.push(Row { what: "CreateContainer with ten NRI plugins, p50", budget: "+2 ms", measured });
+    rows.push(Row {
+        what: "an idle NRI plugin, in the daemon",
+        budget: "32 KiB",
+        measured: format!("{kib:.1} KiB"),
+    });
+    drop(plugins);
+    node.stop();
+    rows
+}
+
+/// A plugin that hears what this is about, and adjusts one annotation of its own.
+fn quick(node: &Node, index: &str) -> Plugin {
+    let annotation = index.to_owned();
+    let handler: coracle_tests::nri::Handler = Box::new(move |_, heard| match heard.method.as_str() {
+        "CreateContainer" => Answer::adjust(api::ContainerAdjustment {
+            annotations: [(annotation.clone(), "1".to_owned())].into(),
+            ..Default::default()
+        }),
+        _ => Answer::empty(),
+    });
+    // RunPodSandbox and CreateContainer, as the trivial plugins of other measurements.
+    const ONLY: i32 = EVENTS & 0x0009;
+    Plugin::join(node, index, "quick", ONLY, handler)
+}
+
+/// What a round trip between the daemon and a plugin takes on this machine: a call in the other direction, which does
+/// nothing.
+fn round_trip(plugin: &Plugin) -> Duration {
+    let begun = Instant::now();
+    for _ in 0..RUNS {
+        plugin.caller().update(Vec::new()).expect("an answer");
+    }
+    begun.elapsed() / RUNS as u32
+}
+
+/// RunPodSandbox again and again.
+fn pods(node: &Node) -> Vec<Duration> {
+    let one = |run: usize| {
+        let pod = host_pod(&format!("plugged{run}"));
+        let begun = Instant::now();
+        let id = node.run_pod(&pod);
+        let took = begun.elapsed();
+        node.remove_pod(&id);
+        took
+    };
+    (0..RUNS).map(one).collect()
+}
+
+/// CreateContainer again and again.
+fn creations(node: &Node, image: &str) -> Vec<Duration> {
+    let pod = host_pod("plugged");
+    let pod_id = node.run_pod(&pod);
+    let config = container("one", image, &["true"], &pod);
+    let one = |_| {
+        let begun = Instant::now();
+        let container_id = node.create(&pod_id, &config, &pod);
+        let took = begun.elapsed();
+        node.remove_container(RemoveContainerRequest { container_id }).expect("remove");
+        took
+    };
+    let took = (0..RUNS).map(one).collect();
+    node.remove_pod(&pod_id);
+    took
+}
+
+/// Of the medians, in milliseconds.
+fn difference(before: &[Duration], after: &[Duration]) -> f64 {
+    let median = |times: &[Duration]| {
+        let mut times = times.to_vec();
+        times.sort();
+        times[times.len() / 2].as_secs_f64() * 1000.0
+    };
+    median(after) - median(before)
+}
