@@ -23,17 +23,19 @@ mod mux;
 mod plugin;
 mod report;
 mod required;
+mod section;
 mod settings;
 mod synchronize;
 mod ttrpc;
 mod validate;
 
 pub use adjust::{apply_to, is_empty, overlay};
-pub use dispatch::{Created, Dispatcher, Failure, Section, Updated};
+pub use dispatch::{Dispatcher, Failure};
 pub use io::{Host, Level, Snapshot, Stream, Task, Verdict};
 pub use join::{Launched, Peer, Running};
 pub use report::{EventReport, PluginReport};
 pub use required::ANNOTATION as REQUIRED_ANNOTATION;
+pub use section::{Created, Section, Updated};
 pub use settings::{DefaultValidator, Duplicates, Settings};
 
 /// NRI's messages, as generated from `proto/nri.proto`.

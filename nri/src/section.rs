@@ -1,0 +1,381 @@
+//! A pod's next event: told to the plugins in order, inside one [`Section`] (nri.md 3.1). What it announces is made visible, or
+//! undone, by the caller before the section ends.
+
+use std::rc::Rc;
+
+use prost::Message;
+
+use crate::adjust::Merge;
+use crate::api::{self, Event};
+use crate::connection::Outcome;
+use crate::dispatch::{Dispatcher, Failure, Policy, failed};
+use crate::fair::Permit;
+use crate::io::Level;
+use crate::plugin::{Plugin, Told, method};
+use crate::required::Required;
+use crate::validate;
+
+/// What plugins made of a container that is to be created.
+pub struct Created {
+    /// Of all plugins together.
+    pub adjustment: api::ContainerAdjustment,
+    /// Of other containers, to be applied before this one is made.
+    pub updates: Vec<api::ContainerUpdate>,
+    offered: Vec<Rc<Plugin>>,
+}
+
+/// What plugins made of an update.
+pub struct Updated {
+    /// The resources of the container itself; `None`: as they were asked for.
+    pub resources: Option<api::LinuxResources>,
+    /// Of other containers.
+    pub updates: Vec<api::ContainerUpdate>,
+}
+
+/// The right to tell one pod's next event.
+pub struct Section {
+    pub(crate) dispatcher: Rc<Dispatcher>,
+    pub(crate) _order: Option<Permit>,
+    pub(crate) _gate: Permit,
+}
+
+/// The message of an event about a pod, or about a container of it.
+macro_rules! told {
+    ($event:ident, $request:ident, $pod:expr) => {
+        Told {
+            event: Event::$event,
+            payload: api::$request { pod: Some($pod.clone()) }.encode_to_vec(),
+            pod: $pod,
+            container: None,
+        }
+    };
+    ($event:ident, $request:ident, $pod:expr, $container:expr) => {
+        Told {
+            event: Event::$event,
+            payload: api::$request { pod: Some($pod.clone()), container: Some($container.clone()) }
+                .encode_to_vec(),
+            pod: $pod,
+            container: Some($container),
+        }
+    };
+}
+
+impl Section {
+    /// The last step of RunPodSandbox. A refusal is undone at those that were asked (nri.md 3.5).
+    ///
+    /// # Errors
+    /// The refusal.
+    pub async fn run_pod_sandbox(&self, pod: &api::PodSandbox) -> Result<(), Failure> {
+        let told = told!(RunPodSandbox, RunPodSandboxRequest, pod);
+        let required = self.required(pod);
+        // Everyone at first: one that wants only the end hears of it, too, if it stands before the one that refuses.
+        let plugins = self.dispatcher.active.borrow().clone();
+        for (at, plugin) in plugins.iter().enumerate() {
+            if !plugin.wants(Event::RunPodSandbox) {
+                continue;
+            }
+            let asked =
+                self.dispatcher.ask::<api::RunPodSandboxResponse>(plugin, &told, Policy::Creating(&required));
+            if let Err(failure) = asked.await {
+                self.undo_pod(&plugins[..=at], pod).await;
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// RunPodSandbox failed after every plugin had accepted it.
+    pub async fn undo_run_pod_sandbox(&self, pod: &api::PodSandbox) {
+        let plugins = self.dispatcher.active.borrow().clone();
+        self.undo_pod(&plugins, pod).await;
+    }
+
+    async fn undo_pod(&self, plugins: &[Rc<Plugin>], pod: &api::PodSandbox) {
+        let told = told!(StopPodSandbox, StopPodSandboxRequest, pod);
+        self.dispatcher.tell::<api::StopPodSandboxResponse>(plugins, &told).await;
+        let told = told!(RemovePodSandbox, RemovePodSandboxRequest, pod);
+        self.dispatcher.tell::<api::RemovePodSandboxResponse>(plugins, &told).await;
+    }
+
+    /// Before anything of the pod's resources is changed.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub async fn update_pod_sandbox(
+        &self,
+        pod: &api::PodSandbox,
+        overhead: Option<api::LinuxResources>,
+        resources: Option<api::LinuxResources>,
+    ) -> Result<(), Failure> {
+        let request = api::UpdatePodSandboxRequest {
+            pod: Some(pod.clone()),
+            overhead_linux_resources: overhead,
+            linux_resources: resources,
+        };
+        let payload = request.encode_to_vec();
+        let told = Told { event: Event::UpdatePodSandbox, payload, pod, container: None };
+        let required = self.required(pod);
+        for plugin in self.dispatcher.subscribed(Event::UpdatePodSandbox) {
+            let policy = Policy::Creating(&required);
+            self.dispatcher.ask::<api::UpdatePodSandboxResponse>(&plugin, &told, policy).await?;
+        }
+        Ok(())
+    }
+
+    /// After the change is stored.
+    pub async fn post_update_pod_sandbox(&self, pod: &api::PodSandbox) {
+        let told = told!(PostUpdatePodSandbox, PostUpdatePodSandboxRequest, pod);
+        self.tell::<api::PostUpdatePodSandboxResponse>(&told).await;
+    }
+
+    /// The workload has ended; the sandbox is whole.
+    pub async fn stop_pod_sandbox(&self, pod: &api::PodSandbox) {
+        self.warn_of_missing(pod, "StopPodSandbox");
+        let told = told!(StopPodSandbox, StopPodSandboxRequest, pod);
+        self.tell::<api::StopPodSandboxResponse>(&told).await;
+    }
+
+    /// Just before the sandbox leaves the lists.
+    pub async fn remove_pod_sandbox(&self, pod: &api::PodSandbox) {
+        self.warn_of_missing(pod, "RemovePodSandbox");
+        let told = told!(RemovePodSandbox, RemovePodSandboxRequest, pod);
+        self.tell::<api::RemovePodSandboxResponse>(&told).await;
+    }
+
+    /// Asks what is to be changed in a container, and validates it. A failure is undone at those that were asked.
+    ///
+    /// # Errors
+    /// A refusal, a conflict, a bad value, a rejection.
+    pub async fn create_container(
+        &self,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+    ) -> Result<Created, Failure> {
+        let mut merge = Merge::new(container.clone());
+        let mut offered = Vec::new();
+        match self.adjust(pod, container, &mut merge, &mut offered).await {
+            Ok(()) => {
+                let (adjustment, updates) = merge.finish();
+                Ok(Created { adjustment, updates, offered })
+            }
+            Err(failure) => {
+                self.undo(&offered, pod, container).await;
+                Err(failure)
+            }
+        }
+    }
+
+    async fn adjust(
+        &self,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+        merge: &mut Merge,
+        offered: &mut Vec<Rc<Plugin>>,
+    ) -> Result<(), Failure> {
+        let required = self.required(pod);
+        let mut told = told!(CreateContainer, CreateContainerRequest, pod, container);
+        // As it is before the first call: those that leave meanwhile were there.
+        let everyone = self.dispatcher.active.borrow().clone();
+        for plugin in &everyone {
+            if !plugin.wants(Event::CreateContainer) {
+                continue;
+            }
+            offered.push(Rc::clone(plugin));
+            let policy = Policy::Creating(&required);
+            let answer = self.dispatcher.ask::<api::CreateContainerResponse>(plugin, &told, policy).await?;
+            let Some(answer) = answer else { continue };
+            self.dispatcher.evict(plugin, answer.evict);
+            let has_changed = answer.adjust.is_some();
+            merge
+                .adjust(&plugin.title(), answer.adjust.unwrap_or_default())
+                .and_then(|()| merge.update(&plugin.title(), answer.update))
+                .map_err(|text| failed(Event::CreateContainer, plugin, &text))?;
+            if has_changed {
+                let (pod, container) = (Some(pod.clone()), Some(merge.view().clone()));
+                told.payload = api::CreateContainerRequest { pod, container }.encode_to_vec();
+            }
+        }
+        self.validate(pod, container, merge, &everyone).await
+    }
+
+    async fn validate(
+        &self,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+        merge: &Merge,
+        everyone: &[Rc<Plugin>],
+    ) -> Result<(), Failure> {
+        let settings = Rc::clone(&self.dispatcher.settings.borrow());
+        let mut rejections = Vec::new();
+        if settings.validator.enable {
+            rejections.extend(validate::by_default(&settings.validator, pod, container, merge, everyone));
+        }
+        let validators: Vec<_> =
+            everyone.iter().filter(|plugin| plugin.wants(Event::ValidateContainerAdjustment)).collect();
+        if !validators.is_empty() {
+            let request = merge.validation(pod, container, everyone);
+            let event = Event::ValidateContainerAdjustment;
+            let told = Told { event, payload: request.encode_to_vec(), pod, container: Some(container) };
+            rejections.extend(self.ask_validators(&validators, &told).await);
+        }
+        match rejections.is_empty() {
+            true => Ok(()),
+            false => Err(Failure(rejections.join("; "))),
+        }
+    }
+
+    /// All at once; whatever is not a clear yes rejects (nri.md 4.6).
+    async fn ask_validators(&self, validators: &[&Rc<Plugin>], told: &Told<'_>) -> Vec<String> {
+        let limit = self.dispatcher.settings.borrow().request_timeout;
+        let ask = |plugin: &Rc<Plugin>| {
+            let plugin = Rc::clone(plugin);
+            async move {
+                let reason = match plugin.ask::<api::ValidateContainerAdjustmentResponse>(told, limit).await {
+                    Outcome::Ok(answer) if !answer.reject => return None,
+                    Outcome::Ok(answer) if answer.reason.is_empty() => "unknown rejection reason".to_owned(),
+                    Outcome::Ok(answer) => answer.reason,
+                    Outcome::Refused(status) => status.message,
+                    Outcome::TimedOut => {
+                        self.dispatcher.kick(&plugin, method(told.event));
+                        format!("no answer within {limit:?}")
+                    }
+                    Outcome::Lost => "the connection was lost".to_owned(),
+                };
+                Some(validate::rejected(&plugin.title(), &reason))
+            }
+        };
+        let answers = validate::all(validators.iter().map(|plugin| ask(plugin)).collect()).await;
+        answers.into_iter().flatten().collect()
+    }
+
+    /// Creation failed after it was offered.
+    pub async fn undo_create_container(
+        &self,
+        created: Created,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+    ) {
+        self.undo(&created.offered, pod, container).await;
+    }
+
+    async fn undo(&self, offered: &[Rc<Plugin>], pod: &api::PodSandbox, container: &api::Container) {
+        let mut stopped = container.clone();
+        stopped.set_state(api::ContainerState::ContainerStopped);
+        stopped.pid = 0;
+        let told = told!(StopContainer, StopContainerRequest, pod, &stopped);
+        let answers = self.dispatcher.tell::<api::StopContainerResponse>(offered, &told).await;
+        for answer in answers {
+            self.dispatcher.apply_logged("StopContainer", answer.update).await;
+        }
+        let told = told!(RemoveContainer, RemoveContainerRequest, pod, &stopped);
+        self.dispatcher.tell::<api::RemoveContainerResponse>(offered, &told).await;
+    }
+
+    /// The container is in the lists.
+    pub async fn post_create_container(&self, pod: &api::PodSandbox, container: &api::Container) {
+        let told = told!(PostCreateContainer, PostCreateContainerRequest, pod, container);
+        self.tell::<api::PostCreateContainerResponse>(&told).await;
+    }
+
+    /// Its process is there, its program has not begun.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub async fn start_container(
+        &self,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+    ) -> Result<(), Failure> {
+        let told = told!(StartContainer, StartContainerRequest, pod, container);
+        let required = self.required(pod);
+        for plugin in self.dispatcher.subscribed(Event::StartContainer) {
+            let policy = Policy::Creating(&required);
+            self.dispatcher.ask::<api::StartContainerResponse>(&plugin, &told, policy).await?;
+        }
+        Ok(())
+    }
+
+    /// Its program runs.
+    pub async fn post_start_container(&self, pod: &api::PodSandbox, container: &api::Container) {
+        let told = told!(PostStartContainer, PostStartContainerRequest, pod, container);
+        self.tell::<api::PostStartContainerResponse>(&told).await;
+    }
+
+    /// Before a container's resources change.
+    ///
+    /// # Errors
+    /// A refusal, a conflict, a bad value.
+    pub async fn update_container(
+        &self,
+        pod: &api::PodSandbox,
+        container: &api::Container,
+        asked: api::LinuxResources,
+    ) -> Result<Updated, Failure> {
+        let required = self.required(pod);
+        let mut merge = Merge::of_update(container.id.clone(), asked);
+        for plugin in self.dispatcher.subscribed(Event::UpdateContainer) {
+            let request = api::UpdateContainerRequest {
+                pod: Some(pod.clone()),
+                container: Some(container.clone()),
+                linux_resources: Some(merge.resources().clone()),
+            };
+            let payload = request.encode_to_vec();
+            let told = Told { event: Event::UpdateContainer, payload, pod, container: Some(container) };
+            let policy = Policy::Creating(&required);
+            let answer = self.dispatcher.ask::<api::UpdateContainerResponse>(&plugin, &told, policy).await?;
+            let Some(answer) = answer else { continue };
+            self.dispatcher.evict(&plugin, answer.evict);
+            merge
+                .update(&plugin.title(), answer.update)
+                .map_err(|text| failed(Event::UpdateContainer, &plugin, &text))?;
+        }
+        let (resources, updates) = merge.finish_update();
+        Ok(Updated { resources, updates })
+    }
+
+    /// The new resources hold.
+    pub async fn post_update_container(&self, pod: &api::PodSandbox, container: &api::Container) {
+        let told = told!(PostUpdateContainer, PostUpdateContainerRequest, pod, container);
+        self.tell::<api::PostUpdateContainerResponse>(&told).await;
+    }
+
+    /// It has ended, and its exit is stored. What plugins change in other containers then is done, and only logged where
+    /// it cannot be.
+    pub async fn stop_container(&self, pod: &api::PodSandbox, container: &api::Container) {
+        let told = told!(StopContainer, StopContainerRequest, pod, container);
+        for answer in self.tell::<api::StopContainerResponse>(&told).await {
+            self.dispatcher.apply_logged("StopContainer", answer.update).await;
+        }
+    }
+
+    /// Just before its storage goes.
+    pub async fn remove_container(&self, pod: &api::PodSandbox, container: &api::Container) {
+        let told = told!(RemoveContainer, RemoveContainerRequest, pod, container);
+        self.tell::<api::RemoveContainerResponse>(&told).await;
+    }
+
+    /// Teardown waits for nobody: a plugin that is required and absent has to compare when it comes back (nri.md 6.4, 7).
+    fn warn_of_missing(&self, pod: &api::PodSandbox, event: &str) {
+        let required = self.required(pod);
+        let active = self.dispatcher.active.borrow();
+        let missing = required.missing(|name| active.iter().any(|plugin| plugin.is_called(name)));
+        if !missing.is_empty() {
+            let text = format!(
+                "{event} of {}/{}: required plugins do not hear it: {}",
+                pod.namespace,
+                pod.name,
+                missing.join(", ")
+            );
+            self.dispatcher.host.log(Level::Warn, "", &text);
+        }
+    }
+
+    async fn tell<T: Message + Default>(&self, told: &Told<'_>) -> Vec<T> {
+        let plugins = self.dispatcher.subscribed(told.event);
+        self.dispatcher.tell(&plugins, told).await
+    }
+
+    fn required(&self, pod: &api::PodSandbox) -> Required {
+        Required::of(&self.dispatcher.settings.borrow().validator, pod)
+    }
+}
