@@ -33,7 +33,7 @@ pub use adjust::{apply_to, is_empty, overlay};
 pub use dispatch::{Dispatcher, Failure};
 pub use io::{Host, Level, Snapshot, Stream, Task, Verdict};
 pub use join::{Launched, Peer, Running};
-pub use report::{EventReport, PluginReport};
+pub use report::{BUCKETS_US, EventReport, PluginReport};
 pub use required::ANNOTATION as REQUIRED_ANNOTATION;
 pub use section::{Created, Section, Updated};
 pub use settings::{DefaultValidator, Duplicates, Settings};

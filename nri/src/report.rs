@@ -7,7 +7,7 @@ use crate::connection::Outcome;
 use crate::plugin::method;
 
 /// Upper bounds of the latency histogram's buckets, in microseconds; one more is above the last.
-const BUCKETS_US: [u64; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 2_000_000];
+pub const BUCKETS_US: [u64; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 2_000_000];
 
 /// Counts of one event at one plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -16,6 +16,7 @@ mod daemon;
 mod error;
 mod image;
 mod log;
+mod metrics;
 mod network;
 mod notify;
 mod plugins;

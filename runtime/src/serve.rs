@@ -14,7 +14,7 @@ use crate::error::{Context, Error};
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reactor::{self, Signals};
 use crate::rpc::{Listener, Server, Service};
-use crate::{cli, log, settle};
+use crate::{cli, log, metrics, settle};
 
 /// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -62,6 +62,10 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
         .context(|| "watch for signals")?;
     let notifier = Notifier::from_environment();
     let daemon = Daemon::start(&config).await?;
+    let _metrics = match &config.metrics_address {
+        Some(address) => Some(metrics::Server::start(address, Rc::clone(&daemon))?),
+        None => None,
+    };
     let listener = Listener::bind(&config.listen)?;
     let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
     notifier.tell(READY);

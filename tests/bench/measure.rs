@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
-    ListContainersRequest, ListPodSandboxRequest, RemoveContainerRequest, RemoveImageRequest,
-    StopContainerRequest, StopPodSandboxRequest, VersionRequest,
+    ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest, ListPodSandboxStatsRequest,
+    RemoveContainerRequest, RemoveImageRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::{Image, probe_entries};
@@ -73,10 +73,43 @@ fn crowd(rows: &mut Vec<Row>) {
     let used = host::cpu_time(node.pid()) - before;
     let measured = format!("{} ms in 10 s", used.as_millis());
     rows.push(Row { what: "CPU with 50 pods and no calls", budget: "0", measured });
+    watched(&node, rows);
     let full = restarts(&mut node);
     let measured = format!("{} / {}", percentiles(empty), percentiles(full));
     rows.push(Row { what: "start to first answer with 0 / 50 pods", budget: "5 / 30 ms", measured });
     node.stop();
+}
+
+/// What a kubelet asks of a crowded node all day long.
+fn watched(node: &Node, rows: &mut Vec<Row>) {
+    const SECONDS: u64 = 60;
+    let pss = host::pss_kib(node.pid());
+    let before = host::cpu_time(node.pid());
+    let (mut stats, begun) = (Vec::new(), Instant::now());
+    for second in 0..SECONDS {
+        node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
+        node.list_containers(ListContainersRequest::default()).expect("list");
+        if second % 10 == 0 {
+            let begin = Instant::now();
+            node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
+            stats.push(begin.elapsed());
+            node.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).expect("stats");
+        }
+        let next = Duration::from_secs(second + 1);
+        std::thread::sleep(next.saturating_sub(begun.elapsed()));
+    }
+    let used = host::cpu_time(node.pid()) - before;
+    let grown = host::pss_kib(node.pid()) as i64 - pss as i64;
+    let measured =
+        format!("{:.3} s (daemon and the children it waited for), PSS {grown:+} KiB", used.as_secs_f64());
+    rows.push(Row { what: "a minute of relists and stats with 50 pods, CPU", budget: "0.15 s", measured });
+    for _ in 0..RUNS {
+        let begin = Instant::now();
+        node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
+        stats.push(begin.elapsed());
+    }
+    let measured = percentiles(stats);
+    rows.push(Row { what: "ListContainerStats of 50 containers, p50 / p99", budget: "3 ms", measured });
 }
 
 /// How long a new daemon takes until it answers, several times.

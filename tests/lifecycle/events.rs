@@ -64,3 +64,26 @@ fn a_life_in_events() {
     assert!(events.is_sorted_by(|a, b| a.created_at < b.created_at), "later is later");
     node.stop();
 }
+
+#[test]
+fn a_reader_that_stops_reading_is_cut_off_with_a_word() {
+    let node = Node::start();
+    // More than a client's queue and the connection's window hold together: annotations come with each event.
+    let events = node.events_during(usize::MAX, || {
+        for _ in 0..40 {
+            let mut pod = request::host_pod("churn");
+            pod.annotations = [("big".to_owned(), "x".repeat(100_000))].into();
+            let id = node.run_pod(&pod);
+            node.remove_pod(&id);
+        }
+    });
+    let error = events.expect_err("it did not keep up");
+    assert_eq!(error.code(), tonic::Code::ResourceExhausted, "{error}");
+    assert!(error.message().contains("list anew"), "{error}");
+    // It lists anew and calls again.
+    let again = node.events_during(2, || {
+        node.run_pod(&request::host_pod("again"));
+    });
+    assert_eq!(again.expect("events").len(), 2);
+    node.stop();
+}

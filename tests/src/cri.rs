@@ -78,6 +78,8 @@ calls! {
     pods: container_stats(ContainerStatsRequest) -> ContainerStatsResponse;
     pods: list_container_stats(ListContainerStatsRequest) -> ListContainerStatsResponse;
     pods: pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse;
+    pods: list_metric_descriptors(ListMetricDescriptorsRequest) -> ListMetricDescriptorsResponse;
+    pods: list_pod_sandbox_metrics(ListPodSandboxMetricsRequest) -> ListPodSandboxMetricsResponse;
     pods: list_pod_sandbox_stats(ListPodSandboxStatsRequest) -> ListPodSandboxStatsResponse;
     pods: exec(ExecRequest) -> ExecResponse;
     pods: attach(AttachRequest) -> AttachResponse;
@@ -116,6 +118,7 @@ streams! {
     pods: stream_pod_sandboxes(StreamPodSandboxesRequest) -> StreamPodSandboxesResponse;
     pods: stream_containers(StreamContainersRequest) -> StreamContainersResponse;
     pods: stream_container_stats(StreamContainerStatsRequest) -> StreamContainerStatsResponse;
+    pods: stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest) -> StreamPodSandboxMetricsResponse;
     pods: stream_pod_sandbox_stats(StreamPodSandboxStatsRequest) -> StreamPodSandboxStatsResponse;
     images: stream_images(StreamImagesRequest) -> StreamImagesResponse;
 }

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use coracle_sandbox::cgroup::{Pressure, Stall};
 use smol::stream::Stream;
 
 use super::{container_config, filter, pod_config};
@@ -74,7 +75,7 @@ pub(super) fn item(stats: &Stats, container: &Container) -> Option<v1::Container
             inodes_used: number(layer.usage.inodes),
         }),
         swap: swap(&reading),
-        io: None,
+        io: io(&reading),
     })
 }
 
@@ -84,7 +85,7 @@ pub(super) fn cpu(reading: &Reading) -> Option<v1::CpuUsage> {
         timestamp: reading.at_ns,
         usage_core_nano_seconds: number(cpu_ns),
         usage_nano_cores: reading.nanocores.and_then(number),
-        psi: None,
+        psi: reading.pressure[0].map(psi),
     })
 }
 
@@ -100,8 +101,23 @@ pub(super) fn memory(reading: &Reading) -> Option<v1::MemoryUsage> {
         rss_bytes: number(memory.rss_bytes),
         page_faults: number(memory.page_faults),
         major_page_faults: number(memory.major_page_faults),
-        psi: None,
+        psi: reading.pressure[1].map(psi),
     })
+}
+
+/// I/O of a container or a pod: what is known of it is the time that was waited.
+pub(super) fn io(reading: &Reading) -> Option<v1::IoUsage> {
+    reading.pressure[2].map(|pressure| v1::IoUsage { timestamp: reading.at_ns, psi: Some(psi(pressure)) })
+}
+
+fn psi(pressure: Pressure) -> v1::PsiStats {
+    let data = |stall: Stall| v1::PsiData {
+        total: stall.total_us.saturating_mul(1000),
+        avg10: stall.averages[0],
+        avg60: stall.averages[1],
+        avg300: stall.averages[2],
+    };
+    v1::PsiStats { full: Some(data(pressure.full)), some: Some(data(pressure.some)) }
 }
 
 fn swap(reading: &Reading) -> Option<v1::SwapUsage> {

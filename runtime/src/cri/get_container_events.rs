@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use prost::Message;
 use smol::channel::TrySendError;
 use smol::stream::{Stream, StreamExt};
 
@@ -19,6 +20,8 @@ use crate::rpc::v1;
 
 /// Events that wait for one client: a node full of pods that all change at once, several times.
 const EVENTS_MAX: usize = 1000;
+/// And their bytes: a pod's annotations may be long, and come with each of its events.
+const EVENTS_BYTES_MAX: usize = 4 << 20;
 /// Clients at once; a node has one kubelet.
 const CLIENTS_MAX: usize = 16;
 
@@ -32,24 +35,38 @@ pub(crate) async fn get_container_events(
     }
     let (sender, receiver) = smol::channel::bounded(EVENTS_MAX);
     let fell_behind = Rc::new(Cell::new(false));
-    let (weak, behind) = (Rc::downgrade(&daemon), Rc::clone(&fell_behind));
+    let waiting_bytes = Rc::new(Cell::new(0));
+    let (weak, behind, waiting) =
+        (Rc::downgrade(&daemon), Rc::clone(&fell_behind), Rc::clone(&waiting_bytes));
     daemon.pods.listen(Box::new(move |notice| {
         let Some(daemon) = weak.upgrade() else { return false };
-        match sender.try_send(event(&daemon, notice)) {
-            Ok(()) => true,
+        let event = event(&daemon, notice);
+        let bytes = waiting.get() + event.encoded_len();
+        let sent = match bytes <= EVENTS_BYTES_MAX {
+            true => sender.try_send(event),
+            false => Err(TrySendError::Full(event)),
+        };
+        match sent {
+            Ok(()) => {
+                waiting.set(bytes);
+                true
+            }
             Err(TrySendError::Closed(_)) => false,
             Err(TrySendError::Full(_)) => {
-                log::warn!("a client of events falls behind and is cut off"; waiting = EVENTS_MAX);
+                log::warn!("a client of events falls behind and is cut off"; waiting = sender.len());
                 behind.set(true);
                 sender.close();
                 false
             }
         }
     }));
+    let receiver = receiver.map(move |event: v1::ContainerEventResponse| {
+        waiting_bytes.set(waiting_bytes.get().saturating_sub(event.encoded_len()));
+        event
+    });
     // The end of the queue is the end of the stream: with a word on why, where the client is the reason.
     let last = smol::stream::once(()).filter_map(move |()| {
-        let error =
-            || Error::new(Kind::ResourceExhausted, format!("more than {EVENTS_MAX} events wait: list anew"));
+        let error = || Error::new(Kind::ResourceExhausted, "more events wait than are kept: list anew");
         fell_behind.get().then(|| Err(error()))
     });
     Ok(receiver.map(Ok).chain(last))

@@ -6,6 +6,7 @@ mod filter;
 pub(crate) mod pod_config;
 
 pub(crate) mod list_pod_sandbox;
+pub(crate) mod pod_sandbox_metrics;
 pub(crate) mod pod_sandbox_stats;
 pub(crate) mod pod_sandbox_status;
 pub(crate) mod remove_pod_sandbox;

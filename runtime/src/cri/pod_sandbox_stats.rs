@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use smol::stream::Stream;
 
-use super::container_stats::{cpu, item as container_item, memory, number};
+use super::container_stats::{cpu, io, item as container_item, memory, number};
 use super::{filter, pod_config};
 use crate::daemon::Daemon;
 use crate::error::{Error, Kind};
@@ -79,7 +79,7 @@ fn item(stats: &Stats, pod: &Pod, containers: &[Rc<Container>]) -> v1::PodSandbo
                 .and_then(|reading| reading.usage.tasks)
                 .map(|tasks| v1::ProcessUsage { timestamp: at_ns, process_count: number(tasks) }),
             containers: own.filter_map(|container| container_item(stats, container)).collect(),
-            io: None,
+            io: reading.as_ref().and_then(io),
         }),
     }
 }

@@ -125,6 +125,16 @@ impl Plugins {
         })
     }
 
+    /// The same, for metrics.
+    pub(crate) fn counts(&self) -> Vec<coracle_nri::PluginReport> {
+        self.dispatcher.report()
+    }
+
+    /// How many were disconnected for a timeout.
+    pub(crate) fn kicks(&self) -> u64 {
+        self.dispatcher.kicks()
+    }
+
     /// Waits for the turn of a pod's next event.
     pub(crate) async fn turn(&self, pods: &Rc<Pods>, pod: &Pod) -> Turn {
         Turn { section: self.dispatcher.section(&pod.id).await, pods: Rc::clone(pods) }

@@ -8,10 +8,11 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::time::Instant;
 
 use send_wrapper::SendWrapper;
 use smol::stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::v1::image_service_server::ImageService;
 use super::v1::runtime_service_server::RuntimeService;
@@ -19,6 +20,7 @@ use super::{status, v1};
 use crate::cri;
 use crate::daemon::Daemon;
 use crate::error::{Error, Kind};
+use crate::metrics;
 
 /// The daemon as both CRI services.
 pub(crate) struct Service(SendWrapper<Rc<Daemon>>);
@@ -39,14 +41,14 @@ macro_rules! serve {
         impl $service for Service {
             $(
                 async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
-                    answer(self, request, $handler).await
+                    answer(self, stringify!($method), request, $handler).await
                 }
             )*
             $(
                 type $type = Items<v1::$item>;
 
                 async fn $stream(&self, request: Request<v1::$asked>) -> Result<Response<Self::$type>, Status> {
-                    items(self, request, $source).await
+                    items(self, stringify!($stream), request, $source).await
                 }
             )*
         }
@@ -82,8 +84,8 @@ serve! { RuntimeService
         checkpoint_container: CheckpointContainerRequest => CheckpointContainerResponse = unserved,
         checkpoint_pod: CheckpointPodRequest => CheckpointPodResponse = unserved,
         restore_pod: RestorePodRequest => RestorePodResponse = unserved,
-        list_metric_descriptors: ListMetricDescriptorsRequest => ListMetricDescriptorsResponse = unserved,
-        list_pod_sandbox_metrics: ListPodSandboxMetricsRequest => ListPodSandboxMetricsResponse = unserved,
+        list_metric_descriptors: ListMetricDescriptorsRequest => ListMetricDescriptorsResponse = cri::pod_sandbox_metrics::list_metric_descriptors,
+        list_pod_sandbox_metrics: ListPodSandboxMetricsRequest => ListPodSandboxMetricsResponse = cri::pod_sandbox_metrics::list_pod_sandbox_metrics,
         runtime_config: RuntimeConfigRequest => RuntimeConfigResponse = cri::runtime_config::runtime_config,
         update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
     }
@@ -93,7 +95,7 @@ serve! { RuntimeService
         stream_container_stats [StreamContainerStatsStream]: StreamContainerStatsRequest => StreamContainerStatsResponse = cri::container_stats::stream_container_stats,
         stream_pod_sandbox_stats [StreamPodSandboxStatsStream]: StreamPodSandboxStatsRequest => StreamPodSandboxStatsResponse = cri::pod_sandbox_stats::stream_pod_sandbox_stats,
         get_container_events [GetContainerEventsStream]: GetEventsRequest => ContainerEventResponse = cri::get_container_events::get_container_events,
-        stream_pod_sandbox_metrics [StreamPodSandboxMetricsStream]: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = unserved_stream,
+        stream_pod_sandbox_metrics [StreamPodSandboxMetricsStream]: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = cri::pod_sandbox_metrics::stream_pod_sandbox_metrics,
     }
 }
 
@@ -116,6 +118,7 @@ type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// One unary call.
 fn answer<A, B, F>(
     service: &Service,
+    method: &'static str,
     request: Request<A>,
     handler: impl FnOnce(Rc<Daemon>, A) -> F,
 ) -> SendWrapper<impl Future<Output = Result<Response<B>, Status>>>
@@ -123,12 +126,18 @@ where
     F: Future<Output = Result<B, Error>>,
 {
     let handled = handler(Rc::clone(&service.0), request.into_inner());
-    SendWrapper::new(async move { handled.await.map(Response::new).map_err(|error| status::from(&error)) })
+    SendWrapper::new(async move {
+        let begun = Instant::now();
+        let answer = handled.await.map(Response::new).map_err(|error| status::from(&error));
+        metrics::rpc(method, code(answer.as_ref().err()), begun.elapsed());
+        answer
+    })
 }
 
 /// One call that is answered by a stream.
 fn items<A, B, S, F>(
     service: &Service,
+    method: &'static str,
     request: Request<A>,
     source: impl FnOnce(Rc<Daemon>, A) -> F,
 ) -> SendWrapper<impl Future<Output = Result<Response<Items<B>>, Status>>>
@@ -138,21 +147,39 @@ where
 {
     let opened = source(Rc::clone(&service.0), request.into_inner());
     SendWrapper::new(async move {
-        let stream = opened.await.map_err(|error| status::from(&error))?;
+        let begun = Instant::now();
+        let stream = opened.await.map_err(|error| status::from(&error));
+        metrics::rpc(method, code(stream.as_ref().err()), begun.elapsed());
+        let stream = stream?;
         let stream = stream.map(|item| item.map_err(|error| status::from(&error)));
         Ok(Response::new(Box::pin(SendWrapper::new(stream)) as Items<B>))
     })
 }
 
+/// The code's name, as every client of gRPC knows it.
+fn code(error: Option<&Status>) -> &'static str {
+    match error.map_or(Code::Ok, Status::code) {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
 /// What clients fall back from: an RPC that coracle leaves to others.
 async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<B, Error> {
     Err(Error::new(Kind::Unimplemented, "not served by coracle"))
-}
-
-/// As [`unserved`], for streams.
-async fn unserved_stream<A, B>(
-    daemon: Rc<Daemon>,
-    request: A,
-) -> Result<smol::stream::Empty<Result<B, Error>>, Error> {
-    unserved(daemon, request).await
 }

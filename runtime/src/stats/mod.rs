@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Job, Outcome, TreeUsage};
 use coracle_sandbox::ContainerId;
-use coracle_sandbox::cgroup::Usage;
+use coracle_sandbox::cgroup::{Pressure, Usage};
 
 use crate::log;
 use crate::pod::{Container, Pod, Pods};
@@ -38,6 +38,8 @@ pub(crate) struct Reading {
     /// Wall clock, nanoseconds since 1970.
     pub(crate) at_ns: i64,
     pub(crate) usage: Usage,
+    /// On CPU, memory and I/O; where the kernel counts it.
+    pub(crate) pressure: [Option<Pressure>; 3],
     /// CPU nanoseconds a second, over the last two readings; `None` before there are two.
     pub(crate) nanocores: Option<u64>,
 }
@@ -105,13 +107,14 @@ impl Stats {
     /// Reads a container; `None` where it has ended meanwhile.
     pub(crate) fn container(&self, container: &Container) -> Option<Reading> {
         let usage = self.pods.container_usage(container);
-        self.reading(container.id.to_string(), usage)
+        let pressure = self.pods.container_pressure(container);
+        self.reading(container.id.to_string(), usage, pressure)
     }
 
     /// Reads a pod; `None` where its cgroup is gone.
     pub(crate) fn pod(&self, pod: &Pod) -> Option<Reading> {
         let usage = self.pods.pod_usage(pod);
-        self.reading(pod.id.to_string(), usage)
+        self.reading(pod.id.to_string(), usage, self.pods.pod_pressure(pod))
     }
 
     /// The interfaces of a pod's own network namespace but the loopback; `None` where it has none, or they cannot be read.
@@ -123,7 +126,12 @@ impl Stats {
         Some(network::parse(&text))
     }
 
-    fn reading(&self, key: String, usage: Result<Option<Usage>, crate::error::Error>) -> Option<Reading> {
+    fn reading(
+        &self,
+        key: String,
+        usage: Result<Option<Usage>, crate::error::Error>,
+        pressure: [Option<Pressure>; 3],
+    ) -> Option<Reading> {
         let usage = match usage {
             Ok(usage) => usage?,
             Err(error) => {
@@ -139,7 +147,7 @@ impl Stats {
             rates.insert(key, rate);
             rate.nanocores
         });
-        Some(Reading { at_ns: self.pods.node.clock.now_ns(), usage, nanocores })
+        Some(Reading { at_ns: self.pods.node.clock.now_ns(), usage, pressure, nanocores })
     }
 
     /// A container's writable layer as of the last walk.

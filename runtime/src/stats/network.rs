@@ -10,9 +10,13 @@
 pub(crate) struct Interface {
     pub(crate) name: String,
     pub(crate) received_bytes: u64,
+    pub(crate) received_packets: u64,
     pub(crate) received_errors: u64,
+    pub(crate) received_dropped: u64,
     pub(crate) sent_bytes: u64,
+    pub(crate) sent_packets: u64,
     pub(crate) sent_errors: u64,
+    pub(crate) sent_dropped: u64,
 }
 
 /// All but the loopback, in the kernel's order.
@@ -23,11 +27,25 @@ pub(super) fn parse(text: &str) -> Vec<Interface> {
 fn line(line: &str) -> Option<Interface> {
     let (name, rest) = line.split_once(':')?;
     let numbers: Vec<u64> = rest.split_whitespace().map_while(|number| number.parse().ok()).collect();
-    let [received_bytes, _, received_errors, _, _, _, _, _, sent_bytes, _, sent_errors, ..] = numbers[..]
+    let (received, sent) = numbers.split_at_checked(8)?;
+    let (
+        [received_bytes, received_packets, received_errors, received_dropped, ..],
+        [sent_bytes, sent_packets, sent_errors, sent_dropped, ..],
+    ) = (received, sent)
     else {
         return None;
     };
-    Some(Interface { name: name.trim().to_owned(), received_bytes, received_errors, sent_bytes, sent_errors })
+    Some(Interface {
+        name: name.trim().to_owned(),
+        received_bytes: *received_bytes,
+        received_packets: *received_packets,
+        received_errors: *received_errors,
+        received_dropped: *received_dropped,
+        sent_bytes: *sent_bytes,
+        sent_packets: *sent_packets,
+        sent_errors: *sent_errors,
+        sent_dropped: *sent_dropped,
+    })
 }
 
 #[cfg(test)]
@@ -41,9 +59,13 @@ mod tests {
         let expected = Interface {
             name: "eth0".into(),
             received_bytes: 100,
+            received_packets: 2,
             received_errors: 3,
+            received_dropped: 4,
             sent_bytes: 900,
+            sent_packets: 10,
             sent_errors: 11,
+            sent_dropped: 12,
         };
         assert_eq!(parse(text), [expected]);
     }

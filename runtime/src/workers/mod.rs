@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, Job, MessageError, Outcome};
 use smol::channel::Sender;
@@ -30,6 +30,7 @@ use smol::lock::Semaphore;
 
 use crate::error::{self, Kind, plain};
 use crate::log;
+use crate::metrics;
 use crate::reactor;
 pub(crate) use process::LogLines;
 use process::{Process, Remains};
@@ -156,6 +157,20 @@ const DEVICES_MAX: usize = 4;
 /// OCI hooks at once.
 const HOOKS_MAX: usize = 8;
 
+/// A job's kind, for metrics.
+fn name(job: &Job) -> &'static str {
+    match job {
+        Job::Pull(_) => "pull",
+        Job::Import(_) => "import",
+        Job::RemoveTrees { .. } => "remove",
+        Job::Cni(_) => "cni",
+        Job::Cdi { .. } => "cdi",
+        Job::TakeNetDevices { .. } => "net_devices",
+        Job::Hook(_) => "hook",
+        Job::MeasureTrees { .. } => "measure",
+    }
+}
+
 impl Workers {
     /// No worker is started yet, but the task that will reap them.
     ///
@@ -195,9 +210,12 @@ impl Workers {
             Some((_, places)) => Some(places.acquire().await),
             None => None,
         };
+        let begun = Instant::now();
         let mut process = Process::start(&self.setup.program, self.reaper.clone())?;
         self.confine(process.pid());
-        process.converse(&job, silence_max, on_progress).await
+        let outcome = process.converse(&job, silence_max, on_progress).await;
+        metrics::worker(name(&job), outcome.is_ok(), begun.elapsed());
+        outcome
     }
 
     /// Ends TLS on a client's connection in a process of its own, so that neither keys nor the protocol sit in the daemon;

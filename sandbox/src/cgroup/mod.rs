@@ -9,6 +9,7 @@
 //! Every call is a few system calls on a file system without a disk. The systemd driver lives in the worker.
 //! Rules: CRI sections 3.14 and 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
 
+mod detail;
 mod devices;
 mod files;
 mod layout;
@@ -27,6 +28,7 @@ use crate::plan::CgroupMount;
 use files::{read, write};
 use layout::{Layout, Tracking};
 
+pub use detail::{Detail, DeviceIo, Pressure, Stall};
 pub use path::CgroupPath;
 pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};

@@ -66,9 +66,10 @@ impl Cgroups {
     }
 }
 
-struct Reader<'a> {
-    cgroups: &'a Cgroups,
-    path: &'a CgroupPath,
+/// Reads the files of one cgroup.
+pub(super) struct Reader<'a> {
+    pub(super) cgroups: &'a Cgroups,
+    pub(super) path: &'a CgroupPath,
 }
 
 impl Reader<'_> {
@@ -108,11 +109,11 @@ impl Reader<'_> {
     }
 
     /// A file with one number; `None` where it is missing or says `max`.
-    fn number(&self, controller: &str, file: &str) -> Result<Option<u64>, Error> {
+    pub(super) fn number(&self, controller: &str, file: &str) -> Result<Option<u64>, Error> {
         Ok(self.text(controller, file)?.and_then(|text| text.trim().parse().ok()))
     }
 
-    fn text(&self, controller: &str, file: &str) -> Result<Option<String>, Error> {
+    pub(super) fn text(&self, controller: &str, file: &str) -> Result<Option<String>, Error> {
         let directory: Option<PathBuf> = self.cgroups.limit_directory(self.path, controller);
         let Some(directory) = directory else { return Ok(None) };
         match read(&directory.join(file)) {
@@ -136,7 +137,7 @@ fn memory(usage_bytes: u64, limit_bytes: Option<u64>, stat: &str, prefix: &str, 
 }
 
 /// The number on the line `PREFIXKEY NUMBER`.
-fn value(text: &str, prefix: &str, key: &str) -> Option<u64> {
+pub(super) fn value(text: &str, prefix: &str, key: &str) -> Option<u64> {
     text.lines()
         .filter_map(|line| line.strip_prefix(prefix)?.strip_prefix(key)?.strip_prefix(' '))
         .find_map(|number| number.trim().parse().ok())

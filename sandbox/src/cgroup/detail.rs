@@ -1,0 +1,239 @@
+//! What else a cgroup counts, for the few who ask: metrics in cAdvisor's manner, and pressure. Beside `usage`, as that is
+//! read every ten seconds for every container and this is not.
+//! Rules: CRI sections 2.22 and 2.24; Documentation/admin-guide/cgroup-v2.rst; Documentation/accounting/psi.rst.
+
+use super::usage::{Reader, value};
+use super::{CgroupPath, Cgroups, Version};
+use crate::Error;
+
+/// Counters of one cgroup with everything below it; `None`: this kernel does not count it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Detail {
+    /// CPU time in user mode, microseconds.
+    pub user_us: Option<u64>,
+    /// CPU time in the kernel, microseconds.
+    pub system_us: Option<u64>,
+    /// Periods of the quota that have passed.
+    pub periods: Option<u64>,
+    /// Those in which it was held back.
+    pub throttled_periods: Option<u64>,
+    /// How long it was held back, microseconds.
+    pub throttled_us: Option<u64>,
+    /// Page cache.
+    pub cache_bytes: Option<u64>,
+    /// Mapped files.
+    pub mapped_bytes: Option<u64>,
+    /// Memory of the kernel's own.
+    pub kernel_bytes: Option<u64>,
+    /// Most memory ever used.
+    pub peak_bytes: Option<u64>,
+    /// How often the limit was met.
+    pub failures: Option<u64>,
+    /// Faults, and those that had to read.
+    pub faults: Option<(u64, u64)>,
+    /// How often the OOM killer struck.
+    pub oom_kills: Option<u64>,
+    /// Most processes and threads; `None`: no limit, or not limited here.
+    pub tasks_max: Option<u64>,
+    /// By block device.
+    pub io: Vec<DeviceIo>,
+    /// Its processes, as the node sees them.
+    pub processes: Vec<i32>,
+}
+
+/// I/O on one block device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceIo {
+    /// `MAJOR:MINOR`
+    pub device: String,
+    /// Read and written.
+    pub bytes: (u64, u64),
+    /// Reads and writes.
+    pub operations: (u64, u64),
+}
+
+/// Time in which something waited for a resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pressure {
+    /// At least one process waited.
+    pub some: Stall,
+    /// All did.
+    pub full: Stall,
+}
+
+/// Shares of the last 10, 60 and 300 seconds in percent, and all the time since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stall {
+    /// Percent.
+    pub averages: [f64; 3],
+    /// Microseconds.
+    pub total_us: u64,
+}
+
+/// Ticks of cpuacct.stat a second: USER_HZ, the same on every machine.
+const USER_HZ: u64 = 100;
+
+impl Cgroups {
+    /// Reads the counters; `None` where the cgroup is gone.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where a file is there and cannot be read.
+    pub fn detail(&self, path: &CgroupPath) -> Result<Option<Detail>, Error> {
+        let directory = self.tracking_directory(path);
+        if !directory.is_dir() {
+            return Ok(None);
+        }
+        let reader = Reader { cgroups: self, path };
+        let mut detail = match self.version() {
+            Version::V1 => v1(&reader)?,
+            Version::V2 => v2(&reader)?,
+        };
+        let processes = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+        detail.processes = processes.lines().filter_map(|line| line.parse().ok()).collect();
+        Ok(Some(detail))
+    }
+
+    /// Pressure on CPU, memory and I/O, in this order; all absent on v1, and where the kernel does not count it.
+    pub fn pressure(&self, path: &CgroupPath) -> [Option<Pressure>; 3] {
+        if self.version() == Version::V1 {
+            return [None; 3];
+        }
+        let directory = self.tracking_directory(path);
+        ["cpu", "memory", "io"].map(|resource| {
+            let text = std::fs::read_to_string(directory.join(format!("{resource}.pressure"))).ok()?;
+            parse_pressure(&text)
+        })
+    }
+}
+
+fn v1(reader: &Reader<'_>) -> Result<Detail, Error> {
+    let cpu = reader.text("cpu", "cpu.stat")?.unwrap_or_default();
+    let accounted = reader.text("cpuacct", "cpuacct.stat")?.unwrap_or_default();
+    let memory = reader.text("memory", "memory.stat")?.unwrap_or_default();
+    let oom = reader.text("memory", "memory.oom_control")?.unwrap_or_default();
+    let ticks = |key| value(&accounted, "", key).map(|ticks| ticks.saturating_mul(1_000_000 / USER_HZ));
+    let of_memory = |key| value(&memory, "total_", key);
+    let bytes = reader.text("blkio", "blkio.throttle.io_service_bytes_recursive")?.unwrap_or_default();
+    let operations = reader.text("blkio", "blkio.throttle.io_serviced_recursive")?.unwrap_or_default();
+    Ok(Detail {
+        user_us: ticks("user"),
+        system_us: ticks("system"),
+        periods: value(&cpu, "", "nr_periods"),
+        throttled_periods: value(&cpu, "", "nr_throttled"),
+        throttled_us: value(&cpu, "", "throttled_time").map(|ns| ns / 1000),
+        cache_bytes: of_memory("cache"),
+        mapped_bytes: of_memory("mapped_file"),
+        kernel_bytes: reader.number("memory", "memory.kmem.usage_in_bytes")?,
+        peak_bytes: reader.number("memory", "memory.max_usage_in_bytes")?,
+        failures: reader.number("memory", "memory.failcnt")?,
+        faults: of_memory("pgfault").zip(of_memory("pgmajfault")),
+        oom_kills: value(&oom, "", "oom_kill"),
+        tasks_max: reader.number("pids", "pids.max")?,
+        io: v1_io(&bytes, &operations),
+        processes: Vec::new(),
+    })
+}
+
+fn v2(reader: &Reader<'_>) -> Result<Detail, Error> {
+    let cpu = reader.text("cpu", "cpu.stat")?.unwrap_or_default();
+    let memory = reader.text("memory", "memory.stat")?.unwrap_or_default();
+    let events = reader.text("memory", "memory.events")?.unwrap_or_default();
+    let io = reader.text("io", "io.stat")?.unwrap_or_default();
+    let of_cpu = |key| value(&cpu, "", key);
+    let of_memory = |key| value(&memory, "", key);
+    Ok(Detail {
+        user_us: of_cpu("user_usec"),
+        system_us: of_cpu("system_usec"),
+        periods: of_cpu("nr_periods"),
+        throttled_periods: of_cpu("nr_throttled"),
+        throttled_us: of_cpu("throttled_usec"),
+        cache_bytes: of_memory("file"),
+        mapped_bytes: of_memory("file_mapped"),
+        // One number since Linux 5.18, parts of it before.
+        kernel_bytes: of_memory("kernel").or_else(|| of_memory("slab")),
+        peak_bytes: reader.number("memory", "memory.peak")?,
+        failures: value(&events, "", "max"),
+        faults: of_memory("pgfault").zip(of_memory("pgmajfault")),
+        oom_kills: value(&events, "", "oom_kill"),
+        tasks_max: reader.number("pids", "pids.max")?,
+        io: io.lines().filter_map(v2_io).collect(),
+        processes: Vec::new(),
+    })
+}
+
+/// `8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`
+fn v2_io(line: &str) -> Option<DeviceIo> {
+    let (device, rest) = line.split_once(' ')?;
+    let of = |key: &str| {
+        rest.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok()).unwrap_or(0)
+    };
+    Some(DeviceIo {
+        device: device.to_owned(),
+        bytes: (of("rbytes"), of("wbytes")),
+        operations: (of("rios"), of("wios")),
+    })
+}
+
+/// Two files of lines `8:0 Read 1`.
+fn v1_io(bytes: &str, operations: &str) -> Vec<DeviceIo> {
+    let of = |text: &str, device: &str, key: &str| {
+        text.lines()
+            .find_map(|line| {
+                line.strip_prefix(device)?.strip_prefix(' ')?.strip_prefix(key)?.trim().parse().ok()
+            })
+            .unwrap_or(0)
+    };
+    let mut devices: Vec<&str> = bytes
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(device, _)| device.contains(':'))
+        .map(|(device, _)| device)
+        .collect();
+    devices.dedup();
+    let io = |device: &str| DeviceIo {
+        device: device.to_owned(),
+        bytes: (of(bytes, device, "Read"), of(bytes, device, "Write")),
+        operations: (of(operations, device, "Read"), of(operations, device, "Write")),
+    };
+    devices.into_iter().map(io).collect()
+}
+
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same with `full`, which the CPU of the root lacks.
+fn parse_pressure(text: &str) -> Option<Pressure> {
+    let stall = |kind: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
+        let of = |key: &str| line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        let average = |key: &str| of(key)?.parse().ok();
+        Some(Stall {
+            averages: [average("avg10")?, average("avg60")?, average("avg300")?],
+            total_us: of("total")?.parse().ok()?,
+        })
+    };
+    Some(Pressure { some: stall("some")?, full: stall("full").unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn io_of_both_versions() {
+        let line = "259:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0";
+        let expected = DeviceIo { device: "259:0".into(), bytes: (10, 20), operations: (1, 2) };
+        assert_eq!(v2_io(line), Some(expected.clone()));
+        let bytes = "259:0 Read 10\n259:0 Write 20\n259:0 Sync 30\n259:0 Total 30\nTotal 30\n";
+        let operations = "259:0 Read 1\n259:0 Write 2\nTotal 3\n";
+        assert_eq!(v1_io(bytes, operations), [expected]);
+        assert_eq!(v1_io("Total 0\n", ""), []);
+    }
+
+    #[test]
+    fn pressure_is_read_and_half_of_it_is_none() {
+        let text = "some avg10=1.50 avg60=0.25 avg300=0.00 total=1234\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=99\n";
+        let pressure = parse_pressure(text).unwrap();
+        assert_eq!(pressure.some, Stall { averages: [1.5, 0.25, 0.0], total_us: 1234 });
+        assert_eq!(pressure.full.total_us, 99);
+        assert_eq!(parse_pressure("some avg10=1.50 avg60=0.25 total=1\n"), None);
+        assert_eq!(parse_pressure(text.lines().next().unwrap()).unwrap().full, Stall::default());
+    }
+}

@@ -1,0 +1,119 @@
+//! Metrics in cAdvisor's manner, against workloads whose size is known, and pressure where the kernel counts it.
+
+use std::collections::BTreeMap;
+
+use coracle_tests::cri::proto::{
+    ContainerStatsRequest, LinuxContainerResources, ListMetricDescriptorsRequest,
+    ListPodSandboxMetricsRequest, Metric, StreamPodSandboxMetricsRequest,
+};
+use coracle_tests::host::{self, wait_until};
+use coracle_tests::stage::Stage;
+
+/// What critest demands values for (CRI facts A.16), but for those of a pod's network.
+const NAMES: &str = "cpu_cfs_periods_total cpu_cfs_throttled_periods_total cpu_cfs_throttled_seconds_total \
+    cpu_system_seconds_total cpu_usage_seconds_total cpu_user_seconds_total file_descriptors fs_inodes_free \
+    fs_inodes_total fs_limit_bytes fs_usage_bytes last_seen memory_cache memory_failcnt memory_failures_total \
+    memory_kernel_usage memory_mapped_file memory_max_usage_bytes memory_rss memory_swap memory_usage_bytes \
+    memory_working_set_bytes oom_events_total processes sockets spec_cpu_period spec_cpu_shares \
+    spec_memory_limit_bytes spec_memory_swap_limit_bytes start_time_seconds threads threads_max";
+
+/// The values of one container by metric, and labels behind the first six.
+fn metrics(stage: &Stage, container: &str) -> BTreeMap<(String, String), u64> {
+    let request = ListPodSandboxMetricsRequest {};
+    let pods = stage.node.list_pod_sandbox_metrics(request).expect("metrics").pod_metrics;
+    let of_container =
+        pods.iter().flat_map(|pod| &pod.container_metrics).find(|one| one.container_id == container);
+    let named = |metric: &Metric| {
+        let value = metric.value.as_ref().expect("a value").value;
+        ((metric.name.trim_start_matches("container_").to_owned(), metric.label_values[6..].join(" ")), value)
+    };
+    of_container.expect("its metrics").metrics.iter().map(named).collect()
+}
+
+#[test]
+fn every_metric_is_described_and_has_the_labels_it_says() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let descriptors =
+        stage.node.list_metric_descriptors(ListMetricDescriptorsRequest {}).expect("descriptors").descriptors;
+    let keys: BTreeMap<_, _> =
+        descriptors.iter().map(|one| (one.name.clone(), one.label_keys.clone())).collect();
+    assert_eq!(keys.len(), descriptors.len(), "a name comes twice");
+    assert!(descriptors.iter().all(|one| !one.help.is_empty() && !one.label_keys.is_empty()));
+    let pods =
+        stage.node.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).expect("metrics").pod_metrics;
+    assert_eq!(pods.len(), 1);
+    for metric in pods[0].metrics.iter().chain(&pods[0].container_metrics[0].metrics) {
+        let keys = keys.get(&metric.name).unwrap_or_else(|| panic!("{} has no descriptor", metric.name));
+        assert_eq!(metric.label_values.len(), keys.len(), "{}", metric.name);
+        assert_eq!(metric.timestamp, 0);
+        let label = |key: &str| {
+            metric.label_values[keys.iter().position(|one| one == key).expect("a label")].as_str()
+        };
+        assert_eq!((label("pod"), label("namespace"), label("container")), ("stage", "default", "c1"));
+        assert!(label("id").ends_with(&id) && label("name") == id && !label("image").is_empty());
+    }
+    let told = metrics(&stage, &id);
+    for name in NAMES.split_whitespace() {
+        assert!(told.keys().any(|(known, _)| known == name), "{name} has no value");
+    }
+    let streamed =
+        stage.node.stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest {}).expect("a stream");
+    let count: usize = streamed.iter().map(|part| part.pod_sandbox_metrics.len()).sum();
+    assert_eq!(count, 1);
+    stage.node.stop();
+}
+
+#[test]
+fn metrics_are_what_was_used_and_limited() {
+    let stage = Stage::set();
+    let mut config = stage.config("spin", &["spin", "2500"]);
+    config.linux.as_mut().expect("set").resources = Some(LinuxContainerResources {
+        cpu_period: 100_000,
+        cpu_quota: 200_000,
+        cpu_shares: 512,
+        memory_limit_in_bytes: 64 << 20,
+        ..Default::default()
+    });
+    let spins = stage.run(&config);
+    wait_until("the work is done", || stage.node.output(&spins).contains("spun"));
+    let told = metrics(&stage, &spins);
+    let of = |name: &str, labels: &str| told[&(name.to_owned(), labels.to_owned())];
+    assert_eq!(of("cpu_usage_seconds_total", "total"), 2);
+    assert!((1..=3).contains(&(of("cpu_user_seconds_total", "") + of("cpu_system_seconds_total", ""))));
+    assert_eq!(
+        (of("spec_cpu_period", ""), of("spec_cpu_quota", ""), of("spec_cpu_shares", "")),
+        (100_000, 200_000, 512)
+    );
+    assert_eq!(of("spec_memory_limit_bytes", ""), 64 << 20);
+    assert_eq!((of("processes", ""), of("threads", "")), (1, 1));
+    assert!(of("cpu_cfs_periods_total", "") > 10);
+    let age = of("last_seen", "") - of("start_time_seconds", "");
+    assert!((2..60).contains(&age), "{age}");
+    let filler = stage.run(&stage.config("burn", &["burn", "20"]));
+    wait_until("memory is filled", || {
+        metrics(&stage, &filler)[&("memory_rss".to_owned(), String::new())] > 20 << 20
+    });
+    let told = metrics(&stage, &filler);
+    let peak = told[&("memory_max_usage_bytes".to_owned(), String::new())];
+    // Linux counts it on v2 since 5.19.
+    assert!(peak == 0 || peak > 20 << 20, "{peak}");
+    let listens = stage.run(&stage.config("serve", &["serve", "0"]));
+    wait_until("it listens", || metrics(&stage, &listens)[&("sockets".to_owned(), String::new())] == 1);
+    stage.node.stop();
+}
+
+#[test]
+fn pressure_is_told_where_the_kernel_counts_it() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let request = ContainerStatsRequest { container_id: id.clone() };
+    let stats = stage.node.container_stats(request).expect("stats").stats.expect("stats");
+    let file = host::cgroup_file(&format!("{}/{id}", stage.node.cgroup_parent()), "memory.pressure");
+    let is_v2 = host::cgroup_file(&stage.node.cgroup_parent(), "cgroup.controllers")
+        .is_some_and(|file| std::fs::read_to_string(file).expect("controllers").contains("memory"));
+    let told = stats.memory.expect("memory").psi.is_some();
+    assert_eq!(told, is_v2 && file.is_some());
+    assert_eq!((stats.cpu.expect("CPU").psi.is_some(), stats.io.is_some()), (told, told));
+    stage.node.stop();
+}
