@@ -8,7 +8,7 @@ TARGETS := $(shell sed -n 's/^TRIPLE := //p' targets/*.mk)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
-SUITES := house lifecycle nri images network faults crictl streaming conformance qemu
+SUITES := house lifecycle nri images network faults crictl kubelet streaming conformance qemu
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
 .PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross-check clean
@@ -21,7 +21,7 @@ demo: ## a pod from nothing to gone, on any machine with Rust
 	@$(MAKE) --no-print-directory build probe
 	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
 
-test: ## everything: unit, house, life cycle, NRI, images, network, faults, crictl, streaming, critest, guests
+test: ## everything: unit, house, life cycle, NRI, images, network, faults, crictl, a kubelet, streaming, critest, guests
 	tests/tools/install test
 	@$(MAKE) --no-print-directory build probe guests
 	$(ENVIRONMENT) tests/tools/suites $(SUITES)

@@ -1,0 +1,231 @@
+//! A real kubelet, standalone, with coracle as its runtime: static pods, probes, restarts, log rotation, its read-only API.
+//! No API server; what it does not need one for is what is tested. Needs root, a cgroup hierarchy of its own and the
+//! kubelet that `make test` builds.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use coracle_tests::cri::proto::ListPodSandboxRequest;
+use coracle_tests::host::{self, wait_within};
+use coracle_tests::node::Node;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// A kubelet looks at its files each second, and waits between restarts.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Kubelet {
+    child: Child,
+    folder: PathBuf,
+    read_only_port: u16,
+}
+
+/// A port that nobody has right now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+#[track_caller]
+fn wait<T>(kubelet: &Kubelet, what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    wait_within(PATIENCE, condition).unwrap_or_else(|| {
+        let log = fs::read_to_string(kubelet.folder.join("kubelet.log")).unwrap_or_default();
+        let errors: Vec<_> = log.lines().filter(|line| line.starts_with('E')).rev().take(10).collect();
+        panic!("waited in vain: {what}; the kubelet's last errors:\n{}", errors.join("\n"))
+    })
+}
+
+impl Kubelet {
+    fn start(node: &Node) -> Kubelet {
+        let folder = node.folder().join("kubelet");
+        for name in ["static", "root", "logs", "certs"] {
+            fs::create_dir_all(folder.join(name)).expect("a folder");
+        }
+        let (port, read_only_port, health) = (free_port(), free_port(), free_port());
+        let parent = node.cgroup_parent();
+        make_cgroups(&parent);
+        let at = folder.display();
+        let config = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {at}/static\n\
+             address: 127.0.0.1\nport: {port}\nreadOnlyPort: {read_only_port}\nhealthzPort: {health}\n\
+             authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}\n\
+             authorization: {{mode: AlwaysAllow}}\ncgroupDriver: cgroupfs\ncgroupRoot: /{parent}\n\
+             failCgroupV1: false\nfailSwapOn: false\nenforceNodeAllocatable: []\nmakeIPTablesUtilChains: false\n\
+             localStorageCapacityIsolation: false\ncontainerRuntimeEndpoint: unix://{}\npodLogsDir: {at}/logs\n\
+             volumePluginDir: {at}/plugins\nresolvConf: \"\"\nfileCheckFrequency: 1s\n\
+             evictionHard: {{\"memory.available\": \"1Mi\"}}\ncontainerLogMaxSize: 10Ki\ncontainerLogMaxFiles: 3\n\
+             containerLogMonitorInterval: 3s\nfeatureGates: {{PodAndContainerStatsFromCRI: true}}\n",
+            node.socket().display()
+        );
+        fs::write(folder.join("config.yaml"), config).expect("a file");
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/kubelet");
+        assert!(program.exists(), "{} is not there: `tests/tools/install test` makes it", program.display());
+        let child = Command::new(program)
+            .args(["--hostname-override", "node", "--v", "2"])
+            .arg(format!("--config={at}/config.yaml"))
+            .arg(format!("--root-dir={at}/root"))
+            .arg(format!("--cert-dir={at}/certs"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(folder.join("kubelet.log")).expect("a log"))
+            .spawn()
+            .expect("the kubelet runs");
+        Kubelet { child, folder, read_only_port }
+    }
+
+    fn get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.read_only_port)).ok()?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        head.contains(" 200 ").then(|| body.to_owned())
+    }
+
+    /// The status of the first container of a pod, as the kubelet's own API shows it.
+    fn container(&self, pod: &str) -> Option<Value> {
+        let pods: Value = serde_json::from_str(&self.get("/pods")?).ok()?;
+        let pod =
+            pods["items"].as_array()?.iter().find(|one| one["metadata"]["name"] == format!("{pod}-node"))?;
+        Some(pod["status"]["containerStatuses"][0].clone()).filter(|status| !status.is_null())
+    }
+
+    fn write(&self, name: &str, image: &str, words: &str, more: &str) {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: default}}\nspec:\n  hostNetwork: true\n  \
+             terminationGracePeriodSeconds: 1\n  containers:\n  - name: main\n    image: {image}\n    \
+             imagePullPolicy: Never\n    args: [{words}]\n    \
+             resources: {{limits: {{memory: 64Mi, cpu: 200m}}}}\n{more}"
+        );
+        fs::write(self.folder.join("static").join(format!("{name}.yaml")), text).expect("a manifest");
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.folder.join("static").join(format!("{name}.yaml"))).expect("ours");
+    }
+
+    /// Ends it and takes away what it leaves on a machine, by design.
+    fn stop(mut self, node: &Node) {
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).expect("ours");
+        self.child.wait().expect("our child");
+        let _ = nix::mount::umount2(&self.folder.join("root"), nix::mount::MntFlags::MNT_DETACH); // it binds it
+        for folder in host::cgroups_below(&node.cgroup_parent()) {
+            let _ = fs::remove_dir(folder); // those with pods are gone
+        }
+        for place in ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet", "/var/log/containers"] {
+            let _ = fs::remove_dir(place); // where others use it, it is not empty
+        }
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+        let _ = nix::mount::umount2(&self.folder.join("root"), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+/// The kubelet wants its root cgroup to be there in every hierarchy.
+fn make_cgroups(parent: &str) {
+    for root in host::cgroup_roots() {
+        let folder = root.join(parent);
+        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(all) = fs::read_to_string(root.join(file))
+                && folder.join(file).exists()
+            {
+                let _ = fs::write(folder.join(file), all); // v2 inherits
+            }
+        }
+    }
+}
+
+fn pods(node: &Node) -> usize {
+    node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("a list").items.len()
+}
+
+#[test]
+fn a_standalone_kubelet_runs_static_pods() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let kubelet = Kubelet::start(&node);
+    let probe = "    livenessProbe: {exec: {command: [/probe, stat, /tmp/alive]}, periodSeconds: 1, failureThreshold: 2}\n";
+    kubelet.write("web", &image, "ticks, \"5\"", "");
+    kubelet.write("dies", &image, "sleep, \"1\"", "");
+    kubelet.write("sick", &image, "fill, /tmp/file, \"1\"", probe);
+    // Running and ready by its own API.
+    let status = wait(&kubelet, "the pod is ready", || {
+        kubelet.container("web").filter(|status| status["ready"] == true)
+    });
+    assert_eq!(status["restartCount"], 0);
+    let id = status["containerID"].as_str().expect("an id").trim_start_matches("coracle://").to_owned();
+    assert_eq!(node.container(&id).id, id);
+    let resources = node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
+    assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (64 << 20, 20_000));
+    // One that ends, and one whose probe fails, are started again.
+    for pod in ["dies", "sick"] {
+        wait(&kubelet, &format!("{pod} is restarted"), || {
+            kubelet.container(pod).filter(|status| status["restartCount"].as_u64() >= Some(1))
+        });
+    }
+    // Its log is rotated, and goes on in a new file.
+    let log = wait(&kubelet, "a log", || {
+        let folder = fs::read_dir(kubelet.folder.join("logs")).ok()?.flatten().map(|entry| entry.path());
+        folder
+            .filter(|path| path.to_string_lossy().contains("default_web-node"))
+            .map(|path| path.join("main"))
+            .next()
+    });
+    wait(&kubelet, "the log is rotated", || (fs::read_dir(&log).ok()?.count() >= 2).then_some(()));
+    let current = log.join("0.log");
+    let before = fs::metadata(&current).map_or(0, |about| about.len());
+    wait(&kubelet, "the new file grows", || {
+        fs::metadata(&current).ok().filter(|about| about.len() != before && about.len() < 60_000)
+    });
+    // A deleted manifest is a deleted pod.
+    for pod in ["web", "dies", "sick"] {
+        kubelet.remove(pod);
+    }
+    wait(&kubelet, "the containers are gone", || {
+        let containers = node.list_containers(Default::default()).ok()?.containers;
+        containers.iter().all(|one| one.state != 1).then_some(())
+    });
+    assert!(pods(&node) <= 3);
+    kubelet.stop(&node);
+    node.stop();
+}
+
+#[test]
+fn the_kubelets_metrics_have_names_of_pods() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let kubelet = Kubelet::start(&node);
+    kubelet.write("counted", &image, "sleep, forever", "");
+    wait(&kubelet, "the pod is ready", || {
+        kubelet.container("counted").filter(|status| status["ready"] == true)
+    });
+    let line = wait(&kubelet, "a metric of the container", || {
+        let text = kubelet.get("/metrics/cadvisor")?;
+        text.lines().find(|line| line.starts_with("container_memory_usage_bytes{")).map(str::to_owned)
+    });
+    for label in ["pod=\"counted-node\"", "namespace=\"default\"", "container=\"main\""] {
+        assert!(line.contains(label), "{line}");
+    }
+    kubelet.remove("counted");
+    wait(&kubelet, "the container is gone", || {
+        node.list_containers(Default::default())
+            .ok()?
+            .containers
+            .iter()
+            .all(|one| one.state != 1)
+            .then_some(())
+    });
+    kubelet.stop(&node);
+    node.stop();
+}
