@@ -12,6 +12,7 @@ use std::time::Duration;
 use coracle_tests::cri::proto::ListPodSandboxRequest;
 use coracle_tests::host::{self, wait_within};
 use coracle_tests::node::Node;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -19,8 +20,14 @@ use serde_json::Value;
 /// A kubelet looks at its files each second, and waits between restarts.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// One kubelet at a time, of all test runs: these two places can't be set.
+const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
+const LOG_LINKS: &str = "/var/log/containers";
+
 struct Kubelet {
     child: Child,
+    parent: String,
+    _turn: Flock<fs::File>,
     folder: PathBuf,
     read_only_port: u16,
 }
@@ -42,6 +49,7 @@ fn wait<T>(kubelet: &Kubelet, what: &str, condition: impl FnMut() -> Option<T>) 
 
 impl Kubelet {
     fn start(node: &Node) -> Kubelet {
+        let turn = turn();
         let folder = node.folder().join("kubelet");
         for name in ["static", "root", "logs", "certs"] {
             fs::create_dir_all(folder.join(name)).expect("a folder");
@@ -75,7 +83,7 @@ impl Kubelet {
             .stderr(fs::File::create(folder.join("kubelet.log")).expect("a log"))
             .spawn()
             .expect("the kubelet runs");
-        Kubelet { child, folder, read_only_port }
+        Kubelet { child, parent, _turn: turn, folder, read_only_port }
     }
 
     fn get(&self, path: &str) -> Option<String> {
@@ -109,26 +117,37 @@ impl Kubelet {
         fs::remove_file(self.folder.join("static").join(format!("{name}.yaml"))).expect("ours");
     }
 
-    /// Ends it and takes away what it leaves on a machine, by design.
-    fn stop(mut self, node: &Node) {
+    fn stop(mut self) {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).expect("ours");
         self.child.wait().expect("our child");
+    }
+}
+
+/// Takes away what a kubelet leaves on a machine, by design.
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
         let _ = nix::mount::umount2(&self.folder.join("root"), nix::mount::MntFlags::MNT_DETACH); // it binds it
-        for folder in host::cgroups_below(&node.cgroup_parent()) {
-            let _ = fs::remove_dir(folder); // those with pods are gone
+        for folder in host::cgroups_below(&self.parent) {
+            let _ = fs::remove_dir(folder); // those with pods are the node's to remove
         }
-        for place in ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet", "/var/log/containers"] {
+        let _ = fs::remove_file(Path::new(DEVICE_PLUGINS).join("kubelet.sock")); // a dead kubelet's
+        for link in fs::read_dir(LOG_LINKS).into_iter().flatten().flatten() {
+            if fs::read_link(link.path()).is_ok_and(|target| target.starts_with(&self.folder)) {
+                let _ = fs::remove_file(link.path()); // the pod's own were removed with it
+            }
+        }
+        for place in [DEVICE_PLUGINS, "/var/lib/kubelet", LOG_LINKS] {
             let _ = fs::remove_dir(place); // where others use it, it is not empty
         }
     }
 }
 
-impl Drop for Kubelet {
-    fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended
-        let _ = self.child.wait();
-        let _ = nix::mount::umount2(&self.folder.join("root"), nix::mount::MntFlags::MNT_DETACH);
-    }
+/// Waits for this machine's turn. The lock is on a folder that is there anyway, so that no file is left.
+fn turn() -> Flock<fs::File> {
+    let folder = fs::File::open("/var/log").expect("every machine has it");
+    Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, errno)| errno).expect("a turn")
 }
 
 /// The kubelet wants its root cgroup to be there in every hierarchy.
@@ -197,7 +216,7 @@ fn a_standalone_kubelet_runs_static_pods() {
         containers.iter().all(|one| one.state != 1).then_some(())
     });
     assert!(pods(&node) <= 3);
-    kubelet.stop(&node);
+    kubelet.stop();
     node.stop();
 }
 
@@ -226,6 +245,6 @@ fn the_kubelets_metrics_have_names_of_pods() {
             .all(|one| one.state != 1)
             .then_some(())
     });
-    kubelet.stop(&node);
+    kubelet.stop();
     node.stop();
 }

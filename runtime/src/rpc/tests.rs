@@ -149,7 +149,6 @@ fn what_is_not_served_leaves_the_connection_usable() {
         let mut client = node.client().await;
         let paths = [
             "/runtime.v1.RuntimeService/CheckpointPod",
-            "/runtime.v1.RuntimeService/StreamPodSandboxMetrics",
             "/runtime.v1.RuntimeService/NoSuchMethod",
             "/runtime.v1alpha2.RuntimeService/Version",
             "/grpc.health.v1.Health/Check",
