@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_sandbox::cgroup::Cgroups;
+use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, probe};
 
@@ -47,15 +47,12 @@ const POD_CIDR_VERSION: u8 = 1;
 impl Daemon {
     /// Opens the store, finds every pod again, and is ready to serve when it returns.
     pub(crate) async fn start(config: &Config) -> Result<Rc<Self>, Error> {
-        if config.cgroup.driver == CgroupDriver::Systemd {
-            let text = "cgroup.driver: systemd is not supported by this version of coracle: use cgroupfs";
-            return Err(Error::new(Kind::Unimplemented, text));
-        }
         let (root, state) = (config.root.clone(), config.state.clone());
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
         let lock = lock(&state).await?;
+        let cgroup_driver = cgroup_driver(config.cgroup.driver, &state)?;
         let workers =
             Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
         let options = image::Options {
@@ -84,7 +81,8 @@ impl Daemon {
             clock: clock::Clock::default(),
             boot: boot_id()?,
             pod_cidr: RefCell::new(load_pod_cidr(&root)),
-            cgroup_parent: cgroup_parent(config),
+            cgroup_parent: cgroup_parent(&config.cgroup.parent, cgroup_driver)?,
+            cgroup_driver,
             capabilities: capability::bounding()?,
             cdi_directories: config.cdi.spec_dirs.clone(),
             user_namespaces: probe::user_namespaces(&root.join("layers")),
@@ -183,9 +181,48 @@ fn boot_id() -> Result<String, Error> {
     text.map(|text| text.trim().to_owned()).map_err(|error| error.with_kind(Kind::Internal))
 }
 
-fn cgroup_parent(config: &Config) -> String {
-    match config.cgroup.parent.is_empty() {
-        true => "/coracle".to_owned(),
-        false => format!("/{}", config.cgroup.parent.trim_matches('/')),
+/// Whether systemd runs this host: the documented test (sd_booted(3)).
+const SYSTEMD: &str = "/run/systemd/system";
+/// Where it can be asked: its own socket, the system bus.
+const SYSTEMD_SOCKETS: [&str; 2] = ["/run/systemd/private", "/run/dbus/system_bus_socket"];
+
+/// Who makes cgroups. What `auto` has found out holds for this boot, since a kubelet asks once and its pods stay: the file
+/// in the state directory goes with them.
+fn cgroup_driver(wanted: CgroupDriver, state: &Path) -> Result<Driver, Error> {
+    let is_there = |path: &&str| Path::new(path).exists();
+    let runs_host = is_there(&SYSTEMD) && SYSTEMD_SOCKETS.iter().any(is_there);
+    match wanted {
+        CgroupDriver::Cgroupfs => Ok(Driver::Cgroupfs),
+        CgroupDriver::Systemd if runs_host => Ok(Driver::Systemd),
+        CgroupDriver::Systemd => {
+            let text =
+                format!("cgroup.driver: systemd does not run this host: no {SYSTEMD}, or no socket of it");
+            Err(Error::new(Kind::FailedPrecondition, text))
+        }
+        CgroupDriver::Auto => {
+            let path = state.join("cgroup-driver");
+            let (driver, name) = match std::fs::read_to_string(&path).ok().as_deref() {
+                Some("systemd") => return Ok(Driver::Systemd),
+                Some("cgroupfs") => return Ok(Driver::Cgroupfs),
+                Some(_) | None if runs_host => (Driver::Systemd, "systemd"),
+                Some(_) | None => (Driver::Cgroupfs, "cgroupfs"),
+            };
+            std::fs::write(&path, name).context(|| format!("write {}", path.display()))?;
+            log::info!("cgroup driver"; driver = name);
+            Ok(driver)
+        }
+    }
+}
+
+/// Where pods go that name no cgroup parent.
+fn cgroup_parent(configured: &str, driver: Driver) -> Result<String, Error> {
+    match (driver, configured) {
+        (Driver::Cgroupfs, "") => Ok("/coracle".to_owned()),
+        (Driver::Cgroupfs, parent) => Ok(format!("/{}", parent.trim_matches('/'))),
+        (Driver::Systemd, "") => Ok("/system.slice".to_owned()),
+        (Driver::Systemd, parent) => {
+            let slice = slice(parent).map_err(|error| Error::from(error).context("cgroup.parent"))?;
+            Ok(slice.to_string())
+        }
     }
 }

@@ -13,6 +13,7 @@ mod credentials;
 mod hook;
 mod image;
 mod message;
+mod scope;
 
 pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
@@ -20,6 +21,7 @@ pub use credentials::Credentials;
 pub use hook::{Hook, HookJob, Hooks};
 pub use image::{ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
+pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +55,8 @@ pub enum Job {
     },
     /// Run an OCI hook.
     Hook(HookJob),
+    /// Ask systemd about one scope.
+    Scope(ScopeJob),
     /// Measure what trees use of the disk: writable layers.
     MeasureTrees {
         /// Absolute paths; a missing one uses nothing.
@@ -99,6 +103,8 @@ pub enum Outcome {
     Moved,
     /// The hook has ended well.
     Hooked,
+    /// systemd has done it.
+    Scoped,
     /// The plugins ran.
     Cni(CniOutcome),
     /// What the devices ask for.

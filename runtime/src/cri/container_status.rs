@@ -96,7 +96,7 @@ fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
 
 fn info(container: &Container) -> String {
     let record = container.record();
-    let parent = container.pod.record().cgroup_parent.clone();
+    let cgroup = container.pod.record().oci_cgroup(&container.id);
     // Values may be secrets: the environment is left out.
     let mounts = record
         .spec
@@ -120,7 +120,7 @@ fn info(container: &Container) -> String {
             "root": {"readonly": record.spec.security.readonly_rootfs},
             "mounts": mounts.collect::<Vec<_>>(),
             "linux": {
-                "cgroupsPath": format!("{parent}/{}", container.id),
+                "cgroupsPath": cgroup,
                 "maskedPaths": record.spec.security.masked_paths,
                 "readonlyPaths": record.spec.security.readonly_paths,
             },

@@ -133,7 +133,7 @@ fn of_container(daemon: &Daemon, container: &Container) -> Option<v1::ContainerM
 
 fn labels(pod: &Pod, id: &impl std::fmt::Display, name: &str, image: &str, container: &str) -> Vec<String> {
     let record = pod.record();
-    let path = format!("{}/{id}", record.cgroup_parent.trim_end_matches('/'));
+    let path = record.cgroup(id).map(|path| path.to_string()).unwrap_or_default();
     let of_pod = &record.spec.name;
     [path.as_str(), name, image, container, &of_pod.name, &of_pod.namespace].map(str::to_owned).into()
 }

@@ -90,7 +90,7 @@ fn info(pod: &Pod) -> String {
         "runtimeSpec": {
             "hostname": record.spec.hostname,
             "linux": {
-                "cgroupsPath": format!("{}/{}", record.cgroup_parent, pod.id),
+                "cgroupsPath": record.oci_cgroup(&pod.id),
                 "namespaces": list,
                 "sysctl": pod_config::map(&record.spec.sysctls),
             },

@@ -3,14 +3,20 @@
 
 use std::rc::Rc;
 
+use coracle_sandbox::cgroup::Driver;
+
 use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::rpc::v1;
 
 pub(crate) async fn runtime_config(
-    _daemon: Rc<Daemon>,
+    daemon: Rc<Daemon>,
     _request: v1::RuntimeConfigRequest,
 ) -> Result<v1::RuntimeConfigResponse, Error> {
-    let cgroup_driver = v1::CgroupDriver::Cgroupfs.into();
+    let cgroup_driver = match daemon.pods.node.cgroup_driver {
+        Driver::Cgroupfs => v1::CgroupDriver::Cgroupfs,
+        Driver::Systemd => v1::CgroupDriver::Systemd,
+    };
+    let cgroup_driver = cgroup_driver.into();
     Ok(v1::RuntimeConfigResponse { linux: Some(v1::LinuxRuntimeConfiguration { cgroup_driver }) })
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use coracle_nri::api;
-use coracle_sandbox::cgroup::{CgroupPath, DeviceAccess, DeviceRule};
+use coracle_sandbox::cgroup::{self, CgroupPath, DeviceAccess, DeviceRule};
 use coracle_sandbox::{Propagation, plan, seccomp};
 use prost::Message;
 
@@ -199,6 +199,22 @@ fn fresh(kind: &str, destination: &str) -> Result<plan::FreshKind, Error> {
     })
 }
 
+/// A path, or with the systemd driver `SLICE:PREFIX:NAME` (OCI runtime specification, "Cgroups Path", as runc reads it).
+fn cgroup_path(text: &str, is_scope: bool) -> Result<CgroupPath, Error> {
+    let mut parts = text.splitn(3, ':');
+    match (is_scope, parts.next(), parts.next(), parts.next()) {
+        (false, ..) => Ok(CgroupPath::parse(text)?),
+        (true, Some(slice), Some(prefix), Some(name)) => {
+            Ok(cgroup::slice(slice)?.join(&format!("{prefix}-{name}.scope"))?)
+        }
+        (true, ..) => {
+            let why =
+                format!("cgroups path {text:?}: is not SLICE:PREFIX:NAME (the cgroup driver is systemd)");
+            Err(Error::new(Kind::InvalidArgument, why))
+        }
+    }
+}
+
 /// Without double and trailing slashes.
 fn clean(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
@@ -218,10 +234,10 @@ fn linux(
         self::resources(resources, resolved)?;
     }
     if !asked.cgroups_path.is_empty() {
-        let path = CgroupPath::parse(&asked.cgroups_path)?;
+        let path = cgroup_path(&asked.cgroups_path, pod.record().has_scopes)?;
         let has_namespace = resolved.plan.has_cgroup_namespace;
         resolved.plan.cgroup_mount = pods.node.cgroups.view(&path, has_namespace);
-        resolved.record.adjusted.cgroup.clone_from(&asked.cgroups_path);
+        resolved.record.adjusted.cgroup = path.to_string();
     }
     if let Some(score) = asked.oom_score_adj {
         let score = i32::try_from(score.value).unwrap_or(0); // checked to be small
@@ -292,7 +308,7 @@ fn resources(asked: &api::LinuxResources, resolved: &mut Resolved) -> Result<(),
     let mut wanted = resolved.record.limits();
     limits::lay_over(&mut wanted, asked)?;
     let devices = std::mem::take(&mut resolved.resources.devices);
-    resolved.resources = coracle_sandbox::cgroup::Resources { devices, ..wanted.of_cgroup() };
+    resolved.resources = cgroup::Resources { devices, ..wanted.of_cgroup() };
     resolved.record.limits = Some(wanted);
     for rule in &asked.devices {
         let kinds = match rule.r#type.as_str() {

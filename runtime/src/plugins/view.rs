@@ -44,7 +44,7 @@ pub(super) fn pod(pod: &Pod) -> api::PodSandbox {
             pod_overhead: spec.overhead.as_ref().map(limits::of_resources),
             pod_resources: spec.resources.as_ref().map(limits::of_resources),
             cgroup_parent: spec.cgroup_parent.clone(),
-            cgroups_path: format!("{}/{id}", record.cgroup_parent.trim_end_matches('/')),
+            cgroups_path: record.oci_cgroup(&id),
             namespaces: pod_namespaces(pod, &record),
             resources: None,
         }),
@@ -238,7 +238,7 @@ fn linux(pod: &Pod, pod_record: &PodRecord, record: &ContainerRecord) -> api::Li
         (path, _) => Some(profile(api::ProfileType::Localhost, path)),
     };
     let cgroup = match record.adjusted.cgroup.as_str() {
-        "" => format!("{}/{}", pod_record.cgroup_parent.trim_end_matches('/'), record.id),
+        "" => pod_record.oci_cgroup(&record.id),
         cgroup => cgroup.to_owned(),
     };
     api::LinuxContainer {

@@ -22,6 +22,7 @@ pub(crate) mod notices;
 pub(crate) mod paths;
 pub(crate) mod record;
 mod recover;
+mod scope;
 pub(crate) mod signal;
 pub(crate) mod spec;
 pub(crate) mod state;
@@ -36,7 +37,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Pressure, Usage};
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Pressure, Usage, slice};
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::Mutex;
 
@@ -74,12 +75,30 @@ pub(crate) struct Node {
     pub(crate) pod_cidr: RefCell<String>,
     /// Where pods go that name no cgroup parent.
     pub(crate) cgroup_parent: String,
+    /// Who makes cgroups.
+    pub(crate) cgroup_driver: Driver,
     /// The daemon's own bounding set: what ALL and privileged mean (critest facts).
     pub(crate) capabilities: u64,
     /// Where CDI spec files are.
     pub(crate) cdi_directories: Vec<PathBuf>,
     /// Whether pods can have user namespaces of their own, or why not.
     pub(crate) user_namespaces: Result<(), String>,
+}
+
+impl Node {
+    /// Where a pod's cgroups go whose request names `asked`.
+    fn cgroup_parent_of(&self, asked: &str) -> Result<String, Error> {
+        if asked.is_empty() {
+            return Ok(self.cgroup_parent.clone());
+        }
+        match self.cgroup_driver {
+            // The name of a slice is a directory's, too, and it may come without a path.
+            Driver::Cgroupfs => Ok(format!("/{}", asked.trim_start_matches('/'))),
+            Driver::Systemd => slice(asked).map(|path| path.to_string()).map_err(|error| {
+                Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {error}"))
+            }),
+        }
+    }
 }
 
 /// Every pod of this node.
@@ -128,6 +147,8 @@ pub(crate) struct Container {
     stop: RefCell<Option<Rc<container::Stop>>>,
     /// Filled when plugins have heard of its end.
     stop_told: Latch<()>,
+    /// Held by whoever tells systemd its limits.
+    scope: Mutex<()>,
     /// Of the main process as the node sees it; 0 while it does not run.
     pid: Cell<i32>,
     /// Of the main process, also when it has ended.
@@ -356,7 +377,7 @@ impl Pod {
     }
 
     fn cgroup(&self) -> Result<CgroupPath, Error> {
-        paths::cgroup(&self.record().cgroup_parent, &self.id)
+        self.record().cgroup(&self.id)
     }
 }
 
@@ -375,6 +396,7 @@ impl Container {
             stop_told: Latch::default(),
             pid: Cell::new(0),
             last_pid: Cell::new(0),
+            scope: Mutex::new(()),
         })
     }
 
@@ -410,7 +432,7 @@ impl Container {
     fn cgroup(&self) -> Result<CgroupPath, Error> {
         let record = self.record();
         match record.adjusted.cgroup.as_str() {
-            "" => paths::cgroup(&self.pod.record().cgroup_parent, &self.id),
+            "" => self.pod.record().cgroup(&self.id),
             path => Ok(CgroupPath::parse(path)?),
         }
     }

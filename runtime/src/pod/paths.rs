@@ -19,7 +19,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId};
 
 use crate::error::{Error, Kind};
@@ -96,9 +96,13 @@ pub(crate) fn netns(pod: PodId) -> PathBuf {
     Path::new("/run/netns").join(format!("coracle-{pod:.32}"))
 }
 
-/// `PARENT/ID`: what cAdvisor and others recognise as a container's cgroup by its 64 digits.
-pub(crate) fn cgroup(parent: &str, id: &impl std::fmt::Display) -> Result<CgroupPath, Error> {
-    let path = format!("{}/{id}", parent.trim_end_matches('/'));
+/// `PARENT/ID`, or `PARENT/coracle-ID.scope`: what cAdvisor and others recognise as a container's cgroup by its 64 digits.
+pub(crate) fn cgroup(parent: &str, is_scope: bool, id: &impl std::fmt::Display) -> Result<CgroupPath, Error> {
+    let parent = parent.trim_end_matches('/');
+    let path = match is_scope {
+        true => format!("{parent}/{}", cgroup::scope(id)),
+        false => format!("{parent}/{id}"),
+    };
     CgroupPath::parse(&path).map_err(|error| {
         Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {parent:?}: {error}"))
     })

@@ -3,10 +3,11 @@
 
 mod later;
 
+use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
 
-use super::paths::{Paths, RECORD};
+use super::paths::{self, Paths, RECORD};
 use super::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use super::state;
 use crate::error::{Error, Kind};
@@ -35,6 +36,9 @@ pub(crate) struct PodRecord {
     /// What plugins have been told.
     #[serde(skip)]
     pub(crate) told: Told,
+    /// Its cgroups are scopes of systemd's.
+    #[serde(skip)]
+    pub(crate) has_scopes: bool,
 }
 
 /// Which events of an object plugins have been told of: each once in its life, restarts of the daemon included.
@@ -207,6 +211,19 @@ pub(crate) struct Capabilities {
 const VERSION: u8 = 1;
 
 impl PodRecord {
+    /// The cgroup of its monitor or one of its containers, from the top of every hierarchy.
+    pub(crate) fn cgroup(&self, id: &impl std::fmt::Display) -> Result<CgroupPath, Error> {
+        paths::cgroup(&self.cgroup_parent, self.has_scopes, id)
+    }
+
+    /// The same as the OCI runtime specification's `cgroupsPath`: what runc takes and plugins know.
+    pub(crate) fn oci_cgroup(&self, id: &impl std::fmt::Display) -> String {
+        match self.has_scopes {
+            true => format!("{}:coracle:{id}", self.cgroup_parent.rsplit('/').next().unwrap_or_default()),
+            false => format!("{}/{id}", self.cgroup_parent.trim_end_matches('/')),
+        }
+    }
+
     /// Makes the record durable.
     pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
         store::commit(&paths.pod(self.id), RECORD, store::Kind::Pod, VERSION, &encode(self)?)
@@ -304,6 +321,7 @@ mod tests {
             network: None,
             addresses: Vec::new(),
             told: Told::default(),
+            has_scopes: false,
         }
     }
 

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, Request, monitor, netns};
 
 use super::record::{ContainerRecord, PodRecord, Told};
@@ -117,7 +117,7 @@ impl Pods {
             Err(damage) => {
                 let directory = self.node.paths.container(pod.id, id);
                 self.set_aside(&directory, damage);
-                let cgroup = paths::cgroup(&pod.record().cgroup_parent, &id);
+                let cgroup = pod.record().cgroup(&id);
                 if let Ok(cgroup) = cgroup {
                     self.clear_killed(&cgroup).await;
                 }
@@ -157,10 +157,12 @@ impl Pods {
         let state = self.node.paths.pod_state(id);
         if let Ok(monitor) = monitor::connect(&state) {
             log::warn!("a monitor without a record is ended"; pod = id, pid = monitor.pid);
-            let parent = cgroup_parent_of(monitor.pid, id);
+            let place = cgroup_parent_of(monitor.pid, id);
             let names = containers.iter().map(ToString::to_string).chain([id.to_string()]);
             for name in names {
-                let cgroup = parent.as_deref().and_then(|parent| paths::cgroup(parent, &name).ok());
+                let place = place.as_ref();
+                let cgroup =
+                    place.and_then(|(parent, is_scope)| paths::cgroup(parent, *is_scope, &name).ok());
                 if let Some(cgroup) = cgroup {
                     self.clear_killed(&cgroup).await;
                 }
@@ -325,10 +327,14 @@ fn ids<T: std::str::FromStr>(directory: &Path) -> Result<Vec<T>, Error> {
     }
 }
 
-/// `PARENT` where a process is in the cgroup `PARENT/ID` of some hierarchy.
-fn cgroup_parent_of(pid: i32, id: PodId) -> Option<String> {
+/// `PARENT` where a process is in the cgroup `PARENT/ID` of some hierarchy, and whether that is a scope.
+fn cgroup_parent_of(pid: i32, id: PodId) -> Option<(String, bool)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let name = format!("/{id}");
+    let names = [(format!("/{id}"), false), (format!("/{}", cgroup::scope(&id)), true)];
     // HIERARCHY:CONTROLLERS:PATH
-    text.lines().find_map(|line| line.splitn(3, ':').nth(2)?.strip_suffix(&name).map(str::to_owned))
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(|path| {
+        let found =
+            |(name, is_scope): &(String, bool)| Some((path.strip_suffix(name)?.to_owned(), *is_scope));
+        names.iter().find_map(found)
+    })
 }

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 
 use super::link::{Link, News};
@@ -102,12 +102,9 @@ impl Pods {
         }
         self.node.images.want_sandbox_image();
         let id = PodId::from_bytes(coracle_sandbox::random_id()?);
-        let cgroup_parent = match spec.cgroup_parent.is_empty() {
-            true => self.node.cgroup_parent.clone(),
-            // With this driver the name of a slice is a directory's, too, and it may come without a path.
-            false => format!("/{}", spec.cgroup_parent.trim_start_matches('/')),
-        };
-        paths::cgroup(&cgroup_parent, &id)?;
+        let cgroup_parent = self.node.cgroup_parent_of(&spec.cgroup_parent)?;
+        let has_scopes = self.node.cgroup_driver == Driver::Systemd;
+        paths::cgroup(&cgroup_parent, has_scopes, &id)?;
         let name = spec.name.clone();
         let pod = Pod::new(PodRecord {
             id,
@@ -120,6 +117,7 @@ impl Pods {
             network: None,
             addresses: Vec::new(),
             told: Told::default(),
+            has_scopes,
         });
         self.names.borrow_mut().insert(name, id);
         self.pods.borrow_mut().insert(id, Rc::clone(&pod));
@@ -359,8 +357,8 @@ impl Pods {
 
     fn make_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
-        if !self.node.cgroups.exists(&parent) {
-            // Ours to take away again; the kubelet makes its own before it calls.
+        if !pod.record().has_scopes && !self.node.cgroups.exists(&parent) {
+            // Ours to take away again; the kubelet makes its own before it calls. Slices are systemd's.
             let mut record = pod.record().clone();
             record.owns_cgroup_parent = true;
             record.commit(&self.node.paths)?;
@@ -375,7 +373,8 @@ impl Pods {
             let record = pod.record();
             (
                 record.cgroup_parent.clone(),
-                record.owns_cgroup_parent || record.cgroup_parent == self.node.cgroup_parent,
+                record.owns_cgroup_parent
+                    || (!record.has_scopes && record.cgroup_parent == self.node.cgroup_parent),
             )
         };
         if is_ours {
@@ -441,7 +440,8 @@ impl Pods {
         self.attach(pod, spawned).await.map_err(|error| match error.operation() {
             Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(&setup, index, errno)),
             None => Error::new(Kind::Internal, error.to_string()),
-        })
+        })?;
+        self.adopt_monitor(pod).await
     }
 
     /// Opens the link to a monitor, new or found again, and waits until it serves.

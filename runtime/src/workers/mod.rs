@@ -51,6 +51,9 @@ const DEVICES_SILENCE: Duration = Duration::from_secs(60);
 /// A walk of every writable layer, on flash with a cold cache.
 const MEASURE_SILENCE: Duration = Duration::from_secs(300);
 
+/// What systemd may take: the worker gives up before.
+const SCOPE_SILENCE: Duration = Duration::from_secs(70);
+
 /// What a CNI job may take longer than its own limits, which the worker enforces: one for the command, and one for the
 /// DEL that takes back a failed ADD.
 const CNI_GRACE: Duration = Duration::from_secs(10);
@@ -125,7 +128,7 @@ impl From<Error> for error::Error {
 /// Starts workers, not too many at once.
 pub(crate) struct Workers {
     setup: Setup,
-    lanes: [(Lane, Semaphore); 6],
+    lanes: [(Lane, Semaphore); 7],
     reaper: Sender<Remains>,
     warned_unconfined: Cell<bool>,
 }
@@ -139,6 +142,7 @@ enum Lane {
     Measure,
     Devices,
     Hooks,
+    Scopes,
 }
 
 /// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
@@ -154,6 +158,9 @@ const MEASURES_MAX: usize = 1;
 /// Look-ups of devices at once: milliseconds each.
 const DEVICES_MAX: usize = 4;
 
+/// Calls of systemd at once: it does one after the other.
+const SCOPES_MAX: usize = 4;
+
 /// OCI hooks at once.
 const HOOKS_MAX: usize = 8;
 
@@ -167,6 +174,7 @@ fn name(job: &Job) -> &'static str {
         Job::Cdi { .. } => "cdi",
         Job::TakeNetDevices { .. } => "net_devices",
         Job::Hook(_) => "hook",
+        Job::Scope(_) => "scope",
         Job::MeasureTrees { .. } => "measure",
     }
 }
@@ -184,6 +192,7 @@ impl Workers {
             (Lane::Measure, MEASURES_MAX),
             (Lane::Devices, DEVICES_MAX),
             (Lane::Hooks, HOOKS_MAX),
+            (Lane::Scopes, SCOPES_MAX),
         ];
         let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
         // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
@@ -201,6 +210,7 @@ impl Workers {
             Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
             Job::Cdi { .. } | Job::TakeNetDevices { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
+            Job::Scope(_) => (Lane::Scopes, SCOPE_SILENCE),
             Job::Cni(cni) => (
                 Lane::Network,
                 Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE),

@@ -19,6 +19,7 @@ mod net_devices;
 mod pull;
 mod registries;
 mod remove_trees;
+mod scope;
 mod store;
 mod tls;
 mod unpack;
@@ -88,6 +89,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),
+        Job::Scope(job) => scope::run(&job).map(|()| Outcome::Scoped),
         Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),

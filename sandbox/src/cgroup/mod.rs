@@ -1,4 +1,4 @@
-//! Control groups by their files: the cgroupfs driver, on v2, on v1, and on hybrid hosts that have v1 controllers and
+//! Control groups by their files, on v2, on v1, and on hybrid hosts that have v1 controllers and
 //! an empty cgroup2 mount beside them.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //! ```
 //! On v2 a cgroup is one directory; on v1 one in every hierarchy. A hybrid host's cgroup2 mount limits nothing, but
 //! processes can be cloned into it, counted in it and killed by it, so containers are put there, too.
-//! Every call is a few system calls on a file system without a disk. The systemd driver lives in the worker.
+//! Every call is a few system calls on a file system without a disk. For the systemd driver see `systemd`.
 //! Rules: CRI sections 3.14 and 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
 
 mod detail;
@@ -17,6 +17,7 @@ mod limits;
 mod path;
 mod processes;
 mod resources;
+mod systemd;
 mod usage;
 
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub use detail::{Detail, DeviceIo, Pressure, Stall};
 pub use path::CgroupPath;
 pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
+pub use systemd::{Driver, Property, PropertyValue, scope, slice};
 pub use usage::{MemoryUsage, SwapUsage, Usage};
 
 /// Which of the two interfaces sets limits. A hybrid host is v1.

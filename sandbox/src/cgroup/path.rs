@@ -50,6 +50,20 @@ impl CgroupPath {
         Self(format!("{}/exec-{exec}", self.0))
     }
 
+    /// The units that systemd knows it by: the slice and the scope in it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where it is no scope in a slice.
+    pub fn slice_and_scope(&self) -> Result<(&str, &str), Error> {
+        let mut names = self.0.rsplit('/');
+        match (names.next(), names.next()) {
+            (Some(scope), Some(slice)) if scope.ends_with(".scope") && slice.ends_with(".slice") => {
+                Ok((slice, scope))
+            }
+            _ => Err(Error::invalid("cgroup path", format!("{self} is no scope in a slice of systemd's"))),
+        }
+    }
+
     /// As text, with the leading slash.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -92,6 +106,15 @@ mod tests {
             ["", "/", "a", "/a/", "//a", "/a//b", "/..", "/a/../b", "/a/.", "/a\n", "/a\0", &long, &deep]
         {
             assert!(CgroupPath::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_scope_is_in_a_slice() {
+        let path = CgroupPath::parse("/a.slice/a-b.slice/coracle-1.scope").unwrap();
+        assert_eq!(path.slice_and_scope().unwrap(), ("a-b.slice", "coracle-1.scope"));
+        for other in ["/a.slice", "/a/b.scope", "/a.slice/b", "/b.scope"] {
+            assert!(CgroupPath::parse(other).unwrap().slice_and_scope().is_err(), "{other}");
         }
     }
 

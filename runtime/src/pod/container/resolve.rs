@@ -11,7 +11,7 @@ use super::super::record::{
     Adjusted, Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Process, Told,
 };
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
-use super::super::{Pod, Pods, files, paths, state};
+use super::super::{Pod, Pods, files, state};
 use super::{devices, volumes};
 use crate::error::{Error, Kind};
 
@@ -170,7 +170,7 @@ impl Pods {
         let record = pod.record();
         let directory = node.paths.container(pod.id, id);
         let pod_directory = node.paths.pod(pod.id);
-        let cgroup = paths::cgroup(&record.cgroup_parent, &id)?;
+        let cgroup = record.cgroup(&id)?;
         let has_cgroup_namespace =
             node.cgroups.version() == coracle_sandbox::cgroup::Version::V2 && !spec.security.privileged;
         let device_nodes = match spec.security.privileged {

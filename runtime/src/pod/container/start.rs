@@ -111,7 +111,12 @@ impl Pods {
             has_oom_counter: entry.oom_counter.is_some(),
         };
         match link.ask(request, &descriptors, START_LIMIT).await {
-            Ok(descriptors) => Ok((descriptors.into_iter().next(), record)),
+            Ok(descriptors) => {
+                let pidfd = descriptors.into_iter().next();
+                let pid = pidfd.as_ref().and_then(|pidfd| monitor::pid_of(pidfd.as_fd()));
+                self.adopt_container(container, pid.unwrap_or(0)).await?;
+                Ok((pidfd, record))
+            }
             Err(error) => Err(explained(&record, error)),
         }
     }

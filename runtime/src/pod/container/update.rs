@@ -41,7 +41,11 @@ impl Pods {
 
     /// Limits of a container that is created or runs: in its cgroup, then in its record. One step, without a wait: requests
     /// and plugins that change the same container come one after the other.
-    pub(crate) fn set_limits(&self, container: &Container, wanted: Limits) -> Result<(), Error> {
+    pub(crate) fn set_limits(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+        wanted: Limits,
+    ) -> Result<(), Error> {
         let mut record: ContainerRecord = container.record().clone();
         if record.state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
@@ -53,6 +57,7 @@ impl Pods {
         // A disk that is full now does not undo limits that hold: the old record is read again only after a restart.
         let committed = record.commit(&self.node.paths);
         *container.record.borrow_mut() = record;
+        self.tell_limits(container);
         committed
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Pod {
     addresses: Vec<String>,
     #[serde(skip_serializing_if = "is_default")]
     told: Told,
+    #[serde(skip_serializing_if = "is_default")]
+    has_scopes: bool,
 }
 
 impl Grown for PodRecord {
@@ -52,6 +54,7 @@ impl Grown for PodRecord {
             resources: spec.resources.clone(),
             addresses: self.addresses.clone(),
             told: self.told,
+            has_scopes: self.has_scopes,
         }
     }
 
@@ -62,6 +65,7 @@ impl Grown for PodRecord {
         spec.resources = later.resources;
         self.addresses = later.addresses;
         self.told = later.told;
+        self.has_scopes = later.has_scopes;
     }
 }
 

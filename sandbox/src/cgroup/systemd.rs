@@ -1,0 +1,289 @@
+//! The systemd driver's pure half: names of slices and scopes, and limits as properties of a scope.
+//!
+//! systemd owns the tree of its host. A container's cgroup is made and limited by its files as everywhere, with a name that
+//! is a scope's; then systemd is asked to adopt it, with its processes, as a delegated scope. It is told the limits, too: at
+//! its next daemon-reload it would write its defaults over what it does not know. Who asks it is a worker.
+//! Rules: CRI section 3.15; systemd.slice(5), systemd.scope(5), systemd.resource-control(5); CGROUP_DELEGATION.
+
+use super::Version;
+use super::files::{read, write};
+use super::resources::{Now, Resources, Write, writes};
+use super::{CgroupPath, Cgroups};
+use crate::Error;
+
+/// Who makes cgroups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// We alone: directories.
+    #[default]
+    Cgroupfs,
+    /// systemd is asked for scopes in slices.
+    Systemd,
+}
+
+/// A property of a unit, as `StartTransientUnit` and `SetUnitProperties` take it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Property {
+    /// As `MemoryMax`.
+    pub name: &'static str,
+    /// Its value.
+    pub value: PropertyValue,
+}
+
+/// The types of properties that limits need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PropertyValue {
+    /// `t`; the largest number is "infinity".
+    Number(u64),
+    /// `ay`: CPUs or memory nodes, the lowest in the lowest bit of the first byte.
+    Mask(Vec<u8>),
+}
+
+/// "infinity" in properties.
+const INFINITY: u64 = u64::MAX;
+
+/// systemd keeps a quota as whole percents of a CPU: 10 ms of each second.
+const QUOTA_STEP_US: u128 = 10_000;
+
+/// Largest CPU or node in a list: the kernel's own limit is 8192.
+const LIST_MAX: usize = 8192;
+
+/// Files whose number is a property as it is.
+const NUMBERS: [(&str, &str); 10] = [
+    ("cpu.shares", "CPUShares"),
+    ("cpu.weight", "CPUWeight"),
+    ("memory.high", "MemoryHigh"),
+    ("memory.limit_in_bytes", "MemoryLimit"),
+    ("memory.low", "MemoryLow"),
+    ("memory.max", "MemoryMax"),
+    ("memory.min", "MemoryMin"),
+    ("memory.swap.max", "MemorySwapMax"),
+    ("pids.max", "TasksMax"),
+    ("io.weight", "IOWeight"),
+];
+
+impl Cgroups {
+    /// The limits that systemd keeps, as its properties; the rest are only in the files of the cgroup.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for limits that make no sense: the same that [`Cgroups::apply`] refuses.
+    pub fn properties(&self, resources: &Resources) -> Result<Vec<Property>, Error> {
+        Ok(properties(&writes(resources, self.version(), Now::default())?, self.version()))
+    }
+
+    /// v1: the devices that may be opened, one rule a line; `None` on v2, whose program on the cgroup systemd leaves alone.
+    pub fn legacy_devices(&self, path: &CgroupPath) -> Option<String> {
+        match self.version() {
+            Version::V1 => read(&self.limit_directory(path, "devices")?.join("devices.list")).ok(),
+            Version::V2 => None,
+        }
+    }
+
+    /// Puts them back: systemd allows all to a unit that names no device.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] naming the rule and the file.
+    pub fn restore_legacy_devices(&self, path: &CgroupPath, devices: Option<String>) -> Result<(), Error> {
+        let Some((devices, directory)) = devices.zip(self.limit_directory(path, "devices")) else {
+            return Ok(());
+        };
+        if read(&directory.join("devices.list"))? == devices {
+            return Ok(());
+        }
+        write(&directory.join("devices.deny"), "a")?;
+        devices.lines().try_for_each(|rule| write(&directory.join("devices.allow"), rule))
+    }
+}
+
+/// Later writes of the same property count.
+fn properties(writes: &[Write], version: Version) -> Vec<Property> {
+    let mut found: Vec<Property> = Vec::new();
+    let mut put = |name, value| {
+        found.retain(|property| property.name != name);
+        found.push(Property { name, value });
+    };
+    let (mut quota, mut period) = (None, None);
+    for Write { file, value, .. } in writes {
+        let file = file.as_str();
+        if let Some((_, name)) = NUMBERS.iter().find(|(known, _)| *known == file)
+            && let Some(number) = number(value)
+        {
+            put(*name, PropertyValue::Number(number));
+        }
+        match file {
+            "cpu.max" => {
+                let mut words = value.split_ascii_whitespace();
+                quota = words.next().and_then(number);
+                period = words.next().and_then(number).or(period);
+            }
+            "cpu.cfs_quota_us" => quota = number(value),
+            "cpu.cfs_period_us" => period = number(value),
+            // v1 has no such properties: the files are all there is.
+            "cpuset.cpus" if version == Version::V2 => {
+                mask(value).into_iter().for_each(|mask| put("AllowedCPUs", PropertyValue::Mask(mask)));
+            }
+            "cpuset.mems" if version == Version::V2 => {
+                mask(value).into_iter().for_each(|mask| put("AllowedMemoryNodes", PropertyValue::Mask(mask)));
+            }
+            _ => {}
+        }
+    }
+    if let Some(period) = period {
+        put("CPUQuotaPeriodUSec", PropertyValue::Number(period));
+    }
+    if let Some(quota) = quota {
+        put("CPUQuotaPerSecUSec", PropertyValue::Number(per_second(quota, period.unwrap_or(100_000))));
+    }
+    found
+}
+
+/// `max` and what is negative is no limit.
+fn number(text: &str) -> Option<u64> {
+    match text.trim() {
+        "max" => Some(INFINITY),
+        text => text.parse::<i128>().ok().map(|number| u64::try_from(number).unwrap_or(INFINITY)),
+    }
+}
+
+/// Rounded up: a container never gets less than it was promised.
+fn per_second(quota_us: u64, period_us: u64) -> u64 {
+    if quota_us == INFINITY || period_us == 0 {
+        return INFINITY;
+    }
+    let per_second = u128::from(quota_us) * 1_000_000 / u128::from(period_us);
+    u64::try_from(per_second.div_ceil(QUOTA_STEP_US) * QUOTA_STEP_US).unwrap_or(INFINITY)
+}
+
+/// `0-3,7` as bits; `None` where it is no such list.
+fn mask(list: &str) -> Option<Vec<u8>> {
+    let mut mask = Vec::new();
+    for range in list.split(',').map(str::trim).filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if last >= LIST_MAX {
+            return None;
+        }
+        for bit in first..=last {
+            if mask.len() <= bit / 8 {
+                mask.resize(bit / 8 + 1, 0);
+            }
+            mask[bit / 8] |= 1 << (bit % 8);
+        }
+    }
+    (!mask.is_empty()).then_some(mask)
+}
+
+/// The cgroup of the slice that a kubelet names by its path or its last part alone: each dash is a level.
+///
+/// # Errors
+/// [`Error::Invalid`] where it is no slice's name.
+pub fn slice(parent: &str) -> Result<CgroupPath, Error> {
+    let invalid = |why: &str| {
+        Error::invalid("cgroup parent", format!("{parent:?} {why} (the cgroup driver is systemd)"))
+    };
+    let name = parent.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let stem = name.strip_suffix(".slice").ok_or_else(|| invalid("is not a slice, NAME.slice"))?;
+    if stem.is_empty() || stem.split('-').any(str::is_empty) {
+        return Err(invalid("is no valid slice name"));
+    }
+    let levels = stem.match_indices('-').map(|(at, _)| at).chain([stem.len()]);
+    let path: String = levels.map(|at| format!("/{}.slice", &stem[..at])).collect();
+    CgroupPath::parse(&path)
+}
+
+/// The scope of a container or a pod's monitor.
+pub fn scope(id: &impl std::fmt::Display) -> String {
+    format!("coracle-{id}.scope")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::resources::RareLimits;
+    use super::*;
+
+    #[test]
+    fn slices_nest_by_their_dashes() {
+        let pod = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice";
+        for (parent, expected) in [
+            (pod, pod),
+            ("kubepods-burstable-pod1_2.slice", pod),
+            ("system.slice", "/system.slice"),
+            ("/system.slice/", "/system.slice"),
+        ] {
+            assert_eq!(slice(parent).unwrap().as_str(), expected, "{parent}");
+        }
+        for bad in ["", "/kubepods/burstable", ".slice", "-a.slice", "a-.slice", "a--b.slice", "/a.slice/b"] {
+            assert!(slice(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn limits_are_the_properties_that_systemd_has() {
+        let number = |name, value| Property { name, value: PropertyValue::Number(value) };
+        let resources = Resources {
+            cpu_shares: 1024,
+            cpu_quota_us: 15_500,
+            cpu_period_us: 50_000,
+            memory_bytes: 64 << 20,
+            cpuset_cpus: "0-1,9".into(),
+            pids_max: -1,
+            unified: vec![("memory.high".into(), "max".into()), ("memory.oom.group".into(), "1".into())],
+            rare: RareLimits { memory_reservation_bytes: Some(1 << 20), ..RareLimits::default() },
+            ..Resources::default()
+        };
+        let of = |version| {
+            let mut found = properties(&writes(&resources, version, Now::default()).unwrap(), version);
+            found.sort_by_key(|property| property.name);
+            found
+        };
+        let expected = [
+            Property { name: "AllowedCPUs", value: PropertyValue::Mask(vec![0b11, 0b10]) },
+            number("CPUQuotaPerSecUSec", 310_000),
+            number("CPUQuotaPeriodUSec", 50_000),
+            number("CPUWeight", 100),
+            number("MemoryHigh", INFINITY),
+            number("MemoryLow", 1 << 20),
+            number("MemoryMax", 64 << 20),
+            number("MemorySwapMax", 0),
+            number("TasksMax", INFINITY),
+        ];
+        assert_eq!(of(Version::V2), expected);
+        let expected = [
+            number("CPUQuotaPerSecUSec", 310_000),
+            number("CPUQuotaPeriodUSec", 50_000),
+            number("CPUShares", 1024),
+            number("MemoryLimit", 64 << 20),
+            number("TasksMax", INFINITY),
+        ];
+        assert_eq!(of(Version::V1), expected);
+        assert_eq!(properties(&[], Version::V2), []);
+    }
+
+    #[test]
+    fn quotas_are_rounded_up_to_whole_percents() {
+        for (quota, period, expected) in [
+            (100_000, 100_000, 1_000_000),
+            (1_000, 100_000, 10_000),
+            (1_001, 100_000, 20_000),
+            (33_333, 100_000, 340_000),
+            (INFINITY, 100_000, INFINITY),
+            (1, 0, INFINITY),
+        ] {
+            assert_eq!(per_second(quota, period), expected, "{quota}/{period}");
+        }
+    }
+
+    #[test]
+    fn lists_are_masks_or_nothing() {
+        for (list, expected) in [
+            ("0", Some(vec![1])),
+            ("1-3, 8", Some(vec![0b1110, 1])),
+            ("", None),
+            ("a", None),
+            ("0-9999", None),
+            ("3-1", None),
+        ] {
+            assert_eq!(mask(list), expected, "{list:?}");
+        }
+    }
+}
