@@ -6,6 +6,7 @@
 //!                   (pure)            (pure)                                   │ joins
 //!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
+//!   links, addresses, routes, nftables ──────► netlink
 //!   what this kernel has ────────────────────► probe
 //! ```
 //! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
@@ -22,6 +23,7 @@ pub mod device;
 pub mod identity;
 pub mod lsm;
 pub mod monitor;
+pub mod netlink;
 pub mod netns;
 pub mod plan;
 pub mod probe;

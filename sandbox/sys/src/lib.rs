@@ -8,6 +8,7 @@
 //!   mount       the old mount calls and the new ones that work on descriptors
 //!   fs          files, directories, seals, mappings
 //!   socket      SOCK_SEQPACKET with descriptors beside the message, epoll, signalfd
+//!   netlink     sockets to the kernel's network configuration
 //!   bpf         seccomp filters
 //! ```
 //! `no_std` and without libc: the monitor has neither. Descriptors are close-on-exec from the call that makes them.
@@ -22,6 +23,7 @@ mod fd;
 pub mod bpf;
 pub mod fs;
 pub mod mount;
+pub mod netlink;
 pub mod process;
 pub mod socket;
 

@@ -87,6 +87,7 @@ pub(crate) mod number {
     pub(crate) const MOUNT_SETATTR: usize = 442;
     pub(crate) const SOCKET: usize = 198;
     pub(crate) const SOCKETPAIR: usize = 199;
+    pub(crate) const SETSOCKOPT: usize = 208;
     pub(crate) const BIND: usize = 200;
     pub(crate) const LISTEN: usize = 201;
     pub(crate) const ACCEPT4: usize = 242;

@@ -88,6 +88,7 @@ pub(crate) mod number {
     pub(crate) const MOUNT_SETATTR: usize = 442;
     pub(crate) const SOCKET: usize = 41;
     pub(crate) const SOCKETPAIR: usize = 53;
+    pub(crate) const SETSOCKOPT: usize = 54;
     pub(crate) const BIND: usize = 49;
     pub(crate) const LISTEN: usize = 50;
     pub(crate) const ACCEPT4: usize = 288;

@@ -1,0 +1,213 @@
+//! Addresses of links, IPv4 and IPv6.
+//! Rules: rtnetlink(7); include/uapi/linux/if_addr.h.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use nix::errno::Errno;
+
+use super::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
+use super::{Error, Socket};
+
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_BROADCAST: u16 = 4;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// It is good at once: nobody is asked whether he has it, too.
+const IFA_F_NODAD: u8 = 2;
+/// Networks that leave room for no broadcast (RFC 3021).
+const BROADCAST_BITS_MAX: u8 = 30;
+
+/// `struct ifaddrmsg`.
+const HEADER_BYTES: usize = 8;
+
+/// An address and the length of its network's prefix, as `10.0.0.5/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The address; it may have bits beyond the prefix.
+    pub address: IpAddr,
+    /// Bits of the prefix, at most those of the address.
+    pub prefix: u8,
+}
+
+impl Network {
+    /// One address alone.
+    pub fn host(address: IpAddr) -> Self {
+        Self { address, prefix: if address.is_ipv4() { 32 } else { 128 } }
+    }
+
+    /// The network itself, without the bits of the host.
+    #[must_use]
+    pub fn base(self) -> Self {
+        Self { address: from_bits(self, bits(self.address) & self.mask()), ..self }
+    }
+
+    /// Whether an address is in it; one of the other family is not.
+    pub fn contains(self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.address.is_ipv4()
+            && (bits(address) ^ bits(self.address)) & self.mask() == 0
+    }
+
+    /// The last address of the network.
+    pub fn last(self) -> IpAddr {
+        let host = !self.mask() & (u128::MAX >> (128 - self.width()));
+        from_bits(self, bits(self.address) | host)
+    }
+
+    /// The mask's bytes, as many as the address has.
+    pub(super) fn mask_bytes(self) -> Vec<u8> {
+        octets(from_bits(self, self.mask()))
+    }
+
+    fn width(self) -> u32 {
+        if self.address.is_ipv4() { 32 } else { 128 }
+    }
+
+    /// Ones for the prefix, at the low end of the number.
+    fn mask(self) -> u128 {
+        let all = u128::MAX >> (128 - self.width());
+        all & !all.checked_shr(u32::from(self.prefix)).unwrap_or(0)
+    }
+}
+
+/// The address as a number.
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+fn from_bits(like: Network, bits: u128) -> IpAddr {
+    match like.address {
+        IpAddr::V4(_) => Ipv4Addr::from(bits as u32).into(),
+        IpAddr::V6(_) => Ipv6Addr::from(bits).into(),
+    }
+}
+
+/// The bytes of an address as they travel.
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// The kernel's number of its family.
+pub(super) fn family(address: IpAddr) -> u8 {
+    if address.is_ipv4() { AF_INET } else { AF_INET6 }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.address, self.prefix)
+    }
+}
+
+impl FromStr for Network {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (address, prefix) = text.split_once('/').ok_or(())?;
+        let network = Self { address: address.parse().map_err(drop)?, prefix: prefix.parse().map_err(drop)? };
+        if u32::from(network.prefix) > network.width() { Err(()) } else { Ok(network) }
+    }
+}
+
+impl Batch {
+    /// Gives a link an address that is good at once. One it has already is an error, unless `is_shared`.
+    pub fn add_address(&mut self, index: u32, address: Network, is_shared: bool) {
+        self.address_message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, index, address, "add address");
+        if is_shared {
+            self.tolerate(&[Errno::EEXIST]);
+        }
+        if address.address.is_ipv4() && address.prefix <= BROADCAST_BITS_MAX {
+            self.attribute(IFA_BROADCAST, &octets(address.last()));
+        }
+    }
+
+    /// Takes an address away. Not there is success.
+    pub fn remove_address(&mut self, index: u32, address: Network) {
+        self.address_message(RTM_DELADDR, 0, index, address, "remove address");
+        self.tolerate(&[Errno::EADDRNOTAVAIL, Errno::ENODEV]);
+    }
+
+    fn address_message(&mut self, kind: u16, flags: u16, index: u32, address: Network, op: &'static str) {
+        let bytes = octets(address.address);
+        let mut header = [family(address.address), address.prefix, 0, 0, 0, 0, 0, 0];
+        header[2] = if address.address.is_ipv6() { IFA_F_NODAD } else { 0 };
+        header[4..].copy_from_slice(&index.to_ne_bytes());
+        self.message(kind, flags, &header, op, address.to_string());
+        self.attribute(IFA_LOCAL, &bytes);
+        self.attribute(IFA_ADDRESS, &bytes);
+    }
+}
+
+impl Socket {
+    /// The addresses of a link.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]
+    pub fn addresses(&self, index: u32) -> Result<Vec<Network>, Error> {
+        let batch = || {
+            let mut header = [0; HEADER_BYTES];
+            header[4..].copy_from_slice(&index.to_ne_bytes());
+            let mut batch = Batch::default();
+            batch.message(RTM_GETADDR, NLM_F_DUMP, &header, "list addresses of link", index.to_string());
+            batch
+        };
+        self.dump(batch, |message| read(message, index))
+    }
+}
+
+fn read(message: &Message<'_>, index: u32) -> Option<Network> {
+    let header: &[u8; HEADER_BYTES] = message.body.first_chunk()?;
+    let is_its = header[4..] == index.to_ne_bytes() && message.kind == RTM_NEWADDR;
+    let found = |wanted| message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == wanted);
+    let (_, bytes) = found(IFA_LOCAL).or_else(|| found(IFA_ADDRESS)).filter(|_| is_its)?;
+    let address = match bytes.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+        _ => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
+    };
+    Some(Network { address, prefix: header[1] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_counted_right() {
+        let cases = [
+            ("10.1.2.3/24", "10.1.2.0/24", "10.1.2.255"),
+            ("10.1.2.3/32", "10.1.2.3/32", "10.1.2.3"),
+            ("10.1.2.3/0", "0.0.0.0/0", "255.255.255.255"),
+            ("192.168.77.9/22", "192.168.76.0/22", "192.168.79.255"),
+            ("fd00::1:5/112", "fd00::1:0/112", "fd00::1:ffff"),
+            ("fd00::5/128", "fd00::5/128", "fd00::5"),
+            ("::1/0", "::/0", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+        ];
+        for (text, base, last) in cases {
+            let network: Network = text.parse().unwrap();
+            assert_eq!(network.to_string(), text);
+            assert_eq!(network.base().to_string(), base, "{text}");
+            assert_eq!(network.last().to_string(), last, "{text}");
+            assert!(network.contains(network.last()) && network.contains(network.address), "{text}");
+        }
+        let network: Network = "10.1.2.0/24".parse().unwrap();
+        for (address, expected) in [("10.1.3.0", false), ("10.1.2.255", true), ("::a01:200", false)] {
+            assert_eq!(network.contains(address.parse().unwrap()), expected, "{address}");
+        }
+        assert_eq!(network.mask_bytes(), [255, 255, 255, 0]);
+        for text in ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "10.0.0/8", "/8", "10.0.0.0/", "a/1", "10.0.0.0/-1"] {
+            assert_eq!(text.parse::<Network>(), Err(()), "{text}");
+        }
+    }
+}

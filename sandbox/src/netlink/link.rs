@@ -1,0 +1,227 @@
+//! Links: pairs of virtual Ethernet, bridges and their ports.
+//! Rules: rtnetlink(7); include/uapi/linux/{if_link,veth}.h.
+
+use nix::errno::Errno;
+
+use super::message::{Batch, Message, NLM_F_CREATE, NLM_F_EXCL, Nest, attributes, text};
+use super::{Error, Socket};
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_MASTER: u16 = 10;
+const IFLA_OPERSTATE: u16 = 16;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_NET_NS_FD: u16 = 28;
+const IFLA_EXT_MASK: u16 = 29;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_INFO_SLAVE_DATA: u16 = 5;
+const VETH_INFO_PEER: u16 = 1;
+const IFLA_BRPORT_MODE: u16 = 4;
+/// Leaves counters out of the answer.
+const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
+
+const IFF_UP: u32 = 1;
+const IFF_PROMISC: u32 = 0x100;
+/// It carries packets (RFC 2863).
+const IF_OPER_UP: u8 = 6;
+
+/// `struct ifinfomsg`.
+const HEADER_BYTES: usize = 16;
+
+/// `struct ifinfomsg` with these flags changed to `flags`.
+fn header(index: u32, flags: u32, changed: u32) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[4..8].copy_from_slice(&index.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&flags.to_ne_bytes());
+    bytes[12..].copy_from_slice(&changed.to_ne_bytes());
+    bytes
+}
+
+/// A link that is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Its number in its namespace.
+    pub index: u32,
+    /// `bridge`, `veth`, …; empty for hardware.
+    pub kind: String,
+    /// Hardware address.
+    pub mac: [u8; 6],
+    /// Whether it is switched on.
+    pub is_up: bool,
+    /// Whether it carries packets.
+    pub is_running: bool,
+}
+
+/// A pair to be made: one end here, switched on, the other in a namespace, switched off.
+#[derive(Debug)]
+pub struct Veth<'a> {
+    /// Of the end here.
+    pub name: &'a str,
+    /// Of the end here.
+    pub mac: [u8; 6],
+    /// Index of the bridge that the end here becomes a port of.
+    pub bridge: Option<u32>,
+    /// Of the other end.
+    pub peer_name: &'a str,
+    /// Of the other end.
+    pub peer_mac: [u8; 6],
+    /// A descriptor of the other end's namespace.
+    pub peer_namespace: i32,
+    /// Bytes; 0: the kernel's choice.
+    pub mtu: u32,
+}
+
+/// A bridge to be made.
+#[derive(Debug)]
+pub struct Bridge<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Bytes; 0: the kernel's choice.
+    pub mtu: u32,
+    /// A bridge that is given an address keeps it; others take over that of a port.
+    pub mac: Option<[u8; 6]>,
+}
+
+impl Batch {
+    fn link_info(&mut self, kind: &str) -> Nest {
+        let info = self.nest(IFLA_LINKINFO);
+        self.attribute(IFLA_INFO_KIND, kind.as_bytes());
+        info
+    }
+
+    fn mtu(&mut self, mtu: u32) {
+        if mtu > 0 {
+            self.attribute(IFLA_MTU, &mtu.to_ne_bytes());
+        }
+    }
+
+    /// Makes a pair; one that is there already is an error.
+    pub fn add_veth(&mut self, veth: &Veth<'_>) {
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        let target = format!("{} with {} in the pod", veth.name, veth.peer_name);
+        self.message(RTM_NEWLINK, flags, &header(0, IFF_UP, IFF_UP), "make link", target);
+        self.text(IFLA_IFNAME, veth.name);
+        self.attribute(IFLA_ADDRESS, &veth.mac);
+        self.mtu(veth.mtu);
+        if let Some(bridge) = veth.bridge {
+            self.attribute(IFLA_MASTER, &bridge.to_ne_bytes());
+        }
+        let info = self.link_info("veth");
+        let data = self.nest(IFLA_INFO_DATA);
+        let peer = self.nest(VETH_INFO_PEER);
+        self.put(&header(0, 0, 0));
+        self.text(IFLA_IFNAME, veth.peer_name);
+        self.attribute(IFLA_ADDRESS, &veth.peer_mac);
+        self.mtu(veth.mtu);
+        self.attribute(IFLA_NET_NS_FD, &veth.peer_namespace.to_ne_bytes());
+        self.end(peer);
+        self.end(data);
+        self.end(info);
+    }
+
+    /// Makes a bridge, switched on. One that is there already stays as it is.
+    pub fn add_bridge(&mut self, bridge: &Bridge<'_>) {
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.message(RTM_NEWLINK, flags, &header(0, IFF_UP, IFF_UP), "make bridge", bridge.name);
+        self.tolerate(&[Errno::EEXIST]);
+        self.text(IFLA_IFNAME, bridge.name);
+        self.mtu(bridge.mtu);
+        if let Some(mac) = bridge.mac {
+            self.attribute(IFLA_ADDRESS, &mac);
+        }
+        let info = self.link_info("bridge");
+        self.end(info);
+    }
+
+    /// Sends a bridge's port back what came in by it, or not.
+    pub fn set_hairpin(&mut self, port: &str, is_on: bool) {
+        self.message(RTM_NEWLINK, 0, &header(0, 0, 0), "set hairpin mode of", port);
+        self.text(IFLA_IFNAME, port);
+        let info = self.nest(IFLA_LINKINFO);
+        self.attribute(IFLA_INFO_SLAVE_KIND, b"bridge");
+        let data = self.nest(IFLA_INFO_SLAVE_DATA);
+        self.attribute(IFLA_BRPORT_MODE, &[u8::from(is_on)]);
+        self.end(data);
+        self.end(info);
+    }
+
+    /// Switches a link on.
+    pub fn set_up(&mut self, index: u32, name: &str) {
+        self.message(RTM_NEWLINK, 0, &header(index, IFF_UP, IFF_UP), "switch on", name);
+    }
+
+    /// Has a link take packets that are not for it.
+    pub fn set_promiscuous(&mut self, index: u32, name: &str) {
+        let header = header(index, IFF_PROMISC, IFF_PROMISC);
+        self.message(RTM_NEWLINK, 0, &header, "set promiscuous mode of", name);
+    }
+
+    /// Gives a link a hardware address.
+    pub fn set_mac(&mut self, index: u32, name: &str, mac: [u8; 6]) {
+        self.message(RTM_NEWLINK, 0, &header(index, 0, 0), "set hardware address of", name);
+        self.attribute(IFLA_ADDRESS, &mac);
+    }
+
+    /// Switches a link off: quick, and nothing goes through it any more. Not there is success.
+    pub fn set_down(&mut self, name: &str) {
+        self.message(RTM_NEWLINK, 0, &header(0, 0, IFF_UP), "switch off", name);
+        self.tolerate(&[Errno::ENODEV]);
+        self.text(IFLA_IFNAME, name);
+    }
+
+    /// Removes a link, which takes the kernel tens of milliseconds of waiting. Not there is success.
+    pub fn remove_link(&mut self, name: &str) {
+        self.message(RTM_DELLINK, 0, &header(0, 0, 0), "remove link", name);
+        self.tolerate(&[Errno::ENODEV]);
+        self.text(IFLA_IFNAME, name);
+    }
+}
+
+impl Socket {
+    /// The link of this name.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]; no such link is `None`.
+    pub fn link(&self, name: &str) -> Result<Option<Link>, Error> {
+        let mut batch = Batch::default();
+        batch.message(RTM_GETLINK, 0, &header(0, 0, 0), "find link", name);
+        batch.tolerate(&[Errno::ENODEV]);
+        batch.text(IFLA_IFNAME, name);
+        batch.attribute(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+        batch.acknowledge();
+        let mut found = None;
+        self.ask(batch, &mut |message| found = read(message).or(found.take()))?;
+        Ok(found)
+    }
+}
+
+fn read(message: &Message<'_>) -> Option<Link> {
+    let header: &[u8; HEADER_BYTES] = message.body.first_chunk()?;
+    if message.kind != RTM_NEWLINK {
+        return None;
+    }
+    let mut link = Link {
+        index: u32::from_ne_bytes([header[4], header[5], header[6], header[7]]),
+        is_up: u32::from(header[8]) & IFF_UP != 0,
+        ..Link::default()
+    };
+    for (kind, value) in message.attributes(HEADER_BYTES) {
+        match kind {
+            IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
+            IFLA_OPERSTATE => link.is_running = value.first() == Some(&IF_OPER_UP),
+            IFLA_LINKINFO => {
+                let kind = attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND);
+                link.kind = kind.map_or_else(String::new, |(_, value)| text(value).to_owned());
+            }
+            _ => {}
+        }
+    }
+    Some(link)
+}

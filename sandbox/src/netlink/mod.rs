@@ -1,0 +1,150 @@
+//! Netlink: links, addresses, routes and nftables, asked of the kernel by messages of our own making. The kernel works
+//! a batch off while it is being sent, so nothing here waits: one system call makes a pod's links, two read the answer.
+//!
+//! ```text
+//!   link, address, route, nft ── put messages into ──> Batch ── Socket::run ──> kernel
+//!                             <── read with ── message <── answers, up to the batch's end
+//! ```
+//! A batch of links, addresses and routes is not undone when one of its messages is refused: the rest of it is worked
+//! off all the same, and the first refusal is the error. A batch of nftables is one transaction.
+//! Rules: Linux UAPI, include/uapi/linux/{netlink,rtnetlink,if_link,nfnetlink}.h.
+
+mod address;
+mod link;
+mod message;
+mod nft;
+mod route;
+
+use std::path::Path;
+
+use coracle_sys::{self as sys, Fd, netlink, process, socket};
+use nix::errno::Errno;
+
+pub use address::Network;
+pub use link::{Bridge, Link, Veth};
+pub use message::Batch;
+pub use nft::{Hook, Protocol, Rule, Rules};
+pub use route::{Route, Scope};
+
+use crate::Error;
+use message::Message;
+
+/// What one receive takes: the kernel fits its answers to it.
+const BUFFER_BYTES: usize = 32 << 10;
+/// Messages of one answer at most: some dumps have one per rule of the host.
+const ANSWERS_MAX: usize = 1 << 20;
+/// How often a dump is begun again that a change has torn.
+const TRIES: u32 = 16;
+/// clone(2)
+const CLONE_NEWNET: u64 = 0x4000_0000;
+
+/// A socket to the kernel, of the network namespace it was opened in.
+#[derive(Debug)]
+pub struct Socket(Fd);
+
+impl Socket {
+    /// For links, addresses and routes.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]
+    pub fn route() -> Result<Self, Error> {
+        Self::open(netlink::ROUTE)
+    }
+
+    /// For nftables.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: also where the kernel has no netfilter.
+    pub fn netfilter() -> Result<Self, Error> {
+        Self::open(netlink::NETFILTER)
+    }
+
+    fn open(protocol: usize) -> Result<Self, Error> {
+        let fd = netlink::open(protocol).map_err(|errno| refused("open", "a netlink socket", errno))?;
+        for option in [netlink::SHORT_REPLIES, netlink::ERROR_TEXTS, netlink::STRICT] {
+            netlink::switch_on(fd.borrow(), option)
+                .map_err(|errno| refused("set an option of", "a netlink socket", errno))?;
+        }
+        Ok(Self(fd))
+    }
+
+    /// Has the kernel work `batch` off.
+    ///
+    /// # Errors
+    /// The first refusal that the batch does not tolerate.
+    pub fn run(&self, batch: Batch) -> Result<(), Error> {
+        self.ask(batch, &mut |_| {}).map(drop)
+    }
+
+    /// As [`Socket::run`], with each message that is no acknowledgement given to `answer`. False: what was dumped has
+    /// changed meanwhile.
+    fn ask(&self, batch: Batch, answer: &mut dyn FnMut(&Message<'_>)) -> Result<bool, Error> {
+        if batch.is_empty() {
+            return Ok(true);
+        }
+        let (bytes, expectations, last) = batch.finish();
+        let broken = |errno| refused("talk to", "the kernel by netlink", errno);
+        socket::send(self.0.borrow(), &bytes, &[]).map_err(broken)?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let (mut first_error, mut is_whole) = (None, true);
+        for _ in 0..ANSWERS_MAX {
+            let length = match socket::receive(self.0.borrow(), &mut buffer) {
+                Ok(received) => received.length,
+                // An aborted transaction does not acknowledge its last message.
+                Err(sys::Errno::EAGAIN) if first_error.is_some() => break,
+                Err(errno) => return Err(broken(errno)),
+            };
+            let mut is_over = false;
+            for message in message::parse(&buffer[..length]) {
+                is_whole &= !message.is_torn();
+                if let Some(outcome) = message.outcome() {
+                    is_over |= message.sequence >= last;
+                    let error = outcome.and_then(|refusal| expectations.judge(message.sequence, &refusal));
+                    first_error = first_error.or(error);
+                } else {
+                    answer(&message);
+                }
+            }
+            if is_over {
+                break;
+            }
+        }
+        first_error.map_or(Ok(is_whole), Err)
+    }
+
+    /// Begins a dump anew until nothing changes in the middle of it.
+    fn dump<T>(
+        &self,
+        batch: impl Fn() -> Batch,
+        read: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        for _ in 0..TRIES {
+            let mut found = Vec::new();
+            if self.ask(batch(), &mut |message| found.extend(read(message)))? {
+                return Ok(found);
+            }
+        }
+        Err(Error::kernel("list", "what changes all the time", Errno::EINTR))
+    }
+}
+
+/// Runs `work` in the network namespace kept at `path`. Sockets that it opens stay there; `/proc/sys/net` is that of the
+/// namespace meanwhile. It must not wait: the whole process is there, as far as networks are concerned.
+///
+/// # Errors
+/// [`Error::Kernel`]: there is no such namespace, and `work` was not run.
+pub fn inside<T>(path: &Path, work: impl FnOnce() -> T) -> Result<T, Error> {
+    let open =
+        |path: &Path| std::fs::File::open(path).map_err(|error| Error::io("open", path.display(), &error));
+    let (here, there) = (open(Path::new("/proc/thread-self/ns/net"))?, open(path)?);
+    let enter = |file: &std::fs::File| process::setns(std::os::fd::AsFd::as_fd(file).into(), CLONE_NEWNET);
+    enter(&there).map_err(|errno| refused("enter", &path.display().to_string(), errno))?;
+    let result = work();
+    // In a stranger's namespace nothing that follows would be right; pods live on without this process.
+    enter(&here).expect("a namespace that this process came from takes it back");
+    Ok(result)
+}
+
+fn refused(op: &'static str, target: &str, errno: sys::Errno) -> Error {
+    Error::kernel(op, target, Errno::from_raw(errno.0))
+}

@@ -1,0 +1,364 @@
+//! nftables: rules of address translation in a table of our own, each with its owner's name as a comment, so that
+//! `nft list ruleset` shows whose it is and an owner's rules can be removed by that name alone. All that is added is one
+//! transaction: it is there as a whole, or not at all.
+//!
+//! ```text
+//!   table ip TABLE        chain prerouting, output     nat, at the priority of other port forwarding
+//!   table ip6 TABLE       chain postrouting            nat, at that of other masquerading
+//! ```
+//! The table stays when its last rule goes, as the chains of other tools do: NAT hooks that come and go cost more.
+//! Rules: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Numbers in attributes are big endian.
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use super::address::{Network, octets};
+use super::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, text};
+use super::{Error, Socket, TRIES};
+
+const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_MSG_BATCH_END: u16 = 0x11;
+const NFNL_SUBSYS_NFTABLES: u8 = 10;
+const NFT_MSG_NEWTABLE: u16 = 0;
+const NFT_MSG_NEWCHAIN: u16 = 3;
+const NFT_MSG_NEWRULE: u16 = 6;
+const NFT_MSG_GETRULE: u16 = 7;
+const NFT_MSG_DELRULE: u16 = 8;
+
+const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
+
+const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_CHAIN_TABLE: u16 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_CHAIN_TYPE: u16 = 7;
+const NFTA_HOOK_HOOKNUM: u16 = 1;
+const NFTA_HOOK_PRIORITY: u16 = 2;
+const NFTA_RULE_TABLE: u16 = 1;
+const NFTA_RULE_CHAIN: u16 = 2;
+const NFTA_RULE_HANDLE: u16 = 3;
+const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_RULE_USERDATA: u16 = 7;
+const NFTA_LIST_ELEM: u16 = 1;
+const NFTA_EXPR_NAME: u16 = 1;
+const NFTA_EXPR_DATA: u16 = 2;
+const NFTA_DATA_VALUE: u16 = 1;
+
+/// In a rule's user data, a comment (libnftnl, NFTNL_UDATA_RULE_COMMENT).
+const USERDATA_COMMENT: u8 = 0;
+/// `struct nfgenmsg`.
+const HEADER_BYTES: usize = 4;
+
+/// The two registers that rules work with, 16 bytes each (NFT_REG_1, NFT_REG_2).
+const FIRST: u32 = 1;
+const SECOND: u32 = 2;
+const NFT_CMP_EQ: u32 = 0;
+const NFT_CMP_NEQ: u32 = 1;
+/// Where a packet's bytes are counted from (NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER).
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+const NFT_META_MARK: u32 = 3;
+const NFT_META_L4PROTO: u32 = 16;
+const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
+const NFTA_FIB_F_DADDR: u32 = 2;
+const RTN_LOCAL: u32 = 2;
+const NFT_NAT_DNAT: u32 = 1;
+
+/// Where packets meet rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// On arrival.
+    Prerouting,
+    /// Sent by this host.
+    Output,
+    /// About to leave.
+    Postrouting,
+}
+
+impl Hook {
+    /// Chain, number (NF_INET_…) and priority (NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC).
+    fn parts(self) -> (&'static str, u32, i32) {
+        match self {
+            Self::Prerouting => ("prerouting", 0, -100),
+            Self::Output => ("output", 3, -100),
+            Self::Postrouting => ("postrouting", 4, 100),
+        }
+    }
+}
+
+/// A protocol with ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Protocol {
+    /// TCP
+    Tcp = 6,
+    /// UDP
+    Udp = 17,
+    /// SCTP
+    Sctp = 132,
+}
+
+/// Rules of one family to be added together.
+#[derive(Debug)]
+pub struct Rules<'a> {
+    batch: Batch,
+    family: u8,
+    table: &'a str,
+    owner: &'a str,
+}
+
+/// A rule that is being written: what it asks of a packet, then what it does.
+#[derive(Debug)]
+pub struct Rule<'a> {
+    batch: &'a mut Batch,
+    family: u8,
+}
+
+fn kind(message: u16) -> u16 {
+    u16::from(NFNL_SUBSYS_NFTABLES) << 8 | message
+}
+
+fn family(is_ipv6: bool) -> u8 {
+    if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }
+}
+
+/// The start or the end of a transaction.
+fn border(batch: &mut Batch, message: u16) {
+    batch.message(message, 0, &[0, 0, 0, NFNL_SUBSYS_NFTABLES], "change", "nftables");
+}
+
+fn comment(owner: &str) -> Vec<u8> {
+    let text = format!("{owner}\0");
+    let mut bytes = vec![USERDATA_COMMENT, text.len() as u8];
+    bytes.extend(text.bytes());
+    bytes
+}
+
+impl<'a> Rules<'a> {
+    /// For rules of `owner`, a name of up to 128 bytes, in `table`, which is made if need be.
+    pub fn new(table: &'a str, owner: &'a str, is_ipv6: bool) -> Self {
+        let mut batch = Batch::default();
+        let family = family(is_ipv6);
+        border(&mut batch, NFNL_MSG_BATCH_BEGIN);
+        let header = [family, 0, 0, 0];
+        batch.message(kind(NFT_MSG_NEWTABLE), NLM_F_CREATE, &header, "make nftables table", table);
+        batch.text(NFTA_TABLE_NAME, table);
+        Self { batch, family, table, owner }
+    }
+
+    /// The chain of `hook`, made if need be.
+    pub fn chain(&mut self, hook: Hook) {
+        let (name, number, priority) = hook.parts();
+        let target = format!("{} {name}", self.table);
+        let header = [self.family, 0, 0, 0];
+        self.batch.message(kind(NFT_MSG_NEWCHAIN), NLM_F_CREATE, &header, "make nftables chain", target);
+        self.batch.text(NFTA_CHAIN_TABLE, self.table);
+        self.batch.text(NFTA_CHAIN_NAME, name);
+        let nest = self.batch.nest(NFTA_CHAIN_HOOK);
+        self.batch.number(NFTA_HOOK_HOOKNUM, number);
+        self.batch.number(NFTA_HOOK_PRIORITY, priority as u32);
+        self.batch.end(nest);
+        self.batch.text(NFTA_CHAIN_TYPE, "nat");
+    }
+
+    /// Adds a rule at the end of `hook`'s chain.
+    pub fn rule(&mut self, hook: Hook, write: &dyn Fn(&mut Rule<'_>)) {
+        let (chain, ..) = hook.parts();
+        let flags = NLM_F_CREATE | NLM_F_APPEND;
+        let target = format!("{} {chain}", self.table);
+        self.batch.message(kind(NFT_MSG_NEWRULE), flags, &[self.family, 0, 0, 0], "add nftables rule to", target);
+        self.batch.text(NFTA_RULE_TABLE, self.table);
+        self.batch.text(NFTA_RULE_CHAIN, chain);
+        self.batch.attribute(NFTA_RULE_USERDATA, &comment(self.owner));
+        let nest = self.batch.nest(NFTA_RULE_EXPRESSIONS);
+        write(&mut Rule { batch: &mut self.batch, family: self.family });
+        self.batch.end(nest);
+    }
+
+    /// Adds all of it, or nothing.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: what the kernel refused first.
+    pub fn commit(mut self, socket: &Socket) -> Result<(), Error> {
+        self.batch.acknowledge();
+        border(&mut self.batch, NFNL_MSG_BATCH_END);
+        socket.run(self.batch)
+    }
+}
+
+impl Batch {
+    /// A number as nftables wants it.
+    fn number(&mut self, kind: u16, value: u32) {
+        self.attribute(kind, &value.to_be_bytes());
+    }
+}
+
+impl Rule<'_> {
+    /// One expression: its name and its attributes, numbers or values.
+    fn expression(&mut self, name: &str, numbers: &[(u16, u32)], values: &[(u16, &[u8])]) {
+        let element = self.batch.nest(NFTA_LIST_ELEM);
+        self.batch.text(NFTA_EXPR_NAME, name);
+        let data = self.batch.nest(NFTA_EXPR_DATA);
+        for (kind, number) in numbers {
+            self.batch.number(*kind, *number);
+        }
+        for (kind, value) in values {
+            let nest = self.batch.nest(*kind);
+            self.batch.attribute(NFTA_DATA_VALUE, value);
+            self.batch.end(nest);
+        }
+        self.batch.end(data);
+        self.batch.end(element);
+    }
+
+    /// Loads `length` bytes of the packet (NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN).
+    fn load(&mut self, base: u32, offset: u32, length: u32) {
+        self.expression("payload", &[(1, FIRST), (2, base), (3, offset), (4, length)], &[]);
+    }
+
+    /// Goes on where the first register compares so (NFTA_CMP_SREG, _OP, _DATA).
+    fn compare(&mut self, operation: u32, value: &[u8]) {
+        self.expression("cmp", &[(1, FIRST), (2, operation)], &[(3, value)]);
+    }
+
+    /// The first register's bits under `mask`, with those of `flip` turned (NFTA_BITWISE_SREG to _XOR).
+    fn mask(&mut self, mask: &[u8], flip: &[u8]) {
+        let length = mask.len() as u32;
+        self.expression("bitwise", &[(1, FIRST), (2, FIRST), (3, length)], &[(4, mask), (5, flip)]);
+    }
+
+    /// What is known of the packet but not in it (NFTA_META_DREG, _KEY).
+    fn load_meta(&mut self, key: u32) {
+        self.expression("meta", &[(1, FIRST), (2, key)], &[]);
+    }
+
+    fn address(&mut self, offsets: [u32; 2], network: Network, operation: u32) {
+        let (offset, length) = if self.family == NFPROTO_IPV6 { (offsets[1], 16) } else { (offsets[0], 4) };
+        self.load(NETWORK_HEADER, offset, length);
+        if network != Network::host(network.address) {
+            let mask = network.mask_bytes();
+            self.mask(&mask, &vec![0; mask.len()]);
+        }
+        self.compare(operation, &octets(network.base().address));
+    }
+
+    /// From an address of `network`.
+    pub fn from(&mut self, network: Network) {
+        self.address([12, 8], network, NFT_CMP_EQ);
+    }
+
+    /// To an address of `network`.
+    pub fn to(&mut self, network: Network) {
+        self.address([16, 24], network, NFT_CMP_EQ);
+    }
+
+    /// To an address outside of `network`.
+    pub fn not_to(&mut self, network: Network) {
+        self.address([16, 24], network, NFT_CMP_NEQ);
+    }
+
+    /// To an address of this host (NFTA_FIB_DREG, _RESULT, _FLAGS).
+    pub fn to_this_host(&mut self) {
+        self.expression("fib", &[(1, FIRST), (2, NFT_FIB_RESULT_ADDRTYPE), (3, NFTA_FIB_F_DADDR)], &[]);
+        self.compare(NFT_CMP_EQ, &RTN_LOCAL.to_ne_bytes());
+    }
+
+    /// To this port.
+    pub fn to_port(&mut self, protocol: Protocol, port: u16) {
+        self.load_meta(NFT_META_L4PROTO);
+        self.compare(NFT_CMP_EQ, &[protocol as u8]);
+        self.load(TRANSPORT_HEADER, 2, 2);
+        self.compare(NFT_CMP_EQ, &port.to_be_bytes());
+    }
+
+    /// With this bit in its mark.
+    pub fn marked(&mut self, bit: u32) {
+        self.load_meta(NFT_META_MARK);
+        self.mask(&bit.to_ne_bytes(), &[0; 4]);
+        self.compare(NFT_CMP_NEQ, &[0; 4]);
+    }
+
+    /// Sets a bit of its mark, and the next rule follows (NFTA_META_KEY, NFTA_META_SREG).
+    pub fn set_mark(&mut self, bit: u32) {
+        self.load_meta(NFT_META_MARK);
+        self.mask(&(!bit).to_ne_bytes(), &bit.to_ne_bytes());
+        self.expression("meta", &[(2, NFT_META_MARK), (3, FIRST)], &[]);
+    }
+
+    /// Sends it to another address and port (NFTA_IMMEDIATE_DREG, _DATA; NFTA_NAT_TYPE, _FAMILY, _REG_ADDR_MIN,
+    /// _REG_PROTO_MIN).
+    pub fn redirect(&mut self, address: IpAddr, port: u16) {
+        self.expression("immediate", &[(1, FIRST)], &[(2, &octets(address))]);
+        self.expression("immediate", &[(1, SECOND)], &[(2, &port.to_be_bytes())]);
+        let family = u32::from(self.family);
+        self.expression("nat", &[(1, NFT_NAT_DNAT), (2, family), (3, FIRST), (5, SECOND)], &[]);
+    }
+
+    /// Lets it leave with an address of this host.
+    pub fn masquerade(&mut self) {
+        self.expression("masq", &[], &[]);
+    }
+}
+
+impl Socket {
+    /// Removes the rules of `owner` in `table`, of both families. Not there is success.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]
+    pub fn remove_rules(&self, table: &str, owner: &str) -> Result<(), Error> {
+        for is_ipv6 in [false, true] {
+            self.remove_rules_of_family(table, owner, family(is_ipv6))?;
+        }
+        Ok(())
+    }
+
+    fn remove_rules_of_family(&self, table: &str, owner: &str, family: u8) -> Result<(), Error> {
+        let wanted = comment(owner);
+        let mut outcome = Ok(());
+        for _ in 0..TRIES {
+            let found = self.dump(|| list(table, family), |message| read(message, &wanted))?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            let mut batch = Batch::default();
+            border(&mut batch, NFNL_MSG_BATCH_BEGIN);
+            for (chain, handle) in found {
+                let target = format!("{table} {chain}");
+                batch.message(kind(NFT_MSG_DELRULE), 0, &[family, 0, 0, 0], "remove nftables rule of", target);
+                batch.text(NFTA_RULE_TABLE, table);
+                batch.text(NFTA_RULE_CHAIN, &chain);
+                batch.attribute(NFTA_RULE_HANDLE, &handle);
+            }
+            batch.acknowledge();
+            border(&mut batch, NFNL_MSG_BATCH_END);
+            outcome = self.run(batch);
+            match &outcome {
+                // Somebody removed one meanwhile, which undid the removal of all.
+                Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+                _ => return outcome,
+            }
+        }
+        outcome
+    }
+}
+
+fn list(table: &str, family: u8) -> Batch {
+    let mut batch = Batch::default();
+    let header = [family, 0, 0, 0];
+    batch.message(kind(NFT_MSG_GETRULE), NLM_F_DUMP, &header, "list nftables rules of", table);
+    batch.tolerate(&[Errno::ENOENT]);
+    batch.text(NFTA_RULE_TABLE, table);
+    batch
+}
+
+/// Chain and handle of a rule with this comment.
+fn read(message: &Message<'_>, wanted: &[u8]) -> Option<(String, Vec<u8>)> {
+    if message.kind != kind(NFT_MSG_NEWRULE) {
+        return None;
+    }
+    let value = |wanted| message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let (chain, handle) = (value(NFTA_RULE_CHAIN)?, value(NFTA_RULE_HANDLE)?);
+    (value(NFTA_RULE_USERDATA)? == wanted).then(|| (text(chain).to_owned(), handle.to_vec()))
+}

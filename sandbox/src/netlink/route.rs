@@ -1,0 +1,100 @@
+//! Routes of the main table.
+//! Rules: rtnetlink(7); include/uapi/linux/rtnetlink.h.
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use super::address::{Network, family, octets};
+use super::message::{Batch, NLM_F_CREATE, NLM_F_EXCL};
+
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+
+const RT_TABLE_MAIN: u8 = 254;
+const RTPROT_BOOT: u8 = 3;
+const RTN_UNICAST: u8 = 1;
+
+/// How far a destination is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Scope {
+    /// Anywhere.
+    Universe = 0,
+    /// On the link.
+    Link = 253,
+    /// This host.
+    Host = 254,
+    /// For a removal: whichever.
+    Any = 255,
+}
+
+/// One route.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Where to.
+    pub destination: Network,
+    /// By which link.
+    pub link: u32,
+    /// By whom.
+    pub gateway: Option<IpAddr>,
+    /// The address that packets leave with.
+    pub source: Option<IpAddr>,
+    /// How far.
+    pub scope: Scope,
+}
+
+impl Route {
+    /// What an error says of it.
+    fn title(&self) -> String {
+        self.gateway.map_or_else(
+            || self.destination.to_string(),
+            |gateway| format!("{} via {gateway}", self.destination),
+        )
+    }
+}
+
+impl Batch {
+    /// Adds a route. One that is there already is an error, unless `is_shared`.
+    pub fn add_route(&mut self, route: &Route, is_shared: bool) {
+        self.route_message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, route, "add route");
+        if is_shared {
+            self.tolerate(&[Errno::EEXIST]);
+        }
+    }
+
+    /// Removes a route. Not there is success.
+    pub fn remove_route(&mut self, route: &Route) {
+        self.route_message(RTM_DELROUTE, 0, route, "remove route");
+        self.tolerate(&[Errno::ESRCH]);
+    }
+
+    fn route_message(&mut self, kind: u16, flags: u16, route: &Route, op: &'static str) {
+        let destination = route.destination.base();
+        let mut header = [0; 12];
+        header[0] = family(destination.address);
+        header[1] = destination.prefix;
+        header[4] = RT_TABLE_MAIN;
+        if kind == RTM_NEWROUTE {
+            header[5] = RTPROT_BOOT;
+            header[7] = RTN_UNICAST;
+        }
+        header[6] = route.scope as u8;
+        self.message(kind, flags, &header, op, route.title());
+        if destination.prefix > 0 {
+            self.attribute(RTA_DST, &octets(destination.address));
+        }
+        self.attribute(RTA_OIF, &route.link.to_ne_bytes());
+        if let Some(gateway) = route.gateway {
+            self.attribute(RTA_GATEWAY, &octets(gateway));
+        }
+        if let Some(source) = route.source {
+            self.attribute(RTA_PREFSRC, &octets(source));
+        }
+    }
+}

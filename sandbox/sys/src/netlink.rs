@@ -1,0 +1,35 @@
+//! Sockets of the family AF_NETLINK, which carry the kernel's network configuration. What goes over them is the
+//! callers' business: messages are sent and received with [`crate::socket::send`] and [`crate::socket::receive`], as an
+//! unnamed netlink socket talks to the kernel.
+
+use crate::arch::call;
+use crate::{Errno, Fd, FdRef, number};
+
+/// Links, addresses, routes (NETLINK_ROUTE).
+pub const ROUTE: usize = 0;
+/// nftables and connection tracking (NETLINK_NETFILTER).
+pub const NETFILTER: usize = 12;
+
+/// Error replies leave out the request that they answer (NETLINK_CAP_ACK).
+pub const SHORT_REPLIES: usize = 10;
+/// Error replies may carry a text (NETLINK_EXT_ACK).
+pub const ERROR_TEXTS: usize = 11;
+/// Dumps honour what the request asks for (NETLINK_GET_STRICT_CHK, Linux 4.20).
+pub const STRICT: usize = 12;
+
+/// A socket of this network namespace, which it stays in wherever the process goes.
+pub fn open(protocol: usize) -> Result<Fd, Errno> {
+    const AF_NETLINK: usize = 16;
+    const SOCK_RAW_CLOEXEC: usize = 3 | 0o200_0000;
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::SOCKET, [AF_NETLINK, SOCK_RAW_CLOEXEC, protocol]) }.map(Fd::from_call)
+}
+
+/// Switches one of the options above on (setsockopt(2)).
+pub fn switch_on(socket: FdRef<'_>, option: usize) -> Result<(), Errno> {
+    const SOL_NETLINK: usize = 270;
+    let on: i32 = 1;
+    let arguments = [socket.argument(), SOL_NETLINK, option, &raw const on as usize, 4];
+    // SAFETY: the kernel reads one i32, the size given, from a local that lives across the call.
+    unsafe { call(number::SETSOCKOPT, arguments) }.map(drop)
+}
