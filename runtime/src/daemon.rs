@@ -63,6 +63,7 @@ impl Daemon {
         };
         let images = Images::open(options, Rc::clone(&workers))?;
         images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
+        images.import_from(config.import_directories());
         let network = Network::new(
             config.cni.conf_dir.clone(),
             config.cni.bin_dirs.clone(),
@@ -96,6 +97,8 @@ impl Daemon {
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.workers));
         let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
         reactor::spawn(control.run()).detach();
+        // Recovery has swept what no image needs: only now may there be more.
+        images.follow_bundles();
         Ok(Rc::new(Self {
             root,
             state,

@@ -103,6 +103,10 @@ fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
     if let Err(error) = daemon.images.configure(&new.pinned_images, new.sandbox_image.as_deref()) {
         return log::error!("reload: the old configuration stays"; error = error);
     }
+    daemon.images.keep_blobs(new.image.keep_blobs);
+    if new.image.import_dirs != config.image.import_dirs {
+        daemon.images.import_from(new.import_directories());
+    }
     log::set_level(new.log_level);
     daemon.plugins.configure(&new.nri);
     if !changes.needs_restart.is_empty() {

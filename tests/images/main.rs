@@ -2,6 +2,7 @@
 //! registries and attackers lie about. Workers do the work, so each test also ends with no worker left (`Node::stop`).
 #![forbid(unsafe_code)]
 
+mod bundles;
 mod hostile;
 mod import;
 mod pins;

@@ -121,20 +121,7 @@ impl Image {
 
     /// What `docker save` writes, under these names. Its layers are plain tars.
     pub fn docker_archive(&self, names: &[&str]) -> Vec<u8> {
-        let mut entries = Vec::new();
-        let mut files = Vec::new();
-        for (index, layer) in self.layers.iter().enumerate() {
-            assert!(layer.compression == Compression::Plain, "docker save does not compress layers");
-            let file = format!("{index}/layer.tar");
-            entries.push(Entry::file(&file, &layer.blob));
-            files.push(file);
-        }
-        let config = self.config_blob();
-        let config_name = format!("{}.json", digest(&config).trim_start_matches("sha256:"));
-        entries.push(Entry::file(&config_name, &config));
-        let manifest = json!([{ "Config": config_name, "RepoTags": names, "Layers": files }]);
-        entries.push(Entry::file("manifest.json", manifest.to_string().as_bytes()));
-        Layer::new(&entries, Compression::Plain).blob
+        docker_archive_of(&[(self, names)])
     }
 
     /// The same image with its layers repacked.
@@ -142,6 +129,27 @@ impl Image {
         self.layers = vec![Layer::new(entries, compression)];
         self
     }
+}
+
+/// What `docker save` writes of several images, each under its names. Their layers are plain tars.
+pub fn docker_archive_of(images: &[(&Image, &[&str])]) -> Vec<u8> {
+    let mut entries = Vec::new();
+    let mut manifest = Vec::new();
+    for (number, (image, names)) in images.iter().enumerate() {
+        let mut files = Vec::new();
+        for (index, layer) in image.layers.iter().enumerate() {
+            assert!(layer.compression == Compression::Plain, "docker save does not compress layers");
+            let file = format!("{number}-{index}/layer.tar");
+            entries.push(Entry::file(&file, &layer.blob));
+            files.push(file);
+        }
+        let config = image.config_blob();
+        let config_name = format!("{}.json", digest(&config).trim_start_matches("sha256:"));
+        entries.push(Entry::file(&config_name, &config));
+        manifest.push(json!({ "Config": config_name, "RepoTags": names, "Layers": files }));
+    }
+    entries.push(Entry::file("manifest.json", Value::from(manifest).to_string().as_bytes()));
+    Layer::new(&entries, Compression::Plain).blob
 }
 
 /// The same users and program as [`Image::probe`], as entries: for tests that choose the packing.

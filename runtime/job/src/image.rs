@@ -51,6 +51,8 @@ pub struct ImportJob {
     pub limits: Limits,
     /// Keep the compressed layers beside the unpacked ones.
     pub keep_blobs: bool,
+    /// Give way to everything else on the node.
+    pub is_background: bool,
 }
 
 /// Bounds on what an image may make us do.

@@ -95,8 +95,8 @@ pub enum Answer {
 pub enum Outcome {
     /// Pulled: blobs, layers and users files are in the store and synced; the record is for the daemon to commit.
     Pulled(ImageRecord),
-    /// Imported: as Pulled, for each image of the archive.
-    Imported(Vec<ImageRecord>),
+    /// Imported: as Pulled, for each image of the archive; and why others were not.
+    Imported(Vec<ImageRecord>, Vec<Failure>),
     /// Trees are gone.
     Removed,
     /// Network interfaces are where they shall be.

@@ -67,6 +67,13 @@ pub(crate) struct Config {
     pub(crate) metrics_address: Option<Address>,
 }
 
+impl Config {
+    /// Where archives and lists of images are imported from.
+    pub(crate) fn import_directories(&self) -> Vec<PathBuf> {
+        self.image.import_dirs.clone().unwrap_or_else(|| vec![self.root.join("import")])
+    }
+}
+
 /// Where cgroups are and who makes them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cgroup {
@@ -116,8 +123,8 @@ pub(crate) struct Registry {
 /// Images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// Archives found here are imported at start.
-    pub(crate) import_dir: PathBuf,
+    /// Archives and lists found in these are imported; `None`: in `ROOT/import`.
+    pub(crate) import_dirs: Option<Vec<PathBuf>>,
     /// Whether compressed layers stay after unpacking, for `image export`.
     pub(crate) keep_blobs: bool,
 }

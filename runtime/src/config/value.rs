@@ -168,6 +168,15 @@ impl Raw {
         self.list(Raw::path)
     }
 
+    /// One path or several; `None` for the empty text.
+    pub(super) fn optional_paths(&self) -> Result<Option<Vec<PathBuf>>, String> {
+        match self {
+            Raw::List(_) => self.paths().map(Some),
+            Raw::Text(_) => self.optional_path().map(|path| path.map(|path| vec![path])),
+            _ => self.expected("an absolute path, or a list of such"),
+        }
+    }
+
     fn list<T>(&self, item: impl Fn(&Raw) -> Result<T, String>) -> Result<Vec<T>, String> {
         match self {
             Raw::List(items) => items.iter().map(item).collect(),

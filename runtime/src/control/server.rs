@@ -165,9 +165,12 @@ async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
         Err(Error::new(Kind::InvalidArgument, text))
     };
     match imported {
-        Ok(views) => {
+        Ok((views, rest)) => {
             for view in views {
                 say(answers, image(view)).await;
+            }
+            if let Err(error) = rest {
+                say(answers, Answer::Failed { message: error.to_string() }).await;
             }
         }
         Err(error) => say(answers, Answer::Failed { message: error.to_string() }).await,

@@ -9,32 +9,50 @@ use super::pull::Fill;
 use super::reference::Reference;
 use super::{Images, Unpublished, View};
 use crate::error::{Error, Kind};
-use crate::log;
+use crate::{log, workers};
+
+/// Images of an archive as they are now, and the first that could not be imported.
+pub(super) type Imported = (Vec<View>, Result<(), Error>);
 
 impl Images {
-    /// Imports every image of the archive (an absolute path) and gives them as they are now.
+    /// Imports every image of the archive (an absolute path) that can be, and gives them as they are now.
     ///
     /// # Errors
     /// The archive cannot be read, is none, or has no image of this platform; the disk.
-    pub(crate) async fn import(&self, archive: &Path) -> Result<Vec<View>, Error> {
-        let imported = self.import_all(archive).await;
-        if imported.is_err() {
-            self.sweep_unfinished();
-        }
-        imported.map_err(|error| error.context(format!("import {}", archive.display())))
+    pub(crate) async fn import(&self, archive: &Path) -> Result<Imported, Error> {
+        self.import_as(archive, false).await
     }
 
-    async fn import_all(&self, archive: &Path) -> Result<Vec<View>, Error> {
+    /// The same, giving way to everything else on the node.
+    pub(super) async fn import_in_background(&self, archive: &Path) -> Result<Imported, Error> {
+        self.import_as(archive, true).await
+    }
+
+    async fn import_as(&self, archive: &Path, is_background: bool) -> Result<Imported, Error> {
+        let imported = self.import_all(archive, is_background).await;
+        if let Some(error) = imported.as_ref().map_or_else(Some, |(_, rest)| rest.as_ref().err()) {
+            self.sweep_after(error);
+        }
+        let tried = |error: Error| error.context(format!("import {}", archive.display()));
+        imported.map(|(views, rest)| (views, rest.map_err(tried))).map_err(tried)
+    }
+
+    async fn import_all(&self, archive: &Path, is_background: bool) -> Result<Imported, Error> {
         let _fill = Fill::start(self);
         let job = Job::Import(ImportJob {
             root: self.disk.root().to_owned(),
             archive: archive.to_owned(),
             limits: self.limits,
-            keep_blobs: self.keep_blobs,
+            keep_blobs: self.keep_blobs.get(),
+            is_background,
         });
-        let Outcome::Imported(images) = self.workers.run(job, |_, _| {}).await? else {
+        let Outcome::Imported(images, refused) = self.workers.run(job, |_, _| {}).await? else {
             return Err(Error::new(Kind::Internal, "the worker did another job"));
         };
+        let mut rest = Ok(());
+        for failure in refused {
+            rest = rest.and(Err(Error::from(workers::Error::Failed(failure))));
+        }
         let mut views = Vec::new();
         for mut image in images {
             normalise_names(&mut image);
@@ -47,7 +65,7 @@ impl Images {
             log::info!("image imported"; image = id, archive = archive.display());
             views.extend(self.index.borrow().get(&id).map(|entry| self.view(entry)));
         }
-        Ok(views)
+        Ok((views, rest))
     }
 }
 

@@ -11,6 +11,7 @@
 //! name means one image; lists and look-ups touch no disk. Everything but pull and import is done when it returns.
 
 mod builtin;
+mod bundles;
 mod credentials;
 mod disk;
 mod import;
@@ -41,6 +42,7 @@ use coracle_wire::ContainerId;
 use crate::error::{Context, Error, Kind};
 use crate::log;
 use crate::workers::Workers;
+use bundles::Bundles;
 use disk::{Disk, Loaded, Stored};
 use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};
 use pins::Pins;
@@ -92,13 +94,14 @@ pub(crate) struct Usage {
 /// All images of one `--root`.
 pub(crate) struct Images {
     disk: Disk,
-    keep_blobs: bool,
+    keep_blobs: Cell<bool>,
     registries: PathBuf,
     limits: Limits,
     pins: RefCell<Pins>,
     sandbox_image: RefCell<sandbox::SandboxImage>,
     /// Names and ids that are pinned by hand.
     marks: RefCell<BTreeSet<String>>,
+    bundles: Bundles,
     workers: Rc<Workers>,
     index: RefCell<Index>,
     pulls: Pulls,
@@ -133,10 +136,12 @@ impl Images {
         }
         index.insert(builtin::entry());
         let marks = RefCell::new(marks::load(&disk.images()));
+        let bundles = Bundles::load(&disk.images());
         Ok(Rc::new(Images {
             marks,
+            bundles,
             disk,
-            keep_blobs: options.keep_blobs,
+            keep_blobs: Cell::new(options.keep_blobs),
             registries: options.registries,
             limits: options.limits,
             pins: RefCell::default(),
@@ -156,6 +161,11 @@ impl Images {
     /// what that image consists of is not known.
     pub(crate) fn sweep(&self) {
         self.dispose(if self.is_complete { Candidates::START } else { Candidates::Unfinished });
+    }
+
+    /// Whether compressed layers stay, from the next pull or import on.
+    pub(crate) fn keep_blobs(&self, keep: bool) {
+        self.keep_blobs.set(keep);
     }
 
     /// All images, in an order that stays.
@@ -336,12 +346,13 @@ impl Images {
         self.trash.dispose(&self.disk, &self.index.borrow(), &self.workers, candidates);
     }
 
-    /// By what it is, by configuration, or by hand.
+    /// By what it is, by configuration, by a bundle, or by hand.
     fn is_pinned(&self, entry: &Entry) -> bool {
         let names = || entry.tags.iter().chain(&entry.digests);
         let marks = self.marks.borrow();
         entry.id == builtin::ID
             || self.pins.borrow().is_pinned(names())
+            || self.bundles.has(&entry.id)
             || (!marks.is_empty()
                 && (names().any(|name| marks.contains(name)) || marks.contains(&entry.id.to_string())))
     }

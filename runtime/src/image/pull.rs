@@ -207,14 +207,16 @@ impl Images {
             registries: self.registries.clone(),
             credentials,
             limits: self.limits,
-            keep_blobs: self.keep_blobs,
+            keep_blobs: self.keep_blobs.get(),
         })
     }
 
-    /// Once no worker fills the store, throws away what killed ones left unfinished in it.
-    pub(super) fn sweep_unfinished(&self) {
+    /// Once no worker fills the store, throws away what killed ones left unfinished in it; on a full disk also what the next
+    /// try could have used.
+    pub(super) fn sweep_after(&self, error: &Error) {
         if self.fills.get() == 0 {
-            self.dispose(Candidates::Unfinished);
+            let is_full = error.kind() == Kind::ResourceExhausted && self.is_complete;
+            self.dispose(if is_full { Candidates::EVERYTHING } else { Candidates::Unfinished });
         }
     }
 }
@@ -235,7 +237,7 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
             // Else whoever waits is told.
             log::info!("image not pulled"; name = running.reference, error = error);
         }
-        images.sweep_unfinished();
+        images.sweep_after(error);
     }
     let result = result.map_err(|error| name_it(error, &running.reference));
     for waiter in running.waiters.take() {

@@ -1,28 +1,20 @@
-//! The directory of network configurations: what is in it, which file counts, and being told of changes.
+//! The directory of network configurations: what is in it, and which file counts.
 //! Files are small and on the local disk, so they are read in line; a reader that meets a half-written one keeps the
 //! last good list. Rules: CRI facts section 5.1.
 
 use std::fs;
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-
 use super::conf::{self, List};
 use crate::error::plain;
-use crate::reactor::Watched;
 
 /// Longest file that is read; real ones have a few KiB.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// Entries of a directory that are looked at: a kubelet's node has a handful.
 const ENTRIES_MAX: usize = 256;
-/// How often arming starts over when directories appear meanwhile; after that the re-scan at Status finds them.
-const ARM_TRIES: u32 = 8;
 
 /// What one look at the directory found.
 #[derive(Debug, Default)]
@@ -145,57 +137,6 @@ fn folder(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
     // One more than a list may have, so that it is refused and not cut.
     let names = names.into_iter().filter(|name| name.ends_with(".conf")).take(conf::PLUGINS_MAX + 1);
     names.map(|name| read(&dir.join(&name)).map(|bytes| (name, bytes))).collect()
-}
-
-/// What changes a directory of configurations.
-const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
-    .union(AddWatchFlags::IN_CLOSE_WRITE)
-    .union(AddWatchFlags::IN_MOVE)
-    .union(AddWatchFlags::IN_DELETE)
-    .union(AddWatchFlags::IN_DELETE_SELF)
-    .union(AddWatchFlags::IN_MOVE_SELF);
-
-/// What can bring a missing directory about, seen from one above it.
-const ARRIVALS: AddWatchFlags = AddWatchFlags::IN_CREATE
-    .union(AddWatchFlags::IN_MOVED_TO)
-    .union(AddWatchFlags::IN_DELETE_SELF)
-    .union(AddWatchFlags::IN_MOVE_SELF);
-
-/// A descriptor that becomes readable at the next change of `dir` and the folders in it, or, while there is no such
-/// directory, at a change that may bring it. It is good for one change: look, then arm again.
-pub(super) fn arm(dir: &Path) -> io::Result<Watched> {
-    for _ in 0..ARM_TRIES {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        if is_stable(&inotify, dir)? {
-            return Watched::new(OwnedFd::from(inotify));
-        }
-    }
-    Err(io::Error::other("directories come and go too fast"))
-}
-
-/// Adds the watches. False when what was missing is there by now, so that its arrival may have been overlooked.
-fn is_stable(inotify: &Inotify, dir: &Path) -> io::Result<bool> {
-    match inotify.add_watch(dir, CHANGES) {
-        Ok(_) => {
-            for name in names(dir).unwrap_or_default() {
-                // Files and what is gone again are no folders: nothing to watch.
-                let _ = inotify.add_watch(&dir.join(name), CHANGES | AddWatchFlags::IN_ONLYDIR);
-            }
-            return Ok(true);
-        }
-        Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    let mut missing = dir;
-    for above in dir.ancestors().skip(1) {
-        let above = if above.as_os_str().as_bytes().is_empty() { Path::new(".") } else { above };
-        match inotify.add_watch(above, ARRIVALS | AddWatchFlags::IN_ONLYDIR) {
-            Ok(_) => return Ok(!missing.exists()),
-            Err(Errno::ENOENT | Errno::ENOTDIR) => missing = above,
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Err(Errno::ENOENT.into())
 }
 
 #[cfg(test)]

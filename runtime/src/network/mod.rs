@@ -266,7 +266,7 @@ impl Network {
 /// Follows the directory until the network is dropped.
 async fn follow(network: Weak<Network>, dir: PathBuf) {
     loop {
-        let armed = directory::arm(&dir);
+        let armed = reactor::arm(std::slice::from_ref(&dir));
         let Some(there) = network.upgrade() else { return };
         there.look();
         drop(there);

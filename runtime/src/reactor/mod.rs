@@ -11,6 +11,7 @@
 //! epoll. Signals arrive through a signalfd and processes through pidfds, so both are descriptors like any other.
 //! One reactor per thread, alive while [`run`] runs; tests on several threads each have their own.
 
+mod directory;
 mod driver;
 mod signals;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use smol::LocalExecutor;
 
 use driver::Driver;
 
+pub(crate) use directory::arm;
 pub(crate) use signals::Signals;
 pub(crate) use timer::{deadline, sleep};
 pub(crate) use watched::Watched;

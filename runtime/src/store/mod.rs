@@ -53,6 +53,8 @@ pub(crate) enum Kind {
     PodCidr = 4,
     /// Images that are pinned by hand.
     Pins = 5,
+    /// What the import directories brought.
+    Bundles = 6,
 }
 
 /// A record that verified.

@@ -85,7 +85,9 @@ fn run(job: Job) -> Result<Outcome, Failure> {
     };
     match job {
         Job::Pull(job) => pull::run(&job, &mut progress).map(Outcome::Pulled),
-        Job::Import(job) => import::run(&job, &mut progress).map(Outcome::Imported),
+        Job::Import(job) => {
+            import::run(&job, &mut progress).map(|(images, refused)| Outcome::Imported(images, refused))
+        }
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),

@@ -28,23 +28,28 @@ const CONTAINERD_NAME: &str = "io.containerd.image.name";
 /// Where the specification puts a name, mostly only a tag.
 const OCI_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Imports every image of this platform; `progress` hears of bytes read of the archive.
-pub(crate) fn run(job: &ImportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<ImageRecord>, Failure> {
+/// Images of an archive, and why others of it are none.
+type Imported = (Vec<ImageRecord>, Vec<Failure>);
+
+/// Imports every image of this platform that can be; `progress` hears of bytes read of the archive. An archive of which
+/// nothing can be imported is a failure.
+pub(crate) fn run(job: &ImportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?;
-    let mut import = || -> Result<Vec<ImageRecord>, Failure> {
+    let mut import = || -> Result<Imported, Failure> {
         let spool = Spool::read(&store, &job.archive, job.limits.layer_bytes_max, progress)?;
         let import = Import { job, store: &store, spool: &spool };
-        let records = match (spool.get("index.json"), spool.get("manifest.json")) {
+        let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
             (Some(_), _) => import.oci()?,
             (None, Some(_)) => import.docker()?,
             (None, None) => return Err(invalid("archive: neither index.json nor manifest.json is in it")),
         };
         match records.is_empty() {
+            true if !refused.is_empty() => Err(refused.swap_remove(0)),
             true => {
                 let text = format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found");
                 Err(failure(FailureKind::NotFound, text))
             }
-            false => Ok(records),
+            false => Ok((records, refused)),
         }
     };
     import().context(|| format!("import {}", job.archive.display()))
@@ -93,13 +98,19 @@ struct Parts<'a> {
 }
 
 impl Import<'_> {
-    fn oci(&self) -> Result<Vec<ImageRecord>, Failure> {
+    fn oci(&self) -> Result<Imported, Failure> {
         let index: Index = serde_json::from_slice(&self.spool.document("index.json")?)
             .map_err(|error| invalid(format!("archive: index.json: {error}")))?;
-        let mut records: Vec<ImageRecord> = Vec::new();
+        let (mut records, mut refused): Imported = Default::default();
         for named in &index.manifests {
-            let Some(parts) = self.oci_parts(named)? else { continue };
-            let record = self.image(parts)?;
+            let record = match self.oci_parts(named).and_then(|parts| self.image(parts)) {
+                Ok(Some(record)) => record,
+                Ok(None) => continue,
+                Err(error) => {
+                    one_of_many(error, &mut refused)?;
+                    continue;
+                }
+            };
             // The same image under several names.
             match records.iter_mut().find(|known| known.id == record.id) {
                 Some(known) => {
@@ -116,7 +127,7 @@ impl Import<'_> {
                 None => records.push(record),
             }
         }
-        Ok(records)
+        Ok((records, refused))
     }
 
     /// `None`: nothing for this platform.
@@ -171,33 +182,35 @@ impl Import<'_> {
         Err(invalid(format!("archive: indexes nested deeper than {INDEX_DEPTH_MAX}")))
     }
 
-    fn docker(&self) -> Result<Vec<ImageRecord>, Failure> {
+    fn docker(&self) -> Result<Imported, Failure> {
         let images: Vec<DockerImage> = serde_json::from_slice(&self.spool.document("manifest.json")?)
             .map_err(|error| invalid(format!("archive: manifest.json: {error}")))?;
-        let mut records = Vec::new();
+        let (mut records, mut refused): Imported = Default::default();
         for image in images {
-            let config = self.spool.document(&image.config)?;
-            if !is_ours(&config)? {
-                continue;
+            match self.docker_parts(image).and_then(|parts| self.image(parts)) {
+                Ok(record) => records.extend(record),
+                Err(error) => one_of_many(error, &mut refused)?,
             }
-            let names = image.layers.unwrap_or_default();
-            let mut layers = Vec::with_capacity(names.len());
-            for name in &names {
-                layers.push((self.spool.get(name).ok_or_else(|| missing(name))?, None));
-            }
-            let tags = image.repo_tags.unwrap_or_default();
-            records.push(self.image(Parts {
-                config,
-                layers,
-                documents: Vec::new(),
-                tags,
-                digests: Vec::new(),
-            })?);
         }
-        Ok(records)
+        Ok((records, refused))
     }
 
-    fn image(&self, parts: Parts<'_>) -> Result<ImageRecord, Failure> {
+    /// `None`: it is for another platform.
+    fn docker_parts(&self, image: DockerImage) -> Result<Option<Parts<'_>>, Failure> {
+        let config = self.spool.document(&image.config)?;
+        if !is_ours(&config)? {
+            return Ok(None);
+        }
+        let mut layers = Vec::new();
+        for name in image.layers.unwrap_or_default() {
+            layers.push((self.spool.get(&name).ok_or_else(|| missing(&name))?, None));
+        }
+        let tags = image.repo_tags.unwrap_or_default();
+        Ok(Some(Parts { config, layers, documents: Vec::new(), tags, digests: Vec::new() }))
+    }
+
+    fn image(&self, parts: Option<Parts<'_>>) -> Result<Option<ImageRecord>, Failure> {
+        let Some(parts) = parts else { return Ok(None) };
         let id = digest_of(&parts.config);
         let parsed = image_config::parse(&parts.config)?;
         let (count, max) = (parsed.layers.len(), self.job.limits.layers_max as usize);
@@ -222,7 +235,7 @@ impl Import<'_> {
             blobs.push(digest.clone());
         }
         blobs.extend(self.keep_layers(&parts.layers)?);
-        Ok(ImageRecord {
+        Ok(Some(ImageRecord {
             id,
             tags: parts.tags,
             digests: parts.digests,
@@ -230,7 +243,7 @@ impl Import<'_> {
             layers: parsed.layers,
             blobs,
             config: parsed.config,
-        })
+        }))
     }
 
     fn keep(&self, digest: &str, bytes: &[u8]) -> Result<(), Failure> {
@@ -255,6 +268,17 @@ impl Import<'_> {
             kept.push(digest.clone());
         }
         Ok(kept)
+    }
+}
+
+/// An image that is bad costs itself only; what ails the node ends it all.
+fn one_of_many(failure: Failure, refused: &mut Vec<Failure>) -> Result<(), Failure> {
+    match failure.kind {
+        FailureKind::Invalid | FailureKind::NotFound => {
+            refused.push(failure);
+            Ok(())
+        }
+        _ => Err(failure),
     }
 }
 

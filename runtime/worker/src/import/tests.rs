@@ -21,9 +21,17 @@ impl Scratch {
     fn import(&self, bytes: &[u8]) -> Result<Vec<ImageRecord>, Failure> {
         let archive = self.0.join("archive");
         std::fs::write(&archive, bytes).unwrap();
-        let job =
-            ImportJob { root: self.0.join("root"), archive, limits: Limits::default(), keep_blobs: true };
-        run(&job, &mut |_, _| ())
+        let job = ImportJob {
+            root: self.0.join("root"),
+            archive,
+            limits: Limits::default(),
+            keep_blobs: true,
+            is_background: false,
+        };
+        run(&job, &mut |_, _| ()).map(|(records, refused)| {
+            assert!(refused.is_empty(), "{refused:?}");
+            records
+        })
     }
 
     /// Directories that a failed import must not leave.

@@ -1,0 +1,161 @@
+//! The import directory: what lies in it is in the store soon, pinned while it lies there, and costs nothing while it does
+//! not change (AIR-1 to AIR-7, PIN-9).
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use coracle_tests::cri::proto::RemoveImageRequest;
+use coracle_tests::host::wait_until;
+use coracle_tests::image::{Image, probe_entries};
+use coracle_tests::layer::{Compression, pack};
+use coracle_tests::node::Node;
+use coracle_tests::registry::Registry;
+use coracle_tests::request::image_spec;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::find;
+
+fn directory(node: &Node) -> PathBuf {
+    let path = node.folder().join("import");
+    fs::create_dir_all(&path).expect("the import directory");
+    path
+}
+
+fn is_pinned(node: &Node, name: &str) -> bool {
+    find(node, name).is_some_and(|image| image.pinned)
+}
+
+fn plain(node: &Node, marker: &str) -> Image {
+    Image::probe(&node.probe(), marker).repacked(&probe_entries(&node.probe()), Compression::Plain)
+}
+
+fn count(node: &Node, words: &str) -> usize {
+    node.log().matches(words).count()
+}
+
+#[test]
+fn air_1_to_6_what_lies_there_is_imported_pinned_and_then_left_alone() {
+    let mut node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "listed"), "listed", "1");
+    let listed = registry.name("listed", "1");
+    node.terminate();
+    let place = directory(&node);
+    let docker = plain(&node, "docker").with("Cmd", serde_json::json!(["docker"]));
+    fs::write(place.join("1.tar"), docker.docker_archive(&["short:1", "localhost/docker:1"])).expect("1");
+    let oci = Image::probe(&node.probe(), "oci");
+    let archive = oci.oci_archive("localhost/oci:1");
+    fs::write(place.join("2.tar.gz"), pack(&archive, Compression::Gzip)).expect("2");
+    let other = Image::probe(&node.probe(), "zstd").oci_archive("localhost/zstd:1");
+    fs::write(place.join("3.tar.zst"), pack(&other, Compression::Zstd)).expect("3");
+    fs::write(place.join("4.txt"), format!("# what we need\n\n{listed}\nlocalhost/oci:1\n")).expect("4");
+    fs::write(place.join("0-bad.tar"), &archive[..archive.len() / 2]).expect("half a bundle");
+    fs::write(place.join("0-other.tar.lz4"), b"what we do not read").expect("another packing");
+    fs::write(place.join("README"), b"no bundle").expect("not ours");
+    fs::write(place.join(".hidden.tar"), b"no bundle").expect("not ours");
+    node.launch();
+    let names =
+        ["docker.io/library/short:1", "localhost/docker:1", "localhost/oci:1", "localhost/zstd:1", &listed];
+    for name in names {
+        wait_until(&format!("{name} is imported and pinned"), || is_pinned(&node, name));
+    }
+    wait_until("both bad ones are named", || count(&node, "bundle not imported") == 2);
+    assert!(node.log().contains("0-bad.tar") && node.log().contains("0-other.tar.lz4"));
+    assert!(!node.log().contains("hidden") && !node.log().contains("README"));
+    assert_eq!(node.once("short:1", &["true"], |_| ()).1.exit_code, 0);
+
+    // Nothing changed: nothing is imported, and not a byte is written.
+    let imported = count(&node, "bundle imported");
+    let record = node.root().join("images/bundles");
+    let written = || fs::metadata(&record).and_then(|about| about.modified()).expect("the record");
+    let before = written();
+    node.restart();
+    assert!(names.iter().all(|name| is_pinned(&node, name)), "from the first answer on");
+    wait_until("the bad one was tried again", || count(&node, "bundle not imported") == 4);
+    assert_eq!((count(&node, "bundle imported"), written()), (imported, before));
+
+    // What was deleted comes back with the next start.
+    node.remove_image(RemoveImageRequest { image: Some(image_spec("localhost/zstd:1")) }).expect("removed");
+    assert!(find(&node, "localhost/zstd:1").is_none());
+    node.restart();
+    wait_until("it is back", || is_pinned(&node, "localhost/zstd:1"));
+    assert_eq!(count(&node, "bundle imported"), imported + 1);
+    node.stop();
+}
+
+#[test]
+fn air_7_new_changed_and_deleted_files_are_followed() {
+    let mut node = Node::start();
+    let place = directory(&node);
+    let bundle = place.join("app.tar");
+    let (old, new) = (plain(&node, "old"), plain(&node, "new").with("Cmd", serde_json::json!(["new"])));
+    let name = "localhost/app:1";
+    fs::write(&bundle, old.docker_archive(&[name])).expect("a bundle");
+    wait_until("it is there", || is_pinned(&node, name));
+    assert_eq!(find(&node, name).expect("there").id, old.id());
+    fs::write(place.join("app.tar.new"), new.docker_archive(&[name])).expect("another");
+    fs::rename(place.join("app.tar.new"), &bundle).expect("in its place");
+    wait_until("the new one is there", || find(&node, name).is_some_and(|image| image.id == new.id()));
+    wait_until("its pin moved", || is_pinned(&node, name) && !is_pinned(&node, &old.id()));
+    // A node's own image of the same kind is not pinned, and a bundle that goes takes its pin along, not the image.
+    fs::remove_file(&bundle).expect("ours");
+    wait_until("it is pinned no more", || !is_pinned(&node, name));
+    assert_eq!(find(&node, name).expect("it stays").id, new.id());
+    node.restart();
+    assert!(!is_pinned(&node, name));
+    // Two directories by configuration, on SIGHUP.
+    let (one, two) = (node.folder().join("one"), node.folder().join("two"));
+    for (path, name) in [(&one, "localhost/one:1"), (&two, "localhost/two:1")] {
+        fs::create_dir_all(path).expect("a directory");
+        fs::write(path.join("x.tar"), old.docker_archive(&[name])).expect("a bundle");
+    }
+    let text = fs::read_to_string(node.folder().join("config.toml")).expect("the configuration");
+    let both = format!("import_dir = [{one:?}, {two:?}]");
+    let text: Vec<String> = text
+        .lines()
+        .map(|line| if line.starts_with("import_dir") { both.clone() } else { line.to_owned() })
+        .collect();
+    fs::write(node.folder().join("config.toml"), text.join("\n")).expect("ours");
+    kill(Pid::from_raw(node.pid()), Signal::SIGHUP).expect("the daemon is ours");
+    for name in ["localhost/one:1", "localhost/two:1"] {
+        wait_until("both are followed", || is_pinned(&node, name));
+    }
+    node.stop();
+}
+
+#[test]
+fn a_file_that_is_still_being_written_is_taken_when_it_is_whole() {
+    let node = Node::start();
+    let place = directory(&node);
+    let bytes = plain(&node, "slow").docker_archive(&["localhost/slow:1"]);
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    let mut file = fs::File::create(place.join("slow.tar")).expect("a bundle");
+    let begun = Instant::now();
+    std::io::Write::write_all(&mut file, first).expect("half of it");
+    // However long its writer rests: at worst it is refused once.
+    wait_until("it was looked at", || count(&node, "bundle not imported") == 1);
+    assert!(begun.elapsed().as_secs() >= 2, "not before it looks settled");
+    assert!(find(&node, "localhost/slow:1").is_none());
+    std::io::Write::write_all(&mut file, second).expect("the rest");
+    drop(file);
+    wait_until("it is whole and imported", || is_pinned(&node, "localhost/slow:1"));
+    node.stop();
+}
+
+#[test]
+fn one_bad_image_of_a_bundle_costs_itself_only() {
+    let node = Node::start();
+    let mut liar = plain(&node, "liar").with("Cmd", serde_json::json!(["liar"]));
+    liar.layers[0].diff_id = format!("sha256:{}", "0".repeat(64));
+    let both = coracle_tests::image::docker_archive_of(&[
+        (&liar, &["localhost/liar:1"]),
+        (&plain(&node, "fine"), &["localhost/fine:1"]),
+    ]);
+    fs::write(directory(&node).join("both.tar"), both).expect("a bundle");
+    wait_until("the good one is there", || is_pinned(&node, "localhost/fine:1"));
+    wait_until("the other is named", || count(&node, "bundle not imported") == 1);
+    assert!(find(&node, "localhost/liar:1").is_none());
+    node.stop();
+}
