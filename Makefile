@@ -9,6 +9,8 @@ BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
 SUITES := house lifecycle nri images network faults crictl kubelet streaming conformance qemu
+# Those that run in guests.
+GUEST_SUITES := lifecycle inside
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
 .PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross-check clean
@@ -31,12 +33,12 @@ test-qemu: ## the guests alone: make test-qemu [T=name]
 	@$(MAKE) --no-print-directory guests
 	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu -- --nocapture
 
-guests: ## what a guest runs, for both targets: the programs and the life-cycle suite
+guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \
 		cargo build --release --target $$target -p coracle -p coracle-worker; \
 		cargo build --release --target $$target -p coracle-pod; \
 		cargo build --release --target $$target -p coracle-probe; \
-		cargo test --no-run --profile client --target $$target -p coracle-tests --test lifecycle; \
+		cargo test --no-run --profile client --target $$target -p coracle-tests $(addprefix --test ,$(GUEST_SUITES)); \
 	done
 
 check: ## format, clippy, unit tests, house; under two minutes

@@ -1,4 +1,4 @@
-# Runs the suite and says how it ended. Nothing is switched off in between: what hangs is the harness' to notice.
+# The rest of a boot without an init system: what programs expect to find mounted.
 /bin/busybox --install -s /bin
 /bin/busybox --install -s /sbin
 export PATH=/bin:/sbin
@@ -16,8 +16,4 @@ mount --make-rshared /
 hostname guest
 ip link set lo up
 echo "kernel $(uname -r), $(cat /sys/fs/cgroup/cgroup.controllers)"
-filters=$(cat /opt/filters)
-# Words on purpose: one filter each.
-CORACLE_BIN_DIR=/opt RUST_BACKTRACE=0 /opt/suite --test-threads=1 $filters
-echo "DONE $?"
-poweroff -f
+exec sh /sbin/suite

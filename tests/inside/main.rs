@@ -1,0 +1,5 @@
+//! What runs inside the guests of `tests/qemu` and nowhere else, as it takes the machine for its own: coracle as a unit of
+//! systemd, reboots, power cuts. The harness outside picks tests by name and boots as often as they need.
+#![forbid(unsafe_code)]
+
+mod systemd;

@@ -1,0 +1,98 @@
+//! coracle as systemd starts it, with everything in its usual place: `tests/qemu/systemd/coracle.service`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::{
+    CgroupDriver, ContainerState, ContainerStatusRequest, PodSandboxConfig, RemovePodSandboxRequest,
+    RuntimeConfigRequest, StartContainerRequest, StopPodSandboxRequest, VersionRequest,
+};
+use coracle_tests::host::{is_alive, wait_for, wait_until};
+use coracle_tests::image::{self, Image};
+use coracle_tests::node::binaries;
+use coracle_tests::request::{container, create, host_pod, run};
+
+/// Where the unit's daemon listens.
+const SOCKET: &str = "/run/coracle/coracle.sock";
+const IMAGE: &str = "localhost/unit:1";
+
+/// A property of the unit, as `systemctl show` has it.
+fn property(name: &str) -> String {
+    let output = Command::new("systemctl")
+        .args(["show", "--value", "--property", name, "coracle.service"])
+        .output()
+        .expect("systemctl runs");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn systemctl(words: &[&str]) {
+    let output = Command::new("systemctl").args(words).output().expect("systemctl runs");
+    assert!(output.status.success(), "systemctl {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Imports the probe's image through the command line, which finds the daemon in its usual place.
+fn import() {
+    let archive = PathBuf::from("/var/tmp/unit.tar");
+    let probe = Image::probe(&image::program(&binaries()), "unit");
+    std::fs::write(&archive, probe.oci_archive(IMAGE)).expect("the archive");
+    let words = ["image", "import", "/var/tmp/unit.tar"];
+    let output = Command::new(binaries().join("coracle")).args(words).output().expect("the program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a container in a pod of its own; ids of both.
+fn start(cri: &Cri, pod: &PodSandboxConfig) -> (String, String) {
+    let pod_sandbox_id = cri.run_pod_sandbox(run(pod)).expect("run").pod_sandbox_id;
+    let config = container("one", IMAGE, &["sleep", "forever"], pod);
+    let request = create(&pod_sandbox_id, &config, pod);
+    let container_id = cri.create_container(request).expect("create").container_id;
+    cri.start_container(StartContainerRequest { container_id: container_id.clone() }).expect("start");
+    (pod_sandbox_id, container_id)
+}
+
+fn pid(cri: &Cri, container_id: &str) -> i32 {
+    let request = ContainerStatusRequest { container_id: container_id.into(), verbose: true };
+    let answer = cri.container_status(request).expect("status");
+    assert_eq!(answer.status.expect("a status").state(), ContainerState::ContainerRunning);
+    let info: serde_json::Value = serde_json::from_str(&answer.info["info"]).expect("info is JSON");
+    info["pid"].as_i64().expect("info has a pid") as i32
+}
+
+fn remove(cri: &Cri, pod_sandbox_id: String) {
+    let stop = StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
+    cri.stop_pod_sandbox(stop).expect("stop");
+    cri.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).expect("remove");
+}
+
+#[test]
+fn it_says_that_it_is_ready_and_which_driver_it_uses() {
+    let first = std::fs::read_to_string("/proc/1/comm").expect("a first process");
+    assert_eq!(first.trim(), "systemd");
+    assert_eq!((property("Type").as_str(), property("ActiveState").as_str()), ("notify", "active"));
+    // The unit is active since the daemon said READY=1: it answers at once.
+    let cri = Cri::new(Path::new(SOCKET));
+    cri.version(VersionRequest::default()).expect("version");
+    let config = cri.runtime_config(RuntimeConfigRequest::default()).expect("config");
+    let driver = config.linux.expect("linux").cgroup_driver();
+    println!("MEASURED driver={driver:?}");
+    assert!(matches!(driver, CgroupDriver::Cgroupfs | CgroupDriver::Systemd));
+}
+
+#[test]
+fn a_pod_outlives_a_restart_of_the_unit() {
+    import();
+    let cri = Cri::new(Path::new(SOCKET));
+    let pod = host_pod("unit");
+    let (pod_id, container_id) = start(&cri, &pod);
+    let init = pid(&cri, &container_id);
+    let daemon = property("MainPID");
+    systemctl(&["restart", "coracle.service"]);
+    assert_ne!(property("MainPID"), daemon, "another daemon");
+    assert!(is_alive(init));
+    let cri = Cri::new(Path::new(SOCKET));
+    wait_until("the new daemon answers", || cri.version(VersionRequest::default()).is_ok());
+    assert_eq!(pid(&cri, &container_id), init);
+    remove(&cri, pod_id);
+    wait_for("its process goes", || (!is_alive(init)).then_some(()));
+}

@@ -1,0 +1,137 @@
+//! What a guest finds on its disk: our programs and suites for its architecture, busybox, Debian's CNI plugins with what
+//! they are linked with, and in a systemd guest Debian's systemd. `mke2fs -d` makes it, without root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::guest::Arch;
+
+/// The disk, in which every test makes a node of its own; a file with holes.
+const DISK_MIB: u32 = 1024;
+
+/// Folders that must be there before anything is mounted or installed on them.
+const FOLDERS: [&str; 14] = [
+    "bin",
+    "dev",
+    "etc",
+    "opt",
+    "proc",
+    "root",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "usr/lib/cni",
+    "var/lib",
+    "var/log",
+    "var/tmp",
+];
+
+/// A disk to be: a folder that is filled, then packed.
+pub(crate) struct Tree {
+    arch: Arch,
+    folder: PathBuf,
+}
+
+impl Tree {
+    /// With all that every guest needs, and these suites.
+    pub(crate) fn new(arch: Arch, folder: PathBuf, suites: &[&str]) -> Tree {
+        let tree = Tree { arch, folder };
+        for name in FOLDERS {
+            fs::create_dir_all(tree.folder.join(name)).expect("a folder");
+        }
+        tree.copy(&packages(arch.debian()).join("bin/busybox"), "bin/busybox");
+        for name in ["coracle", "coracle-worker", "coracle-pod", "probe"] {
+            tree.copy(&built(arch, "release").join(name), &format!("opt/{name}"));
+        }
+        for name in suites {
+            tree.copy(&suite(arch, name), &format!("opt/{name}"));
+        }
+        for entry in fs::read_dir(packages(arch.debian()).join("usr/lib/cni")).expect("CNI plugins").flatten()
+        {
+            tree.copy(&entry.path(), &format!("usr/lib/cni/{}", entry.file_name().display()));
+        }
+        tree.copy_libc();
+        tree.write("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n");
+        tree.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nmessagebus:x:100:100::/:/bin/false\n");
+        tree.write("etc/group", "root:x:0:\nmessagebus:x:100:\n");
+        tree.write("sbin/guest", include_str!("guest.sh"));
+        tree.write("sbin/suite", include_str!("suite.sh"));
+        tree
+    }
+
+    /// Debian's systemd, D-Bus, and the units by which it starts coracle and then the suite.
+    pub(crate) fn add_systemd(&self) {
+        let from = format!("{}/.", packages("systemd").display());
+        let copied = Command::new("cp").args(["-a", &from]).arg(&self.folder).status().expect("cp");
+        assert!(copied.success(), "copy {from}");
+        self.write("etc/machine-id", "");
+        self.write("etc/systemd/system/coracle.service", include_str!("systemd/coracle.service"));
+        self.write("etc/systemd/system/suite.service", include_str!("systemd/suite.service"));
+        self.write("etc/systemd/system/default.target", include_str!("systemd/default.target"));
+    }
+
+    /// Writes a file.
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.folder.join(name), text).expect("a file of the disk");
+    }
+
+    /// Copies a file or program.
+    pub(crate) fn copy(&self, from: &Path, name: &str) {
+        let to = self.folder.join(name);
+        fs::create_dir_all(to.parent().expect("a file is in a folder")).expect("a folder");
+        fs::copy(from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    }
+
+    /// Makes the disk of it. Nothing is left for the kernel to initialise later: its writes would be among those that a
+    /// power cut loses.
+    pub(crate) fn pack(self, disk: &Path) {
+        let made = Command::new("mke2fs")
+            .args(["-q", "-F", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0", "-d"])
+            .arg(&self.folder)
+            .arg(disk)
+            .arg(format!("{DISK_MIB}M"))
+            .output()
+            .expect("mke2fs");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        fs::remove_dir_all(&self.folder).expect("it is ours");
+    }
+
+    /// What Debian's CNI plugins are linked with, at the places that they name.
+    fn copy_libc(&self) {
+        let (triple, loader, place) = match self.arch {
+            Arch::X86_64 => ("x86_64-linux-gnu", "ld-linux-x86-64.so.2", "lib64"),
+            Arch::Aarch64 => ("aarch64-linux-gnu", "ld-linux-aarch64.so.1", "lib"),
+        };
+        let from = packages(self.arch.debian()).join("lib").join(triple);
+        self.copy(&from.join("libc.so.6"), &format!("lib/{triple}/libc.so.6"));
+        self.copy(&from.join(loader), &format!("{place}/{loader}"));
+    }
+}
+
+/// Where `tests/tools/install qemu` unpacked Debian's packages.
+pub(crate) fn packages(name: &str) -> PathBuf {
+    workspace().join("target/tools/guest").join(name)
+}
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
+}
+
+/// Where `make guests` leaves what it builds for a target with a profile.
+fn built(arch: Arch, profile: &str) -> PathBuf {
+    workspace().join(format!("target/{}-unknown-linux-musl/{profile}", arch.name()))
+}
+
+/// A suite, built for the target: the newest, as its name has a number that changes.
+fn suite(arch: Arch, suite: &str) -> PathBuf {
+    let folder = built(arch, "client/deps");
+    let entries = fs::read_dir(folder).expect("the suites of this target: make guests").flatten();
+    let suites = entries.filter(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        name.strip_prefix(suite).is_some_and(|rest| rest.starts_with('-')) && !name.contains('.')
+    });
+    let newest = suites.max_by_key(|entry| entry.metadata().and_then(|about| about.modified()).ok());
+    newest.unwrap_or_else(|| panic!("the suite {suite} of this target: make guests")).path()
+}
