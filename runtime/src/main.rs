@@ -10,6 +10,7 @@
 mod check;
 mod cli;
 mod config;
+mod containerd;
 mod control;
 mod cri;
 mod daemon;

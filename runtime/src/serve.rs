@@ -14,7 +14,7 @@ use crate::error::{Context, Error};
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reactor::{self, Signals};
 use crate::rpc::{Listener, Server, Service};
-use crate::{cli, log, metrics, settle};
+use crate::{cli, containerd, log, metrics, settle};
 
 /// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -68,6 +68,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     };
     let listener = Listener::bind(&config.listen)?;
     let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
+    let _containerd = serve_containerd(&config, &daemon);
     notifier.tell(READY);
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
     settle::after_work();
@@ -88,6 +89,18 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     daemon.plugins.stop().await;
     log::info!("stopped"; calls_cut_off = cut_off);
     Ok(())
+}
+
+/// What the kubelet's cAdvisor asks of containerd, where that is wanted and nobody else answers.
+fn serve_containerd(config: &Config, daemon: &Rc<Daemon>) -> Option<Server> {
+    let path = config.containerd_socket.as_deref()?;
+    match Listener::bind(path) {
+        Ok(listener) => Some(Server::start_other(listener, containerd::service(Rc::clone(daemon)))),
+        Err(error) => {
+            log::warn!("containerd's calls are not served"; error = error);
+            None
+        }
+    }
 }
 
 /// Takes over what a running daemon can; a configuration with a mistake changes nothing.

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::Error;
-use coracle_sandbox::cgroup::{CgroupPath, Cgroups, DeviceAccess, Entry, Resources, Version};
+use coracle_sandbox::cgroup::{BUFFER_BYTES, CgroupPath, Cgroups, DeviceAccess, Entry, Resources, Version};
 use nix::errno::Errno;
 
 /// A parent cgroup of the test's own, whatever ends the test.
@@ -255,17 +255,25 @@ fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
 fn usage_is_read_and_gone_with_the_cgroup() {
     let scratch = Scratch::new("usage", |_| true);
     let path = scratch.container();
-    assert_eq!(scratch.cgroups.usage(&path).unwrap(), None);
+    assert!(scratch.cgroups.gauge(&path).unwrap().is_none());
     scratch.cgroups.make(&path).unwrap();
     scratch.cgroups.apply(&path, &Resources { memory_bytes: 64 << 20, ..Resources::default() }).unwrap();
     let child = sleeper(&scratch.cgroups.entry(&path).unwrap());
-    let usage = scratch.cgroups.usage(&path).unwrap().expect("it is there");
+    let gauge = scratch.cgroups.gauge(&path).unwrap().expect("it is there");
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let usage = gauge.read(&mut buffer).unwrap().expect("it is there").usage;
     assert_eq!(usage.memory.and_then(|memory| memory.limit_bytes), Some(64 << 20));
     assert!(usage.memory.is_some_and(|memory| memory.working_set_bytes <= memory.usage_bytes));
     assert_eq!(usage.swap.and_then(|swap| swap.limit_bytes), Some(0));
     assert_eq!((usage.tasks, usage.cpu_ns.is_some()), (Some(1), true));
     scratch.cgroups.kill(&path).unwrap();
     assert_eq!(ended_by(child), Some(9));
+    let end = Instant::now() + Duration::from_secs(10);
+    while scratch.cgroups.unmake(&path).is_err() {
+        assert!(Instant::now() < end, "the kernel lets go of it");
+        std::thread::yield_now();
+    }
+    assert_eq!(gauge.read(&mut buffer).unwrap(), None, "its files are still open, and it is gone");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use coracle_tests::cri::proto::{ContainerState, PodSandboxState};
 use coracle_tests::host::{self, wait_within};
-use coracle_tests::node::Node;
+use coracle_tests::node::{Node, Options};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -47,8 +47,16 @@ fn wait<T>(kubelet: &Kubelet, what: &str, condition: impl FnMut() -> Option<T>) 
     })
 }
 
+/// Where the kubelet has the numbers of `/metrics/cadvisor` from.
+enum Numbers<'a> {
+    /// ListPodSandboxMetrics.
+    Cri,
+    /// Its own cAdvisor, which asks at this socket whose cgroup is whose.
+    Cadvisor(&'a Path),
+}
+
 impl Kubelet {
-    fn start(node: &Node) -> Kubelet {
+    fn start(node: &Node, numbers: &Numbers<'_>) -> Kubelet {
         let turn = turn();
         let folder = node.folder().join("kubelet");
         for name in ["static", "root", "logs", "certs"] {
@@ -67,13 +75,18 @@ impl Kubelet {
              localStorageCapacityIsolation: false\ncontainerRuntimeEndpoint: unix://{}\npodLogsDir: {at}/logs\n\
              volumePluginDir: {at}/plugins\nresolvConf: \"\"\nfileCheckFrequency: 1s\n\
              evictionHard: {{\"memory.available\": \"1Mi\"}}\ncontainerLogMaxSize: 10Ki\ncontainerLogMaxFiles: 3\n\
-             containerLogMonitorInterval: 3s\nfeatureGates: {{PodAndContainerStatsFromCRI: true}}\n",
-            node.socket().display()
+             containerLogMonitorInterval: 3s\nfeatureGates: {{PodAndContainerStatsFromCRI: {}}}\n",
+            node.socket().display(),
+            matches!(numbers, Numbers::Cri)
         );
         fs::write(folder.join("config.yaml"), config).expect("a file");
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/kubelet");
         assert!(program.exists(), "{} is not there: `tests/tools/install test` makes it", program.display());
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Numbers::Cadvisor(socket) = numbers {
+            command.arg(format!("--containerd={}", socket.display()));
+        }
+        let child = command
             .args(["--hostname-override", "node", "--v", "2"])
             .arg(format!("--config={at}/config.yaml"))
             .arg(format!("--root-dir={at}/root"))
@@ -180,7 +193,7 @@ fn wait_until_nothing_runs(kubelet: &Kubelet, node: &Node) {
 fn a_standalone_kubelet_runs_static_pods() {
     let node = Node::start();
     let image = node.import_probe();
-    let kubelet = Kubelet::start(&node);
+    let kubelet = Kubelet::start(&node, &Numbers::Cri);
     let probe = "    livenessProbe: {exec: {command: [/probe, stat, /tmp/alive]}, periodSeconds: 1, failureThreshold: 2}\n";
     kubelet.write("web", &image, "ticks, \"5\"", "");
     kubelet.write("dies", &image, "sleep, \"1\"", "");
@@ -226,7 +239,7 @@ fn a_standalone_kubelet_runs_static_pods() {
 fn the_kubelets_metrics_have_names_of_pods() {
     let node = Node::start();
     let image = node.import_probe();
-    let kubelet = Kubelet::start(&node);
+    let kubelet = Kubelet::start(&node, &Numbers::Cri);
     kubelet.write("counted", &image, "sleep, forever", "");
     wait(&kubelet, "the pod is ready", || {
         kubelet.container("counted").filter(|status| status["ready"] == true)
@@ -242,4 +255,35 @@ fn the_kubelets_metrics_have_names_of_pods() {
     wait_until_nothing_runs(&kubelet, &node);
     kubelet.stop();
     node.stop();
+}
+
+/// cAdvisor's own numbers, with the names that it asks containerd for: coracle answers in its place.
+#[test]
+fn the_kubelets_cadvisor_finds_names_where_containerd_would_be() {
+    let folder = PathBuf::from(format!("/run/coracle-test-containerd-{}", std::process::id()));
+    let socket = folder.join("containerd.sock");
+    let config = format!("[metrics]\ncontainerd_socket = \"{}\"\n", socket.display());
+    let node = Node::with(Options { config, ..Options::default() });
+    let image = node.import_probe();
+    let kubelet = Kubelet::start(&node, &Numbers::Cadvisor(&socket));
+    kubelet.write("named", &image, "sleep, forever", "");
+    wait(&kubelet, "the pod is ready", || {
+        kubelet.container("named").filter(|status| status["ready"] == true)
+    });
+    let line = wait(&kubelet, "a metric of the container with its name", || {
+        let text = kubelet.get("/metrics/cadvisor")?;
+        let of_container = |line: &&str| {
+            line.starts_with("container_cpu_usage_seconds_total{container=\"main\"")
+                || line.starts_with("container_memory_usage_bytes{container=\"main\"")
+        };
+        text.lines().find(of_container).map(str::to_owned)
+    });
+    for label in ["pod=\"named-node\"", "namespace=\"default\"", &format!("image=\"{image}\"")] {
+        assert!(line.contains(label), "{line}");
+    }
+    kubelet.remove("named");
+    wait_until_nothing_runs(&kubelet, &node);
+    kubelet.stop();
+    node.stop();
+    fs::remove_dir_all(folder).expect("ours");
 }

@@ -234,4 +234,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!("metrics.address" = r#""""#, restart, flag("--metrics", "ADDR"), false,
         metrics_address <- |raw| raw.optional_address(),
         "Where Prometheus text is served: ADDRESS:PORT or unix:///PATH. Empty: nowhere."),
+    key!("metrics.containerd_socket" = r#""""#, restart, None, false,
+        containerd_socket <- |raw| raw.optional_socket(),
+        "Where the kubelet's cAdvisor finds names for cgroups, as if we were containerd; it looks at unix:///run/containerd/containerd.sock. Empty: nowhere."),
 ];

@@ -65,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) nri: Nri,
     /// `[metrics]`: where Prometheus text is served; `None`: nowhere.
     pub(crate) metrics_address: Option<Address>,
+    /// Where what cAdvisor asks of containerd is served; `None`: nowhere.
+    pub(crate) containerd_socket: Option<PathBuf>,
 }
 
 impl Config {

@@ -106,6 +106,11 @@ impl Raw {
         if *self == Raw::Text(String::new()) { Ok(None) } else { self.path().map(Some) }
     }
 
+    /// As [`Raw::socket`]; empty is none.
+    pub(super) fn optional_socket(&self) -> Result<Option<PathBuf>, String> {
+        if *self == Raw::Text(String::new()) { Ok(None) } else { self.socket().map(Some) }
+    }
+
     /// `unix:///PATH` or a bare path, short enough for a socket.
     pub(super) fn socket(&self) -> Result<PathBuf, String> {
         let path = match self.text() {

@@ -35,6 +35,8 @@ struct Facts {
     disk: Disk,
     /// Open files and sockets of all processes.
     open: (u64, u64),
+    /// Most files that its main process may open.
+    open_files_max: u64,
 }
 
 /// A file system.
@@ -162,6 +164,7 @@ fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
         now_s: seconds(reading.at_ns),
         started_s: seconds(started_ns),
         open: open_files(&detail.processes),
+        open_files_max: open_files_max(container.pid()),
         disk: disk(&layer.directory),
         layer: (layer.usage.bytes, layer.usage.inodes),
         limits: record.limits(),
@@ -172,6 +175,13 @@ fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
 
 /// Processes of one container that are looked into; beyond it the numbers are too low, and the daemon has other work.
 const PROCESSES_MAX: usize = 256;
+
+/// The soft limit of a process; 0: it is gone, or has none.
+fn open_files_max(pid: i32) -> u64 {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
 
 /// Open files, and sockets among them.
 fn open_files(processes: &[i32]) -> (u64, u64) {

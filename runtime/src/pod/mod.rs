@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Pressure, Usage, slice};
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::Mutex;
 
@@ -261,31 +261,20 @@ impl Pods {
         .await
     }
 
-    /// What a container's cgroup has used; `None` where it is gone.
-    pub(crate) fn container_usage(&self, container: &Container) -> Result<Option<Usage>, Error> {
-        Ok(self.node.cgroups.usage(&container.cgroup()?)?)
+    /// What statistics of a container are read from; `None` where its cgroup is gone.
+    pub(crate) fn container_gauge(&self, container: &Container) -> Result<Option<Gauge>, Error> {
+        Ok(self.node.cgroups.gauge(&container.cgroup()?)?)
+    }
+
+    /// The same of the cgroup above a pod's containers: the one that the kubelet made for the pod.
+    pub(crate) fn pod_gauge(&self, pod: &Pod) -> Result<Option<Gauge>, Error> {
+        let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
+        Ok(self.node.cgroups.gauge(&parent)?)
     }
 
     /// What else a container's cgroup counts; `None` where it is gone.
     pub(crate) fn container_detail(&self, container: &Container) -> Result<Option<Detail>, Error> {
         Ok(self.node.cgroups.detail(&container.cgroup()?)?)
-    }
-
-    /// Pressure on CPU, memory and I/O in a container's cgroup, where the kernel counts it.
-    pub(crate) fn container_pressure(&self, container: &Container) -> [Option<Pressure>; 3] {
-        container.cgroup().map_or([None; 3], |cgroup| self.node.cgroups.pressure(&cgroup))
-    }
-
-    /// The same of the cgroup above a pod's containers.
-    pub(crate) fn pod_pressure(&self, pod: &Pod) -> [Option<Pressure>; 3] {
-        let parent = CgroupPath::parse(&pod.record().cgroup_parent);
-        parent.map_or([None; 3], |parent| self.node.cgroups.pressure(&parent))
-    }
-
-    /// What the cgroup above a pod's containers has used: the one that the kubelet made for the pod.
-    pub(crate) fn pod_usage(&self, pod: &Pod) -> Result<Option<Usage>, Error> {
-        let parent = pod.record().cgroup_parent.clone();
-        Ok(self.node.cgroups.usage(&CgroupPath::parse(&parent)?)?)
     }
 
     /// What a container writes, on the host.

@@ -19,47 +19,69 @@ use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use super::{MESSAGE_BYTES_MAX, timeout};
 use crate::{reactor, settle};
 
+/// Answers the requests of a socket that is not CRI's.
+pub(crate) type Answer = Rc<dyn Fn(Request<Incoming>) -> Answering>;
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>>>;
+
 /// What answers the requests of every connection; a clone shares everything.
 pub(super) struct Dispatch<S> {
-    runtime: RuntimeServiceServer<S>,
-    image: ImageServiceServer<S>,
+    services: Services<S>,
     calls: Rc<Calls>,
+}
+
+enum Services<S> {
+    Cri {
+        runtime: RuntimeServiceServer<S>,
+        image: ImageServiceServer<S>,
+    },
+    /// By whom else. One type for both, so that HTTP/2 is in the program once.
+    Other(Answer),
 }
 
 // By hand: a derive would ask for `S: Clone`, and tonic shares one `S`.
 impl<S> Clone for Dispatch<S> {
     fn clone(&self) -> Dispatch<S> {
-        Dispatch { runtime: self.runtime.clone(), image: self.image.clone(), calls: self.calls.clone() }
+        let services = match &self.services {
+            Services::Cri { runtime, image } => {
+                Services::Cri { runtime: runtime.clone(), image: image.clone() }
+            }
+            Services::Other(answer) => Services::Other(Rc::clone(answer)),
+        };
+        Dispatch { services, calls: self.calls.clone() }
     }
 }
 
 impl<S: RuntimeService + ImageService> Dispatch<S> {
     pub(super) fn new(service: S, calls: Rc<Calls>) -> Dispatch<S> {
         let service = std::sync::Arc::new(service);
-        Dispatch {
-            runtime: RuntimeServiceServer::from_arc(service.clone())
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX),
-            image: ImageServiceServer::from_arc(service)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX),
-            calls,
-        }
+        let runtime = RuntimeServiceServer::from_arc(service.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let image = ImageServiceServer::from_arc(service)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        Dispatch { services: Services::Cri { runtime, image }, calls }
+    }
+
+    pub(super) fn other(answer: Answer, calls: Rc<Calls>) -> Dispatch<S> {
+        Dispatch { services: Services::Other(answer), calls }
     }
 }
 
 impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>> for Dispatch<S> {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>>>;
+    type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let under_way = self.calls.enter();
         let limit = timeout::of(request.headers());
-        let answer = match service_of(request.uri().path()) {
-            "runtime.v1.RuntimeService" => self.runtime.clone().call(request),
-            "runtime.v1.ImageService" => self.image.clone().call(request),
-            other => {
+        let answer: Answering = match (&self.services, service_of(request.uri().path())) {
+            (Services::Other(answer), _) => answer(request),
+            (Services::Cri { runtime, .. }, "runtime.v1.RuntimeService") => runtime.clone().call(request),
+            (Services::Cri { image, .. }, "runtime.v1.ImageService") => image.clone().call(request),
+            (Services::Cri { .. }, other) => {
                 let status =
                     Status::unimplemented(format!("service {other:?} is not served, only runtime.v1"));
                 Box::pin(std::future::ready(Ok(status.into_http())))

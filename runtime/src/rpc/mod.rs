@@ -26,6 +26,7 @@ mod status;
 mod tests;
 mod timeout;
 
+pub(crate) use dispatch::Answer;
 pub(crate) use listen::{Listener, PATH_BYTES_MAX};
 pub(crate) use server::Server;
 pub(crate) use service::Service;

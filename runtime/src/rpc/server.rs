@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use smol::channel::{Receiver, Sender};
 
-use super::dispatch::{Calls, Dispatch};
+use super::dispatch::{Answer, Calls, Dispatch};
 use super::io::Io;
 use super::listen::Listener;
+use super::service::Service;
 use super::v1::image_service_server::ImageService;
 use super::v1::runtime_service_server::RuntimeService;
 use crate::log;
@@ -80,15 +81,23 @@ struct Shared {
 impl Server {
     /// Serves both CRI services on `listener` until dropped or drained.
     pub(crate) fn start(listener: Listener, service: impl RuntimeService + ImageService) -> Server {
+        Server::with(listener, |calls| Dispatch::new(service, calls))
+    }
+
+    /// Has `answer` answer what is asked on `listener`, until dropped.
+    pub(crate) fn start_other(listener: Listener, answer: Answer) -> Server {
+        Server::with(listener, |calls| Dispatch::<Service>::other(answer, calls))
+    }
+
+    fn with<S>(listener: Listener, dispatch: impl FnOnce(Rc<Calls>) -> Dispatch<S>) -> Server
+    where
+        S: RuntimeService + ImageService,
+    {
         let shared = Rc::new(Shared::default());
         let (stop, stopped) = smol::channel::bounded(1);
         let (alive, gone) = smol::channel::bounded(1);
-        let acceptor = Acceptor {
-            dispatch: Dispatch::new(service, shared.calls.clone()),
-            shared: shared.clone(),
-            stopped,
-            alive,
-        };
+        let acceptor =
+            Acceptor { dispatch: dispatch(shared.calls.clone()), shared: shared.clone(), stopped, alive };
         Server { accepting: reactor::spawn(acceptor.run(listener)), shared, stop, gone }
     }
 

@@ -1,8 +1,8 @@
-//! What else a cgroup counts, for the few who ask: metrics in cAdvisor's manner, and pressure. Beside `usage`, as that is
+//! What else a cgroup counts, for the few who ask: metrics in cAdvisor's manner. Beside `gauge`, as that is
 //! read every ten seconds for every container and this is not.
 //! Rules: CRI sections 2.22 and 2.24; Documentation/admin-guide/cgroup-v2.rst; Documentation/accounting/psi.rst.
 
-use super::usage::{Reader, value};
+use super::files::{names_gone, read};
 use super::{CgroupPath, Cgroups, Version};
 use crate::Error;
 
@@ -37,8 +37,21 @@ pub struct Detail {
     pub tasks_max: Option<u64>,
     /// By block device.
     pub io: Vec<DeviceIo>,
+    /// By page size; none where there is no controller for them.
+    pub hugepages: Vec<Hugepages>,
     /// Its processes, as the node sees them.
     pub processes: Vec<i32>,
+}
+
+/// Huge pages of one size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hugepages {
+    /// As the kernel names it: `2MB`, `1GB`.
+    pub page_size: String,
+    /// In use now.
+    pub bytes: u64,
+    /// The most ever; v2 does not count it.
+    pub peak_bytes: u64,
 }
 
 /// I/O on one block device.
@@ -88,22 +101,64 @@ impl Cgroups {
             Version::V1 => v1(&reader)?,
             Version::V2 => v2(&reader)?,
         };
+        detail.hugepages = reader.hugepages();
         let processes = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         detail.processes = processes.lines().filter_map(|line| line.parse().ok()).collect();
         Ok(Some(detail))
     }
+}
 
-    /// Pressure on CPU, memory and I/O, in this order; all absent on v1, and where the kernel does not count it.
-    pub fn pressure(&self, path: &CgroupPath) -> [Option<Pressure>; 3] {
-        if self.version() == Version::V1 {
-            return [None; 3];
-        }
-        let directory = self.tracking_directory(path);
-        ["cpu", "memory", "io"].map(|resource| {
-            let text = std::fs::read_to_string(directory.join(format!("{resource}.pressure"))).ok()?;
-            parse_pressure(&text)
-        })
+/// Reads the files of one cgroup.
+struct Reader<'a> {
+    cgroups: &'a Cgroups,
+    path: &'a CgroupPath,
+}
+
+impl Reader<'_> {
+    /// A file with one number; `None` where it is missing or says `max`.
+    fn number(&self, controller: &str, file: &str) -> Result<Option<u64>, Error> {
+        Ok(self.text(controller, file)?.and_then(|text| text.trim().parse().ok()))
     }
+
+    /// The sizes are those that have files: `hugetlb.SIZE.usage_in_bytes`, `hugetlb.SIZE.current`.
+    fn hugepages(&self) -> Vec<Hugepages> {
+        let ending = match self.cgroups.version() {
+            Version::V1 => ".usage_in_bytes",
+            Version::V2 => ".current",
+        };
+        let directory = self.cgroups.limit_directory(self.path, "hugetlb");
+        let entries = directory.and_then(|directory| std::fs::read_dir(directory).ok());
+        let names =
+            entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let size = |name: String| {
+            let size = name.strip_prefix("hugetlb.")?.strip_suffix(ending)?;
+            (!size.contains('.')).then(|| size.to_owned())
+        };
+        let of = |page_size: String| {
+            let number =
+                |ending: &str| self.number("hugetlb", &format!("hugetlb.{page_size}{ending}")).ok().flatten();
+            let (bytes, peak_bytes) = (number(ending), number(".max_usage_in_bytes"));
+            Hugepages { page_size, bytes: bytes.unwrap_or(0), peak_bytes: peak_bytes.unwrap_or(0) }
+        };
+        names.filter_map(size).map(of).collect()
+    }
+
+    fn text(&self, controller: &str, file: &str) -> Result<Option<String>, Error> {
+        let directory = self.cgroups.limit_directory(self.path, controller);
+        let Some(directory) = directory else { return Ok(None) };
+        match read(&directory.join(file)) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if names_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The number on the line `PREFIXKEY NUMBER`.
+fn value(text: &str, prefix: &str, key: &str) -> Option<u64> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix(prefix)?.strip_prefix(key)?.strip_prefix(' '))
+        .find_map(|number| number.trim().parse().ok())
 }
 
 fn v1(reader: &Reader<'_>) -> Result<Detail, Error> {
@@ -130,6 +185,7 @@ fn v1(reader: &Reader<'_>) -> Result<Detail, Error> {
         oom_kills: value(&oom, "", "oom_kill"),
         tasks_max: reader.number("pids", "pids.max")?,
         io: v1_io(&bytes, &operations),
+        hugepages: Vec::new(),
         processes: Vec::new(),
     })
 }
@@ -157,6 +213,7 @@ fn v2(reader: &Reader<'_>) -> Result<Detail, Error> {
         oom_kills: value(&events, "", "oom_kill"),
         tasks_max: reader.number("pids", "pids.max")?,
         io: io.lines().filter_map(v2_io).collect(),
+        hugepages: Vec::new(),
         processes: Vec::new(),
     })
 }
@@ -199,7 +256,7 @@ fn v1_io(bytes: &str, operations: &str) -> Vec<DeviceIo> {
 }
 
 /// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same with `full`, which the CPU of the root lacks.
-fn parse_pressure(text: &str) -> Option<Pressure> {
+pub(super) fn parse_pressure(text: &str) -> Option<Pressure> {
     let stall = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
         let of = |key: &str| line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

@@ -12,13 +12,13 @@
 mod detail;
 mod devices;
 mod files;
+mod gauge;
 mod layout;
 mod limits;
 mod path;
 mod processes;
 mod resources;
 mod systemd;
-mod usage;
 
 use std::path::{Path, PathBuf};
 
@@ -29,12 +29,12 @@ use crate::plan::CgroupMount;
 use files::{read, write};
 use layout::{Layout, Tracking};
 
-pub use detail::{Detail, DeviceIo, Pressure, Stall};
+pub use detail::{Detail, DeviceIo, Hugepages, Pressure, Stall};
+pub use gauge::{BUFFER_BYTES, Gauge, MemoryUsage, Sample, SwapUsage, Usage};
 pub use path::CgroupPath;
 pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
 pub use systemd::{Driver, Property, PropertyValue, scope, slice};
-pub use usage::{MemoryUsage, SwapUsage, Usage};
 
 /// Which of the two interfaces sets limits. A hybrid host is v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Every metric: its name, what it says, and where its value comes from. What this kernel does not count is zero where
 //! cAdvisor's is, as a dashboard that misses a name shows nothing at all.
 
-use coracle_sandbox::cgroup::{DeviceIo, MemoryUsage, Pressure};
+use coracle_sandbox::cgroup::{DeviceIo, Hugepages, MemoryUsage, Pressure};
 
 use super::Facts;
 use crate::rpc::v1::MetricType::{self, Counter, Gauge};
@@ -65,6 +65,11 @@ fn memory(facts: &Facts, value: fn(&MemoryUsage) -> u64) -> Of {
     maybe(facts.reading.usage.memory.as_ref().map(value))
 }
 
+/// One value for each size of huge pages.
+fn hugepages(facts: &Facts, value: fn(&Hugepages) -> u64) -> Of {
+    Of(facts.detail.hugepages.iter().map(|pages| (vec![pages.page_size.clone()], value(pages))).collect())
+}
+
 /// A positive limit; 0: none.
 fn limit(value: i64) -> Of {
     maybe(u64::try_from(value).ok())
@@ -105,7 +110,7 @@ fn faults(facts: &Facts) -> Of {
 }
 
 /// Of containers.
-pub(super) static CONTAINER: [Metric; 45] = [
+pub(super) static CONTAINER: [Metric; 48] = [
     metric(
         "container_blkio_device_usage_total",
         "Bytes read from and written to block devices",
@@ -181,6 +186,12 @@ pub(super) static CONTAINER: [Metric; 45] = [
     }),
     metric("container_fs_writes_total", "Writes", Counter, &["device"], |facts| {
         by_device(facts, |io| io.operations.1)
+    }),
+    metric("container_hugetlb_max_usage_bytes", "Most huge pages ever used", Gauge, &["pagesize"], |facts| {
+        hugepages(facts, |pages| pages.peak_bytes)
+    }),
+    metric("container_hugetlb_usage_bytes", "Huge pages in use", Gauge, &["pagesize"], |facts| {
+        hugepages(facts, |pages| pages.bytes)
     }),
     metric("container_last_seen", "When it was looked at last", Gauge, &[], |facts| one(facts.now_s)),
     metric("container_memory_cache", "Bytes of page cache", Gauge, &[], |facts| {
@@ -292,6 +303,9 @@ pub(super) static CONTAINER: [Metric; 45] = [
     ),
     metric("container_start_time_seconds", "When it was started", Gauge, &[], |facts| one(facts.started_s)),
     metric("container_threads", "Its threads", Gauge, &[], |facts| maybe(facts.reading.usage.tasks)),
+    metric("container_ulimits_soft", "Soft limit of its main process", Gauge, &["ulimit"], |facts| {
+        with("max_open_files", facts.open_files_max)
+    }),
     metric("container_threads_max", "Most threads it may have; 0: any number", Gauge, &[], |facts| {
         maybe(facts.detail.tasks_max)
     }),
