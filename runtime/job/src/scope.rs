@@ -28,6 +28,8 @@ pub enum ScopeCommand {
     },
     /// Tell it other limits.
     Set,
+    /// It is over. One that systemd does not know any more is success.
+    Stop,
 }
 
 /// A value of a property.
@@ -35,6 +37,8 @@ pub enum ScopeCommand {
 pub enum ScopeProperty {
     /// `t`
     Number(u64),
+    /// `s`
+    Text(String),
     /// `ay`
     Mask(Vec<u8>),
 }

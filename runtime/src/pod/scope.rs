@@ -4,10 +4,11 @@
 //!   make, apply ─► the process is in it ─► adopt: StartTransientUnit, by a worker ─► what systemd has reset is applied again
 //!   update ─► apply ─► tell: SetUnitProperties, in the background
 //! ```
-//! Nothing undoes a scope: systemd forgets it with its last process. Rules: CRI section 3.15; `coracle_sandbox::cgroup::systemd`.
+//! systemd takes a cgroup away when its last process has ended, and forgets the scope: it is given a moment for that, and told
+//! to where it did not (a cgroup that vanishes before systemd has looked leaves a scope without end). Rules: CRI section 3.15; `coracle_sandbox::cgroup::systemd`.
 
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
 use coracle_sandbox::cgroup::{CgroupPath, PropertyValue, Resources};
@@ -15,6 +16,9 @@ use coracle_sandbox::cgroup::{CgroupPath, PropertyValue, Resources};
 use super::{Container, Pod, Pods};
 use crate::error::Error;
 use crate::{log, reactor};
+
+/// How long systemd may take to see that a scope is over: milliseconds, but on a node that boots.
+const FORGET_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long the end of a process may take to be seen here after systemd did not find it.
 const END_SEEN_LIMIT: Duration = Duration::from_secs(1);
@@ -67,6 +71,25 @@ impl Pods {
         Ok(())
     }
 
+    /// Sees to it that systemd forgets a scope whose processes were killed, and then its cgroup may go.
+    pub(super) async fn end_scope(&self, cgroup: &CgroupPath) {
+        let Ok((_, unit)) = cgroup.slice_and_scope() else { return };
+        let end = Instant::now() + FORGET_LIMIT;
+        let mut pause = Duration::from_millis(1);
+        while self.node.cgroups.exists(cgroup) {
+            if Instant::now() >= end {
+                let (unit, command) = (unit.to_owned(), ScopeCommand::Stop);
+                let job = ScopeJob { unit, command, properties: Vec::new() };
+                if let Err(error) = self.node.workers.run(Job::Scope(job), |_, _| ()).await {
+                    log::warn!("systemd keeps a scope"; path = cgroup, error = error);
+                }
+                return;
+            }
+            reactor::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+
     /// Tells systemd the limits in force, in the background: they hold already, and would until its next daemon-reload.
     pub(super) fn tell_limits(self: &Rc<Self>, container: &Rc<Container>) {
         if !container.pod.record().has_scopes || !container.record().state.is_running() {
@@ -101,6 +124,7 @@ impl Pods {
         let told = properties.into_iter().map(|property| {
             let value = match property.value {
                 PropertyValue::Number(number) => ScopeProperty::Number(number),
+                PropertyValue::Text(text) => ScopeProperty::Text(text.to_owned()),
                 PropertyValue::Mask(mask) => ScopeProperty::Mask(mask),
             };
             (property.name.to_owned(), value)

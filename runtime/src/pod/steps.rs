@@ -386,6 +386,7 @@ impl Pods {
 
     /// Removes a cgroup whose processes have been killed, as soon as the kernel lets go of them.
     pub(super) async fn clear_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
+        self.end_scope(path).await;
         let end = Instant::now() + KILL_LIMIT;
         let mut pause = Duration::from_micros(200);
         loop {

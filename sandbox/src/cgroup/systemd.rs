@@ -35,6 +35,8 @@ pub struct Property {
 pub enum PropertyValue {
     /// `t`; the largest number is "infinity".
     Number(u64),
+    /// `s`
+    Text(&'static str),
     /// `ay`: CPUs or memory nodes, the lowest in the lowest bit of the first byte.
     Mask(Vec<u8>),
 }
@@ -47,6 +49,9 @@ const QUOTA_STEP_US: u128 = 10_000;
 
 /// Largest CPU or node in a list: the kernel's own limit is 8192.
 const LIST_MAX: usize = 8192;
+
+/// Scopes have it since systemd 253.
+const OOM_POLICY: &str = "OOMPolicy";
 
 /// Files whose number is a property as it is.
 const NUMBERS: [(&str, &str); 10] = [
@@ -118,6 +123,10 @@ fn properties(writes: &[Write], version: Version) -> Vec<Property> {
             }
             "cpu.cfs_quota_us" => quota = number(value),
             "cpu.cfs_period_us" => period = number(value),
+            // One process that is killed takes the others along, or not; `stop` would end those that are not killed.
+            "memory.oom.group" => {
+                put(OOM_POLICY, PropertyValue::Text(if value.trim() == "1" { "kill" } else { "continue" }));
+            }
             // v1 has no such properties: the files are all there is.
             "cpuset.cpus" if version == Version::V2 => {
                 mask(value).into_iter().for_each(|mask| put("AllowedCPUs", PropertyValue::Mask(mask)));
@@ -245,6 +254,7 @@ mod tests {
             number("MemoryLow", 1 << 20),
             number("MemoryMax", 64 << 20),
             number("MemorySwapMax", 0),
+            Property { name: "OOMPolicy", value: PropertyValue::Text("kill") },
             number("TasksMax", INFINITY),
         ];
         assert_eq!(of(Version::V2), expected);

@@ -133,11 +133,12 @@ impl Bus {
         }
     }
 
-    /// The mechanism EXTERNAL: the kernel tells who we are.
+    /// The mechanism EXTERNAL: the kernel tells who we are. BEGIN goes with it, as sd-bus' own clients do: systemd 252 looks at
+    /// a message that comes in one packet with BEGIN only when the next one comes.
     fn authenticate(&mut self) -> Result<(), Failure> {
         let uid: String =
             nix::unistd::geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
-        self.write(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
+        self.write(format!("\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n").as_bytes())?;
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") {
             let mut byte = [0];
@@ -153,7 +154,7 @@ impl Bus {
                 String::from_utf8_lossy(line.trim_ascii())
             )));
         }
-        self.write(b"BEGIN\r\n")
+        Ok(())
     }
 
     fn read_message(&mut self) -> Result<Message, Failure> {

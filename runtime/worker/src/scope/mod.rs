@@ -9,7 +9,7 @@ use std::time::Duration;
 use coracle_job::{Failure, FailureKind, ScopeCommand, ScopeJob, ScopeProperty};
 
 use self::bus::Bus;
-use self::message::{Reader, Writer};
+use self::message::{Message, Reader, Writer};
 use crate::failure::{Context, failure};
 
 /// Longest wait for systemd: it may be busy with a boot; the kubelet gives a start two minutes.
@@ -21,7 +21,22 @@ pub(crate) fn run(job: &ScopeJob) -> Result<(), Failure> {
     carry_out(&mut bus, job).context(|| format!("systemd unit {}", job.unit))
 }
 
+/// The one property that not every systemd of these years has.
+const OOM_POLICY: &str = "OOMPolicy";
+
 fn carry_out(bus: &mut Bus, job: &ScopeJob) -> Result<(), Failure> {
+    match attempt(bus, job) {
+        // A systemd before 253 has no such property for scopes: the file of the cgroup is all there is.
+        Err(refused) if refused.message.contains(OOM_POLICY) => {
+            let mut job = job.clone();
+            job.properties.retain(|(name, _)| name != OOM_POLICY);
+            attempt(bus, &job)
+        }
+        done => done,
+    }
+}
+
+fn attempt(bus: &mut Bus, job: &ScopeJob) -> Result<(), Failure> {
     match &job.command {
         ScopeCommand::Set => {
             let mut body = Writer::default();
@@ -29,18 +44,33 @@ fn carry_out(bus: &mut Bus, job: &ScopeJob) -> Result<(), Failure> {
             body.string(&job.unit).u32(1).array(8, |properties| limits(properties, &job.properties));
             bus.manager("SetUnitProperties", "sba(sv)", &body.into_bytes()).map(drop)
         }
+        ScopeCommand::Stop => {
+            let mut body = Writer::default();
+            body.string(&job.unit).string("replace");
+            bus.manager("Subscribe", "", &[])?;
+            match bus.manager("StopUnit", "ss", &body.into_bytes()) {
+                Ok(reply) => wait_for_job(bus, &reply).map(drop),
+                Err(gone) if gone.kind == FailureKind::NotFound => Ok(()),
+                Err(failure) => Err(failure),
+            }
+        }
         ScopeCommand::Start { slice, description, pid } => {
             bus.manager("Subscribe", "", &[])?;
             let body = start(job, slice, description, *pid);
             let reply = bus.manager("StartTransientUnit", "ssa(sv)a(sa(sv))", &body)?;
-            let path = Reader::new(&reply.body).string();
-            let path = path.map_err(|why| failure(FailureKind::Internal, format!("systemd sent {why}")))?;
-            match bus.job_result(&path)?.as_str() {
+            match wait_for_job(bus, &reply)?.as_str() {
                 "done" => Ok(()),
                 result => Err(failure(FailureKind::Internal, format!("its start ended with {result:?}"))),
             }
         }
     }
+}
+
+/// How the job ended whose path is the answer of a call.
+fn wait_for_job(bus: &mut Bus, reply: &Message) -> Result<String, Failure> {
+    let path = Reader::new(&reply.body).string();
+    let path = path.map_err(|why| failure(FailureKind::Internal, format!("systemd sent {why}")))?;
+    bus.job_result(&path)
 }
 
 /// `StartTransientUnit(s name, s mode, a(sv) properties, a(sa(sv)) others)`
@@ -76,6 +106,9 @@ fn limits(array: &mut Writer, properties: &[(String, ScopeProperty)]) {
         match value {
             ScopeProperty::Number(number) => {
                 array.signature("t").u64(*number);
+            }
+            ScopeProperty::Text(text) => {
+                array.signature("s").string(text);
             }
             ScopeProperty::Mask(mask) => {
                 array.signature("ay").array(1, |bytes| {

@@ -127,6 +127,29 @@ fn its_words_are_passed_on_and_what_is_gone_is_told_apart() {
 }
 
 #[test]
+fn a_property_that_this_systemd_lacks_is_left_out_and_a_unit_that_is_gone_is_stopped() {
+    let old = systemd("old", |mut reader| {
+        let set = take_call(&mut reader);
+        let words = text("Cannot set property OOMPolicy, or unknown property.");
+        let error = [(4, "s", "org.freedesktop.DBus.Error.PropertyReadOnly"), (8, "g", "s")];
+        reader.get_mut().write_all(&incoming(3, set, &error, &words)).unwrap();
+        let again = take_call(&mut reader);
+        reader.get_mut().write_all(&incoming(2, again, &[], &[])).unwrap();
+    });
+    let mut set = ScopeJob { command: ScopeCommand::Set, ..start_job() };
+    set.properties.push((OOM_POLICY.into(), ScopeProperty::Text("kill".into())));
+    assert_eq!(ask(old, &set), Ok(()));
+    let gone = systemd("gone", |mut reader| {
+        let subscribe = take_call(&mut reader);
+        reader.get_mut().write_all(&incoming(2, subscribe, &[], &[])).unwrap();
+        let stop = take_call(&mut reader);
+        let error = [(4, "s", "org.freedesktop.systemd1.NoSuchUnit"), (8, "g", "s")];
+        reader.get_mut().write_all(&incoming(3, stop, &error, &text("not loaded"))).unwrap();
+    });
+    assert_eq!(ask(gone, &ScopeJob { command: ScopeCommand::Stop, ..start_job() }), Ok(()));
+}
+
+#[test]
 fn a_start_that_fails_an_answer_that_is_garbage_and_none_are_failures() {
     let failed = systemd("failed", |mut reader| {
         let subscribe = take_call(&mut reader);
