@@ -167,7 +167,7 @@ fn load_pod_cidr(root: &Path) -> String {
 }
 
 /// A program of ours: where the configuration says, else beside this one.
-fn program(config: &Config, name: &str) -> PathBuf {
+pub(crate) fn program(config: &Config, name: &str) -> PathBuf {
     match &config.program_dir {
         Some(directory) => directory.join(name),
         None => {

@@ -48,7 +48,10 @@ fn main() -> ExitCode {
         Ok(Command::ConfigDefault) => print(&config::document()),
         Ok(Command::Version) => print(&cli::version()),
         Ok(Command::Help(text)) => print(&text),
-        Ok(Command::Check) => check_host(),
+        Ok(Command::Check { sources, as_json }) => match config::load(&sources) {
+            Ok(config) => check::run(&config, as_json),
+            Err(problems) => complain(problems),
+        },
         Ok(Command::Image(words, sources)) => match config::load(&sources) {
             Ok(config) => control::client::run(&config.state, &words),
             Err(problems) => complain(problems),
@@ -57,18 +60,6 @@ fn main() -> ExitCode {
             complain([usage]);
             ExitCode::from(cli::EXIT_USAGE)
         }
-    }
-}
-
-/// Fails when pods cannot run here, so that an installer need not read.
-fn check_host() -> ExitCode {
-    match coracle_sandbox::probe::needs() {
-        Ok(needs) if coracle_sandbox::probe::can_run(&needs) => print(&check::report(&needs)),
-        Ok(needs) => {
-            print(&check::report(&needs));
-            ExitCode::FAILURE
-        }
-        Err(error) => complain([error]),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use caps::Capability;
 
 use crate::cgroup::{Cgroups, Version};
-use crate::{Error, capability, userns};
+use crate::{Error, capability, lsm, userns};
 
 /// Whether a need is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,24 +24,38 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
     /// What, in a few words.
-    pub name: String,
-    /// Whether pods can run without it.
+    pub name: &'static str,
+    /// Whether no pod can run without it.
     pub is_required: bool,
     /// Is it met?
     pub state: State,
-    /// What to switch on (kernel option, boot parameter), and what does not work otherwise.
-    pub hint: &'static str,
+    /// What was found, where that is worth saying.
+    pub found: String,
+    /// What does not work without it, or works less.
+    pub without: &'static str,
+    /// What to switch on: kernel option, boot parameter, sysctl, file.
+    pub fix: &'static str,
 }
 
-/// Every need, required ones first.
+/// Every need that the kernel meets or not, required ones first. `config` is the kernel's configuration where the caller has
+/// it from the kernel itself; else the distribution's file is read.
 ///
 /// # Errors
 /// [`Error::Kernel`] where the kernel does not even tell its version.
-pub fn needs() -> Result<Vec<Need>, Error> {
-    let kernel = Kernel::look()?;
-    let mut needs = required(&kernel);
-    needs.extend(optional(&kernel));
-    Ok(needs)
+pub fn needs(config: Option<String>) -> Result<Vec<Need>, Error> {
+    let mut kernel = Kernel::look()?;
+    if let Some(config) = config {
+        kernel.config = config;
+    }
+    let needs = ROWS.iter().map(|row| Need {
+        name: row.name,
+        is_required: row.is_required,
+        state: (row.state)(&kernel),
+        found: String::new(),
+        without: row.without,
+        fix: row.fix,
+    });
+    Ok(needs.collect())
 }
 
 /// Whether mounts can be made read-only recursively (`mount_setattr`, Linux 5.12).
@@ -70,96 +84,113 @@ pub fn can_run(needs: &[Need]) -> bool {
     !needs.iter().any(|need| need.is_required && need.state == State::Missing)
 }
 
-fn required(kernel: &Kernel) -> Vec<Need> {
-    let need = |name: &str, state, hint| Need { name: name.into(), is_required: true, state, hint };
-    let mut needs = vec![
-        need("Linux 5.10", kernel.since(5, 10), "older kernels lack calls that every pod needs"),
-        need(
-            "overlayfs",
-            kernel.filesystem("overlay", "OVERLAY_FS"),
-            "CONFIG_OVERLAY_FS: no container has a root",
-        ),
-        need(
-            "cgroups",
-            have(kernel.cgroups.is_some()),
-            "mount cgroup2 at /sys/fs/cgroup: no pod can be made",
-        ),
-    ];
-    let namespaces = [
-        ("mnt", "CONFIG_NAMESPACES: no container has a root of its own"),
-        ("pid", "CONFIG_PID_NS: containers would see each other's processes"),
-        ("net", "CONFIG_NET_NS: only pods on the host's network"),
-        ("ipc", "CONFIG_IPC_NS: only pods with the host's IPC"),
-        ("uts", "CONFIG_UTS_NS: only pods with the host's name"),
-    ];
-    for (name, hint) in namespaces {
-        let state = have(Path::new("/proc/self/ns").join(name).exists());
-        needs.push(need(&format!("{name} namespaces"), state, hint));
-    }
-    needs
+/// A need as a row: the page docs/kernel.md has the same ones.
+struct Row {
+    name: &'static str,
+    is_required: bool,
+    without: &'static str,
+    fix: &'static str,
+    state: fn(&Kernel) -> State,
 }
 
-fn optional(kernel: &Kernel) -> Vec<Need> {
-    let need = |name: &str, state, hint| Need { name: name.into(), is_required: false, state, hint };
-    let controllers = [
-        ("cpu", "CONFIG_CGROUP_SCHED, CONFIG_CFS_BANDWIDTH: CPU limits do not hold"),
-        ("memory", "CONFIG_MEMCG, boot with cgroup_enable=memory: memory limits do not hold"),
-        ("pids", "CONFIG_CGROUP_PIDS: limits on processes do not hold"),
-        ("cpuset", "CONFIG_CPUSETS: containers cannot be bound to CPUs"),
-        ("hugetlb", "CONFIG_CGROUP_HUGETLB: limits on huge pages are refused"),
-    ];
-    let has = |name: &str| have(kernel.cgroups.as_ref().is_some_and(|cgroups| cgroups.has_controller(name)));
-    let mut needs: Vec<Need> = controllers
-        .into_iter()
-        .map(|(name, hint)| need(&format!("cgroup controller {name}"), has(name), hint))
-        .collect();
-    let is_v2 = kernel.cgroups.as_ref().is_some_and(|cgroups| cgroups.version() == Version::V2);
-    let user_namespaces = have(number("/proc/sys/user/max_user_namespaces").is_some_and(|most| most > 0));
-    let apparmor = have(text("/sys/module/apparmor/parameters/enabled").trim() == "Y");
-    needs.extend([
-        need(
-            "cgroup v2",
-            have(is_v2),
-            "boot with systemd.unified_cgroup_hierarchy=1: no memory QoS, no limits in `unified`",
-        ),
-        need(
-            "cgroup namespaces",
-            kernel.namespace("cgroup"),
-            "CONFIG_CGROUPS: containers see the host's cgroup paths",
-        ),
-        need("cgroup.kill", kernel.since(5, 14), "Linux 5.14: processes are killed one by one"),
-        need(
-            "seccomp",
-            have(Path::new("/proc/sys/kernel/seccomp/actions_avail").exists()),
-            "CONFIG_SECCOMP_FILTER: containers with a profile are refused",
-        ),
-        need(
-            "AppArmor",
-            apparmor,
-            "CONFIG_SECURITY_APPARMOR, boot with apparmor=1: localhost profiles are refused",
-        ),
-        need("mount_setattr", kernel.since(5, 12), "Linux 5.12: no recursive read-only mounts"),
-        need(
-            "user namespaces",
-            both(user_namespaces, kernel.namespace("user")),
-            "CONFIG_USER_NS, sysctl user.max_user_namespaces: no pods with hostUsers=false",
-        ),
-        need("idmapped overlayfs", kernel.since(5, 19), "Linux 5.19: no pods with hostUsers=false"),
-        need("bridge", kernel.module("bridge", "BRIDGE"), "CONFIG_BRIDGE: no built-in pod network"),
-        need("veth", kernel.module("veth", "VETH"), "CONFIG_VETH: no built-in pod network"),
-        need(
-            "nftables",
-            kernel.module("nf_tables", "NF_TABLES"),
-            "CONFIG_NF_TABLES: no masquerading, no host ports",
-        ),
-        need(
-            "CAP_SYS_RESOURCE",
-            kernel.capability(Capability::CAP_SYS_RESOURCE),
-            "run outside a container: limits cannot be raised, oom_score_adj cannot be lowered",
-        ),
-    ]);
-    needs
+const fn required(
+    name: &'static str,
+    fix: &'static str,
+    without: &'static str,
+    state: fn(&Kernel) -> State,
+) -> Row {
+    Row { name, is_required: true, without, fix, state }
 }
+
+const fn optional(
+    name: &'static str,
+    fix: &'static str,
+    without: &'static str,
+    state: fn(&Kernel) -> State,
+) -> Row {
+    Row { name, is_required: false, without, fix, state }
+}
+
+/// In the order of a pod's life, required ones first.
+#[rustfmt::skip]
+static ROWS: [Row; 38] = [
+    required("Linux 5.10", "a newer kernel", "calls that every pod needs are missing",
+        |kernel| kernel.since(5, 10)),
+    required("CAP_SYS_ADMIN", "run as root, outside a container", "no mounts and no namespaces can be made",
+        |kernel| kernel.capability(Capability::CAP_SYS_ADMIN)),
+    required("cgroups", "mount cgroup2 at /sys/fs/cgroup", "no pod can be made",
+        |kernel| have(kernel.cgroups.is_some())),
+    required("overlayfs", "CONFIG_OVERLAY_FS", "no container has a root",
+        |kernel| kernel.filesystem("overlay", "OVERLAY_FS")),
+    required("tmpfs", "CONFIG_TMPFS", "no container has a /dev",
+        |kernel| kernel.filesystem("tmpfs", "TMPFS")),
+    required("devpts", "CONFIG_UNIX98_PTYS", "no container has a /dev/pts",
+        |kernel| kernel.filesystem("devpts", "UNIX98_PTYS")),
+    required("mqueue", "CONFIG_POSIX_MQUEUE", "no container has a /dev/mqueue",
+        |kernel| kernel.filesystem("mqueue", "POSIX_MQUEUE")),
+    required("mnt namespaces", "CONFIG_NAMESPACES", "no container has a root of its own",
+        |_| namespace("mnt")),
+    required("pid namespaces", "CONFIG_PID_NS", "containers would see each other's processes",
+        |_| namespace("pid")),
+    required("net namespaces", "CONFIG_NET_NS", "pods would all share the node's network",
+        |_| namespace("net")),
+    required("ipc namespaces", "CONFIG_IPC_NS", "pods would share the node's IPC",
+        |_| namespace("ipc")),
+    required("uts namespaces", "CONFIG_UTS_NS", "pods would share the node's name",
+        |_| namespace("uts")),
+    required("cgroup device programs", "CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF", "on cgroup v2 no container is given its devices",
+        Kernel::device_programs),
+    optional("cgroup v2", "boot with systemd.unified_cgroup_hierarchy=1", "no memory QoS, no PSI, no limits in `unified`",
+        |kernel| have(kernel.is_v2())),
+    optional("cgroup controller cpu", "CONFIG_CGROUP_SCHED, CONFIG_CFS_BANDWIDTH", "CPU limits do not hold",
+        |kernel| kernel.controller("cpu")),
+    optional("cgroup controller memory", "CONFIG_MEMCG, boot with cgroup_enable=memory", "memory limits do not hold",
+        |kernel| kernel.controller("memory")),
+    optional("cgroup controller pids", "CONFIG_CGROUP_PIDS", "limits on processes do not hold",
+        |kernel| kernel.controller("pids")),
+    optional("cgroup controller cpuset", "CONFIG_CPUSETS", "containers cannot be bound to CPUs",
+        |kernel| kernel.controller("cpuset")),
+    optional("cgroup controller io", "CONFIG_BLK_CGROUP", "no shares of the disk; plugins' limits of it are refused",
+        |kernel| kernel.controller(if kernel.is_v2() { "io" } else { "blkio" })),
+    optional("cgroup controller hugetlb", "CONFIG_CGROUP_HUGETLB", "limits on huge pages are refused",
+        |kernel| kernel.controller("hugetlb")),
+    optional("cgroup namespaces", "CONFIG_CGROUPS, Linux 4.6", "containers see the node's cgroup paths",
+        |_| namespace("cgroup")),
+    optional("cgroup.kill", "Linux 5.14", "processes are killed one by one",
+        |kernel| kernel.since(5, 14)),
+    optional("PSI", "CONFIG_PSI, boot with psi=1", "statistics say nothing about pressure",
+        |_| exists("/proc/pressure/cpu")),
+    optional("seccomp", "CONFIG_SECCOMP_FILTER", "containers with a profile are refused",
+        |_| exists("/proc/sys/kernel/seccomp/actions_avail")),
+    optional("AppArmor", "CONFIG_SECURITY_APPARMOR, boot with apparmor=1", "containers that name a profile are refused",
+        |_| have(lsm::apparmor().is_some())),
+    optional("mount_setattr", "Linux 5.12", "no recursive read-only mounts",
+        |kernel| kernel.since(5, 12)),
+    optional("user namespaces", "CONFIG_USER_NS, sysctl user.max_user_namespaces", "no pods with hostUsers=false",
+        |_| both(have(number("/proc/sys/user/max_user_namespaces").is_some_and(|most| most > 0)), namespace("user"))),
+    optional("idmapped overlayfs", "Linux 5.19", "no pods with hostUsers=false",
+        |kernel| kernel.since(5, 19)),
+    optional("inotify", "CONFIG_INOTIFY_USER", "changes of the CNI configuration are seen late",
+        |_| exists("/proc/sys/fs/inotify")),
+    optional("veth", "CONFIG_VETH", "most CNI plugins cannot attach a pod",
+        |kernel| kernel.module("veth", "VETH")),
+    optional("bridge", "CONFIG_BRIDGE", "the CNI plugin bridge, and flannel with it, do not work",
+        |kernel| kernel.module("bridge", "BRIDGE")),
+    optional("br_netfilter", "CONFIG_BRIDGE_NETFILTER", "services do not reach pods of their own node",
+        |kernel| kernel.module("br_netfilter", "BRIDGE_NETFILTER")),
+    optional("vxlan", "CONFIG_VXLAN", "flannel has no vxlan backend, the default of k3s",
+        |kernel| kernel.module("vxlan", "VXLAN")),
+    optional("nftables", "CONFIG_NF_TABLES", "no masquerading and no host ports by nftables",
+        |kernel| kernel.module("nf_tables", "NF_TABLES")),
+    optional("NAT", "CONFIG_NF_NAT", "no masquerading, no host ports, no services",
+        |kernel| kernel.module("nf_nat", "NF_NAT")),
+    optional("conntrack", "CONFIG_NF_CONNTRACK", "no masquerading, no host ports, no services",
+        |kernel| kernel.module("nf_conntrack", "NF_CONNTRACK")),
+    optional("CAP_SYS_RESOURCE", "run outside a container", "limits cannot be raised, oom_score_adj cannot be lowered",
+        |kernel| kernel.capability(Capability::CAP_SYS_RESOURCE)),
+    optional("fast joining of cgroups", "Linux 5.15", "on cgroup v1 each container takes some 20 ms longer to start",
+        |kernel| if kernel.is_v2() { State::Have } else { kernel.since(5, 15) }),
+];
 
 /// What was read of this kernel once.
 struct Kernel {
@@ -193,8 +224,27 @@ impl Kernel {
         have(self.version >= (major, minor))
     }
 
-    fn namespace(&self, name: &str) -> State {
-        have(Path::new("/proc/self/ns").join(name).exists())
+    fn is_v2(&self) -> bool {
+        self.cgroups.as_ref().is_some_and(|cgroups| cgroups.version() == Version::V2)
+    }
+
+    fn controller(&self, name: &str) -> State {
+        have(self.cgroups.as_ref().is_some_and(|cgroups| cgroups.has_controller(name)))
+    }
+
+    /// v1 has a controller for devices, v2 only programs. Nothing but the configuration tells of them.
+    fn device_programs(&self) -> State {
+        if self.is_v2() { self.option("CGROUP_BPF") } else { State::Have }
+    }
+
+    /// What the configuration says, if there is one.
+    fn option(&self, option: &str) -> State {
+        let line = format!("CONFIG_{option}=");
+        match self.config.lines().any(|one| one.starts_with(&line)) {
+            true => State::Have,
+            false if self.config.is_empty() => State::Unknown,
+            false => State::Missing,
+        }
     }
 
     fn capability(&self, capability: Capability) -> State {
@@ -215,14 +265,12 @@ impl Kernel {
             let file = path.rsplit('/').next().unwrap_or_default();
             file.split('.').next().is_some_and(|stem| stem.replace('-', "_") == name)
         });
-        let option = format!("CONFIG_{option}=");
-        let configured = self.config.lines().any(|line| line.starts_with(&option));
-        if Path::new("/sys/module").join(name).exists() || on_disk || configured {
-            State::Have
-        } else if self.modules.is_empty() && self.config.is_empty() {
-            State::Unknown
-        } else {
-            State::Missing
+        if Path::new("/sys/module").join(name).exists() || on_disk {
+            return State::Have;
+        }
+        match self.option(option) {
+            State::Unknown if !self.modules.is_empty() => State::Missing,
+            told => told,
         }
     }
 }
@@ -247,21 +295,16 @@ fn have(is_there: bool) -> State {
     if is_there { State::Have } else { State::Missing }
 }
 
-fn both(one: State, other: State) -> State {
-    if one == State::Have { other } else { one }
+fn exists(path: &str) -> State {
+    have(Path::new(path).exists())
 }
 
-impl std::fmt::Display for Need {
-    /// One line: `have     overlayfs`, or `missing  seccomp (optional): CONFIG_SECCOMP_FILTER: …`.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let word = match self.state {
-            State::Have => return write!(f, "have     {}", self.name),
-            State::Missing => "missing",
-            State::Unknown => "unknown",
-        };
-        let weight = if self.is_required { "required" } else { "optional" };
-        write!(f, "{word:<8} {} ({weight}): {}", self.name, self.hint)
-    }
+fn namespace(name: &str) -> State {
+    have(Path::new("/proc/self/ns").join(name).exists())
+}
+
+fn both(one: State, other: State) -> State {
+    if one == State::Have { other } else { one }
 }
 
 #[cfg(test)]
@@ -285,21 +328,25 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_to_do() {
-        let mut need =
-            Need { name: "veth".into(), is_required: false, state: State::Missing, hint: "CONFIG_VETH: x" };
-        assert_eq!(need.to_string(), "missing  veth (optional): CONFIG_VETH: x");
-        assert!(can_run(std::slice::from_ref(&need)));
-        need.is_required = true;
-        assert!(!can_run(std::slice::from_ref(&need)));
-        need.state = State::Have;
-        assert_eq!(need.to_string(), "have     veth");
+    fn a_host_that_runs_this_test_can_run_pods() {
+        let mut needs = needs(None).unwrap();
+        assert!(can_run(&needs), "{needs:#?}");
+        needs[0].state = State::Missing;
+        assert!(!can_run(&needs), "{needs:#?}");
     }
 
+    /// Both ways: a row for each need, a need for each row.
     #[test]
-    fn a_host_that_runs_this_test_can_run_pods() {
-        let needs = needs().unwrap();
-        assert!(can_run(&needs), "{}", needs.iter().map(|need| format!("{need}\n")).collect::<String>());
+    fn the_page_on_kernels_has_every_need() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernel.md");
+        let page = fs::read_to_string(path).unwrap();
+        let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).collect();
+        let row = |row: &Row| {
+            let weight = if row.is_required { "yes" } else { "" };
+            format!("| {} | {weight} | {} | {} |", row.name, row.fix, row.without).replace("  ", " ")
+        };
+        let expected: Vec<String> = ROWS.iter().map(row).collect();
+        assert_eq!(listed[1..], expected, "what it should be:\n{}", expected.join("\n"));
     }
 
     #[test]

@@ -39,6 +39,14 @@ pub(crate) struct List {
 }
 
 impl List {
+    /// Types of its plugins, in order.
+    pub(super) fn plugins(&self) -> Vec<String> {
+        let list: serde_json::Value = serde_json::from_str(&self.text).unwrap_or_default();
+        let plugins = list["plugins"].as_array();
+        let kind = |plugin: &serde_json::Value| plugin["type"].as_str().map(str::to_owned);
+        plugins.into_iter().flatten().filter_map(kind).collect()
+    }
+
     /// Whether its plugins know the verb STATUS.
     pub(crate) fn has_status(&self) -> bool {
         age(&self.version) >= age(STATUS_SINCE)

@@ -82,6 +82,25 @@ impl Recorded {
     }
 }
 
+/// The node's network as one look finds it, without a daemon.
+pub(crate) struct Survey {
+    /// Its name.
+    pub(crate) name: String,
+    /// The file that it is from.
+    pub(crate) file: PathBuf,
+    /// Types of its plugins that are in no directory.
+    pub(crate) missing: Vec<String>,
+}
+
+/// Looks once, for `coracle check`. `Err`: why there is no network.
+pub(crate) fn survey(conf_dir: &Path, bin_dirs: &[PathBuf]) -> Result<Survey, String> {
+    let (list, status) = directory::settle(None, directory::scan(conf_dir), conf_dir);
+    let Some(list) = list else { return Err(status.err().unwrap_or_default()) };
+    let is_missing = |kind: &String| !bin_dirs.iter().any(|dir| dir.join(kind).is_file());
+    let missing = list.plugins().into_iter().filter(is_missing).collect();
+    Ok(Survey { name: list.name.clone(), file: conf_dir.join(&list.file), missing })
+}
+
 /// The node's one CNI network.
 pub(crate) struct Network {
     conf_dir: PathBuf,

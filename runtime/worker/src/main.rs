@@ -44,6 +44,9 @@ fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == cni::PLUGIN_SUBCOMMAND) {
         return cni::become_plugin(arguments);
     }
+    if subcommand.as_ref().is_some_and(|first| first == registries::SUBCOMMAND) {
+        return registries::check(arguments);
+    }
     let parent = nix::unistd::getppid();
     // Without a daemon nobody wants the result, and the next daemon would run beside us. Where it is gone already, the
     // signal would never come.

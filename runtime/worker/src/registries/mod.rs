@@ -10,11 +10,26 @@
 mod file;
 mod url;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use coracle_job::{Credentials, PullJob};
 
 use file::Registries;
+
+/// What `coracle check` asks for: one line per mistake in FILE, on stdout; exit code 1 if there is one.
+pub(crate) const SUBCOMMAND: &str = "check-registries";
+
+/// Serves [`SUBCOMMAND`].
+pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let Some(file) = arguments.next() else { return ExitCode::FAILURE };
+    let (_, problems) = file::load(Path::new(&file));
+    for problem in &problems {
+        println!("{problem}");
+    }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
 
 /// One place that serves a registry's images.
 #[derive(Clone, Debug)]

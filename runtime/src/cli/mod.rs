@@ -1,5 +1,8 @@
 //! The command line as a value: what to do, or what is wrong with what was typed. Nothing is done here.
-//! Flags of `serve` come from the table of configuration keys.
+//! Flags of `serve` come from the table of configuration keys; help, man pages and completions from that one and [`ABOUT`].
+
+#[cfg(test)]
+mod pages;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -12,8 +15,13 @@ use crate::config::{self, KEYS, Key, Sources};
 pub(crate) enum Command {
     /// Be the daemon.
     Serve(Sources),
-    /// Say what this host has and lacks.
-    Check,
+    /// Say what this host has and lacks for a daemon with this configuration.
+    Check {
+        /// The configuration.
+        sources: Sources,
+        /// For programs.
+        as_json: bool,
+    },
     /// Print the default configuration file.
     ConfigDefault,
     /// Say what is wrong with a configuration.
@@ -32,6 +40,35 @@ pub(crate) type Usage = String;
 
 /// Exit code for a command line that cannot be understood, as shells use it.
 pub(crate) const EXIT_USAGE: u8 = 2;
+
+/// A command as people see it.
+pub(crate) struct About {
+    /// After `coracle`: a command, or a command and its own.
+    pub(crate) words: &'static str,
+    /// What follows it.
+    pub(crate) arguments: &'static str,
+    /// What it does.
+    pub(crate) text: &'static str,
+}
+
+const fn about(words: &'static str, arguments: &'static str, text: &'static str) -> About {
+    About { words, arguments, text }
+}
+
+/// Every command, in the order of the overview.
+#[rustfmt::skip]
+pub(crate) const ABOUT: [About; 10] = [
+    about("serve", "[FLAGS]", "be the daemon, until SIGTERM; pods run on"),
+    about("check", "[--json] [FLAGS]", "what this host has and lacks, one line each; exit 1 if pods cannot run"),
+    about("config default", "", "print the commented default configuration"),
+    about("config check", "[FILE | FLAGS]", "name every mistake in a configuration, with its line; exit 1 if there is one"),
+    about("image import", "FILE...", "take over image archives, docker's or OCI's; works offline"),
+    about("image list", "", "every image, with what is pinned"),
+    about("image pin", "IMAGE...", "keep images from garbage collection"),
+    about("image unpin", "IMAGE...", "let go of them"),
+    about("image remove", "[--force] IMAGE...", "remove images; --force: also pinned ones"),
+    about("version", "", "print the version"),
+];
 
 const COMMANDS: [&str; 5] = ["serve", "check", "config", "image", "version"];
 
@@ -55,7 +92,11 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Command, Us
         "image" => image(rest),
         "serve" | "check" | "config" | "version" if wants_help => Ok(Command::Help(help(command))),
         "serve" => sources(rest).map(Command::Serve),
-        "check" => no_more(rest, Command::Check),
+        "check" => {
+            let own: Vec<&str> = rest.iter().copied().filter(|word| *word != "--json").collect();
+            let as_json = own.len() < rest.len();
+            sources(&own).map(|sources| Command::Check { sources, as_json })
+        }
         "config" => configuration(rest),
         "version" | "--version" | "-V" => no_more(rest, Command::Version),
         other => Err(unknown("command", other, COMMANDS.into_iter())),
@@ -142,31 +183,37 @@ pub(crate) fn version() -> String {
 }
 
 fn overview() -> String {
-    "coracle runs pods for a kubelet, on small nodes\n\n\
-     \x20 coracle serve [FLAGS]           be the daemon\n\
-     \x20 coracle check                   what this host lacks or has, one line each; exit 1 if pods cannot run\n\
-     \x20 coracle config default          print the commented default configuration\n\
-     \x20 coracle config check [FILE]     name every mistake in a configuration, with its line\n\
-     \x20 coracle image COMMAND           import, list, remove, pin, unpin, export; works offline\n\
-     \x20 coracle version\n\n\
-     `coracle COMMAND --help` says more.\n"
-        .into()
+    let mut text = String::from("coracle runs pods for a kubelet, on small nodes\n\n");
+    for About { words, arguments, text: what } in ABOUT {
+        let left = format!("{words} {arguments}");
+        let _ = writeln!(text, "  coracle {:<32}{what}", left.trim_end());
+    }
+    text.push_str("\n`coracle COMMAND --help` says more.\n");
+    text
 }
 
+/// What the table says of `command` and its own commands; `serve` has flags to tell of.
 fn help(command: &str) -> String {
-    match command {
-        "serve" => serve_help(),
-        "check" => {
-            "coracle check: what this host lacks or has, one line each; exit 1 if pods cannot run\n".into()
-        }
-        "config" => format!(
-            "coracle config default: print the commented default configuration\n\
-             coracle config check [FILE | FLAGS]: name every mistake in FILE (default {}) and conf.d beside it; exit 1 \
-             if there is one\n",
-            config::DEFAULT_FILE
-        ),
-        _ => version(),
+    if command == "serve" {
+        return serve_help();
     }
+    let mut text = String::new();
+    for About { words, arguments, text: what } in ABOUT {
+        if words.split(' ').next() == Some(command) {
+            let left = format!("{words} {arguments}");
+            let _ = writeln!(text, "coracle {}: {what}", left.trim_end());
+        }
+    }
+    match command {
+        "check" => {
+            text.push_str("FLAGS are those of `coracle serve`: they say where the daemon will work.\n")
+        }
+        "config" => {
+            let _ = writeln!(text, "Without FILE: {}, and conf.d beside it.", config::DEFAULT_FILE);
+        }
+        _ => {}
+    }
+    text
 }
 
 fn serve_help() -> String {
@@ -207,7 +254,11 @@ mod tests {
         assert_eq!(sources.file.as_deref(), Some(Path::new("/c")));
         let flags: Vec<_> = sources.flags.iter().map(|(key, value)| (key.name, value.as_str())).collect();
         assert_eq!(flags, [("root", "/r"), ("cni.bin_dirs", "/a"), ("cni.bin_dirs", "/b")]);
-        assert!(matches!(words("check"), Ok(Command::Check)));
+        assert!(matches!(words("check"), Ok(Command::Check { as_json: false, .. })));
+        let Ok(Command::Check { sources, as_json: true }) = words("check --root /r --json") else {
+            panic!("check")
+        };
+        assert_eq!(sources.flags.len(), 1);
         assert!(matches!(words("config default"), Ok(Command::ConfigDefault)));
         let Ok(Command::ConfigCheck(sources)) = words("config check /etc/x.toml") else {
             panic!("config check")
