@@ -70,6 +70,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
     let _containerd = serve_containerd(&config, &daemon);
     notifier.tell(READY);
+    notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
     settle::after_work();
     while let Some(signal) = signals.next().await {
