@@ -4,16 +4,21 @@
 SHELL := /bin/bash
 TARGET ?= $(shell uname -m)-unknown-linux-musl
 # One file for each says what differs.
-TARGETS := $(shell sed -n 's/^TRIPLE := //p' targets/*.mk)
+TARGETS := $(shell sed -n 's/^TRIPLE := //p' targets/*/target.mk)
+EDGE ?= $(shell uname -m)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
-SUITES := house lifecycle nri images network faults crictl kubelet streaming conformance qemu
+SUITES := house lifecycle nri images network faults crictl packaging kubelet streaming conformance qemu
 # Those that run in guests.
 GUEST_SUITES := lifecycle inside
+# Where this tree and cargo's sources lie is kept out of the programs: two checkouts give the same bytes.
+CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
+REMAP := ["--remap-path-prefix=$(CURDIR)=/coracle","--remap-path-prefix=$(CARGO_SOURCES)=/cargo"]
+RELEASE := cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(REMAP)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross-check clean
+.PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross dist edge-image edge-run edge-test cross-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -35,9 +40,9 @@ test-qemu: ## the guests alone: make test-qemu [T=name]
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \
-		cargo build --release --target $$target -p coracle -p coracle-worker; \
-		cargo build --release --target $$target -p coracle-pod; \
-		cargo build --release --target $$target -p coracle-probe; \
+		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
+		$(RELEASE) --target $$target -p coracle-pod; \
+		$(RELEASE) --target $$target -p coracle-probe; \
 		cargo test --no-run --profile client --target $$target -p coracle-tests $(addprefix --test ,$(GUEST_SUITES)); \
 	done
 
@@ -50,11 +55,11 @@ check: ## format, clippy, unit tests, house; under two minutes
 	cargo test -q -p coracle-tests --test house
 
 build: ## the three programs, static, release
-	cargo build --release --target $(TARGET) -p coracle -p coracle-worker
-	cargo build --release --target $(TARGET) -p coracle-pod
+	$(RELEASE) --target $(TARGET) -p coracle -p coracle-worker
+	$(RELEASE) --target $(TARGET) -p coracle-pod
 
 probe: ## the program inside the fixture images
-	cargo build --release --target $(TARGET) -p coracle-probe
+	$(RELEASE) --target $(TARGET) -p coracle-probe
 
 run: build ## the daemon in a scratch root, debug log
 	tests/tools/run $(BIN)
@@ -70,6 +75,28 @@ bench: ## what design.md budgets, as one table
 	tests/tools/install bench
 	@$(MAKE) --no-print-directory build probe
 	$(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench
+
+cross: ## static programs of both targets, without a container engine; what they weigh
+	tests/tools/install cross
+	for target in $(TARGETS); do set -e; \
+		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
+		$(RELEASE) --target $$target -p coracle-pod; \
+	done
+	packaging/sizes $(TARGETS)
+
+dist: cross ## a release of both targets: archives, .debs, SHA256SUMS, in target/dist
+	packaging/dist target/dist $(TARGETS)
+
+edge-image: cross ## a small node with coracle for both targets: kernel, initramfs, disk, in target/edge
+	tests/tools/install edge
+	targets/edge/image $(notdir $(patsubst %/target.mk,%,$(wildcard targets/*/target.mk)))
+
+edge-run: ## boots it, with its console here: make edge-run [EDGE=aarch64]
+	targets/edge/run $(EDGE)
+
+edge-test: edge-image ## boots both until a pod is up, and ends
+	targets/edge/run --test x86_64
+	targets/edge/run --test aarch64
 
 cross-check: ## both targets compile
 	tests/tools/install cross

@@ -215,7 +215,7 @@ fn zsh() -> String {
     text.push_str(&COMMANDS.join(" "));
     text.push_str(")\n        _describe command commands\n        return\n    fi\n    case $words[2] in\n");
     text.push_str(
-        "        serve) _arguments '*::' $flags ;;\n        check) _arguments '*::' '--json' $flags ;;\n",
+        "        serve) _arguments '*: : ' $flags ;;\n        check) _arguments '*: : ' '--json' $flags ;;\n",
     );
     for command in ["config", "image"] {
         let _ = writeln!(

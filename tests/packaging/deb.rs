@@ -1,0 +1,122 @@
+//! The .deb on a Debian of its own: this machine's root as the lower half of an overlay in a mount namespace, so that dpkg and its
+//! scripts are the real ones and the upper half shows every file that an installation made or left. No systemd runs in there;
+//! that the unit starts is the guests' to show (tests/qemu).
+
+use std::path::Path;
+use std::process::Command;
+
+use coracle_tests::host;
+use coracle_tests::node::binaries;
+
+use crate::{Folder, release, run, said};
+
+/// What a package manager writes for itself, whatever it installs. Triggers of other packages (man-db's takes a minute) wait.
+const OF_DPKG: [&str; 5] =
+    ["var/lib/dpkg/", "var/log/", "var/cache/", "var/lib/systemd/deb-systemd-", "etc/ld.so.cache"];
+
+/// Runs the script in a chroot with PACKAGE in `/pkg`, and prints what the upper half holds where it says `left`.
+#[track_caller]
+fn on_a_debian(folder: &Folder, package: &Path, script: &str) -> String {
+    let outer = r#"
+set -eu
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount -t proc proc "$1/root/proc"
+mount --rbind /dev "$1/root/dev"
+mount -t tmpfs tmpfs "$1/root/run"
+mkdir "$1/root/run/pkg"
+cp "$2" "$1/root/run/pkg/coracle.deb"
+left() { (cd "$1/upper" && find . -not -type d -printf 'left %P\n'); }
+inside() { chroot "$1/root" sh -euc "$3"; }
+"#;
+    let place = folder.path().join("debian");
+    std::fs::create_dir(&place).expect("a folder");
+    let mut steps = String::from(outer);
+    for step in script.split("\n--\n") {
+        steps.push_str(&format!("\ninside \"$1\" x '{step}'\necho ==\nleft \"$1\"\necho ==\n"));
+    }
+    let output = run(Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-c", &steps, "bash"])
+        .arg(&place)
+        .arg(package)
+        .env("DEBIAN_FRONTEND", "noninteractive"));
+    assert!(output.status.success(), "{}", said(&output));
+    said(&output)
+}
+
+/// The files of the upper half after each step, without dpkg's own.
+fn left(said: &str) -> Vec<Vec<String>> {
+    let lists = said.split("==\n").skip(1).step_by(2);
+    let files = |list: &str| {
+        let names = list.lines().filter_map(|line| line.strip_prefix("left "));
+        let mut names: Vec<String> = names
+            .filter(|name| !OF_DPKG.iter().any(|own| name.starts_with(own)))
+            .map(str::to_owned)
+            .collect();
+        names.sort();
+        names
+    };
+    lists.map(files).collect()
+}
+
+fn package(folder: &Folder) -> std::path::PathBuf {
+    host::require_root();
+    release(folder.path(), &binaries(), 1_780_000_000);
+    let mut entries =
+        std::fs::read_dir(folder.path()).expect("a release").flatten().map(|entry| entry.path());
+    entries.find(|path| path.extension().is_some_and(|kind| kind == "deb")).expect("a package")
+}
+
+#[test]
+fn what_is_installed_runs_and_what_is_purged_leaves_nothing() {
+    let folder = Folder::new("deb");
+    let script = "dpkg --no-triggers -i /run/pkg/coracle.deb
+coracle version
+coracle config check
+test -x /usr/bin/coracle-worker -a -x /usr/bin/coracle-pod
+test -L /etc/systemd/system/multi-user.target.wants/coracle.service
+man --where coracle.toml >/dev/null || test -f /usr/share/man/man5/coracle.toml.5.gz
+dpkg --verify coracle
+--
+mkdir -p /var/lib/coracle/images /run/coracle
+echo x >/var/lib/coracle/images/blob
+echo \"# mine\" >>/etc/coracle/config.toml
+dpkg --no-triggers -i /run/pkg/coracle.deb
+grep -q mine /etc/coracle/config.toml
+--
+dpkg --no-triggers -r coracle
+test ! -e /run/coracle
+--
+dpkg --no-triggers -P coracle
+test ! -e /etc/coracle -a ! -e /var/lib/coracle";
+    let said = on_a_debian(&folder, &package(&folder), script);
+    assert!(said.contains("coracle 0."), "{said}");
+    let left = left(&said);
+    for path in [
+        "usr/bin/coracle",
+        "etc/coracle/config.toml",
+        "etc/crictl.yaml",
+        "lib/systemd/system/coracle.service",
+    ] {
+        let merged = format!("usr/{path}");
+        assert!(left[0].iter().any(|file| file == path || *file == merged), "no {path}: {:?}", left[0]);
+    }
+    let removed = ["etc/coracle/config.toml", "etc/crictl.yaml", "var/lib/coracle/images/blob"];
+    // That a service was switched on is kept for when it comes back, as Debian does it.
+    let kept: Vec<_> = left[2].iter().filter(|file| !file.starts_with("etc/systemd/")).collect();
+    assert_eq!(kept, removed, "{said}");
+    assert_eq!(left[3], Vec::<String>::new(), "{said}");
+}
+
+#[test]
+fn a_crictl_yaml_of_the_users_own_is_left_alone() {
+    let folder = Folder::new("crictl-yaml");
+    let script = "echo \"runtime-endpoint: unix:///mine\" >/etc/crictl.yaml
+dpkg --no-triggers -i /run/pkg/coracle.deb
+grep -qx \"runtime-endpoint: unix:///mine\" /etc/crictl.yaml
+--
+dpkg --no-triggers -P coracle";
+    let said = on_a_debian(&folder, &package(&folder), script);
+    assert_eq!(left(&said)[1], ["etc/crictl.yaml"], "{said}");
+}

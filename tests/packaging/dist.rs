@@ -1,0 +1,83 @@
+//! A release: from two places, at two times, with two masks, the same bytes; and what is in it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use coracle_tests::node::binaries;
+
+use crate::{Folder, release, run, said};
+
+/// Some day in 2026.
+const EPOCH: u32 = 1_780_000_000;
+
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).expect("a release").flatten();
+    entries
+        .map(|entry| {
+            (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).expect("a file"))
+        })
+        .collect()
+}
+
+/// Programs that are quickly packed: what is in them does not matter here.
+fn stand_ins(folder: &Folder, place: &str, mode: u32) -> std::path::PathBuf {
+    for name in ["coracle", "coracle-worker", "coracle-pod"] {
+        let path = folder.write(&format!("{place}/{name}"), &format!("stands for {name}\n"));
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    }
+    folder.path().join(place)
+}
+
+#[test]
+fn the_same_programs_give_the_same_bytes() {
+    let folder = Folder::new("twice");
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    release(&one, &stand_ins(&folder, "here", 0o755), EPOCH);
+    release(&two, &stand_ins(&folder, "there/and/deeper", 0o700), EPOCH);
+    let (one, two) = (files(&one), files(&two));
+    assert_eq!(one.keys().collect::<Vec<_>>(), two.keys().collect::<Vec<_>>());
+    assert_eq!(one.len(), 3, "an archive, a package, the sums: {:?}", one.keys());
+    for (name, bytes) in &one {
+        assert!(two[name] == *bytes, "{name} differs");
+    }
+    // It is the time that it is told, and nothing else.
+    let later = folder.path().join("later");
+    release(&later, &folder.path().join("here"), EPOCH + 60);
+    assert_ne!(files(&later)["SHA256SUMS"], one["SHA256SUMS"]);
+}
+
+#[test]
+fn an_archive_holds_programs_pages_units_and_licences_of_root() {
+    let folder = Folder::new("archive");
+    release(folder.path(), &binaries(), EPOCH);
+    let sums = run(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(folder.path()));
+    assert!(sums.status.success(), "{}", said(&sums));
+    let archive =
+        files(folder.path()).into_keys().find(|name| name.ends_with(".tar.gz")).expect("an archive");
+    let listed =
+        run(Command::new("tar").args(["-tvzf", &archive]).env("TZ", "UTC").current_dir(folder.path()));
+    let listed = said(&listed);
+    for line in listed.lines() {
+        assert!(line.contains(" 0/0 ") && line.contains(" 2026-05-28 20:26 "), "{line}");
+    }
+    for path in [
+        "usr/bin/coracle",
+        "usr/bin/coracle-worker",
+        "usr/bin/coracle-pod",
+        "etc/coracle/config.toml",
+        "lib/systemd/system/coracle.service",
+        "usr/lib/tmpfiles.d/coracle.conf",
+        "usr/share/coracle/openrc/coracle.initd",
+        "usr/share/man/man1/coracle.1.gz",
+        "usr/share/man/man5/coracle.toml.5.gz",
+        "usr/share/bash-completion/completions/coracle",
+        "usr/share/doc/coracle/README.md",
+        "usr/share/doc/coracle/copyright",
+        "usr/share/doc/coracle/licences.gz",
+    ] {
+        assert!(listed.lines().any(|line| line.ends_with(&format!("/{path}"))), "no {path}:\n{listed}");
+    }
+}
