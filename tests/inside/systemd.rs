@@ -1,4 +1,4 @@
-//! coracle as systemd starts it, with everything in its usual place: `tests/qemu/systemd/coracle.service`.
+//! coracle as systemd starts it, with everything in its usual place: `packaging/systemd/coracle.service`, with programs in /opt.
 
 mod scopes;
 

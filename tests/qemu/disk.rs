@@ -67,7 +67,9 @@ impl Tree {
         let copied = Command::new("cp").args(["-a", &from]).arg(&self.folder).status().expect("cp");
         assert!(copied.success(), "copy {from}");
         self.write("etc/machine-id", "");
-        self.write("etc/systemd/system/coracle.service", include_str!("systemd/coracle.service"));
+        // The unit that is packaged, but for where guests have their programs.
+        let unit = include_str!("../../packaging/systemd/coracle.service");
+        self.write("etc/systemd/system/coracle.service", &unit.replace("/usr/bin/", "/opt/"));
         self.write("etc/systemd/system/suite.service", include_str!("systemd/suite.service"));
         self.write("etc/systemd/system/default.target", include_str!("systemd/default.target"));
     }
