@@ -15,20 +15,17 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use coracle_sandbox::probe::{self, Need, State};
-use serde::Serialize;
+use serde_json::json;
 
 use crate::config::Config;
 
 /// Looks at everything. Exit code 1: pods cannot run here, so that an installer need not read.
 pub(crate) fn run(config: &Config, as_json: bool) -> ExitCode {
-    let mut kernel = match probe::needs(kernel_config::read()) {
+    let kernel = match probe::needs(kernel_config::read()) {
         Ok(needs) => needs,
         Err(error) => return crate::complain([error]),
     };
-    let mut host = host::needs(config);
-    // The better half first: what must be there, then what had better be.
-    kernel.sort_by_key(|need| !need.is_required);
-    host.sort_by_key(|need| !need.is_required);
+    let host = host::needs(config);
     let text = if as_json { json(&kernel, &host) } else { report(&kernel, &host) };
     match (crate::print(&text), can_run(&kernel, &host)) {
         (ExitCode::SUCCESS, true) => ExitCode::SUCCESS,
@@ -75,44 +72,23 @@ fn report(kernel: &[Need], host: &[Need]) -> String {
     text
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    can_run_pods: bool,
-    needs: Vec<Line<'a>>,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    name: &'a str,
-    state: &'a str,
-    required: bool,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    found: &'a str,
-    without: &'a str,
-    fix: &'a str,
-    page: &'a str,
-}
-
 /// The same as one object.
 fn json(kernel: &[Need], host: &[Need]) -> String {
-    let line = |need: &'_ Need, page| Line {
-        name: need.name,
-        state: word(need),
-        required: need.is_required,
-        found: "",
-        without: need.without,
-        fix: need.fix,
-        page,
-    };
-    let mut needs: Vec<Line<'_>> = Vec::new();
+    let mut needs = Vec::new();
     for (page, from) in [("docs/kernel.md", kernel), ("docs/check.md", host)] {
-        needs.extend(from.iter().map(|need| Line { found: &need.found, ..line(need, page) }));
+        needs.extend(from.iter().map(|need| {
+            json!({
+                "name": need.name,
+                "state": word(need),
+                "required": need.is_required,
+                "found": need.found,
+                "without": need.without,
+                "fix": need.fix,
+                "page": page,
+            })
+        }));
     }
-    let report = Report { can_run_pods: can_run(kernel, host), needs };
-    // Strings and booleans always have a JSON form.
-    let mut text = serde_json::to_string(&report).unwrap_or_default();
-    text.push('\n');
-    text
+    format!("{}\n", json!({ "can_run_pods": can_run(kernel, host), "needs": needs }))
 }
 
 #[cfg(test)]
