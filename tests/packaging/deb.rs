@@ -8,6 +8,7 @@ use std::process::Command;
 use coracle_tests::host;
 use coracle_tests::node::binaries;
 
+use crate::dist::stand_ins;
 use crate::{Folder, release, run, said};
 
 /// What a package manager writes for itself, whatever it installs. Triggers of other packages (man-db's takes a minute) wait.
@@ -60,9 +61,9 @@ fn left(said: &str) -> Vec<Vec<String>> {
     lists.map(files).collect()
 }
 
-fn package(folder: &Folder) -> std::path::PathBuf {
+fn package(folder: &Folder, programs: &Path) -> std::path::PathBuf {
     host::require_root();
-    release(folder.path(), &binaries(), 1_780_000_000);
+    release(folder.path(), programs, 1_780_000_000);
     let mut entries =
         std::fs::read_dir(folder.path()).expect("a release").flatten().map(|entry| entry.path());
     entries.find(|path| path.extension().is_some_and(|kind| kind == "deb")).expect("a package")
@@ -90,7 +91,7 @@ test ! -e /run/coracle
 --
 dpkg --no-triggers -P coracle
 test ! -e /etc/coracle -a ! -e /var/lib/coracle";
-    let said = on_a_debian(&folder, &package(&folder), script);
+    let said = on_a_debian(&folder, &package(&folder, &binaries()), script);
     assert!(said.contains("coracle 0."), "{said}");
     let left = left(&said);
     for path in [
@@ -117,6 +118,6 @@ dpkg --no-triggers -i /run/pkg/coracle.deb
 grep -qx \"runtime-endpoint: unix:///mine\" /etc/crictl.yaml
 --
 dpkg --no-triggers -P coracle";
-    let said = on_a_debian(&folder, &package(&folder), script);
+    let said = on_a_debian(&folder, &package(&folder, &stand_ins(&folder, "programs", 0o755)), script);
     assert_eq!(left(&said)[1], ["etc/crictl.yaml"], "{said}");
 }
