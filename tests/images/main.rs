@@ -7,6 +7,7 @@ mod hostile;
 mod import;
 mod pins;
 mod pull;
+mod store;
 
 use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};
 use coracle_tests::node::Node;

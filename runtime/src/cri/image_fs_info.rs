@@ -13,7 +13,7 @@ pub(crate) async fn image_fs_info(
     daemon: Rc<Daemon>,
     _: v1::ImageFsInfoRequest,
 ) -> Result<v1::ImageFsInfoResponse, Error> {
-    let usage = daemon.images.usage();
+    let usage = daemon.images.usage().await;
     // A board without a clock may be before 1970; a client takes 0 for an error.
     let nanoseconds = usage.at.duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos().max(1));
     let images = v1::FilesystemUsage {

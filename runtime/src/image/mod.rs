@@ -25,6 +25,7 @@ mod sandbox;
 #[cfg(test)]
 mod tests;
 mod trash;
+mod usage;
 
 pub(crate) use credentials::Auth;
 pub(crate) use disk::UsersFiles;
@@ -34,7 +35,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::SystemTime;
 
 use coracle_job::{ImageRecord, Limits};
 use coracle_wire::ContainerId;
@@ -78,19 +78,6 @@ pub(crate) struct View {
     pub(crate) pinned: bool,
 }
 
-/// What images use of the disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Usage {
-    /// An existing directory on their file system.
-    pub(crate) directory: PathBuf,
-    /// When this was true.
-    pub(crate) at: SystemTime,
-    /// The sum of the images' sizes as they are reported: shared layers count for each image.
-    pub(crate) used_bytes: u64,
-    /// Directories and files that images are made of at the least: records, blobs and layers' directories.
-    pub(crate) inodes_used: u64,
-}
-
 /// All images of one `--root`.
 pub(crate) struct Images {
     disk: Disk,
@@ -108,6 +95,9 @@ pub(crate) struct Images {
     trash: Rc<Trash>,
     /// Workers that fill the store right now.
     fills: Cell<u32>,
+    /// Workers that have.
+    filled: Cell<u64>,
+    measured: usage::Measured,
     /// Of the last commit.
     sequence: Cell<u64>,
     /// Every record on disk is in the index.
@@ -151,6 +141,8 @@ impl Images {
             pulls: Pulls::default(),
             trash: Rc::default(),
             fills: Cell::new(0),
+            filled: Cell::new(0),
+            measured: usage::Measured::default(),
             sequence: Cell::new(sequence),
             is_complete,
         }))
@@ -276,15 +268,6 @@ impl Images {
         // A worker may count on its blobs by now: they wait for the next removal or start.
         self.dispose(if is_quiet { Candidates::EVERYTHING } else { Candidates::Given(layers) });
         Ok(())
-    }
-
-    /// What images use of the disk.
-    pub(crate) fn usage(&self) -> Usage {
-        let index = self.index.borrow();
-        let used_bytes = index.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.size_bytes));
-        // The record, the config and one manifest, and each layer's directory.
-        let inodes_used = index.iter().map(|entry| 3 + entry.layers.len() as u64).sum();
-        Usage { directory: self.disk.images(), at: SystemTime::now(), used_bytes, inodes_used }
     }
 
     /// Makes what a worker brought an image: checks it, adds the names and blobs it had before, commits its record. Names

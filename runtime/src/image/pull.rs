@@ -96,6 +96,7 @@ impl<'a> Fill<'a> {
 impl Drop for Fill<'_> {
     fn drop(&mut self) {
         self.0.fills.set(self.0.fills.get() - 1);
+        self.0.filled.set(self.0.filled.get() + 1);
     }
 }
 

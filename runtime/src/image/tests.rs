@@ -135,7 +135,7 @@ fn a_pulled_image_is_there_at_once_and_after_a_restart() {
         let mode = std::fs::metadata(node.root().join("layers")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700, "set-user-ID programs of images are within reach of users");
         assert_eq!(again.list().len(), 2, "with the built-in one");
-        assert!(again.usage().used_bytes >= 1000);
+        assert!(again.usage().await.used_bytes >= 1000);
     });
 }
 

@@ -35,6 +35,8 @@ const PARTS_BYTES_MAX: u64 = 1 << 30;
 pub(super) struct Trash {
     next: Cell<u64>,
     under_way: RefCell<BTreeSet<String>>,
+    /// How many times something may have gone.
+    disposed: Cell<u64>,
 }
 
 /// What may be garbage; what of it is needed stays.
@@ -55,6 +57,11 @@ impl Candidates {
 }
 
 impl Trash {
+    /// Grows whenever the disk may have more room than before.
+    pub(super) fn disposed(&self) -> u64 {
+        self.disposed.get()
+    }
+
     /// Moves what of `candidates` nobody needs out of the way, and has it deleted.
     pub(super) fn dispose(
         self: &Rc<Self>,
@@ -63,15 +70,21 @@ impl Trash {
         workers: &Rc<Workers>,
         candidates: Candidates,
     ) {
+        self.disposed.set(self.disposed.get() + 1);
         let mut paths = match candidates {
             Candidates::Given(layers) => {
                 layers.iter().filter(|layer| !index.is_needed(layer)).map(|layer| disk.layer(layer)).collect()
             }
-            Candidates::Unfinished => self.unneeded_layers(disk, |name| !name.starts_with(TEMPORARY)),
+            Candidates::Unfinished => {
+                let mut paths = self.unneeded_layers(disk, |name| !name.starts_with(TEMPORARY));
+                paths.extend(workers_own(&disk.parts()));
+                paths
+            }
             Candidates::All { parts_bytes_max } => {
                 let is_needed = |name: &str| name.parse().is_ok_and(|layer| index.is_needed(&layer));
                 let mut paths = self.unneeded_layers(disk, is_needed);
                 paths.extend(unneeded_files(disk, index));
+                paths.extend(workers_own(&disk.parts()));
                 paths.extend(oldest_parts(&disk.parts(), parts_bytes_max));
                 paths
             }
@@ -103,6 +116,7 @@ impl Trash {
                 log::warn!("garbage is not deleted, the next sweep tries again"; error = error);
             }
             trash.under_way.borrow_mut().remove(&name);
+            trash.disposed.set(trash.disposed.get() + 1);
         })
         .detach();
     }
@@ -151,10 +165,16 @@ fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
     unneeded
 }
 
+/// Files that killed workers wrote whole under names of their own (`HEX-PID`): no other worker goes on with one.
+fn workers_own(dir: &Path) -> Vec<PathBuf> {
+    list(dir).into_iter().filter(|name| name.contains('-')).map(|name| dir.join(name)).collect()
+}
+
 /// Parts beyond the newest `bytes_max` bytes.
 fn oldest_parts(dir: &Path, bytes_max: u64) -> Vec<PathBuf> {
     let mut parts: Vec<(SystemTime, u64, PathBuf)> = list(dir)
         .into_iter()
+        .filter(|name| !name.contains('-'))
         .filter_map(|name| {
             let path = dir.join(name);
             let metadata = path.symlink_metadata().ok()?;
