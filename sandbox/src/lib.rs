@@ -7,7 +7,7 @@
 //!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
 //!   links, addresses, routes, nftables ──────► netlink
-//!   what this kernel has ────────────────────► probe
+//!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
 //! ```
 //! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
 //! gRPC or plugins. Kernel objects are named by their callers, before they are made.
@@ -21,6 +21,7 @@ pub mod capability;
 pub mod cgroup;
 pub mod device;
 pub mod identity;
+pub mod jail;
 pub mod lsm;
 pub mod monitor;
 pub mod netlink;

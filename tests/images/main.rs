@@ -5,6 +5,7 @@
 mod bundles;
 mod hostile;
 mod import;
+mod jail;
 mod pins;
 mod pull;
 mod store;

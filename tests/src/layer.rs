@@ -179,6 +179,18 @@ impl Layer {
     }
 }
 
+/// A tar whose one file is described by a PAX header of so many bytes, all one record.
+pub fn pax_of(bytes: usize) -> Vec<u8> {
+    let mut record = format!("{bytes} comment=").into_bytes();
+    record.resize(bytes - 1, b'x');
+    record.push(b'\n');
+    let mut tar = Vec::new();
+    Entry { data: record, size: bytes as u64, ..Entry::of(b'x', "pax", "", 0o644) }.append(&mut tar);
+    Entry::file("file", b"content").append(&mut tar);
+    tar.resize(tar.len() + 2 * BLOCK_BYTES, 0);
+    tar
+}
+
 /// Packs bytes.
 pub fn pack(bytes: &[u8], compression: Compression) -> Vec<u8> {
     match compression {

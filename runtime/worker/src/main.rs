@@ -14,6 +14,7 @@ mod failure;
 mod hook;
 mod image_config;
 mod import;
+mod jail;
 mod measure_trees;
 mod net_devices;
 mod pull;
@@ -59,6 +60,9 @@ fn main() -> ExitCode {
         MEMORY_BYTES_MAX,
         MEMORY_BYTES_MAX,
     );
+    if subcommand.as_ref().is_some_and(|first| first == jail::inmate::SUBCOMMAND) {
+        return jail::inmate::live(arguments);
+    }
     if subcommand.is_some_and(|first| first == tls::SUBCOMMAND) {
         return tls::run(arguments);
     }
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
 }
 
 fn run(job: Job) -> Result<Outcome, Failure> {
+    jail::confine(&job);
     let mut last: Option<Instant> = None;
     let mut progress = |bytes_done, bytes_total| {
         if last.is_some_and(|last| last.elapsed() < PROGRESS_PAUSE) {

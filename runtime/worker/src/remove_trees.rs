@@ -4,7 +4,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use coracle_job::Failure;
@@ -35,7 +35,7 @@ fn remove(path: &Path) -> Result<(), Failure> {
     let removed = match path.symlink_metadata() {
         Err(error) => Err(error),
         Ok(metadata) if metadata.is_dir() => {
-            empty(path).map_err(io::Error::from).and_then(|()| std::fs::remove_dir(path))
+            empty_at(path).map_err(io::Error::from).and_then(|()| std::fs::remove_dir(path))
         }
         Ok(_) => std::fs::remove_file(path),
     };
@@ -46,18 +46,22 @@ fn remove(path: &Path) -> Result<(), Failure> {
 }
 
 /// Opens a directory below another one; a mount point is EXDEV, before anything in it is touched.
-fn open(directory: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
+fn open(directory: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(directory, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS)
 }
 
-/// Empties a directory. Each round deletes every directory that was in it when the round began, and brings their
-/// subdirectories up; so there are as many rounds as the tree is deep.
-fn empty(path: &Path) -> Result<(), Errno> {
+fn empty_at(path: &Path) -> Result<(), Errno> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::INVAL) };
     let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let name = std::ffi::CString::new(name.as_encoded_bytes()).map_err(|_| Errno::INVAL)?;
-    let top = open(&parent, &name)?;
+    empty(parent.as_fd(), &name)
+}
+
+/// Empties the directory `name` in `parent`. Each round deletes every directory that was in it when the round began, and
+/// brings their subdirectories up; so there are as many rounds as the tree is deep.
+pub(crate) fn empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    let top = open(parent, name)?;
     let mut moved = 0;
     loop {
         let directories = empty_of_files(&top)?;
@@ -145,7 +149,7 @@ mod tests {
     /// A mount is somebody else's, even inside a tree that goes: /proc stands for one.
     #[test]
     fn mounts_are_not_entered() {
-        let error = empty(Path::new("/proc")).unwrap_err();
+        let error = empty_at(Path::new("/proc")).unwrap_err();
         assert_eq!(error, Errno::XDEV);
     }
 

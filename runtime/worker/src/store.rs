@@ -6,9 +6,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use coracle_job::Failure;
+use coracle_job::{Failure, FailureKind};
 
 use crate::failure::{invalid, io_failure};
+
+/// Inodes without which no layer is begun: its directory, a few files, records.
+const INODES_MIN: u64 = 16;
 
 /// The store below `--root`.
 #[derive(Clone, Debug)]
@@ -59,6 +62,38 @@ impl Store {
         self.new_directory("layers")
     }
 
+    /// Says how full the disk is, where that is why.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        if failure.kind != FailureKind::NoSpace {
+            return failure;
+        }
+        let room = match rustix::fs::statvfs(&self.root) {
+            Ok(room) => format!(
+                "{} bytes and {} inodes are free at {}",
+                room.f_bavail.saturating_mul(room.f_frsize),
+                room.f_favail,
+                self.root.display()
+            ),
+            Err(errno) => format!("{} tells nothing: {errno}", self.root.display()),
+        };
+        Failure { message: format!("{}; {room}", failure.message), ..failure }
+    }
+
+    /// Checks that so many bytes, and an inode, can be written, before any of them is.
+    pub(crate) fn need(&self, bytes: u64) -> Result<(), Failure> {
+        // What cannot be asked is found out by writing.
+        let Ok(room) = rustix::fs::statvfs(&self.root) else { return Ok(()) };
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        // Some file systems make inodes as they go, and say that there are none at all.
+        let has_inodes = room.f_files == 0 || room.f_favail >= INODES_MIN;
+        if free >= bytes && has_inodes {
+            return Ok(());
+        }
+        let text =
+            format!("it needs {bytes} bytes and {INODES_MIN} inodes at least: no space left on device");
+        Err(self.explain(crate::failure::failure(FailureKind::NoSpace, text)))
+    }
+
     /// Directory of an image's users files.
     pub(crate) fn users(&self, id: &str) -> Result<PathBuf, Failure> {
         Ok(self.root.join("images/users").join(hex(id)?))
@@ -93,6 +128,19 @@ impl Store {
         File::open(directory)
             .and_then(|directory| directory.sync_all())
             .map_err(|error| io_failure("sync", directory, &error))
+    }
+}
+
+/// Opens what an inmate, or a worker before this one, has written: a regular file and nothing else.
+pub(crate) fn open_plain(path: &Path) -> Result<File, Failure> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags as i32).open(path);
+    let file = file.map_err(|error| io_failure("open", path, &error))?;
+    match file.metadata() {
+        Ok(about) if about.is_file() => Ok(file),
+        Ok(_) => Err(invalid(format!("open {}: not a file", path.display()))),
+        Err(error) => Err(io_failure("stat", path, &error)),
     }
 }
 

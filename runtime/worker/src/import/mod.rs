@@ -8,6 +8,7 @@
 
 mod spool;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob};
@@ -18,6 +19,7 @@ use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, ARCHITECTURE, Descriptor, Document};
 use crate::store::Store;
 use crate::{unpack, users};
+pub(crate) use spool::{Piece, scatter};
 use spool::{Spool, Spooled, missing};
 
 /// Indexes below indexes, as nested as nobody makes them.
@@ -37,7 +39,7 @@ pub(crate) fn run(job: &ImportJob, progress: &mut dyn FnMut(u64, u64)) -> Result
     let store = Store::open(&job.root)?;
     let mut import = || -> Result<Imported, Failure> {
         let spool = Spool::read(&store, &job.archive, job.limits.layer_bytes_max, progress)?;
-        let import = Import { job, store: &store, spool: &spool };
+        let import = Import { job, store: &store, spool: &spool, progress: RefCell::new(progress) };
         let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
             (Some(_), _) => import.oci()?,
             (None, Some(_)) => import.docker()?,
@@ -59,6 +61,7 @@ struct Import<'a> {
     job: &'a ImportJob,
     store: &'a Store,
     spool: &'a Spool,
+    progress: RefCell<&'a mut dyn FnMut(u64, u64)>,
 }
 
 #[derive(Deserialize)]
@@ -221,7 +224,8 @@ impl Import<'_> {
             )));
         }
         for (layer, (file, _)) in parsed.layers.iter().zip(&parts.layers) {
-            let unpacked = unpack::unpack_layer(self.store, &file.path, layer, &self.job.limits);
+            let pulse = &mut |bytes| self.progress.borrow_mut()(bytes, file.bytes);
+            let unpacked = unpack::unpack_layer_with(self.store, &file.path, layer, &self.job.limits, pulse);
             unpacked.context(|| format!("image {id}: layer {}", layer.diff_id))?;
         }
         users::extract(self.store, &id, &parsed.layers)?;

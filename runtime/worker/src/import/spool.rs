@@ -1,5 +1,5 @@
 //! An archive's files, spooled: one pass over a stream that may be compressed, each file into a numbered file of a
-//! private directory. Names stay in memory, contents on disk.
+//! private directory. Names stay in memory, contents on disk. The pass runs in a jail ([`crate::jail`]).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,13 +7,15 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, FailureKind};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tar::{Archive, EntryType};
 
 use crate::failure::{failure, invalid, io_failure};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
-use crate::store::Store;
-use crate::unpack::decompress;
+use crate::jail::inmate;
+use crate::store::{Store, open_plain};
+use crate::unpack::{Budget, Metered, decompress};
 
 /// Most entries of an archive: hundreds of images with hundreds of layers.
 const ENTRIES_MAX: u64 = 100_000;
@@ -37,15 +39,26 @@ enum Found {
     Link(String),
 }
 
+/// One name of an archive, as the process says that reads it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Piece {
+    name: String,
+    content: Content,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Content {
+    /// A file of the directory, called by this number.
+    File { number: u64, bytes: u64 },
+    /// The name it leads to.
+    Link(String),
+}
+
 /// The files of an archive; the directory goes with the value.
 pub(super) struct Spool {
     directory: PathBuf,
     /// What each name is; of entries with one name the last counts, as when an archive is extracted.
     names: HashMap<String, Found>,
-    /// Entries so far, and the name of the next file in the directory.
-    entries: u64,
-    /// What may still be written: an archive that unpacks without end must not fill the disk.
-    left: u64,
 }
 
 impl Spool {
@@ -63,58 +76,25 @@ impl Spool {
             _ => io_failure("open", archive, &error),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
-        let mut spool =
-            Self { directory: store.new_spool()?, names: HashMap::new(), entries: 0, left: bytes_max };
-        let counted = Counted { inner: file, done: 0, total, progress };
-        let broken = |error: io::Error| invalid(format!("archive: {error}"));
-        let from = decompress(counted).map_err(broken)?;
-        let mut archive = Archive::new(Marked { inner: from, at_end: false });
-        for entry in archive.entries().map_err(broken)? {
-            let mut entry = entry.map_err(broken)?;
-            if spool.entries >= ENTRIES_MAX {
-                return Err(invalid(format!("archive: more than {ENTRIES_MAX} entries")));
+        store.need(total)?;
+        let mut spool = Self { directory: store.new_spool()?, names: HashMap::new() };
+        let directory = spool.directory.clone();
+        let mut take = |piece: Piece| {
+            if spool.names.len() as u64 > ENTRIES_MAX {
+                return Err(too_many());
             }
-            spool.entries += 1;
-            let name = name_of(&entry.path_bytes())?;
-            match entry.header().entry_type() {
-                EntryType::Regular | EntryType::Continuous => spool.file(name, &mut entry)?,
-                EntryType::Symlink | EntryType::Link => {
-                    let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
-                    let link = text_of(&link)?;
-                    let is_relative =
-                        entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
-                    let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
-                    let target =
-                        if is_relative { clean(&format!("{directory}/{link}")) } else { clean(&link) };
-                    spool.names.insert(name, Found::Link(target));
+            let found = match piece.content {
+                Content::File { number, bytes } => {
+                    Found::File(Spooled { path: directory.join(number.to_string()), bytes })
                 }
-                _ => {}
-            }
-        }
-        match archive.into_inner().at_end {
-            true => Err(invalid("archive: it breaks off: its end marker is missing")),
-            false => Ok(spool),
-        }
-    }
-
-    fn file(&mut self, name: String, entry: &mut impl Read) -> Result<(), Failure> {
-        let path = self.directory.join(self.entries.to_string());
-        let mut file = File::create_new(&path).map_err(|error| io_failure("make", &path, &error))?;
-        let bytes =
-            io::copy(&mut entry.take(self.left.saturating_add(1)), &mut file).map_err(|error| match error
-                .kind()
-            {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    io_failure("write", &path, &error)
-                }
-                _ => invalid(format!("archive: {name}: {error}")),
-            })?;
-        self.left = self
-            .left
-            .checked_sub(bytes)
-            .ok_or_else(|| invalid(format!("archive: {name}: unpacks to more bytes than the limit")))?;
-        self.names.insert(name, Found::File(Spooled { path, bytes }));
-        Ok(())
+                Content::Link(target) => Found::Link(target),
+            };
+            spool.names.insert(piece.name, found);
+            Ok(())
+        };
+        let read = inmate::spool(&directory, file, bytes_max, &mut take, &mut |done| progress(done, total));
+        read.map_err(|failure| store.explain(failure))?;
+        Ok(spool)
     }
 
     /// The file of this name, through links of the archive.
@@ -135,7 +115,10 @@ impl Spool {
         if file.bytes > DOCUMENT_BYTES_MAX {
             return Err(invalid(format!("archive: {name} is longer than {DOCUMENT_BYTES_MAX} bytes")));
         }
-        std::fs::read(&file.path).map_err(|error| io_failure("read", &file.path, &error))
+        let mut bytes = Vec::new();
+        let read = open_plain(&file.path)?.take(DOCUMENT_BYTES_MAX).read_to_end(&mut bytes);
+        read.map_err(|error| io_failure("read", &file.path, &error))?;
+        Ok(bytes)
     }
 
     /// A manifest, index or config of an OCI layout, whole, its digest verified.
@@ -162,6 +145,70 @@ impl Drop for Spool {
         // Where that fails the daemon sweeps it at its start.
         let _ = std::fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Reads an archive of images: each file into a numbered one of `directory`; `take` hears of each name. In the process that
+/// is shut in there.
+pub(crate) fn scatter(
+    directory: &Path,
+    input: impl Read,
+    bytes_max: u64,
+    take: &mut dyn FnMut(Piece),
+) -> Result<(), Failure> {
+    let broken = |error: io::Error| invalid(format!("archive: {error}"));
+    let budget = Budget::default();
+    let from = Metered::new(decompress(input).map_err(broken)?, &budget);
+    let mut archive = Archive::new(Marked { inner: from, at_end: false });
+    let mut entries = archive.entries().map_err(broken)?;
+    // An archive that unpacks without end must not fill the disk.
+    let (mut count, mut left) = (0, bytes_max);
+    while let Some(entry) = budget.next(|| entries.next()) {
+        let mut entry = entry.map_err(broken)?;
+        count += 1;
+        if count > ENTRIES_MAX {
+            return Err(too_many());
+        }
+        let name = name_of(&entry.path_bytes())?;
+        match entry.header().entry_type() {
+            EntryType::Regular | EntryType::Continuous => {
+                let bytes = write(&directory.join(count.to_string()), &name, &mut entry, left)?;
+                left -= bytes;
+                take(Piece { name, content: Content::File { number: count, bytes } });
+            }
+            EntryType::Symlink | EntryType::Link => {
+                let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
+                let link = text_of(&link)?;
+                let is_relative = entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
+                let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
+                let target = if is_relative { clean(&format!("{parent}/{link}")) } else { clean(&link) };
+                take(Piece { name, content: Content::Link(target) });
+            }
+            _ => {}
+        }
+        io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
+    }
+    match archive.into_inner().at_end {
+        true => Err(invalid("archive: it breaks off: its end marker is missing")),
+        false => Ok(()),
+    }
+}
+
+/// One file of at most `left` bytes.
+fn write(path: &Path, name: &str, from: &mut impl Read, left: u64) -> Result<u64, Failure> {
+    let mut file = File::create_new(path).map_err(|error| io_failure("make", path, &error))?;
+    let copied = io::copy(&mut from.take(left.saturating_add(1)), &mut file);
+    let bytes = copied.map_err(|error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_failure("write", path, &error),
+        _ => invalid(format!("archive: {name}: {error}")),
+    })?;
+    match bytes > left {
+        true => Err(invalid(format!("archive: {name}: unpacks to more bytes than the limit"))),
+        false => Ok(bytes),
+    }
+}
+
+fn too_many() -> Failure {
+    invalid(format!("archive: more than {ENTRIES_MAX} entries"))
 }
 
 /// `name` is not in the archive.
@@ -205,7 +252,7 @@ fn clean(name: &str) -> String {
 }
 
 fn digest_of_file(path: &Path) -> Result<String, Failure> {
-    let mut file = File::open(path).map_err(|error| io_failure("open", path, &error))?;
+    let mut file = open_plain(path)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -227,23 +274,6 @@ impl<R: Read> Read for Marked<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.at_end |= count == 0 && !buffer.is_empty();
-        Ok(count)
-    }
-}
-
-/// Tells how much of the archive has been read.
-struct Counted<'a> {
-    inner: File,
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(u64, u64),
-}
-
-impl Read for Counted<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.done += count as u64;
-        (self.progress)(self.done, self.total);
         Ok(count)
     }
 }

@@ -1,36 +1,38 @@
 //! A layer's archive into a directory as overlayfs wants it (OCI image spec 1.1, "Image Layer Filesystem Changeset").
 //!
 //! ```text
-//!   blob ─► decompress ─► hash, count ─► tar entries ─► layers/tmp-… ─► the hash is the diff ID ─► layers/NAME
+//!   blob ─► in a jail: decompress ─► hash, count ─► tar entries ─► layers/tmp-… ─► the hash is the diff ID ─► layers/NAME
 //! ```
 //! | entry | becomes |
 //! |---|---|
-//! | `.wh.NAME` | character device 0:0 called NAME |
+//! | `.wh.NAME` | character device 0:0 called NAME; where this layer has a NAME of its own, that hides those below |
 //! | `.wh..wh..opq` | `trusted.overlay.opaque=y` on its directory |
 //! | file, directory, link, device, fifo | the same; a later entry replaces an earlier one |
 //! | socket, GNU dump records | nothing |
 //!
-//! The archive is not trusted: names that leave the layer are refused, links are resolved inside it, unpacked bytes,
-//! holes and entries are counted, and nothing is seen before the whole archive verified.
+//! The archive is not trusted: it is read by a process that sees nothing but the new directory ([`crate::jail`]); names
+//! that leave the layer are refused, links are resolved inside it, unpacked bytes, holes, entries and what describes one
+//! entry are counted, and nothing is seen before the whole archive verified.
 
 mod stream;
 mod tree;
 
-use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind, Layer, Limits};
 use rustix::fs::FileType;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use tar::{Archive, Entry, EntryType};
 
 use crate::failure::{failure, invalid, io_failure};
+use crate::jail::inmate;
 use crate::store::Store;
 use stream::{Hashed, TOO_LONG};
 use tree::{Attributes, Place, Tree};
 
-pub(crate) use stream::decompress;
+pub(crate) use stream::{Budget, Metered, decompress};
 
 /// Longest path of an entry: PATH_MAX, as the kernel has it.
 const PATH_BYTES_MAX: usize = 4096;
@@ -40,6 +42,17 @@ const NAME_BYTES_MAX: usize = 255;
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Blocks of zeros of this size become holes.
 const BLOCK_BYTES: usize = 4096;
+/// Names of opaque directories of one layer, all together; they are one message.
+const OPAQUE_BYTES_MAX: usize = 4 << 20;
+
+/// What came of an archive.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Unpacked {
+    /// `sha256:…` of it, uncompressed.
+    digest: String,
+    /// Directories that hide what is below; the mark is for whoever may set it.
+    opaque: Vec<Vec<u8>>,
+}
 
 /// Unpacks `blob` to `layers/NAME`, unless that is there already.
 pub(crate) fn unpack_layer(
@@ -48,35 +61,70 @@ pub(crate) fn unpack_layer(
     layer: &Layer,
     limits: &Limits,
 ) -> Result<(), Failure> {
+    unpack_layer_with(store, blob, layer, limits, &mut |_| {})
+}
+
+/// The same; `pulse` hears of bytes read while it goes on.
+pub(crate) fn unpack_layer_with(
+    store: &Store,
+    blob: &Path,
+    layer: &Layer,
+    limits: &Limits,
+    pulse: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
     let target = store.layer(&layer.name);
     if target.is_dir() {
         return Ok(());
     }
     let directory = store.new_layer()?;
-    let unpacked =
-        unpack_to(&directory, blob, layer, limits).and_then(|()| store.publish(&directory, &target));
+    let unpacked = unpack_verified(&directory, blob, layer, limits, pulse)
+        .and_then(|()| store.publish(&directory, &target));
     if unpacked.is_err() {
         // Its own failure would hide the first one; the daemon sweeps such directories at its start.
         let _ = crate::remove_trees::run(&[directory]);
     }
-    unpacked
+    unpacked.map_err(|failure| store.explain(failure))
 }
 
-fn unpack_to(directory: &Path, blob: &Path, layer: &Layer, limits: &Limits) -> Result<(), Failure> {
-    let open = |path: &Path| File::open(path).map_err(|error| io_failure("open", path, &error));
-    let compressed = decompress(open(blob)?).map_err(|error| io_failure("read", blob, &error))?;
+/// Unpacks `blob` into an empty directory; it is what `layer` says, or a failure.
+pub(crate) fn unpack_verified(
+    directory: &Path,
+    blob: &Path,
+    layer: &Layer,
+    limits: &Limits,
+    pulse: &mut dyn FnMut(u64),
+) -> Result<(), Failure> {
+    let file = crate::store::open_plain(blob)?;
+    let unpacked = inmate::unpack(directory, file, limits, pulse)?;
+    if unpacked.digest != layer.diff_id {
+        let text = format!("its content has digest {}, the config says {}", unpacked.digest, layer.diff_id);
+        return Err(invalid(text));
+    }
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
-    let mut archive = Archive::new(Hashed::new(compressed, limits.layer_bytes_max));
+    for path in &unpacked.opaque {
+        tree.mark_opaque(path).map_err(|errno| at(&String::from_utf8_lossy(path), errno))?;
+    }
+    Ok(())
+}
+
+/// Unpacks an archive into an empty directory, in the process that is shut in there.
+pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> Result<Unpacked, Failure> {
+    let compressed = decompress(input).map_err(broken)?;
+    let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
+    let budget = Budget::default();
+    let metered = Metered::new(Hashed::new(compressed, limits.layer_bytes_max), &budget);
+    let mut archive = Archive::new(metered);
     let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new() };
-    for entry in archive.entries().map_err(broken)? {
-        unpacker.entry(entry.map_err(broken)?)?;
+    let mut entries = archive.entries().map_err(broken)?;
+    while let Some(entry) = budget.next(|| entries.next()) {
+        let mut entry = entry.map_err(broken)?;
+        unpacker.entry(&mut entry)?;
+        // What is left of it is no part of what describes the next.
+        io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
     }
-    unpacker.finish()?;
-    let digest = archive.into_inner().finish().map_err(broken)?;
-    match digest == layer.diff_id {
-        true => Ok(()),
-        false => Err(invalid(format!("its content has digest {digest}, the config says {}", layer.diff_id))),
-    }
+    let opaque = unpacker.finish()?;
+    let digest = archive.into_inner().into_inner().finish().map_err(broken)?;
+    Ok(Unpacked { digest, opaque })
 }
 
 /// The archive, or its compression, cannot be read on.
@@ -95,7 +143,7 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), Failure> {
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), Failure> {
         self.entries += 1;
         if self.entries > self.limits.layer_entries_max {
             return Err(invalid(format!("more than {} entries", self.limits.layer_entries_max)));
@@ -133,21 +181,29 @@ impl Unpacker<'_> {
                 .whiteout(&path, hidden)
                 .map_err(|error| error.unwrap_or_else(|errno| at(&shown, errno)));
         }
-        let was_there = self.clear(&path, kind).map_err(|error| at_io(&shown, &error))?;
-        if was_there {
-            self.tree.forget();
-        }
-        self.make(&mut entry, &path, attributes).map_err(|error| match error {
+        self.clear(&path, kind).map_err(|errno| at(&shown, errno))?;
+        self.make(entry, &path, attributes).map_err(|error| match error {
             Trouble::Kernel(errno) => at(&shown, errno),
             Trouble::Io(error) => at_io(&shown, &error),
             Trouble::Archive(why) => refused(&why),
         })
     }
 
-    /// A directory entry keeps a directory that is there; everything else starts anew.
-    fn clear(&mut self, path: &[u8], kind: EntryType) -> io::Result<bool> {
+    /// A directory entry keeps a directory that is there; everything else starts anew. A directory in the place of a
+    /// whiteout hides what the whiteout hid.
+    fn clear(&mut self, path: &[u8], kind: EntryType) -> Result<(), Errno> {
         let place = self.tree.place(path)?;
-        if kind.is_dir() && place.is_directory() { Ok(false) } else { place.clear() }
+        if kind.is_dir() && place.is_directory() {
+            return Ok(());
+        }
+        let is_whiteout = place.is_whiteout();
+        if place.clear()? {
+            self.tree.forget(path);
+            if is_whiteout && kind.is_dir() {
+                self.tree.opaque.push(path.to_vec());
+            }
+        }
+        Ok(())
     }
 
     fn make<R: Read>(
@@ -206,7 +262,10 @@ impl Unpacker<'_> {
     /// `Err(Ok(…))`: refused; `Err(Err(…))`: the kernel.
     fn whiteout(&mut self, path: &[u8], hidden: &[u8]) -> Result<(), Result<Failure, Errno>> {
         if hidden == b".wh..opq" {
-            return self.tree.place(path).and_then(|place| place.opaque_parent()).map_err(Err);
+            let directory = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |at| &path[..at]);
+            let made = self.tree.place(path).map(drop).map_err(Err);
+            self.tree.opaque.push(directory.to_vec());
+            return made;
         }
         if hidden.starts_with(b".wh.") {
             return Ok(()); // AUFS' own bookkeeping
@@ -217,13 +276,17 @@ impl Unpacker<'_> {
         let mut target = path[..path.len() - hidden.len() - b".wh.".len()].to_vec();
         target.extend_from_slice(hidden);
         let place = self.tree.place(&target).map_err(Err)?;
-        place.clear().map_err(|error| Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-        place.whiteout().map_err(Err)?;
-        self.tree.forget();
+        match place.kind() {
+            // It hides what layers below have, not what this one has under that name.
+            Some(FileType::Directory) => self.tree.opaque.push(target.clone()),
+            Some(_) => {}
+            None => place.whiteout().map_err(Err)?,
+        }
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<(), Failure> {
+    /// Times of directories; gives the opaque ones.
+    fn finish(&mut self) -> Result<Vec<Vec<u8>>, Failure> {
         for (path, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
             let found = match self.tree.existing(&path) {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue, // a later entry has replaced what it was in
@@ -236,7 +299,13 @@ impl Unpacker<'_> {
                     .map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
             }
         }
-        Ok(())
+        let mut opaque = std::mem::take(&mut self.tree.opaque);
+        opaque.sort_unstable();
+        opaque.dedup();
+        match opaque.iter().map(Vec::len).sum::<usize>() > OPAQUE_BYTES_MAX {
+            true => Err(invalid("more opaque directories than the limit")),
+            false => Ok(opaque),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The bytes of a layer on their way: decompressed by what they begin with, hashed, counted against the limit.
 
+use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
@@ -53,6 +54,51 @@ impl<R: Read> Read for Hashed<R> {
         let count = self.inner.read(buffer)?;
         self.left = self.left.checked_sub(count as u64).ok_or_else(|| io::Error::other(TOO_LONG))?;
         self.hash.update(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// Most bytes that describe one entry: its header, long names, PAX records with extended attributes, the map of a sparse
+/// file. The tar reader holds them whole.
+const DESCRIPTION_BYTES_MAX: u64 = 2 << 20;
+
+/// What may still pass before the next entry; without a limit while an entry is read.
+#[derive(Default)]
+pub(crate) struct Budget(Cell<Option<u64>>);
+
+impl Budget {
+    /// Runs what looks for the next entry.
+    pub(crate) fn next<T>(&self, next: impl FnOnce() -> T) -> T {
+        self.0.set(Some(DESCRIPTION_BYTES_MAX));
+        let found = next();
+        self.0.set(None);
+        found
+    }
+}
+
+/// Keeps to a [`Budget`].
+pub(crate) struct Metered<'a, R> {
+    inner: R,
+    budget: &'a Budget,
+}
+
+impl<'a, R> Metered<'a, R> {
+    pub(crate) fn new(inner: R, budget: &'a Budget) -> Self {
+        Self { inner, budget }
+    }
+
+    pub(crate) fn into_inner(self) -> R {
+        self.inner
+    }
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        if let Some(left) = self.budget.0.get() {
+            let left = left.checked_sub(count as u64);
+            self.budget.0.set(Some(left.ok_or_else(|| io::Error::other("an entry is described too long"))?));
+        }
         Ok(count)
     }
 }

@@ -5,8 +5,7 @@
 //! runtimes that unpack each layer by itself.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -31,6 +30,8 @@ pub(super) struct Tree {
     root: OwnedFd,
     /// The parent of the last entry: the next one is mostly beside it.
     last: Option<(Vec<u8>, OwnedFd)>,
+    /// Directories below which nothing of lower layers is seen: overlayfs' mark is set by whoever may.
+    pub(super) opaque: Vec<Vec<u8>>,
 }
 
 /// Where an entry goes: its directory, open, and its name in it.
@@ -45,7 +46,7 @@ const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICL
 impl Tree {
     /// A tree that grows in an existing directory.
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
-        Ok(Self { root: rustix::fs::open(path, DIRECTORY, Mode::empty())?, last: None })
+        Ok(Self { root: rustix::fs::open(path, DIRECTORY, Mode::empty())?, last: None, opaque: Vec::new() })
     }
 
     /// The root itself.
@@ -70,14 +71,25 @@ impl Tree {
         Ok(Place { directory, name })
     }
 
-    /// Forgets the parent it remembers: something was replaced that may be on its path.
-    pub(super) fn forget(&mut self) {
+    /// Forgets what it knows of `path`, which was removed, and the parent it remembers, which may be below.
+    pub(super) fn forget(&mut self, path: &[u8]) {
         self.last = None;
+        self.opaque.retain(|opaque| {
+            !opaque.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        });
     }
 
-    fn open_or_make(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+    /// overlayfs: nothing of the layers below is seen in this directory.
+    pub(super) fn mark_opaque(&self, path: &[u8]) -> Result<(), Errno> {
+        let path = if path.is_empty() { b"." } else { path };
+        let directory = openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE)?;
+        rustix::fs::fsetxattr(&directory, "trusted.overlay.opaque", b"y", XattrFlags::empty())
+    }
+
+    fn open_or_make(&mut self, path: &[u8]) -> Result<OwnedFd, Errno> {
         match openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE) {
-            Err(Errno::NOENT) => {}
+            // Not a directory: a whiteout may be on the way.
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
             opened => return opened,
         }
         let mut directory = self.root.try_clone().map_err(|_| Errno::MFILE)?;
@@ -91,6 +103,12 @@ impl Tree {
             };
             if !above.is_empty() {
                 directory = openat2(&self.root, above, DIRECTORY, Mode::empty(), INSIDE)?;
+            }
+            let place = Place { directory: directory.as_fd(), name };
+            let is_whiteout = place.is_whiteout();
+            if is_whiteout {
+                place.clear()?;
+                self.opaque.push(path[..at].to_vec());
             }
             match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(Errno::EXIST) => {}
@@ -115,22 +133,37 @@ impl<'a> Place<'a> {
     pub(super) fn of((directory, name): &'a (OwnedFd, Vec<u8>)) -> Self {
         Self { directory: directory.as_fd(), name }
     }
+    /// What is there already.
+    pub(super) fn kind(&self) -> Option<FileType> {
+        let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some(FileType::from_raw_mode(status.st_mode))
+    }
+
     /// Whether a directory is there already, which a directory entry keeps.
     pub(super) fn is_directory(&self) -> bool {
+        self.kind() == Some(FileType::Directory)
+    }
+
+    /// Whether an earlier whiteout is there.
+    pub(super) fn is_whiteout(&self) -> bool {
         let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW);
-        status.is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::Directory)
+        status.is_ok_and(|status| {
+            FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice && status.st_rdev == 0
+        })
     }
 
     /// Removes what an earlier entry of this layer put here; true where there was something.
-    pub(super) fn clear(&self) -> Result<bool, std::io::Error> {
+    pub(super) fn clear(&self) -> Result<bool, Errno> {
         match unlinkat(self.directory, self.name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(Errno::ISDIR | Errno::PERM) if self.is_directory() => {
-                std::fs::remove_dir_all(self.by_descriptor())?; // does not follow links
+                let name = std::ffi::CString::new(self.name).map_err(|_| Errno::INVAL)?;
+                crate::remove_trees::empty(self.directory, &name)?; // does not follow links
+                unlinkat(self.directory, self.name, AtFlags::REMOVEDIR)?;
                 Ok(true)
             }
-            Err(errno) => Err(errno.into()),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -160,11 +193,6 @@ impl<'a> Place<'a> {
         self.node(FileType::CharacterDevice, 0, 0)
     }
 
-    /// overlayfs: nothing of the layers below is seen in the directory this name lies in.
-    pub(super) fn opaque_parent(&self) -> Result<(), Errno> {
-        rustix::fs::fsetxattr(self.directory, "trusted.overlay.opaque", b"y", XattrFlags::empty())
-    }
-
     /// Owner, then mode (a change of owner drops setuid), then time. A symlink has no mode.
     pub(super) fn attributes(&self, attributes: Attributes, is_symlink: bool) -> Result<(), Errno> {
         // (uid_t)-1 means "unchanged": such an owner is left as it is.
@@ -186,15 +214,20 @@ impl<'a> Place<'a> {
 
     /// An extended attribute; a file system that does not have such is passed over, as by other runtimes.
     pub(super) fn xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        match lsetxattr(self.by_descriptor(), name, value, XattrFlags::empty()) {
+        let set = match self.kind() {
+            Some(FileType::RegularFile | FileType::Directory) => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let file = rustix::fs::openat(self.directory, self.name, flags, Mode::empty())?;
+                rustix::fs::fsetxattr(&file, name, value, XattrFlags::empty())
+            }
+            // Of a link, a device, a fifo: by name, from its own directory, as there is no call by descriptor before
+            // Linux 6.13. This process has one thread and uses no relative name but this.
+            _ => rustix::process::fchdir(self.directory)
+                .and_then(|()| lsetxattr(self.name, name, value, XattrFlags::empty())),
+        };
+        match set {
             Err(Errno::NOTSUP | Errno::PERM) => Ok(()), // PERM: user.* on a symlink or device
             set => set,
         }
-    }
-
-    /// A path that starts at the open directory, for calls that take no descriptor.
-    fn by_descriptor(&self) -> std::path::PathBuf {
-        Path::new(&format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
-            .join(std::ffi::OsStr::from_bytes(self.name))
     }
 }

@@ -1,0 +1,146 @@
+//! The processes that read what strangers packed, seen from outside while they do it.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use coracle_tests::host::{self, wait_for, wait_until};
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Layer};
+use coracle_tests::node::{Node, binaries};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::find;
+
+/// Bits of capabilities(7): CHOWN, DAC_OVERRIDE, FOWNER, FSETID, MKNOD, SETFCAP.
+const UNPACK: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 27 | 1 << 31;
+
+fn hexadecimal(pid: i32, key: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    u64::from_str_radix(line.unwrap_or_default().trim(), 16).unwrap_or(u64::MAX)
+}
+
+/// A process of this node's workers with these words, once its filter is in force.
+fn inmate(node: &Node, words: &str) -> Option<i32> {
+    let workers: Vec<u64> = node.workers().iter().map(|worker| worker.pid as u64).collect();
+    let is_ours =
+        |pid: i32| host::proc_value(pid, "status", "PPid").is_some_and(|parent| workers.contains(&parent));
+    let inmates = host::processes(words);
+    let pid = inmates.into_iter().map(|process| process.pid).find(|pid| is_ours(*pid))?;
+    (host::proc_value(pid, "status", "Seccomp") == Some(2)).then_some(pid)
+}
+
+fn assert_shut_in(node: &Node, pid: i32) {
+    let value = |key| host::proc_value(pid, "status", key);
+    assert_eq!((value("Seccomp"), value("NoNewPrivs"), value("Threads")), (Some(2), Some(1), Some(1)));
+    for key in ["CapEff:", "CapPrm:", "CapBnd:"] {
+        assert_eq!(hexadecimal(pid, key), UNPACK, "{key}");
+    }
+    assert_eq!(hexadecimal(pid, "CapInh:") | hexadecimal(pid, "CapAmb:"), 0);
+    for kind in ["mnt", "net", "ipc", "uts"] {
+        assert_ne!(host::namespace(pid, kind), host::namespace(node.pid(), kind), "{kind}");
+    }
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
+    assert_eq!(mounts.lines().count(), 1, "one directory and nothing else: {mounts}");
+    let fields: Vec<&str> = mounts.split(' ').collect();
+    assert!(fields[3].contains("/layers/tmp-") && fields[4] == "/", "{mounts}");
+    for flag in ["nosuid", "nodev", "noexec"] {
+        assert!(fields[5].contains(flag), "{flag}: {mounts}");
+    }
+    // The archive, its words, the log; and what it writes.
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
+        let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        assert!(number < 3 || target.starts_with("/"), "inherited: {number}: {target:?}");
+    }
+}
+
+#[test]
+fn who_reads_an_archive_sees_one_directory_and_may_do_little() {
+    let node = Node::start();
+    let archive = Image::probe(&node.probe(), "slow").oci_archive("localhost/slow:1");
+    // An archive that comes slowly: a pipe with a name.
+    let pipe = node.folder().join("slow.tar");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let mut import = Command::new(binaries().join("coracle"))
+        .args(["image", "--state"])
+        .arg(node.state())
+        .arg("import")
+        .arg(&pipe)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    let mut writer = fs::File::options().write(true).open(&pipe).expect("somebody reads it");
+    writer.write_all(&archive[..archive.len() / 2]).expect("half of it");
+    let pid = wait_for("its reader is shut in", || inmate(&node, "inmate spool"));
+    assert_shut_in(&node, pid);
+    // Its worker has what the store needs, and no network.
+    let worker = node.workers().first().expect("it runs").pid;
+    assert_eq!(host::proc_value(worker, "status", "NoNewPrivs"), Some(1));
+    assert_eq!(host::proc_value(worker, "status", "Seccomp"), Some(2));
+    assert_eq!(
+        hexadecimal(worker, "CapEff:") & (1 << 19 | 1 << 12 | 1 << 16),
+        0,
+        "no ptrace, network, modules"
+    );
+    assert_ne!(host::namespace(worker, "net"), host::namespace(node.pid(), "net"));
+    writer.write_all(&archive[archive.len() / 2..]).expect("the rest");
+    drop(writer);
+    assert!(import.wait().expect("it ends").success());
+    assert!(find(&node, "localhost/slow:1").is_some());
+    node.stop();
+}
+
+#[test]
+fn who_unpacks_a_layer_sees_that_layer_only() {
+    let node = Node::start();
+    let mut image = Image::probe(&node.probe(), "big");
+    image.layers.push(Layer::bomb(64));
+    let file = node.folder().join("big.tar");
+    fs::write(&file, image.oci_archive("localhost/big:1")).expect("an archive");
+    let mut import = Command::new(binaries().join("coracle"))
+        .args(["image", "--state"])
+        .arg(node.state())
+        .arg("import")
+        .arg(&file)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    let pid = wait_for("a layer is being unpacked", || {
+        let pid = inmate(&node, "inmate unpack")?;
+        // Held while it is looked at; one that ended first is none.
+        kill(Pid::from_raw(pid), Signal::SIGSTOP).ok()?;
+        let is_there =
+            fs::read_to_string(format!("/proc/{pid}/mountinfo")).is_ok_and(|text| !text.is_empty());
+        is_there.then_some(pid)
+    });
+    assert_shut_in(&node, pid);
+    kill(Pid::from_raw(pid), Signal::SIGCONT).expect("it is there");
+    assert!(import.wait().expect("it ends").success());
+    assert!(find(&node, "localhost/big:1").is_some());
+    wait_until("nobody is left", || inmate(&node, "inmate").is_none());
+    node.stop();
+}
+
+/// A frame that asks for more memory than a node has, and an archive whose names are longer than it: both end the reader,
+/// not the node, and say so.
+#[test]
+fn what_wants_too_much_memory_is_refused() {
+    let node = Node::start();
+    let endless = coracle_tests::layer::pax_of(4 << 20);
+    let packed = coracle_tests::layer::pack(&endless, Compression::Zstd);
+    for (what, blob) in [("plain", endless.clone()), ("packed", packed)] {
+        let mut layer = Layer::new(&[], Compression::Plain);
+        layer.diff_id = coracle_tests::layer::digest(&endless);
+        layer.blob = blob;
+        let refused = node.try_import(&Image::of(vec![layer]).oci_archive("localhost/pax:1"));
+        let error = refused.expect_err(what);
+        assert!(error.contains("described too long"), "{what}: {error}");
+    }
+    // The archive of the images itself.
+    let error = node.try_import(&endless).expect_err("no archive of images");
+    assert!(error.contains("described too long"), "{error}");
+    node.stop();
+}
