@@ -11,7 +11,7 @@ use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, probe};
 
-use crate::config::{CgroupDriver, Config};
+use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::error::{Context, Error, Kind};
 use crate::image::{self, Images};
 use crate::network::{self, Network};
@@ -64,11 +64,7 @@ impl Daemon {
         let images = Images::open(options, Rc::clone(&workers))?;
         images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
         images.import_from(config.import_directories());
-        let network = Network::new(
-            config.cni.conf_dir.clone(),
-            config.cni.bin_dirs.clone(),
-            network::in_workers(Rc::clone(&workers)),
-        );
+        let network = Network::new(network_options(config)?, network::in_workers(Rc::clone(&workers)));
         network.start();
         let plugins = Plugins::new(&config.nri);
         let pods = Pods::new(Node {
@@ -176,6 +172,25 @@ pub(crate) fn program(config: &Config, name: &str) -> PathBuf {
             own.with_file_name(name)
         }
     }
+}
+
+/// A default network that could not be is refused here, where its keys are known, not at the first pod.
+fn network_options(config: &Config) -> Result<network::Options, Error> {
+    let default = match config.network.default {
+        DefaultNetwork::None => None,
+        DefaultNetwork::Builtin => {
+            let default = network::DefaultNetwork {
+                bridge: config.network.bridge.clone(),
+                subnets: config.network.subnets.clone(),
+                data_dir: config.root.join("networks"),
+            };
+            default.check().map_err(|why| Error::new(Kind::InvalidArgument, format!("[network]: {why}")))?;
+            Some(default)
+        }
+    };
+    let (conf_dir, bin_dirs) = (config.cni.conf_dir.clone(), config.cni.bin_dirs.clone());
+    let runs_built_in = config.cni.built_in || default.is_some();
+    Ok(network::Options { conf_dir, bin_dirs, runs_built_in, default })
 }
 
 fn boot_id() -> Result<String, Error> {

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use super::value::Raw;
-use super::{CgroupDriver, Config, DuplicatePolicy, Restart};
+use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
 use crate::log::Level;
 
 /// One key of the configuration.
@@ -48,6 +48,9 @@ const LEVELS: [(&str, Level); 4] =
 
 const DRIVERS: [(&str, CgroupDriver); 3] =
     [("auto", CgroupDriver::Auto), ("cgroupfs", CgroupDriver::Cgroupfs), ("systemd", CgroupDriver::Systemd)];
+
+const DEFAULT_NETWORKS: [(&str, DefaultNetwork); 2] =
+    [("none", DefaultNetwork::None), ("builtin", DefaultNetwork::Builtin)];
 
 const DUPLICATES: [(&str, DuplicatePolicy); 3] = [
     ("replace", DuplicatePolicy::Replace),
@@ -126,6 +129,18 @@ pub(crate) static KEYS: &[Key] = &[
     key!("cni.bin_dirs" = r#"["/opt/cni/bin", "/usr/lib/cni"]"#, restart, flag("--cni-bin-dir", "DIR"), true,
         cni.bin_dirs <- |raw| raw.paths(),
         "Where CNI plugins are looked for, in order. The flag may be given more than once."),
+    key!("cni.built_in" = "true", restart, None, false,
+        cni.built_in <- |raw| raw.boolean(),
+        "Run bridge, ptp, host-local, portmap and loopback without their programs, where a network names nothing else."),
+    key!("network.default" = r#""none""#, restart, None, false,
+        network.default <- |raw| raw.choice(&DEFAULT_NETWORKS),
+        "The network of a node without any in cni.conf_dir: none, or builtin: a bridge with ports and masquerading."),
+    key!("network.bridge" = r#""coracle0""#, restart, None, false,
+        network.bridge <- |raw| raw.text(),
+        "The bridge of the default network, at most 15 bytes."),
+    key!("network.subnets" = r#"["10.86.0.0/16"]"#, restart, None, true,
+        network.subnets <- |raw| raw.texts(),
+        "Ranges of the default network, one or one of each family, until the kubelet says which is the node's."),
     key!("cdi.spec_dirs" = r#"["/etc/cdi", "/var/run/cdi"]"#, restart, None, true,
         cdi.spec_dirs <- |raw| raw.paths(),
         "Where CDI spec files (devices by name) are looked for; of two for one device that in a later directory counts."),

@@ -53,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) cgroup: Cgroup,
     /// `[cni]`
     pub(crate) cni: Cni,
+    /// `[network]`
+    pub(crate) network: Network,
     /// `[cdi]`
     pub(crate) cdi: Cdi,
     /// `[registry]`
@@ -104,6 +106,29 @@ pub(crate) struct Cni {
     pub(crate) conf_dir: PathBuf,
     /// Where plugins are looked for, in order.
     pub(crate) bin_dirs: Vec<PathBuf>,
+    /// Whether the common plugins are run without their programs.
+    pub(crate) built_in: bool,
+}
+
+/// The network of a node that has none configured.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Network {
+    /// Which.
+    pub(crate) default: DefaultNetwork,
+    /// Its bridge.
+    pub(crate) bridge: String,
+    /// Its ranges.
+    pub(crate) subnets: Vec<String>,
+}
+
+/// What a node without configuration has for a network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum DefaultNetwork {
+    /// None: it is not ready.
+    #[default]
+    None,
+    /// A bridge of ours.
+    Builtin,
 }
 
 /// Devices by name.

@@ -17,6 +17,9 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 const NAME_BYTES_MAX: usize = 200;
 /// What a configuration without `cniVersion` is (CNI spec 0.1.0 had no such key).
 const VERSION_DEFAULT: &str = "0.1.0";
+/// Name and version of the network that needs no file.
+pub(super) const BUILT_IN_NAME: &str = "coracle";
+pub(super) const BUILT_IN_VERSION: &str = "1.0.0";
 /// First version with the verb STATUS.
 const STATUS_SINCE: &str = "1.1.0";
 
@@ -26,7 +29,7 @@ type Fields = BTreeMap<String, Box<RawValue>>;
 /// A configuration that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List {
-    /// The file it came from, without its directory.
+    /// The file it came from, without its directory; empty: none, it is [`super::DefaultNetwork`]'s.
     pub(crate) file: String,
     /// Name of the network.
     pub(crate) name: String,
@@ -45,6 +48,13 @@ impl List {
         let plugins = list["plugins"].as_array();
         let kind = |plugin: &serde_json::Value| plugin["type"].as_str().map(str::to_owned);
         plugins.into_iter().flatten().filter_map(kind).collect()
+    }
+
+    /// A list of ours, which needs no checks.
+    pub(super) fn built_in(text: String) -> List {
+        let capabilities = BTreeSet::from(["portMappings".to_owned()]);
+        let (file, version) = (String::new(), BUILT_IN_VERSION.to_owned());
+        List { file, name: BUILT_IN_NAME.to_owned(), version, capabilities, text }
     }
 
     /// Whether its plugins know the verb STATUS.

@@ -1,9 +1,10 @@
 //! The pods' network by CNI: which configuration is in force, whether the node's network is ready, and attaching and
-//! detaching one pod. Plugins run in a worker; this room knows their configuration and what each pod was told, never a
-//! plugin process.
+//! detaching one pod. The common plugins are built in ([`builtin`]); others run in a worker: this room knows their
+//! configuration and what each pod was told, never a plugin process.
 //!
 //! ```text
 //!   directory ── scan, inotify ──> conf::List ── plan(pod) ──> Recorded ── stored by the core ──> add … del
+//!       └─ nothing there: DefaultNetwork ──┘                                                 builtin, or a worker
 //!                                     └── STATUS every 10 s (lists of 1.1.0) ──> ready()
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! twice, and host-local would otherwise count them as taken.
 //! Rules: CRI facts sections 2.2, 5 and BOOT-3; docs/cni.md.
 
+mod builtin;
 mod conf;
 mod directory;
 mod plan;
@@ -27,6 +29,7 @@ use coracle_job::{Attachment, CniCommand, CniJob, CniOutcome, Job, Outcome};
 use serde::{Deserialize, Serialize};
 use smol::channel::{self, Receiver, Sender};
 
+pub(crate) use self::builtin::DefaultNetwork;
 use self::conf::List;
 use self::directory::Signature;
 pub(crate) use self::plan::{Dns, PodNetwork};
@@ -71,6 +74,13 @@ pub(crate) struct Recorded {
     pub(crate) conflist: String,
     /// What its plugins are told of the pod.
     pub(crate) attachment: Attachment,
+    /// It is the built-in plugins that attach it: those that detach it, too, as its rules are where no other looks.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_built_in: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Recorded {
@@ -101,10 +111,22 @@ pub(crate) fn survey(conf_dir: &Path, bin_dirs: &[PathBuf]) -> Result<Survey, St
     Ok(Survey { name: list.name.clone(), file: conf_dir.join(&list.file), missing })
 }
 
+/// Where configuration and plugins are, and what is there without.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// The directory of configurations, which may be missing.
+    pub(crate) conf_dir: PathBuf,
+    /// Where plugins are searched.
+    pub(crate) bin_dirs: Vec<PathBuf>,
+    /// Whether lists of built-in plugins are run without programs.
+    pub(crate) runs_built_in: bool,
+    /// The network of a node without any configuration.
+    pub(crate) default: Option<DefaultNetwork>,
+}
+
 /// The node's one CNI network.
 pub(crate) struct Network {
-    conf_dir: PathBuf,
-    bin_dirs: Vec<PathBuf>,
+    options: Options,
     run: RunJob,
     state: RefCell<State>,
     /// Wakes the task that asks for STATUS when there is another list to ask about.
@@ -132,12 +154,11 @@ impl State {
 }
 
 impl Network {
-    /// Reads the configuration in `conf_dir`, which may be missing. Plugins are searched in `bin_dirs`.
-    pub(crate) fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, run: RunJob) -> Rc<Network> {
+    /// Reads the configuration.
+    pub(crate) fn new(options: Options, run: RunJob) -> Rc<Network> {
         let state = State { list: None, load: Ok(()), seen: Signature::default(), health: Health::default() };
         let network = Rc::new(Network {
-            conf_dir,
-            bin_dirs,
+            options,
             run,
             state: RefCell::new(state),
             changed: channel::bounded(1),
@@ -149,7 +170,7 @@ impl Network {
 
     /// Starts the tasks that follow the directory and the plugins' health; they end with the network.
     pub(crate) fn start(self: &Rc<Self>) {
-        reactor::spawn(follow(Rc::downgrade(self), self.conf_dir.clone())).detach();
+        reactor::spawn(follow(Rc::downgrade(self), self.options.conf_dir.clone())).detach();
         reactor::spawn(ask_for_status(Rc::downgrade(self), self.changed.1.clone())).detach();
     }
 
@@ -182,7 +203,31 @@ impl Network {
         if !attachment.port_mappings.is_empty() && !list.capabilities.contains("portMappings") {
             log::warn!("no plugin of the network maps host ports: the pod runs without"; pod = pod.id, network = list.name);
         }
-        Ok(Recorded { conflist: list.text.clone(), attachment })
+        let conflist = match &self.options.default {
+            Some(default) if list.file.is_empty() => default.conflist(pod.pod_cidr),
+            _ => list.text.clone(),
+        };
+        let is_built_in = self.is_ours(&conflist, &attachment);
+        Ok(Recorded { conflist, attachment, is_built_in })
+    }
+
+    /// Whether this is attached without programs.
+    fn is_ours(&self, conflist: &str, attachment: &Attachment) -> bool {
+        let fits = || builtin::fits(conflist, attachment);
+        self.options.runs_built_in
+            && fits()
+                .inspect_err(|why| log::debug!("the plugins' programs attach the pod"; pod = attachment.container_id, reason = why))
+                .is_ok()
+    }
+
+    /// Whether nobody needs to be asked if the plugins of `list` are ready: they are ours.
+    fn is_ready_as_it_is(&self, list: &List) -> bool {
+        let pod = Attachment {
+            container_id: "a".to_owned(),
+            interface: plan::INTERFACE.to_owned(),
+            ..Attachment::default()
+        };
+        self.options.runs_built_in && builtin::fits(&list.text, &pod).is_ok()
     }
 
     /// Pods of an earlier boot are detached, as well as could be: from now on pods may be attached.
@@ -197,11 +242,17 @@ impl Network {
             let why = "pods of an earlier boot are still being detached from the network";
             return Err(Error::new(Kind::Unavailable, why));
         }
-        self.work(CniCommand::Add, recorded, ADD_LIMIT).await
+        match recorded.is_built_in {
+            true => builtin::add(recorded).await,
+            false => self.work(CniCommand::Add, recorded, ADD_LIMIT).await,
+        }
     }
 
     /// Detaches a pod; what is already gone is success. `result` is that of the pod's ADD, if it came to one.
     pub(crate) async fn del(&self, recorded: &Recorded, result: Option<&str>) -> Result<(), Error> {
+        if recorded.is_built_in || self.options.runs_built_in && builtin::can_take_over(recorded) {
+            return builtin::del(recorded, result).await;
+        }
         let command = CniCommand::Del { previous_result: result.map(str::to_owned) };
         self.work(command, recorded, DEL_LIMIT).await.map(drop)
     }
@@ -215,7 +266,7 @@ impl Network {
         let job = CniJob {
             command,
             conflist: recorded.conflist.clone(),
-            bin_dirs: self.bin_dirs.clone(),
+            bin_dirs: self.options.bin_dirs.clone(),
             attachment: recorded.attachment.clone(),
             timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
         };
@@ -227,7 +278,7 @@ impl Network {
 
     /// Looks again if the directory is not what it was: in case the watch missed something.
     fn catch_up(&self) {
-        if self.state.borrow().seen != directory::signature(&self.conf_dir) {
+        if self.state.borrow().seen != directory::signature(&self.options.conf_dir) {
             self.look();
         }
     }
@@ -235,14 +286,20 @@ impl Network {
     /// Looks at the directory and takes over what is there. Each change of what is wrong is logged once.
     fn look(&self) {
         // Before the files are read: a change in between is then seen at the next look.
-        let seen = directory::signature(&self.conf_dir);
-        let scan = directory::scan(&self.conf_dir);
+        let seen = directory::signature(&self.options.conf_dir);
+        let scan = directory::scan(&self.options.conf_dir);
         for (file, why) in &scan.bad {
             log::debug!("network configuration not usable"; file = file, error = why);
         }
         let mut state = self.state.borrow_mut();
         let before = state.list.clone();
-        let (list, load) = directory::settle(before.clone(), scan, &self.conf_dir);
+        let is_empty = scan.list.is_none() && scan.bad.is_empty() && scan.error.is_none();
+        let (mut list, mut load) = directory::settle(before.clone(), scan, &self.options.conf_dir);
+        if let (true, Some(default)) = (is_empty, &self.options.default) {
+            let found = List::built_in(default.conflist(""));
+            list = before.clone().filter(|before| **before == found).or(Some(Rc::new(found)));
+            load = Ok(());
+        }
         if let Err(why) = &load
             && state.load.as_ref() != Err(why)
         {
@@ -257,9 +314,9 @@ impl Network {
             Some(list) => {
                 log::info!("network configuration taken over"; network = list.name, file = list.file, version = list.version);
             }
-            None => log::warn!("no network configuration any more"; dir = self.conf_dir.display()),
+            None => log::warn!("no network configuration any more"; dir = self.options.conf_dir.display()),
         }
-        state.health = Health::of(list.as_deref());
+        state.health = Health::of(list.as_deref().filter(|list| !self.is_ready_as_it_is(list)));
         state.list = list;
         // A full channel is a wake-up that is still to come.
         let _ = self.changed.0.try_send(());
@@ -267,7 +324,8 @@ impl Network {
 
     /// Asks the plugins of `list`, and notes the answer if that list is still in force.
     async fn ask(&self, list: &Rc<List>) {
-        let recorded = Recorded { conflist: list.text.clone(), attachment: Attachment::default() };
+        let (conflist, attachment) = (list.text.clone(), Attachment::default());
+        let recorded = Recorded { conflist, attachment, is_built_in: false };
         let answer = self.work(CniCommand::Status, &recorded, STATUS_LIMIT).await;
         let mut state = self.state.borrow_mut();
         if state.list.as_ref().is_some_and(|current| Rc::ptr_eq(current, list)) {
@@ -308,7 +366,8 @@ async fn wait(armed: std::io::Result<reactor::Watched>) -> std::io::Result<()> {
 async fn ask_for_status(network: Weak<Network>, changed: Receiver<()>) {
     loop {
         let Some(there) = network.upgrade() else { return };
-        let list = there.state.borrow().list.clone().filter(|list| list.has_status());
+        let list = there.state.borrow().list.clone();
+        let list = list.filter(|list| list.has_status() && !there.is_ready_as_it_is(list));
         if let Some(list) = &list {
             there.ask(list).await;
         }

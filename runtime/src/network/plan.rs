@@ -10,7 +10,7 @@ use super::conf::List;
 use crate::error::{Error, Kind};
 
 /// The pod's interface, as every runtime calls it.
-const INTERFACE: &str = "eth0";
+pub(super) const INTERFACE: &str = "eth0";
 /// Annotations that ask for a limited bandwidth, and what they limit (Kubernetes, "Network Plugins").
 const BANDWIDTH: [(&str, &str); 2] =
     [("kubernetes.io/ingress-bandwidth", "ingress"), ("kubernetes.io/egress-bandwidth", "egress")];

@@ -2,13 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_job::{CniCommand, CniJob, CniOutcome, Job, Outcome, PortMapping};
 
-use super::{Network, PodNetwork, Recorded, RunJob};
+use super::{DefaultNetwork, Network, Options, PodNetwork, Recorded, RunJob};
 use crate::error::{Error, Kind};
 use crate::reactor;
 
@@ -56,6 +56,11 @@ fn idle() -> RunJob {
     workers(|_| Ok(CniOutcome::default())).0
 }
 
+/// Only programs run.
+fn in_dir(dir: &Path) -> Options {
+    Options { conf_dir: dir.to_owned(), ..Options::default() }
+}
+
 fn pod() -> PodNetwork<'static> {
     PodNetwork {
         id: "c0ffee",
@@ -84,7 +89,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn readiness_follows_the_directory_and_names_it() {
     let folder = Folder::new("ready");
     let dir = folder.0.join("net.d");
-    let network = Network::new(dir.clone(), Vec::new(), idle());
+    let network = Network::new(in_dir(&dir), idle());
     let none = format!("cni plugin not initialized: no CNI configuration file in {}", dir.display());
     assert_eq!(network.ready(), Err(none.clone()));
     let refused = network.plan(&pod()).unwrap_err();
@@ -113,7 +118,7 @@ fn the_watch_sees_what_comes_and_goes() {
     let folder = Folder::new("watch");
     let dir = folder.0.join("cni/net.d");
     reactor::run(async {
-        let network = Network::new(dir.clone(), Vec::new(), idle());
+        let network = Network::new(in_dir(&dir), idle());
         network.start();
         let is_loaded = || network.state.borrow().list.is_some();
         reactor::sleep(Duration::from_millis(50)).await;
@@ -145,7 +150,8 @@ fn add_waits_for_recovery_and_del_does_not() {
     let answer = added.clone();
     let (run, asked) = workers(move |_| Ok(answer.clone()));
     reactor::run(async {
-        let network = Network::new(folder.0.clone(), vec!["/opt/cni/bin".into()], run);
+        let network =
+            Network::new(Options { bin_dirs: vec!["/opt/cni/bin".into()], ..in_dir(&folder.0) }, run);
         let recorded = network.plan(&pod()).unwrap();
         let adding = {
             let (network, recorded) = (Rc::clone(&network), recorded.clone());
@@ -174,7 +180,7 @@ fn a_pod_keeps_the_configuration_it_was_planned_with() {
     let (run, asked) =
         workers(|_| Err(Error::new(Kind::Internal, "plugin type=\"bridge\" failed (del): busy")));
     reactor::run(async {
-        let network = Network::new(folder.0.clone(), Vec::new(), run);
+        let network = Network::new(in_dir(&folder.0), run);
         let recorded = network.plan(&pod()).unwrap();
         folder.write("1.conflist", &LIST.replace("bridge", "ptp"));
         assert!(network.plan(&pod()).unwrap().conflist.contains("ptp"));
@@ -195,7 +201,7 @@ fn plugins_are_asked_for_their_status_in_the_background() {
         false => Err(Error::new(Kind::Internal, "plugin type=\"bridge\" failed (status): no route")),
     });
     reactor::run(async {
-        let network = Network::new(folder.0.clone(), Vec::new(), run);
+        let network = Network::new(in_dir(&folder.0), run);
         let unknown = "cni plugin not ready: its plugins were not asked for their STATUS yet";
         assert_eq!(network.ready(), Err(unknown.to_owned()));
         network.start();
@@ -220,7 +226,7 @@ fn plugins_are_asked_for_their_status_in_the_background() {
 fn what_is_recorded_can_be_read_back() {
     let folder = Folder::new("record");
     folder.write("1.conflist", LIST);
-    let network = Network::new(folder.0.clone(), Vec::new(), idle());
+    let network = Network::new(in_dir(&folder.0), idle());
     let ports =
         [PortMapping { host_port: 80, container_port: 80, protocol: "tcp".into(), host_ip: String::new() }];
     let recorded = network.plan(&PodNetwork { port_mappings: &ports, ..pod() }).unwrap();
@@ -236,5 +242,60 @@ fn what_is_recorded_can_be_read_back() {
     ] {
         let read: Recorded = serde_json::from_str(&other).unwrap_or_else(|error| panic!("{other}: {error}"));
         assert_eq!(read.attachment.container_id, "c0ffee", "{other}");
+    }
+}
+
+#[test]
+fn a_default_network_is_there_until_there_is_another() {
+    let folder = Folder::new("default");
+    let default = DefaultNetwork {
+        bridge: "coracle0".into(),
+        subnets: vec!["10.86.0.0/16".into(), "fd86::/64".into()],
+        data_dir: "/d".into(),
+    };
+    let options = Options { runs_built_in: true, default: Some(default), ..in_dir(&folder.0) };
+    let network = Network::new(options, idle());
+    assert_eq!((network.ready(), network.load_status()), (Ok(()), Ok(())));
+    let recorded = network.plan(&pod()).unwrap();
+    assert!(recorded.is_built_in, "{recorded:?}");
+    for part in
+        ["10.86.0.0/16", "fd86::/64", "0.0.0.0/0", "::/0", "\"bridge\":\"coracle0\"", "\"dataDir\":\"/d\""]
+    {
+        assert!(recorded.conflist.contains(part), "{part} in {}", recorded.conflist);
+    }
+    let told = network.plan(&PodNetwork { pod_cidr: "10.42.3.0/24", ..pod() }).unwrap();
+    assert!(told.is_built_in && told.conflist.contains("10.42.3.0/24"), "{told:?}");
+    assert!(!told.conflist.contains("10.86.") && !told.conflist.contains("fd86"), "{told:?}");
+
+    folder.write("1.conflist", "{");
+    let broken = network.ready().unwrap_err();
+    assert!(
+        broken.contains("1.conflist: EOF"),
+        "a network that is configured, but wrong, is not replaced: {broken}"
+    );
+    folder.write("1.conflist", LIST);
+    assert_eq!(
+        network.plan(&pod()).unwrap(),
+        Recorded { conflist: LIST.into(), is_built_in: false, ..recorded.clone() }
+    );
+    fs::remove_file(folder.0.join("1.conflist")).unwrap();
+    assert_eq!(network.plan(&pod()).unwrap().conflist, recorded.conflist);
+}
+
+#[test]
+fn a_default_network_that_could_not_be_is_refused() {
+    let with = |bridge: &str, subnet: &str| {
+        let subnets = vec![subnet.to_owned()];
+        DefaultNetwork { bridge: bridge.into(), subnets, data_dir: "/d".into() }.check()
+    };
+    assert_eq!(with("coracle0", "10.86.0.0/16"), Ok(()));
+    for (bridge, subnet, part) in [
+        ("a-name-that-is-too-long", "10.86.0.0/16", "name"),
+        ("coracle0", "10.86.0.1/16", "10.86.0.1/16 has bits of a host"),
+        ("coracle0", "10.86.0.0", "10.86.0.0"),
+        ("coracle0", "10.86.0.0/31", "too small"),
+    ] {
+        let why = with(bridge, subnet).unwrap_err();
+        assert!(why.contains(part), "{bridge} {subnet}: {why}");
     }
 }

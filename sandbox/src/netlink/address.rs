@@ -51,8 +51,7 @@ impl Network {
 
     /// Whether an address is in it; one of the other family is not.
     pub fn contains(self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.address.is_ipv4()
-            && (bits(address) ^ bits(self.address)) & self.mask() == 0
+        address.is_ipv4() == self.address.is_ipv4() && (bits(address) ^ bits(self.address)) & self.mask() == 0
     }
 
     /// The last address of the network.
@@ -206,7 +205,9 @@ mod tests {
             assert_eq!(network.contains(address.parse().unwrap()), expected, "{address}");
         }
         assert_eq!(network.mask_bytes(), [255, 255, 255, 0]);
-        for text in ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "10.0.0/8", "/8", "10.0.0.0/", "a/1", "10.0.0.0/-1"] {
+        for text in
+            ["10.0.0.0", "10.0.0.0/33", "fd00::/129", "10.0.0/8", "/8", "10.0.0.0/", "a/1", "10.0.0.0/-1"]
+        {
             assert_eq!(text.parse::<Network>(), Err(()), "{text}");
         }
     }

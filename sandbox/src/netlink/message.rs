@@ -202,7 +202,8 @@ impl<'a> Message<'a> {
         }
         let has_text = self.flags & NLM_F_ACK_TLVS != 0;
         let tail = self.body.get(4 + HEADER_BYTES..).filter(|_| has_text).unwrap_or_default();
-        let text = attributes(tail).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG).map_or("", |found| text(found.1));
+        let text =
+            attributes(tail).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG).map_or("", |found| text(found.1));
         Some(Some(Refusal { errno: Errno::from_raw(number.saturating_neg()), text }))
     }
 

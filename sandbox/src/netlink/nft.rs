@@ -168,7 +168,13 @@ impl<'a> Rules<'a> {
         let (chain, ..) = hook.parts();
         let flags = NLM_F_CREATE | NLM_F_APPEND;
         let target = format!("{} {chain}", self.table);
-        self.batch.message(kind(NFT_MSG_NEWRULE), flags, &[self.family, 0, 0, 0], "add nftables rule to", target);
+        self.batch.message(
+            kind(NFT_MSG_NEWRULE),
+            flags,
+            &[self.family, 0, 0, 0],
+            "add nftables rule to",
+            target,
+        );
         self.batch.text(NFTA_RULE_TABLE, self.table);
         self.batch.text(NFTA_RULE_CHAIN, chain);
         self.batch.attribute(NFTA_RULE_USERDATA, &comment(self.owner));
@@ -326,7 +332,13 @@ impl Socket {
             border(&mut batch, NFNL_MSG_BATCH_BEGIN);
             for (chain, handle) in found {
                 let target = format!("{table} {chain}");
-                batch.message(kind(NFT_MSG_DELRULE), 0, &[family, 0, 0, 0], "remove nftables rule of", target);
+                batch.message(
+                    kind(NFT_MSG_DELRULE),
+                    0,
+                    &[family, 0, 0, 0],
+                    "remove nftables rule of",
+                    target,
+                );
                 batch.text(NFTA_RULE_TABLE, table);
                 batch.text(NFTA_RULE_CHAIN, &chain);
                 batch.attribute(NFTA_RULE_HANDLE, &handle);
@@ -358,7 +370,8 @@ fn read(message: &Message<'_>, wanted: &[u8]) -> Option<(String, Vec<u8>)> {
     if message.kind != kind(NFT_MSG_NEWRULE) {
         return None;
     }
-    let value = |wanted| message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let value =
+        |wanted| message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     let (chain, handle) = (value(NFTA_RULE_CHAIN)?, value(NFTA_RULE_HANDLE)?);
     (value(NFTA_RULE_USERDATA)? == wanted).then(|| (text(chain).to_owned(), handle.to_vec()))
 }

@@ -1,0 +1,318 @@
+//! Attaching and detaching one pod: leases, links, addresses, routes and rules, in the plugins' order.
+//!
+//! The calls to the kernel are short and made in line. Removing a link would wait for tens of milliseconds: it is only
+//! switched off here, so that its address answers nobody; the kernel removes the pair when the pod's namespace ends,
+//! which is the next step of a pod's way down.
+//! Rules: bridge, ptp 1.1.1; what is derived from the pod's id is the name of the node's end, `veth` and 11 digits.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coracle_job::{Attachment, CniOutcome, Interface};
+use coracle_sandbox::netlink::{self, Batch, Link, Network, Route, Scope, Socket, Veth};
+
+use super::conf::{Bridge, Main, Plan};
+use super::lease::{Lease, Leases};
+use super::{failed, result, rules};
+use crate::error::{Error, Kind};
+use crate::reactor;
+
+/// How long the kernel may take to let packets through a new pair: it does so in a millisecond.
+const RUNNING_LIMIT: Duration = Duration::from_secs(3);
+/// Digits of the pod's id in its link's name, with which the longest name is reached.
+const NAME_DIGITS: usize = 11;
+
+type Mac = [u8; 6];
+
+/// The node's end of a pod's pair.
+fn link_name(attachment: &Attachment) -> String {
+    format!("veth{}", attachment.container_id.chars().take(NAME_DIGITS).collect::<String>())
+}
+
+/// Attaches a pod.
+pub(super) async fn add(plan: &Plan, attachment: &Attachment) -> Result<CniOutcome, Error> {
+    let leases = {
+        let store = Leases::lock(&plan.ipam.directory).await?;
+        store.take(&attachment.container_id, &attachment.interface, &plan.ipam.sets)?
+    };
+    let name = link_name(attachment);
+    let macs = random_macs()?;
+    let node = Socket::route()?;
+    let mut interfaces = Vec::new();
+    let bridge = match &plan.main {
+        Main::Bridge(bridge) => {
+            let link = make_bridge(&node, plan, bridge, macs[2], &leases)?;
+            interfaces.push((bridge.name.clone(), link.mac, ""));
+            Some(link.index)
+        }
+        Main::PointToPoint => None,
+    };
+    make_pair(&node, plan, attachment, &name, macs, bridge)?;
+    configure_pod(plan, attachment, &leases)?;
+    if bridge.is_none() {
+        configure_node(&node, &name, &leases)?;
+    }
+    forward(plan, &leases)?;
+    if !plan.ports.is_empty() && plan.ports.iter().any(|ports| ports.masquerades) {
+        let link = interfaces.first().map_or(name.as_str(), |(bridge, ..)| bridge);
+        route_localhost(link)?;
+    }
+    rules::add(plan, &attachment.container_id, &leases)?;
+    wait_until_running(&node, &name).await?;
+    interfaces.push((name, macs[0], ""));
+    interfaces.push((attachment.interface.clone(), macs[1], &attachment.netns));
+    let interfaces = interfaces.into_iter().map(|(name, mac, sandbox)| Interface {
+        name,
+        mac: show(mac),
+        sandbox: sandbox.to_owned(),
+    });
+    Ok(result::outcome(plan, interfaces.collect(), &leases))
+}
+
+/// Detaches a pod; what is gone is done. With its result only the pod's own files are looked at.
+pub(super) async fn del(plan: &Plan, attachment: &Attachment, result: Option<&str>) -> Result<(), Error> {
+    let made = result.map(result::read).unwrap_or_default();
+    rules::remove(plan, &attachment.container_id)?;
+    let mut batch = Batch::default();
+    batch.set_down(&link_name(attachment));
+    let is_bridge = |link: &str| matches!(&plan.main, Main::Bridge(bridge) if bridge.name == link);
+    for link in made.links.iter().filter(|link| link.starts_with("veth") && !is_bridge(link)) {
+        batch.set_down(link);
+    }
+    Socket::route()?.run(batch)?;
+    if !plan.ipam.directory.is_dir() {
+        return Ok(());
+    }
+    let store = Leases::lock(&plan.ipam.directory).await?;
+    store.release(&attachment.container_id, &attachment.interface, &made.addresses)
+}
+
+/// The bridge with its addresses, made where it is not there.
+fn make_bridge(
+    node: &Socket,
+    plan: &Plan,
+    bridge: &Bridge,
+    mac: Mac,
+    leases: &[Lease],
+) -> Result<Link, Error> {
+    let name = bridge.name.as_str();
+    let link = match node.link(name)? {
+        Some(link) => link,
+        None => {
+            let mut batch = Batch::default();
+            let mac = bridge.is_gateway.then_some(mac);
+            batch.add_bridge(&netlink::Bridge { name, mtu: plan.mtu, mac });
+            node.run(batch)?;
+            // We want to own its routes. A kernel without IPv6 has no such file.
+            let _ = set(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+            let why = || Error::new(Kind::Internal, format!("bridge {name}: gone as soon as it was made"));
+            node.link(name)?.ok_or_else(why)?
+        }
+    };
+    if link.kind != "bridge" {
+        return Err(Error::new(Kind::FailedPrecondition, format!("{name} is there and is no bridge")));
+    }
+    let mut batch = Batch::default();
+    if !link.is_up {
+        batch.set_up(link.index, name);
+    }
+    if bridge.is_promiscuous {
+        batch.set_promiscuous(link.index, name);
+    }
+    if bridge.is_gateway {
+        give_addresses(node, &mut batch, bridge, &link, leases)?;
+    }
+    node.run(batch)?;
+    Ok(link)
+}
+
+/// The gateways' addresses for the bridge. IPv4 has one only, networks of IPv6 must not overlap, unless others may be
+/// taken away.
+fn give_addresses(
+    node: &Socket,
+    batch: &mut Batch,
+    bridge: &Bridge,
+    link: &Link,
+    leases: &[Lease],
+) -> Result<(), Error> {
+    let mut present = node.addresses(link.index)?;
+    for lease in leases {
+        let gateway = Network { address: lease.gateway, prefix: lease.address.prefix };
+        if present.contains(&gateway) {
+            continue;
+        }
+        let is_in_the_way = |other: &Network| {
+            other.address.is_ipv4() == gateway.address.is_ipv4()
+                && (gateway.address.is_ipv4()
+                    || other.contains(gateway.address)
+                    || gateway.contains(other.address))
+        };
+        if !bridge.forces_address && present.iter().any(is_in_the_way) {
+            let text = format!("{:?} already has an IP address different from {gateway}", bridge.name);
+            return Err(Error::new(Kind::FailedPrecondition, text));
+        }
+        for other in present.extract_if(.., |other| is_in_the_way(other)) {
+            batch.remove_address(link.index, other);
+        }
+        batch.add_address(link.index, gateway, true);
+        // Otherwise it would take over the address of a port, and change it as ports come and go.
+        batch.set_mac(link.index, &bridge.name, link.mac);
+        present.push(gateway);
+    }
+    Ok(())
+}
+
+fn make_pair(
+    node: &Socket,
+    plan: &Plan,
+    attachment: &Attachment,
+    name: &str,
+    macs: [Mac; 3],
+    bridge: Option<u32>,
+) -> Result<(), Error> {
+    let path = Path::new(&attachment.netns);
+    let namespace = fs::File::open(path).map_err(|error| failed("open", path, &error))?;
+    let mut batch = Batch::default();
+    batch.add_veth(&Veth {
+        name,
+        mac: macs[0],
+        bridge,
+        peer_name: &attachment.interface,
+        peer_mac: macs[1],
+        peer_namespace: namespace.as_raw_fd(),
+        mtu: plan.mtu,
+    });
+    if let Main::Bridge(Bridge { has_hairpin: true, .. }) = &plan.main {
+        batch.set_hairpin(name, true);
+    }
+    Ok(node.run(batch)?)
+}
+
+/// Addresses and routes of the pod.
+fn configure_pod(plan: &Plan, attachment: &Attachment, leases: &[Lease]) -> Result<(), Error> {
+    let interface = attachment.interface.as_str();
+    let has_ipv6 = leases.iter().any(|lease| lease.gateway.is_ipv6());
+    let pod = netlink::inside(Path::new(&attachment.netns), || {
+        // Not there without IPv6. With the second, neighbours hear whose the address is now.
+        let _ = set(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
+        let _ = set(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
+        for link in ["lo", interface].iter().filter(|_| has_ipv6) {
+            set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
+        }
+        Ok::<_, Error>(Socket::route()?)
+    })??;
+    let why = || Error::new(Kind::Internal, format!("{interface} is not in the pod's namespace"));
+    let link = pod.link(interface)?.ok_or_else(why)?.index;
+    let mut batch = Batch::default();
+    // Before the link is on, so that neighbours hear of it; an address of IPv6 has its route only on one that is.
+    for lease in leases.iter().filter(|lease| lease.gateway.is_ipv4()) {
+        batch.add_address(link, lease.address, false);
+    }
+    batch.set_up(link, interface);
+    for lease in leases.iter().filter(|lease| lease.gateway.is_ipv6()) {
+        batch.add_address(link, lease.address, false);
+    }
+    for route in &plan.ipam.routes {
+        let is_its = |lease: &&Lease| lease.gateway.is_ipv4() == route.destination.address.is_ipv4();
+        let gateway = route.gateway.or_else(|| leases.iter().find(is_its).map(|lease| lease.gateway));
+        batch.add_route(&to(route.destination, link, gateway, None, Scope::Universe), true);
+    }
+    if plan.main == Main::PointToPoint {
+        for lease in leases {
+            by_gateway_alone(&mut batch, link, lease);
+        }
+    }
+    Ok(pod.run(batch)?)
+}
+
+/// What is in the subnet is not on the link: everything goes by the gateway, which is.
+fn by_gateway_alone(batch: &mut Batch, link: u32, lease: &Lease) {
+    let (subnet, own) = (lease.address.base(), Some(lease.address.address));
+    batch.remove_route(&to(subnet, link, None, None, Scope::Any));
+    batch.add_route(&to(Network::host(lease.gateway), link, None, own, Scope::Link), true);
+    batch.add_route(&to(subnet, link, Some(lease.gateway), own, Scope::Universe), true);
+}
+
+fn to(
+    destination: Network,
+    link: u32,
+    gateway: Option<IpAddr>,
+    source: Option<IpAddr>,
+    scope: Scope,
+) -> Route {
+    Route { destination, link, gateway, source, scope }
+}
+
+/// The node's side of a point-to-point link: the gateways' addresses, and a route to each of the pod's.
+fn configure_node(node: &Socket, name: &str, leases: &[Lease]) -> Result<(), Error> {
+    let why = || Error::new(Kind::Internal, format!("{name} is gone as soon as it was made"));
+    let link = node.link(name)?.ok_or_else(why)?.index;
+    let mut batch = Batch::default();
+    for lease in leases {
+        batch.add_address(link, Network::host(lease.gateway), false);
+        let destination = Network::host(lease.address.address);
+        batch.add_route(&to(destination, link, None, None, Scope::Host), true);
+    }
+    Ok(node.run(batch)?)
+}
+
+/// Has the node forward packets of the pod's families.
+fn forward(plan: &Plan, leases: &[Lease]) -> Result<(), Error> {
+    if matches!(&plan.main, Main::Bridge(bridge) if !bridge.is_gateway) {
+        return Ok(());
+    }
+    if leases.iter().any(|lease| lease.gateway.is_ipv4()) {
+        set("net/ipv4/ip_forward", "1")?;
+    }
+    if leases.iter().any(|lease| lease.gateway.is_ipv6()) {
+        set("net/ipv6/conf/all/forwarding", "1")?;
+    }
+    Ok(())
+}
+
+/// Lets packets from 127.0.0.1 leave by `link`: a port of the node is asked for there, too.
+fn route_localhost(link: &str) -> Result<(), Error> {
+    set(&format!("net/ipv4/conf/{link}/route_localnet"), "1")
+}
+
+/// Sets a sysctl of the namespace we are in. One that has the value already is not written: it may be read-only.
+fn set(key: &str, value: &str) -> Result<(), Error> {
+    let path = Path::new("/proc/sys").join(key);
+    if fs::read_to_string(&path).is_ok_and(|present| present.trim() == value) {
+        return Ok(());
+    }
+    fs::write(&path, value).map_err(|error| failed("set", &path, &error))
+}
+
+/// The pair carries packets a moment after both ends are on.
+async fn wait_until_running(node: &Socket, name: &str) -> Result<(), Error> {
+    let end = Instant::now() + RUNNING_LIMIT;
+    let mut pause = Duration::from_micros(500);
+    while !node.link(name)?.is_some_and(|link| link.is_running) {
+        if Instant::now() > end {
+            let text = format!("{name} carries no packets: is its bridge switched off?");
+            return Err(Error::new(Kind::DeadlineExceeded, text));
+        }
+        reactor::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Three addresses that nobody else has: locally administered, of one station.
+fn random_macs() -> Result<[Mac; 3], Error> {
+    let random = coracle_sandbox::random_id()?;
+    let mut macs = [Mac::default(); 3];
+    for (mac, bytes) in macs.iter_mut().zip(random.chunks(6)) {
+        mac.copy_from_slice(bytes);
+        mac[0] = mac[0] & 0xfc | 0x02;
+    }
+    Ok(macs)
+}
+
+fn show(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}

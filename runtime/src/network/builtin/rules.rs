@@ -1,0 +1,146 @@
+//! The rules of nftables for one pod: masquerading as `bridge` and `ptp` ask for it, ports of the node as `portmap` does.
+//! They are in tables of our own, `ip coracle` and `ip6 coracle`, each with the pod's id as a comment.
+//!
+//! ```text
+//!   prerouting, output    to the port, to this host, from the pod's network or 127.0.0.1: set the mark's bit
+//!                         to the port, to this host: to the pod's address and port
+//!   postrouting           with the bit, to the pod: masquerade
+//!                         from the pod, not to its own network, not to many: masquerade
+//! ```
+//! Rules: the plugins' documents at cni.dev; docs/cni.md, "Built in".
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use coracle_job::PortMapping;
+use coracle_sandbox::netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
+
+use super::conf::{Plan, Ports};
+use super::lease::Lease;
+use crate::error::Error;
+
+/// Our table in both families.
+const TABLE: &str = "coracle";
+const MULTICAST: [Network; 2] = [
+    Network { address: IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), prefix: 4 },
+    Network { address: IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), prefix: 8 },
+];
+const LOCALHOST: Network = Network { address: IpAddr::V4(Ipv4Addr::LOCALHOST), prefix: 32 };
+
+/// Adds the rules of a pod, if it needs any.
+pub(super) fn add(plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> {
+    if !plan.has_rules() {
+        return Ok(());
+    }
+    let socket = Socket::netfilter()?;
+    for is_ipv6 in [false, true] {
+        let addresses: Vec<_> =
+            leases.iter().map(|lease| lease.address).filter(|own| own.address.is_ipv6() == is_ipv6).collect();
+        let Some(first) = addresses.first() else { continue };
+        let mut rules = Rules::new(TABLE, id, is_ipv6);
+        rules.chain(Hook::Postrouting);
+        if !plan.ports.is_empty() {
+            rules.chain(Hook::Prerouting);
+            rules.chain(Hook::Output);
+        }
+        for ports in &plan.ports {
+            publish(&mut rules, ports, *first);
+        }
+        for own in addresses.iter().filter(|_| plan.masquerades) {
+            rules.rule(Hook::Postrouting, &|rule| {
+                rule.from(Network::host(own.address));
+                rule.not_to(own.base());
+                rule.not_to(MULTICAST[usize::from(is_ipv6)]);
+                rule.masquerade();
+            });
+        }
+        rules.commit(&socket)?;
+    }
+    Ok(())
+}
+
+/// Removes the rules of a pod, of whatever plan.
+pub(super) fn remove(plan: &Plan, id: &str) -> Result<(), Error> {
+    if plan.has_rules() { Ok(Socket::netfilter()?.remove_rules(TABLE, id)?) } else { Ok(()) }
+}
+
+/// Ports of the node that lead to `own`.
+fn publish(rules: &mut Rules<'_>, ports: &Ports, own: Network) {
+    let mut is_any = false;
+    for mapping in &ports.mappings {
+        let Some((host, protocol)) = target(mapping, own) else { continue };
+        is_any = true;
+        let is_meant = |rule: &mut Rule<'_>| {
+            rule.to_port(protocol, mapping.host_port);
+            if let Some(host) = host {
+                rule.to(Network::host(host));
+            }
+            rule.to_this_host();
+        };
+        for hook in [Hook::Prerouting, Hook::Output] {
+            let localhost = own.address.is_ipv4().then_some(LOCALHOST);
+            for near in [Some(own), localhost].into_iter().flatten().filter(|_| ports.masquerades) {
+                rules.rule(hook, &|rule| {
+                    rule.from(near);
+                    is_meant(rule);
+                    rule.set_mark(ports.mark);
+                });
+            }
+            rules.rule(hook, &|rule| {
+                is_meant(rule);
+                rule.redirect(own.address, mapping.container_port);
+            });
+        }
+    }
+    if is_any && ports.masquerades {
+        rules.rule(Hook::Postrouting, &|rule| {
+            rule.to(Network::host(own.address));
+            rule.marked(ports.mark);
+            rule.masquerade();
+        });
+    }
+}
+
+/// The node's address that a mapping is for, `None` for all of them, and its protocol. Nothing where it is not for this
+/// family.
+fn target(mapping: &PortMapping, own: Network) -> Option<(Option<IpAddr>, Protocol)> {
+    let protocol = match mapping.protocol.as_str() {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "sctp" => Protocol::Sctp,
+        _ => return None,
+    };
+    if mapping.host_ip.is_empty() {
+        return Some((None, protocol));
+    }
+    let host: IpAddr = mapping.host_ip.parse().ok()?;
+    (host.is_ipv4() == own.address.is_ipv4())
+        .then(|| (Some(host).filter(|host| !host.is_unspecified()), protocol))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_for_the_families_and_addresses_that_it_names() {
+        let (four, six) = ("10.1.0.5/24".parse().unwrap(), "fd00::5/64".parse().unwrap());
+        let host = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        let cases = [
+            ("", Some(None), Some(None)),
+            ("0.0.0.0", Some(None), None),
+            ("::", None, Some(None)),
+            ("192.0.2.1", Some(host("192.0.2.1")), None),
+            ("2001:db8::1", None, Some(host("2001:db8::1"))),
+        ];
+        for (host_ip, in_four, in_six) in cases {
+            let mapping = PortMapping {
+                host_port: 1,
+                container_port: 2,
+                protocol: "udp".into(),
+                host_ip: host_ip.into(),
+            };
+            let found = |own| target(&mapping, own).map(|(host, _)| host);
+            assert_eq!((found(four), found(six)), (in_four, in_six), "{host_ip:?}");
+        }
+    }
+}
