@@ -1,5 +1,9 @@
-//! Pod networks: the host's, a bridge of Debian's CNI plugins, and plugins that misbehave. Stop checks links and leases.
+//! Pod networks: the host's, a bridge, built in and by Debian's CNI plugins, and plugins that misbehave. Stop checks
+//! links and leases.
 #![forbid(unsafe_code)]
+
+mod builtin;
+mod scene;
 
 use std::fs;
 use std::io::Read;

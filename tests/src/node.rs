@@ -478,9 +478,13 @@ impl Node {
 
     fn write_config(&self, more: &str) {
         let folder = self.folder.display();
+        let cni = format!("bin_dirs = [\"{folder}/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]\n");
+        let more = match more.contains("[cni]\n") {
+            true => more.replacen("[cni]\n", &format!("[cni]\n{cni}"), 1),
+            false => format!("{more}\n[cni]\n{cni}"),
+        };
         let text = format!(
             "{more}\n[cgroup]\ndriver = \"cgroupfs\"\n\
-             [cni]\nbin_dirs = [\"{folder}/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]\n\
              [registry]\nconfig = \"{folder}/registries.yaml\"\ncerts_dir = \"{folder}/certs.d\"\n\
              [image]\nimport_dir = \"{folder}/import\"\n"
         );

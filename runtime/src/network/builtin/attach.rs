@@ -106,8 +106,7 @@ fn make_bridge(
             let mac = bridge.is_gateway.then_some(mac);
             batch.add_bridge(&netlink::Bridge { name, mtu: plan.mtu, mac });
             node.run(batch)?;
-            // We want to own its routes. A kernel without IPv6 has no such file.
-            let _ = set(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+            own_routes(name);
             let why = || Error::new(Kind::Internal, format!("bridge {name}: gone as soon as it was made"));
             node.link(name)?.ok_or_else(why)?
         }
@@ -188,7 +187,14 @@ fn make_pair(
     if let Main::Bridge(Bridge { has_hairpin: true, .. }) = &plan.main {
         batch.set_hairpin(name, true);
     }
-    Ok(node.run(batch)?)
+    node.run(batch)?;
+    own_routes(name);
+    Ok(())
+}
+
+/// Nobody else on the link says where packets go. A kernel without IPv6 has no such file.
+fn own_routes(link: &str) {
+    let _ = set(&format!("net/ipv6/conf/{link}/accept_ra"), "0");
 }
 
 /// Addresses and routes of the pod.
@@ -196,9 +202,11 @@ fn configure_pod(plan: &Plan, attachment: &Attachment, leases: &[Lease]) -> Resu
     let interface = attachment.interface.as_str();
     let has_ipv6 = leases.iter().any(|lease| lease.gateway.is_ipv6());
     let pod = netlink::inside(Path::new(&attachment.netns), || {
-        // Not there without IPv6. With the second, neighbours hear whose the address is now.
-        let _ = set(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
-        let _ = set(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
+        if plan.main != Main::PointToPoint {
+            // Not there without IPv6. With the second, neighbours hear whose the address is now.
+            let _ = set(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
+            let _ = set(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
+        }
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
             set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
         }

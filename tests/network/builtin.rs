@@ -1,0 +1,408 @@
+//! The built-in plugins beside Debian's, on the same configuration: the same addresses, routes, links, leases, results and
+//! effects, and nothing left; and each takes down what the other put up.
+//! Debian's plugins of 1.1.1 are the measure. What may differ: names of links, hardware addresses, where rules are.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use coracle_tests::cri::proto::{PodSandboxConfig, PodSandboxStatusRequest, PortMapping, Protocol};
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::registry::free_address;
+use coracle_tests::request::bridge_pod;
+use serde_json::{Value, json};
+
+use crate::is_ready;
+use crate::scene::{self, Outside};
+
+const BY_PROGRAMS: &str = "[cni]\nbuilt_in = false\n";
+
+/// A configuration to be compared.
+#[derive(Default)]
+struct Case {
+    version: &'static str,
+    /// Of the main plugin, beside its type, bridge and ipam.
+    main: Value,
+    is_point_to_point: bool,
+    /// Of host-local, beside its type and directory; NET is the IPv4 subnet's first three numbers, SIX that of IPv6.
+    ipam: &'static str,
+    /// Of portmap.
+    portmap: Option<Value>,
+    port: Option<Port>,
+}
+
+/// A port of the node.
+#[derive(Clone, Copy)]
+struct Port {
+    protocol: Protocol,
+    /// NET and SIX as above; empty: all addresses.
+    host_ip: &'static str,
+}
+
+const ONE_SUBNET: &str = r#""subnet":"NET.0/24","routes":[{"dst":"0.0.0.0/0"}]"#;
+const DUAL: &str = r#""ranges":[[{"subnet":"NET.0/24"}],[{"subnet":"SIX::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]"#;
+
+impl Case {
+    fn list(&self, node: &Node) -> String {
+        let mut ipam = self.ipam.replace("NET", &node.subnet()).replace("SIX", &scene::six(node));
+        ipam.push_str(&format!(r#","type":"host-local","dataDir":"{}/leases""#, node.folder().display()));
+        let mut main = self.main.clone();
+        main["type"] = json!(if self.is_point_to_point { "ptp" } else { "bridge" });
+        if !self.is_point_to_point {
+            main["bridge"] = json!(node.bridge());
+        }
+        main["ipam"] = serde_json::from_str(&format!("{{{ipam}}}")).expect("the test's own JSON");
+        let mut plugins = vec![main];
+        if let Some(options) = &self.portmap {
+            let mut portmap = options.clone();
+            portmap["type"] = json!("portmap");
+            portmap["capabilities"] = json!({ "portMappings": true });
+            plugins.push(portmap);
+        }
+        let version = if self.version.is_empty() { "1.0.0" } else { self.version };
+        json!({ "cniVersion": version, "name": "boat", "plugins": plugins }).to_string()
+    }
+}
+
+/// A node with this network, whose plugins are programs or built in.
+fn node(case: &Case, is_built_in: bool) -> Node {
+    let config = if is_built_in { String::new() } else { BY_PROGRAMS.to_owned() };
+    let node = Node::with(Options { config, ..Options::default() });
+    fs::write(node.cni().join("10-boat.conflist"), case.list(&node)).expect("a network");
+    host::wait_until("the network is configured", || is_ready(&node));
+    node
+}
+
+/// The addresses of a pod, the first first.
+fn addresses(node: &Node, pod_id: &str) -> Vec<IpAddr> {
+    let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: false };
+    let network =
+        node.pod_sandbox_status(ask).expect("status").status.expect("a status").network.expect("a network");
+    let more = network.additional_ips.iter().map(|address| address.ip.as_str());
+    [network.ip.as_str()].into_iter().chain(more).map(|text| text.parse().expect("an address")).collect()
+}
+
+fn result(node: &Node, pod_id: &str) -> Value {
+    let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: true };
+    let answer = node.pod_sandbox_status(ask).expect("status");
+    let info: Value = serde_json::from_str(&answer.info["info"]).expect("info is JSON");
+    info["cniResult"].clone()
+}
+
+/// What an address is to a pod: its own, the node's, or somebody's.
+fn whose(address: Option<IpAddr>, own: &[IpAddr], outside: &Outside) -> &'static str {
+    match address {
+        None => "unheard",
+        Some(address) if own.contains(&address) => "itself",
+        Some(address) if outside.host.contains(&address) || outside.address.contains(&address) => "beyond",
+        Some(address) if address.is_loopback() => "localhost",
+        Some(_) => "the bridge's side",
+    }
+}
+
+fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
+    let port = free_address().port();
+    let mut server = bridge_pod("server");
+    if let Some(asked) = case.port {
+        let host_ip = asked.host_ip.replace("NET", &node.subnet()).replace("SIX", &scene::six(node));
+        server.port_mappings = vec![PortMapping {
+            protocol: asked.protocol.into(),
+            container_port: 80,
+            host_port: i32::from(port),
+            host_ip,
+        }];
+    }
+    (vec![server, bridge_pod("client")], port)
+}
+
+/// Everything that is to be the same, and what is left.
+fn observe(case: &Case, is_built_in: bool) -> String {
+    let node = node(case, is_built_in);
+    let outside = Outside::new(&node);
+    let (configs, port) = pods(&node, case);
+    let ids: Vec<_> = configs.iter().map(|pod| node.run_pod(pod)).collect();
+    let is_ours = !node.log().contains("coracle-worker") && link_is_derived(&node, &ids[0]);
+    assert_eq!(is_ours, is_built_in, "who attached it; {}", node.log());
+    ids.iter().for_each(|id| scene::settle(&result(&node, id)["interfaces"]));
+    let mut text = scene::describe(&node, &ids[0], &result(&node, &ids[0]));
+    text = text.replace(&ids[1], "OTHER");
+    let (server, client) = (addresses(&node, &ids[0]), addresses(&node, &ids[1]));
+    let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
+    let mut note = |what: String, heard: &str| text.push_str(&format!("\n{what}: {heard}"));
+    for address in &server {
+        let family = if address.is_ipv4() { 0 } else { 1 };
+        let at = SocketAddr::new(*address, 80);
+        note(
+            format!("pod to pod {family}"),
+            whose(scene::seen(&names[0], 80, &names[1], at), &client, &outside),
+        );
+        note(format!("host to pod {family}"), whose(scene::seen(&names[0], 80, "", at), &client, &outside));
+        let beyond = SocketAddr::new(outside.address[family], 80);
+        note(
+            format!("pod to beyond {family}"),
+            whose(scene::seen(outside.namespace(), 80, &names[0], beyond), &server, &outside),
+        );
+    }
+    if let Some(asked) = case.port {
+        let seen = match asked.protocol {
+            Protocol::Udp => scene::seen_by_udp,
+            _ => scene::seen,
+        };
+        for family in 0..2 {
+            let at = SocketAddr::new(outside.host[family], port);
+            for (who, from) in
+                [("beyond", outside.namespace()), ("client", &names[1]), ("itself", &names[0]), ("host", "")]
+            {
+                let heard = seen(&names[0], 80, from, at);
+                let own: &[IpAddr] = if who == "itself" { &server } else { &client };
+                note(format!("{who} to port {family}"), whose(heard, own, &outside));
+            }
+        }
+        let heard = seen(&names[0], 80, "", SocketAddr::from(([127, 0, 0, 1], port)));
+        note("localhost to port".into(), whose(heard, &server, &outside));
+        if !asked.host_ip.is_empty() {
+            let host_ip: IpAddr = configs[0].port_mappings[0].host_ip.parse().expect("the test's own");
+            let heard = seen(&names[0], 80, &names[1], SocketAddr::new(host_ip, port));
+            note("client to the address of the port".into(), whose(heard, &client, &outside));
+        }
+    }
+    for id in &ids {
+        node.remove_pod(id);
+        assert!(scene::rules(id).is_empty(), "{:?}", scene::rules(id));
+    }
+    if case.port.is_some() {
+        // The node itself is heard there now.
+        let heard = scene::seen("", port, outside.namespace(), SocketAddr::new(outside.host[0], port));
+        note("port when the pod is gone".into(), whose(heard, &[], &outside));
+    }
+    text.push_str(&scene::leases(&node, &ids[0]));
+    drop(outside);
+    node.stop();
+    text
+}
+
+/// Whether the node's end is named after the pod, as only the built-in plugins do.
+fn link_is_derived(node: &Node, pod_id: &str) -> bool {
+    let links = result(node, pod_id)["interfaces"].clone();
+    links.as_array().into_iter().flatten().any(|link| link["name"] == format!("veth{}", &pod_id[..11]))
+}
+
+#[track_caller]
+fn compare(case: Case) {
+    let (ours, theirs) = (observe(&case, true), observe(&case, false));
+    assert!(
+        ours.contains("lease NET") || ours.contains("lease SUBNET") || ours.contains("lease SIX"),
+        "{ours}"
+    );
+    if ours != theirs {
+        let differing = |from: &str, to: &str, sign: &str| {
+            let lines = from.lines().filter(|line| !to.lines().any(|other| other == *line));
+            lines.map(|line| format!("{sign} {line}\n")).collect::<String>()
+        };
+        panic!(
+            "built in (+), by programs (-):\n{}{}",
+            differing(&ours, &theirs, "+"),
+            differing(&theirs, &ours, "-")
+        );
+    }
+}
+
+const TCP: Option<Port> = Some(Port { protocol: Protocol::Tcp, host_ip: "" });
+
+#[test]
+fn a_bridge_without_a_gateway() {
+    compare(Case { main: json!({}), ipam: r#""subnet":"NET.0/24""#, ..Case::default() });
+}
+
+#[test]
+fn a_bridge_that_is_the_gateway() {
+    compare(Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, ..Case::default() });
+}
+
+#[test]
+fn a_default_gateway_with_masquerading() {
+    let main = json!({ "isDefaultGateway": true, "ipMasq": true });
+    compare(Case { main, ipam: r#""subnet":"NET.0/24""#, ..Case::default() });
+}
+
+#[test]
+fn a_port_with_hairpin_and_masquerading() {
+    let main = json!({ "isGateway": true, "hairpinMode": true, "ipMasq": true });
+    compare(Case { main, ipam: ONE_SUBNET, portmap: Some(json!({})), port: TCP, ..Case::default() });
+}
+
+#[test]
+fn a_port_without_masquerading_in_an_old_version() {
+    let (main, portmap) =
+        (json!({ "isGateway": true, "dns": { "search": ["boat"] } }), Some(json!({ "snat": false })));
+    compare(Case { version: "0.3.1", main, ipam: ONE_SUBNET, portmap, port: TCP, ..Case::default() });
+}
+
+#[test]
+fn a_udp_port_of_one_address() {
+    let port = Some(Port { protocol: Protocol::Udp, host_ip: "NET.1" });
+    let main = json!({ "isGateway": true });
+    compare(Case { main, ipam: ONE_SUBNET, portmap: Some(json!({})), port, ..Case::default() });
+}
+
+#[test]
+fn both_families_with_masquerading_and_a_port() {
+    let main = json!({ "isGateway": true, "ipMasq": true, "hairpinMode": true });
+    compare(Case {
+        main,
+        ipam: DUAL,
+        portmap: Some(json!({ "markMasqBit": 12 })),
+        port: TCP,
+        ..Case::default()
+    });
+}
+
+#[test]
+fn ipv6_alone() {
+    let ipam = r#""subnet":"SIX::/64","rangeStart":"SIX::1:0","routes":[{"dst":"::/0"}]"#;
+    compare(Case { main: json!({ "isGateway": true, "ipMasq": true }), ipam, ..Case::default() });
+}
+
+#[test]
+fn an_mtu_and_promiscuous_mode() {
+    let main = json!({ "isGateway": true, "promiscMode": true, "mtu": 1400, "forceAddress": true });
+    compare(Case { main, ipam: ONE_SUBNET, ..Case::default() });
+}
+
+#[test]
+fn several_ranges_gateways_and_routes() {
+    let ipam = r#""ranges":[[{"subnet":"NET.0/24","rangeStart":"NET.20","rangeEnd":"NET.20","gateway":"NET.2"},{"subnet":"NET.0/24","rangeStart":"NET.40","gateway":"NET.2"}],
+        [{"subnet":"SIX::/80","rangeStart":"SIX::50","gateway":"SIX::7"}]],
+        "routes":[{"dst":"192.0.2.0/24","gw":"NET.9"},{"dst":"198.51.100.0/24"},{"dst":"2001:db8::/32","gw":"SIX::9"}]"#;
+    compare(Case { main: json!({}), ipam, ..Case::default() });
+}
+
+#[test]
+fn point_to_point_with_masquerading_and_a_port() {
+    let (main, portmap) = (json!({ "ipMasq": true, "mtu": 1400 }), Some(json!({})));
+    compare(Case { main, is_point_to_point: true, ipam: ONE_SUBNET, portmap, port: TCP, ..Case::default() });
+}
+
+#[test]
+fn point_to_point_with_both_families() {
+    compare(Case { main: json!({}), is_point_to_point: true, ipam: DUAL, ..Case::default() });
+}
+
+/// Runs one of Debian's plugins for a pod, as another runtime would.
+fn run_plugin(node: &Node, plugin: &str, command: &str, pod_id: &str, input: &Value) -> bool {
+    use std::io::Write;
+    let mut child = Command::new(format!("/usr/lib/cni/{plugin}"))
+        .env("CNI_COMMAND", command)
+        .env("CNI_CONTAINERID", pod_id)
+        .env("CNI_NETNS", format!("/run/netns/{}", scene::namespace(pod_id)))
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_PATH", "/usr/lib/cni")
+        .stdin(Stdio::piped())
+        .stdout(fs::File::create(node.folder().join("plugin.out")).expect("a file"))
+        .spawn()
+        .expect("Debian's plugins are installed");
+    child.stdin.take().expect("a pipe").write_all(input.to_string().as_bytes()).expect("it reads");
+    child.wait().expect("our child").success()
+}
+
+#[test]
+fn each_takes_down_what_the_other_put_up() {
+    let case = Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, ..Case::default() };
+    let mut node = node(&case, false);
+    let by_program = node.run_pod(&bridge_pod("by-program"));
+    assert!(!link_is_derived(&node, &by_program));
+    node.terminate();
+    node.rewrite_config("");
+    node.launch();
+    let built_in = node.run_pod(&bridge_pod("built-in"));
+    assert!(link_is_derived(&node, &built_in));
+    assert_eq!(node.leases().len(), 2);
+    // Each knows the other's address for taken, and hears it.
+    let (server, client) = (addresses(&node, &by_program)[0], addresses(&node, &built_in)[0]);
+    let names = [scene::namespace(&by_program), scene::namespace(&built_in)];
+    assert_eq!(scene::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
+
+    // The built-in code takes the plugin's pod down: with no program in reach.
+    let log = node.log().len();
+    node.remove_pod(&by_program);
+    assert!(!node.log()[log..].contains("worker"), "{}", &node.log()[log..]);
+    assert_eq!(node.leases(), [client.to_string()]);
+
+    // The plugin takes the built-in code's pod down; what is left to the daemon is nothing, and no error.
+    let list: Value = serde_json::from_str(&case.list(&node)).expect("the test's own JSON");
+    let mut input = list["plugins"][0].clone();
+    input["name"] = json!("boat");
+    input["cniVersion"] = json!("1.0.0");
+    assert!(run_plugin(&node, "bridge", "DEL", &built_in, &input));
+    assert!(node.leases().is_empty());
+    assert!(!Path::new("/sys/class/net").join(format!("veth{}", &built_in[..11])).exists());
+    node.remove_pod(&built_in);
+    node.stop();
+}
+
+#[test]
+fn a_pod_with_rules_is_taken_down_by_who_made_them() {
+    let case = Case {
+        main: json!({ "isGateway": true, "ipMasq": true }),
+        ipam: ONE_SUBNET,
+        portmap: Some(json!({})),
+        port: TCP,
+        ..Case::default()
+    };
+    let mut node = node(&case, false);
+    let (configs, _) = pods(&node, &case);
+    let by_program = node.run_pod(&configs[0]);
+    assert!(!scene::rules(&by_program).is_empty());
+    node.terminate();
+    node.rewrite_config("");
+    node.launch();
+    node.remove_pod(&by_program);
+    assert!(scene::rules(&by_program).is_empty(), "{:?}", scene::rules(&by_program));
+    node.stop();
+}
+
+#[test]
+fn a_node_without_any_configuration_has_the_default_network() {
+    let node = Node::start();
+    let (bridge, subnet) = (node.bridge(), node.subnet());
+    let config =
+        format!("[network]\ndefault = \"builtin\"\nbridge = \"{bridge}\"\nsubnets = [\"{subnet}.0/24\"]\n");
+    let mut node = node;
+    node.terminate();
+    node.rewrite_config(&config);
+    node.launch();
+    assert!(is_ready(&node));
+    let outside = Outside::new(&node);
+    let case = Case { port: TCP, ..Case::default() };
+    let (configs, port) = pods(&node, &case);
+    let ids: Vec<_> = configs.iter().map(|pod| node.run_pod(pod)).collect();
+    let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
+    let (server, client) = (addresses(&node, &ids[0])[0], addresses(&node, &ids[1])[0]);
+    assert_eq!(scene::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
+    let beyond = SocketAddr::new(outside.address[0], 80);
+    assert_eq!(scene::seen(outside.namespace(), 80, &names[1], beyond), Some(outside.host[0]), "masqueraded");
+    let at = SocketAddr::new(outside.host[0], port);
+    assert_eq!(
+        scene::seen(&names[0], 80, outside.namespace(), at),
+        Some(outside.address[0]),
+        "the node's port"
+    );
+    // A crash takes nothing along, and the next daemon takes all of it down.
+    node.restart();
+    assert_eq!(addresses(&node, &ids[0])[0], server);
+    for id in &ids {
+        node.remove_pod(id);
+    }
+    let heard = scene::seen("", port, outside.namespace(), at);
+    assert_eq!(heard, Some(outside.address[0]), "the port is the node's again");
+    let leases = fs::read_dir(node.root().join("networks/coracle")).expect("leases").flatten();
+    let held: Vec<_> = leases
+        .map(|entry| entry.file_name())
+        .filter(|name| name.to_string_lossy().starts_with("10."))
+        .collect();
+    assert!(held.is_empty(), "{held:?}");
+    drop(outside);
+    node.stop();
+}
