@@ -104,7 +104,7 @@ pub(crate) struct Outside {
 impl Outside {
     pub(crate) fn new(node: &Node) -> Outside {
         let name = node.bridge().replacen("ct", "co", 1);
-        let subnet = node.subnet().replacen("10.", "172.", 1).replacen("172.1", "172.2", 1);
+        let subnet = node.subnet().replacen("10.", "172.", 1);
         let parse = |text: String| -> IpAddr { text.parse().expect("an address") };
         let six = format!("fd77:{}", six(node).trim_start_matches("fd76:"));
         let host = [parse(format!("{subnet}.1")), parse(format!("{six}::1"))];
