@@ -1,0 +1,233 @@
+//! Netlink against the real kernel, in network namespaces of the tests' own. Needs root: fails, loudly, without.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use coracle_sandbox::netlink::{
+    self, Batch, Bridge, Hook, Network, Protocol, Route, Rule, Rules, Scope, Socket, Veth,
+};
+use coracle_sys::process;
+use nix::errno::Errno;
+
+const CLONE_NEWNET: u64 = 0x4000_0000;
+
+/// Runs `test` in a thread with a network namespace of its own, which it is given the path of.
+fn alone(test: impl FnOnce(&Path) + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            process::unshare(CLONE_NEWNET).expect("a namespace: this test needs root");
+            let thread = fs::read_link("/proc/thread-self").expect("a thread has a name");
+            test(&PathBuf::from("/proc").join(thread).join("ns/net"));
+        });
+    });
+}
+
+fn network(text: &str) -> Network {
+    text.parse().expect("a network")
+}
+
+fn lo_up(socket: &Socket) {
+    let lo = socket.link("lo").unwrap().expect("every namespace has one").index;
+    let mut batch = Batch::default();
+    batch.set_up(lo, "lo");
+    socket.run(batch).unwrap();
+}
+
+fn pair<'a>(bridge: Option<u32>, namespace: &File) -> Veth<'a> {
+    Veth {
+        name: "veth1",
+        mac: [2, 0, 0, 0, 0, 1],
+        bridge,
+        peer_name: "eth0",
+        peer_mac: [2, 0, 0, 0, 0, 2],
+        peer_namespace: namespace.as_raw_fd(),
+        mtu: 1400,
+    }
+}
+
+#[test]
+fn a_pair_is_made_between_a_bridge_and_a_namespace() {
+    alone(|here| {
+        alone(|there| {
+            let node = netlink::inside(here, Socket::route).unwrap().unwrap();
+            let pod = Socket::route().unwrap();
+            let namespace = File::open(there).unwrap();
+            for _ in 0..2 {
+                let mut batch = Batch::default();
+                batch.add_bridge(&Bridge { name: "br0", mtu: 0, mac: Some([2, 0, 0, 0, 0, 9]) });
+                node.run(batch).expect("a bridge that is there is as good");
+            }
+            let bridge = node.link("br0").unwrap().expect("just made");
+            assert_eq!(
+                (bridge.kind.as_str(), bridge.mac, bridge.is_up),
+                ("bridge", [2, 0, 0, 0, 0, 9], true)
+            );
+            let mut batch = Batch::default();
+            batch.add_veth(&pair(Some(bridge.index), &namespace));
+            batch.set_hairpin("veth1", true);
+            batch.add_address(bridge.index, network("10.0.0.1/24"), false);
+            node.run(batch).unwrap();
+            let hairpin =
+                netlink::inside(here, || fs::read_to_string("/proc/sys/net/ipv4/conf/veth1/forwarding"));
+            assert!(hairpin.unwrap().is_ok(), "the node's end is in the node's namespace");
+            assert_eq!(node.addresses(bridge.index).unwrap()[0], network("10.0.0.1/24"));
+
+            let end = pod.link("eth0").unwrap().expect("the other end");
+            assert_eq!((end.kind.as_str(), end.mac, end.is_up), ("veth", [2, 0, 0, 0, 0, 2], false));
+            let mut batch = Batch::default();
+            batch.add_address(end.index, network("10.0.0.2/24"), false);
+            batch.set_up(end.index, "eth0");
+            batch.add_address(end.index, network("fd00::2/64"), false);
+            let gateway = Some("10.0.0.1".parse().unwrap());
+            let (destination, link) = (network("0.0.0.0/0"), end.index);
+            let default = Route { destination, link, gateway, source: None, scope: Scope::Universe };
+            batch.add_route(&default, false);
+            pod.run(batch).unwrap();
+            let addresses = pod.addresses(end.index).unwrap();
+            assert!(
+                addresses.contains(&network("10.0.0.2/24")) && addresses.contains(&network("fd00::2/64"))
+            );
+
+            let mut batch = Batch::default();
+            batch.add_route(&default, true);
+            batch.remove_route(&default);
+            batch.remove_route(&default);
+            batch.remove_address(end.index, network("10.0.0.2/24"));
+            batch.remove_address(end.index, network("10.0.0.2/24"));
+            pod.run(batch).expect("what is there, or gone, already is as good");
+            assert!(!pod.addresses(end.index).unwrap().contains(&network("10.0.0.2/24")));
+            let mut batch = Batch::default();
+            batch.set_down("veth1");
+            batch.set_down("nobody");
+            batch.remove_link("veth1");
+            batch.remove_link("veth1");
+            node.run(batch).unwrap();
+            assert_eq!((node.link("veth1").unwrap(), pod.link("eth0").unwrap()), (None, None));
+        });
+    });
+}
+
+#[test]
+fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
+    alone(|here| {
+        let node = Socket::route().unwrap();
+        let mut batch = Batch::default();
+        batch.set_up(999, "nobody");
+        batch.add_bridge(&Bridge { name: "br0", mtu: 0, mac: None });
+        let error = node.run(batch).unwrap_err();
+        assert_eq!(
+            (error.to_string().as_str(), error.errno()),
+            ("switch on nobody: no such device", Some(Errno::ENODEV))
+        );
+        assert!(node.link("br0").unwrap().is_some());
+        let namespace = File::open(here).unwrap();
+        let twice = || {
+            let mut batch = Batch::default();
+            batch.add_veth(&pair(None, &namespace));
+            node.run(batch)
+        };
+        twice().unwrap();
+        let error = twice().unwrap_err().to_string();
+        assert!(
+            error.starts_with("make link veth1 with eth0 in the pod") && error.ends_with("file exists"),
+            "{error}"
+        );
+        assert!(netlink::inside(Path::new("/nowhere"), || ()).is_err());
+    });
+}
+
+/// Whether somebody answers.
+fn answers(address: &str) -> bool {
+    let address: SocketAddr = address.parse().unwrap();
+    TcpStream::connect_timeout(&address, Duration::from_secs(2)).is_ok()
+}
+
+#[test]
+fn rules_are_added_together_and_removed_by_their_owner() {
+    alone(|_| {
+        let (node, firewall) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
+        lo_up(&node);
+        let lo = node.link("lo").unwrap().unwrap().index;
+        let mut batch = Batch::default();
+        batch.add_address(lo, network("10.0.0.1/32"), false);
+        batch.add_address(lo, network("fd00::1/128"), false);
+        node.run(batch).unwrap();
+        let listener = TcpListener::bind(("::", 81)).unwrap();
+        firewall.remove_rules("boat", "one").expect("no table is as good");
+        let add = |owner: &str, port: u16, target: &str| {
+            let target: IpAddr = target.parse().unwrap();
+            let mut rules = Rules::new("boat", owner, target.is_ipv6());
+            rules.chain(Hook::Output);
+            rules.chain(Hook::Postrouting);
+            let is_meant = |rule: &mut Rule<'_>| {
+                rule.to_port(Protocol::Tcp, port);
+                rule.to(Network { prefix: 24, ..Network::host(target) });
+                rule.to_this_host();
+            };
+            rules.rule(Hook::Output, &|rule| {
+                is_meant(rule);
+                rule.from(Network::host(target));
+                rule.set_mark(0x2000);
+            });
+            rules.rule(Hook::Output, &|rule| {
+                is_meant(rule);
+                rule.redirect(target, 81);
+            });
+            rules.rule(Hook::Postrouting, &|rule| {
+                rule.not_to(Network { prefix: 8, ..Network::host(target) });
+                rule.marked(0x2000);
+                rule.masquerade();
+            });
+            rules.commit(&firewall)
+        };
+        add("one", 8081, "10.0.0.1").unwrap();
+        add("two", 8082, "10.0.0.1").unwrap();
+        add("one", 8081, "fd00::1").unwrap();
+        let all = ["10.0.0.1:8081", "10.0.0.1:8082", "[fd00::1]:8081"];
+        assert_eq!(all.map(answers), [true, true, true]);
+        firewall.remove_rules("boat", "one").unwrap();
+        assert_eq!(all.map(answers), [false, true, false]);
+        firewall.remove_rules("boat", "one").unwrap();
+        firewall.remove_rules("other", "two").unwrap();
+        assert!(answers(all[1]));
+        firewall.remove_rules("boat", "two").unwrap();
+        assert_eq!(all.map(answers), [false; 3]);
+        drop(listener);
+        // A rule that cannot be takes all of its transaction along.
+        let mut rules = Rules::new("lost", "one", false);
+        rules.rule(Hook::Prerouting, &|rule| rule.masquerade());
+        let error = rules.commit(&firewall).unwrap_err().to_string();
+        assert!(error.starts_with("add nftables rule to lost prerouting"), "{error}");
+    });
+}
+
+/// Many rules: their list comes in more than one piece.
+#[test]
+fn an_owner_is_found_among_hundreds() {
+    alone(|_| {
+        let (node, firewall) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
+        lo_up(&node);
+        let listener = TcpListener::bind("127.0.0.1:81").unwrap();
+        for number in 0..300_u16 {
+            let owner = format!("owner-{number}");
+            let mut rules = Rules::new("boat", &owner, false);
+            rules.chain(Hook::Output);
+            rules.rule(Hook::Output, &|rule| {
+                rule.to_port(Protocol::Tcp, 1000 + number);
+                rule.redirect([127, 0, 0, 1].into(), 81);
+            });
+            rules.commit(&firewall).unwrap();
+        }
+        assert!(answers("127.0.0.1:1299"));
+        firewall.remove_rules("boat", "owner-299").unwrap();
+        assert_eq!(
+            [answers("127.0.0.1:1299"), answers("127.0.0.1:1298"), answers("127.0.0.1:1000")],
+            [false, true, true]
+        );
+        drop(listener);
+    });
+}
