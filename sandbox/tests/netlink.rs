@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -229,5 +229,38 @@ fn an_owner_is_found_among_hundreds() {
             [false, true, true]
         );
         drop(listener);
+    });
+}
+
+#[test]
+fn connections_to_a_port_are_forgotten() {
+    alone(|_| {
+        let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
+        lo_up(&node);
+        // Rules of address translation are what has the kernel follow connections.
+        let mut rules = Rules::new("boat", "one", false);
+        rules.chain(Hook::Postrouting);
+        rules.rule(Hook::Postrouting, &|rule| {
+            rule.marked(1);
+            rule.masquerade();
+        });
+        rules.commit(&netfilter).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let receivers: Vec<_> = [91, 92].map(|port| UdpSocket::bind(("127.0.0.1", port)).unwrap()).into();
+        let own = sender.local_addr().unwrap().port();
+        let followed = || {
+            let text = fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
+            [91, 92].map(|port| text.contains(&format!("sport={own} dport={port} ")))
+        };
+        for port in [91, 92] {
+            sender.send_to(b"ahoy", ("127.0.0.1", port)).unwrap();
+        }
+        assert_eq!(followed(), [true, true]);
+        netfilter.forget_connections(Protocol::Tcp, 91, false).unwrap();
+        netfilter.forget_connections(Protocol::Udp, 91, true).unwrap();
+        assert_eq!(followed(), [true, true], "others than those meant");
+        netfilter.forget_connections(Protocol::Udp, 91, false).unwrap();
+        assert_eq!(followed(), [false, true]);
+        drop(receivers);
     });
 }

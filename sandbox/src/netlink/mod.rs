@@ -2,14 +2,15 @@
 //! a batch off while it is being sent, so nothing here waits: one system call makes a pod's links, two read the answer.
 //!
 //! ```text
-//!   link, address, route, nft ── put messages into ──> Batch ── Socket::run ──> kernel
-//!                             <── read with ── message <── answers, up to the batch's end
+//!   link, address, route, nft, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
+//!                                         <── read with ── message <── answers, up to the batch's end
 //! ```
 //! A batch of links, addresses and routes is not undone when one of its messages is refused: the rest of it is worked
 //! off all the same, and the first refusal is the error. A batch of nftables is one transaction.
 //! Rules: Linux UAPI, include/uapi/linux/{netlink,rtnetlink,if_link,nfnetlink}.h.
 
 mod address;
+mod conntrack;
 mod link;
 mod message;
 mod nft;

@@ -1,7 +1,7 @@
 //! Whether a list is ours to run, and what it comes to for one pod. Pure.
 //! What is not known here, an option, a type, a shape, makes the whole list the plugins' business: each value is taken out
 //! of its object as it is understood, and nothing may be left. A configuration that is wrong is theirs, too: they say so.
-//! Options: bridge, ptp, host-local, portmap and loopback at cni.dev, as of 1.1.1; docs/cni.md lists them.
+//! Options: bridge, ptp, host-local, portmap, bandwidth and loopback at cni.dev, as of 1.1.1; docs/cni.md lists them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -190,6 +190,7 @@ pub(super) fn plan(conflist: &str, attachment: &Attachment) -> Result<Plan, Stri
                 plan = Some(made);
             }),
             ("portmap", Some(plan)) => portmap(options, &arguments, attachment, plan),
+            ("bandwidth", Some(_)) => bandwidth(options, &arguments),
             _ => Err("not built in, or not in this place".to_owned()),
         };
         outcome.map_err(|why| format!("plugin {index}, {kind:?}: {why}"))?;
@@ -366,6 +367,15 @@ fn portmap(
     }
     plan.ports.push(ports);
     Ok(())
+}
+
+/// A pod without limits: there is nothing to do. One that has some is the program's.
+fn bandwidth(mut options: Options, arguments: &Map<String, Value>) -> Result<(), String> {
+    if arguments.contains_key("bandwidth") {
+        return Err("limits are not built in".to_owned());
+    }
+    options.off(&["ingressRate", "ingressBurst", "egressRate", "egressBurst"])?;
+    options.end()
 }
 
 /// Whether a text can be a link's name.

@@ -17,6 +17,7 @@ use coracle_sandbox::netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
 use super::conf::{Plan, Ports};
 use super::lease::Lease;
 use crate::error::Error;
+use crate::log;
 
 /// Our table in both families.
 const TABLE: &str = "coracle";
@@ -54,8 +55,20 @@ pub(super) fn add(plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> 
             });
         }
         rules.commit(&socket)?;
+        forget_datagrams(&socket, plan, *first);
     }
     Ok(())
+}
+
+/// Who has sent datagrams to a port before is heard by the pod from now on. It matters to few, and fails nothing.
+fn forget_datagrams(socket: &Socket, plan: &Plan, own: Network) {
+    for mapping in plan.ports.iter().flat_map(|ports| &ports.mappings) {
+        let Some((_, Protocol::Udp)) = target(mapping, own) else { continue };
+        let port = mapping.host_port;
+        if let Err(error) = socket.forget_connections(Protocol::Udp, port, own.address.is_ipv6()) {
+            log::warn!("datagrams of earlier senders do not reach the pod"; port = port, error = error);
+        }
+    }
 }
 
 /// Removes the rules of a pod, of whatever plan.

@@ -34,6 +34,7 @@ fn a_list_of_built_in_plugins_is_ours() {
         bridge.clone(),
         format!(r#"{{"type":"ptp","mtu":1400,"ipMasq":true,"dns":{{"search":["a"]}},{IPAM}}}"#),
         format!(r#"{{"type":"loopback"}},{bridge},{{"type":"portmap","capabilities":{{"portMappings":true}}}}"#),
+        format!(r#"{bridge},{{"type":"bandwidth","ingressRate":0,"capabilities":{{"bandwidth":true}}}}"#),
         format!(r#"{bridge},{{"type":"portmap","snat":false,"markMasqBit":5,"conditionsV4":null,"conditionsV6":[]}}"#),
         format!(
             r#"{{"type":"bridge","bridge":"br-1","isGateway":true,"isDefaultGateway":true,"forceAddress":true,"ipMasq":false,
@@ -174,6 +175,17 @@ fn capabilities_reach_only_plugins_that_declare_them() {
     assert_eq!(plan.ports[0].mappings, [port()]);
     assert_eq!((plan.ports[0].masquerades, plan.ports[0].mark), (true, 0x2000));
     assert!(plan.has_rules());
+    let limited = Attachment {
+        capabilities: vec![("bandwidth".into(), r#"{"ingressRate":1000}"#.into())],
+        ..attachment()
+    };
+    let shaped =
+        format!(r#"{{"type":"ptp",{IPAM}}},{{"type":"bandwidth","capabilities":{{"bandwidth":true}}}}"#);
+    assert!(planned(&shaped, &attachment()).is_ok(), "a pod without limits");
+    assert_eq!(
+        planned(&shaped, &limited),
+        Err("plugin 1, \"bandwidth\": limits are not built in".to_owned())
+    );
     let error = planned(&plugins(r#"{"mac":true}"#, "{}"), &told).unwrap_err();
     assert_eq!(error, "plugin 0, \"bridge\": a capability is not built in");
     let no_gateway = plugins("{}", r#"{"portMappings":true}"#).replace(r#""isGateway":true,"#, "");
