@@ -1,17 +1,17 @@
-//! `make demo`: a pod from nothing to gone, and what it costs. Host network, a scratch root, an image made on the spot:
-//! nothing is downloaded, and nothing is left.
+//! `make demo`: a pod from nothing to gone, and what it costs. The network that needs no configuration, a scratch root,
+//! an image made on the spot: nothing is downloaded, and nothing is left.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-use coracle_tests::cri::proto::{StopContainerRequest, VersionRequest};
+use coracle_tests::cri::proto::{PodSandboxStatusRequest, StopContainerRequest, VersionRequest};
 use coracle_tests::host;
-use coracle_tests::node::Node;
-use coracle_tests::request::{container, create, exec, host_pod};
+use coracle_tests::node::{DEFAULT_NETWORK, Node, Options};
+use coracle_tests::request::{bridge_pod, container, create, exec};
 
 fn main() {
     let begin = Instant::now();
-    let node = Node::start();
+    let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
     let version = node.version(VersionRequest::default()).expect("version");
     say(
         "daemon",
@@ -22,11 +22,15 @@ fn main() {
     let image = node.import_probe();
     say("image", &format!("{image}, made here, imported in {}", ms(begin)));
 
-    let mut pod = host_pod("demo");
+    let mut pod = bridge_pod("demo");
     pod.log_directory = node.log_directory("demo");
     let begin = Instant::now();
     let pod_id = node.run_pod(&pod);
-    say("pod", &format!("{} is ready after {}", &pod_id[..13], ms(begin)));
+    let took = ms(begin);
+    let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.clone(), verbose: false };
+    let status = node.pod_sandbox_status(ask).expect("status").status.expect("a status");
+    let address = status.network.expect("a network").ip;
+    say("pod", &format!("{} is ready at {address} after {took}", &pod_id[..13]));
     let config = container("demo", &image, &["ticks", "50"], &pod);
     let id = node.create_container(create(&pod_id, &config, &pod)).expect("create").container_id;
     let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id.clone() };

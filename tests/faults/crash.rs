@@ -9,7 +9,7 @@ use coracle_tests::cri::proto::{
     StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::Node;
+use coracle_tests::node::{DEFAULT_NETWORK, Node, Options};
 use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, run};
 
 /// How many moments of the life are tried; the number.
@@ -83,6 +83,11 @@ fn thirty_moments_on_the_hosts_network() {
 #[test]
 fn thirty_moments_on_the_bridge() {
     thirty_moments(Node::with_bridge(), bridge_pod);
+}
+
+#[test]
+fn thirty_moments_on_the_default_network() {
+    thirty_moments(Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() }), bridge_pod);
 }
 
 #[test]

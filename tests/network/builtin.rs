@@ -7,9 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use coracle_tests::cri::proto::{PodSandboxConfig, PodSandboxStatusRequest, PortMapping, Protocol};
+use coracle_tests::cri::proto::{
+    NetworkConfig, PodSandboxConfig, PodSandboxStatusRequest, PortMapping, Protocol, RuntimeConfig,
+    UpdateRuntimeConfigRequest,
+};
 use coracle_tests::host;
-use coracle_tests::node::{Node, Options};
+use coracle_tests::node::{DEFAULT_NETWORK, Node, Options};
 use coracle_tests::registry::free_address;
 use coracle_tests::request::bridge_pod;
 use serde_json::{Value, json};
@@ -368,14 +371,7 @@ fn a_pod_with_rules_is_taken_down_by_who_made_them() {
 
 #[test]
 fn a_node_without_any_configuration_has_the_default_network() {
-    let node = Node::start();
-    let (bridge, subnet) = (node.bridge(), node.subnet());
-    let config =
-        format!("[network]\ndefault = \"builtin\"\nbridge = \"{bridge}\"\nsubnets = [\"{subnet}.0/24\"]\n");
-    let mut node = node;
-    node.terminate();
-    node.rewrite_config(&config);
-    node.launch();
+    let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
     assert!(is_ready(&node));
     let outside = Outside::new(&node);
     let case = Case { port: TCP, ..Case::default() };
@@ -392,20 +388,25 @@ fn a_node_without_any_configuration_has_the_default_network() {
         Some(outside.address[0]),
         "the node's port"
     );
+    // The kubelet says which range is the node's: for new pods, and the others hear them.
+    let subnet = node.subnet().replacen("10.", "100.", 1);
+    let network_config = Some(NetworkConfig { pod_cidr: format!("{subnet}.0/24") });
+    let told = UpdateRuntimeConfigRequest { runtime_config: Some(RuntimeConfig { network_config }) };
+    node.update_runtime_config(told).expect("it is taken over");
+    let late_id = node.run_pod(&bridge_pod("late"));
+    let late = addresses(&node, &late_id)[0];
+    assert_eq!(late.to_string(), format!("{subnet}.2"));
+    assert!(scene::seen(&names[0], 80, &scene::namespace(&late_id), SocketAddr::new(server, 80)).is_some());
+    assert!(scene::seen(&scene::namespace(&late_id), 80, &names[0], SocketAddr::new(late, 80)).is_some());
+    assert_eq!(node.leases().len(), 3, "{:?}", node.leases());
     // A crash takes nothing along, and the next daemon takes all of it down.
     node.restart();
     assert_eq!(addresses(&node, &ids[0])[0], server);
-    for id in &ids {
+    for id in ids.iter().chain([&late_id]) {
         node.remove_pod(id);
     }
     let heard = scene::seen("", port, outside.namespace(), at);
     assert_eq!(heard, Some(outside.address[0]), "the port is the node's again");
-    let leases = fs::read_dir(node.root().join("networks/coracle")).expect("leases").flatten();
-    let held: Vec<_> = leases
-        .map(|entry| entry.file_name())
-        .filter(|name| name.to_string_lossy().starts_with("10."))
-        .collect();
-    assert!(held.is_empty(), "{held:?}");
     drop(outside);
     node.stop();
 }

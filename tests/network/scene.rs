@@ -64,9 +64,7 @@ fn line(title: &str, value: &Value, keys: &[&str]) -> String {
 /// What a server on `port` of one namespace sees as the address of a client in another that asks `address`; `None`: they
 /// do not hear each other. Empty: the host's namespace.
 pub(crate) fn seen(server: &str, port: u16, client: &str, address: SocketAddr) -> Option<IpAddr> {
-    // On the host a connection of somebody else's may have the port for a moment.
-    let bind = || host::wait_for("the port is free", || TcpListener::bind(("::", port)).ok());
-    let listener = inside(server, bind);
+    let listener = inside(server, || bind(|| TcpListener::bind(("::", port))));
     listener.set_nonblocking(true).expect("a socket");
     let stream = inside(client, || TcpStream::connect_timeout(&address, CONNECT_LIMIT)).ok()?;
     let peer = host::wait_within(CONNECT_LIMIT, || listener.accept().ok())?.1.ip();
@@ -74,10 +72,15 @@ pub(crate) fn seen(server: &str, port: u16, client: &str, address: SocketAddr) -
     Some(peer.to_canonical())
 }
 
+/// A socket on a port that somebody else may have for a moment.
+fn bind<T>(mut open: impl FnMut() -> std::io::Result<T>) -> T {
+    host::wait_for("the port is free", || open().ok())
+}
+
 /// As [`seen`], by UDP, and whether the answer finds its way back.
 pub(crate) fn seen_by_udp(server: &str, port: u16, client: &str, address: SocketAddr) -> Option<IpAddr> {
-    let listener = inside(server, || UdpSocket::bind(("::", port)).expect("a free port"));
-    let asks = inside(client, || UdpSocket::bind(("::", 0)).expect("a socket"));
+    let listener = inside(server, || bind(|| UdpSocket::bind(("::", port))));
+    let asks = inside(client, || bind(|| UdpSocket::bind(("::", 0))));
     for socket in [&listener, &asks] {
         socket.set_read_timeout(Some(CONNECT_LIMIT)).expect("a socket");
     }

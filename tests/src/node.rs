@@ -28,13 +28,17 @@ use crate::request;
 /// How a node differs from the usual.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Lines added to the configuration file.
+    /// Lines added to the configuration file; BRIDGE and SUBNET in it are the node's own.
     pub config: String,
     /// Whether a CNI bridge is configured.
     pub bridge: bool,
     /// The root directory, when it is not `FOLDER/root`.
     pub root: Option<PathBuf>,
 }
+
+/// The network that needs no CNI configuration, on a bridge and a subnet of the node's own.
+pub const DEFAULT_NETWORK: &str =
+    "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"SUBNET.0/24\"]\n";
 
 /// A running daemon and everything it may touch.
 pub struct Node {
@@ -436,11 +440,12 @@ impl Node {
             .collect()
     }
 
-    /// Addresses that host-local still holds for this node's bridge.
+    /// Addresses that are still held for this node's bridge, of a network in a file or of the default one.
     pub fn leases(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.folder.join("leases/boat")) else { return Vec::new() };
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.starts_with("10.")).collect()
+        let folders = [self.folder.join("leases/boat"), self.root.join("networks/coracle")];
+        let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with("10")).collect()
     }
 
     /// Processes of `coracle-worker` that this daemon started.
@@ -478,6 +483,7 @@ impl Node {
 
     fn write_config(&self, more: &str) {
         let folder = self.folder.display();
+        let more = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
         let cni = format!("bin_dirs = [\"{folder}/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]\n");
         let more = match more.contains("[cni]\n") {
             true => more.replacen("[cni]\n", &format!("[cni]\n{cni}"), 1),

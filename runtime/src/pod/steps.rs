@@ -10,7 +10,7 @@
 //! | Cgroup | the monitor's cgroup | rmdir |
 //! | Monitor | `coracle-pod` in the pod's namespaces | SIGKILL to its cgroup |
 //! | Netns | a file that holds the network namespace, for CNI plugins | umount, unlink |
-//! | Network | link, address, ports, by CNI ADD | CNI DEL |
+//! | Network | link, address, ports, by CNI ADD, built in or by programs | CNI DEL; the pair itself goes with Netns and Monitor |
 //! | Plugins | nothing; the last word of RunPodSandbox is theirs | they hear that the workload has ended |
 //! | Workload | nothing; containers come and go while the pod is ready | ends every container |
 

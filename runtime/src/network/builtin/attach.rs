@@ -144,7 +144,8 @@ fn give_addresses(
             continue;
         }
         let is_in_the_way = |other: &Network| {
-            other.address.is_ipv4() == gateway.address.is_ipv4()
+            !bridge.keeps_addresses
+                && other.address.is_ipv4() == gateway.address.is_ipv4()
                 && (gateway.address.is_ipv4()
                     || other.contains(gateway.address)
                     || gateway.contains(other.address))

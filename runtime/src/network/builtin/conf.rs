@@ -61,6 +61,9 @@ pub(super) struct Bridge {
     pub(super) is_gateway: bool,
     /// Other addresses of the bridge give way.
     pub(super) forces_address: bool,
+    /// Other addresses of the bridge do no harm. An option of ours alone: the range of the default network changes when
+    /// the kubelet says which is the node's, and pods of the earlier one live on.
+    pub(super) keeps_addresses: bool,
     pub(super) has_hairpin: bool,
     pub(super) is_promiscuous: bool,
 }
@@ -250,6 +253,7 @@ fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
         name: options.text("bridge")?.unwrap_or_else(|| BRIDGE.to_owned()),
         is_gateway: options.flag("isGateway")? || is_default_gateway,
         forces_address: options.flag("forceAddress")?,
+        keeps_addresses: options.flag("keepAddresses")?,
         has_hairpin: options.flag("hairpinMode")?,
         is_promiscuous: options.flag("promiscMode")?,
     };

@@ -70,7 +70,8 @@ impl DefaultNetwork {
             "cniVersion": BUILT_IN_VERSION,
             "name": BUILT_IN_NAME,
             "plugins": [
-                { "type": "bridge", "bridge": self.bridge, "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam },
+                { "type": "bridge", "bridge": self.bridge, "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                  "keepAddresses": true, "ipam": ipam },
                 { "type": "portmap", "capabilities": { "portMappings": true } },
             ],
         });
