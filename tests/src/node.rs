@@ -443,7 +443,7 @@ impl Node {
     /// Addresses that are still held for this node's bridge, of a network in a file or of the default one.
     pub fn leases(&self) -> Vec<String> {
         let folders = [self.folder.join("leases/boat"), self.root.join("networks/coracle")];
-        let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let entries = folders.iter().flat_map(fs::read_dir).flatten().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.starts_with("10")).collect()
     }
@@ -476,32 +476,27 @@ impl Node {
         monitors
     }
 
-    /// Another configuration, for the next start or SIGHUP.
+    /// Another configuration, for the next start or SIGHUP. It may say more under a heading of the usual one.
     pub fn rewrite_config(&self, more: &str) {
         self.write_config(more);
     }
 
     fn write_config(&self, more: &str) {
-        let folder = self.folder.display();
-        let more = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
-        let cni = format!("bin_dirs = [\"{folder}/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]\n");
-        let more = match more.contains("[cni]\n") {
-            true => more.replacen("[cni]\n", &format!("[cni]\n{cni}"), 1),
-            false => format!("{more}\n[cni]\n{cni}"),
-        };
-        let text = format!(
-            "{more}\n[cgroup]\ndriver = \"cgroupfs\"\n\
-             [registry]\nconfig = \"{folder}/registries.yaml\"\ncerts_dir = \"{folder}/certs.d\"\n\
-             [image]\nimport_dir = \"{folder}/import\"\n"
-        );
-        // A test that is about plugins says more under the same heading.
-        let nri = format!(
-            "socket_path = \"{folder}/nri.sock\"\nplugin_path = \"{folder}/nri\"\nplugin_config_path = \"{folder}/nri.d\"\n"
-        );
-        let text = match text.contains("[nri]\n") {
-            true => text.replacen("[nri]\n", &format!("[nri]\n{nri}"), 1),
-            false => format!("{text}[nri]\n{nri}"),
-        };
+        let mut text = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
+        let nri = "socket_path = \"FOLDER/nri.sock\"\nplugin_path = \"FOLDER/nri\"\nplugin_config_path = \"FOLDER/nri.d\"";
+        for (heading, lines) in [
+            ("\n[cgroup]\n", "driver = \"cgroupfs\""),
+            ("\n[cni]\n", "bin_dirs = [\"FOLDER/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]"),
+            ("\n[registry]\n", "config = \"FOLDER/registries.yaml\"\ncerts_dir = \"FOLDER/certs.d\""),
+            ("\n[image]\n", "import_dir = \"FOLDER/import\""),
+            ("\n[nri]\n", nri),
+        ] {
+            if !format!("\n{text}").contains(heading) {
+                text.push_str(heading);
+            }
+            text = format!("\n{text}").replacen(heading, &format!("{heading}{lines}\n"), 1);
+        }
+        text = text.replace("FOLDER", &self.folder.display().to_string());
         fs::write(self.folder.join("config.toml"), text).expect("the node's configuration");
         fs::create_dir_all(self.plugins()).expect("a folder for plugins");
     }

@@ -128,6 +128,7 @@ pub(crate) struct Options {
 pub(crate) struct Network {
     options: Options,
     run: RunJob,
+    netfilter: builtin::Netfilter,
     state: RefCell<State>,
     /// Wakes the task that asks for STATUS when there is another list to ask about.
     changed: (Sender<()>, Receiver<()>),
@@ -160,6 +161,7 @@ impl Network {
         let network = Rc::new(Network {
             options,
             run,
+            netfilter: builtin::Netfilter::default(),
             state: RefCell::new(state),
             changed: channel::bounded(1),
             recovered: channel::bounded(1),
@@ -243,7 +245,7 @@ impl Network {
             return Err(Error::new(Kind::Unavailable, why));
         }
         match recorded.is_built_in {
-            true => builtin::add(recorded).await,
+            true => builtin::add(&self.netfilter, recorded).await,
             false => self.work(CniCommand::Add, recorded, ADD_LIMIT).await,
         }
     }
@@ -251,7 +253,7 @@ impl Network {
     /// Detaches a pod; what is already gone is success. `result` is that of the pod's ADD, if it came to one.
     pub(crate) async fn del(&self, recorded: &Recorded, result: Option<&str>) -> Result<(), Error> {
         if recorded.is_built_in || self.options.runs_built_in && builtin::can_take_over(recorded) {
-            return builtin::del(recorded, result).await;
+            return builtin::del(&self.netfilter, recorded, result).await;
         }
         let command = CniCommand::Del { previous_result: result.map(str::to_owned) };
         self.work(command, recorded, DEL_LIMIT).await.map(drop)

@@ -31,7 +31,7 @@ use crate::Error;
 use message::Message;
 
 /// What one receive takes: the kernel fits its answers to it.
-const BUFFER_BYTES: usize = 32 << 10;
+const BUFFER_BYTES: usize = 16 << 10;
 /// Messages of one answer at most: some dumps have one per rule of the host.
 const ANSWERS_MAX: usize = 1 << 20;
 /// How often a dump is begun again that a change has torn.
@@ -52,7 +52,8 @@ impl Socket {
         Self::open(netlink::ROUTE)
     }
 
-    /// For nftables.
+    /// For nftables and connection tracking. Closing one can take the kernel tens of milliseconds: it waits until removed
+    /// rules are out of use. One that is kept serves for good, as long as nothing was refused.
     ///
     /// # Errors
     /// [`Error::Kernel`]: also where the kernel has no netfilter.
@@ -86,7 +87,7 @@ impl Socket {
         let (bytes, expectations, last) = batch.finish();
         let broken = |errno| refused("talk to", "the kernel by netlink", errno);
         socket::send(self.0.borrow(), &bytes, &[]).map_err(broken)?;
-        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut buffer = [0; BUFFER_BYTES];
         let (mut first_error, mut is_whole) = (None, true);
         for _ in 0..ANSWERS_MAX {
             let length = match socket::receive(self.0.borrow(), &mut buffer) {

@@ -16,7 +16,8 @@ use coracle_sandbox::netlink::{self, Batch, Link, Network, Route, Scope, Socket,
 
 use super::conf::{Bridge, Main, Plan};
 use super::lease::{Lease, Leases};
-use super::{failed, result, rules};
+use super::rules::{self, Netfilter};
+use super::{failed, result};
 use crate::error::{Error, Kind};
 use crate::reactor;
 
@@ -33,7 +34,11 @@ fn link_name(attachment: &Attachment) -> String {
 }
 
 /// Attaches a pod.
-pub(super) async fn add(plan: &Plan, attachment: &Attachment) -> Result<CniOutcome, Error> {
+pub(super) async fn add(
+    netfilter: &Netfilter,
+    plan: &Plan,
+    attachment: &Attachment,
+) -> Result<CniOutcome, Error> {
     let leases = {
         let store = Leases::lock(&plan.ipam.directory).await?;
         store.take(&attachment.container_id, &attachment.interface, &plan.ipam.sets)?
@@ -60,7 +65,7 @@ pub(super) async fn add(plan: &Plan, attachment: &Attachment) -> Result<CniOutco
         let link = interfaces.first().map_or(name.as_str(), |(bridge, ..)| bridge);
         route_localhost(link)?;
     }
-    rules::add(plan, &attachment.container_id, &leases)?;
+    rules::add(netfilter, plan, &attachment.container_id, &leases)?;
     wait_until_running(&node, &name).await?;
     interfaces.push((name, macs[0], ""));
     interfaces.push((attachment.interface.clone(), macs[1], &attachment.netns));
@@ -73,9 +78,14 @@ pub(super) async fn add(plan: &Plan, attachment: &Attachment) -> Result<CniOutco
 }
 
 /// Detaches a pod; what is gone is done. With its result only the pod's own files are looked at.
-pub(super) async fn del(plan: &Plan, attachment: &Attachment, result: Option<&str>) -> Result<(), Error> {
+pub(super) async fn del(
+    netfilter: &Netfilter,
+    plan: &Plan,
+    attachment: &Attachment,
+    result: Option<&str>,
+) -> Result<(), Error> {
     let made = result.map(result::read).unwrap_or_default();
-    rules::remove(plan, &attachment.container_id)?;
+    rules::remove(netfilter, plan, &attachment.container_id)?;
     let mut batch = Batch::default();
     batch.set_down(&link_name(attachment));
     let is_bridge = |link: &str| matches!(&plan.main, Main::Bridge(bridge) if bridge.name == link);
@@ -195,7 +205,7 @@ fn make_pair(
 
 /// Nobody else on the link says where packets go. A kernel without IPv6 has no such file.
 fn own_routes(link: &str) {
-    let _ = set(&format!("net/ipv6/conf/{link}/accept_ra"), "0");
+    let _ = put(&format!("net/ipv6/conf/{link}/accept_ra"), "0");
 }
 
 /// Addresses and routes of the pod.
@@ -205,8 +215,8 @@ fn configure_pod(plan: &Plan, attachment: &Attachment, leases: &[Lease]) -> Resu
     let pod = netlink::inside(Path::new(&attachment.netns), || {
         if plan.main != Main::PointToPoint {
             // Not there without IPv6. With the second, neighbours hear whose the address is now.
-            let _ = set(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
-            let _ = set(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
+            let _ = put(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
+            let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
         }
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
             set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
@@ -293,6 +303,12 @@ fn set(key: &str, value: &str) -> Result<(), Error> {
     if fs::read_to_string(&path).is_ok_and(|present| present.trim() == value) {
         return Ok(());
     }
+    put(key, value)
+}
+
+/// Sets a sysctl that is as the kernel made it.
+fn put(key: &str, value: &str) -> Result<(), Error> {
+    let path = Path::new("/proc/sys").join(key);
     fs::write(&path, value).map_err(|error| failed("set", &path, &error))
 }
 

@@ -7,7 +7,7 @@
 //!                             (pure)       Plan ── attach::del ──> rules, links, lease
 //! ```
 //! What is made is what the plugins make, from the same files of leases, so that both take turns on one node: only the rules
-//! of nftables are in a table of our own. Nothing is kept in memory: names follow from the pod's id, and everything can
+//! of nftables are in a table of our own. Nothing is kept in memory but a socket: names follow from the pod's id, and everything can
 //! be undone from the pod's record.
 //! Rules: docs/cni.md, "Built in"; the plugins' own documents at cni.dev, as of their version 1.1.1.
 
@@ -23,6 +23,7 @@ use std::path::Path;
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
+pub(super) use self::rules::Netfilter;
 use super::Recorded;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
 use super::plan::INTERFACE;
@@ -90,17 +91,21 @@ pub(super) fn can_take_over(recorded: &Recorded) -> bool {
 }
 
 /// Attaches a pod. After an error [`del`] is due.
-pub(super) async fn add(recorded: &Recorded) -> Result<CniOutcome, Error> {
+pub(super) async fn add(netfilter: &Netfilter, recorded: &Recorded) -> Result<CniOutcome, Error> {
     let plan = replan(recorded)?;
-    attach::add(&plan, &recorded.attachment)
+    attach::add(netfilter, &plan, &recorded.attachment)
         .await
         .map_err(|error| error.context(format!("built-in network {:?} (add)", plan.network)))
 }
 
 /// Detaches a pod; what is already gone is success. `result` is that of ADD, if it came to one.
-pub(super) async fn del(recorded: &Recorded, result: Option<&str>) -> Result<(), Error> {
+pub(super) async fn del(
+    netfilter: &Netfilter,
+    recorded: &Recorded,
+    result: Option<&str>,
+) -> Result<(), Error> {
     let plan = replan(recorded)?;
-    attach::del(&plan, &recorded.attachment, result)
+    attach::del(netfilter, &plan, &recorded.attachment, result)
         .await
         .map_err(|error| error.context(format!("built-in network {:?} (del)", plan.network)))
 }

@@ -9,6 +9,7 @@
 //! ```
 //! Rules: the plugins' documents at cni.dev; docs/cni.md, "Built in".
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_job::PortMapping;
@@ -27,12 +28,39 @@ const MULTICAST: [Network; 2] = [
 ];
 const LOCALHOST: Network = Network { address: IpAddr::V4(Ipv4Addr::LOCALHOST), prefix: 32 };
 
-/// Adds the rules of a pod, if it needs any.
-pub(super) fn add(plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> {
-    if !plan.has_rules() {
-        return Ok(());
+/// The kernel's side of rules: a socket that is kept, as closing one costs more than all the rest.
+#[derive(Default)]
+pub(crate) struct Netfilter(Cell<Option<Socket>>);
+
+impl Netfilter {
+    /// Runs `work` with the socket. After an error there may be answers left in it: another is opened then.
+    fn with(&self, work: impl FnOnce(&Socket) -> Result<(), Error>) -> Result<(), Error> {
+        let socket = self.0.take().map_or_else(Socket::netfilter, Ok)?;
+        let outcome = work(&socket);
+        if outcome.is_ok() {
+            self.0.set(Some(socket));
+        }
+        outcome
     }
-    let socket = Socket::netfilter()?;
+}
+
+/// Adds the rules of a pod, if it needs any.
+pub(super) fn add(netfilter: &Netfilter, plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> {
+    match plan.has_rules() {
+        true => netfilter.with(|socket| add_by(socket, plan, id, leases)),
+        false => Ok(()),
+    }
+}
+
+/// Removes the rules of a pod.
+pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str) -> Result<(), Error> {
+    match plan.has_rules() {
+        true => netfilter.with(|socket| Ok(socket.remove_rules(TABLE, id)?)),
+        false => Ok(()),
+    }
+}
+
+fn add_by(socket: &Socket, plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> {
     for is_ipv6 in [false, true] {
         let addresses: Vec<_> =
             leases.iter().map(|lease| lease.address).filter(|own| own.address.is_ipv6() == is_ipv6).collect();
@@ -54,8 +82,8 @@ pub(super) fn add(plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> 
                 rule.masquerade();
             });
         }
-        rules.commit(&socket)?;
-        forget_datagrams(&socket, plan, *first);
+        rules.commit(socket)?;
+        forget_datagrams(socket, plan, *first);
     }
     Ok(())
 }
@@ -69,11 +97,6 @@ fn forget_datagrams(socket: &Socket, plan: &Plan, own: Network) {
             log::warn!("datagrams of earlier senders do not reach the pod"; port = port, error = error);
         }
     }
-}
-
-/// Removes the rules of a pod, of whatever plan.
-pub(super) fn remove(plan: &Plan, id: &str) -> Result<(), Error> {
-    if plan.has_rules() { Ok(Socket::netfilter()?.remove_rules(TABLE, id)?) } else { Ok(()) }
 }
 
 /// Ports of the node that lead to `own`.

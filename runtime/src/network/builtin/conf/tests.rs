@@ -53,7 +53,6 @@ fn a_list_of_built_in_plugins_is_ours() {
 #[test]
 fn what_is_not_known_makes_the_list_the_plugins() {
     let bridge = format!(r#"{{"type":"bridge",{IPAM}}}"#);
-    let ipam = |more: &str| format!(r#"{{"type":"bridge","ipam":{{"type":"host-local",{more}}}}}"#);
     let cases = [
         (r#"{"type":"flannel"}"#.into(), "plugin 0, \"flannel\": not built in, or not in this place"),
         (
@@ -92,6 +91,29 @@ fn what_is_not_known_makes_the_list_the_plugins() {
             format!(r#"{{"type":"ptp","isGateway":true,{IPAM}}}"#),
             "plugin 0, \"ptp\": isGateway is not built in",
         ),
+        (
+            format!(r#"{bridge},{{"type":"portmap","conditionsV4":["-d","10.0.0.1"]}}"#),
+            "plugin 1, \"portmap\": conditionsV4: [\"-d\",\"10.0.0.1\"] is not built in",
+        ),
+        (
+            format!(r#"{bridge},{{"type":"portmap","backend":"nftables"}}"#),
+            "plugin 1, \"portmap\": backend is not built in",
+        ),
+    ];
+    for (plugins, expected) in cases {
+        assert_eq!(planned(&plugins, &attachment()), Err(expected.to_owned()), "{plugins}");
+    }
+    let old = list(&bridge).replace("1.0.0", "0.2.0");
+    assert_eq!(plan(&old, &attachment()), Err("cniVersion \"0.2.0\" is not built in".to_owned()));
+    for text in ["", "[]", "{}", r#"{"cniVersion":"1.0.0","name":"..","plugins":[]}"#] {
+        assert!(plan(text, &attachment()).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn ranges_that_are_not_known_make_the_list_the_plugins() {
+    let ipam = |more: &str| format!(r#"{{"type":"bridge","ipam":{{"type":"host-local",{more}}}}}"#);
+    let cases = [
         (r#"{"type":"bridge"}"#.into(), "plugin 0, \"bridge\": no ipam"),
         (
             r#"{"type":"bridge","ipam":{"type":"dhcp"}}"#.into(),
@@ -117,22 +139,9 @@ fn what_is_not_known_makes_the_list_the_plugins() {
             ipam(r#""subnet":"10.1.0.0/24","resolvConf":"/etc/resolv.conf""#),
             "plugin 0, \"bridge\": resolvConf: \"/etc/resolv.conf\" is not built in",
         ),
-        (
-            format!(r#"{bridge},{{"type":"portmap","conditionsV4":["-d","10.0.0.1"]}}"#),
-            "plugin 1, \"portmap\": conditionsV4: [\"-d\",\"10.0.0.1\"] is not built in",
-        ),
-        (
-            format!(r#"{bridge},{{"type":"portmap","backend":"nftables"}}"#),
-            "plugin 1, \"portmap\": backend is not built in",
-        ),
     ];
     for (plugins, expected) in cases {
         assert_eq!(planned(&plugins, &attachment()), Err(expected.to_owned()), "{plugins}");
-    }
-    let old = list(&bridge).replace("1.0.0", "0.2.0");
-    assert_eq!(plan(&old, &attachment()), Err("cniVersion \"0.2.0\" is not built in".to_owned()));
-    for text in ["", "[]", "{}", r#"{"cniVersion":"1.0.0","name":"..","plugins":[]}"#] {
-        assert!(plan(text, &attachment()).is_err(), "{text}");
     }
 }
 
