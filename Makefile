@@ -10,8 +10,9 @@ BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
 SUITES := house lifecycle nri images network faults crictl packaging kubelet streaming conformance qemu
-# Those that run in guests.
+# Those that run in guests: in each `make test`, and beside them in `make test-qemu`.
 GUEST_SUITES := lifecycle inside
+MORE_GUEST_SUITES := nri images network faults conformance
 # Where this tree and cargo's sources lie is kept out of the programs: two checkouts give the same bytes.
 CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
 REMAP := ["--remap-path-prefix=$(CURDIR)=/coracle","--remap-path-prefix=$(CARGO_SOURCES)=/cargo"]
@@ -33,10 +34,10 @@ test: ## everything: unit, house, life cycle, NRI, images, network, faults, cric
 	@$(MAKE) --no-print-directory build probe guests
 	$(ENVIRONMENT) tests/tools/suites $(SUITES)
 
-test-qemu: ## the guests alone: make test-qemu [T=name]
+test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a test of the life-cycle suite
 	tests/tools/install qemu
-	@$(MAKE) --no-print-directory guests
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu -- --nocapture
+	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \

@@ -2,4 +2,8 @@
 //! systemd, reboots, power cuts. The harness outside picks tests by name and boots as often as they need.
 #![forbid(unsafe_code)]
 
+mod cuts;
+mod reboot;
+mod shelf;
+mod store;
 mod systemd;

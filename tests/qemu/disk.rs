@@ -2,6 +2,7 @@
 //! they are linked with, and in a systemd guest Debian's systemd. `mke2fs -d` makes it, without root.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -61,11 +62,35 @@ impl Tree {
         tree
     }
 
-    /// Debian's systemd, D-Bus, and the units by which it starts coracle and then the suite.
-    pub(crate) fn add_systemd(&self) {
-        let from = format!("{}/.", packages("systemd").display());
+    /// What suites call that busybox is not: a registry, iptables for CNI's portmap, AppArmor's parser (which critest asks
+    /// sudo for), critest, NRI plugins in Go; x86_64.
+    pub(crate) fn add_tools(&self) {
+        self.copy_packages("tools");
+        for name in ["iptables", "ip6tables"] {
+            let place = self.folder.join("usr/sbin").join(name);
+            symlink("xtables-nft-multi", place).expect("a link");
+        }
+        let tools = packages("").join("..");
+        for name in ["critest", "nri-sample", "nri-sample-old"] {
+            self.copy(&tools.join("bin").join(name), &format!("opt/tools/bin/{name}"));
+        }
+        self.write("opt/tools/bin/sudo", "#!/bin/sh\nexec \"$@\"\n");
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.folder.join("opt/tools/bin/sudo"), mode).expect("our file");
+        self.copy(&tools.join("busybox/bin/busybox"), "opt/tools/busybox/bin/busybox");
+        let libc = "lib/x86_64-linux-gnu/libresolv.so.2";
+        self.copy(&packages("tools").join(libc), libc);
+    }
+
+    fn copy_packages(&self, name: &str) {
+        let from = format!("{}/.", packages(name).display());
         let copied = Command::new("cp").args(["-a", &from]).arg(&self.folder).status().expect("cp");
         assert!(copied.success(), "copy {from}");
+    }
+
+    /// Debian's systemd, D-Bus, and the units by which it starts coracle and then the suite.
+    pub(crate) fn add_systemd(&self) {
+        self.copy_packages("systemd");
         self.write("etc/machine-id", "");
         // The unit that is packaged, but for where guests have their programs.
         let unit = include_str!("../../packaging/systemd/coracle.service");
@@ -75,8 +100,15 @@ impl Tree {
     }
 
     /// Writes a file.
-    pub(crate) fn write(&self, name: &str, text: &str) {
-        fs::write(self.folder.join(name), text).expect("a file of the disk");
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.folder.join(name);
+        fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("a folder");
+        fs::write(path, content).expect("a file of the disk");
+    }
+
+    /// What is in a file.
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.folder.join(name)).expect("a file of the disk")
     }
 
     /// Copies a file or program.

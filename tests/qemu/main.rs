@@ -6,8 +6,13 @@
 //! What is ignored takes too long for every `make test`; `make test-qemu` runs it all.
 #![forbid(unsafe_code)]
 
+mod cargo;
+mod cuts;
 mod disk;
 mod guest;
 mod initramfs;
+mod random;
+mod reboot;
 mod suites;
 mod systemd;
+mod volatile;

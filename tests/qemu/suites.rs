@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::disk::Tree;
 use crate::guest::{Arch, Guest};
 
 /// Emulation is some ten times slower, and two guests share two cores: three minutes, when nothing else runs.
@@ -28,4 +29,46 @@ fn life_cycle_on_x86_64_with_256_mib() {
 #[test]
 fn life_cycle_on_aarch64_with_128_mib() {
     life_cycle(Arch::Aarch64, 128);
+}
+
+/// Runs another suite, whole, in an x86_64 guest with what its tests call. critest and Debian's registry alone are larger
+/// than the guests above.
+#[track_caller]
+fn whole(suite: &str, tests_min: usize) {
+    const LIMIT: Duration = Duration::from_secs(60 * 60);
+    let guest = Guest::with(suite, Arch::X86_64, 768, &[suite], Tree::add_tools);
+    let report = guest.boot(&format!("CORACLE_SUITE={suite}"), LIMIT);
+    report.expect_good(suite);
+    assert!(report.passed >= tests_min, "{suite}: {} passed", report.passed);
+}
+
+#[test]
+#[ignore = "too long for each run: make test-qemu"]
+fn nri() {
+    whole("nri", 90);
+}
+
+#[test]
+#[ignore = "too long for each run: make test-qemu"]
+fn images() {
+    whole("images", 15);
+}
+
+#[test]
+#[ignore = "too long for each run: make test-qemu"]
+fn network() {
+    whole("network", 8);
+}
+
+#[test]
+#[ignore = "too long for each run: make test-qemu"]
+fn faults() {
+    whole("faults", 10);
+}
+
+/// With AppArmor, which Debian's kernel has and a host of CI may not.
+#[test]
+#[ignore = "too long for each run: make test-qemu"]
+fn critest() {
+    whole("conformance", 1);
 }

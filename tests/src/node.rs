@@ -34,6 +34,8 @@ pub struct Options {
     pub bridge: bool,
     /// The root directory, when it is not `FOLDER/root`.
     pub root: Option<PathBuf>,
+    /// The state directory, when it is not `FOLDER/state`.
+    pub state: Option<PathBuf>,
 }
 
 /// The network that needs no CNI configuration, on a bridge and a subnet of the node's own.
@@ -44,6 +46,7 @@ pub const DEFAULT_NETWORK: &str =
 pub struct Node {
     folder: PathBuf,
     root: PathBuf,
+    state: PathBuf,
     number: u32,
     binaries: PathBuf,
     daemon: Option<Child>,
@@ -94,10 +97,12 @@ impl Node {
             .create(folder.join("cni"))
             .expect("the node's folder");
         let root = options.root.clone().unwrap_or_else(|| folder.join("root"));
+        let state = options.state.clone().unwrap_or_else(|| folder.join("state"));
         let mut node = Node {
             cri: Cri::new(&folder.join("run/coracle.sock")),
             binaries: binaries(),
             root,
+            state,
             number,
             daemon: None,
             threads: Arc::new(AtomicU64::new(0)),
@@ -128,7 +133,7 @@ impl Node {
 
     /// `--state`.
     pub fn state(&self) -> PathBuf {
-        self.folder.join("state")
+        self.state.clone()
     }
 
     /// `--cni-conf-dir`.
@@ -207,8 +212,7 @@ impl Node {
             .append(true)
             .open(self.folder.join("daemon.log"))
             .expect("the daemon's log");
-        let program = self.binaries.join("coracle");
-        let child = Command::new(&program)
+        let child = Command::new(self.binaries.join("coracle"))
             .args(["serve", "--log-level", "debug"])
             .arg("--config")
             .arg(self.folder.join("config.toml"))
@@ -223,7 +227,7 @@ impl Node {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}; `make build` makes it", program.display()));
+            .unwrap_or_else(|error| panic!("{}: {error}: `make build`", self.binaries.display()));
         self.watched.store(u64::from(child.id()), Ordering::Relaxed);
         self.daemon = Some(child);
     }

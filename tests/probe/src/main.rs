@@ -31,6 +31,7 @@ fn act(words: &[&str]) -> see::Outcome {
     match words {
         ["see", what @ ..] => see::all(what),
         ["cat", path] => see::cat(path),
+        ["hash", path] => see::hash(path),
         ["ls", path] => see::list(path),
         ["stat", path] => see::stat(path),
         ["true"] => Ok(0),

@@ -47,6 +47,24 @@ pub(crate) fn list(path: &str) -> Outcome {
     Ok(0)
 }
 
+/// `PATH SIZE HASH` of every file below a directory, in order of their paths; the hash is FNV-1a of 64 bits.
+pub(crate) fn hash(path: &str) -> Outcome {
+    let entries = fs::read_dir(path).map_err(|error| format!("read {path}: {error}"))?;
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        let name = path.display().to_string();
+        if path.is_dir() {
+            hash(&name)?;
+            continue;
+        }
+        let bytes = fs::read(&path).map_err(|error| format!("read {name}: {error}"))?;
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        println!("{name} {} {:016x}", bytes.len(), bytes.iter().fold(0xcbf2_9ce4_8422_2325, step));
+    }
+    Ok(0)
+}
+
 /// `MODE UID GID SIZE` of a path, mode in octal, links not followed.
 pub(crate) fn stat(path: &str) -> Outcome {
     let about = fs::symlink_metadata(path).map_err(|error| format!("stat {path}: {error}"))?;

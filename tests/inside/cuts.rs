@@ -1,0 +1,147 @@
+//! One boot between two power cuts: looks whether what is there is true and whole, then works until the power goes.
+//! On the console, for the harness, which keeps the books: `HAS THING` for each thing that is there and then `CHECKED`;
+//! `DOING +THING` or `DOING -THING` before a change and `DID …` after it was acknowledged.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+
+use coracle_tests::cri::proto::{
+    ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxState,
+};
+use coracle_tests::node::Node;
+use coracle_tests::request::{container, host_pod};
+
+use crate::{shelf, store};
+
+/// At most so many pods at a time.
+const PODS_MAX: usize = 3;
+
+/// Past the capture of the test's output, on a line of its own.
+fn say(line: &str) {
+    let mut console = std::io::stdout();
+    let said = console.write_all(format!("\n{line}\n").as_bytes()).and_then(|()| console.flush());
+    said.expect("a console");
+}
+
+/// A change that the harness must hear of.
+fn change(what: &str, act: impl FnOnce()) {
+    say(&format!("DOING {what}"));
+    act();
+    say(&format!("DID {what}"));
+}
+
+/// The sequence of the harness' seed: xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn from_harness() -> Random {
+        let seed = std::env::var("CORACLE_SEED").expect("the harness gives a seed");
+        Random(seed.parse::<u64>().expect("a number") | 1)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % end
+    }
+}
+
+/// Pods of earlier boots by name: none is ready, nothing in them runs.
+fn old_pods(node: &Node) -> BTreeMap<String, String> {
+    let containers = node.list_containers(ListContainersRequest::default()).expect("list").containers;
+    for container in containers {
+        assert_eq!(container.state(), ContainerState::ContainerExited, "{container:?}");
+    }
+    let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
+    for pod in &pods {
+        assert_eq!(pod.state(), PodSandboxState::SandboxNotready, "{pod:?}");
+    }
+    pods.into_iter().map(|pod| (pod.metadata.expect("a name").name, pod.id)).collect()
+}
+
+/// Says what is there, and looks whether it is whole; old pods go.
+fn check(node: &Node) {
+    let (pods, images) = (old_pods(node), store::present(node));
+    for name in pods.keys() {
+        say(&format!("HAS pod {name}"));
+    }
+    for number in &images {
+        say(&format!("HAS image {number}"));
+    }
+    let log = node.log();
+    // There is no network here. Anything else is worth reading if this boot fails.
+    let is_telling = |line: &&str| line.contains("level=warn") && !line.contains("network configuration");
+    log.lines().filter(is_telling).for_each(say);
+    say("CHECKED");
+    assert!(!log.contains("set aside"), "{log}");
+    store::verify_blobs();
+    for (name, id) in pods {
+        change(&format!("-pod {name}"), || node.remove_pod(&id));
+    }
+    for number in images {
+        // Its pod is called so, and is gone in the end.
+        change("-pod once", || store::verify(node, number));
+    }
+}
+
+/// Images come and go, pods come and go.
+fn work(node: &Node, boot: &str) {
+    let mut random = Random::from_harness();
+    let mut pods: Vec<(String, String)> = Vec::new();
+    for step in 0_u64.. {
+        let (number, present) = (random.below(store::IMAGES), store::present(node));
+        match random.below(4) {
+            0 if !present.contains(&number) => {
+                change(&format!("+image {number}"), || store::fetch(node, number));
+            }
+            1 if present.contains(&number) => {
+                change(&format!("-image {number}"), || store::remove(node, number));
+            }
+            2 if pods.len() < PODS_MAX => {
+                let name = format!("{boot}-{step}");
+                let pod = host_pod(&name);
+                let mut id = String::new();
+                change(&format!("+pod {name}"), || id = node.run_pod(&pod));
+                if let Some(image) = present.first() {
+                    let config = container("one", &store::name(*image), &["sleep", "forever"], &pod);
+                    node.run_container(&id, &config, &pod);
+                }
+                pods.push((name, id));
+            }
+            3 if !pods.is_empty() => {
+                let (name, id) = pods.swap_remove(random.below(pods.len() as u64) as usize);
+                change(&format!("-pod {name}"), || node.remove_pod(&id));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Every boot but the last: ends with the power.
+#[test]
+fn until_the_power_goes() {
+    shelf::serve();
+    let node = store::start();
+    check(&node);
+    let boot = std::env::var("CORACLE_BOOT").expect("the harness counts");
+    say("WORKING");
+    work(&node, &boot);
+}
+
+/// The last boot: all images can be had once more, and once they are removed nothing of them is left.
+#[test]
+fn after_the_last_cut() {
+    shelf::serve();
+    let node = store::start();
+    check(&node);
+    for number in 0..store::IMAGES {
+        store::fetch(&node, number);
+        store::verify(&node, number);
+    }
+    for number in 0..store::IMAGES {
+        store::remove(&node, number);
+    }
+    coracle_tests::host::wait_until("nothing of the images is left", || store::leftovers().is_empty());
+    node.stop();
+}

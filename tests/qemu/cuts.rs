@@ -1,0 +1,168 @@
+//! Power cuts while images and pods come and go: `tests/inside/cuts.rs` works in the guest, [`Volatile`] is its disk, and
+//! the books are kept here. What was acknowledged before the cut must be true after it; what was under way may be either;
+//! and whatever the daemon says is there is whole.
+//!
+//! Writes are counted, so a cut falls anywhere in what happens on the disk, recovery included. `CORACLE_QEMU_SEED`
+//! repeats the moments and the losses of an earlier run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use crate::cargo;
+use crate::guest::{Arch, Guest, Next};
+use crate::random::Random;
+use crate::volatile::Volatile;
+
+/// A boot with its checks, and work up to the cut: a quarter of a minute, on a quiet machine.
+const LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// Writes of a working guest until the cut: some twenty changes of images and pods.
+const WRITES_MAX: u64 = 1200;
+/// Of one that boots and looks after what it finds.
+const BOOT_WRITES_MAX: u64 = 60;
+
+/// What is known of a thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    There,
+    /// A change of it was under way when the power went.
+    Open,
+    /// A removed pod: to spare the flash it is not synced by itself, but goes with the next change that is. A pod that is
+    /// back is not ready, and is removed once more.
+    Fading,
+}
+
+/// What the guest was told, and what must therefore be there. What is not in it is not there.
+#[derive(Default)]
+struct Books {
+    known: BTreeMap<String, Fate>,
+    /// What this boot found so far.
+    found: BTreeSet<String>,
+    /// Everything that was read, for who has to understand a failure.
+    lines: Vec<String>,
+    is_working: bool,
+}
+
+impl Books {
+    /// Takes in a line of the guest's; what it says that cannot be.
+    fn read(&mut self, line: &str) -> Result<(), String> {
+        if !line.is_empty() {
+            self.lines.push(line.to_owned());
+        }
+        if let Some(thing) = line.strip_prefix("HAS ") {
+            self.found.insert(thing.to_owned());
+        } else if line == "CHECKED" {
+            return self.compare();
+        } else if line == "WORKING" {
+            self.is_working = true;
+        } else if let Some(change) = line.strip_prefix("DOING ") {
+            self.known.insert(change[1..].to_owned(), Fate::Open);
+        } else if let Some(change) = line.strip_prefix("DID ") {
+            if let Some(pod) = change.strip_prefix("-pod ") {
+                self.known.insert(format!("pod {pod}"), Fate::Fading);
+                return Ok(());
+            }
+            self.known.retain(|_, fate| *fate != Fate::Fading);
+            match change.split_at(1) {
+                ("+", thing) => drop(self.known.insert(thing.to_owned(), Fate::There)),
+                (_, thing) => drop(self.known.remove(thing)),
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self) -> Result<(), String> {
+        let lost = self.known.iter().filter(|(_, fate)| **fate == Fate::There).map(|(thing, _)| thing);
+        let lost: Vec<_> = lost.filter(|thing| !self.found.contains(*thing)).collect();
+        let back: Vec<_> = self.found.iter().filter(|thing| !self.known.contains_key(*thing)).collect();
+        if !lost.is_empty() || !back.is_empty() {
+            return Err(format!("acknowledged and lost: {lost:?}; removed and back: {back:?}"));
+        }
+        self.known = std::mem::take(&mut self.found).into_iter().map(|thing| (thing, Fate::There)).collect();
+        Ok(())
+    }
+}
+
+/// One boot that the power ends.
+#[track_caller]
+fn cut(guest: &Guest, boot: u64, random: &mut Random, books: &mut Books) {
+    let disk = Volatile::serve(&guest.disk(), guest.disk().with_extension("socket"));
+    // Every fourth falls into the boot.
+    let is_early = boot % 4 == 3;
+    let writes = 1 + random.below(if is_early { BOOT_WRITES_MAX } else { WRITES_MAX });
+    if is_early {
+        disk.cut_after(writes);
+    }
+    let (mut is_armed, mut wrong) = (is_early, None);
+    books.is_working = false;
+    books.found.clear();
+    let words = format!(
+        "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::until_the_power_goes CORACLE_BOOT={boot} CORACLE_SEED={}",
+        random.below(u64::MAX >> 16)
+    );
+    let report = guest.boot_on(&disk.drive(), &words, LIMIT, |line| {
+        if let Some(Err(text)) = line.map(|line| books.read(line)) {
+            wrong.get_or_insert(text);
+        }
+        if books.is_working && !is_armed {
+            disk.cut_after(writes);
+            is_armed = true;
+        }
+        if disk.is_cut() || wrong.is_some() { Next::Cut } else { Next::Read }
+    });
+    let was_cut = disk.is_cut();
+    // Nothing of the cache, half of it, all of it.
+    let percent = 50 * random.below(3);
+    let loss = disk.settle(random, percent);
+    println!(
+        "cut {boot} at write {writes}{} after {:?}: {} writes; of sectors not flushed {} kept, {} lost",
+        if is_early { " of the boot" } else { "" },
+        report.took,
+        loss.writes,
+        loss.kept,
+        loss.lost,
+    );
+    assert_eq!(wrong, None, "cut {boot}:\n{}", books.lines.join("\n"));
+    assert!(was_cut, "boot {boot} ended before the power did:\n{}", books.lines.join("\n"));
+}
+
+#[track_caller]
+fn power_cuts(arch: Arch, count: u64) {
+    let given = std::env::var("CORACLE_QEMU_SEED").ok().and_then(|text| text.parse().ok());
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seed = given.unwrap_or_else(now);
+    println!("{count} power cuts on {}: CORACLE_QEMU_SEED={seed}", arch.name());
+    let guest = Guest::with(&format!("cuts{count}"), arch, 256, &["inside"], |tree| cargo::add(tree, arch));
+    let (mut random, mut books) = (Random::new(seed), Books::default());
+    for boot in 0..count {
+        cut(&guest, boot, &mut random, &mut books);
+    }
+    let mut wrong = Ok(());
+    let words = "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::after_the_last_cut";
+    let drive = format!("file={},cache=unsafe", guest.disk().display());
+    let last = guest.boot_on(&drive, words, LIMIT, |line| {
+        if let Some(read) = line.map(|line| books.read(line)).filter(Result::is_err) {
+            wrong = read;
+        }
+        Next::Read
+    });
+    assert_eq!(wrong, Ok(()), "seed {seed}, after the last cut:\n{}", books.lines.join("\n"));
+    last.expect_good(&format!("seed {seed}, after the last cut"));
+}
+
+#[test]
+fn six_power_cuts() {
+    power_cuts(Arch::X86_64, 6);
+}
+
+#[test]
+#[ignore = "ten minutes: make test-qemu"]
+fn thirty_power_cuts_on_x86_64() {
+    power_cuts(Arch::X86_64, 30);
+}
+
+#[test]
+#[ignore = "ten minutes: make test-qemu"]
+fn thirty_power_cuts_on_aarch64() {
+    power_cuts(Arch::Aarch64, 30);
+}

@@ -1,0 +1,19 @@
+//! Chance that can be had again: xorshift64* (Vigna 2016) from a seed that is printed.
+
+/// A sequence.
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// The sequence of this seed.
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed << 1 | 1)
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % end
+    }
+}

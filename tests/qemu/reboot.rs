@@ -1,0 +1,33 @@
+//! A machine that is switched off under its pods and boots again from the same disk: `tests/inside/reboot.rs`. In passing
+//! it shows how long a node with the least memory takes from its kernel's start to a running pod.
+
+use std::time::Duration;
+
+use crate::cargo;
+use crate::guest::{Arch, Guest};
+
+/// A boot takes some seconds, a pod's life one.
+const LIMIT: Duration = Duration::from_secs(5 * 60);
+
+#[track_caller]
+fn reboot(arch: Arch) {
+    let guest = Guest::with("reboot", arch, 128, &["inside"], |tree| cargo::add(tree, arch));
+    for boot in ["first", "second"] {
+        let report = guest.boot(
+            &format!("CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=reboot::{boot}"),
+            LIMIT,
+        );
+        report.expect_good(&format!("{boot} boot of {}", arch.name()));
+        assert_eq!(report.passed, 1, "{}", report.console);
+    }
+}
+
+#[test]
+fn reboot_on_x86_64_with_128_mib() {
+    reboot(Arch::X86_64);
+}
+
+#[test]
+fn reboot_on_aarch64_with_128_mib() {
+    reboot(Arch::Aarch64);
+}
