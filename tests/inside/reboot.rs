@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxState, RemoveContainerRequest,
@@ -101,6 +102,15 @@ fn expect_truth(node: &Node, note: &Value, new_pod: &str) {
     store::verify_blobs();
 }
 
+/// What the daemon weighs once it has let go of what it no longer uses, some seconds after the last call.
+fn measure_idle(node: &Node) {
+    const PATIENCE: Duration = Duration::from_secs(40);
+    let busy = host::pss_kib(node.pid());
+    let settled = || Some(host::pss_kib(node.pid())).filter(|idle| *idle < busy * 9 / 10);
+    let idle = host::wait_within(PATIENCE, settled).expect("the daemon settles");
+    println!("MEASURED idle_daemon_pss_kib={idle} with_one_pod");
+}
+
 /// A new pod first, which is timed; then the truth about the old ones, and their end.
 #[test]
 fn second() {
@@ -127,6 +137,7 @@ fn second() {
     }
     let containers = node.list_containers(ListContainersRequest::default()).expect("list").containers;
     assert_eq!(containers.iter().map(|container| &container.id).collect::<Vec<_>>(), [&id]);
+    measure_idle(&node);
     node.stop();
     assert_eq!(leases(), Vec::<String>::new());
 }

@@ -268,14 +268,15 @@ impl Report {
         assert_eq!(self.code, Some(0), "{name}: no good end\n{}", self.console);
     }
 
-    /// `test NAME ... ok`, as every suite of Rust's writes it, and `DONE CODE` of the guest's own script.
+    /// `test NAME ... FAILED` and `test result: …`, as every suite of Rust's writes them, and `DONE CODE` of the guest's own
+    /// script. What passed is counted by the suite: a word of the kernel's may fall into the line of a test.
     fn read(&mut self, line: &str) {
-        if let Some(rest) = line.strip_prefix("test ") {
-            match rest.rsplit_once(" ... ") {
-                Some((_, "ok")) => self.passed += 1,
-                Some((name, "FAILED")) => self.failed.push(name.to_owned()),
-                Some(_) | None => {}
-            }
+        if let Some(result) = line.strip_prefix("test result: ") {
+            self.passed = result.split(' ').find_map(|word| word.parse().ok()).unwrap_or(0);
+        } else if let Some(name) =
+            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
+            self.failed.push(name.to_owned());
         } else if let Some(code) = line.strip_prefix("DONE ") {
             self.code = code.parse().ok();
         }

@@ -31,6 +31,19 @@ fn life_cycle_on_aarch64_with_128_mib() {
     life_cycle(Arch::Aarch64, 128);
 }
 
+/// What this harness must never take for a success.
+#[test]
+fn a_guest_that_panics_hangs_or_runs_nothing_has_not_passed() {
+    let guest = Guest::new("bad", Arch::X86_64, 128, &[]);
+    let panicked = guest.boot("rdinit=/none root=/dev/none", LIMIT);
+    assert_eq!(panicked.code, None);
+    assert!(panicked.console.contains("Kernel panic"), "{}", panicked.console);
+    let hung = guest.boot("", Duration::from_millis(500));
+    assert_eq!((hung.code, hung.passed), (None, 0));
+    let empty = guest.boot("CORACLE_SUITE=none", LIMIT);
+    assert!(empty.code.is_some_and(|code| code != 0), "{}", empty.console);
+}
+
 /// Runs another suite, whole, in an x86_64 guest with what its tests call. critest and Debian's registry alone are larger
 /// than the guests above.
 #[track_caller]
