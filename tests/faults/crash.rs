@@ -1,6 +1,7 @@
 //! `kill -9` of the daemon in thirty moments of a pod's life. Moments are not chosen by place in the code but by time: a
 //! client goes through a pod's life while the daemon is killed after a share of the time that life took undisturbed.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::Cri;
@@ -104,7 +105,12 @@ fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
     node.kill9();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM)
         .expect("root may");
-    host::wait_until("it ends", || !host::is_alive(pid));
+    // Ended is not yet noted: the monitor takes the time when it reaps it, and then sleeps again.
+    let monitor = node.monitors()[0].pid;
+    host::wait_until("it ends, and its monitor knows", || {
+        let state = std::fs::read_to_string(format!("/proc/{monitor}/stat")).expect("the monitor lives");
+        !Path::new(&format!("/proc/{pid}")).exists() && state.contains(") S ")
+    });
     let ended = std::time::SystemTime::now();
     node.launch();
     let status = node.exited(&id);
