@@ -10,17 +10,24 @@ use coracle_tests::request::{container, fresh, host_pod, run};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// A small file system of its own; unmounted when dropped, whatever happened.
-struct SmallDisk(PathBuf);
+pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     fn new(mebibytes: u32) -> SmallDisk {
+        SmallDisk::with(&format!("size={mebibytes}m"))
+    }
+
+    /// With limits as tmpfs(5) has them.
+    pub(crate) fn with(limits: &str) -> SmallDisk {
         host::require_root();
         let place = PathBuf::from(format!("/var/tmp/coracle-tests/disk-{}-{}", std::process::id(), fresh()));
         fs::create_dir_all(&place).expect("a mount point");
-        let size = format!("size={mebibytes}m");
-        mount(Some("coracle-test"), &place, Some("tmpfs"), MsFlags::empty(), Some(size.as_str()))
-            .expect("a tmpfs");
+        mount(Some("coracle-test"), &place, Some("tmpfs"), MsFlags::empty(), Some(limits)).expect("a tmpfs");
         SmallDisk(place)
+    }
+
+    pub(crate) fn path(&self) -> &std::path::Path {
+        &self.0
     }
 
     fn read_only(&self, is: bool) {

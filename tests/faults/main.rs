@@ -4,5 +4,6 @@
 
 mod crash;
 mod disk;
+mod images;
 mod records;
 mod vanish;

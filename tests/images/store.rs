@@ -58,3 +58,92 @@ fn image_fs_info_is_true_to_the_byte() {
     assert!(gone.1 <= empty.1, "{empty:?} {gone:?}");
     node.stop();
 }
+
+/// `coracle image check …`: whether all was well, and all that was said.
+fn check(node: &Node, words: &[&str]) -> (bool, String) {
+    let output = node.image_command(&[&["check"], words].concat());
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The one file of this name in the unpacked layers.
+fn unpacked(node: &Node, name: &str) -> std::path::PathBuf {
+    let layers = fs::read_dir(node.root().join("layers")).expect("layers").flatten();
+    layers.map(|layer| layer.path().join(name)).find(|path| path.exists()).expect("a layer has it")
+}
+
+#[test]
+fn check_finds_what_is_broken_and_mends_it_or_drops_it() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let image = Image::probe(&node.probe(), "checked");
+    registry.push(&image, "checked", "1");
+    let name = registry.name("checked", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
+
+    // A file that a dying card gave other bytes: the kept blob has the right ones.
+    let passwd = unpacked(&node, "etc/passwd");
+    let right = fs::read(&passwd).expect("it reads");
+    let wrong = right.iter().map(|byte| byte ^ 1).collect::<Vec<u8>>();
+    fs::write(&passwd, &wrong).expect("ours to break");
+    let (is_well, text) = check(&node, &[]);
+    assert!(!is_well && text.contains("/etc/passwd: has other content"), "{text}");
+    assert_eq!(fs::read(&passwd).expect("it reads"), wrong, "looking changes nothing");
+    // What a container uses stays where it is.
+    let pod = coracle_tests::request::host_pod("user");
+    let pod_id = node.run_pod(&pod);
+    let config = coracle_tests::request::container("one", &name, &["sleep", "forever"], &pod);
+    node.run_container(&pod_id, &config, &pod);
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(!is_well && text.contains("a container uses it"), "{text}");
+    node.remove_pod(&pod_id);
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
+    assert_eq!(fs::read(unpacked(&node, "etc/passwd")).expect("it reads"), right);
+    assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
+
+    // A blob: nothing here has it a second time.
+    let blob = node
+        .root()
+        .join("images/blobs")
+        .join(coracle_tests::layer::digest(&image.layers[0].blob).replace(':', "/"));
+    let length = fs::metadata(&blob).expect("it is kept").len();
+    fs::File::options().write(true).open(&blob).and_then(|file| file.set_len(length - 1)).expect("cut");
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(!is_well && text.contains("is dropped: pull it again"), "{text}");
+    assert!(crate::find(&node, &name).is_none());
+    node.pull_image(pull(&name)).expect("pull again");
+    assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
+    node.stop();
+}
+
+#[test]
+fn a_store_that_keeps_no_blobs_has_none_and_says_what_it_cannot_mend() {
+    let node = Node::start();
+    let text = fs::read_to_string(node.folder().join("config.toml")).expect("the configuration");
+    let text = text.replace("[image]\n", "[image]\nkeep_blobs = false\n");
+    fs::write(node.folder().join("config.toml"), text).expect("ours");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(node.pid()), nix::sys::signal::Signal::SIGHUP)
+        .expect("the daemon is ours");
+    wait_until("it is read", || node.log().contains("image.keep_blobs"));
+    let registry = Registry::start(node.folder());
+    let image = Image::probe(&node.probe(), "unkept");
+    registry.push(&image, "unkept", "1");
+    let name = registry.name("unkept", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    node.try_import(&image.clone().with("Cmd", serde_json::json!(["x"])).oci_archive("localhost/unkept:2"))
+        .expect("import");
+    let blobs = fs::read_dir(node.root().join("images/blobs/sha256")).expect("blobs").flatten();
+    let longest = blobs.map(|blob| blob.metadata().expect("it is there").len()).max();
+    assert!(longest.is_some_and(|bytes| bytes < 10_000), "configs and manifests only: {longest:?}");
+    assert_eq!(fs::read_dir(node.root().join("images/parts")).expect("parts").count(), 0);
+    assert!(check(&node, &[]).0);
+    fs::remove_dir_all(unpacked(&node, "etc").parent().expect("a layer")).expect("ours to break");
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(!is_well && text.contains("No such file") && text.contains("pull it again"), "{text}");
+    assert!(crate::listed(&node).is_empty(), "both were made of that layer");
+    node.pull_image(pull(&name)).expect("pull again");
+    assert_eq!(node.once(&name, &["true"], |_| ()).1.exit_code, 0);
+    node.stop();
+}

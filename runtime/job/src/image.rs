@@ -55,6 +55,30 @@ pub struct ImportJob {
     pub is_background: bool,
 }
 
+/// Look at every part of an image in the store.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckJob {
+    /// The store: `--root`.
+    pub root: PathBuf,
+    /// As it is recorded.
+    pub image: ImageRecord,
+    /// Bounds.
+    pub limits: Limits,
+    /// Mend what can be mended, and put the rest of what is broken out of the way.
+    pub repair: bool,
+    /// Names of layers that containers use.
+    pub in_use: Vec<String>,
+}
+
+/// What is wrong with an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Which part, and what.
+    pub what: String,
+    /// It is right now.
+    pub is_mended: bool,
+}
+
 /// Bounds on what an image may make us do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {

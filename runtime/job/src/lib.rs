@@ -19,7 +19,7 @@ pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::Credentials;
 pub use hook::{Hook, HookJob, Hooks};
-pub use image::{ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
+pub use image::{CheckJob, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
 pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
 
@@ -32,6 +32,8 @@ pub enum Job {
     Pull(PullJob),
     /// Import an archive into the store.
     Import(ImportJob),
+    /// Look at every part of an image in the store.
+    Check(CheckJob),
     /// Delete trees (container upper directories, layers, blobs) that nothing refers to any more.
     RemoveTrees {
         /// Absolute paths; a missing one is success.
@@ -97,6 +99,8 @@ pub enum Outcome {
     Pulled(ImageRecord),
     /// Imported: as Pulled, for each image of the archive; and why others were not.
     Imported(Vec<ImageRecord>, Vec<Failure>),
+    /// What is wrong with the image.
+    Checked(Vec<Finding>),
     /// Trees are gone.
     Removed,
     /// Network interfaces are where they shall be.

@@ -12,8 +12,7 @@ use crate::cli::EXIT_USAGE;
 use crate::error::plain;
 
 /// Shown for what cannot be understood.
-const USAGE: &str =
-    "usage: coracle image import FILE… | list | pin IMAGE… | remove [--force] IMAGE… | unpin IMAGE…";
+const USAGE: &str = "usage: coracle image check [--repair] | import FILE… | list | pin IMAGE… | remove [--force] IMAGE… | unpin IMAGE…";
 
 /// What is promised for a later release, so that nobody searches for the mistake.
 const LATER: [&str; 1] = ["export"];
@@ -48,6 +47,8 @@ fn request(words: &[String]) -> Result<Request, String> {
             files.map(|files| Request::Import { files }).map_err(|error| format!("import: {}", plain(&error)))
         }
         Some((word, [])) if word == "list" => Ok(Request::List {}),
+        Some((word, [])) if word == "check" => Ok(Request::Check { repair: false }),
+        Some((word, [flag])) if word == "check" && flag == "--repair" => Ok(Request::Check { repair: true }),
         Some((word, rest)) if ["pin", "remove", "unpin"].contains(&word.as_str()) => {
             let force = word == "remove" && rest.first().is_some_and(|first| first == "--force");
             let names = rest[usize::from(force)..].to_vec();
@@ -98,6 +99,8 @@ fn print_answers(from: &mut impl BufRead, is_list: bool, out: &mut impl Write) -
             Answer::Removed { name } => writeln!(out, "removed {name}")?,
             Answer::Pinned { name } => writeln!(out, "pinned {name}")?,
             Answer::Unpinned { name } => writeln!(out, "unpinned {name}")?,
+            Answer::Whole { name, mended } if mended.is_empty() => writeln!(out, "whole {name}")?,
+            Answer::Whole { name, mended } => writeln!(out, "mended {name}: {}", mended.join("; "))?,
             Answer::Failed { message } => {
                 complain(&message);
                 is_fine = false;
@@ -151,6 +154,8 @@ mod tests {
     #[test]
     fn words_become_requests() {
         assert_eq!(request(&words("list")), Ok(Request::List {}));
+        assert_eq!(request(&words("check")), Ok(Request::Check { repair: false }));
+        assert_eq!(request(&words("check --repair")), Ok(Request::Check { repair: true }));
         assert_eq!(request(&words("remove a b")), Ok(Request::Remove { names: words("a b"), force: false }));
         assert_eq!(
             request(&words("remove --force a")),

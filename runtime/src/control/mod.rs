@@ -43,6 +43,11 @@ enum Request {
     Pin { names: Vec<String> },
     /// Take pins by hand back.
     Unpin { names: Vec<String> },
+    /// Look at every part of every image, and mend or drop what is broken.
+    Check {
+        #[serde(default)]
+        repair: bool,
+    },
 }
 
 /// What it gets.
@@ -57,6 +62,8 @@ enum Answer {
     Pinned { name: String },
     /// It is not any more.
     Unpinned { name: String },
+    /// This image is whole, after these parts of it were mended.
+    Whole { name: String, mended: Vec<String> },
     /// One part of the request did not work; the others are tried.
     Failed { message: String },
     /// That was all.

@@ -9,7 +9,7 @@ use smol::channel::Sender;
 
 use super::{Answer, LINE_BYTES_MAX, Request};
 use crate::error::{Error, Kind, plain};
-use crate::image::{Images, View};
+use crate::image::{Checked, ImageId, Images, View};
 use crate::log;
 use crate::reactor::{self, Watched};
 use crate::rpc::Listener;
@@ -142,6 +142,11 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
                 say(answers, remove(name, force, images)).await;
             }
         }
+        Request::Check { repair } => {
+            for (id, name) in images.checkable() {
+                say(answers, check(id, name, repair, images).await).await;
+            }
+        }
         Request::Pin { names } => {
             for name in names {
                 let pinned = images.pin(&name).map(|_| Answer::Pinned { name });
@@ -155,6 +160,18 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
             }
         }
     }
+}
+
+async fn check(id: ImageId, name: String, repair: bool, images: &Rc<Images>) -> Answer {
+    let message = match images.check(&id, repair).await {
+        Ok(Checked::Whole(mended)) => return Answer::Whole { name, mended },
+        Ok(Checked::Broken(findings)) => format!("image {name}: is broken: {}", findings.join("; ")),
+        Ok(Checked::Dropped(findings)) => {
+            format!("image {name}: was broken and is dropped: pull it again: {}", findings.join("; "))
+        }
+        Err(error) => format!("image {name}: not checked: {error}"),
+    };
+    Answer::Failed { message }
 }
 
 async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {

@@ -242,6 +242,11 @@ impl Index {
         self.users.remove(user).into_iter().flatten().collect()
     }
 
+    /// Layers that containers need.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = LayerName> {
+        self.users.values().flatten().copied()
+    }
+
     /// Whether an image or a container needs the layer.
     pub(crate) fn is_needed(&self, layer: &LayerName) -> bool {
         self.images.values().any(|entry| entry.layers.contains(layer))

@@ -12,6 +12,7 @@
 
 mod builtin;
 mod bundles;
+mod check;
 mod credentials;
 mod disk;
 mod import;
@@ -27,6 +28,7 @@ mod tests;
 mod trash;
 mod usage;
 
+pub(crate) use check::Checked;
 pub(crate) use credentials::Auth;
 pub(crate) use disk::UsersFiles;
 pub(crate) use index::{ImageId, NotHex};

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod cdi;
+mod check;
 mod cni;
 mod failure;
 mod hook;
@@ -92,10 +93,13 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         }
     };
     match job {
-        Job::Pull(job) => pull::run(&job, &mut progress).map(Outcome::Pulled),
-        Job::Import(job) => {
-            import::run(&job, &mut progress).map(|(images, refused)| Outcome::Imported(images, refused))
-        }
+        Job::Pull(job) => pull::run(&job, &mut progress)
+            .map(Outcome::Pulled)
+            .map_err(|failure| store::explain(&job.root, failure)),
+        Job::Import(job) => import::run(&job, &mut progress)
+            .map(|(images, refused)| Outcome::Imported(images, refused))
+            .map_err(|failure| store::explain(&job.root, failure)),
+        Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0)).map(Outcome::Checked),
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),

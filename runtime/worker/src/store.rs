@@ -64,19 +64,7 @@ impl Store {
 
     /// Says how full the disk is, where that is why.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
-        if failure.kind != FailureKind::NoSpace {
-            return failure;
-        }
-        let room = match rustix::fs::statvfs(&self.root) {
-            Ok(room) => format!(
-                "{} bytes and {} inodes are free at {}",
-                room.f_bavail.saturating_mul(room.f_frsize),
-                room.f_favail,
-                self.root.display()
-            ),
-            Err(errno) => format!("{} tells nothing: {errno}", self.root.display()),
-        };
-        Failure { message: format!("{}; {room}", failure.message), ..failure }
+        explain(&self.root, failure)
     }
 
     /// Checks that so many bytes, and an inode, can be written, before any of them is.
@@ -129,6 +117,18 @@ impl Store {
             .and_then(|directory| directory.sync_all())
             .map_err(|error| io_failure("sync", directory, &error))
     }
+}
+
+/// Says how full the disk is at `root`, where that is why, and where it is not said yet.
+pub(crate) fn explain(root: &Path, failure: Failure) -> Failure {
+    const SAID: &str = "inodes are free at";
+    if failure.kind != FailureKind::NoSpace || failure.message.contains(SAID) {
+        return failure;
+    }
+    let Ok(room) = rustix::fs::statvfs(root) else { return failure };
+    let bytes = room.f_bavail.saturating_mul(room.f_frsize);
+    let room = format!("{bytes} bytes and {} {SAID} {}", room.f_favail, root.display());
+    Failure { message: format!("{}; {room}", failure.message), ..failure }
 }
 
 /// Opens what an inmate, or a worker before this one, has written: a regular file and nothing else.

@@ -124,7 +124,8 @@ fn status(path: &Path) -> Result<Option<Metadata>, Failure> {
     }
 }
 
-fn is_opaque(directory: &Path) -> bool {
+/// Whether a directory hides what layers below have in it.
+pub(crate) fn is_opaque(directory: &Path) -> bool {
     let mut value = [0; 1];
     rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value)
         .is_ok_and(|length| length == 1 && value == *b"y")

@@ -19,7 +19,7 @@ use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, ARCHITECTURE, Descriptor, Document};
 use crate::store::Store;
 use crate::{unpack, users};
-pub(crate) use spool::{Piece, scatter};
+pub(crate) use spool::{Piece, digest_of_file, scatter};
 use spool::{Spool, Spooled, missing};
 
 /// Indexes below indexes, as nested as nobody makes them.

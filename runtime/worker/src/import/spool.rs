@@ -251,7 +251,8 @@ fn clean(name: &str) -> String {
     parts.join("/")
 }
 
-fn digest_of_file(path: &Path) -> Result<String, Failure> {
+/// `sha256:HEX` of a regular file.
+pub(crate) fn digest_of_file(path: &Path) -> Result<String, Failure> {
     let mut file = open_plain(path)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 64 << 10];

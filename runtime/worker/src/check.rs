@@ -1,0 +1,244 @@
+//! Checking an image in the store against what it should be, and mending what can be mended without a registry.
+//!
+//! | part | is whole when | mended by |
+//! |---|---|---|
+//! | manifest, config, kept layer | its digest is its name | nothing: it goes, and the image has to be pulled again |
+//! | unpacked layer, blob kept | it equals what the blob unpacks to now | that, in its place |
+//! | unpacked layer, no blob | every file of it can be read | nothing |
+//!
+//! A layer that a container uses is looked at and left in place.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use coracle_job::{CheckJob, Failure, Finding, Layer};
+
+use crate::failure::io_failure;
+use crate::image_config::digest_of;
+use crate::import::digest_of_file;
+use crate::pull::manifest::{self, Document};
+use crate::store::Store;
+use crate::{remove_trees, unpack};
+
+/// One read of two files that are compared.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// Looks at every part of the image; `pulse` is called while it goes on.
+pub(crate) fn run(job: &CheckJob, pulse: &mut dyn FnMut(u64)) -> Result<Vec<Finding>, Failure> {
+    let store = Store::open(&job.root)?;
+    let mut check = Check { job, store, findings: Vec::new(), good: BTreeSet::new() };
+    for digest in &job.image.blobs {
+        pulse(0);
+        check.blob(digest)?;
+    }
+    let blobs = check.layer_blobs();
+    for (number, layer) in job.image.layers.iter().enumerate() {
+        let blob = blobs.get(number).filter(|digest| check.good.contains(*digest)).cloned();
+        check.layer(layer, blob, pulse)?;
+    }
+    Ok(check.findings)
+}
+
+struct Check<'a> {
+    job: &'a CheckJob,
+    store: Store,
+    findings: Vec<Finding>,
+    /// Blobs that are what they are called.
+    good: BTreeSet<String>,
+}
+
+impl Check<'_> {
+    fn found(&mut self, what: String, is_mended: bool) {
+        self.findings.push(Finding { what, is_mended });
+    }
+
+    fn blob(&mut self, digest: &str) -> Result<(), Failure> {
+        let path = self.store.blob(digest)?;
+        let why = match digest_of_file(&path) {
+            Ok(found) if found == digest => {
+                self.good.insert(digest.to_owned());
+                return Ok(());
+            }
+            Ok(found) => format!("its content has digest {found}"),
+            Err(failure) => failure.message,
+        };
+        self.found(format!("blob {digest}: {why}"), false);
+        if self.job.repair {
+            remove_trees::run(&[path])?;
+        }
+        Ok(())
+    }
+
+    /// Digests of the layers' blobs, lowest first, as the image's manifest has them; none where it has no good manifest.
+    fn layer_blobs(&self) -> Vec<String> {
+        let image = &self.job.image;
+        let parsed = self.good.iter().filter_map(|digest| {
+            let bytes = fs::read(self.store.blob(digest).ok()?).ok()?;
+            debug_assert_eq!(digest_of(&bytes), *digest);
+            manifest::parse(&bytes).ok()
+        });
+        let layers = parsed.filter_map(|document| match document {
+            Document::Manifest { config, layers } if config.digest == image.id => Some(layers),
+            Document::Manifest { .. } | Document::Index(_) => None,
+        });
+        let layers = layers.into_iter().find(|layers| layers.len() == image.layers.len());
+        layers.into_iter().flatten().map(|layer| layer.digest).collect()
+    }
+
+    fn layer(
+        &mut self,
+        layer: &Layer,
+        blob: Option<String>,
+        pulse: &mut dyn FnMut(u64),
+    ) -> Result<(), Failure> {
+        let path = self.store.layer(&layer.name);
+        let fresh = match &blob {
+            Some(blob) => Some(self.unpack(layer, &self.store.blob(blob)?, pulse)?),
+            None => None,
+        };
+        let difference = compare(&path, fresh.as_deref(), pulse);
+        let outcome = match (&difference, &fresh) {
+            (Some(why), fresh) => self.mend(layer, &path, why, fresh.as_deref()),
+            (None, _) => Ok(()),
+        };
+        match fresh {
+            Some(fresh) => remove_trees::run(&[fresh]).and(outcome),
+            None => outcome,
+        }
+    }
+
+    fn unpack(&self, layer: &Layer, blob: &Path, pulse: &mut dyn FnMut(u64)) -> Result<PathBuf, Failure> {
+        let directory = self.store.new_layer()?;
+        let unpacked = unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse);
+        match unpacked {
+            Ok(()) => Ok(directory),
+            Err(failure) => {
+                // Its own failure would hide the first one; the daemon sweeps such directories at its start.
+                let _ = remove_trees::run(&[directory]);
+                Err(self.store.explain(failure))
+            }
+        }
+    }
+
+    fn mend(&mut self, layer: &Layer, path: &Path, why: &str, fresh: Option<&Path>) -> Result<(), Failure> {
+        let what = format!("layer {}: {why}", layer.name);
+        if !self.job.repair {
+            self.found(what, false);
+        } else if self.job.in_use.contains(&layer.name) {
+            self.found(format!("{what}: a container uses it: remove that first"), false);
+        } else {
+            // Out of the way by a rename: a layer is whole or absent, whatever happens meanwhile.
+            let aside = self.store.new_layer()?;
+            match fs::rename(path, aside.join("broken")) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_failure("rename", path, &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+            if let Some(fresh) = fresh {
+                self.store.publish(fresh, path)?;
+            }
+            self.found(what, fresh.is_some());
+            remove_trees::run(&[aside])?;
+        }
+        Ok(())
+    }
+}
+
+/// The first way in which a layer is not what it should be. Without anything to compare with, whether all of it can be
+/// read. Neither tree changes meanwhile, and no link is followed.
+fn compare(found: &Path, expected: Option<&Path>, pulse: &mut dyn FnMut(u64)) -> Option<String> {
+    let mut waiting = vec![PathBuf::new()];
+    while let Some(below) = waiting.pop() {
+        pulse(0);
+        if let Some(why) = compare_one(found, expected, &below, &mut waiting).unwrap_or_else(|error| {
+            // Deeper than a path of the host's can name, though not than one of the image's.
+            (error.raw_os_error() != Some(nix::errno::Errno::ENAMETOOLONG as i32)).then(|| error.to_string())
+        }) {
+            return Some(format!("/{}: {why}", below.display()));
+        }
+    }
+    None
+}
+
+fn compare_one(
+    found: &Path,
+    expected: Option<&Path>,
+    below: &Path,
+    waiting: &mut Vec<PathBuf>,
+) -> io::Result<Option<String>> {
+    let (one, other) = (found.join(below), expected.map(|path| path.join(below)));
+    let about = one.symlink_metadata()?;
+    let wanted = match &other {
+        Some(other) => other.symlink_metadata()?,
+        None => about.clone(),
+    };
+    if let Some(why) = differs(&about, &wanted) {
+        return Ok(Some(why));
+    }
+    if about.is_dir() {
+        let names = names(&one)?;
+        if let Some(other) = &other
+            && names != self::names(other)?
+        {
+            return Ok(Some("other names are in it".to_owned()));
+        }
+        let is_opaque = |path: &Path| crate::users::is_opaque(path);
+        if other.as_ref().is_some_and(|other| is_opaque(other) != is_opaque(&one)) {
+            return Ok(Some("hides other things of layers below".to_owned()));
+        }
+        waiting.extend(names.into_iter().map(|name| below.join(name)));
+    } else if about.is_symlink() {
+        let target = fs::read_link(&one)?;
+        if other.map(fs::read_link).transpose()?.is_some_and(|other| other != target) {
+            return Ok(Some("leads elsewhere".to_owned()));
+        }
+    } else if about.is_file() && !same_content(&one, other.as_deref())? {
+        return Ok(Some("has other content".to_owned()));
+    }
+    Ok(None)
+}
+
+fn differs(about: &Metadata, wanted: &Metadata) -> Option<String> {
+    let of = |about: &Metadata| (about.mode(), about.uid(), about.gid(), about.rdev());
+    let size = |about: &Metadata| if about.is_file() { about.len() } else { 0 };
+    if of(about) != of(wanted) {
+        return Some(format!(
+            "mode {:o}, owner {}:{} instead of {:o}, {}:{}",
+            about.mode(),
+            about.uid(),
+            about.gid(),
+            wanted.mode(),
+            wanted.uid(),
+            wanted.gid()
+        ));
+    }
+    let (found, wanted) = (size(about), size(wanted));
+    (found != wanted).then(|| format!("{found} bytes instead of {wanted}"))
+}
+
+fn names(path: &Path) -> io::Result<BTreeSet<std::ffi::OsString>> {
+    fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
+}
+
+/// Reads both to their ends, or the one to its.
+fn same_content(one: &Path, other: Option<&Path>) -> io::Result<bool> {
+    let (mut one, mut other) = (File::open(one)?, other.map(File::open).transpose()?);
+    let (mut bytes, mut wanted) = (vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]);
+    loop {
+        let count = one.read(&mut bytes)?;
+        if let Some(other) = &mut other {
+            // As long as the other, as was seen before.
+            other.read_exact(&mut wanted[..count])?;
+            if bytes[..count] != wanted[..count] {
+                return Ok(false);
+            }
+        }
+        if count == 0 {
+            return Ok(true);
+        }
+    }
+}
