@@ -237,3 +237,144 @@ fn names_are_cleaned_or_refused() {
     }
     assert!(clean(&[b'x'; 256]).is_err() && clean(&[b'/'; 5000]).is_err() && clean(b"a\0b").is_err());
 }
+
+#[test]
+fn a_whiteout_hides_what_is_below_and_not_what_its_own_layer_has() {
+    let scratch = Scratch::new("whiteouts");
+    let bytes = archive(|builder| {
+        file(builder, "a/file", b"mine");
+        file(builder, "a/.wh.file", b"");
+        add(builder, EntryType::Directory, "a/folder/", "", 0o755, b"");
+        file(builder, "a/.wh.folder", b"");
+        file(builder, "a/.wh.later", b"");
+        file(builder, "a/later", b"mine");
+        file(builder, "a/.wh.tree", b"");
+        file(builder, "a/tree/leaf", b"mine");
+        file(builder, "a/.wh.box", b"");
+        add(builder, EntryType::Directory, "a/box/", "", 0o700, b"");
+        file(builder, "gone/.wh..wh..opq", b"");
+        add(builder, EntryType::Symlink, "gone", "/a", 0o777, b"");
+        file(builder, ".wh.other", b"");
+    });
+    let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
+    for name in ["a/file", "a/later", "a/tree/leaf"] {
+        assert_eq!(std::fs::read(layer.join(name)).unwrap(), b"mine", "{name}");
+    }
+    let is_opaque = |name: &str| crate::users::is_opaque(&layer.join(name));
+    for (name, expected) in [("a/folder", true), ("a/tree", true), ("a/box", true), ("a", false), ("", false)]
+    {
+        assert_eq!(is_opaque(name), expected, "{name}");
+    }
+    assert!(layer.join("other").symlink_metadata().unwrap().file_type().is_char_device());
+}
+
+/// A PAX header before an entry, with one record.
+fn pax(builder: &mut Builder, key: &str, value: &[u8]) {
+    let mut record = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
+    let mut length = record.len() + 1;
+    while length != record.len() + length.to_string().len() {
+        length = record.len() + length.to_string().len();
+    }
+    record.splice(0..0, length.to_string().into_bytes());
+    add(builder, EntryType::XHeader, "pax", "", 0o644, &record);
+}
+
+#[test]
+fn extended_attributes_are_set_on_every_kind_and_overlays_own_are_not_taken() {
+    let scratch = Scratch::new("xattrs");
+    let bytes = archive(|builder| {
+        for (kind, name) in
+            [(EntryType::Regular, "file"), (EntryType::Directory, "folder"), (EntryType::Symlink, "link")]
+        {
+            pax(builder, "SCHILY.xattr.trusted.boat", b"small");
+            add(builder, kind, name, if kind == EntryType::Symlink { "/etc/passwd" } else { "" }, 0o600, b"");
+        }
+        pax(builder, "SCHILY.xattr.trusted.overlay.redirect", b"/etc");
+        file(builder, "sly", b"");
+    });
+    let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
+    let get = |name: &str, key: &str| {
+        let mut value = [0; 16];
+        let length = rustix::fs::lgetxattr(layer.join(name), key, &mut value[..]).ok()?;
+        Some(value[..length].to_vec())
+    };
+    for name in ["file", "folder", "link"] {
+        assert_eq!(get(name, "trusted.boat").as_deref(), Some(&b"small"[..]), "{name}");
+    }
+    assert_eq!(get("sly", "trusted.overlay.redirect"), None);
+}
+
+#[test]
+fn floods_end_at_their_limits_and_leave_nothing() {
+    let many = |count: usize, make: &dyn Fn(&mut Builder, usize)| {
+        archive(|builder| (0..count).for_each(|number| make(builder, number)))
+    };
+    let deep = format!("{}f", "d/".repeat(2040));
+    let small = Limits { layer_entries_max: 5000, ..Limits::default() };
+    let cases: [(&str, Vec<u8>, &str); 5] = [
+        (
+            "a header of 4 MiB",
+            archive(|builder| pax(builder, "comment", &vec![b'x'; 4 << 20])),
+            "described too long",
+        ),
+        (
+            "headers without end",
+            many(3000, &|builder, _| add(builder, EntryType::GNULongName, "x", "", 0, &[b'n'; 1000])),
+            "archive:",
+        ),
+        (
+            "an attribute that no file system takes",
+            archive(|builder| {
+                pax(builder, "SCHILY.xattr.user.big", &vec![b'x'; 1 << 20]);
+                file(builder, "a", b"");
+            }),
+            "entry",
+        ),
+        (
+            "files without end",
+            many(5001, &|builder, number| file(builder, &number.to_string(), b"")),
+            "more than",
+        ),
+        (
+            "a link to itself",
+            archive(|builder| {
+                add(builder, EntryType::Symlink, "loop", "loop", 0o777, b"");
+                file(builder, "loop/x", b"");
+            }),
+            "entry",
+        ),
+    ];
+    for (name, bytes, expected) in cases {
+        let scratch = Scratch::new("floods");
+        let error = scratch.unpack(&bytes, small).expect_err(name);
+        assert!(error.message.contains(expected), "{name}: expected {expected:?} in {error:?}");
+        assert_eq!(scratch.layers(), Vec::<PathBuf>::new(), "{name}");
+    }
+    // As deep as a path can be, and gone again.
+    let scratch = Scratch::new("deep");
+    let bytes = archive(|builder| {
+        pax(builder, "path", deep.as_bytes());
+        file(builder, "short", b"deep");
+    });
+    let layer = scratch.unpack(&bytes, small).unwrap();
+    assert!(layer.join("d/d/d/d").is_dir());
+    crate::remove_trees::run(&[layer.clone()]).unwrap();
+    assert!(!layer.exists());
+}
+
+/// What the fuzz target starts from, and what it found.
+#[test]
+fn the_corpus_of_the_fuzz_target_does_no_harm() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/layer");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
+        let input = std::fs::read(entry.path()).expect("a file");
+        let scratch = Scratch::new("corpus");
+        // Refused or unpacked: both are right, and neither leaves the layer.
+        let _ = scratch.unpack(&input[1..], Limits::default());
+        let outside = std::fs::read_dir(&scratch.root).expect("it lists").count();
+        assert_eq!(outside, 3, "images, layers and the blob: {:?}", entry.path());
+        count += 1;
+    }
+    assert!(count >= 6);
+}

@@ -1,0 +1,91 @@
+//! A layer's archive from a stranger: any entries, in any order, packed in any way. Nothing but the layer's own directory
+//! may change, and no more may be read than the limits say. As root, like the worker; in a scratch directory of its own.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../../runtime/worker/src/failure.rs"]
+mod failure;
+#[path = "../../../runtime/worker/src/image_config.rs"]
+mod image_config;
+#[path = "../../../runtime/worker/src/remove_trees.rs"]
+mod remove_trees;
+#[path = "../../../runtime/worker/src/store.rs"]
+mod store;
+#[path = "../../../runtime/worker/src/unpack/mod.rs"]
+mod unpack;
+
+/// Without the jail: what a bug does is to be seen.
+mod jail {
+    pub(crate) mod inmate {
+        use coracle_job::{Failure, Limits};
+
+        pub(crate) fn unpack(
+            directory: &std::path::Path,
+            blob: std::fs::File,
+            limits: &Limits,
+            _: &mut dyn FnMut(u64),
+        ) -> Result<crate::unpack::Unpacked, Failure> {
+            crate::unpack::unpack_to(directory, blob, limits)
+        }
+    }
+}
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use coracle_job::Limits;
+use libfuzzer_sys::fuzz_target;
+
+const LIMITS: Limits = Limits { layer_bytes_max: 4 << 20, layer_entries_max: 256, layers_max: 1 };
+const BLOCK_BYTES: usize = 512;
+
+/// `SCRATCH/layer`, and beside it a file that nobody may touch.
+fn scratch() -> &'static PathBuf {
+    static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
+    SCRATCH.get_or_init(|| {
+        let path = std::env::temp_dir().join(format!("coracle-fuzz/{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a scratch directory");
+        std::fs::write(path.join("outside"), b"outside").expect("a file");
+        path
+    })
+}
+
+/// Gives every header that a reader would come by its right checksum: else all that is tested is the checksum.
+fn seal(archive: &mut [u8]) {
+    let mut at = 0;
+    while at + BLOCK_BYTES <= archive.len() {
+        let header = &mut archive[at..at + BLOCK_BYTES];
+        if header.iter().all(|byte| *byte == 0) {
+            return;
+        }
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        let digits: String = header[124..136].iter().map(|byte| char::from(*byte)).collect();
+        let size = usize::from_str_radix(digits.trim_matches(['\0', ' ']), 8).unwrap_or(0);
+        at = at.saturating_add(BLOCK_BYTES).saturating_add(size.saturating_add(BLOCK_BYTES - 1) & !(BLOCK_BYTES - 1));
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let [packing, archive @ ..] = bytes else { return };
+    let mut archive = archive.to_vec();
+    seal(&mut archive);
+    let blob = match packing % 8 {
+        0 => zstd::encode_all(&archive[..], 1).expect("memory takes it"),
+        _ => archive,
+    };
+    let scratch = scratch();
+    let layer = scratch.join("layer");
+    std::fs::create_dir(&layer).expect("a new directory");
+    // Refused or unpacked: both are right.
+    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS);
+    let mut names: Vec<_> = std::fs::read_dir(scratch).expect("it lists").flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["layer", "outside"]);
+    let outside = scratch.join("outside");
+    let about = outside.symlink_metadata().expect("it is there");
+    assert_eq!((about.nlink(), about.mode() & 0o7777, about.uid(), about.len()), (1, 0o644, 0, 7));
+    remove_trees::run(&[layer]).expect("it goes");
+});
