@@ -147,3 +147,46 @@ fn a_store_that_keeps_no_blobs_has_none_and_says_what_it_cannot_mend() {
     assert_eq!(node.once(&name, &["true"], |_| ()).1.exit_code, 0);
     node.stop();
 }
+
+#[test]
+fn an_export_is_an_archive_that_another_node_imports() {
+    let (node, other) = (Node::start(), Node::start());
+    let registry = Registry::start(node.folder());
+    let image = Image::probe(&node.probe(), "exported");
+    let foreign =
+        Image { architecture: "s390x".into(), ..image.clone().with("Cmd", serde_json::json!(["z"])) };
+    let index = registry.push_index(&[foreign, image.clone()], "exported", "1");
+    let name = registry.name("exported", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    let file = node.folder().join("exported.tar");
+    let export = |words: &[&str]| {
+        let output = node.image_command(&[&["export"], words].concat());
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    };
+    let path = file.display().to_string();
+    assert_eq!(export(&[&name, "-o", &path]), (true, format!("exported {path}\n")));
+    let output = other.image_command(&["import", &path]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let there = crate::find(&other, &name).expect("it came along");
+    assert_eq!(there.id, image.id());
+    assert!(there.repo_digests[0].ends_with(&index), "the name's own digest: {:?}", there.repo_digests);
+    assert_eq!(other.once(&name, &["true"], |_| ()).1.exit_code, 0);
+    // What is not kept cannot be written; what is not there neither. Neither leaves a file.
+    let plain = image.repacked(&coracle_tests::image::probe_entries(&node.probe()), Compression::Plain);
+    node.try_import(&plain.docker_archive(&["localhost/docker:1"])).expect("import");
+    let before = fs::read_dir(node.folder()).expect("it lists").count();
+    for (words, expected) in [
+        (["localhost/docker:1", "-o", "/nonexistent/x.tar"], "without a manifest"),
+        (["localhost/none:1", "-o", &path], "not found"),
+        ([name.as_str(), "-o", "/nonexistent/x.tar"], "No such file"),
+    ] {
+        let (is_well, text) = export(&words);
+        assert!(!is_well && text.contains(expected), "{words:?}: {text}");
+    }
+    assert_eq!(fs::read_dir(node.folder()).expect("it lists").count(), before);
+    node.stop();
+    other.stop();
+}

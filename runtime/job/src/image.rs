@@ -70,6 +70,26 @@ pub struct CheckJob {
     pub in_use: Vec<String>,
 }
 
+/// Write images into an archive.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ExportJob {
+    /// The store: `--root`.
+    pub root: PathBuf,
+    /// The archive: an absolute path.
+    pub output: PathBuf,
+    /// What goes into it.
+    pub images: Vec<ExportedImage>,
+}
+
+/// One image of an archive.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ExportedImage {
+    /// What it is called there.
+    pub names: Vec<String>,
+    /// As it is recorded.
+    pub image: ImageRecord,
+}
+
 /// What is wrong with an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {

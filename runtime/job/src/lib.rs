@@ -19,7 +19,9 @@ pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::Credentials;
 pub use hook::{Hook, HookJob, Hooks};
-pub use image::{CheckJob, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob};
+pub use image::{
+    CheckJob, ExportJob, ExportedImage, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob,
+};
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
 pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
 
@@ -34,6 +36,8 @@ pub enum Job {
     Import(ImportJob),
     /// Look at every part of an image in the store.
     Check(CheckJob),
+    /// Write images into an archive.
+    Export(ExportJob),
     /// Delete trees (container upper directories, layers, blobs) that nothing refers to any more.
     RemoveTrees {
         /// Absolute paths; a missing one is success.
@@ -101,6 +105,8 @@ pub enum Outcome {
     Imported(Vec<ImageRecord>, Vec<Failure>),
     /// What is wrong with the image.
     Checked(Vec<Finding>),
+    /// The archive is there.
+    Exported,
     /// Trees are gone.
     Removed,
     /// Network interfaces are where they shall be.

@@ -12,10 +12,8 @@ use crate::cli::EXIT_USAGE;
 use crate::error::plain;
 
 /// Shown for what cannot be understood.
-const USAGE: &str = "usage: coracle image check [--repair] | import FILE… | list | pin IMAGE… | remove [--force] IMAGE… | unpin IMAGE…";
-
-/// What is promised for a later release, so that nobody searches for the mistake.
-const LATER: [&str; 1] = ["export"];
+const USAGE: &str = "usage: coracle image check [--repair] | export IMAGE… -o FILE | import FILE… | list | pin IMAGE… | \
+                     remove [--force] IMAGE… | unpin IMAGE…";
 
 /// Digits of an id that are printed, as crictl does.
 const ID_DIGITS: usize = 13;
@@ -59,8 +57,12 @@ fn request(words: &[String]) -> Result<Request, String> {
                 _ => Ok(Request::Remove { names, force }),
             }
         }
-        Some((word, _)) if LATER.contains(&word.as_str()) => {
-            Err(format!("image {word}: this release cannot do it yet\n{USAGE}"))
+        Some((word, [names @ .., flag, file])) if word == "export" && flag == "-o" && !names.is_empty() => {
+            let file = std::path::absolute(file).map_err(|error| format!("export: {}", plain(&error)))?;
+            match names.iter().any(|name| name.starts_with('-')) {
+                true => Err(USAGE.into()),
+                false => Ok(Request::Export { names: names.to_vec(), file }),
+            }
         }
         _ => Err(USAGE.into()),
     }
@@ -96,6 +98,7 @@ fn print_answers(from: &mut impl BufRead, is_list: bool, out: &mut impl Write) -
                 }
             }
             Answer::Image { id, tags, .. } => writeln!(out, "imported {} {}", short(&id), tags.join(" "))?,
+            Answer::Exported { file } => writeln!(out, "exported {}", file.display())?,
             Answer::Removed { name } => writeln!(out, "removed {name}")?,
             Answer::Pinned { name } => writeln!(out, "pinned {name}")?,
             Answer::Unpinned { name } => writeln!(out, "unpinned {name}")?,
@@ -161,14 +164,28 @@ mod tests {
             request(&words("remove --force a")),
             Ok(Request::Remove { names: words("a"), force: true })
         );
+        let Ok(Request::Export { names, file }) = request(&words("export a b -o c.tar")) else {
+            panic!("export")
+        };
+        assert!(names == words("a b") && file.is_absolute());
         assert_eq!(request(&words("pin a")), Ok(Request::Pin { names: words("a") }));
         assert_eq!(request(&words("unpin a")), Ok(Request::Unpin { names: words("a") }));
         let Ok(Request::Import { files }) = request(&words("import /a.tar b.tar")) else { panic!("import") };
         assert!(files[0] == std::path::Path::new("/a.tar") && files[1].is_absolute());
-        for line in ["", "import", "remove", "list x", "frobnicate", "export x", "pin", "unpin --force x"] {
+        for line in [
+            "",
+            "import",
+            "remove",
+            "list x",
+            "frobnicate",
+            "export x",
+            "export -o x",
+            "check x",
+            "pin",
+            "unpin --force x",
+        ] {
             let error = request(&words(line)).unwrap_err();
             assert!(error.contains("usage"), "{line}: {error}");
-            assert_eq!(error.contains("yet"), line.starts_with("export"), "{line}");
         }
     }
 

@@ -43,6 +43,8 @@ enum Request {
     Pin { names: Vec<String> },
     /// Take pins by hand back.
     Unpin { names: Vec<String> },
+    /// Write the images of these names or ids into this file, an absolute path.
+    Export { names: Vec<String>, file: PathBuf },
     /// Look at every part of every image, and mend or drop what is broken.
     Check {
         #[serde(default)]
@@ -62,6 +64,8 @@ enum Answer {
     Pinned { name: String },
     /// It is not any more.
     Unpinned { name: String },
+    /// The archive is there.
+    Exported { file: PathBuf },
     /// This image is whole, after these parts of it were mended.
     Whole { name: String, mended: Vec<String> },
     /// One part of the request did not work; the others are tried.
@@ -90,7 +94,7 @@ mod tests {
             assert_eq!(serde_json::to_string(&expected).unwrap(), text);
         }
         assert_eq!(serde_json::to_string(&Answer::End {}).unwrap(), r#"{"end":{}}"#);
-        for text in ["", "{}", "[]", r#"{"export":{}}"#, r#"{"list":{"x":1}}"#, &"[".repeat(100_000)] {
+        for text in ["", "{}", "[]", r#"{"exports":{}}"#, r#"{"list":{"x":1}}"#, &"[".repeat(100_000)] {
             assert!(serde_json::from_str::<Request>(text).is_err());
         }
     }

@@ -147,6 +147,10 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
                 say(answers, check(id, name, repair, images).await).await;
             }
         }
+        Request::Export { names, file } => {
+            let exported = images.export(&names, &file).await.map(|()| Answer::Exported { file });
+            say(answers, or_failed(exported)).await;
+        }
         Request::Pin { names } => {
             for name in names {
                 let pinned = images.pin(&name).map(|_| Answer::Pinned { name });

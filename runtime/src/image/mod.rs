@@ -15,6 +15,7 @@ mod bundles;
 mod check;
 mod credentials;
 mod disk;
+mod export;
 mod import;
 mod index;
 mod marks;

@@ -170,6 +170,7 @@ fn name(job: &Job) -> &'static str {
         Job::Pull(_) => "pull",
         Job::Import(_) => "import",
         Job::Check(_) => "check",
+        Job::Export(_) => "export",
         Job::RemoveTrees { .. } => "remove",
         Job::Cni(_) => "cni",
         Job::Cdi { .. } => "cdi",
@@ -206,7 +207,7 @@ impl Workers {
     /// Dropping the future kills the worker and whatever it started.
     pub(crate) async fn run(&self, job: Job, on_progress: impl FnMut(u64, u64)) -> Result<Outcome, Error> {
         let (lane, silence_max) = match &job {
-            Job::Pull(_) | Job::Import(_) | Job::Check(_) => (Lane::Fill, FILL_SILENCE),
+            Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
             Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
             Job::Cdi { .. } | Job::TakeNetDevices { .. } => (Lane::Devices, DEVICES_SILENCE),

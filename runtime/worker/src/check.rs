@@ -17,7 +17,6 @@ use std::path::{Path, PathBuf};
 use coracle_job::{CheckJob, Failure, Finding, Layer};
 
 use crate::failure::io_failure;
-use crate::image_config::digest_of;
 use crate::import::digest_of_file;
 use crate::pull::manifest::{self, Document};
 use crate::store::Store;
@@ -75,11 +74,8 @@ impl Check<'_> {
     /// Digests of the layers' blobs, lowest first, as the image's manifest has them; none where it has no good manifest.
     fn layer_blobs(&self) -> Vec<String> {
         let image = &self.job.image;
-        let parsed = self.good.iter().filter_map(|digest| {
-            let bytes = fs::read(self.store.blob(digest).ok()?).ok()?;
-            debug_assert_eq!(digest_of(&bytes), *digest);
-            manifest::parse(&bytes).ok()
-        });
+        let parsed =
+            self.good.iter().filter_map(|digest| manifest::parse(&self.store.document(digest)?).ok());
         let layers = parsed.filter_map(|document| match document {
             Document::Manifest { config, layers } if config.digest == image.id => Some(layers),
             Document::Manifest { .. } | Document::Index(_) => None,

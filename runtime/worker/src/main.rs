@@ -11,6 +11,7 @@
 mod cdi;
 mod check;
 mod cni;
+mod export;
 mod failure;
 mod hook;
 mod image_config;
@@ -100,6 +101,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),
         Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0)).map(Outcome::Checked),
+        Job::Export(job) => export::run(&job, &mut progress).map(|()| Outcome::Exported),
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use coracle_job::{Failure, FailureKind};
 
 use crate::failure::{invalid, io_failure};
+use crate::image_config::DOCUMENT_BYTES_MAX;
 
 /// Inodes without which no layer is begun: its directory, a few files, records.
 const INODES_MIN: u64 = 16;
@@ -34,6 +35,13 @@ impl Store {
     /// A whole blob, by `sha256:HEX`.
     pub(crate) fn blob(&self, digest: &str) -> Result<PathBuf, Failure> {
         Ok(self.root.join("images/blobs/sha256").join(hex(digest)?))
+    }
+
+    /// A manifest, index or config, whole; `None` for a blob that is not there, or longer than those may be.
+    pub(crate) fn document(&self, digest: &str) -> Option<Vec<u8>> {
+        let path = self.blob(digest).ok()?;
+        let is_short = path.metadata().is_ok_and(|about| about.len() <= DOCUMENT_BYTES_MAX);
+        is_short.then(|| fs::read(path).ok()).flatten()
     }
 
     /// The beginning of a blob.

@@ -2,7 +2,7 @@
 //! not need; and whatever decompresses or reads an archive is a child of it that sees one unfinished directory and nothing
 //! else, reads the archive from its stdin and says what it found on its stdout (see [`inmate`]).
 //!
-//! | | worker of a pull | of an import, a check | of a removal, a measurement | child |
+//! | | worker of a pull | of an import, a check, an export | of a removal, a measurement | child |
 //! |---|---|---|---|---|
 //! | file system | the host's | the host's | the host's | one directory: no device opens, no program runs |
 //! | network | the host's | none | no sockets | none, no sockets |
@@ -174,8 +174,9 @@ const ABORT_CALLS: [&str; 5] = ["getpid", "gettid", "tkill", "tgkill", "exit"];
 /// Takes away from this worker what `job` does not need.
 pub(crate) fn confine(job: &Job) {
     match job {
-        Job::Import(_) | Job::Check(_) => {
-            if !matches!(job, Job::Import(import) if !import.is_background) {
+        Job::Import(_) | Job::Check(_) | Job::Export(_) => {
+            let is_wanted_now = matches!(job, Job::Import(import) if !import.is_background);
+            if !is_wanted_now {
                 note(jail::give_way());
             }
             note(jail::leave_network());

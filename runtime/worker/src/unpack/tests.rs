@@ -358,7 +358,7 @@ fn floods_end_at_their_limits_and_leave_nothing() {
     });
     let layer = scratch.unpack(&bytes, small).unwrap();
     assert!(layer.join("d/d/d/d").is_dir());
-    crate::remove_trees::run(&[layer.clone()]).unwrap();
+    crate::remove_trees::run(std::slice::from_ref(&layer)).unwrap();
     assert!(!layer.exists());
 }
 

@@ -1,0 +1,152 @@
+//! Exporting images as an OCI layout in a tar, from the blobs that are kept: what `coracle image import`, an import directory
+//! and other tools take. Nothing is packed anew, so every digest stays what it was.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+
+use coracle_job::{ExportJob, ExportedImage, Failure};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::failure::{Context, invalid, io_failure};
+use crate::image_config::digest_text;
+use crate::pull::manifest::{self, Document};
+use crate::store::{Store, open_plain};
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+/// Writes the archive beside its place, and gives it its name when it is whole.
+pub(crate) fn run(job: &ExportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Failure> {
+    let store = Store::open(&job.root)?;
+    let aside = job.output.with_extension(format!("partial-{}", std::process::id()));
+    let written = write(job, &store, &aside, progress)
+        .and_then(|()| fs::rename(&aside, &job.output).map_err(|error| io_failure("rename", &aside, &error)));
+    if written.is_err() {
+        // Its own failure would hide the first one.
+        let _ = fs::remove_file(&aside);
+    }
+    written
+}
+
+fn write(
+    job: &ExportJob,
+    store: &Store,
+    aside: &std::path::Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), Failure> {
+    let (mut manifests, mut blobs) = (Vec::new(), BTreeSet::new());
+    for exported in &job.images {
+        let found =
+            describe(store, exported, &mut blobs).context(|| format!("image {}", exported.image.id))?;
+        manifests.extend(found);
+    }
+    let failed = |error: &io::Error| io_failure("write", aside, error);
+    let file = File::create_new(aside).map_err(|error| failed(&error))?;
+    let mut archive = tar::Builder::new(file);
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }).to_string();
+    for (name, text) in [("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#), ("index.json", &index)] {
+        append(&mut archive, name, text.len() as u64, text.as_bytes()).map_err(|error| failed(&error))?;
+    }
+    let (mut done, total) = (0, blobs.len() as u64);
+    for digest in &blobs {
+        progress(done, total);
+        let blob = open_plain(&store.blob(digest)?)?;
+        let bytes = blob.metadata().map_or(0, |about| about.len());
+        let mut hashed = Hashed { inner: blob, hash: Sha256::new() };
+        append(&mut archive, &format!("blobs/{}", digest.replace(':', "/")), bytes, &mut hashed)
+            .map_err(|error| failed(&error))?;
+        let found = digest_text(&hashed.hash.finalize());
+        if found != *digest {
+            return Err(invalid(format!("blob {digest}: its content has digest {found}: check the images")));
+        }
+        done += 1;
+    }
+    let file = archive.into_inner().map_err(|error| failed(&error))?;
+    file.sync_all().map_err(|error| failed(&error))
+}
+
+/// Descriptors of one image for the index, one for each name; its blobs go to `blobs`.
+fn describe(
+    store: &Store,
+    exported: &ExportedImage,
+    blobs: &mut BTreeSet<String>,
+) -> Result<Vec<Value>, Failure> {
+    let image = &exported.image;
+    let mut documents = Vec::new();
+    for digest in &image.blobs {
+        let Some(bytes) = store.document(digest) else { continue };
+        if let Ok(document) = manifest::parse(&bytes) {
+            documents.push((digest, bytes, document));
+        }
+    }
+    let own = documents.iter().find_map(|(digest, _, document)| match document {
+        Document::Manifest { config, layers } if config.digest == image.id => Some((*digest, layers)),
+        Document::Manifest { .. } | Document::Index(_) => None,
+    });
+    let Some((digest, layers)) = own else {
+        return Err(invalid(
+            "it came from an archive without a manifest: only what a registry gave can be exported",
+        ));
+    };
+    for layer in layers {
+        if !store.blob(&layer.digest)?.is_file() {
+            let text = format!(
+                "its compressed layer {} was not kept: set keep_blobs = true, remove the image and pull it again",
+                layer.digest
+            );
+            return Err(invalid(text));
+        }
+        blobs.insert(layer.digest.clone());
+    }
+    blobs.extend(image.blobs.iter().cloned());
+    // What a name led to: an index, where there was one, so that its digest stays the name's.
+    let top = documents.iter().find(|(_, _, document)| match document {
+        Document::Index(manifests) => manifests.iter().any(|manifest| manifest.digest == *digest),
+        Document::Manifest { .. } => false,
+    });
+    let top = top.or_else(|| documents.iter().find(|(own, _, _)| *own == digest));
+    let Some((digest, bytes, document)) = top else { return Ok(Vec::new()) };
+    let usual = if matches!(document, Document::Index(_)) { INDEX } else { MANIFEST };
+    let said = serde_json::from_slice::<Value>(bytes).ok();
+    let kind = said.as_ref().and_then(|json| json.get("mediaType")?.as_str()).unwrap_or(usual);
+    let one = |name: Option<&String>| {
+        let mut descriptor = json!({ "mediaType": kind, "digest": digest, "size": bytes.len() });
+        if let Some(name) = name {
+            descriptor["annotations"] =
+                json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": name });
+        }
+        descriptor
+    };
+    Ok(match exported.names.is_empty() {
+        true => vec![one(None)],
+        false => exported.names.iter().map(|name| one(Some(name))).collect(),
+    })
+}
+
+fn append(
+    archive: &mut tar::Builder<impl Write>,
+    name: &str,
+    bytes: u64,
+    content: impl Read,
+) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(bytes);
+    header.set_mode(0o644);
+    archive.append_data(&mut header, name, content)
+}
+
+/// Hashes what passes.
+struct Hashed {
+    inner: File,
+    hash: Sha256,
+}
+
+impl Read for &mut Hashed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        Ok(count)
+    }
+}
