@@ -59,7 +59,7 @@ impl Daemon {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,
             limits: coracle_job::Limits::default(),
-            registries: config.registry.config.clone(),
+            registries: config.registry.for_workers(),
         };
         let images = Images::open(options, Rc::clone(&workers))?;
         images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;

@@ -121,6 +121,7 @@ fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
     if new.image.import_dirs != config.image.import_dirs {
         daemon.images.import_from(new.import_directories());
     }
+    daemon.images.set_registries(new.registry.for_workers());
     log::set_level(new.log_level);
     daemon.plugins.configure(&new.nri);
     if !changes.needs_restart.is_empty() {

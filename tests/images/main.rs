@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod bundles;
+mod faults;
 mod hostile;
 mod import;
 mod jail;
 mod pins;
 mod pull;
+mod registries;
 mod store;
 
 use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};

@@ -9,11 +9,14 @@
 //! anything is left on the machine. All of it needs root.
 #![forbid(unsafe_code)]
 
+mod config;
 pub mod cri;
+pub mod fault;
 pub mod host;
 pub mod http;
 pub mod image;
 pub mod layer;
+pub mod nginx;
 pub mod node;
 pub mod nri;
 pub mod registry;

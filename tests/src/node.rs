@@ -30,6 +30,8 @@ use crate::request;
 pub struct Options {
     /// Lines added to the configuration file; BRIDGE and SUBNET in it are the node's own.
     pub config: String,
+    /// Variables added to the daemon's environment.
+    pub environment: Vec<(String, String)>,
     /// Whether a CNI bridge is configured.
     pub bridge: bool,
     /// The root directory, when it is not `FOLDER/root`.
@@ -47,6 +49,7 @@ pub struct Node {
     folder: PathBuf,
     root: PathBuf,
     state: PathBuf,
+    environment: Vec<(String, String)>,
     number: u32,
     binaries: PathBuf,
     daemon: Option<Child>,
@@ -103,6 +106,7 @@ impl Node {
             binaries: binaries(),
             root,
             state,
+            environment: options.environment,
             number,
             daemon: None,
             threads: Arc::new(AtomicU64::new(0)),
@@ -223,6 +227,7 @@ impl Node {
             .arg(self.state())
             .args(["--cgroup-parent", &self.cgroup_parent()])
             .args([Path::new("--cni-conf-dir"), &self.cni()])
+            .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -413,7 +418,9 @@ impl Node {
         // A registry in this folder is another value's, which ends it.
         let processes = host::processes(&name)
             .into_iter()
-            .filter(|process| !process.command.starts_with("docker-registry "))
+            .filter(|process| {
+                !["docker-registry ", "nginx "].iter().any(|own| process.command.starts_with(own))
+            })
             .filter(|process| Some(process.pid as u32) != self.daemon.as_ref().map(Child::id));
         rests.extend(processes.map(|process| format!("process {} {}", process.pid, process.command)));
         rests.extend(self.namespaces().into_iter().map(|path| format!("namespace {}", path.display())));
@@ -485,21 +492,8 @@ impl Node {
     }
 
     fn write_config(&self, more: &str) {
-        let mut text = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
-        let nri = "socket_path = \"FOLDER/nri.sock\"\nplugin_path = \"FOLDER/nri\"\nplugin_config_path = \"FOLDER/nri.d\"";
-        for (heading, lines) in [
-            ("\n[cgroup]\n", "driver = \"cgroupfs\""),
-            ("\n[cni]\n", "bin_dirs = [\"FOLDER/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]"),
-            ("\n[registry]\n", "config = \"FOLDER/registries.yaml\"\ncerts_dir = \"FOLDER/certs.d\""),
-            ("\n[image]\n", "import_dir = \"FOLDER/import\""),
-            ("\n[nri]\n", nri),
-        ] {
-            if !format!("\n{text}").contains(heading) {
-                text.push_str(heading);
-            }
-            text = format!("\n{text}").replacen(heading, &format!("{heading}{lines}\n"), 1);
-        }
-        text = text.replace("FOLDER", &self.folder.display().to_string());
+        let more = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
+        let text = crate::config::text(&more, &self.folder);
         fs::write(self.folder.join("config.toml"), text).expect("the node's configuration");
         fs::create_dir_all(self.plugins()).expect("a folder for plugins");
     }

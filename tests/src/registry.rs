@@ -130,6 +130,8 @@ pub enum Demand {
     Basic(String),
     /// A token that its own `/token` gives for these credentials, or for none when `None`.
     Bearer(Option<String>),
+    /// A token that its own `/token` gives for this refresh token, posted in a form.
+    Refresh(String),
 }
 
 /// What the proxy does to answers.
@@ -181,6 +183,11 @@ impl Proxy {
         format!("{}/{repository}:{tag}", self.address)
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// First lines of all requests so far.
     pub fn seen(&self) -> Vec<String> {
         self.seen.lock().expect("no thread panics with it").clone()
@@ -205,7 +212,9 @@ impl Between {
             return answer(&mut stream, "503 Service Unavailable", "", b"{}");
         }
         if head.second().starts_with("/token") {
-            return self.token(&mut stream, &head);
+            let mut form = String::new();
+            reader.take(head.length()).read_to_string(&mut form)?;
+            return self.token(&mut stream, &head, &form);
         }
         if let Some(challenge) = self.challenge(&head) {
             let header = format!("WWW-Authenticate: {challenge}\r\n");
@@ -223,7 +232,7 @@ impl Between {
             Demand::Basic(credentials) => {
                 (given != format!("Basic {credentials}")).then(|| r#"Basic realm="boat""#.to_owned())
             }
-            Demand::Bearer(_) => (given != format!("Bearer {TOKEN}")).then(|| {
+            Demand::Bearer(_) | Demand::Refresh(_) => (given != format!("Bearer {TOKEN}")).then(|| {
                 format!(
                     r#"Bearer realm="http://{}/token",service="boat",scope="repository:x:pull""#,
                     self.address
@@ -233,11 +242,16 @@ impl Between {
     }
 
     /// The token endpoint.
-    fn token(&self, stream: &mut TcpStream, head: &Head) -> std::io::Result<()> {
+    fn token(&self, stream: &mut TcpStream, head: &Head, form: &str) -> std::io::Result<()> {
         let given = head.get("authorization").unwrap_or("");
         let fits = match &self.demand {
             Demand::Bearer(Some(credentials)) => given == format!("Basic {credentials}"),
             Demand::Bearer(None) => true,
+            Demand::Refresh(token) => {
+                head.first.starts_with("POST")
+                    && form.contains("grant_type=refresh_token")
+                    && form.contains(&format!("refresh_token={token}"))
+            }
             Demand::Nothing | Demand::Basic(_) => false,
         };
         if fits {

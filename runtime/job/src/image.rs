@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Credentials;
+use crate::{Credentials, Registries};
 
 /// Pull one reference for this platform.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,8 +30,8 @@ pub struct PullJob {
     pub tag: String,
     /// `sha256:…`; empty for a tag.
     pub digest: String,
-    /// The node's registries in k3s' format; need not exist.
-    pub registries: PathBuf,
+    /// The node's registries.
+    pub registries: Registries,
     /// The client's, for the registry itself.
     pub credentials: Credentials,
     /// Bounds.

@@ -13,6 +13,7 @@ mod credentials;
 mod hook;
 mod image;
 mod message;
+mod registries;
 mod scope;
 
 pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
@@ -23,6 +24,7 @@ pub use image::{
     CheckJob, ExportJob, ExportedImage, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob,
 };
 pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
+pub use registries::{ExplainJob, ExplainedEndpoint, Patience, Progress, Registries};
 pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +40,8 @@ pub enum Job {
     Check(CheckJob),
     /// Write images into an archive.
     Export(ExportJob),
+    /// Say where an image would be asked for.
+    Explain(ExplainJob),
     /// Delete trees (container upper directories, layers, blobs) that nothing refers to any more.
     RemoveTrees {
         /// Absolute paths; a missing one is success.
@@ -83,13 +87,8 @@ pub struct TreeUsage {
 #[expect(clippy::large_enum_variant, reason = "one is alive at a time, in a stream of a few a second")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// How far a pull is: bytes that arrived, bytes in all (0: not known yet).
-    Progress {
-        /// Compressed bytes that are on disk.
-        bytes_done: u64,
-        /// Compressed bytes of the image.
-        bytes_total: u64,
-    },
+    /// How far a pull or an import is.
+    Progress(Progress),
     /// The job is done.
     Done(Outcome),
     /// It did not work; what was made aside stays only where a retry can use it (parts of blobs).
@@ -107,6 +106,8 @@ pub enum Outcome {
     Checked(Vec<Finding>),
     /// The archive is there.
     Exported,
+    /// The endpoints, in the order they would be tried.
+    Explained(Vec<ExplainedEndpoint>),
     /// Trees are gone.
     Removed,
     /// Network interfaces are where they shall be.

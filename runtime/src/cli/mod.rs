@@ -57,13 +57,16 @@ const fn about(words: &'static str, arguments: &'static str, text: &'static str)
 
 /// Every command, in the order of the overview.
 #[rustfmt::skip]
-pub(crate) const ABOUT: [About; 10] = [
+pub(crate) const ABOUT: [About; 13] = [
     about("serve", "[FLAGS]", "be the daemon, until SIGTERM; pods run on"),
     about("check", "[--json] [FLAGS]", "what this host has and lacks, one line each; exit 1 if pods cannot run"),
     about("config default", "", "print the commented default configuration"),
     about("config check", "[FILE | FLAGS]", "name every mistake in a configuration, with its line; exit 1 if there is one"),
     about("image import", "FILE...", "take over image archives, docker's or OCI's; works offline"),
-    about("image list", "", "every image, with what is pinned"),
+    about("image export", "IMAGE... -o FILE", "write images into one OCI archive"),
+    about("image list", "[--pulling]", "every image, with what is pinned; --pulling: what is on its way"),
+    about("image explain", "IMAGE...", "where an image is asked for: endpoints in order, credentials' source, TLS"),
+    about("image check", "[--repair]", "look at every part of every image; --repair: mend or drop what is broken"),
     about("image pin", "IMAGE...", "keep images from garbage collection"),
     about("image unpin", "IMAGE...", "let go of them"),
     about("image remove", "[--force] IMAGE...", "remove images; --force: also pinned ones"),

@@ -40,6 +40,9 @@ pub(crate) struct Flag {
 /// Shorter would fail healthy plugins, longer would outlast the kubelet's own limit of two minutes.
 const NRI_TIMEOUT_MS: RangeInclusive<u64> = 10..=120_000;
 
+/// Shorter would fail slow links, longer would look like a hang to a kubelet.
+const REGISTRY_TIMEOUT_MS: RangeInclusive<u64> = 100..=600_000;
+
 /// Up to a week; a shell that is left open for longer is forgotten.
 const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
 
@@ -150,6 +153,27 @@ pub(crate) static KEYS: &[Key] = &[
     key!("registry.certs_dir" = r#""/etc/coracle/certs.d""#, reload, None, false,
         registry.certs_dir <- |raw| raw.path(),
         "Per registry a directory HOST with hosts.toml, as containerd reads it. It need not exist."),
+    key!("registry.docker_config" = r#""""#, reload, None, false,
+        registry.docker_config <- |raw| raw.optional_path(),
+        "A config.json of docker's with credentials of registries. Empty: none. Credential helpers are not run."),
+    key!("registry.connect_timeout" = r#""30s""#, reload, None, false,
+        registry.connect_timeout <- |raw| raw.duration(REGISTRY_TIMEOUT_MS),
+        "How long a connection to a registry may take to be made."),
+    key!("registry.tls_timeout" = r#""30s""#, reload, None, false,
+        registry.tls_timeout <- |raw| raw.duration(REGISTRY_TIMEOUT_MS),
+        "How long TLS on it may take to be agreed on."),
+    key!("registry.first_byte_timeout" = r#""60s""#, reload, None, false,
+        registry.first_byte_timeout <- |raw| raw.duration(REGISTRY_TIMEOUT_MS),
+        "How long a registry may take from a request to the head of its answer."),
+    key!("registry.rate_min" = "1024", reload, None, false,
+        registry.rate_min <- |raw| raw.number(0..=u32::MAX),
+        "Bytes a second, over rate_window, below which a download is given up and tried elsewhere or again."),
+    key!("registry.rate_window" = r#""60s""#, reload, None, false,
+        registry.rate_window <- |raw| raw.duration(REGISTRY_TIMEOUT_MS),
+        "See rate_min; a download that is silent for so long is given up, too."),
+    key!("registry.connections" = "3", reload, None, false,
+        registry.connections <- |raw| raw.number(1..=16),
+        "Layers of one image that are downloaded at once."),
     key!("image.import_dir" = r#""""#, reload, None, false,
         image.import_dirs <- |raw| raw.optional_paths(),
         "Where archives (.tar, .tar.gz, .tar.zst) and lists (.txt) of images are imported from and pinned: a path, or a list of paths. Empty: import below root. []: nowhere. For k3s' images: /var/lib/rancher/k3s/agent/images."),

@@ -145,6 +145,40 @@ pub(crate) struct Registry {
     pub(crate) config: PathBuf,
     /// `HOST/hosts.toml` per registry, as containerd reads them; it need not exist.
     pub(crate) certs_dir: PathBuf,
+    /// Credentials in docker's format.
+    pub(crate) docker_config: Option<PathBuf>,
+    /// For a TCP connection.
+    pub(crate) connect_timeout: Duration,
+    /// For TLS on it.
+    pub(crate) tls_timeout: Duration,
+    /// From a request to the head of its answer.
+    pub(crate) first_byte_timeout: Duration,
+    /// Bytes a second, over `rate_window`, below which a download is given up.
+    pub(crate) rate_min: u32,
+    /// See `rate_min`.
+    pub(crate) rate_window: Duration,
+    /// Layers of one image that are downloaded at once.
+    pub(crate) connections: u32,
+}
+
+impl Registry {
+    /// As workers take it.
+    pub(crate) fn for_workers(&self) -> coracle_job::Registries {
+        let ms = |duration: Duration| duration.as_millis() as u64;
+        coracle_job::Registries {
+            config: self.config.clone(),
+            certs_dir: self.certs_dir.clone(),
+            docker_config: self.docker_config.clone(),
+            patience: coracle_job::Patience {
+                connect_ms: ms(self.connect_timeout),
+                tls_ms: ms(self.tls_timeout),
+                first_byte_ms: ms(self.first_byte_timeout),
+                rate_bytes_min: self.rate_min.into(),
+                rate_window_ms: ms(self.rate_window),
+                connections: self.connections,
+            },
+        }
+    }
 }
 
 /// Images.

@@ -12,8 +12,8 @@ use crate::cli::EXIT_USAGE;
 use crate::error::plain;
 
 /// Shown for what cannot be understood.
-const USAGE: &str = "usage: coracle image check [--repair] | export IMAGE… -o FILE | import FILE… | list | pin IMAGE… | \
-                     remove [--force] IMAGE… | unpin IMAGE…";
+const USAGE: &str = "usage: coracle image check [--repair] | explain IMAGE… | export IMAGE… -o FILE | import FILE… | \
+                     list [--pulling] | pin IMAGE… | remove [--force] IMAGE… | unpin IMAGE…";
 
 /// Digits of an id that are printed, as crictl does.
 const ID_DIGITS: usize = 13;
@@ -47,11 +47,13 @@ fn request(words: &[String]) -> Result<Request, String> {
         Some((word, [])) if word == "list" => Ok(Request::List {}),
         Some((word, [])) if word == "check" => Ok(Request::Check { repair: false }),
         Some((word, [flag])) if word == "check" && flag == "--repair" => Ok(Request::Check { repair: true }),
-        Some((word, rest)) if ["pin", "remove", "unpin"].contains(&word.as_str()) => {
+        Some((word, [flag])) if word == "list" && flag == "--pulling" => Ok(Request::Pulling {}),
+        Some((word, rest)) if ["explain", "pin", "remove", "unpin"].contains(&word.as_str()) => {
             let force = word == "remove" && rest.first().is_some_and(|first| first == "--force");
             let names = rest[usize::from(force)..].to_vec();
             match word.as_str() {
                 _ if names.is_empty() || names.iter().any(|name| name.starts_with('-')) => Err(USAGE.into()),
+                "explain" => Ok(Request::Explain { names }),
                 "pin" => Ok(Request::Pin { names }),
                 "unpin" => Ok(Request::Unpin { names }),
                 _ => Ok(Request::Remove { names, force }),
@@ -88,7 +90,8 @@ fn print_answers(from: &mut impl BufRead, is_list: bool, out: &mut impl Write) -
         if line.is_empty() {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon ended before it was done"));
         }
-        match serde_json::from_slice(&line)? {
+        let answer: Answer = serde_json::from_slice(&line)?;
+        match answer {
             Answer::Image { id, tags, digests, size_bytes, pinned } if is_list => {
                 let names = if tags.is_empty() { digests } else { tags };
                 let names = if names.is_empty() { vec!["<none>".into()] } else { names };
@@ -99,6 +102,9 @@ fn print_answers(from: &mut impl BufRead, is_list: bool, out: &mut impl Write) -
             }
             Answer::Image { id, tags, .. } => writeln!(out, "imported {} {}", short(&id), tags.join(" "))?,
             Answer::Exported { file } => writeln!(out, "exported {}", file.display())?,
+            Answer::Pulling { .. } | Answer::Explained { .. } | Answer::Endpoint { .. } => {
+                write!(out, "{}", told(answer))?;
+            }
             Answer::Removed { name } => writeln!(out, "removed {name}")?,
             Answer::Pinned { name } => writeln!(out, "pinned {name}")?,
             Answer::Unpinned { name } => writeln!(out, "unpinned {name}")?,
@@ -110,6 +116,38 @@ fn print_answers(from: &mut impl BufRead, is_list: bool, out: &mut impl Write) -
             }
             Answer::End {} => return Ok(is_fine),
         }
+    }
+}
+
+/// Lines of a pull under way, or of an explanation.
+fn told(answer: Answer) -> String {
+    match answer {
+        Answer::Pulling {
+            name,
+            bytes_done,
+            bytes_total,
+            layers_done,
+            layers_total,
+            rate,
+            left_s,
+            since_s,
+        } => {
+            let left = left_s.map_or_else(String::new, |seconds| format!(", {seconds} s left"));
+            format!(
+                "{name} {} of {}, {layers_done} of {layers_total} layers, {}/s, for {since_s} s{left}\n",
+                size(bytes_done),
+                size(bytes_total),
+                size(rate)
+            )
+        }
+        Answer::Explained { name } => format!("{name}\n"),
+        Answer::Endpoint { url, source, credentials, tls, proxy } => {
+            let proxy = if proxy.is_empty() { proxy } else { format!("    proxy        {proxy}\n") };
+            format!(
+                "  {url}\n    from         {source}\n    credentials  {credentials}\n    tls          {tls}\n{proxy}"
+            )
+        }
+        _ => String::new(),
     }
 }
 

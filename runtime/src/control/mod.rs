@@ -33,6 +33,10 @@ enum Request {
     Import { files: Vec<PathBuf> },
     /// All images.
     List {},
+    /// The pulls under way.
+    Pulling {},
+    /// Where these would be asked for.
+    Explain { names: Vec<String> },
     /// Remove the images of these names or ids; those that are pinned only by force.
     Remove {
         names: Vec<String>,
@@ -58,6 +62,21 @@ enum Request {
 enum Answer {
     /// An image, listed or imported.
     Image { id: String, tags: Vec<String>, digests: Vec<String>, size_bytes: u64, pinned: bool },
+    /// A pull under way: bytes, layers, bytes a second, and how long it may still take.
+    Pulling {
+        name: String,
+        bytes_done: u64,
+        bytes_total: u64,
+        layers_done: u32,
+        layers_total: u32,
+        rate: u64,
+        left_s: Option<u64>,
+        since_s: u64,
+    },
+    /// The endpoints of this name, in normal form, follow.
+    Explained { name: String },
+    /// One of them; no secret is in it.
+    Endpoint { url: String, source: String, credentials: String, tls: String, proxy: String },
     /// No image of this name is there any more.
     Removed { name: String },
     /// The image of this name is pinned by hand now.
@@ -83,6 +102,8 @@ mod tests {
         for (text, expected) in [
             (r#"{"import":{"files":["/a.tar"]}}"#, Request::Import { files: vec!["/a.tar".into()] }),
             (r#"{"list":{}}"#, Request::List {}),
+            (r#"{"pulling":{}}"#, Request::Pulling {}),
+            (r#"{"explain":{"names":["app"]}}"#, Request::Explain { names: vec!["app".into()] }),
             (
                 r#"{"remove":{"names":["app"],"force":true}}"#,
                 Request::Remove { names: vec!["app".into()], force: true },

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;
 
 use super::{Answer, LINE_BYTES_MAX, Request};
 use crate::error::{Error, Kind, plain};
-use crate::image::{Checked, ImageId, Images, View};
+use crate::image::{Checked, ImageId, Images, Pulling, View};
 use crate::log;
 use crate::reactor::{self, Watched};
 use crate::rpc::Listener;
@@ -137,6 +138,16 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
                 say(answers, image(view)).await;
             }
         }
+        Request::Pulling {} => {
+            for pulling in images.pulling() {
+                say(answers, under_way(pulling)).await;
+            }
+        }
+        Request::Explain { names } => {
+            for name in names {
+                explain(&name, images, answers).await;
+            }
+        }
         Request::Remove { names, force } => {
             for name in names {
                 say(answers, remove(name, force, images)).await;
@@ -195,6 +206,33 @@ async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
             }
         }
         Err(error) => say(answers, Answer::Failed { message: error.to_string() }).await,
+    }
+}
+
+async fn explain(name: &str, images: &Images, answers: &Sender<Answer>) {
+    match images.explain(name).await {
+        Ok((name, endpoints)) => {
+            say(answers, Answer::Explained { name }).await;
+            for endpoint in endpoints {
+                let ExplainedEndpoint { url, source, credentials, tls, proxy } = endpoint;
+                say(answers, Answer::Endpoint { url, source, credentials, tls, proxy }).await;
+            }
+        }
+        Err(error) => say(answers, Answer::Failed { message: error.to_string() }).await,
+    }
+}
+
+fn under_way(pulling: Pulling) -> Answer {
+    let Pulling { name, progress, rate, left, since } = pulling;
+    Answer::Pulling {
+        name,
+        bytes_done: progress.bytes_done,
+        bytes_total: progress.bytes_total,
+        layers_done: progress.layers_done,
+        layers_total: progress.layers_total,
+        rate,
+        left_s: left.map(|left| left.as_secs()),
+        since_s: since.as_secs(),
     }
 }
 
@@ -259,7 +297,7 @@ mod tests {
                 root: dir.path().join("root"),
                 keep_blobs: true,
                 limits: Limits::default(),
-                registries: std::path::PathBuf::new(),
+                registries: coracle_job::Registries::default(),
             };
             let server = Server::bind(&socket, Images::open(options, workers).unwrap()).unwrap();
             assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);

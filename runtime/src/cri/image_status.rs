@@ -45,7 +45,7 @@ mod tests {
     use crate::rpc::v1;
     use crate::testdir::TestDir;
     use crate::workers::{Setup, Workers};
-    use coracle_job::Limits;
+    use coracle_job::{Limits, Registries};
 
     #[test]
     fn verbose_info_is_json_with_the_config_in_it() {
@@ -53,8 +53,12 @@ mod tests {
         reactor::run(async {
             let workers = Workers::new(Setup { program: "/nowhere".into(), confine: None });
             let root = dir.path().join("root");
-            let options =
-                Options { root, keep_blobs: true, limits: Limits::default(), registries: "".into() };
+            let options = Options {
+                root,
+                keep_blobs: true,
+                limits: Limits::default(),
+                registries: Registries::default(),
+            };
             let images = Images::open(options, workers).unwrap();
             let info = info(&images, &images.list()[0].id).unwrap();
             let json: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();

@@ -15,6 +15,7 @@ mod bundles;
 mod check;
 mod credentials;
 mod disk;
+mod explain;
 mod export;
 mod import;
 mod index;
@@ -22,6 +23,7 @@ mod marks;
 mod merged;
 mod pins;
 mod pull;
+mod pulling;
 mod reference;
 mod sandbox;
 #[cfg(test)]
@@ -33,13 +35,14 @@ pub(crate) use check::Checked;
 pub(crate) use credentials::Auth;
 pub(crate) use disk::UsersFiles;
 pub(crate) use index::{ImageId, NotHex};
+pub(crate) use pulling::Pulling;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use coracle_job::{ImageRecord, Limits};
+use coracle_job::{ImageRecord, Limits, Registries};
 use coracle_wire::ContainerId;
 
 use crate::error::{Context, Error, Kind};
@@ -60,8 +63,8 @@ pub(crate) struct Options {
     pub(crate) keep_blobs: bool,
     /// Bounds on what an image may make us do.
     pub(crate) limits: Limits,
-    /// The node's registries, for workers to read; need not exist.
-    pub(crate) registries: PathBuf,
+    /// The node's registries, for workers to read.
+    pub(crate) registries: Registries,
 }
 
 /// An image as lists and statuses show it.
@@ -85,7 +88,7 @@ pub(crate) struct View {
 pub(crate) struct Images {
     disk: Disk,
     keep_blobs: Cell<bool>,
-    registries: PathBuf,
+    registries: RefCell<Registries>,
     limits: Limits,
     pins: RefCell<Pins>,
     sandbox_image: RefCell<sandbox::SandboxImage>,
@@ -135,7 +138,7 @@ impl Images {
             bundles,
             disk,
             keep_blobs: Cell::new(options.keep_blobs),
-            registries: options.registries,
+            registries: RefCell::new(options.registries),
             limits: options.limits,
             pins: RefCell::default(),
             sandbox_image: RefCell::default(),

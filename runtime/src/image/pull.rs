@@ -7,12 +7,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_job::{Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
+use super::pulling::{Pulling, Tracker};
 use super::reference::{Reference, Version};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
@@ -48,6 +49,11 @@ impl Default for Pulls {
 }
 
 impl Pulls {
+    /// How far each is.
+    pub(super) fn views(&self, now: Instant) -> Vec<Pulling> {
+        self.running.borrow().iter().map(|running| running.tracker.view(&running.reference, now)).collect()
+    }
+
     /// How many run or wait for a place.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
@@ -61,6 +67,7 @@ struct Running {
     waiters: RefCell<Vec<Sender<Result<ImageId, Error>>>>,
     /// Tells the task that a waiter left.
     left: Sender<()>,
+    tracker: Tracker,
 }
 
 impl Running {
@@ -150,7 +157,13 @@ impl Images {
             }
             None => {
                 let (left, has_left) = smol::channel::bounded(1);
-                let running = Rc::new(Running { reference, auth, waiters: RefCell::default(), left });
+                let running = Rc::new(Running {
+                    reference,
+                    auth,
+                    waiters: RefCell::default(),
+                    left,
+                    tracker: Tracker::new(Instant::now()),
+                });
                 all.push(running.clone());
                 reactor::spawn(drive(self.clone(), running.clone(), has_left)).detach();
                 running
@@ -169,19 +182,29 @@ impl Images {
     }
 
     /// Runs workers until the image is published.
-    async fn fetch(&self, reference: &Reference, auth: &Auth) -> Result<ImageId, Error> {
+    async fn fetch(&self, running: &Running) -> Result<ImageId, Error> {
+        let Running { reference, auth, tracker, .. } = running;
         let mut tries = 1;
         loop {
             let credentials = auth.credentials(reference.registry())?;
             let job = self.job(reference, credentials);
-            let bytes = Cell::new(0);
-            let outcome = self.workers.run(job, |done, _| bytes.set(done)).await?;
+            let note = |progress| tracker.note(reference, progress, Instant::now());
+            let outcome = self.workers.run_reporting(job, note).await?;
             let Outcome::Pulled(image) = outcome else {
                 return Err(Error::new(Kind::Internal, "the worker did another job"));
             };
             match self.publish(image) {
                 Ok(id) => {
-                    log::info!("image pulled"; image = id, name = reference, bytes = bytes.get());
+                    let (progress, since) = (tracker.progress(), tracker.since());
+                    log::info!(
+                        "image pulled";
+                        image = id,
+                        name = reference,
+                        bytes = progress.bytes_done,
+                        fetched = progress.bytes_fetched,
+                        layers = progress.layers_total,
+                        ms = since.as_millis()
+                    );
                     return Ok(id);
                 }
                 Err(Unpublished::Missing(why)) if tries < TRIES_MAX => {
@@ -205,7 +228,7 @@ impl Images {
             repository: reference.repository().into(),
             tag,
             digest,
-            registries: self.registries.clone(),
+            registries: self.registries.borrow().clone(),
             credentials,
             limits: self.limits,
             keep_blobs: self.keep_blobs.get(),
@@ -225,7 +248,7 @@ impl Images {
 /// One pull, from start to answer.
 async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>) {
     let fill = Fill::start(&images);
-    let fetched = images.fetch(&running.reference, &running.auth);
+    let fetched = images.fetch(&running);
     let result = smol::future::or(fetched, async {
         abandoned(&running, &has_left, images.pulls.grace.get()).await;
         Err(Error::new(Kind::Cancelled, "nobody waited for it any more"))

@@ -52,7 +52,7 @@ impl Node {
         let options = Options {
             root: self.root(),
             keep_blobs: true,
-            registries: "/nonexistent/registries.yaml".into(),
+            registries: coracle_job::Registries::default(),
             limits: Limits::default(),
         };
         let images = Images::open(options, workers).unwrap();

@@ -43,12 +43,16 @@ impl Answers {
 #[cfg(test)]
 mod tests {
     use super::Answers;
-    use coracle_job::{Answer, MESSAGE_BYTES_MAX, MessageError, Outcome, write_message};
+    use coracle_job::{Answer, MESSAGE_BYTES_MAX, MessageError, Outcome, Progress, write_message};
 
     fn exchange() -> Vec<u8> {
         let mut bytes = Vec::new();
         for done in [0, 1, 300, u64::MAX] {
-            write_message(&mut bytes, &Answer::Progress { bytes_done: done, bytes_total: 7 }).unwrap();
+            write_message(
+                &mut bytes,
+                &Answer::Progress(Progress { bytes_done: done, ..Progress::default() }),
+            )
+            .unwrap();
         }
         write_message(&mut bytes, &Answer::Done(Outcome::Removed)).unwrap();
         bytes

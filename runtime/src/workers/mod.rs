@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind, Job, MessageError, Outcome};
+use coracle_job::{Failure, FailureKind, Job, MessageError, Outcome, Progress};
 use smol::channel::Sender;
 use smol::lock::Semaphore;
 
@@ -171,6 +171,7 @@ fn name(job: &Job) -> &'static str {
         Job::Import(_) => "import",
         Job::Check(_) => "check",
         Job::Export(_) => "export",
+        Job::Explain(_) => "explain",
         Job::RemoveTrees { .. } => "remove",
         Job::Cni(_) => "cni",
         Job::Cdi { .. } => "cdi",
@@ -205,12 +206,27 @@ impl Workers {
 
     /// Does one job in a worker of its own, waiting for a place first. `on_progress` hears (bytes done, bytes in all).
     /// Dropping the future kills the worker and whatever it started.
-    pub(crate) async fn run(&self, job: Job, on_progress: impl FnMut(u64, u64)) -> Result<Outcome, Error> {
+    pub(crate) async fn run(
+        &self,
+        job: Job,
+        mut on_progress: impl FnMut(u64, u64),
+    ) -> Result<Outcome, Error> {
+        self.run_reporting(job, |progress| on_progress(progress.bytes_done, progress.bytes_total)).await
+    }
+
+    /// The same for one who wants to know all that the worker says meanwhile.
+    pub(crate) async fn run_reporting(
+        &self,
+        job: Job,
+        on_progress: impl FnMut(Progress),
+    ) -> Result<Outcome, Error> {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
             Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
-            Job::Cdi { .. } | Job::TakeNetDevices { .. } => (Lane::Devices, DEVICES_SILENCE),
+            Job::Cdi { .. } | Job::TakeNetDevices { .. } | Job::Explain(_) => {
+                (Lane::Devices, DEVICES_SILENCE)
+            }
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Scope(_) => (Lane::Scopes, SCOPE_SILENCE),
             Job::Cni(cni) => (

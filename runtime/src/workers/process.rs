@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_job::{Answer, Job, MessageError, Outcome, write_message};
+use coracle_job::{Answer, Job, MessageError, Outcome, Progress, write_message};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use smol::channel::{Receiver, Sender};
 
@@ -85,7 +85,7 @@ impl Process {
         &mut self,
         job: &Job,
         silence_max: Duration,
-        mut on_progress: impl FnMut(u64, u64),
+        mut on_progress: impl FnMut(Progress),
     ) -> Result<Outcome, Error> {
         let mut answers = Answers::default();
         let silent = |_| Error::Silent(silence_max);
@@ -93,7 +93,7 @@ impl Process {
         loop {
             let answer = reactor::deadline(silence_max, self.next_answer(&mut answers)).await;
             match answer.map_err(silent)?? {
-                Some(Answer::Progress { bytes_done, bytes_total }) => on_progress(bytes_done, bytes_total),
+                Some(Answer::Progress(progress)) => on_progress(progress),
                 Some(Answer::Done(outcome)) => return Ok(outcome),
                 Some(Answer::Failed(failure)) => return Err(Error::Failed(failure)),
                 None => return Err(Error::Ended(self.end().await)),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome, write_message};
+use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome, Progress, write_message};
 
 use nix::sys::signal::Signal;
 
@@ -60,8 +60,8 @@ fn a_worker_reports_progress_and_its_outcome_and_is_reaped() {
     write_answers(
         &dir,
         &[
-            Answer::Progress { bytes_done: 1, bytes_total: 2 },
-            Answer::Progress { bytes_done: 2, bytes_total: 2 },
+            Answer::Progress(Progress { bytes_done: 1, bytes_total: 2, ..Progress::default() }),
+            Answer::Progress(Progress { bytes_done: 2, bytes_total: 2, ..Progress::default() }),
             Answer::Done(Outcome::Removed),
         ],
     );

@@ -22,24 +22,25 @@ mod net_devices;
 mod pull;
 mod registries;
 mod remove_trees;
+mod report;
 mod scope;
 mod store;
 mod tls;
+mod toml_tree;
 mod unpack;
 mod users;
 mod yaml;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
 use nix::sys::signal::Signal;
 
+use report::Report;
+
 /// Most memory a worker may map: a zstd window of 128 MiB and an archive's names many times over.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
-
-/// Progress is for people: more often than this nobody looks.
-const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -83,20 +84,17 @@ fn main() -> ExitCode {
 
 fn run(job: Job) -> Result<Outcome, Failure> {
     jail::confine(&job);
-    let mut last: Option<Instant> = None;
+    let report = Arc::new(Report::default());
     let mut progress = |bytes_done, bytes_total| {
-        if last.is_some_and(|last| last.elapsed() < PROGRESS_PAUSE) {
-            return;
-        }
-        last = Some(Instant::now());
-        if write_message(&mut std::io::stdout(), &Answer::Progress { bytes_done, bytes_total }).is_err() {
-            std::process::exit(1); // nobody reads any more: the parts stay for the next worker
-        }
+        report.update(|progress| (progress.bytes_done, progress.bytes_total) = (bytes_done, bytes_total));
     };
     match job {
-        Job::Pull(job) => pull::run(&job, &mut progress)
-            .map(Outcome::Pulled)
-            .map_err(|failure| store::explain(&job.root, failure)),
+        Job::Pull(job) => {
+            let pulled = pull::run(&job, &report);
+            report.finish();
+            pulled.map(Outcome::Pulled).map_err(|failure| store::explain(&job.root, failure))
+        }
+        Job::Explain(job) => Ok(Outcome::Explained(registries::explain(&job))),
         Job::Import(job) => import::run(&job, &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),

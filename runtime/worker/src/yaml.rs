@@ -138,6 +138,26 @@ fn null(span: Span) -> Node {
 }
 
 impl Node {
+    /// Text that stands at `line` in a file of another format.
+    pub(crate) fn quoted(line: usize, text: String) -> Self {
+        Self { line, value: Value::Scalar { text, is_plain: false } }
+    }
+
+    /// A sequence of another format.
+    pub(crate) fn sequence(line: usize, items: Vec<Node>) -> Self {
+        Self { line, value: Value::List(items) }
+    }
+
+    /// A mapping of another format.
+    pub(crate) fn mapping(line: usize, entries: Vec<(String, Node)>) -> Self {
+        Self { line, value: Value::Map(entries) }
+    }
+
+    /// Whether it is a sequence.
+    pub(crate) fn is_sequence(&self) -> bool {
+        matches!(self.value, Value::List(_))
+    }
+
     /// The entries of a mapping, in the order of the file; null is an empty one.
     pub(crate) fn map(&self) -> Result<&[(String, Node)], Problem> {
         match &self.value {

@@ -1,7 +1,6 @@
 //! CNI jobs through the built worker, from outside: plugins that are shell scripts misbehave in every way we know of,
 //! and Debian's real plugins (package containernetworking-plugins, in /usr/lib/cni; iptables) attach a pod.
 //! The real ones need root; they run in a network namespace of their own that stands for the host.
-#![expect(clippy::disallowed_methods, reason = "a test has nothing else to do while it waits")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,189 +1,283 @@
-//! One blob, from the first byte to its name in the store: downloaded into a part that outlives failures, verified,
-//! published. The next try, also that of another worker or after a reboot, goes on where the part ends.
+//! One blob, from the first byte to the last: downloaded into a part that outlives failures, and hashed on the way. The
+//! next try, also that of another endpoint, of another worker or after a reboot, goes on where the part ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind};
 use sha2::{Digest, Sha256};
 use ureq::Body;
+use ureq::http::header::CONTENT_RANGE;
 use ureq::http::{Response, StatusCode};
 
 use super::endpoint::Connection;
+use super::floor::Floor;
 use super::manifest::Descriptor;
+use super::sources::{GAIN_BYTES_MIN, Need, Sources};
+use super::trouble::Trouble;
 use crate::failure::{failure, invalid, io_failure};
 use crate::image_config::digest_text;
+use crate::report::Report;
 use crate::store::Store;
-
-/// A link slower than this over [`FLOOR_WINDOW`] is as good as none: another endpoint, or the next try, may do better.
-const FLOOR_BYTES: u64 = 60 << 10;
-const FLOOR_WINDOW: Duration = Duration::from_secs(60);
 
 /// One read and write.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Tries at one endpoint while each of them brings bytes.
+/// Tries at one endpoint while each of them gets on.
 const TRIES_MAX: u32 = 5;
 
-/// Downloads the blob where it is not in the store yet; `progress` hears of the bytes that are on disk.
-pub(super) fn fetch(
-    connection: &mut Connection<'_>,
-    store: &Store,
-    blob: &Descriptor,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
-    let path = store.blob(&blob.digest)?;
-    if path.exists() {
-        progress(blob.size);
-        return Ok(());
-    }
-    let part = store.part(&blob.digest)?;
-    let _lock = lock(&part)?;
-    if path.exists() {
-        // Another pull of the same layer was first; what the lock was on may be a new, empty part.
-        if length(&part) == 0 {
-            let _ = std::fs::remove_file(&part);
-        }
-        progress(blob.size);
-        return Ok(());
-    }
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let before = length(&part);
-        match download(connection, &part, blob, progress) {
-            Ok(()) => break,
-            // Cut off, but it got on: from where it stopped. Without new bytes another try would be a loop.
-            Err(error)
-                if error.kind == FailureKind::Unavailable && tries < TRIES_MAX && length(&part) > before => {}
-            Err(error) => return Err(error),
-        }
-    }
-    verify(&part, blob)?;
-    store.publish(&part, &path)
+/// How often bytes are thrown away because they do not verify or cannot be continued: a peer that plays this game would
+/// keep us for ever.
+const DISCARDS_MAX: u32 = 8;
+
+/// A blob that is here, whole and verified.
+pub(super) enum Fetched {
+    /// Under its name in the store.
+    Kept(PathBuf),
+    /// A part still, which goes once it is unpacked: nobody else has it meanwhile.
+    Part(Part),
 }
 
-/// Waits for other workers that fetch the same blob. The name may have passed to a new file meanwhile.
-fn lock(part: &Path) -> Result<File, Failure> {
+impl Fetched {
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Kept(path) => path,
+            Self::Part(part) => &part.path,
+        }
+    }
+}
+
+/// Downloads the blob where it is not in the store yet, and gives it its name there if it is to be kept.
+pub(super) fn fetch(
+    sources: &Sources,
+    store: &Store,
+    blob: &Descriptor,
+    keep: bool,
+    report: &Report,
+) -> Result<Fetched, Failure> {
+    let path = store.blob(&blob.digest)?;
+    let had = || {
+        report.update(|progress| progress.bytes_done += blob.size);
+        Ok(Fetched::Kept(path.clone()))
+    };
+    if path.exists() {
+        return had();
+    }
+    let mut part = Part::open(store.part(&blob.digest)?, blob)?;
+    if path.exists() {
+        // Another pull of the same layer was first; what the lock was on may be a new, empty part.
+        if part.offset == 0 {
+            let _ = std::fs::remove_file(&part.path);
+        }
+        return had();
+    }
+    report.update(|progress| progress.bytes_done += part.offset);
+    sources.ask(
+        Need::Pull,
+        &mut part,
+        |part| part.offset,
+        |connection, part| part.download(connection, blob, report),
+    )?;
+    if !keep {
+        return Ok(Fetched::Part(part));
+    }
+    store.publish(&part.path, &path)?;
+    Ok(Fetched::Kept(path))
+}
+
+/// The beginning of a blob: a file that is locked as long as this lives.
+pub(super) struct Part {
+    path: PathBuf,
+    file: File,
+    /// Bytes in it; [`Part::hash`] is over these.
+    offset: u64,
+    hash: Sha256,
+    discards: u32,
+}
+
+impl Part {
+    /// Waits for other workers that fetch the same blob, and reads what there is.
+    fn open(path: PathBuf, blob: &Descriptor) -> Result<Self, Failure> {
+        let file = lock(&path)?;
+        let mut part = Self { path, file, offset: 0, hash: Sha256::new(), discards: 0 };
+        let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
+        if length > blob.size {
+            part.restart()?; // another blob's bytes, or a lie
+            return Ok(part);
+        }
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let count = part.file.read(&mut buffer).map_err(|error| part.broken("read", &error))?;
+            if count == 0 {
+                return Ok(part);
+            }
+            part.hash.update(&buffer[..count]);
+            part.offset += count as u64;
+        }
+    }
+
+    fn broken(&self, op: &str, error: &std::io::Error) -> Failure {
+        io_failure(op, &self.path, error)
+    }
+
+    /// From the first byte again.
+    fn restart(&mut self) -> Result<(), Failure> {
+        self.file.set_len(0).map_err(|error| self.broken("truncate", &error))?;
+        self.file.seek(SeekFrom::Start(0)).map_err(|error| self.broken("seek", &error))?;
+        (self.offset, self.hash) = (0, Sha256::new());
+        Ok(())
+    }
+
+    /// Gets the rest at one endpoint, with more than one request while each of them gets on, and verifies the whole.
+    fn download(
+        &mut self,
+        connection: &Connection,
+        blob: &Descriptor,
+        report: &Report,
+    ) -> Result<(), Trouble> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let before = self.offset;
+            match self.go_on(connection, blob, report) {
+                Ok(()) if self.digest() == blob.digest => return Ok(()),
+                // What an earlier worker or another endpoint left is not trusted more than what came now.
+                Ok(()) if before > 0 => self.discard(report)?,
+                Ok(()) => {
+                    let text = format!(
+                        "{}: blob {}: its content has digest {}",
+                        connection.name(),
+                        blob.digest,
+                        self.digest()
+                    );
+                    self.discard(report)?;
+                    return Err(invalid(text).into());
+                }
+                // Cut off, but it got on: from where it stopped.
+                Err(trouble)
+                    if trouble.pause.is_some()
+                        && tries < TRIES_MAX
+                        && self.offset >= before.saturating_add(GAIN_BYTES_MIN) => {}
+                Err(trouble) => return Err(trouble),
+            }
+        }
+    }
+
+    fn digest(&self) -> String {
+        digest_text(&self.hash.clone().finalize())
+    }
+
+    fn discard(&mut self, report: &Report) -> Result<(), Failure> {
+        self.discards += 1;
+        report.update(|progress| progress.bytes_done = progress.bytes_done.saturating_sub(self.offset));
+        self.restart()?;
+        match self.discards > DISCARDS_MAX {
+            true => Err(invalid(format!("begun from its first byte more than {DISCARDS_MAX} times"))),
+            false => Ok(()),
+        }
+    }
+
+    /// One request, from where the part ends.
+    fn go_on(&mut self, connection: &Connection, blob: &Descriptor, report: &Report) -> Result<(), Trouble> {
+        if self.offset == blob.size {
+            return Ok(());
+        }
+        let what = format!("blobs/{}", blob.digest);
+        let response = match connection.get(&what, "*/*", self.offset) {
+            // It will not go on where we stopped (416, or an answer to a range that makes no sense).
+            Err(trouble) if self.offset > 0 && trouble.failure.kind == FailureKind::Invalid => {
+                self.discard(report)?;
+                connection.get(&what, "*/*", 0)?
+            }
+            answer => answer?,
+        };
+        if self.offset > 0 && !is_from(&response, self.offset) {
+            if response.status() == StatusCode::PARTIAL_CONTENT {
+                let text =
+                    format!("{}: blob {}: another range than was asked", connection.name(), blob.digest);
+                self.discard(report)?;
+                return Err(invalid(text).into());
+            }
+            self.discard(report)?; // it sends it all again
+        }
+        let length = response.body().content_length();
+        if let Some(length) = length.filter(|length| self.offset.checked_add(*length) != Some(blob.size)) {
+            return Err(invalid(format!(
+                "{}: blob {}: {length} bytes from byte {} on do not make the {} of its manifest",
+                connection.name(),
+                blob.digest,
+                self.offset,
+                blob.size
+            ))
+            .into());
+        }
+        self.append(response, connection, blob, report)
+    }
+
+    fn append(
+        &mut self,
+        mut response: Response<Body>,
+        connection: &Connection,
+        blob: &Descriptor,
+        report: &Report,
+    ) -> Result<(), Trouble> {
+        let mut body = response.body_mut().as_reader();
+        let mut floor = Floor::new(connection.patience());
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let cut_off = |why: String| {
+            let text = format!("{}: blob {}: {why}", connection.name(), blob.digest);
+            failure(FailureKind::Unavailable, text)
+        };
+        loop {
+            let count = body.read(&mut buffer).map_err(|error| cut_off(error.to_string()))?;
+            if count == 0 {
+                break;
+            }
+            if self.offset + count as u64 > blob.size {
+                self.discard(report)?;
+                let text =
+                    format!("blob {}: longer than the {} bytes of its manifest", blob.digest, blob.size);
+                return Err(invalid(format!("{}: {text}", connection.name())).into());
+            }
+            self.file.write_all(&buffer[..count]).map_err(|error| self.broken("write", &error))?;
+            self.hash.update(&buffer[..count]);
+            self.offset += count as u64;
+            report.update(|progress| {
+                progress.bytes_done += count as u64;
+                progress.bytes_fetched += count as u64;
+            });
+            floor.passed(count, Instant::now()).map_err(cut_off)?;
+        }
+        match self.offset == blob.size {
+            true => Ok(()),
+            false => Err(cut_off(format!("ended after {} of {} bytes", self.offset, blob.size)).into()),
+        }
+    }
+}
+
+/// Whether the body begins at byte `offset`; an answer to a range that does not say which one is taken at its word.
+fn is_from(response: &Response<Body>, offset: u64) -> bool {
+    if response.status() != StatusCode::PARTIAL_CONTENT {
+        return false;
+    }
+    let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+    let first = range.and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next());
+    first.is_none_or(|first| first.parse() == Ok(offset))
+}
+
+/// The name may have passed to a new file while the lock was waited for.
+fn lock(path: &Path) -> Result<File, Failure> {
     loop {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(part);
-        let file = file.map_err(|error| io_failure("open", part, &error))?;
-        file.lock().map_err(|error| io_failure("lock", part, &error))?;
+        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
+        let file = file.map_err(|error| io_failure("open", path, &error))?;
+        file.lock().map_err(|error| io_failure("lock", path, &error))?;
         let inode =
             |metadata: std::io::Result<std::fs::Metadata>| metadata.map(|metadata| metadata.ino()).ok();
-        if inode(file.metadata()) == inode(part.metadata()) {
+        if inode(file.metadata()) == inode(path.metadata()) {
             return Ok(file);
         }
     }
-}
-
-fn length(part: &Path) -> u64 {
-    part.metadata().map_or(0, |metadata| metadata.len())
-}
-
-fn download(
-    connection: &mut Connection<'_>,
-    part: &Path,
-    blob: &Descriptor,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
-    let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(part);
-    let file = file.as_mut().map_err(|error| io_failure("open", part, error))?;
-    let mut offset = length(part);
-    if offset > blob.size {
-        truncate(file, part)?; // another blob's bytes, or a lie: from the start
-        offset = 0;
-    }
-    if offset == blob.size {
-        return Ok(());
-    }
-    let what = format!("blobs/{}", blob.digest);
-    let response = match connection.get(&what, "*/*", offset) {
-        // It will not go on where we stopped (416, or an answer to a range that makes no sense): from the start.
-        Err(error) if offset > 0 && error.kind == FailureKind::Invalid => {
-            truncate(file, part)?;
-            offset = 0;
-            connection.get(&what, "*/*", 0)?
-        }
-        answer => answer?,
-    };
-    if offset > 0 && response.status() != StatusCode::PARTIAL_CONTENT {
-        truncate(file, part)?; // the endpoint sends it all again
-        offset = 0;
-    }
-    file.seek(SeekFrom::Start(offset)).map_err(|error| io_failure("seek", part, &error))?;
-    let name = connection.name().to_owned();
-    copy(response, file, part, blob, offset, &name, progress)
-}
-
-fn copy(
-    mut response: Response<Body>,
-    file: &mut File,
-    part: &Path,
-    blob: &Descriptor,
-    mut offset: u64,
-    endpoint: &str,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
-    let mut body = response.body_mut().as_reader();
-    let mut buffer = vec![0; BUFFER_BYTES];
-    let (mut window_from, mut window_begun) = (offset, Instant::now());
-    let cut_off =
-        |why: String| failure(FailureKind::Unavailable, format!("{endpoint}: blob {}: {why}", blob.digest));
-    loop {
-        let count = body.read(&mut buffer).map_err(|error| cut_off(error.to_string()))?;
-        if count == 0 {
-            break;
-        }
-        offset += count as u64;
-        if offset > blob.size {
-            truncate(file, part)?;
-            return Err(invalid(format!(
-                "blob {}: it is longer than the {} bytes of its manifest",
-                blob.digest, blob.size
-            )));
-        }
-        file.write_all(&buffer[..count]).map_err(|error| io_failure("write", part, &error))?;
-        progress(offset);
-        if window_begun.elapsed() > FLOOR_WINDOW {
-            if offset - window_from < FLOOR_BYTES {
-                return Err(cut_off(format!(
-                    "less than {FLOOR_BYTES} bytes in {} s",
-                    FLOOR_WINDOW.as_secs()
-                )));
-            }
-            (window_from, window_begun) = (offset, Instant::now());
-        }
-    }
-    match offset == blob.size {
-        true => Ok(()),
-        false => Err(cut_off(format!("ended after {offset} of {} bytes", blob.size))),
-    }
-}
-
-fn truncate(file: &File, part: &Path) -> Result<(), Failure> {
-    file.set_len(0).map_err(|error| io_failure("truncate", part, &error))
-}
-
-/// Reads the whole part back: what an earlier worker left is not trusted more than what the network sent.
-fn verify(part: &Path, blob: &Descriptor) -> Result<(), Failure> {
-    let mut file = File::open(part).map_err(|error| io_failure("open", part, &error))?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; BUFFER_BYTES];
-    loop {
-        match file.read(&mut buffer).map_err(|error| io_failure("read", part, &error))? {
-            0 => break,
-            count => hash.update(&buffer[..count]),
-        }
-    }
-    let digest = digest_text(&hash.finalize());
-    if digest == blob.digest {
-        return Ok(());
-    }
-    // Gone, or the next try would verify the same bytes again.
-    std::fs::remove_file(part).map_err(|error| io_failure("remove", part, &error))?;
-    Err(invalid(format!("blob {}: its content has digest {digest}", blob.digest)))
 }

@@ -3,65 +3,52 @@
 //! Credentials go to the endpoint they were given for and to the token service it names, nobody else: redirects are
 //! followed by hand, and lose them at another host. Nothing here logs a URL's query.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
-use coracle_job::{Credentials, Failure, FailureKind};
+use coracle_job::{Credentials, Failure, FailureKind, Patience};
 use serde::Deserialize;
-use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, WWW_AUTHENTICATE};
+use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode, Uri};
-use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider, parse_pem};
 use ureq::{Agent, Body};
 
+use super::agent;
 use super::challenge::{self, Challenge};
-use crate::failure::{failure, invalid, io_failure};
-use crate::registries::Endpoint;
+use super::sources::Need;
+use super::trouble::Trouble;
+use crate::failure::{failure, invalid};
+use crate::registries::{Endpoint, Environment};
 
-/// Longest wait for a connection, TLS included: an uplink that takes longer is down.
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// Longest wait for the first byte of an answer: registries fetch from cold storage behind it.
-const FIRST_BYTE_LIMIT: Duration = Duration::from_secs(60);
-/// Longest silence in the middle of a body.
-const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// Blob stores are one redirect away, mirrors two.
 const REDIRECTS_MAX: u32 = 5;
 /// Longest answer of a token service.
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
-/// Bundles of trusted roots, as distributions place them; the first that is there counts.
-const ROOTS: &[&str] = &[
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-    "/etc/ssl/ca-bundle.pem",
-];
-
-/// An endpoint that is being asked.
-pub(super) struct Connection<'a> {
-    endpoint: &'a Endpoint,
+/// An endpoint that is being asked, by any of the pull's threads.
+pub(super) struct Connection {
+    endpoint: Endpoint,
     /// Added as `ns=` for mirrors.
-    registry: &'a str,
-    agent: Agent,
+    registry: String,
+    patience: Patience,
+    environment: Environment,
+    /// By scheme and proxy: two or three.
+    agents: Mutex<Vec<(AgentKey, Agent)>>,
     /// The header's value, once it is known which the endpoint wants.
-    authorization: Option<String>,
-    /// Whether a challenge of this request has been answered: a second one says that the credentials are wrong.
-    is_challenged: bool,
+    authorization: Mutex<Option<String>>,
 }
 
-impl<'a> Connection<'a> {
-    pub(super) fn new(endpoint: &'a Endpoint, registry: &'a str) -> Result<Self, Failure> {
-        let config = Agent::config_builder()
-            .tls_config(tls(endpoint)?)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(CONNECT_LIMIT))
-            .timeout_recv_response(Some(FIRST_BYTE_LIMIT))
-            .timeout_per_read(Some(SILENCE_LIMIT))
-            .build();
-        Ok(Self { endpoint, registry, agent: config.new_agent(), authorization: None, is_challenged: false })
+/// Whether it speaks TLS, and through which proxy.
+type AgentKey = (bool, Option<String>);
+
+impl Connection {
+    pub(super) fn new(endpoint: Endpoint, registry: &str, patience: Patience) -> Self {
+        Self {
+            endpoint,
+            registry: registry.to_owned(),
+            patience,
+            environment: Environment::read(),
+            agents: Mutex::default(),
+            authorization: Mutex::default(),
+        }
     }
 
     /// The endpoint without what may be secret.
@@ -69,30 +56,58 @@ impl<'a> Connection<'a> {
         &self.endpoint.url
     }
 
+    pub(super) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    /// Whether it is configured for this.
+    pub(super) fn can(&self, need: Need) -> bool {
+        match need {
+            Need::Resolve => self.endpoint.can_resolve,
+            Need::Pull => self.endpoint.can_pull,
+        }
+    }
+
     /// GET of `manifests/REFERENCE` or `blobs/DIGEST`, from byte `offset` on; the answer is 200 or 206.
-    pub(super) fn get(&mut self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Failure> {
-        self.is_challenged = false; // a token may have expired since the last request
+    pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Trouble> {
         let mut url = format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository);
         if self.endpoint.is_mirror {
             url.push_str(&format!("?ns={}", self.registry));
         }
-        let mut response = self.follow(&url, accept, offset)?;
-        if response.status() == StatusCode::UNAUTHORIZED && !self.is_challenged {
-            self.answer_challenge(&response)?;
-            response = self.follow(&url, accept, offset)?;
+        let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut response = self.follow(&url, accept, offset, known.as_deref())?;
+        // A token may have expired since the last request; a second challenge says that the credentials are wrong.
+        if response.status() == StatusCode::UNAUTHORIZED {
+            let authorization = self.answer_challenge(&response)?;
+            response = self.follow(&url, accept, offset, Some(&authorization))?;
+            *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(authorization);
         }
-        check(response.status(), &format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository))?;
+        check(&response, &format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository))?;
         Ok(response)
     }
 
-    fn follow(&self, url: &str, accept: &str, offset: u64) -> Result<Response<Body>, Failure> {
+    fn follow(
+        &self,
+        url: &str,
+        accept: &str,
+        offset: u64,
+        authorization: Option<&str>,
+    ) -> Result<Response<Body>, Trouble> {
         let mut url = parse_url(url)?;
         let home = host_of(&url);
         for _ in 0..=REDIRECTS_MAX {
-            let mut request = self.agent.get(url.clone()).header(ACCEPT, accept);
+            let mut request = self.agent(&url)?.get(url.clone()).header(ACCEPT, accept);
             // Another host, or the same one without TLS, gets nothing of ours.
-            if let Some(authorization) = self.authorization.as_ref().filter(|_| host_of(&url) == home) {
-                request = request.header(AUTHORIZATION, authorization);
+            if host_of(&url) == home {
+                let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
+                for (name, value) in &self.endpoint.headers {
+                    if authorization.is_none() || is_ours(name) {
+                        request = request.header(name, value);
+                    }
+                }
+                if let Some(authorization) = authorization {
+                    request = request.header(AUTHORIZATION, authorization);
+                }
             }
             if offset > 0 {
                 request = request.header(RANGE, format!("bytes={offset}-"));
@@ -103,11 +118,23 @@ impl<'a> Connection<'a> {
             }
             url = redirected(&url, &response)?;
         }
-        Err(invalid(format!("{}: more than {REDIRECTS_MAX} redirects", self.endpoint.url)))
+        Err(invalid(format!("{}: more than {REDIRECTS_MAX} redirects", self.endpoint.url)).into())
     }
 
-    fn answer_challenge(&mut self, response: &Response<Body>) -> Result<(), Failure> {
-        self.is_challenged = true;
+    /// The agent for a URL: of the endpoint, of its token service, or of the blob store it leads to.
+    fn agent(&self, url: &Uri) -> Result<Agent, Failure> {
+        let key = (url.scheme_str() == Some("https"), self.environment.proxy_for(url).map(str::to_owned));
+        let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, agent)) = agents.iter().find(|(known, _)| *known == key) {
+            return Ok(agent.clone());
+        }
+        let agent = agent::agent(&self.endpoint, &self.patience, key.0, key.1.as_deref())?;
+        agents.push((key, agent.clone()));
+        Ok(agent)
+    }
+
+    /// The value of the header that the endpoint wants.
+    fn answer_challenge(&self, response: &Response<Body>) -> Result<String, Trouble> {
         let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
         let authorization = match (challenge::parse(header.unwrap_or_default()), &self.endpoint.credentials) {
             (_, Credentials::Bearer(token)) => Some(format!("Bearer {token}")),
@@ -123,16 +150,10 @@ impl<'a> Connection<'a> {
             }
             (Some(Challenge::Basic) | None, _) => None,
         };
-        match authorization {
-            Some(authorization) => {
-                self.authorization = Some(authorization);
-                Ok(())
-            }
-            None => Err(failure(
-                FailureKind::Denied,
-                format!("{}: unauthorized: it wants credentials", self.endpoint.url),
-            )),
-        }
+        authorization.ok_or_else(|| {
+            let text = format!("{}: unauthorized: it wants credentials", self.endpoint.url);
+            failure(FailureKind::Denied, text).into()
+        })
     }
 
     /// A token for the scope: by GET, or with a refresh token by POST (the distribution's token and OAuth2 documents).
@@ -142,12 +163,12 @@ impl<'a> Connection<'a> {
         service: &str,
         scope: &str,
         credentials: &Credentials,
-    ) -> Result<String, Failure> {
+    ) -> Result<String, Trouble> {
         let url = parse_url(realm)?;
         let is_downgrade = self.endpoint.url.starts_with("https:") && url.scheme_str() == Some("http");
         if is_downgrade && !matches!(credentials, Credentials::None) {
             let text = format!("{}: denied: its token service does not speak https", self.endpoint.url);
-            return Err(failure(FailureKind::Denied, text));
+            return Err(failure(FailureKind::Denied, text).into());
         }
         if let Credentials::Identity(token) = credentials {
             let form = [
@@ -157,10 +178,10 @@ impl<'a> Connection<'a> {
                 ("client_id", "coracle"),
                 ("refresh_token", token),
             ];
-            let response = self.agent.post(url.clone()).send_form(form);
+            let response = self.agent(&url)?.post(url.clone()).send_form(form);
             return read_token(&url, response.map_err(|error| unreachable_peer(&url, &error))?);
         }
-        let mut request = self.agent.get(url.clone()).query("scope", scope);
+        let mut request = self.agent(&url)?.get(url.clone()).query("scope", scope);
         if !service.is_empty() {
             request = request.query("service", service);
         }
@@ -172,35 +193,38 @@ impl<'a> Connection<'a> {
     }
 }
 
-fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Failure> {
+fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Trouble> {
     #[derive(Deserialize)]
     struct Json {
         token: Option<String>,
         access_token: Option<String>,
     }
     let service = format!("token service {}", host_of(url).unwrap_or_default());
-    check(response.status(), &service)?;
+    check(&response, &service)?;
     let text = response.body_mut().with_config().limit(TOKEN_BYTES_MAX).read_to_vec();
     let text = text.map_err(|error| failure(FailureKind::Unavailable, format!("{service}: {error}")))?;
     let json: Json =
         serde_json::from_slice(&text).map_err(|_| invalid(format!("{service}: its answer is not JSON")))?;
     let token = json.token.or(json.access_token).filter(|token| !token.is_empty());
-    token.ok_or_else(|| invalid(format!("{service}: no token in its answer")))
+    token.ok_or_else(|| invalid(format!("{service}: no token in its answer")).into())
 }
 
 /// Answers other than success, as kinds and in the words that kubelets and people look for.
-fn check(status: StatusCode, what: &str) -> Result<(), Failure> {
-    let (kind, words) = match status.as_u16() {
+fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
+    let status = response.status().as_u16();
+    let (kind, words) = match status {
         200..=299 => return Ok(()),
         401 => (FailureKind::Denied, "unauthorized"),
         403 => (FailureKind::Denied, "denied"),
         404 => (FailureKind::NotFound, "not found"),
+        408 => (FailureKind::Unavailable, "the request took too long"),
         416 => (FailureKind::Invalid, "the range does not fit the blob"),
         429 => (FailureKind::Unavailable, "toomanyrequests"),
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
     };
-    Err(failure(kind, format!("{what}: {words} (HTTP {})", status.as_u16())))
+    let trouble = Trouble::from(failure(kind, format!("{what}: {words} (HTTP {status})")));
+    Err(trouble.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
 }
 
 /// Scheme, host and port: what credentials belong to.
@@ -229,8 +253,30 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Uri, Failure> {
     Ok(target)
 }
 
-fn unreachable_peer(url: &Uri, error: &ureq::Error) -> Failure {
-    failure(FailureKind::Unavailable, format!("{}: {error}", host_of(url).unwrap_or_default()))
+fn unreachable_peer(url: &Uri, error: &ureq::Error) -> Trouble {
+    let words = match error {
+        ureq::Error::Timeout(ureq::Timeout::RecvResponse) => "no answer in time".to_owned(),
+        error => error.to_string(),
+    };
+    let failure = failure(FailureKind::Unavailable, format!("{}: {words}", host_of(url).unwrap_or_default()));
+    match is_certificate(error) {
+        true => Trouble::lasting(failure),
+        false => failure.into(),
+    }
+}
+
+/// A certificate that is not trusted now will not be in a second.
+fn is_certificate(error: &ureq::Error) -> bool {
+    let certificate = |error: &rustls::Error| {
+        matches!(error, rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
+    };
+    match error {
+        ureq::Error::Rustls(error) => certificate(error),
+        ureq::Error::Io(error) => {
+            error.get_ref().and_then(|inner| inner.downcast_ref()).is_some_and(certificate)
+        }
+        _ => false,
+    }
 }
 
 fn basic(username: &str, password: &str) -> String {
@@ -251,50 +297,6 @@ fn base64(bytes: &[u8]) -> String {
     }
     text
 }
-
-fn tls(endpoint: &Endpoint) -> Result<TlsConfig, Failure> {
-    let tls = &endpoint.tls;
-    let mut builder = TlsConfig::builder()
-        .provider(TlsProvider::Rustls)
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .disable_verification(tls.insecure_skip_verify);
-    if !endpoint.url.starts_with("https:") {
-        return Ok(builder.build());
-    }
-    let mut roots = system_roots();
-    if let Some(path) = &tls.ca_file {
-        let pem = std::fs::read(path).map_err(|error| io_failure("read", path, &error))?;
-        roots.extend(certificates(&pem));
-    }
-    builder = builder.root_certs(RootCerts::new_with_certs(&roots));
-    if let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) {
-        let read =
-            |path: &std::path::Path| std::fs::read(path).map_err(|error| io_failure("read", path, &error));
-        let key_pem = PrivateKey::from_pem(&read(key)?);
-        let key = key_pem.map_err(|error| invalid(format!("key of {}: {error}", endpoint.url)))?;
-        builder = builder.client_cert(Some(ClientCert::new_with_certs(&certificates(&read(cert)?), key)));
-    }
-    Ok(builder.build())
-}
-
-fn system_roots() -> Vec<Certificate<'static>> {
-    let configured = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
-    let mut files = configured.into_iter().chain(ROOTS.iter().map(std::path::PathBuf::from));
-    files.find_map(|path| std::fs::read(path).ok()).map(|pem| certificates(&pem)).unwrap_or_default()
-}
-
-/// The certificates of a PEM file; what is something else, or broken, is left out.
-fn certificates(pem: &[u8]) -> Vec<Certificate<'static>> {
-    let items = parse_pem(pem).filter_map(Result::ok);
-    items
-        .filter_map(
-            |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None },
-        )
-        .collect()
-}
-
-/// Connections by the place of their endpoint, kept for the length of a pull.
-pub(super) type Connections<'a> = HashMap<usize, Connection<'a>>;
 
 #[cfg(test)]
 mod tests {

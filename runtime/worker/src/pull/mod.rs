@@ -1,49 +1,71 @@
 //! Pulling an image from a registry (OCI distribution specification 1.1).
 //!
 //! ```text
-//!   name ─► manifest (index ─► this platform's) ─► config ─► layers, lowest first: fetch, verify, unpack ─► record
+//!   name ─► manifest (index ─► this platform's) ─► config ─┬► fetch: some layers at once ─┬► users ─► record
+//!                                                          └► unpack: one after another  ─┘
 //! ```
 //! Nothing is used before its digest is verified. Each document is asked of the endpoints in their order; the first
 //! that has it is then asked for all the rest first. What an aborted pull leaves are parts of blobs and whole layers,
 //! which the next one does not fetch again.
 
+mod agent;
 mod blob;
 mod challenge;
 mod endpoint;
+mod floor;
 pub(crate) mod manifest;
+mod sources;
+mod trouble;
 
-use coracle_job::{Failure, FailureKind, ImageRecord, PullJob};
+use std::collections::VecDeque;
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Instant;
+
+use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
-use crate::registries::{self, Endpoint};
+use crate::report::Report;
 use crate::store::Store;
-use crate::{image_config, unpack, users};
-use endpoint::{Connection, Connections};
+use crate::{image_config, registries, unpack, users};
+use blob::Fetched as FetchedBlob;
+use endpoint::Connection;
+use floor::Floor;
 use manifest::{Descriptor, Document};
+use sources::{Need, Sources};
+use trouble::Trouble;
 
 /// An index may name an index, as nested as nobody makes them.
 const INDEX_DEPTH_MAX: u32 = 3;
 
-/// Pulls the image; `progress` hears of compressed bytes done and in all.
-pub(crate) fn run(job: &PullJob, progress: &mut dyn FnMut(u64, u64)) -> Result<ImageRecord, Failure> {
+/// Of a thread that downloads: TLS and HTTP need some 40 KiB.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Pulls the image; `report` hears how far it is.
+pub(crate) fn run(job: &PullJob, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
     let store = Store::open(&job.root)?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let name = format!("{}/{}:{reference}", job.registry, job.repository);
-    let endpoints = registries::endpoints(job);
-    Pull { job, store, endpoints: &endpoints, connections: Connections::new(), first: 0 }
-        .image(reference, progress)
+    let endpoints =
+        registries::endpoints(&job.registries, &job.root, &job.registry, &job.repository, &job.credentials);
+    let patience = job.registries.patience;
+    let connections =
+        endpoints.into_iter().map(|endpoint| Connection::new(endpoint, &job.registry, patience)).collect();
+    Pull { job, store, sources: Arc::new(Sources::new(connections)), report }
+        .image(reference)
         .context(|| format!("pull {name}"))
 }
 
 struct Pull<'a> {
     job: &'a PullJob,
     store: Store,
-    endpoints: &'a [Endpoint],
-    connections: Connections<'a>,
-    /// The endpoint that answered last: asked first for the next thing.
-    first: usize,
+    sources: Arc<Sources>,
+    report: &'a Arc<Report>,
 }
+
+/// A blob's digest and what became of it.
+type Download = (String, Result<FetchedBlob, Failure>);
 
 /// A manifest with its bytes and digest.
 struct Fetched {
@@ -52,7 +74,7 @@ struct Fetched {
 }
 
 impl Pull<'_> {
-    fn image(&mut self, reference: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<ImageRecord, Failure> {
+    fn image(&self, reference: &str) -> Result<ImageRecord, Failure> {
         let top =
             self.document(&format!("manifests/{reference}"), manifest::ACCEPT, &self.job.digest.clone())?;
         let name_digest = top.digest.clone();
@@ -77,12 +99,12 @@ impl Pull<'_> {
             );
             return Err(invalid(text));
         }
-        let mut done = config.size;
-        for (layer, blob) in parsed.layers.iter().zip(&layers) {
-            self.layer(layer, blob, &mut |bytes| progress(done.saturating_add(bytes), total))
-                .context(|| format!("layer {}", blob.digest))?;
-            done = done.saturating_add(blob.size);
-        }
+        self.report.update(|progress| {
+            progress.bytes_done = config.size;
+            progress.bytes_total = total;
+            progress.layers_total = layers.len() as u32;
+        });
+        self.layers(&parsed.layers, &layers)?;
         users::extract(&self.store, &config.digest, &parsed.layers)?;
         documents.push(Fetched { digest: config.digest.clone(), bytes: document.bytes });
         self.keep(&documents)?;
@@ -108,7 +130,7 @@ impl Pull<'_> {
     }
 
     /// From the document a name led to, down to one image.
-    fn resolve(&mut self, documents: &mut Vec<Fetched>) -> Result<(Descriptor, Vec<Descriptor>), Failure> {
+    fn resolve(&self, documents: &mut Vec<Fetched>) -> Result<(Descriptor, Vec<Descriptor>), Failure> {
         for _ in 0..=INDEX_DEPTH_MAX {
             let Some(last) = documents.last() else { break };
             match manifest::parse(&last.bytes)? {
@@ -124,42 +146,82 @@ impl Pull<'_> {
     }
 
     /// A manifest or config, whole in memory and verified; an empty `digest` takes what the tag leads to.
-    fn document(&mut self, what: &str, accept: &str, digest: &str) -> Result<Fetched, Failure> {
-        self.ask(|connection, _| {
-            let mut response = connection.get(what, accept, 0)?;
-            let read = response.body_mut().with_config().limit(DOCUMENT_BYTES_MAX).read_to_vec();
-            let bytes = read.map_err(|error| match error {
-                ureq::Error::BodyExceedsLimit(_) => {
-                    invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes"))
+    fn document(&self, what: &str, accept: &str, digest: &str) -> Result<Fetched, Failure> {
+        let need = if digest.is_empty() { Need::Resolve } else { Need::Pull };
+        self.sources.ask(
+            need,
+            &mut (),
+            |()| 0,
+            |connection, ()| {
+                let bytes = read_document(connection, what, accept)?;
+                let found = digest_of(&bytes);
+                if !digest.is_empty() && found != digest {
+                    let text = format!("{}: {what}: its content has digest {found}", connection.name());
+                    return Err(invalid(text).into());
                 }
-                error => failure(FailureKind::Unavailable, format!("{}: {what}: {error}", connection.name())),
-            })?;
-            let found = digest_of(&bytes);
-            if !digest.is_empty() && found != digest {
-                return Err(invalid(format!("{what}: its content has digest {found}")));
-            }
-            Ok(Fetched { digest: found, bytes })
-        })
+                Ok(Fetched { digest: found, bytes })
+            },
+        )
     }
 
-    fn layer(
-        &mut self,
-        layer: &coracle_job::Layer,
-        blob: &Descriptor,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(), Failure> {
-        if self.store.layer(&layer.name).is_dir() {
-            progress(blob.size);
-            return Ok(());
+    /// Brings every layer: some are downloaded at once, and whichever is there is unpacked meanwhile.
+    fn layers(&self, layers: &[Layer], blobs: &[Descriptor]) -> Result<(), Failure> {
+        let mut wanted: VecDeque<Descriptor> = VecDeque::new();
+        for (layer, blob) in layers.iter().zip(blobs) {
+            let is_there = self.store.layer(&layer.name).is_dir();
+            if is_there || wanted.iter().any(|known| known.digest == blob.digest) {
+                self.report.update(|progress| {
+                    progress.bytes_done = progress.bytes_done.saturating_add(blob.size);
+                    progress.layers_done += u32::from(is_there);
+                });
+            } else {
+                wanted.push_back(blob.clone());
+            }
         }
-        self.ask(|connection, store| blob::fetch(connection, store, blob, progress))?;
-        let path = self.store.blob(&blob.digest)?;
-        unpack::unpack_layer(&self.store, &path, layer, &self.job.limits)?;
-        if !self.job.keep_blobs {
-            std::fs::remove_file(&path)
-                .map_err(|error| crate::failure::io_failure("remove", &path, &error))?;
+        for (digest, fetched) in self.fetch(wanted)? {
+            let fetched = fetched.context(|| format!("layer {digest}"))?;
+            for (layer, blob) in layers.iter().zip(blobs).filter(|(_, blob)| blob.digest == digest) {
+                if self.store.layer(&layer.name).is_dir() {
+                    continue;
+                }
+                unpack::unpack_layer(&self.store, fetched.path(), layer, &self.job.limits)
+                    .context(|| format!("layer {}", blob.digest))?;
+                self.report.update(|progress| progress.layers_done += 1);
+            }
+            // One with a name in the store may be another image's, too.
+            if let FetchedBlob::Part(_) = fetched {
+                let path = fetched.path();
+                std::fs::remove_file(path)
+                    .map_err(|error| crate::failure::io_failure("remove", path, &error))?;
+            }
         }
         Ok(())
+    }
+
+    /// Starts the downloads. What comes out of it ends once all are there. Whoever stops listening need not wait for
+    /// them: they end with the process.
+    fn fetch(&self, wanted: VecDeque<Descriptor>) -> Result<mpsc::Receiver<Download>, Failure> {
+        let (sender, fetched) = mpsc::channel();
+        let threads = (self.job.registries.patience.connections as usize).clamp(1, wanted.len().max(1));
+        let wanted = Arc::new(Mutex::new(wanted));
+        for _ in 0..threads {
+            let (sender, wanted) = (sender.clone(), wanted.clone());
+            let (sources, store, report) = (self.sources.clone(), self.store.clone(), self.report.clone());
+            let keep = self.job.keep_blobs;
+            let next = move || wanted.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let work = move || {
+                while let Some(blob) = next() {
+                    let fetched = blob::fetch(&sources, &store, &blob, keep, &report);
+                    if sender.send((blob.digest, fetched)).is_err() {
+                        return;
+                    }
+                }
+            };
+            std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map_err(|error| {
+                failure(FailureKind::Internal, format!("start a thread that downloads: {error}"))
+            })?;
+        }
+        Ok(fetched)
     }
 
     fn keep(&self, documents: &[Fetched]) -> Result<(), Failure> {
@@ -173,46 +235,29 @@ impl Pull<'_> {
         }
         Ok(())
     }
+}
 
-    /// Asks the endpoints, the one that answered last first, until one gives what is asked. What they said is in the
-    /// failure, and its kind is that of the last one, unless an earlier one says more than "not there".
-    fn ask<T>(
-        &mut self,
-        mut ask: impl FnMut(&mut Connection<'_>, &Store) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let count = self.endpoints.len();
-        let mut failures: Vec<Failure> = Vec::new();
-        for index in (0..count).map(|step| (self.first + step) % count) {
-            let connection = match self.connections.entry(index) {
-                std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    match Connection::new(&self.endpoints[index], &self.job.registry) {
-                        Ok(connection) => place.insert(connection),
-                        Err(error) => {
-                            failures.push(error);
-                            continue;
-                        }
-                    }
-                }
-            };
-            match ask(connection, &self.store) {
-                Ok(answer) => {
-                    self.first = index;
-                    return Ok(answer);
-                }
-                // A full disk is full for every endpoint.
-                Err(error) if error.kind == FailureKind::NoSpace => return Err(error),
-                Err(error) => failures.push(error),
-            }
+fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Vec<u8>, Trouble> {
+    let mut response = connection.get(what, accept, 0)?;
+    let promised = response.body().content_length();
+    let mut body = response.body_mut().as_reader();
+    let mut floor = Floor::new(connection.patience());
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
+    let cut_off =
+        |why: String| failure(FailureKind::Unavailable, format!("{}: {what}: {why}", connection.name()));
+    loop {
+        let count = body.read(&mut buffer).map_err(|error| cut_off(error.to_string()))?;
+        if count == 0 {
+            break;
         }
-        let kind =
-            failures.iter().map(|failure| failure.kind).rev().find(|kind| *kind != FailureKind::NotFound);
-        let kind = kind.unwrap_or(if failures.is_empty() {
-            FailureKind::Unavailable
-        } else {
-            FailureKind::NotFound
-        });
-        let texts: Vec<String> = failures.into_iter().map(|failure| failure.message).collect();
-        Err(failure(kind, if texts.is_empty() { "no endpoint to ask".to_owned() } else { texts.join("; ") }))
+        bytes.extend_from_slice(&buffer[..count]);
+        if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
+            return Err(invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")).into());
+        }
+        floor.passed(count, Instant::now()).map_err(cut_off)?;
+    }
+    match promised.is_none_or(|promised| promised == bytes.len() as u64) {
+        true => Ok(bytes),
+        false => Err(cut_off(format!("ended after {} bytes", bytes.len())).into()),
     }
 }

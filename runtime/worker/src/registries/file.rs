@@ -1,6 +1,9 @@
 //! k3s' `registries.yaml`. What is wrong with one entry takes only that entry away.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use coracle_job::Credentials;
@@ -24,8 +27,8 @@ pub(super) struct Registries {
 /// Where a registry's images are asked for first.
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
-    /// Normalised URLs.
-    pub(super) endpoints: Vec<String>,
+    /// Normalised URLs, each with the file and line it stands on.
+    pub(super) endpoints: Vec<(String, String)>,
     /// In the order of the expressions' text, as the order of a mapping means nothing (REG-5).
     rewrites: BTreeMap<String, (Regex, String)>,
 }
@@ -33,8 +36,16 @@ pub(super) struct Mirror {
 /// How one endpoint is spoken to.
 #[derive(Debug, Default)]
 pub(super) struct Host {
-    pub(super) credentials: Credentials,
+    pub(super) credential: Option<Credential>,
     pub(super) tls: Tls,
+}
+
+/// Credentials and where they stand.
+#[derive(Clone, Debug)]
+pub(super) struct Credential {
+    pub(super) credentials: Credentials,
+    /// File and line.
+    pub(super) source: String,
 }
 
 impl Mirror {
@@ -50,19 +61,57 @@ impl Mirror {
     }
 }
 
-/// Reads the file; what is wrong is in the list, one line each. A missing file is an empty one (REG-10).
-pub(super) fn load(path: &Path) -> (Registries, Vec<String>) {
-    match std::fs::read(path) {
-        Ok(bytes) => parse(&path.display().to_string(), &String::from_utf8_lossy(&bytes)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
+/// The last file that could be read as a whole, beside the store; it is as secret as the file itself.
+const LAST_GOOD: &str = "registries.last";
+
+/// Reads the file; what is wrong is in the list, one line each. A missing file is an empty one. One that is no YAML at all
+/// leaves the last good one in force, of which a copy is kept in `folder` (REG-10).
+pub(super) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Vec<String>) {
+    let copy = folder.join(LAST_GOOD);
+    let name = path.display().to_string();
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let _ = std::fs::remove_file(copy); // it was taken away on purpose
+            return Default::default();
+        }
         Err(error) => {
-            (Registries::default(), vec![format!("{}: not read, no mirrors: {error}", path.display())])
+            return (Registries::default(), vec![format!("{name}: not read, no mirrors: {error}")]);
+        }
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    match yaml::parse(&text) {
+        Ok(_) => {
+            let mut read = parse(&name, &text);
+            if let Err(error) = keep(&copy, &bytes) {
+                read.1
+                    .push(format!("{}: not written, a broken {name} would be none: {error}", copy.display()));
+            }
+            read
+        }
+        Err(Problem { line, text }) => {
+            let last = std::fs::read(&copy).unwrap_or_default();
+            let (registries, mut problems) = parse(&name, &String::from_utf8_lossy(&last));
+            problems.insert(0, format!("{name}:{line}: {text}: the last good one counts"));
+            (registries, problems)
         }
     }
 }
 
+/// Writes the copy where it differs; renamed into place, so that it is whole.
+fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if std::fs::read(copy).is_ok_and(|known| known == bytes) {
+        return Ok(());
+    }
+    let aside = copy.with_extension(std::process::id().to_string());
+    let _ = std::fs::remove_file(&aside);
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&aside)?;
+    file.write_all(bytes)?;
+    std::fs::rename(&aside, copy)
+}
+
 pub(super) fn parse(name: &str, text: &str) -> (Registries, Vec<String>) {
-    let mut reader = Reader { registries: Registries::default(), problems: Vec::new() };
+    let mut reader = Reader { name, registries: Registries::default(), problems: Vec::new() };
     if let Err(problem) = reader.root(text) {
         reader.problems.push(problem);
     }
@@ -70,12 +119,13 @@ pub(super) fn parse(name: &str, text: &str) -> (Registries, Vec<String>) {
     (reader.registries, problems.map(|Problem { line, text }| format!("{name}:{line}: {text}")).collect())
 }
 
-struct Reader {
+struct Reader<'a> {
+    name: &'a str,
     registries: Registries,
     problems: Vec<Problem>,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn root(&mut self, text: &str) -> Result<(), Problem> {
         for (key, node) in yaml::parse(text)?.map()? {
             match key.as_str() {
@@ -117,7 +167,9 @@ impl Reader {
     fn endpoints(&mut self, mirror: &mut Mirror, node: &Node) -> Result<(), Problem> {
         for item in node.list()? {
             match url::normalise(item.text()?) {
-                Ok(url) if mirror.endpoints.len() < ENDPOINTS_MAX => mirror.endpoints.push(url),
+                Ok(url) if mirror.endpoints.len() < ENDPOINTS_MAX => {
+                    mirror.endpoints.push((url, format!("{}:{}", self.name, item.line)));
+                }
                 Ok(_) => self.problems.push(item.problem(&format!("left out: {ENDPOINTS_MAX} are enough"))),
                 Err(text) => self.problems.push(item.problem(&format!("left out: {text}"))),
             }
@@ -144,7 +196,12 @@ impl Reader {
         let mut host = Host::default();
         for (key, node) in node.map()? {
             match key.as_str() {
-                "auth" => host.credentials = credentials(node)?,
+                "auth" => {
+                    let source = format!("{}:{}", self.name, node.line);
+                    let credentials = credentials(node)?;
+                    let is_some = !matches!(credentials, Credentials::None);
+                    host.credential = is_some.then_some(Credential { credentials, source });
+                }
                 "tls" => host.tls = tls(node)?,
                 _ => self.problems.push(node.problem(&format!("{name}: {key:?} is unknown: auth, tls"))),
             }
@@ -183,20 +240,22 @@ fn credentials(node: &Node) -> Result<Credentials, Problem> {
 
 fn tls(node: &Node) -> Result<Tls, Problem> {
     let mut tls = Tls::default();
+    let (mut cert, mut key_file) = (None, None);
     for (key, node) in node.map()? {
         let path =
             || Ok::<_, Problem>(Some(PathBuf::from(node.text()?)).filter(|path| path != Path::new("")));
         match key.as_str() {
-            "ca_file" => tls.ca_file = path()?,
-            "cert_file" => tls.cert_file = path()?,
-            "key_file" => tls.key_file = path()?,
+            "ca_file" => tls.ca_files.extend(path()?),
+            "cert_file" => cert = path()?,
+            "key_file" => key_file = path()?,
             "insecure_skip_verify" => tls.insecure_skip_verify = node.boolean()?,
             _ => return Err(node.problem(&format!("tls: {key:?} is unknown"))),
         }
     }
-    if tls.cert_file.is_some() != tls.key_file.is_some() {
+    if cert.is_some() != key_file.is_some() {
         return Err(node.problem("tls: cert_file and key_file go together"));
     }
+    tls.client = cert.zip(key_file);
     Ok(tls)
 }
 
@@ -220,7 +279,8 @@ configs:
 what: else
 ";
         let (registries, problems) = parse("f", text);
-        assert_eq!(registries.mirrors["a.example"].endpoints, ["https://one/v2", "https://three/v2"]);
+        let urls: Vec<_> = registries.mirrors["a.example"].endpoints.iter().map(|(url, _)| url).collect();
+        assert_eq!(urls, ["https://one/v2", "https://three/v2"]);
         assert_eq!(registries.mirrors["c.example"].rewrite("ax"), "bx");
         assert_eq!(registries.hosts.keys().collect::<Vec<_>>(), ["three"]);
         let lines: Vec<&str> =
@@ -233,7 +293,8 @@ what: else
     fn a_file_that_is_no_yaml_is_no_mirrors() {
         let (registries, problems) = parse("f", "mirrors: [\n");
         assert!(registries.mirrors.is_empty() && problems.len() == 1, "{problems:?}");
-        let (_, problems) = load(Path::new("/nonexistent/registries.yaml"));
+        let (_, problems) =
+            load_or_last(Path::new("/nonexistent/registries.yaml"), Path::new("/nonexistent"));
         assert!(problems.is_empty());
     }
 }

@@ -1,22 +1,33 @@
 //! Where an image is asked for: the node's registries, as people configured them, turned into endpoints in order.
 //!
 //! ```text
-//!   registries.yaml ─► mirrors, rewrites, credentials, TLS ─┐
-//!   registry of the reference ──────────────────────────────┴─► endpoints: mirrors in order, then the registry's own
+//!   certs.d/HOST/hosts.toml, else registries.yaml ─► mirrors, rewrites, TLS, headers ─┐
+//!   registries.yaml, docker's config.json ─► credentials by host ─────────────────────┤
+//!   registry of the reference ────────────────────────────────────────────────────────┴─► endpoints in order
 //! ```
 //! Read anew for each job, so a change needs no restart, and no parser of it sits in the daemon. One bad entry disables
-//! itself with a line in the log that names file and line; the rest counts. Rules: CRI facts §8.1, REG-1 to REG-10.
+//! itself with a line in the log that names file and line; the rest counts. Rules: CRI facts §8.1, REG-1 to REG-10;
+//! containerd's docs/hosts.md.
 
+mod docker;
+mod explain;
 mod file;
+mod hosts;
+mod proxy;
 mod url;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use coracle_job::{Credentials, PullJob};
+use coracle_job::{Credentials, Registries as Files};
 
-use file::Registries;
+use docker::DockerConfig;
+use file::{Credential, Registries};
+use hosts::HostEntry;
+
+pub(crate) use explain::explain;
+pub(crate) use proxy::Environment;
 
 /// What `coracle check` asks for: one line per mistake in FILE, on stdout; exit code 1 if there is one.
 pub(crate) const SUBCOMMAND: &str = "check-registries";
@@ -40,71 +51,125 @@ pub(crate) struct Endpoint {
     pub(crate) repository: String,
     /// For this endpoint and the token service it names, nobody else.
     pub(crate) credentials: Credentials,
+    /// Where those stand; for people.
+    credentials_source: String,
     /// How its certificate is checked.
     pub(crate) tls: Tls,
+    /// Sent with each request to it.
+    pub(crate) headers: Vec<(String, String)>,
     /// A mirror is asked with `ns=HOST` (REG-8).
     pub(crate) is_mirror: bool,
+    /// It may say what a tag means.
+    pub(crate) can_resolve: bool,
+    /// It may be asked for what has a digest.
+    pub(crate) can_pull: bool,
+    /// Why it is asked; for people.
+    source: String,
 }
 
 /// TLS of one endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tls {
-    /// PEM file of roots that are trusted beside the system's.
-    pub(crate) ca_file: Option<PathBuf>,
-    /// PEM file of the client's certificate.
-    pub(crate) cert_file: Option<PathBuf>,
-    /// PEM file of its key.
-    pub(crate) key_file: Option<PathBuf>,
+    /// PEM files of roots that are trusted beside the system's.
+    pub(crate) ca_files: Vec<PathBuf>,
+    /// PEM files of the client's certificate and its key.
+    pub(crate) client: Option<(PathBuf, PathBuf)>,
     /// Do not check the server's certificate.
     pub(crate) insecure_skip_verify: bool,
 }
 
-/// The endpoints for a pull, in the order to try them.
-pub(crate) fn endpoints(job: &PullJob) -> Vec<Endpoint> {
-    let (registries, problems) = file::load(&job.registries);
+/// The endpoints for an image, in the order to try them.
+pub(crate) fn endpoints(
+    files: &Files,
+    root: &Path,
+    registry: &str,
+    repository: &str,
+    asked: &Credentials,
+) -> Vec<Endpoint> {
+    let (registries, mut problems) = file::load_or_last(&files.config, &root.join("images"));
+    let (hosts, more) = hosts::load(&files.certs_dir, registry);
+    problems.extend(more);
+    let (docker, more) = files.docker_config.as_deref().map(docker::load).unwrap_or_default();
+    problems.extend(more);
     for problem in problems {
         eprintln!("{problem}");
     }
-    order(&registries, &job.registry, &job.repository, &job.credentials)
+    Known { registries, hosts, docker }.order(registry, repository, asked)
 }
 
-fn order(registries: &Registries, registry: &str, repository: &str, asked: &Credentials) -> Vec<Endpoint> {
-    let own = url::default_url(registry);
-    let mut endpoints: Vec<Endpoint> = Vec::new();
-    let mirror = registries.mirrors.get(registry).or_else(|| registries.mirrors.get("*"));
-    let mirrors = mirror.into_iter().flat_map(|mirror| {
-        let repository = mirror.rewrite(repository);
-        mirror.endpoints.iter().map(move |url| (url.clone(), repository.clone()))
-    });
-    // The registry's own comes last, and under its own name, unless the file lists it (REG-3, REG-5).
-    for (url, repository) in mirrors.chain([(own.clone(), repository.to_owned())]) {
-        if endpoints.iter().any(|endpoint| endpoint.url == url) {
-            continue;
+/// What the files say.
+#[derive(Default)]
+struct Known {
+    registries: Registries,
+    /// `None`: no hosts.toml is for this registry.
+    hosts: Option<hosts::Hosts>,
+    docker: DockerConfig,
+}
+
+impl Known {
+    fn order(&self, registry: &str, repository: &str, asked: &Credentials) -> Vec<Endpoint> {
+        let own = url::default_url(registry);
+        let mut endpoints: Vec<Endpoint> = Vec::new();
+        for (entry, repository) in self.candidates(registry, repository, &own) {
+            if endpoints.iter().any(|endpoint| endpoint.url == entry.url) {
+                continue;
+            }
+            // Its own host, whichever scheme and path a file gives it.
+            let is_own = url::host(&entry.url) == url::host(&own);
+            let config = match is_own && registry == url::DOCKER_HUB[0] {
+                false => self.registries.hosts.get(url::host(&entry.url)),
+                true => url::DOCKER_HUB.iter().find_map(|name| self.registries.hosts.get(*name)),
+            };
+            let configured = config.and_then(|config| config.credential.as_ref());
+            let configured = configured.or_else(|| self.docker.find(url::host(&entry.url), &repository));
+            let (credentials, credentials_source) = match (asked, configured) {
+                // The client's are for the registry itself, never for a mirror of it (REG-7).
+                (asked, _) if is_own && !matches!(asked, Credentials::None) => {
+                    (asked.clone(), "the request".to_owned())
+                }
+                (_, Some(Credential { credentials, source })) => (credentials.clone(), source.clone()),
+                (_, None) => (Credentials::None, String::new()),
+            };
+            let tls = match entry.tls == Tls::default() {
+                true => config.map(|config| config.tls.clone()).unwrap_or_default(),
+                false => entry.tls,
+            };
+            endpoints.push(Endpoint {
+                repository,
+                credentials,
+                credentials_source,
+                tls,
+                headers: entry.headers,
+                is_mirror: !is_own,
+                can_resolve: entry.can_resolve,
+                can_pull: entry.can_pull,
+                source: entry.source,
+                url: entry.url,
+            });
         }
-        let is_own = url == own;
-        let config = match is_own && registry == "docker.io" {
-            false => registries.hosts.get(url::host(&url)),
-            true => DOCKER_HUB.iter().find_map(|name| registries.hosts.get(*name)),
-        };
-        let configured = || config.map(|config| config.credentials.clone()).unwrap_or_default();
-        endpoints.push(Endpoint {
-            repository,
-            // The client's are for the registry itself, never for a mirror of it (REG-7).
-            credentials: match asked {
-                Credentials::None => configured(),
-                asked if is_own => asked.clone(),
-                _ => configured(),
-            },
-            tls: config.map(|config| config.tls.clone()).unwrap_or_default(),
-            is_mirror: !is_own,
-            url,
-        });
+        endpoints
     }
-    endpoints
-}
 
-/// The names people give Docker Hub in `configs`.
-const DOCKER_HUB: [&str; 3] = ["registry-1.docker.io", "docker.io", "index.docker.io"];
+    /// Endpoints with the repository's path there. The registry's own comes last, and under its own name, unless a file
+    /// lists it (REG-3, REG-5) or names another server.
+    fn candidates(&self, registry: &str, repository: &str, own: &str) -> Vec<(HostEntry, String)> {
+        let exact = self.registries.mirrors.get(registry);
+        // What is said of this registry counts more than what is said of all.
+        if let Some(hosts) = self.hosts.as_ref().filter(|hosts| !hosts.is_default || exact.is_none()) {
+            return hosts.entries.iter().map(|entry| (entry.clone(), repository.to_owned())).collect();
+        }
+        let mirror = exact.or_else(|| self.registries.mirrors.get("*"));
+        let mirrors = mirror.into_iter().flat_map(|mirror| {
+            let repository = mirror.rewrite(repository);
+            mirror
+                .endpoints
+                .iter()
+                .map(move |(url, source)| (HostEntry::plain(url.clone(), source.clone()), repository.clone()))
+        });
+        let own = HostEntry::plain(own.to_owned(), hosts::REGISTRY_ITSELF.to_owned());
+        mirrors.chain([(own, repository.to_owned())]).collect()
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -113,7 +178,8 @@ mod tests {
     fn order_of(text: &str, registry: &str, asked: &Credentials) -> Vec<String> {
         let (registries, problems) = file::parse("registries.yaml", text);
         assert_eq!(problems, Vec::<String>::new());
-        order(&registries, registry, "library/busybox", asked)
+        Known { registries, ..Known::default() }
+            .order(registry, "library/busybox", asked)
             .iter()
             .map(|endpoint| {
                 let tls = &endpoint.tls;
@@ -123,7 +189,7 @@ mod tests {
                     endpoint.repository,
                     endpoint.credentials,
                     if endpoint.is_mirror { " mirror" } else { "" },
-                    if tls.ca_file.is_some() { " ca" } else { "" },
+                    if !tls.ca_files.is_empty() { " ca" } else { "" },
                     if tls.insecure_skip_verify { " insecure" } else { "" },
                 )
             })

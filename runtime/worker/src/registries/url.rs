@@ -5,6 +5,9 @@ use std::net::IpAddr;
 
 use ureq::http::Uri;
 
+/// The names people give Docker Hub; the first is the one in references.
+pub(super) const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
+
 /// A registry's own endpoint. Docker Hub's API has a host of its own. A registry on this machine speaks plain http,
 /// unless at the port of https.
 pub(super) fn default_url(registry: &str) -> String {
@@ -13,8 +16,21 @@ pub(super) fn default_url(registry: &str) -> String {
 }
 
 /// An endpoint as it is written: the scheme may be missing, and so may the path that the specification fixes; any
-/// other path is taken as the whole prefix.
+/// other path is taken as the whole prefix (REG-4).
 pub(super) fn normalise(written: &str) -> Result<String, String> {
+    let (base, path) = split(written)?;
+    Ok(format!("{base}{}", if path.is_empty() { "/v2" } else { &path }))
+}
+
+/// The same in hosts.toml: the path that the specification fixes comes behind any other, unless that is the whole prefix.
+pub(super) fn normalise_host(written: &str, is_path_whole: bool) -> Result<String, String> {
+    let (base, path) = split(written)?;
+    let is_whole = is_path_whole || path.ends_with("/v2");
+    Ok(format!("{base}{path}{}", if is_whole { "" } else { "/v2" }))
+}
+
+/// Scheme with authority, and the path without its last slash.
+fn split(written: &str) -> Result<(String, String), String> {
     let text = written.trim();
     let whole = match text.contains("://") {
         true => text.to_owned(),
@@ -28,11 +44,7 @@ pub(super) fn normalise(written: &str) -> Result<String, String> {
     if url.query().is_some() || whole.contains('#') || authority.as_str().contains('@') {
         return Err(format!("{written:?} has a query, a fragment or a user, which an endpoint cannot have"));
     }
-    let path = match url.path().trim_end_matches('/') {
-        "" => "/v2",
-        path => path,
-    };
-    Ok(format!("{scheme}://{authority}{path}"))
+    Ok((format!("{scheme}://{authority}"), url.path().trim_end_matches('/').to_owned()))
 }
 
 /// Host and port of a normalised URL: the key of `configs`.
@@ -57,7 +69,20 @@ fn is_loopback(registry: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{default_url, host, normalise};
+    use super::{default_url, host, normalise, normalise_host};
+
+    #[test]
+    fn hosts_of_hosts_toml_get_the_path_unless_theirs_is_whole() {
+        for (written, is_path_whole, expected) in [
+            ("https://reg.example", false, "https://reg.example/v2"),
+            ("https://reg.example/v2/", false, "https://reg.example/v2"),
+            ("http://reg.example/proxy/", false, "http://reg.example/proxy/v2"),
+            ("http://reg.example/v2/proxy", true, "http://reg.example/v2/proxy"),
+            ("localhost:5000", false, "http://localhost:5000/v2"),
+        ] {
+            assert_eq!(normalise_host(written, is_path_whole).as_deref(), Ok(expected), "{written}");
+        }
+    }
 
     #[test]
     fn urls_follow_from_registries() {

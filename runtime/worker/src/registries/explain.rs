@@ -1,0 +1,64 @@
+//! Where a reference would be asked for, in words: for people who wonder which line of which file counts.
+
+use coracle_job::{Credentials, ExplainJob, ExplainedEndpoint};
+use ureq::http::Uri;
+
+use super::{Endpoint, Environment};
+
+/// The endpoints in order. What is wrong with a file goes to the log, as at a pull.
+pub(crate) fn explain(job: &ExplainJob) -> Vec<ExplainedEndpoint> {
+    let environment = Environment::read();
+    let endpoints =
+        super::endpoints(&job.registries, &job.root, &job.registry, &job.repository, &Credentials::None);
+    endpoints.iter().map(|endpoint| explained(endpoint, &environment)).collect()
+}
+
+fn explained(endpoint: &Endpoint, environment: &Environment) -> ExplainedEndpoint {
+    let use_of_it = match (endpoint.can_resolve, endpoint.can_pull) {
+        (true, true) => "",
+        (true, false) => ", for tags only",
+        (false, true) => ", for digests only",
+        (false, false) => ", for nothing",
+    };
+    let headers: Vec<&str> = endpoint.headers.iter().map(|(name, _)| name.as_str()).collect();
+    let headers = match headers.is_empty() {
+        true => String::new(),
+        false => format!(", with {}", headers.join(" and ")),
+    };
+    let credentials = match endpoint.credentials {
+        Credentials::None => "none but those of a request".to_owned(),
+        ref known => format!("{known:?} of {}", endpoint.credentials_source),
+    };
+    let url: Option<Uri> = endpoint.url.parse().ok();
+    // Its user and password stay where they are.
+    let proxy = url.as_ref().and_then(|url| environment.proxy_for(url)).map(|proxy| {
+        let (scheme, rest) = proxy.split_once("://").unwrap_or(("http", proxy));
+        format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default())
+    });
+    ExplainedEndpoint {
+        url: format!("{}/{}", endpoint.url, endpoint.repository),
+        source: format!("{}{use_of_it}{headers}", endpoint.source),
+        credentials,
+        tls: tls(endpoint),
+        proxy: proxy.unwrap_or_default(),
+    }
+}
+
+fn tls(endpoint: &Endpoint) -> String {
+    if !endpoint.url.starts_with("https:") {
+        return "none, plain http".to_owned();
+    }
+    let mut text = match endpoint.tls.insecure_skip_verify {
+        true => "not verified".to_owned(),
+        false => "verified by the system's roots".to_owned(),
+    };
+    if !endpoint.tls.insecure_skip_verify {
+        for path in &endpoint.tls.ca_files {
+            text.push_str(&format!(" and {}", path.display()));
+        }
+    }
+    if let Some((certificate, _)) = &endpoint.tls.client {
+        text.push_str(&format!(", with the client certificate {}", certificate.display()));
+    }
+    text
+}

@@ -1,0 +1,91 @@
+//! Files as containerd's documentation shows them, and files with mistakes.
+
+use std::path::Path;
+
+use super::*;
+
+fn read(text: &str, registry: &str) -> (Vec<HostEntry>, Vec<String>) {
+    let (entries, problems) = parse("f", Path::new("/certs"), text, registry);
+    (entries.unwrap_or_default(), problems)
+}
+
+#[test]
+fn hosts_are_tried_in_the_order_of_the_file_and_the_server_last() {
+    let text = r#"
+server = "https://registry-1.docker.io"
+
+[host."https://zmirror.example/prefix"]
+  capabilities = ["pull"]
+  ca = "ca.pem"
+  client = [["client.cert", "/elsewhere/client.key"]]
+  [host."https://zmirror.example/prefix".header]
+    x-custom = ["a", "b"]
+    authorization = "Basic c2VjcmV0"
+
+[host."http://amirror.example:5000/v2/proxy"]
+  capabilities = ["pull", "resolve"]
+  override_path = true
+  skip_verify = true
+  ca = ["one.pem", "/two.pem"]
+  client = "both.pem"
+  dial_timeout = "1s"
+"#;
+    let (entries, problems) = read(text, "docker.io");
+    assert_eq!(problems, Vec::<String>::new());
+    let [first, second, server] = entries.as_slice() else { panic!("{entries:#?}") };
+    assert_eq!(
+        (first.url.as_str(), first.can_resolve, first.can_pull),
+        ("https://zmirror.example/prefix/v2", false, true)
+    );
+    assert_eq!(first.tls.ca_files, [Path::new("/certs/ca.pem")]);
+    assert_eq!(first.tls.client, Some(("/certs/client.cert".into(), "/elsewhere/client.key".into())));
+    let headers: Vec<_> = first.headers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    assert_eq!(headers.len(), 3, "{headers:?}");
+    assert!(headers.contains(&"x-custom=b".to_owned()));
+    assert_eq!(
+        (second.url.as_str(), second.can_resolve, second.source.as_str()),
+        ("http://amirror.example:5000/v2/proxy", true, "f:12")
+    );
+    assert!(second.tls.insecure_skip_verify && second.tls.ca_files.len() == 2);
+    assert_eq!(second.tls.client, Some(("/certs/both.pem".into(), "/certs/both.pem".into())));
+    assert_eq!(*server, HostEntry::plain("https://registry-1.docker.io/v2".into(), "f:2".into()));
+}
+
+#[test]
+fn what_is_said_at_the_top_is_of_the_server() {
+    let (entries, problems) = read("ca = \"ca.pem\"\n[host]\n", "reg.example:5000");
+    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries[0].url, "https://reg.example:5000/v2");
+    assert_eq!(entries[0].tls.ca_files, [Path::new("/certs/ca.pem")]);
+}
+
+#[test]
+fn a_bad_entry_takes_only_itself_away() {
+    let text = "\
+server = \"ftp://no\"
+[host.\"ftp://no\"]
+[host.\"https://one\"]
+  skip_verify = \"perhaps\"
+[host.\"https://two\"]
+  capabilites = [\"pull\"]
+[host.\"https://three\"]
+  client = [[\"a\", \"b\", \"c\"]]
+";
+    let (entries, problems) = read(text, "docker.io");
+    let urls: Vec<&str> = entries.iter().map(|entry| entry.url.as_str()).collect();
+    assert_eq!(urls[0], "https://two/v2", "{problems:#?}");
+    assert_eq!(urls.len(), 2, "{urls:?}");
+    for line in ["f:1:", "f:2:", "f:4:", "f:6:", "f:8:"] {
+        assert!(problems.iter().any(|problem| problem.starts_with(line)), "{line}: {problems:#?}");
+    }
+    let (entries, problems) = read("server = \n", "docker.io");
+    assert!(entries.is_empty() && problems[0].contains("whole file"), "{problems:?}");
+}
+
+#[test]
+fn names_of_folders_may_spell_the_port_otherwise() {
+    assert_eq!(in_file_name("reg.example:5000"), "reg.example_5000_");
+    assert_eq!(in_file_name("docker.io"), "docker.io");
+    assert_eq!(in_file_name("[fd00::1]"), "[fd00::1]");
+}

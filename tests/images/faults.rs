@@ -1,0 +1,298 @@
+//! Links as they are at the edge: cut, slow, silent, refused. Each pull gets through in the end, without a byte twice, or
+//! ends in an error that says what happened.
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::fault::{Fault, Faulty, Hole};
+use coracle_tests::host::{wait_until, wait_within};
+use coracle_tests::http::Head;
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::{Node, Options};
+use coracle_tests::registry::Registry;
+use coracle_tests::request::pull;
+
+use crate::{find, listed};
+
+/// Bytes that no compressor makes fewer, the same for the same seed.
+pub(crate) fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+/// The probe's image with one layer of noise more, whose blob is the one that suffers.
+pub(crate) fn big(node: &Node, bytes: usize, seed: u64) -> (Image, String, u64) {
+    let layer = Layer::new(&[Entry::file("noise", &noise(bytes, seed))], Compression::Gzip);
+    let (digest, size) = (coracle_tests::layer::digest(&layer.blob), layer.blob.len() as u64);
+    (Image::probe(&node.probe(), "big").plus(layer), digest, size)
+}
+
+/// A plan that leaves all but one blob alone.
+pub(crate) fn only(
+    digest: &str,
+    plan: impl Fn(usize) -> Fault + Send + Sync + 'static,
+) -> impl Fn(&Head, usize) -> Fault + Send + Sync + 'static {
+    let path = format!("/blobs/{digest}");
+    move |head, before| if head.second().contains(&path) { plan(before) } else { Fault::None }
+}
+
+fn ranges(faulty: &Faulty, digest: &str) -> Vec<String> {
+    let range = |served: &coracle_tests::fault::Served| served.head.get("range").unwrap_or("-").to_owned();
+    faulty.blob(digest).iter().map(range).collect()
+}
+
+#[test]
+fn cuts_are_gone_on_from_without_a_byte_twice() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 1_000_000, 1);
+    registry.push(&image, "cut", "1");
+    // A cut that brings little is a pause; the others are gone on from at once.
+    let cuts = [Fault::Cut(300_000), Fault::Cut(10), Fault::Cut(0), Fault::Cut(200_000)];
+    let proxy = Faulty::start(
+        registry.address(),
+        only(&digest, move |before| cuts.get(before).cloned().unwrap_or(Fault::None)),
+    );
+    node.pull_image(pull(&proxy.name("cut", "1"))).expect("it gets through");
+    assert_eq!(
+        ranges(&proxy, &digest),
+        ["-", "bytes=300000-", "bytes=300010-", "bytes=300010-", "bytes=500010-"]
+    );
+    assert_eq!(proxy.blob_bytes(&digest), size, "each byte once");
+    assert_eq!(listed(&node).len(), 1);
+    node.stop();
+}
+
+#[test]
+fn what_is_refused_for_the_moment_is_asked_again_after_a_pause() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 100_000, 2);
+    registry.push(&image, "busy", "1");
+    let faults = [Fault::Status(429, Some(2)), Fault::Status(500, None), Fault::Status(503, None)];
+    let proxy = Faulty::start(
+        registry.address(),
+        only(&digest, move |before| faults.get(before).cloned().unwrap_or(Fault::None)),
+    );
+    let begun = Instant::now();
+    node.pull_image(pull(&proxy.name("busy", "1"))).expect("it gets through");
+    assert!(begun.elapsed() >= Duration::from_secs(2), "the registry asked for two seconds");
+    assert_eq!((proxy.blob(&digest).len(), proxy.blob_bytes(&digest)), (4, size));
+
+    // A pause nobody waits for, and one that never ends.
+    let proxy = Faulty::start(registry.address(), |_, _| Fault::Status(429, Some(3600)));
+    let refused = node.pull_image(pull(&proxy.name("busy", "1"))).expect_err("an hour");
+    assert!(refused.message().contains("toomanyrequests") && refused.message().contains("3600"), "{refused}");
+    assert_eq!(proxy.served().len(), 1);
+    let proxy = Faulty::start(registry.address(), |_, _| Fault::Status(500, None));
+    let refused = node.pull_image(pull(&proxy.name("busy", "1"))).expect_err("never");
+    assert!(refused.message().starts_with("RegistryUnavailable"), "{refused}");
+    assert_eq!(proxy.served().len(), 5, "tries are bounded");
+    node.stop();
+}
+
+#[test]
+fn the_next_mirror_goes_on_where_the_first_one_stopped() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 1_000_000, 3);
+    registry.push(&image, "mirrored", "1");
+    let first = Faulty::start(
+        registry.address(),
+        only(&digest, |before| if before == 0 { Fault::Cut(400_000) } else { Fault::Status(500, None) }),
+    );
+    let second = Faulty::start(registry.address(), |_, _| Fault::None);
+    write_mirrors(&node, "edge.invalid", &[&first, &second]);
+    node.pull_image(pull("edge.invalid/mirrored:1")).expect("it gets through");
+    assert_eq!(ranges(&second, &digest), ["bytes=400000-"]);
+    assert_eq!(first.blob_bytes(&digest) + second.blob_bytes(&digest), size, "each byte once");
+    node.stop();
+}
+
+#[test]
+fn a_mirror_that_lies_costs_only_its_own_answers() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 200_000, 4);
+    registry.push(&image, "lies", "1");
+    for lie in [Fault::Flip, Fault::Longer(10)] {
+        let liar = Faulty::start(registry.address(), {
+            let lie = lie.clone();
+            only(&digest, move |_| lie.clone())
+        });
+        let honest = Faulty::start(registry.address(), |_, _| Fault::None);
+        write_mirrors(&node, "lies.invalid", &[&liar]);
+        let refused = node.pull_image(pull("lies.invalid/lies:1")).expect_err("a lie");
+        assert!(refused.message().contains(&digest), "{lie:?}: {refused}");
+        assert!(listed(&node).is_empty(), "{lie:?}");
+        write_mirrors(&node, "lies.invalid", &[&liar, &honest]);
+        node.pull_image(pull("lies.invalid/lies:1")).unwrap_or_else(|error| panic!("{lie:?}: {error}"));
+        assert_eq!(honest.blob_bytes(&digest), size, "{lie:?}: none of the lie is kept");
+        remove(&node, "lies.invalid/lies:1");
+    }
+    node.stop();
+}
+
+#[test]
+fn a_part_outlives_the_daemon_and_its_worker() {
+    let mut node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 1_000_000, 5);
+    registry.push(&image, "crash", "1");
+    let proxy = Faulty::start(
+        registry.address(),
+        only(&digest, |before| if before == 0 { Fault::Stall(600_000) } else { Fault::None }),
+    );
+    let name = proxy.name("crash", "1");
+    let client = node.another();
+    std::thread::scope(|scope| {
+        let name = &name;
+        scope.spawn(move || client.pull_image(pull(name)).expect_err("its daemon is killed"));
+        wait_until("the part is there", || part_bytes(&node, &digest) == 600_000);
+        node.kill9();
+    });
+    wait_until("the worker is gone with its daemon", || node.workers().is_empty());
+    node.launch();
+    node.pull_image(pull(&name)).expect("it gets through");
+    assert_eq!(ranges(&proxy, &digest), ["-", "bytes=600000-"]);
+    assert_eq!(proxy.blob_bytes(&digest), size, "each byte once");
+    node.stop();
+}
+
+#[test]
+fn a_part_that_is_damaged_is_fetched_anew() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 500_000, 6);
+    registry.push(&image, "damaged", "1");
+    let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
+    std::fs::write(part(&node, &digest), vec![0; 100_000]).expect("the folder is there");
+    node.pull_image(pull(&proxy.name("damaged", "1"))).expect("it gets through");
+    assert_eq!(ranges(&proxy, &digest), ["bytes=100000-", "-"]);
+    assert_eq!(proxy.blob_bytes(&digest), 2 * size - 100_000);
+    node.stop();
+}
+
+#[test]
+fn a_cancelled_pull_shows_how_far_it_is_and_leaves_its_part_to_the_next() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 1_000_000, 7);
+    registry.push(&image, "cancelled", "1");
+    let proxy = Faulty::start(
+        registry.address(),
+        only(&digest, |before| if before == 0 { Fault::Stall(700_000) } else { Fault::None }),
+    );
+    let name = proxy.name("cancelled", "1");
+    let late = node.pull_image_within(pull(&name), Duration::from_secs(2));
+    late.expect_err("it stalls");
+    let shown = String::from_utf8_lossy(&node.image_command(&["list", "--pulling"]).stdout).into_owned();
+    assert!(shown.starts_with(&name) && shown.contains("1 of 2 layers"), "{shown}");
+    assert!(shown.contains("MB") && shown.contains("/s"), "{shown}");
+    wait_within(Duration::from_secs(60), || node.workers().is_empty().then_some(())).expect("it is given up");
+    assert_eq!(node.image_command(&["list", "--pulling"]).stdout, b"");
+    node.pull_image(pull(&name)).expect("it gets through");
+    assert_eq!(ranges(&proxy, &digest), ["-", "bytes=700000-"]);
+    assert_eq!(proxy.blob_bytes(&digest), size, "each byte once");
+    assert!(node.log().contains("image pulled"), "the report is in the log");
+    node.stop();
+}
+
+#[test]
+fn a_drip_is_given_up_and_gone_on_from() {
+    let config = "[registry]\nrate_min = 100000\nrate_window = \"1s\"\n".to_owned();
+    let node = Node::with(Options { config, ..Options::default() });
+    let registry = Registry::start(node.folder());
+    let (image, digest, size) = big(&node, 300_000, 8);
+    registry.push(&image, "drip", "1");
+    let proxy = Faulty::start(
+        registry.address(),
+        only(&digest, |before| if before == 0 { Fault::Drip(1000) } else { Fault::None }),
+    );
+    node.pull_image(pull(&proxy.name("drip", "1"))).expect("it gets through");
+    let served = proxy.blob(&digest);
+    assert_eq!(served.len(), 2, "{served:?}");
+    // What was on its way when the client hung up was sent and not read.
+    assert!(served[0].bytes < 30_000 && proxy.blob_bytes(&digest) <= size + 5_000, "{served:?}");
+    // Slow is one thing, dripping for ever another.
+    let proxy = Faulty::start(registry.address(), only(&digest, |_| Fault::Drip(1000)));
+    remove(&node, &find(&node, &listed(&node)[0].id).expect("it is there").id);
+    let refused = node.pull_image(pull(&proxy.name("drip", "1"))).expect_err("for ever");
+    assert!(refused.message().contains("too slow"), "{refused}");
+    node.stop();
+}
+
+#[test]
+fn each_step_of_a_connection_has_its_own_limit() {
+    let config =
+        "[registry]\nconnect_timeout = \"300ms\"\ntls_timeout = \"400ms\"\nfirst_byte_timeout = \"500ms\"\n";
+    let node = Node::with(Options { config: config.into(), ..Options::default() });
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "limits"), "limits", "1");
+    let hole = Hole::dig();
+    // Connections are made by the kernel, and nobody takes them.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = listener.local_addr().expect("a bound address");
+    for (url, words) in [
+        (format!("http://{}", hole.address()), "no connection within 300ms"),
+        (format!("https://{silent}"), "no TLS within 400ms"),
+        (format!("http://{silent}"), "no answer in time"),
+    ] {
+        let yaml = format!("mirrors: {{limits.invalid: {{endpoint: [\"{url}\"]}}}}\n");
+        std::fs::write(node.folder().join("registries.yaml"), yaml).expect("the node's registries");
+        let refused = node.pull_image(pull("limits.invalid/limits:1")).expect_err("nobody answers");
+        assert!(refused.message().contains(words), "{url}: {refused}");
+        let yaml = format!(
+            "mirrors: {{limits.invalid: {{endpoint: [\"{url}\", \"http://{}\"]}}}}\n",
+            registry.address()
+        );
+        std::fs::write(node.folder().join("registries.yaml"), yaml).expect("the node's registries");
+        node.pull_image(pull("limits.invalid/limits:1")).unwrap_or_else(|error| panic!("{url}: {error}"));
+        remove(&node, "limits.invalid/limits:1");
+    }
+    node.stop();
+}
+
+#[test]
+fn layers_come_side_by_side_over_so_many_connections() {
+    let config = "[registry]\nconnections = 2\n".to_owned();
+    let node = Node::with(Options { config, ..Options::default() });
+    let registry = Registry::start(node.folder());
+    let mut image = Image::probe(&node.probe(), "many");
+    for seed in 0..5 {
+        image = image.plus(Layer::new(&[Entry::file("noise", &noise(200_000, seed))], Compression::Gzip));
+    }
+    registry.push(&image, "many", "1");
+    // Half a second for each of the five, so that they meet.
+    let proxy = Faulty::start(registry.address(), |head, _| match head.second().contains("/blobs/") {
+        true => Fault::Drip(40_000),
+        false => Fault::None,
+    });
+    node.pull_image(pull(&proxy.name("many", "1"))).expect("it gets through");
+    assert_eq!(proxy.peak(), 2);
+    node.stop();
+}
+
+fn write_mirrors(node: &Node, registry: &str, mirrors: &[&Faulty]) {
+    let urls: Vec<String> = mirrors.iter().map(|mirror| format!("\"http://{}\"", mirror.address())).collect();
+    let yaml = format!("mirrors:\n  {registry}:\n    endpoint: [{}]\n", urls.join(", "));
+    std::fs::write(node.folder().join("registries.yaml"), yaml).expect("the node's registries");
+}
+
+fn part(node: &Node, digest: &str) -> std::path::PathBuf {
+    node.root().join("images/parts").join(digest.trim_start_matches("sha256:"))
+}
+
+fn part_bytes(node: &Node, digest: &str) -> u64 {
+    part(node, digest).metadata().map_or(0, |metadata| metadata.len())
+}
+
+pub(crate) fn remove(node: &Node, name: &str) {
+    let image = Some(coracle_tests::request::image_spec(name));
+    node.remove_image(coracle_tests::cri::proto::RemoveImageRequest { image }).expect("removed");
+    assert!(find(node, name).is_none());
+    wait_until("its layers are gone", || node.workers().is_empty());
+}

@@ -1,0 +1,27 @@
+//! A test node's configuration: its own places, and what a test adds under the same headings.
+
+use std::path::Path;
+
+/// The whole file; `more` may hold keys at its top and sections, ours included.
+pub(crate) fn text(more: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    let own = [
+        ("[cgroup]\n", "driver = \"cgroupfs\"\n".to_owned()),
+        ("[cni]\n", format!("bin_dirs = [\"{folder}/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]\n")),
+        (
+            "[registry]\n",
+            format!("config = \"{folder}/registries.yaml\"\ncerts_dir = \"{folder}/certs.d\"\n"),
+        ),
+        ("[image]\n", format!("import_dir = \"{folder}/import\"\n")),
+        (
+            "[nri]\n",
+            format!(
+                "socket_path = \"{folder}/nri.sock\"\nplugin_path = \"{folder}/nri\"\nplugin_config_path = \"{folder}/nri.d\"\n"
+            ),
+        ),
+    ];
+    own.iter().fold(format!("{more}\n"), |text, (heading, keys)| match text.contains(heading) {
+        true => text.replacen(heading, &format!("{heading}{keys}"), 1),
+        false => format!("{text}{heading}{keys}"),
+    })
+}
