@@ -189,11 +189,13 @@ fn a_cancelled_pull_shows_how_far_it_is_and_leaves_its_part_to_the_next() {
     let name = proxy.name("cancelled", "1");
     let late = node.pull_image_within(pull(&name), Duration::from_secs(2));
     late.expect_err("it stalls");
-    let shown = String::from_utf8_lossy(&node.image_command(&["list", "--pulling"]).stdout).into_owned();
-    assert!(shown.starts_with(&name) && shown.contains("1 of 2 layers"), "{shown}");
-    assert!(shown.contains("MB") && shown.contains("/s"), "{shown}");
+    let shown = || String::from_utf8_lossy(&node.image_command(&["list", "--pulling"]).stdout).into_owned();
+    wait_until("it is shown", || {
+        let shown = shown();
+        shown.starts_with(&format!("{name} ")) && shown.contains("MB, 1 of 2 layers, ")
+    });
     wait_within(Duration::from_secs(60), || node.workers().is_empty().then_some(())).expect("it is given up");
-    assert_eq!(node.image_command(&["list", "--pulling"]).stdout, b"");
+    assert_eq!(shown(), "");
     node.pull_image(pull(&name)).expect("it gets through");
     assert_eq!(ranges(&proxy, &digest), ["-", "bytes=700000-"]);
     assert_eq!(proxy.blob_bytes(&digest), size, "each byte once");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use coracle_job::{Answer, Progress, write_message};
 
 /// Progress is for people: more often than this nobody looks.
-const PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 
 /// The job's progress.
 #[derive(Default)]
@@ -15,8 +15,8 @@ pub(crate) struct Report(Mutex<State>);
 #[derive(Default)]
 struct State {
     progress: Progress,
-    /// When it was told last.
-    told: Option<Instant>,
+    /// When it was told last, and what.
+    told: Option<(Instant, Progress)>,
     /// The job's answer comes next: threads that still run are not heard any more.
     is_over: bool,
 }
@@ -26,9 +26,12 @@ impl Report {
     pub(crate) fn update(&self, change: impl FnOnce(&mut Progress)) {
         let mut state = self.lock();
         change(&mut state.progress);
-        if !state.is_over && state.told.is_none_or(|told| told.elapsed() >= PAUSE) {
-            state.tell();
-        }
+        state.tell_if_due();
+    }
+
+    /// Says what has not been said yet, of one that changed before it was due.
+    pub(crate) fn catch_up(&self) {
+        self.lock().tell_if_due();
     }
 
     /// Says how it stands, for the last time.
@@ -45,9 +48,16 @@ impl Report {
 }
 
 impl State {
+    fn tell_if_due(&mut self) {
+        let is_due = |(at, told): (Instant, Progress)| at.elapsed() >= PAUSE && told != self.progress;
+        if !self.is_over && self.told.is_none_or(is_due) {
+            self.tell();
+        }
+    }
+
     /// With the lock held, so that two messages do not mix.
     fn tell(&mut self) {
-        self.told = Some(Instant::now());
+        self.told = Some((Instant::now(), self.progress));
         if write_message(&mut std::io::stdout(), &Answer::Progress(self.progress)).is_err() {
             std::process::exit(1); // nobody reads any more: the parts stay for the next worker
         }

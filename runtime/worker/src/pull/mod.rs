@@ -26,7 +26,7 @@ use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
-use crate::report::Report;
+use crate::report::{self, Report};
 use crate::store::Store;
 use crate::{image_config, registries, unpack, users};
 use blob::Fetched as FetchedBlob;
@@ -178,7 +178,8 @@ impl Pull<'_> {
                 wanted.push_back(blob.clone());
             }
         }
-        for (digest, fetched) in self.fetch(wanted)? {
+        let downloads = self.fetch(wanted)?;
+        while let Some((digest, fetched)) = self.next(&downloads) {
             let fetched = fetched.context(|| format!("layer {digest}"))?;
             for (layer, blob) in layers.iter().zip(blobs).filter(|(_, blob)| blob.digest == digest) {
                 if self.store.layer(&layer.name).is_dir() {
@@ -196,6 +197,17 @@ impl Pull<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The next blob that is here; none once all are. A link that stalls meanwhile is told of, too.
+    fn next(&self, downloads: &mpsc::Receiver<Download>) -> Option<Download> {
+        loop {
+            match downloads.recv_timeout(report::PAUSE) {
+                Ok(download) => return Some(download),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.report.catch_up(),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+            }
+        }
     }
 
     /// Starts the downloads. What comes out of it ends once all are there. Whoever stops listening need not wait for

@@ -1,7 +1,5 @@
 //! Against a systemd of our own on a socket: what it says late, in another order, wrongly, or not at all.
 
-#![expect(clippy::disallowed_methods, reason = "systemd is somebody else: a thread plays it")]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
