@@ -4,6 +4,7 @@
 
 mod bundles;
 mod faults;
+mod formats;
 mod hostile;
 mod import;
 mod jail;

@@ -103,7 +103,8 @@ impl Registry {
         assert_eq!(head.second(), "201", "{}", String::from_utf8_lossy(&answer));
     }
 
-    fn push_manifest(&self, repository: &str, tag: &str, media_type: &str, manifest: &[u8]) -> String {
+    /// Uploads a manifest, whose blobs are there; gives its digest.
+    pub fn push_manifest(&self, repository: &str, tag: &str, media_type: &str, manifest: &[u8]) -> String {
         let path = format!("/v2/{repository}/manifests/{tag}");
         let (head, answer) = http::request(self.address, "PUT", &path, media_type, manifest)
             .expect("the registry takes manifests");

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use crate::failure::{Context, failure, invalid, io_failure};
 use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, ARCHITECTURE, Descriptor, Document};
+use crate::pull::platform;
 use crate::store::Store;
 use crate::{unpack, users};
 pub(crate) use spool::{Piece, digest_of_file, scatter};
@@ -289,8 +290,7 @@ fn one_of_many(failure: Failure, refused: &mut Vec<Failure>) -> Result<(), Failu
 /// Whether an image is for this node; old images do not say.
 fn is_ours(config: &[u8]) -> Result<bool, Failure> {
     let document = image_config::parse(config)?;
-    Ok(matches!(document.os.as_str(), "" | "linux")
-        && matches!(document.architecture.as_str(), "" | ARCHITECTURE))
+    Ok(platform::is_ours(&document.os, &document.architecture))
 }
 
 /// More than a tag: `registry/path:tag` or `name:tag`.

@@ -1,10 +1,13 @@
-//! Manifests and indexes, OCI's and Docker's: which media types we ask for, what is in them, which platform is ours.
+//! Manifests and indexes, OCI's and Docker's: which media types we ask for, what is in them.
 //! OCI image spec 1.1; Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
 
 use coracle_job::{Failure, FailureKind};
 use serde::Deserialize;
 
+use super::platform::Platform;
 use crate::failure::{failure, invalid};
+
+pub(crate) use super::platform::ARCHITECTURE;
 
 /// What we accept, in one header.
 pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
@@ -23,33 +26,10 @@ pub(crate) struct Descriptor {
     platform: Option<Platform>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-struct Platform {
-    #[serde(default)]
-    architecture: String,
-    #[serde(default)]
-    os: String,
-    #[serde(default)]
-    variant: String,
-}
-
 impl Descriptor {
     /// Whether it says no platform, or this node's.
     pub(crate) fn may_be_ours(&self) -> bool {
         self.platform.as_ref().is_none_or(|platform| platform.rank().is_some())
-    }
-}
-
-impl Platform {
-    /// How plain its variant is, the plainest 0; `None`: not for this node.
-    fn rank(&self) -> Option<u8> {
-        let is_ours = self.os == "linux" && self.architecture == ARCHITECTURE;
-        let variant = match self.variant.as_str() {
-            "" => 0,
-            "v8" | "v1" => 1,
-            _ => return None, // needs what not every board has
-        };
-        is_ours.then_some(variant)
     }
 }
 
@@ -113,10 +93,7 @@ fn is_layer(media_type: &str) -> bool {
     matches!(compression, Some("" | "+gzip" | "+zstd"))
 }
 
-/// Go's name for the architecture this program was built for.
-pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-
-/// This node's image in an index: Linux, our architecture, the lowest variant first (arm64 has v8, amd64 v1 to v4).
+/// This node's image in an index: Linux, and what this CPU runs best.
 pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
     let rank = |descriptor: &&Descriptor| descriptor.platform.as_ref().and_then(Platform::rank);
     let ours = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).min_by_key(rank);
@@ -131,26 +108,6 @@ pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn descriptor(os: &str, architecture: &str, variant: &str) -> Descriptor {
-        let platform = Platform { os: os.into(), architecture: architecture.into(), variant: variant.into() };
-        Descriptor { media_type: String::new(), digest: variant.into(), size: 1, platform: Some(platform) }
-    }
-
-    #[test]
-    fn the_plainest_image_of_this_platform_is_chosen() {
-        let other = if ARCHITECTURE == "amd64" { "arm64" } else { "amd64" };
-        let list = [
-            descriptor("windows", ARCHITECTURE, ""),
-            descriptor("linux", other, ""),
-            descriptor("linux", ARCHITECTURE, "v3"),
-            descriptor("linux", ARCHITECTURE, "v8"),
-            Descriptor { platform: None, ..descriptor("linux", ARCHITECTURE, "") },
-        ];
-        assert_eq!(choose(&list).unwrap(), &list[3]);
-        let error = choose(&list[..3]).unwrap_err();
-        assert!(error.message.starts_with("no match for platform in manifest"), "{error:?}");
-    }
 
     #[test]
     fn what_a_document_is_follows_from_its_members() {

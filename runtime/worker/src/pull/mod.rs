@@ -14,6 +14,7 @@ mod challenge;
 mod endpoint;
 mod floor;
 pub(crate) mod manifest;
+pub(crate) mod platform;
 mod sources;
 mod trouble;
 
@@ -83,9 +84,7 @@ impl Pull<'_> {
         let total = layers.iter().map(|layer| layer.size).fold(config.size, u64::saturating_add);
         let document = self.document(&format!("blobs/{}", config.digest), "*/*", &config.digest)?;
         let parsed = image_config::parse(&document.bytes)?;
-        if !matches!(parsed.os.as_str(), "" | "linux")
-            || !matches!(parsed.architecture.as_str(), "" | manifest::ARCHITECTURE)
-        {
+        if !platform::is_ours(&parsed.os, &parsed.architecture) {
             let text =
                 format!("no match for platform in manifest: it is {}/{}", parsed.os, parsed.architecture);
             return Err(failure(FailureKind::NotFound, text));
