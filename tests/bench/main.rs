@@ -4,6 +4,7 @@
 
 mod measure;
 mod plugins;
+mod pulls;
 
 use std::fmt::Write;
 

@@ -13,7 +13,7 @@ use coracle_tests::node::{self, Node};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{container, exec, host_pod, image_spec, pull};
 
-use crate::Row;
+use crate::{Row, pulls};
 
 /// Runs of each timed thing; design.md asks for at least this many.
 const RUNS: usize = 60;
@@ -28,7 +28,7 @@ pub(crate) fn all() -> Vec<Row> {
     idle(&mut rows);
     crowd(&mut rows);
     lives(&mut rows);
-    pulls(&mut rows);
+    pulls::measure(&mut rows);
     rows.push(Row { what: "installed size, all programs", budget: "6 MB", measured: installed() });
     rows
 }
@@ -156,62 +156,6 @@ fn lives(rows: &mut Vec<Row>) {
     let measured = format!("{cpu:.4} s (daemon and the children it waited for)");
     rows.push(Row { what: "CPU of one pod's life with 3 execs", budget: "0.02 s", measured });
     node.stop();
-}
-
-/// A pull of an image of many small files; smaller than design.md's, so that the bench stays short.
-fn pulls(rows: &mut Vec<Row>) {
-    const LAYERS: usize = 3;
-    const FILES: usize = 1000;
-    const FILE_BYTES: usize = 20_000;
-    let node = Node::start();
-    let registry = Registry::start(node.folder());
-    let mut layers = vec![Layer::new(&probe_entries(&node.probe()), Compression::Gzip)];
-    for layer in 0..LAYERS {
-        let entries: Vec<Entry> = (0..FILES)
-            .map(|file| Entry::file(&format!("f{layer}-{file}"), &noise(layer * FILES + file, FILE_BYTES)))
-            .collect();
-        layers.push(Layer::new(&entries, Compression::Gzip));
-    }
-    let packed: usize = layers.iter().map(|layer| layer.blob.len()).sum();
-    registry.push(&Image::of(layers), "many", "1");
-    let name = registry.name("many", "1");
-    let (mut times, mut peak) = (Vec::new(), 0);
-    for _ in 0..3 {
-        let client = node.another();
-        let begin = Instant::now();
-        std::thread::scope(|scope| {
-            let call = scope.spawn(|| client.pull_image(pull(&name)));
-            while !call.is_finished() {
-                let now: u64 = node.workers().iter().map(|worker| host::pss_kib(worker.pid)).sum();
-                peak = peak.max(now);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            call.join().expect("a client thread").expect("pull");
-        });
-        times.push(begin.elapsed());
-        node.remove_image(RemoveImageRequest { image: Some(image_spec(&name)) }).expect("remove");
-    }
-    let measured = format!(
-        "{} for {:.1} MB packed, {:.0} MB, {} files; peak {:.1} MB",
-        percentiles(times),
-        packed as f64 / 1e6,
-        (LAYERS * FILES * FILE_BYTES) as f64 / 1e6,
-        LAYERS * FILES,
-        peak as f64 / 1024.0
-    );
-    rows.push(Row { what: "pull + unpack, loopback", budget: "3 s, 16 MB (for 110 MB)", measured });
-    node.stop();
-}
-
-/// Bytes that gzip packs to about a half, always the same for one seed.
-fn noise(seed: usize, bytes: usize) -> Vec<u8> {
-    let mut state = seed as u64 + 0x9e37_79b9_7f4a_7c15;
-    (0..bytes)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            b'a' + (state >> 60) as u8
-        })
-        .collect()
 }
 
 /// `p50 / p99` in milliseconds.
