@@ -13,10 +13,14 @@ SUITES := house lifecycle nri images network faults crictl packaging kubelet str
 # Those that run in guests: in each `make test`, and beside them in `make test-qemu`.
 GUEST_SUITES := lifecycle inside
 MORE_GUEST_SUITES := nri images network faults conformance
-# Where this tree and cargo's sources lie is kept out of the programs: two checkouts give the same bytes.
+# Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
+# programs, so that two checkouts on two machines give the same bytes. The last as rustc itself names them where they are not.
 CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
-REMAP := ["--remap-path-prefix=$(CURDIR)=/coracle","--remap-path-prefix=$(CARGO_SOURCES)=/cargo"]
-RELEASE := cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(REMAP)'
+STD_SOURCES = $(realpath $(shell rustc --print sysroot))/lib/rustlib/src/rust
+STD_NAME = /rustc/$(shell rustc -vV | sed -n 's/^commit-hash: //p')
+REMAP = $(CURDIR)=/coracle $(CARGO_SOURCES)=/cargo $(STD_SOURCES)=$(STD_NAME)
+RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
+RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
 .PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross dist edge-image edge-run edge-test cross-check clean
