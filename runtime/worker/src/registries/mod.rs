@@ -35,7 +35,11 @@ pub(crate) const SUBCOMMAND: &str = "check-registries";
 /// Serves [`SUBCOMMAND`].
 pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(file) = arguments.next() else { return ExitCode::FAILURE };
-    let (_, problems) = file::load(Path::new(&file));
+    let problems = match std::fs::read_to_string(&file) {
+        Ok(text) => file::parse(&Path::new(&file).to_string_lossy(), &text).1,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => vec![format!("{}: {error}", Path::new(&file).display())],
+    };
     for problem in &problems {
         println!("{problem}");
     }
