@@ -1,6 +1,7 @@
 # Runs the suite that the kernel's command line names, and says how it ended: `CORACLE_SUITE=NAME`, with `CORACLE_TESTS=A,B`
 # for some of its tests and any other `CORACLE_…=…` for the suite itself. What hangs is the harness' to notice.
-export PATH=/opt/tools/bin:/bin:/sbin:/usr/bin:/usr/sbin CORACLE_BIN_DIR=/opt CORACLE_TOOLS_DIR=/opt/tools RUST_BACKTRACE=0
+# Debian's programs before busybox, whose nsenter would run its own ip.
+export PATH=/opt/tools/bin:/usr/bin:/usr/sbin:/bin:/sbin CORACLE_BIN_DIR=/opt CORACLE_TOOLS_DIR=/opt/tools RUST_BACKTRACE=0
 for word in $(cat /proc/cmdline); do
   case $word in CORACLE_*=*) export "$word" ;; esac
 done
