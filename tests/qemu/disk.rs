@@ -94,7 +94,7 @@ impl Tree {
         self.write("etc/machine-id", "");
         // The unit that is packaged, but for where guests have their programs.
         let unit = include_str!("../../packaging/systemd/coracle.service");
-        self.write("etc/systemd/system/coracle.service", &unit.replace("/usr/bin/", "/opt/"));
+        self.write("etc/systemd/system/coracle.service", unit.replace("/usr/bin/", "/opt/"));
         self.write("etc/systemd/system/suite.service", include_str!("systemd/suite.service"));
         self.write("etc/systemd/system/default.target", include_str!("systemd/default.target"));
     }

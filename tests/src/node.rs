@@ -116,7 +116,7 @@ impl Node {
             is_stopped: false,
             folder,
         };
-        node.write_config(&options.config);
+        node.rewrite_config(&options.config);
         if options.bridge {
             node.write_bridge();
         }
@@ -488,10 +488,6 @@ impl Node {
 
     /// Another configuration, for the next start or SIGHUP. It may say more under a heading of the usual one.
     pub fn rewrite_config(&self, more: &str) {
-        self.write_config(more);
-    }
-
-    fn write_config(&self, more: &str) {
         let more = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
         let text = crate::config::text(&more, &self.folder);
         fs::write(self.folder.join("config.toml"), text).expect("the node's configuration");
