@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{PodSandboxStatusRequest, StopContainerRequest, VersionRequest};
 use coracle_tests::host;
-use coracle_tests::node::{DEFAULT_NETWORK, Node, Options};
-use coracle_tests::request::{bridge_pod, container, create, exec};
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec};
 
 fn main() {
     let begin = Instant::now();

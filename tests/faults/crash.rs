@@ -10,8 +10,8 @@ use coracle_tests::cri::proto::{
     StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::{DEFAULT_NETWORK, Node, Options};
-use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, run};
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec, host_pod, run};
 
 /// How many moments of the life are tried; the number.
 const MOMENTS: u32 = 30;

@@ -12,9 +12,9 @@ use coracle_tests::cri::proto::{
     UpdateRuntimeConfigRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::{DEFAULT_NETWORK, Node, Options};
+use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::free_address;
-use coracle_tests::request::bridge_pod;
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod};
 use serde_json::{Value, json};
 
 use crate::is_ready;

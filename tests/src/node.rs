@@ -40,10 +40,6 @@ pub struct Options {
     pub state: Option<PathBuf>,
 }
 
-/// The network that needs no CNI configuration, on a bridge and a subnet of the node's own.
-pub const DEFAULT_NETWORK: &str =
-    "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"SUBNET.0/24\"]\n";
-
 /// A running daemon and everything it may touch.
 pub struct Node {
     folder: PathBuf,

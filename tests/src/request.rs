@@ -65,6 +65,10 @@ fn pod(name: &str, network: NamespaceMode) -> PodSandboxConfig {
     }
 }
 
+/// The network that needs no CNI configuration, on a bridge and a subnet of the node's own.
+pub const DEFAULT_NETWORK: &str =
+    "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"SUBNET.0/24\"]\n";
+
 /// RunPodSandbox with the default handler.
 pub fn run(config: &PodSandboxConfig) -> RunPodSandboxRequest {
     RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() }
