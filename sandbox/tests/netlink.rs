@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_sandbox::netlink::{
     self, Batch, Bridge, Hook, Network, Protocol, Route, Rule, Rules, Scope, Socket, Veth,
@@ -157,6 +157,11 @@ fn rules_are_added_together_and_removed_by_their_owner() {
         batch.add_address(lo, network("fd00::1/128"), false);
         node.run(batch).unwrap();
         let listener = TcpListener::bind(("::", 81)).unwrap();
+        // The kernel makes the local route of an address of IPv6 a moment later.
+        let end = Instant::now() + Duration::from_secs(10);
+        while !answers("[fd00::1]:81") {
+            assert!(Instant::now() < end, "the address is not good");
+        }
         firewall.remove_rules("boat", "one").expect("no table is as good");
         let add = |owner: &str, port: u16, target: &str| {
             let target: IpAddr = target.parse().unwrap();
