@@ -175,7 +175,7 @@ pub(crate) fn program(config: &Config, name: &str) -> PathBuf {
 }
 
 /// A default network that could not be is refused here, where its keys are known, not at the first pod.
-fn network_options(config: &Config) -> Result<network::Options, Error> {
+pub(crate) fn network_options(config: &Config) -> Result<network::Options, Error> {
     let default = match config.network.default {
         DefaultNetwork::None => None,
         DefaultNetwork::Builtin => {

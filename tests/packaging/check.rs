@@ -75,12 +75,12 @@ fn the_network_is_told_with_its_plugins() {
     let folder = Folder::new("cni");
     let (_, text) = check(&folder, &own(&folder), &[]);
     assert!(text.contains("degraded  CNI network: no CNI configuration file in "), "{text}");
-    let list = r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge"},{"type":"portmap"}]}"#;
+    let list = r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"macvlan"},{"type":"tuning"}]}"#;
     folder.write("cni/10-pods.conflist", list);
-    folder.write("bin/bridge", "");
+    folder.write("bin/macvlan", "");
     let (is_fine, text) = check(&folder, &own(&folder), &[]);
     assert!(text.contains("have      CNI network: network pods of "), "{text}");
-    assert!(text.contains("degraded  CNI plugins: no portmap; "), "{text}");
+    assert!(text.contains("degraded  CNI plugins: no tuning; "), "{text}");
     assert!(is_fine, "pods on the node's network run all the same: {text}");
 }
 

@@ -13,7 +13,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::config::Config;
-use crate::daemon::program;
+use crate::daemon::{network_options, program};
 use crate::network;
 
 /// 2026-01-01: no node that runs this build lives before it, but one without a real-time clock believes so.
@@ -47,7 +47,9 @@ const BAD: [&str; 11] =
 pub(super) fn needs(config: &Config) -> Vec<Need> {
     let mounts = text("/proc/self/mounts");
     let (root, state) = (Place::of(&config.root, &mounts), Place::of(&config.state, &mounts));
-    let survey = network::survey(&config.cni.conf_dir, &config.cni.bin_dirs);
+    let survey = network_options(config)
+        .map_err(|error| error.to_string())
+        .and_then(|options| network::survey(&options));
     let alive = |path: &Path| UnixStream::connect(path).is_ok();
     let is_serving = alive(&config.listen);
     let others: Vec<_> = OTHERS.into_iter().filter(|(_, path)| alive(Path::new(path))).collect();
@@ -210,7 +212,8 @@ fn idmapped(root: &Place) -> Need {
 
 fn cni_network(survey: &Result<network::Survey, String>) -> Need {
     let found = match survey {
-        Ok(network) => format!("network {} of {}", network.name, network.file.display()),
+        Ok(network::Survey { name, file: Some(file), .. }) => format!("network {name} of {}", file.display()),
+        Ok(network) => network.name.clone(),
         Err(why) => why.clone(),
     };
     let without = "NetworkReady is false: the kubelet runs only pods on the node's network";

@@ -96,19 +96,24 @@ impl Recorded {
 pub(crate) struct Survey {
     /// Its name.
     pub(crate) name: String,
-    /// The file that it is from.
-    pub(crate) file: PathBuf,
-    /// Types of its plugins that are in no directory.
+    /// The file that it is from; none for the built-in default.
+    pub(crate) file: Option<PathBuf>,
+    /// Types of its plugins that are neither built in nor in any directory.
     pub(crate) missing: Vec<String>,
 }
 
 /// Looks once, for `coracle check`. `Err`: why there is no network.
-pub(crate) fn survey(conf_dir: &Path, bin_dirs: &[PathBuf]) -> Result<Survey, String> {
+pub(crate) fn survey(options: &Options) -> Result<Survey, String> {
+    let conf_dir = &options.conf_dir;
     let (list, status) = directory::settle(None, directory::scan(conf_dir), conf_dir);
-    let Some(list) = list else { return Err(status.err().unwrap_or_default()) };
-    let is_missing = |kind: &String| !bin_dirs.iter().any(|dir| dir.join(kind).is_file());
-    let missing = list.plugins().into_iter().filter(is_missing).collect();
-    Ok(Survey { name: list.name.clone(), file: conf_dir.join(&list.file), missing })
+    let Some(list) = list else {
+        let built_in = Survey { name: "built in".into(), file: None, missing: Vec::new() };
+        return options.default.as_ref().map(|_| built_in).ok_or(status.err().unwrap_or_default());
+    };
+    let is_built_in = options.needs_no_program(&list);
+    let is_there = |kind: &String| options.bin_dirs.iter().any(|dir| dir.join(kind).is_file());
+    let missing = list.plugins().into_iter().filter(|kind| !is_built_in && !is_there(kind)).collect();
+    Ok(Survey { name: list.name.clone(), file: Some(conf_dir.join(&list.file)), missing })
 }
 
 /// Where configuration and plugins are, and what is there without.
@@ -122,6 +127,18 @@ pub(crate) struct Options {
     pub(crate) runs_built_in: bool,
     /// The network of a node without any configuration.
     pub(crate) default: Option<DefaultNetwork>,
+}
+
+impl Options {
+    /// Whether the built-in plugins carry out `list`.
+    fn needs_no_program(&self, list: &List) -> bool {
+        let pod = Attachment {
+            container_id: "a".to_owned(),
+            interface: plan::INTERFACE.to_owned(),
+            ..Attachment::default()
+        };
+        self.runs_built_in && builtin::fits(&list.text, &pod).is_ok()
+    }
 }
 
 /// The node's one CNI network.
@@ -224,12 +241,7 @@ impl Network {
 
     /// Whether nobody needs to be asked if the plugins of `list` are ready: they are ours.
     fn is_ready_as_it_is(&self, list: &List) -> bool {
-        let pod = Attachment {
-            container_id: "a".to_owned(),
-            interface: plan::INTERFACE.to_owned(),
-            ..Attachment::default()
-        };
-        self.options.runs_built_in && builtin::fits(&list.text, &pod).is_ok()
+        self.options.needs_no_program(list)
     }
 
     /// Pods of an earlier boot are detached, as well as could be: from now on pods may be attached.
