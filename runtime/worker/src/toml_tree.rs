@@ -203,7 +203,7 @@ impl Reader<'_> {
         let is_number = bare.starts_with(|letter: char| letter.is_ascii_digit() || "+-".contains(letter));
         let is_one = bare.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-_.:".contains(&byte));
         let is_word = matches!(bare, "true" | "false" | "inf" | "nan");
-        if !is_word && !(is_number && is_one) {
+        if !(is_word || is_number && is_one) {
             return Err(self.problem("expected a value: text stands in quotes"));
         }
         self.rest = rest;
