@@ -76,7 +76,7 @@ impl Pods {
         let Ok((_, unit)) = cgroup.slice_and_scope() else { return };
         let end = Instant::now() + FORGET_LIMIT;
         let mut pause = Duration::from_millis(1);
-        while self.node.cgroups.exists(cgroup) {
+        while self.node.cgroups.is_tracked(cgroup) {
             if Instant::now() >= end {
                 let (unit, command) = (unit.to_owned(), ScopeCommand::Stop);
                 let job = ScopeJob { unit, command, properties: Vec::new() };

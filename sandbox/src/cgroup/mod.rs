@@ -136,6 +136,11 @@ impl Cgroups {
         self.mounts().into_iter().any(|mount| path.below(mount).is_dir())
     }
 
+    /// Whether its directory is there by which its processes are found: the one that systemd takes away where it is its own.
+    pub fn is_tracked(&self, path: &CgroupPath) -> bool {
+        self.tracking_directory(path).is_dir()
+    }
+
     /// Removes the cgroup where nothing is in it any more; one that others still use stays.
     ///
     /// # Errors
