@@ -11,7 +11,7 @@ _coracle() {
         *:serve:*) words="--config --root --state --listen --log-level --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         *:check:*) words="--json --config --root --state --listen --log-level --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         2:config:*) words="default check" ;;
-        2:image:*) words="import list pin unpin remove" ;;
+        2:image:*) words="import export list explain check pin unpin remove" ;;
         *:config:check) words="--config --root --state --listen --log-level --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         *:image:remove) words="--force" ;;
         *:image:import) COMPREPLY=($(compgen -f -- "$word")); return ;;
