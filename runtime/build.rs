@@ -1,7 +1,7 @@
 //! Compiles `proto/cri.proto` with protox, so that no `protoc` is needed (Debian 12's is too old for the CRI).
-//! Server side only: the tests compile the same file for their client. And how the daemon is linked: see `targets/link.rs`.
+//! Server side only: the tests compile the same file for their client. And how the daemon is linked: see `targets/link.inc`.
 
-include!("../targets/link.rs");
+include!("../targets/link.inc");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const PROTO: &str = "proto/cri.proto";

@@ -1,6 +1,6 @@
-//! How the worker is linked: see `targets/link.rs`.
+//! How the worker is linked: see `targets/link.inc`.
 
-include!("../../targets/link.rs");
+include!("../../targets/link.inc");
 
 fn main() {
     leave_out_unwind_tables("../../targets/no-unwind.ld");
