@@ -4,14 +4,11 @@ use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
     ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest, ListPodSandboxStatsRequest,
-    RemoveContainerRequest, RemoveImageRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
+    RemoveContainerRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
 };
 use coracle_tests::host;
-use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{self, Node};
-use coracle_tests::registry::Registry;
-use coracle_tests::request::{container, exec, host_pod, image_spec, pull};
+use coracle_tests::request::{container, exec, host_pod};
 
 use crate::{Row, pulls};
 
@@ -103,6 +100,17 @@ fn watched(node: &Node, rows: &mut Vec<Row>) {
     let measured =
         format!("{:.3} s (daemon and the children it waited for), PSS {grown:+} KiB", used.as_secs_f64());
     rows.push(Row { what: "a minute of relists and stats with 50 pods, CPU", budget: "0.15 s", measured });
+    let pss = host::pss_kib(node.pid());
+    for second in 0..30 * SECONDS {
+        node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
+        node.list_containers(ListContainersRequest::default()).expect("list");
+        if second % 10 == 0 {
+            node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
+            node.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).expect("stats");
+        }
+    }
+    let measured = format!("{:+} KiB", host::pss_kib(node.pid()) as i64 - pss as i64);
+    rows.push(Row { what: "PSS after half an hour's calls of that kind, in a row", budget: "0", measured });
     for _ in 0..RUNS {
         let begin = Instant::now();
         node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");

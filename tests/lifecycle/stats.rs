@@ -1,9 +1,12 @@
 //! Statistics against workloads whose size is known.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use coracle_tests::cri::proto::{
     ContainerStats, ContainerStatsFilter, ContainerStatsRequest, ListContainerStatsRequest,
-    ListPodSandboxStatsRequest, PodSandboxStatsFilter, PodSandboxStatsRequest, StopPodSandboxRequest,
-    UInt64Value,
+    ListPodSandboxStatsRequest, PodSandboxStatsFilter, PodSandboxStatsRequest, PodSandboxStatusRequest,
+    StopPodSandboxRequest, UInt64Value,
 };
 use coracle_tests::host::{wait_for, wait_until};
 use coracle_tests::node::Node;
@@ -124,6 +127,30 @@ fn a_pod_has_its_cgroup_its_interfaces_and_its_containers() {
         .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() })
         .expect("stopped");
     assert_eq!(list(""), 0, "it is not ready any more");
+    stage.node.stop();
+}
+
+#[test]
+fn what_a_pod_has_sent_and_received_is_counted() {
+    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("sends"));
+    stage.run(&stage.config("echo", &["echo", "0.0.0.0:7007"]));
+    let request = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), verbose: false };
+    let status = stage.node.pod_sandbox_status(request).expect("status").status.expect("a status");
+    let address = format!("{}:7007", status.network.expect("a network").ip);
+    let mut client = wait_for("it listens", || TcpStream::connect(&address).ok());
+    let mut piece = [0; 16 << 10];
+    for _ in 0..MIB as usize / piece.len() {
+        client.write_all(&piece).expect("sent");
+        client.read_exact(&mut piece).expect("received");
+    }
+    let request = PodSandboxStatsRequest { pod_sandbox_id: stage.pod_id.clone() };
+    let stats = stage.node.pod_sandbox_stats(request).expect("stats").stats.expect("stats");
+    let network = stats.linux.expect("Linux").network.expect("a network of its own");
+    let interface = network.default_interface.expect("an interface");
+    for (what, bytes) in [("sent", interface.tx_bytes), ("received", interface.rx_bytes)] {
+        let bytes = value(bytes);
+        assert!((MIB..MIB + MIB / 4).contains(&bytes), "{what}: {bytes}");
+    }
     stage.node.stop();
 }
 
