@@ -99,11 +99,6 @@ impl Kubelet {
         Kubelet { child, parent, _turn: turn, folder, read_only_port }
     }
 
-    /// What eviction and `kubectl top` are decided by, as the kubelet itself tells it.
-    fn summary(&self) -> Option<Value> {
-        serde_json::from_str(&self.get("/stats/summary")?).ok()
-    }
-
     fn get(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.read_only_port)).ok()?;
         stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
@@ -291,55 +286,4 @@ fn the_kubelets_cadvisor_finds_names_where_containerd_would_be() {
     kubelet.stop();
     node.stop();
     fs::remove_dir_all(folder).expect("ours");
-}
-
-/// A file system of memory, gone with the test. cAdvisor knows its numbers on any machine; those of a disk only where it
-/// finds the partition, which it does not in many containers.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn mount(name: &str) -> Tmpfs {
-        let path = std::env::temp_dir().join(format!("coracle-kubelet-{name}-{}", std::process::id()));
-        fs::create_dir(&path).expect("a folder");
-        let options = Some("size=256m,mode=755");
-        let flags = nix::mount::MsFlags::empty();
-        nix::mount::mount(Some("tmpfs"), &path, Some("tmpfs"), flags, options).expect("a tmpfs");
-        Tmpfs(path)
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
-/// The numbers that the kubelet evicts by: of the image file system, of a pod's memory, of what a container writes.
-#[test]
-fn the_kubelet_sees_what_eviction_is_decided_by() {
-    let disk = Tmpfs::mount("eviction");
-    let node = Node::with(Options { root: Some(disk.0.join("root")), ..Options::default() });
-    let image = node.import_probe();
-    let kubelet = Kubelet::start(&node, &Numbers::Cri);
-    kubelet.write("writes", &image, "fill, /tmp/file, \"20\"", "");
-    let summary = wait(&kubelet, "what the container has written is told", || {
-        kubelet.summary().filter(|summary| {
-            summary["pods"][0]["containers"][0]["rootfs"]["usedBytes"].as_u64() >= Some(20 << 20)
-        })
-    });
-    let container = &summary["pods"][0]["containers"][0];
-    assert_eq!(
-        (&container["name"], &summary["pods"][0]["podRef"]["name"]),
-        (&"main".into(), &"writes-node".into())
-    );
-    assert!(container["memory"]["workingSetBytes"].as_u64() > Some(0), "{container}");
-    let images = &summary["node"]["runtime"]["imageFs"];
-    assert_eq!(images["capacityBytes"].as_u64(), Some(256 << 20), "{images}");
-    let used = images["usedBytes"].as_u64().expect("a number");
-    assert!((1 << 20..64 << 20).contains(&used), "{images}");
-    kubelet.remove("writes");
-    wait_until_nothing_runs(&kubelet, &node);
-    kubelet.stop();
-    node.stop();
 }

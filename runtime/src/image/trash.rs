@@ -170,7 +170,7 @@ fn workers_own(dir: &Path) -> Vec<PathBuf> {
     list(dir).into_iter().filter(|name| name.contains('-')).map(|name| dir.join(name)).collect()
 }
 
-/// Parts beyond the newest `bytes_max` bytes.
+/// Parts beyond the newest `bytes_max` bytes; an empty one is worth nothing, and takes an inode.
 fn oldest_parts(dir: &Path, bytes_max: u64) -> Vec<PathBuf> {
     let mut parts: Vec<(SystemTime, u64, PathBuf)> = list(dir)
         .into_iter()
@@ -185,7 +185,7 @@ fn oldest_parts(dir: &Path, bytes_max: u64) -> Vec<PathBuf> {
     let mut bytes = 0_u64;
     let is_beyond = |(_, length, _): &(SystemTime, u64, PathBuf)| {
         bytes = bytes.saturating_add(*length);
-        bytes > bytes_max
+        bytes > bytes_max || *length == 0
     };
     let beyond: Vec<bool> = parts.iter().map(is_beyond).collect();
     parts.into_iter().zip(beyond).filter(|(_, beyond)| *beyond).map(|((_, _, path), _)| path).collect()
