@@ -151,6 +151,9 @@ fn what_a_pod_has_sent_and_received_is_counted() {
         let bytes = value(bytes);
         assert!((MIB..MIB + MIB / 4).contains(&bytes), "{what}: {bytes}");
     }
+    // The connection is open still: for the kernel a reason to keep the pod's namespace and link, for a minute.
+    stage.node.remove_pod(&stage.pod_id);
+    wait_until("nothing of it is left", || stage.node.rests().is_empty());
     stage.node.stop();
 }
 

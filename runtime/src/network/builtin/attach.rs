@@ -2,7 +2,8 @@
 //!
 //! The calls to the kernel are short and made in line. Removing a link would wait for tens of milliseconds: it is only
 //! switched off here, so that its address answers nobody; the kernel removes the pair when the pod's namespace ends,
-//! which is the next step of a pod's way down.
+//! which is the next step of a pod's way down. A connection that a peer has not closed keeps the namespace for a minute: a
+//! pair that is still there a moment later is removed the slow way.
 //! Rules: bridge, ptp 1.1.1; what is derived from the pod's id is the name of the node's end, `veth` and 11 digits.
 
 use std::fs;
@@ -19,10 +20,12 @@ use super::lease::{Lease, Leases};
 use super::rules::{self, Netfilter};
 use super::{failed, result};
 use crate::error::{Error, Kind};
-use crate::reactor;
+use crate::{log, reactor};
 
 /// How long the kernel may take to let packets through a new pair: it does so in a millisecond.
 const RUNNING_LIMIT: Duration = Duration::from_secs(3);
+/// What the kernel gets to take a namespace apart: 20 to 60 ms.
+const LINGER: Duration = Duration::from_millis(250);
 /// Digits of the pod's id in its link's name, with which the longest name is reached.
 const NAME_DIGITS: usize = 11;
 
@@ -93,11 +96,25 @@ pub(super) async fn del(
         batch.set_down(link);
     }
     Socket::route()?.run(batch)?;
+    reactor::spawn(remove_lingering(link_name(attachment))).detach();
     if !plan.ipam.directory.is_dir() {
         return Ok(());
     }
     let store = Leases::lock(&plan.ipam.directory).await?;
     store.release(&attachment.container_id, &attachment.interface, &made.addresses)
+}
+
+/// Removes the node's end of a pair whose namespace did not end with its pod.
+async fn remove_lingering(name: String) {
+    reactor::sleep(LINGER).await;
+    if !Path::new("/sys/class/net").join(&name).exists() {
+        return;
+    }
+    let mut batch = Batch::default();
+    batch.remove_link(&name);
+    if let Err(error) = Socket::route().and_then(|socket| socket.run(batch)) {
+        log::warn!("a pod's link stays until its last connection ends"; link = name, error = error);
+    }
 }
 
 /// The bridge with its addresses, made where it is not there.
