@@ -63,7 +63,7 @@ pub fn needs(config: Option<String>) -> Result<Vec<Need>, Error> {
 /// # Errors
 /// [`Error::Kernel`] where the kernel does not tell its version.
 pub fn has_recursive_read_only() -> Result<bool, Error> {
-    Ok(Kernel::look()?.since(5, 12) == State::Have)
+    Ok(version(&release()?) >= (5, 12))
 }
 
 /// Whether pods can have user namespaces of their own, with layers in `layers`: `Err` says what is missing.
@@ -71,9 +71,9 @@ pub fn has_recursive_read_only() -> Result<bool, Error> {
 /// # Errors
 /// The kernel's version, or what it cannot do.
 pub fn user_namespaces(layers: &Path) -> Result<(), String> {
-    let kernel = Kernel::look().map_err(|error| error.to_string())?;
+    let release = release().map_err(|error| error.to_string())?;
     // Before, an overlay takes no layer whose owners are mapped.
-    if kernel.since(5, 19) != State::Have {
+    if version(&release) < (5, 19) {
         return Err("they need Linux 5.19".to_owned());
     }
     userns::check(layers).map_err(|error| error.to_string())
@@ -192,6 +192,13 @@ static ROWS: [Row; 38] = [
         |kernel| if kernel.is_v2() { State::Have } else { kernel.since(5, 15) }),
 ];
 
+/// What `uname -r` says.
+fn release() -> Result<String, Error> {
+    let name =
+        nix::sys::utsname::uname().map_err(|errno| Error::kernel("ask", "the kernel's version", errno))?;
+    Ok(name.release().to_string_lossy().into_owned())
+}
+
 /// What was read of this kernel once.
 struct Kernel {
     version: (u32, u32),
@@ -206,12 +213,10 @@ struct Kernel {
 
 impl Kernel {
     fn look() -> Result<Self, Error> {
-        let name = nix::sys::utsname::uname()
-            .map_err(|errno| Error::kernel("ask", "the kernel's version", errno))?;
-        let release = name.release().to_string_lossy().into_owned();
+        let release = release()?;
         let listed = |list: &str| text(&format!("/lib/modules/{release}/modules.{list}"));
         Ok(Self {
-            version: parse_version(&release),
+            version: version(&release),
             filesystems: text("/proc/filesystems"),
             cgroups: Cgroups::probe().ok(),
             modules: listed("builtin") + &listed("dep"),
@@ -276,7 +281,7 @@ impl Kernel {
 }
 
 /// `6.1.0-18-arm64` → (6, 1); what is not a version is older than everything.
-fn parse_version(release: &str) -> (u32, u32) {
+fn version(release: &str) -> (u32, u32) {
     let mut numbers =
         release.split(|character: char| !character.is_ascii_digit()).map(|part| part.parse().ok());
     (numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0))
@@ -323,7 +328,7 @@ mod tests {
             ("99999999999.1", (0, 1)),
         ];
         for (release, expected) in table {
-            assert_eq!(parse_version(release), expected, "{release}");
+            assert_eq!(version(release), expected, "{release}");
         }
     }
 
