@@ -3,6 +3,7 @@
 //! Rules: CRI sections 2.22 and 2.24; Documentation/admin-guide/cgroup-v2.rst; Documentation/accounting/psi.rst.
 
 use super::files::{names_gone, read};
+use super::gauge::lines;
 use super::{CgroupPath, Cgroups, Version};
 use crate::Error;
 
@@ -154,35 +155,32 @@ impl Reader<'_> {
     }
 }
 
-/// The number on the line `PREFIXKEY NUMBER`.
-fn value(text: &str, prefix: &str, key: &str) -> Option<u64> {
-    text.lines()
-        .filter_map(|line| line.strip_prefix(prefix)?.strip_prefix(key)?.strip_prefix(' '))
-        .find_map(|number| number.trim().parse().ok())
-}
-
 fn v1(reader: &Reader<'_>) -> Result<Detail, Error> {
     let cpu = reader.text("cpu", "cpu.stat")?.unwrap_or_default();
     let accounted = reader.text("cpuacct", "cpuacct.stat")?.unwrap_or_default();
     let memory = reader.text("memory", "memory.stat")?.unwrap_or_default();
     let oom = reader.text("memory", "memory.oom_control")?.unwrap_or_default();
-    let ticks = |key| value(&accounted, "", key).map(|ticks| ticks.saturating_mul(1_000_000 / USER_HZ));
-    let of_memory = |key| value(&memory, "total_", key);
+    let ticks = lines(&accounted, &["user", "system"]);
+    let [user_us, system_us] = ticks.map(|ticks| Some(ticks?.saturating_mul(1_000_000 / USER_HZ)));
+    let [periods, throttled_periods, throttled_ns] =
+        lines(&cpu, &["nr_periods", "nr_throttled", "throttled_time"]);
+    let [cache_bytes, mapped_bytes, faults, major_faults] =
+        lines(&memory, &["total_cache", "total_mapped_file", "total_pgfault", "total_pgmajfault"]);
     let bytes = reader.text("blkio", "blkio.throttle.io_service_bytes_recursive")?.unwrap_or_default();
     let operations = reader.text("blkio", "blkio.throttle.io_serviced_recursive")?.unwrap_or_default();
     Ok(Detail {
-        user_us: ticks("user"),
-        system_us: ticks("system"),
-        periods: value(&cpu, "", "nr_periods"),
-        throttled_periods: value(&cpu, "", "nr_throttled"),
-        throttled_us: value(&cpu, "", "throttled_time").map(|ns| ns / 1000),
-        cache_bytes: of_memory("cache"),
-        mapped_bytes: of_memory("mapped_file"),
+        user_us,
+        system_us,
+        periods,
+        throttled_periods,
+        throttled_us: throttled_ns.map(|ns| ns / 1000),
+        cache_bytes,
+        mapped_bytes,
         kernel_bytes: reader.number("memory", "memory.kmem.usage_in_bytes")?,
         peak_bytes: reader.number("memory", "memory.max_usage_in_bytes")?,
         failures: reader.number("memory", "memory.failcnt")?,
-        faults: of_memory("pgfault").zip(of_memory("pgmajfault")),
-        oom_kills: value(&oom, "", "oom_kill"),
+        faults: faults.zip(major_faults),
+        oom_kills: lines(&oom, &["oom_kill"])[0],
         tasks_max: reader.number("pids", "pids.max")?,
         io: v1_io(&bytes, &operations),
         hugepages: Vec::new(),
@@ -195,22 +193,25 @@ fn v2(reader: &Reader<'_>) -> Result<Detail, Error> {
     let memory = reader.text("memory", "memory.stat")?.unwrap_or_default();
     let events = reader.text("memory", "memory.events")?.unwrap_or_default();
     let io = reader.text("io", "io.stat")?.unwrap_or_default();
-    let of_cpu = |key| value(&cpu, "", key);
-    let of_memory = |key| value(&memory, "", key);
+    let [user_us, system_us, periods, throttled_periods, throttled_us] =
+        lines(&cpu, &["user_usec", "system_usec", "nr_periods", "nr_throttled", "throttled_usec"]);
+    let [cache_bytes, mapped_bytes, kernel, slab, faults, major_faults] =
+        lines(&memory, &["file", "file_mapped", "kernel", "slab", "pgfault", "pgmajfault"]);
+    let [failures, oom_kills] = lines(&events, &["max", "oom_kill"]);
     Ok(Detail {
-        user_us: of_cpu("user_usec"),
-        system_us: of_cpu("system_usec"),
-        periods: of_cpu("nr_periods"),
-        throttled_periods: of_cpu("nr_throttled"),
-        throttled_us: of_cpu("throttled_usec"),
-        cache_bytes: of_memory("file"),
-        mapped_bytes: of_memory("file_mapped"),
+        user_us,
+        system_us,
+        periods,
+        throttled_periods,
+        throttled_us,
+        cache_bytes,
+        mapped_bytes,
         // One number since Linux 5.18, parts of it before.
-        kernel_bytes: of_memory("kernel").or_else(|| of_memory("slab")),
+        kernel_bytes: kernel.or(slab),
         peak_bytes: reader.number("memory", "memory.peak")?,
-        failures: value(&events, "", "max"),
-        faults: of_memory("pgfault").zip(of_memory("pgmajfault")),
-        oom_kills: value(&events, "", "oom_kill"),
+        failures,
+        faults: faults.zip(major_faults),
+        oom_kills,
         tasks_max: reader.number("pids", "pids.max")?,
         io: io.lines().filter_map(v2_io).collect(),
         hugepages: Vec::new(),

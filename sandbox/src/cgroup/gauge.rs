@@ -228,7 +228,7 @@ fn memory(usage_bytes: u64, limit_bytes: Option<u64>, stat: &[Option<u64>; 6]) -
 }
 
 /// The numbers behind these keys, in one walk over `KEY NUMBER` lines.
-fn lines<const N: usize>(text: &str, keys: &[&str; N]) -> [Option<u64>; N] {
+pub(super) fn lines<const N: usize>(text: &str, keys: &[&str; N]) -> [Option<u64>; N] {
     let mut found = [None; N];
     for (key, number) in text.lines().filter_map(|line| line.split_once(' ')) {
         if let Some(at) = keys.iter().position(|wanted| *wanted == key) {
