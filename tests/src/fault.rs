@@ -189,20 +189,7 @@ impl Shared {
         fault: &Fault,
         index: usize,
     ) -> std::io::Result<()> {
-        let mut upstream = http::connect(self.upstream)?;
-        write!(upstream, "{}\r\n", head.first)?;
-        for (name, value) in &head.headers {
-            if !matches!(name.as_str(), "connection" | "authorization") {
-                write!(upstream, "{name}: {value}\r\n")?;
-            }
-        }
-        write!(upstream, "connection: close\r\n\r\n")?;
-        let mut reader = BufReader::new(upstream);
-        let reply = http::read_head(&mut reader)?;
-        let mut body = Vec::new();
-        if !head.first.starts_with("HEAD") {
-            reader.read_to_end(&mut body)?;
-        }
+        let (reply, mut body) = http::pass_on(self.upstream, head)?;
         let middle = body.len() / 2;
         match fault {
             Fault::Flip => body[middle] ^= 1,

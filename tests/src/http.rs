@@ -58,6 +58,25 @@ pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
+/// Passes a request without a body on to `upstream`, without the credentials that were for whoever passes it; the whole answer.
+pub fn pass_on(upstream: SocketAddr, request: &Head) -> io::Result<(Head, Vec<u8>)> {
+    let mut upstream = connect(upstream)?;
+    write!(upstream, "{}\r\n", request.first)?;
+    for (name, value) in &request.headers {
+        if !matches!(name.as_str(), "connection" | "authorization") {
+            write!(upstream, "{name}: {value}\r\n")?;
+        }
+    }
+    write!(upstream, "connection: close\r\n\r\n")?;
+    let mut reader = BufReader::new(upstream);
+    let reply = read_head(&mut reader)?;
+    let mut body = Vec::new();
+    if !request.first.starts_with("HEAD") {
+        reader.read_to_end(&mut body)?;
+    }
+    Ok((reply, body))
+}
+
 /// Sends one request and reads the whole answer.
 pub fn request(
     address: SocketAddr,

@@ -265,20 +265,7 @@ impl Between {
 
     /// Passes the request on and the answer back, with or without the lie.
     fn forward(&self, stream: &mut TcpStream, head: &Head) -> std::io::Result<()> {
-        let mut upstream = http::connect(self.upstream)?;
-        write!(upstream, "{}\r\n", head.first)?;
-        for (name, value) in &head.headers {
-            if !matches!(name.as_str(), "connection" | "authorization") {
-                write!(upstream, "{name}: {value}\r\n")?;
-            }
-        }
-        write!(upstream, "connection: close\r\n\r\n")?;
-        let mut reader = BufReader::new(upstream);
-        let reply = http::read_head(&mut reader)?;
-        let mut body = Vec::new();
-        if !head.first.starts_with("HEAD") {
-            reader.read_to_end(&mut body)?;
-        }
+        let (reply, mut body) = http::pass_on(self.upstream, head)?;
         write!(stream, "{}\r\n", reply.first)?;
         for (name, value) in reply.headers.iter().filter(|(name, _)| name != "connection") {
             write!(stream, "{name}: {value}\r\n")?;

@@ -11,6 +11,8 @@
 mod cdi;
 mod check;
 mod cni;
+#[cfg(test)]
+mod damaged;
 mod export;
 mod failure;
 mod hook;

@@ -1,0 +1,16 @@
+//! Texts with a few bytes changed at random: whatever a parser makes of one, it ends, and without a panic.
+
+/// So many of them, always the same.
+pub(crate) fn damaged(text: &str, count: usize) -> impl Iterator<Item = String> {
+    let mut seed = 1_u64;
+    std::iter::repeat_with(move || {
+        let mut bytes = text.as_bytes().to_vec();
+        for _ in 0..3 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let place = (seed >> 33) as usize % bytes.len();
+            bytes[place] = (seed >> 24) as u8 & 0x7f;
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+    .take(count)
+}
