@@ -88,6 +88,9 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     daemon.pods.end_listening();
     let cut_off = server.drain(DRAIN).await;
     daemon.plugins.stop().await;
+    if let Err(error) = daemon.pods.release_cgroup_parent() {
+        log::warn!("the cgroup of all pods stays"; error = error);
+    }
     log::info!("stopped"; calls_cut_off = cut_off);
     Ok(())
 }

@@ -135,11 +135,11 @@ impl std::error::Error for ConnectError {}
 impl std::error::Error for LinkError {}
 
 /// Starts a monitor, always in a mount namespace of its own, and connects to it. Whether its setup worked is the
-/// answer to the first Hello.
+/// answer to the first Hello. `meanwhile` is called while the process becomes its program, a millisecond on another CPU.
 ///
 /// # Errors
 /// [`Error::Kernel`], with nothing left but files in the directory.
-pub fn spawn(spawn: &Spawn<'_>) -> Result<Monitor, Error> {
+pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Error> {
     // Before the pipes: it would hold an end of them open.
     let owner = spawn.user.map(|mappings| userns::make(mappings, owned_namespaces(spawn))).transpose()?;
     let directory = open_directory(spawn.directory)?;
@@ -168,6 +168,7 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Monitor, Error> {
     drop((go, report));
     let started = write_pid_file(spawn.directory, pid).and_then(|()| {
         sys::fs::write(release.borrow(), b"g").map_err(|errno| kernel("release", "monitor", errno))?;
+        meanwhile();
         read_outcome(spawn, &outcome)?;
         dial(spawn.directory)
             .map_err(|errno| kernel("connect", spawn.directory.join(SOCKET).display(), errno))

@@ -54,7 +54,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         oom_score_adj: Some(-998),
         user_namespace: None,
     });
-    let monitor = monitor::spawn(&Spawn {
+    let spawn = Spawn {
         program: &program,
         directory,
         network: true,
@@ -65,8 +65,8 @@ fn start_monitor(directory: &Path) -> Monitor {
         setup: &setup.unwrap(),
         cgroup: None,
         cgroup_joins: &[],
-    });
-    monitor.unwrap()
+    };
+    monitor::spawn(&spawn, || ()).unwrap()
 }
 
 fn process(script: &str) -> Process {

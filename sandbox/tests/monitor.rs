@@ -106,7 +106,7 @@ impl Pod {
             cgroup: None,
             cgroup_joins: &[],
         };
-        let monitor = monitor::spawn(&spawn).unwrap();
+        let monitor = monitor::spawn(&spawn, || ()).unwrap();
         Self { directory, monitor, number: 0, events: Vec::new() }
     }
 
@@ -566,7 +566,7 @@ fn a_monitor_that_cannot_start_leaves_nothing() {
         cgroup: None,
         cgroup_joins: &[],
     };
-    let error = monitor::spawn(&spawn).unwrap_err().to_string();
+    let error = monitor::spawn(&spawn, || ()).unwrap_err().to_string();
     assert!(error.starts_with("execute monitor of ") && error.ends_with("xec format error"), "{error}");
     assert_eq!(monitor::connect(&directory).unwrap_err(), ConnectError::NotThere);
     fs::remove_dir_all(&directory).unwrap();

@@ -477,20 +477,20 @@ fn nri_s38_plugins_are_called_in_the_order_of_their_indices() {
 
 #[test]
 fn a_failure_after_plugins_accepted_is_undone_at_all_of_them() {
-    // The record of a pod that is ready cannot be written: its directory is immutable from the hook on.
+    // The note that it is still being made cannot be taken away: its directory is immutable from the hook on.
     let mut node = Node::start();
-    let folder = node.root().to_owned();
+    let folder = node.state();
     let handler = answers("RunPodSandbox", move |heard| {
-        let record = folder.join("pods").join(heard.pod().id);
-        let done = Command::new("chattr").arg("+i").arg(&record).status().expect("chattr runs");
-        assert!(done.success(), "{} cannot be made immutable", record.display());
+        let notes = folder.join("pods").join(heard.pod().id);
+        let done = Command::new("chattr").arg("+i").arg(&notes).status().expect("chattr runs");
+        assert!(done.success(), "{} cannot be made immutable", notes.display());
         Answer::empty()
     });
     let plugin = Plugin::join(&node, "10", "lock", EVENTS, handler);
     let failed = node.run_pod_sandbox(run(&host_pod("web")));
-    let record = node.root().join("pods").join(plugin.last("RunPodSandbox").pod().id);
-    assert!(Command::new("chattr").arg("-i").arg(&record).status().expect("chattr runs").success());
-    failed.expect_err("its record cannot be written");
+    let notes = node.state().join("pods").join(plugin.last("RunPodSandbox").pod().id);
+    assert!(Command::new("chattr").arg("-i").arg(&notes).status().expect("chattr runs").success());
+    failed.expect_err("it cannot become ready");
     assert_eq!(plugin.titles(), ["RunPodSandbox web", "StopPodSandbox web", "RemovePodSandbox web"]);
     // The directory could not go either: the next daemon sees to it.
     node.restart();

@@ -287,6 +287,9 @@ async fn follow(images: Rc<Images>) {
     let mut seen: BTreeMap<String, (Signature, Instant)> = BTreeMap::new();
     let mut refused: BTreeMap<String, Refusal> = BTreeMap::new();
     loop {
+        // A word that has come until now is of these; at the start there is one, and letting go of what is armed takes the
+        // kernel 7 ms (inotify waits for a grace period).
+        let _ = images.bundles.changed.1.try_recv();
         let directories = images.bundles.directories.borrow().clone();
         // Before the look: a change in between is not missed.
         let armed = reactor::arm(&directories);

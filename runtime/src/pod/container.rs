@@ -171,13 +171,13 @@ impl Pods {
             // The root directory's owner is that of the upper directory.
             super::files::give(&directory.join("upper"), &mappings)?;
         }
-        container.record().commit(&node.paths)?;
+        container.record().note(&node.paths)?;
         let cgroup = container.cgroup()?;
         node.cgroups.make(&cgroup)?;
         for warning in node.cgroups.apply(&cgroup, &resources)? {
             self.warn_once(warning);
         }
-        launch.cgroup_joins = node.cgroups.entry(&cgroup)?.join_files;
+        launch.cgroup_joins = node.cgroups.join_files(&cgroup);
         launch.cgroup_joins.extend(joins);
         let path = node.paths.launch(container.pod.id).join(container.id.to_string());
         std::fs::write(&path, plan::container(&launch)?).map_err(|error| failed("write", &path, &error))
@@ -188,6 +188,9 @@ impl Pods {
         let Some(container) = self.containers.borrow().get(&exit.container).cloned() else { return };
         if container.exited.get().is_some() {
             return; // told again after a reconnect
+        }
+        if let Err(error) = self.run_first(&container) {
+            log::error!("start not seen"; ctr = container.id, error = error);
         }
         let how = How::Exit { exit: exit.exit, oom_killed: exit.oom_killed };
         log::info!("container exited"; pod = container.pod.id, ctr = container.id, code = exit.exit.code(),
@@ -233,9 +236,15 @@ impl Pods {
 
     /// Kills what is left in the container's cgroup and removes it: the kubelet cannot remove the pod's cgroup before.
     async fn end_processes(&self, container: &Rc<Container>) -> Result<(), Error> {
+        if container.is_cleared.get() {
+            return Ok(());
+        }
+        let is_over = container.exited.get().is_some();
         let cgroup = container.cgroup()?;
         self.node.cgroups.kill(&cgroup)?;
-        self.clear_cgroup(&cgroup).await
+        self.clear_cgroup(&cgroup).await?;
+        container.is_cleared.set(is_over);
+        Ok(())
     }
 
     /// StopContainer: the signal, the grace, SIGKILL. Concurrent calls share one stop; the shortest grace wins.
@@ -441,7 +450,9 @@ impl Pods {
                 Ok(()) | Err(_) => {}
             }
         }
-        for directory in [paths.launch(pod.id), paths.started(pod.id), paths.stopping(pod.id)] {
+        let notes =
+            [paths.records(pod.id), paths.launch(pod.id), paths.started(pod.id), paths.stopping(pod.id)];
+        for directory in notes {
             let path = directory.join(&name);
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -489,7 +500,12 @@ impl Pods {
         }
         let mut record: ContainerRecord = container.record().clone();
         record.state = next;
-        let committed = record.commit(&self.node.paths);
+        let committed = match record.state {
+            state::Container::Running { started_at_ns } if container.ahead.get() == Some(started_at_ns) => {
+                record.reach(&self.node.paths)
+            }
+            _ => record.commit(&self.node.paths),
+        };
         // Seen even where the disk is full: the exit is a fact, and the monitor keeps its record of it.
         let happened = match &record.state {
             state::Container::Created => Happened::Created,

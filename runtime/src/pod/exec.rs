@@ -221,7 +221,7 @@ impl Drop for Running {
         self.container.pod.execs.borrow_mut().remove(&self.number);
         if self.has_ended {
             // Where a child lives on in it, it goes with the container.
-            let _ = self.pods.node.cgroups.unmake(&self.cgroup);
+            let _ = self.pods.node.cgroups.unmake_exec(&self.cgroup);
             return;
         }
         if !reactor::is_running() {

@@ -127,6 +127,12 @@ pub(crate) struct Pod {
     names: RefCell<HashMap<spec::ContainerName, ContainerId>>,
     /// Plugins have accepted it, or were there before this daemon: they are to hear of its end.
     is_offered: Cell<bool>,
+    /// Everything it was made of is undone.
+    is_down: Cell<bool>,
+    /// "Ready" is durable, and a note holds it back.
+    is_ahead: Cell<bool>,
+    /// What ADD will be asked, where that is durable already.
+    planned: RefCell<Option<crate::network::Recorded>>,
     last_exec: Cell<u32>,
     execs: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
 }
@@ -147,6 +153,10 @@ pub(crate) struct Container {
     stop: RefCell<Option<Rc<container::Stop>>>,
     /// Filled when plugins have heard of its end.
     stop_told: Latch<()>,
+    /// When it was started, where "running" since then is durable and a note holds it back.
+    ahead: Cell<Option<i64>>,
+    /// It is over, and its cgroup is gone.
+    is_cleared: Cell<bool>,
     /// Held by whoever tells systemd its limits.
     scope: Mutex<()>,
     /// Of the main process as the node sees it; 0 while it does not run.
@@ -223,6 +233,16 @@ impl Pods {
     /// How many listen.
     pub(crate) fn listeners(&self) -> usize {
         self.listeners.len()
+    }
+
+    /// The daemon is stopping: where no pod is left, neither is the cgroup that it made for them.
+    pub(crate) fn release_cgroup_parent(&self) -> Result<(), Error> {
+        match self.node.cgroup_driver {
+            Driver::Cgroupfs => {
+                Ok(self.node.cgroups.unmake_if_unused(&CgroupPath::parse(&self.node.cgroup_parent)?)?)
+            }
+            Driver::Systemd => Ok(()),
+        }
     }
 
     /// Lets every listener go: the daemon is stopping.
@@ -334,6 +354,9 @@ impl Pod {
             is_known: Cell::new(false),
             names: RefCell::default(),
             is_offered: Cell::new(false),
+            is_down: Cell::new(false),
+            is_ahead: Cell::new(false),
+            planned: RefCell::default(),
             last_exec: Cell::new(0),
             execs: RefCell::default(),
         })
@@ -385,6 +408,8 @@ impl Container {
             stop_told: Latch::default(),
             pid: Cell::new(0),
             last_pid: Cell::new(0),
+            ahead: Cell::new(None),
+            is_cleared: Cell::new(false),
             scope: Mutex::new(()),
         })
     }

@@ -10,6 +10,7 @@
 //! | `ROOT/pods/POD/containers/CTR/empty` | stays empty, where it has image volumes |
 //! | `STATE/pods/POD/monitor.sock`, `monitor.pid`, `exits/` | the monitor's (see `coracle_sandbox::monitor`) |
 //! | `STATE/pods/POD/{shm,root}` | mount points in the monitor's mount namespace |
+//! | `STATE/pods/POD/record`, `records/CTR` | notes: what is newer than the records, until the next boot (see `record`) |
 //! | `STATE/pods/POD/launch/CTR` | a created container's launch record |
 //! | `STATE/pods/POD/bundle/CTR/config.json` | what hooks read of a container, where it has any |
 //! | `STATE/pods/POD/started/CTR` | when it was started, and its pid |
@@ -71,6 +72,10 @@ impl Paths {
 
     pub(crate) fn launch(&self, pod: PodId) -> PathBuf {
         self.pod_state(pod).join("launch")
+    }
+
+    pub(crate) fn records(&self, pod: PodId) -> PathBuf {
+        self.pod_state(pod).join("records")
     }
 
     pub(crate) fn started(&self, pod: PodId) -> PathBuf {

@@ -1,16 +1,31 @@
 //! The records of pods and containers: what a new daemon needs to find every object of an old one, and what status
-//! calls give back. Written only when a state changes, through `store::commit`.
+//! calls give back. Written only when a state changes, and as durable as the state is worth:
+//!
+//! | state | where | after a power cut |
+//! |---|---|---|
+//! | pod being created, its network not begun | a note below `--state` | its directory is garbage |
+//! | pod with a network | committed below `--root`, before ADD | NotReady, DEL |
+//! | pod ready | committed | NotReady, as every pod |
+//! | pod not ready | a note | NotReady |
+//! | container created | a note | its directory is garbage |
+//! | container running, exited | committed | lost, or exited as it was |
+//!
+//! A note is newer than what is committed, which takes it away. A daemon that is killed between the two finds the note: for it
+//! the change has not been, and nobody was told of it. That lets a commit run ahead, beside what it tells of: "ready" is on disk
+//! while the monitor still starts, and the note says "being created" until it has.
 
 mod later;
 
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 
 use super::paths::{self, Paths, RECORD};
 use super::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use super::state;
 use crate::error::{Error, Kind};
+use crate::log;
 use crate::store::{self, Damage};
 use later::Grown;
 
@@ -226,13 +241,31 @@ impl PodRecord {
 
     /// Makes the record durable.
     pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        store::commit(&paths.pod(self.id), RECORD, store::Kind::Pod, VERSION, &encode(self)?)
-            .map_err(|error| error.context(format!("record of pod sandbox {:.13}", self.id)))
+        self.place(paths).commit(&encode(self)?)
+    }
+
+    /// Makes a record durable that is not true yet: the note that there is stays in force until [`PodRecord::reach`].
+    pub(crate) fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).commit_ahead(&encode(self)?)
+    }
+
+    /// What was committed ahead is true now.
+    pub(crate) fn reach(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).reach()
+    }
+
+    /// Keeps the record for the next daemon, until the next boot.
+    pub(crate) fn note(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).note(&encode(self)?)
+    }
+
+    fn place(&self, paths: &Paths) -> Place {
+        Place::of_pod(paths, self.id)
     }
 
     /// Reads it back; a record that names another pod is damage, too.
     pub(crate) fn load(paths: &Paths, id: PodId) -> Result<Self, Damage> {
-        let record: Self = decode(&store::load(&paths.pod(id), RECORD, store::Kind::Pod)?.body)?;
+        let record: Self = Place::of_pod(paths, id).load()?;
         if record.id == id {
             Ok(record)
         } else {
@@ -244,23 +277,100 @@ impl PodRecord {
 impl ContainerRecord {
     /// Makes the record durable.
     pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        store::commit(
-            &paths.container(self.pod, self.id),
-            RECORD,
-            store::Kind::Container,
-            VERSION,
-            &encode(self)?,
-        )
-        .map_err(|error| error.context(format!("record of container {:.13}", self.id)))
+        self.place(paths).commit(&encode(self)?)
+    }
+
+    /// As [`PodRecord::commit_ahead`].
+    pub(crate) fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).commit_ahead(&encode(self)?)
+    }
+
+    /// As [`PodRecord::reach`].
+    pub(crate) fn reach(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).reach()
+    }
+
+    /// Keeps the record for the next daemon, until the next boot.
+    pub(crate) fn note(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).note(&encode(self)?)
+    }
+
+    fn place(&self, paths: &Paths) -> Place {
+        Place::of_container(paths, self.pod, self.id)
     }
 
     /// Reads it back; a record that names another container is damage, too.
     pub(crate) fn load(paths: &Paths, pod: PodId, id: ContainerId) -> Result<Self, Damage> {
-        let record: Self =
-            decode(&store::load(&paths.container(pod, id), RECORD, store::Kind::Container)?.body)?;
+        let record: Self = Place::of_container(paths, pod, id).load()?;
         match record.id == id && record.pod == pod {
             true => Ok(record),
             false => Err(Damage::Damaged(format!("it is the record of {} in {}", record.id, record.pod))),
+        }
+    }
+}
+
+/// Where a record is, durable and noted.
+struct Place {
+    title: String,
+    kind: store::Kind,
+    durable: PathBuf,
+    noted: PathBuf,
+    noted_name: String,
+}
+
+impl Place {
+    fn of_pod(paths: &Paths, id: PodId) -> Self {
+        Self {
+            title: format!("record of pod sandbox {id:.13}"),
+            kind: store::Kind::Pod,
+            durable: paths.pod(id),
+            noted: paths.pod_state(id),
+            noted_name: RECORD.into(),
+        }
+    }
+
+    fn of_container(paths: &Paths, pod: PodId, id: ContainerId) -> Self {
+        Self {
+            title: format!("record of container {id:.13}"),
+            kind: store::Kind::Container,
+            durable: paths.container(pod, id),
+            noted: paths.records(pod),
+            noted_name: id.to_string(),
+        }
+    }
+
+    fn commit(&self, body: &[u8]) -> Result<(), Error> {
+        self.commit_ahead(body).and_then(|()| self.reach())
+    }
+
+    fn commit_ahead(&self, body: &[u8]) -> Result<(), Error> {
+        store::commit(&self.durable, RECORD, self.kind, VERSION, body)
+            .map_err(|error| error.context(&self.title))
+    }
+
+    fn reach(&self) -> Result<(), Error> {
+        store::forget_note(&self.noted, &self.noted_name).map_err(|error| error.context(&self.title))
+    }
+
+    fn note(&self, body: &[u8]) -> Result<(), Error> {
+        store::note(&self.noted, &self.noted_name, self.kind, VERSION, body)
+            .map_err(|error| error.context(&self.title))
+    }
+
+    /// A damaged note costs what it told, not what was committed before.
+    fn load<T: serde::de::DeserializeOwned + Grown>(&self) -> Result<T, Damage> {
+        let read = |directory: &Path, name: &str| {
+            store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded.body))
+        };
+        let noted = read(&self.noted, &self.noted_name);
+        let Err(damage) = noted else { return noted };
+        match (read(&self.durable, RECORD), damage) {
+            (Err(Damage::Absent), damage) => Err(damage),
+            (durable, Damage::Absent) => durable,
+            (durable, damage) => {
+                log::warn!("a note is left out"; what = self.title, reason = damage);
+                durable
+            }
         }
     }
 }
@@ -348,6 +458,35 @@ mod tests {
         assert_eq!(postcard::from_bytes::<PodRecord>(&bytes).unwrap().spec, record().spec);
         let unknown = [encode(&record()).unwrap(), br#"{"of_a_later_version":1}"#.to_vec()].concat();
         assert_eq!(decode::<PodRecord>(&unknown).unwrap().spec, record().spec);
+    }
+
+    #[test]
+    fn a_note_is_newer_until_the_next_commit_and_costs_no_more_than_itself() {
+        let dir = crate::testdir::TestDir::new("record");
+        let paths = Paths { root: dir.path().join("root"), state: dir.path().join("state") };
+        let mut record = record();
+        std::fs::create_dir_all(paths.pod(record.id)).unwrap();
+        let state =
+            |paths: &Paths| PodRecord::load(paths, PodId::from_bytes([7; 32])).map(|record| record.state);
+        record.state = state::Pod::Creating;
+        record.note(&paths).unwrap();
+        assert_eq!(state(&paths).unwrap(), state::Pod::Creating);
+        let note = paths.pod_state(record.id).join(RECORD);
+        std::fs::write(&note, b"CORR").unwrap();
+        assert!(matches!(state(&paths), Err(Damage::Damaged(_))));
+        record.state = state::Pod::Ready;
+        record.commit(&paths).unwrap();
+        assert!(!note.exists());
+        record.state = state::Pod::NotReady { why: state::Down::Stopped };
+        record.note(&paths).unwrap();
+        assert_eq!(state(&paths).unwrap(), record.state);
+        for damaged in [&b"CORR"[..], b""] {
+            std::fs::write(&note, damaged).unwrap();
+            assert_eq!(state(&paths).unwrap(), state::Pod::Ready);
+        }
+        // As the next boot finds it.
+        std::fs::remove_dir_all(&paths.state).unwrap();
+        assert_eq!(state(&paths).unwrap(), state::Pod::Ready);
     }
 
     /// Whatever a disk gives back for a body, decoding it ends, and never panics.

@@ -209,8 +209,8 @@ impl Pods {
     fn prepare(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let node = &self.node;
         let directory = node.paths.pod(pod.id);
+        pod.record().note(&node.paths)?;
         make_directory(&node.paths.containers(pod.id))?;
-        pod.record().commit(&node.paths)?;
         files::write(&directory, &pod.record().spec)?;
         for directory in [
             node.paths.shm(pod.id),
@@ -258,6 +258,7 @@ impl Pods {
                 errors.push(error);
             }
         }
+        pod.is_down.set(errors.is_empty());
         errors
     }
 
@@ -273,6 +274,9 @@ impl Pods {
 
     async fn stop_locked(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let was_ready = pod.record().state.is_ready();
+        if pod.is_down.get() {
+            return Ok(());
+        }
         self.change(pod, PodEvent::Stop)?;
         let begun = Instant::now();
         let mut errors = self.down(pod).await.into_iter();
@@ -338,9 +342,12 @@ impl Pods {
         }
         let mut record = pod.record().clone();
         record.state = next;
-        // On the way to Removing the directory goes next: a record of that state would only wear the flash.
-        if record.state != state::Pod::Removing {
-            record.commit(&self.node.paths)?;
+        match record.state {
+            state::Pod::Ready if pod.is_ahead.get() => record.reach(&self.node.paths)?,
+            state::Pod::Ready => record.commit(&self.node.paths)?,
+            state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node.paths)?,
+            // The directory goes next.
+            state::Pod::Removing => {}
         }
         let (was_ready, is_ready) = (pod.record().state.is_ready(), record.state.is_ready());
         *pod.record.borrow_mut() = record;
@@ -357,11 +364,13 @@ impl Pods {
 
     fn make_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
-        if !pod.record().has_scopes && !self.node.cgroups.exists(&parent) {
-            // Ours to take away again; the kubelet makes its own before it calls. Slices are systemd's.
+        let is_default = pod.record().cgroup_parent == self.node.cgroup_parent;
+        if !is_default && !pod.record().has_scopes && !self.node.cgroups.exists(&parent) {
+            // Ours to take away again; the kubelet makes its own before it calls. Slices are systemd's, and the default
+            // parent stays for the next pod.
             let mut record = pod.record().clone();
             record.owns_cgroup_parent = true;
-            record.commit(&self.node.paths)?;
+            record.note(&self.node.paths)?;
             *pod.record.borrow_mut() = record;
         }
         Ok(self.node.cgroups.make(&pod.cgroup()?)?)
@@ -369,17 +378,10 @@ impl Pods {
 
     async fn unmake_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         self.clear_cgroup(&pod.cgroup()?).await?;
-        let (parent, is_ours) = {
-            let record = pod.record();
-            (
-                record.cgroup_parent.clone(),
-                record.owns_cgroup_parent
-                    || (!record.has_scopes && record.cgroup_parent == self.node.cgroup_parent),
-            )
-        };
-        if is_ours {
+        if pod.record().owns_cgroup_parent {
             // Other pods may still be in it: the last one takes it away.
-            self.node.cgroups.unmake_if_unused(&CgroupPath::parse(&parent)?)?;
+            let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
+            self.node.cgroups.unmake_if_unused(&parent)?;
         }
         Ok(())
     }
@@ -410,6 +412,7 @@ impl Pods {
     async fn make_monitor(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let node = &self.node;
         let directory = node.paths.pod_state(pod.id);
+        let mut committed = Ok(());
         let (setup, spawned) = {
             let record = pod.record();
             let namespaces = record.spec.own_namespaces();
@@ -424,25 +427,46 @@ impl Pods {
                 user_namespace: record.spec.user_mappings(),
             })?;
             let entry = node.cgroups.entry(&pod.cgroup()?)?;
-            let spawned = monitor::spawn(&monitor::Spawn {
+            let user = record.spec.user_mappings();
+            let spawn = monitor::Spawn {
                 program: &node.monitor_program,
                 directory: &directory,
                 network,
                 ipc,
                 uts,
                 pid: record.spec.namespaces.pid == PodPid::Pod,
-                user: record.spec.user_mappings().as_ref(),
+                user: user.as_ref(),
                 setup: &setup,
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
                 cgroup_joins: &entry.join_files,
-            })?;
+            };
+            let spawned = monitor::spawn(&spawn, || committed = self.commit_ahead(pod))?;
             (setup, spawned)
         };
+        // After the link is there: undoing waits for the monitor's end by it.
         self.attach(pod, spawned).await.map_err(|error| match error.operation() {
             Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(&setup, index, errno)),
             None => Error::new(Kind::Internal, error.to_string()),
         })?;
+        committed?;
         self.adopt_monitor(pod).await
+    }
+
+    /// The disk works while the monitor starts. What comes after that is "ready", or ADD.
+    fn commit_ahead(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let mut record = pod.record().clone();
+        if pod.has_network() {
+            // Refused where its step comes.
+            let Ok(request) = self.plan_network(pod) else { return Ok(()) };
+            record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
+            record.commit_ahead(&self.node.paths)?;
+            *pod.planned.borrow_mut() = Some(request);
+        } else {
+            record.state = state::Pod::Ready;
+            record.commit_ahead(&self.node.paths)?;
+            pod.is_ahead.set(true);
+        }
+        Ok(())
     }
 
     /// Opens the link to a monitor, new or found again, and waits until it serves.
@@ -512,15 +536,16 @@ impl Pods {
         if pod.record().spec.namespaces.network == Sharing::Node {
             return Ok(());
         }
-        let request = {
-            let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
-            let pod_cidr = self.node.pod_cidr.borrow();
-            self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))?
-        };
+        let planned = pod.planned.borrow_mut().take();
+        let is_durable = planned.is_some();
+        let request = planned.map_or_else(|| self.plan_network(pod), Ok)?;
         // Before ADD: a crash in the middle leads to DEL.
         let mut record = pod.record().clone();
         record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
-        record.commit(&self.node.paths)?;
+        match is_durable {
+            true => record.note(&self.node.paths)?,
+            false => record.commit(&self.node.paths)?,
+        }
         *pod.record.borrow_mut() = record;
         let outcome = self.node.network.add(&request).await?;
         if let Some(network) = &mut pod.record.borrow_mut().network {
@@ -528,6 +553,12 @@ impl Pods {
             network.result = Some(outcome.result);
         }
         Ok(()) // committed with the state Ready
+    }
+
+    fn plan_network(&self, pod: &Pod) -> Result<network::Recorded, Error> {
+        let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
+        let pod_cidr = self.node.pod_cidr.borrow();
+        self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
     }
 
     pub(super) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
@@ -541,7 +572,7 @@ impl Pods {
         let mut record = pod.record().clone();
         record.addresses = network.addresses;
         record.network = None;
-        record.commit(&self.node.paths)?;
+        record.note(&self.node.paths)?;
         *pod.record.borrow_mut() = record;
         Ok(())
     }

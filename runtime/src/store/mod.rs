@@ -108,6 +108,27 @@ pub(crate) fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8
         .map_err(|error| Error::from(error).context(tried()))
 }
 
+/// As [`commit`] without a sync, for a directory below `--state`, which is made where it is missing: whole or absent whenever
+/// the daemon is killed, and gone with the next boot.
+pub(crate) fn note(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
+    let temporary = dir.join(format!("{TEMPORARY}{name}"));
+    fs::create_dir_all(dir)
+        .and_then(|()| create(&temporary)?.write_all(&encode(kind, version, body)))
+        .and_then(|()| fs::rename(&temporary, dir.join(name)))
+        .inspect_err(|_| drop(fs::remove_file(&temporary)))
+        .map_err(|error| Error::from(error).context(format!("note record {}", dir.join(name).display())))
+}
+
+/// Takes a note away. Not there is success.
+pub(crate) fn forget_note(dir: &Path, name: &str) -> Result<(), Error> {
+    match fs::remove_file(dir.join(name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::from(error).context(format!("delete note {}", dir.join(name).display())))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 /// Reads and verifies the record `name` in `dir`.
 pub(crate) fn load(dir: &Path, name: &str, kind: Kind) -> Result<Loaded, Damage> {
     let file = match File::open(dir.join(name)) {
@@ -157,9 +178,13 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let mut file = create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 fn encode(kind: Kind, version: u8, body: &[u8]) -> Vec<u8> {
@@ -202,7 +227,9 @@ fn decode(bytes: &[u8], kind: Kind) -> Result<Loaded, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BODY_BYTES_MAX, Damage, Kind, commit, decode, encode, load, names, remove};
+    use super::{
+        BODY_BYTES_MAX, Damage, Kind, commit, decode, encode, forget_note, load, names, note, remove,
+    };
     use crate::testdir::TestDir;
     use std::fs;
 
@@ -225,6 +252,19 @@ mod tests {
         remove(dir.path(), "x").unwrap();
         remove(dir.path(), "x").unwrap();
         assert!(matches!(load(dir.path(), "x", Kind::Pod), Err(Damage::Absent)));
+    }
+
+    #[test]
+    fn a_note_makes_its_directory_and_is_forgotten() {
+        let dir = TestDir::new("store");
+        let below = dir.path().join("a/b");
+        for body in [&b"one"[..], b"two"] {
+            note(&below, "x", Kind::Container, 1, body).unwrap();
+            assert_eq!(load(&below, "x", Kind::Container).unwrap().body, body);
+        }
+        forget_note(&below, "x").unwrap();
+        forget_note(&below, "x").unwrap();
+        assert!(matches!(load(&below, "x", Kind::Container), Err(Damage::Absent)));
     }
 
     #[test]

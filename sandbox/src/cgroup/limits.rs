@@ -66,11 +66,11 @@ impl Cgroups {
             return missing(change, None);
         };
         let file = directory.join(&change.file);
-        // Files that cannot be read (devices.allow) cannot be taken back either; they are for new cgroups only.
-        let before = read(&file);
+        // The files of devices cannot be read, and so not be taken back; they are for new cgroups only.
+        let before = if change.controller == "devices" { None } else { read(&file).ok() };
         match write(&file, &change.value) {
             Ok(()) => {
-                undo.extend(before.ok().map(|value| (file, value.trim().to_string())));
+                undo.extend(before.map(|value| (file, value.trim().to_string())));
                 Ok(None)
             }
             Err(error) if names_gone(&error) && directory.is_dir() && !file.exists() => {

@@ -108,12 +108,12 @@ impl Cgroups {
             Layout::Legacy { hierarchies, unified } => {
                 for hierarchy in hierarchies {
                     if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
-                        make_below(&hierarchy.mount, path, |_| (), inherit_cpuset)?;
+                        make_leaf(&hierarchy.mount, path, inherit_cpuset)?;
                     } else {
-                        make_plain(&hierarchy.mount, path)?;
+                        make_leaf(&hierarchy.mount, path, |_, _| Ok(()))?;
                     }
                 }
-                unified.iter().try_for_each(|mount| make_plain(mount, path))
+                unified.iter().try_for_each(|mount| make_leaf(mount, path, |_, _| Ok(())))
             }
         }
     }
@@ -129,6 +129,14 @@ impl Cgroups {
             outcome = outcome.and(files::remove_tree(&path.below(mount)));
         }
         outcome
+    }
+
+    /// The same for one that [`Cgroups::make_exec`] made.
+    ///
+    /// # Errors
+    /// As [`Cgroups::unmake`].
+    pub fn unmake_exec(&self, path: &CgroupPath) -> Result<(), Error> {
+        files::remove_tree(&self.tracking_directory(path))
     }
 
     /// Whether the cgroup is there, in any hierarchy.
@@ -202,11 +210,19 @@ impl Cgroups {
     }
 }
 
-/// Where parents need nothing done to them, and mostly are there: one call.
-fn make_plain(mount: &Path, path: &CgroupPath) -> Result<(), Error> {
-    match files::make_directory(&path.below(mount)) {
-        Err(error) if error.errno() == Some(Errno::ENOENT) => make_below(mount, path, |_| (), |_, _| Ok(())),
-        outcome => outcome,
+/// Mostly the parents are there, and ready: one call.
+fn make_leaf(
+    mount: &Path,
+    path: &CgroupPath,
+    after: impl Fn(&Path, &Path) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let leaf = path.below(mount);
+    let made = files::make_directory(&leaf);
+    let finished = made.and_then(|()| after(leaf.parent().unwrap_or(mount), &leaf));
+    match finished.as_ref().map_err(Error::errno) {
+        // A parent is not there, or has nothing to inherit (see `inherit_cpuset`).
+        Err(Some(Errno::ENOENT | Errno::ENOSPC)) => make_below(mount, path, |_| (), after),
+        _ => finished,
     }
 }
 
@@ -240,11 +256,16 @@ fn enable_controllers(parent: &Path) {
     }
 }
 
-/// A v1 cpuset starts without CPUs and memory nodes, and takes no process until it has some.
+/// A v1 cpuset starts without CPUs and memory nodes, and takes no process until it has some (ENOSPC, which is the answer here,
+/// too, for a parent that has none to give).
 fn inherit_cpuset(parent: &Path, child: &Path) -> Result<(), Error> {
     for name in ["cpuset.cpus", "cpuset.mems"] {
         if read(&child.join(name))?.trim().is_empty() {
-            write(&child.join(name), read(&parent.join(name))?.trim())?;
+            let inherited = read(&parent.join(name))?;
+            if inherited.trim().is_empty() {
+                return Err(Error::kernel("inherit from", parent.join(name).display(), Errno::ENOSPC));
+            }
+            write(&child.join(name), inherited.trim())?;
         }
     }
     Ok(())

@@ -37,7 +37,7 @@ impl Cgroups {
     pub fn entry(&self, path: &CgroupPath) -> Result<Entry, Error> {
         Ok(Entry {
             into: self.open_unified(path)?,
-            join_files: self.join_files(path, None),
+            join_files: self.join_files(path),
             oom_counter: self.open_oom_counter(path)?,
         })
     }
@@ -53,7 +53,7 @@ impl Cgroups {
         files::make_directory(&self.tracking_directory(&path))?;
         Ok(Entry {
             into: self.open_unified(&path)?,
-            join_files: self.join_files(container, Some(&path)),
+            join_files: self.join_files_of(container, Some(&path)),
             oom_counter: None,
         })
     }
@@ -121,11 +121,16 @@ impl Cgroups {
         }
     }
 
+    /// v1: the files that a container's process writes "0" to, by `plan`.
+    pub fn join_files(&self, path: &CgroupPath) -> Vec<PathBuf> {
+        self.join_files_of(path, None)
+    }
+
     /// The `tasks` of every v1 hierarchy; of the tracking one that of `tracked`, if given.
     ///
     /// Not `cgroup.procs`: that moves a whole process and takes a lock across all of them, which waits for an RCU grace
     /// period (20 ms here). Whoever writes "0" here has one thread, itself, and Linux 5.15 moves that without the lock.
-    fn join_files(&self, path: &CgroupPath, tracked: Option<&CgroupPath>) -> Vec<PathBuf> {
+    fn join_files_of(&self, path: &CgroupPath, tracked: Option<&CgroupPath>) -> Vec<PathBuf> {
         let Layout::Legacy { hierarchies, .. } = &self.layout else { return Vec::new() };
         let tracking = self.layout.tracking();
         hierarchies

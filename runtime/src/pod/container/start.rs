@@ -37,7 +37,7 @@ impl Pods {
             let has_hooks = !container.record().adjusted.hooks.is_empty();
             let started = match has_hooks || pods.node.plugins.want_start() {
                 true => pods.start_in_turn(&container, at_ns).await,
-                false => match pods.launch(&container, false).await {
+                false => match pods.launch(&container, at_ns, false).await {
                     Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
                     Err(error) => Err(error),
                 },
@@ -53,7 +53,7 @@ impl Pods {
 
     /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
     async fn start_in_turn(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
-        let (pidfd, record) = self.launch(container, true).await?;
+        let (pidfd, record) = self.launch(container, at_ns, true).await?;
         if let Some(pidfd) = &pidfd {
             container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
         }
@@ -83,6 +83,7 @@ impl Pods {
     async fn launch(
         &self,
         container: &Rc<Container>,
+        at_ns: i64,
         waits: bool,
     ) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
         let pod = &container.pod;
@@ -110,7 +111,13 @@ impl Pods {
             has_cgroup: entry.into.is_some(),
             has_oom_counter: entry.oom_counter.is_some(),
         };
-        match link.ask(request, &descriptors, START_LIMIT).await {
+        // The first is sent before the second begins, and that is done before anything is received.
+        let (answer, committed) = smol::future::zip(link.ask(request, &descriptors, START_LIMIT), async {
+            self.commit_running_ahead(container, at_ns)
+        })
+        .await;
+        committed?;
+        match answer {
             Ok(descriptors) => {
                 let pidfd = descriptors.into_iter().next();
                 let pid = pidfd.as_ref().and_then(|pidfd| monitor::pid_of(pidfd.as_fd()));
@@ -118,6 +125,24 @@ impl Pods {
                 Ok((pidfd, record))
             }
             Err(error) => Err(explained(&record, error)),
+        }
+    }
+
+    /// The disk works while the process is made.
+    fn commit_running_ahead(&self, container: &Container, at_ns: i64) -> Result<(), Error> {
+        let mut record = container.record().clone();
+        record.state = state::Container::Running { started_at_ns: at_ns };
+        record.commit_ahead(&self.node.paths)?;
+        container.ahead.set(Some(at_ns));
+        Ok(())
+    }
+
+    /// An exit that overtakes the answer to the start: it ran first, and whoever listens is told so.
+    pub(super) fn run_first(&self, container: &Rc<Container>) -> Result<(), Error> {
+        let is_created = container.record().state == state::Container::Created;
+        match container.ahead.get() {
+            Some(at_ns) if is_created => self.change_container(container, ContainerEvent::Started { at_ns }),
+            _ => Ok(()),
         }
     }
 
