@@ -10,6 +10,7 @@
 //! One owner: a pod's or container's state is changed by the task that holds its `operation` lock; lists and status
 //! read the published value and never wait. No lock spans two pods. Knows no gRPC, no CRI types, no CNI JSON.
 
+mod attachment;
 pub(crate) mod clock;
 mod container;
 mod exec;

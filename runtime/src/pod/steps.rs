@@ -24,11 +24,10 @@ use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 use super::link::{Link, News};
 use super::notices::Happened;
 use super::record::{Network, PodRecord, Told};
-use super::spec::{PodPid, PodSpec, Sharing};
+use super::spec::{PodPid, PodSpec};
 use super::state::{self, PodEvent};
 use super::{KILL_LIMIT, Pod, Pods, files, garbage, paths};
 use crate::error::{Error, Kind};
-use crate::network::{self, PodNetwork};
 use crate::{log, reactor};
 
 /// Longest wait for a monitor that has just been started or found again: it answers in a millisecond; a machine that
@@ -523,83 +522,10 @@ impl Pods {
         }
         Ok(())
     }
-
-    fn make_netns(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        if pod.record().spec.namespaces.network == Sharing::Node {
-            return Ok(());
-        }
-        let pid = u32::try_from(pod.pid()).unwrap_or_default();
-        Ok(netns::pin(pid, &paths::netns(pod.id))?)
-    }
-
-    async fn make_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        if pod.record().spec.namespaces.network == Sharing::Node {
-            return Ok(());
-        }
-        let planned = pod.planned.borrow_mut().take();
-        let is_durable = planned.is_some();
-        let request = planned.map_or_else(|| self.plan_network(pod), Ok)?;
-        // Before ADD: a crash in the middle leads to DEL.
-        let mut record = pod.record().clone();
-        record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
-        match is_durable {
-            true => record.note(&self.node.paths)?,
-            false => record.commit(&self.node.paths)?,
-        }
-        *pod.record.borrow_mut() = record;
-        let outcome = self.node.network.add(&request).await?;
-        if let Some(network) = &mut pod.record.borrow_mut().network {
-            network.addresses = outcome.addresses;
-            network.result = Some(outcome.result);
-        }
-        Ok(()) // committed with the state Ready
-    }
-
-    fn plan_network(&self, pod: &Pod) -> Result<network::Recorded, Error> {
-        let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
-        let pod_cidr = self.node.pod_cidr.borrow();
-        self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
-    }
-
-    pub(super) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let Some(network) = pod.record().network.clone() else { return Ok(()) };
-        // After a reboot, or where somebody unmounted it, plugins release what lies outside of the namespace (DEL-2).
-        let request = match netns::exists(&paths::netns(pod.id)) {
-            true => network.request,
-            false => network.request.without_namespace(),
-        };
-        self.node.network.del(&request, network.result.as_deref()).await?;
-        let mut record = pod.record().clone();
-        record.addresses = network.addresses;
-        record.network = None;
-        record.note(&self.node.paths)?;
-        *pod.record.borrow_mut() = record;
-        Ok(())
-    }
 }
 
 /// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI facts section 2.5).
 const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
-
-fn network_of<'a>(record: &'a PodRecord, id: &'a str, netns: &'a str, pod_cidr: &'a str) -> PodNetwork<'a> {
-    let spec = &record.spec;
-    PodNetwork {
-        id,
-        name: &spec.name.name,
-        namespace: &spec.name.namespace,
-        uid: &spec.name.uid,
-        netns,
-        port_mappings: &spec.ports,
-        dns: spec.dns.as_ref().map(|dns| network::Dns {
-            servers: &dns.servers,
-            searches: &dns.searches,
-            options: &dns.options,
-        }),
-        cgroup_parent: &record.cgroup_parent,
-        annotations: &spec.annotations,
-        pod_cidr,
-    }
-}
 
 /// Makes a directory with its parents.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
