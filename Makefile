@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-qemu guests check build probe run t fuzz bench cross dist edge-image edge-run edge-test cross-check clean
+.PHONY: help demo test test-qemu guests check build probe run t fuzz bench bench-long bench-memory bench-peers cross dist edge-image edge-run edge-test cross-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -76,10 +76,27 @@ t: build probe ## one test, its log on the screen: make t T=name
 fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 	tests/tools/fuzz "$(T)" $(or $(SECONDS),600)
 
-bench: ## what design.md budgets, as one table
+BENCH = $(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench --
+
+bench: ## what design.md budgets, as one table; some eight minutes
 	tests/tools/install bench
 	@$(MAKE) --no-print-directory build probe
-	$(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench
+	$(BENCH)
+
+bench-long: ## ten thousand pods leave nothing: make bench-long [CYCLES=10000]
+	tests/tools/install bench
+	@$(MAKE) --no-print-directory build probe
+	CYCLES=$(or $(CYCLES),10000) $(BENCH) long
+
+bench-memory: ## what each page of the daemon and of a monitor is for, and what a pod adds in the kernel
+	tests/tools/install bench
+	@$(MAKE) --no-print-directory build probe
+	$(BENCH) memory
+
+bench-peers: ## the same measurements beside containerd's, interleaved
+	tests/tools/install bench-peers
+	@$(MAKE) --no-print-directory build probe
+	$(BENCH) peers
 
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross

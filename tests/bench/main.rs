@@ -1,12 +1,18 @@
-//! `make bench`: what design.md budgets, as far as it is built, as one table. Memory is PSS from smaps_rollup, times are
+//! `make bench`: what design.md budgets, as one table; `make bench-long`: ten thousand pods, one after the other, and what is
+//! left of them; `make bench-peers`: the same measurements beside containerd's. Memory is PSS from smaps_rollup, times are
 //! percentiles of at least fifty runs, over the socket, client included. Run it on a quiet machine.
 #![forbid(unsafe_code)]
 
+mod beside;
+mod crowds;
+mod life;
+mod long;
 mod measure;
+mod memory;
+mod peers;
 mod plugins;
 mod pulls;
-
-use std::fmt::Write;
+mod time;
 
 /// A line of the table: what, its budget in words, and what was measured.
 pub(crate) struct Row {
@@ -19,10 +25,23 @@ pub(crate) struct Row {
 }
 
 fn main() {
-    let mut table = String::from("| what | budget | measured |\n|---|---|---|\n");
-    for row in measure::all().into_iter().chain(plugins::all()) {
-        // Writing to memory cannot fail.
-        let _ = writeln!(table, "| {} | {} | {} |", row.what, row.budget, row.measured);
+    match std::env::args().nth(1).as_deref() {
+        None => table(),
+        Some("long") => long::run(),
+        Some("peers") => peers::run(),
+        Some("memory") => memory::run(),
+        Some(other) => panic!("{other}: long, peers, memory, or nothing"),
     }
-    print!("{table}");
+}
+
+/// Each row as soon as it is there.
+fn table() {
+    println!("| what | budget | measured |\n|---|---|---|");
+    let parts = [measure::idle, measure::crowd, life::alone, crowds::at_once, crowds::full, beside::pull];
+    let parts = parts.into_iter().chain([beside::storm, pulls::measure, measure::size, plugins::measure]);
+    for part in parts {
+        for row in part() {
+            println!("| {} | {} | {} |", row.what, row.budget, row.measured);
+        }
+    }
 }

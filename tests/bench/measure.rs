@@ -1,54 +1,69 @@
-//! The measurements, each on a node of its own, in the order of design.md's table.
+//! What a daemon costs that is alone, and one with as many pods as a small node has.
 
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{
     ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest, ListPodSandboxStatsRequest,
-    RemoveContainerRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
+    VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::{self, Node};
-use coracle_tests::request::{container, exec, host_pod};
+use coracle_tests::request::{container, host_pod};
 
-use crate::{Row, pulls};
+use crate::Row;
+use crate::life::RUNS;
+use crate::time::Percentiles;
 
-/// Runs of each timed thing; design.md asks for at least this many.
-const RUNS: usize = 60;
 /// Pods of the crowded node.
 const CROWD: usize = 50;
 /// Requests before the idle daemon is measured.
 const REQUESTS: usize = 1000;
 
-/// Everything, in order.
-pub(crate) fn all() -> Vec<Row> {
-    let mut rows = Vec::new();
-    idle(&mut rows);
-    crowd(&mut rows);
-    lives(&mut rows);
-    pulls::measure(&mut rows);
-    rows.push(Row { what: "installed size, all programs", budget: "6 MB", measured: installed() });
-    rows
+/// Memory of the daemon in KiB; signed, for differences.
+pub(crate) struct Memory {
+    /// PSS.
+    pub(crate) pss: i64,
+    /// What it wrote itself.
+    pub(crate) anonymous: i64,
 }
 
-/// The daemon alone after requests of every common kind.
-fn idle(rows: &mut Vec<Row>) {
-    let node = Node::start();
-    for _ in 0..REQUESTS / 3 + 1 {
-        node.version(VersionRequest::default()).expect("version");
-        node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
-        node.list_containers(ListContainersRequest::default()).expect("list");
-    }
-    let pss = || format!("{:.2} MB", host::pss_kib(node.pid()) as f64 / 1024.0);
-    let at_once = pss();
-    // The code of a burst is let go of ten seconds after it began (runtime/src/settle.rs).
+/// The daemon's memory once code that a burst has mapped is let go of (runtime/src/settle.rs): ten seconds after it began.
+pub(crate) fn settled(node: &Node) -> Memory {
+    // The passing of time is what is measured.
     std::thread::sleep(Duration::from_secs(11));
-    let measured = format!("{}, {at_once} right after them", pss());
-    rows.push(Row { what: "daemon idle PSS, after 1000 requests", budget: "2 MB", measured });
+    Memory { pss: host::pss_kib(node.pid()) as i64, anonymous: host::anonymous_kib(node.pid()) as i64 }
+}
+
+/// Requests of every common kind.
+pub(crate) fn ask(cri: &Cri) {
+    for _ in 0..REQUESTS / 3 + 1 {
+        cri.version(VersionRequest::default()).expect("version");
+        cri.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
+        cri.list_containers(ListContainersRequest::default()).expect("list");
+    }
+}
+
+/// The daemon alone after requests.
+pub(crate) fn idle() -> Vec<Row> {
+    let node = Node::start();
+    ask(&node);
+    let at_once = host::pss_kib(node.pid()) as f64 / 1024.0;
+    let settled = settled(&node);
     node.stop();
+    let measured = format!(
+        "{:.2} MB ({:.2} anonymous), {at_once:.2} MB right after them",
+        settled.pss as f64 / 1024.0,
+        settled.anonymous as f64 / 1024.0
+    );
+    vec![Row { what: "daemon idle PSS, after 1000 requests", budget: "2 MB", measured }]
 }
 
 /// Many pods at once: memory, and how fast a new daemon finds them.
-fn crowd(rows: &mut Vec<Row>) {
+pub(crate) fn crowd() -> Vec<Row> {
+    let mut rows = Vec::new();
     let mut node = Node::start();
     let empty = restarts(&mut node);
     let image = node.import_probe();
@@ -70,11 +85,12 @@ fn crowd(rows: &mut Vec<Row>) {
     let used = host::cpu_time(node.pid()) - before;
     let measured = format!("{} ms in 10 s", used.as_millis());
     rows.push(Row { what: "CPU with 50 pods and no calls", budget: "0", measured });
-    watched(&node, rows);
+    watched(&node, &mut rows);
     let full = restarts(&mut node);
-    let measured = format!("{} / {}", percentiles(empty), percentiles(full));
+    let measured = format!("{} / {}", Percentiles::of(&empty), Percentiles::of(&full));
     rows.push(Row { what: "start to first answer with 0 / 50 pods", budget: "5 / 30 ms", measured });
     node.stop();
+    rows
 }
 
 /// What a kubelet asks of a crowded node all day long.
@@ -82,15 +98,10 @@ fn watched(node: &Node, rows: &mut Vec<Row>) {
     const SECONDS: u64 = 60;
     let pss = host::pss_kib(node.pid());
     let before = host::cpu_time(node.pid());
-    let (mut stats, begun) = (Vec::new(), Instant::now());
+    let (mut times, begun) = (Vec::new(), Instant::now());
     for second in 0..SECONDS {
-        node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
-        node.list_containers(ListContainersRequest::default()).expect("list");
-        if second % 10 == 0 {
-            let begin = Instant::now();
-            node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
-            stats.push(begin.elapsed());
-            node.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).expect("stats");
+        if let Some(took) = look(node, second) {
+            times.push(took);
         }
         let next = Duration::from_secs(second + 1);
         std::thread::sleep(next.saturating_sub(begun.elapsed()));
@@ -100,30 +111,38 @@ fn watched(node: &Node, rows: &mut Vec<Row>) {
     let measured =
         format!("{:.3} s (daemon and the children it waited for), PSS {grown:+} KiB", used.as_secs_f64());
     rows.push(Row { what: "a minute of relists and stats with 50 pods, CPU", budget: "0.15 s", measured });
-    // Once code that the burst has mapped is let go of (runtime/src/settle.rs): what is left is memory.
-    let settled = || {
-        std::thread::sleep(Duration::from_secs(11));
-        (host::pss_kib(node.pid()) as i64, host::anonymous_kib(node.pid()) as i64)
-    };
-    let before = settled();
+    let before = settled(node);
     for second in 0..30 * SECONDS {
-        node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
-        node.list_containers(ListContainersRequest::default()).expect("list");
-        if second % 10 == 0 {
-            node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
-            node.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).expect("stats");
-        }
+        look(node, second);
     }
-    let after = settled();
-    let measured = format!("PSS {:+} KiB, anonymous {:+} KiB", after.0 - before.0, after.1 - before.1);
+    let after = settled(node);
+    let measured = format!(
+        "PSS {:+} KiB, anonymous {:+} KiB",
+        after.pss - before.pss,
+        after.anonymous - before.anonymous
+    );
     rows.push(Row { what: "growth by half an hour's calls of that kind, in a row", budget: "0", measured });
-    for _ in 0..RUNS {
-        let begin = Instant::now();
-        node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
-        stats.push(begin.elapsed());
-    }
-    let measured = percentiles(stats);
+    times.extend((0..RUNS).map(|_| list_stats(node)));
+    let measured = Percentiles::of(&times).to_string();
     rows.push(Row { what: "ListContainerStats of 50 containers, p50 / p99", budget: "3 ms", measured });
+}
+
+/// The kubelet's calls of one second; every tenth brings statistics, whose time is given.
+fn look(cri: &Cri, second: u64) -> Option<Duration> {
+    cri.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
+    cri.list_containers(ListContainersRequest::default()).expect("list");
+    second.is_multiple_of(10).then(|| {
+        let took = list_stats(cri);
+        cri.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).expect("stats");
+        took
+    })
+}
+
+/// How long ListContainerStats takes.
+pub(crate) fn list_stats(cri: &Cri) -> Duration {
+    let begin = Instant::now();
+    cri.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
+    begin.elapsed()
 }
 
 /// How long a new daemon takes until it answers, several times.
@@ -132,57 +151,33 @@ fn restarts(node: &mut Node) -> Vec<Duration> {
         .map(|_| {
             node.kill9();
             let begin = Instant::now();
-            node.launch();
+            node.spawn();
+            first_answer(node, &node.socket());
             begin.elapsed()
         })
         .collect()
 }
 
-/// One pod after the other: up, execs, down, and the CPU of it all.
-fn lives(rows: &mut Vec<Row>) {
-    let node = Node::start();
-    let image = node.import_probe();
-    let (mut up, mut down, mut execs) = (Vec::new(), Vec::new(), Vec::new());
-    let before = host::cpu_time(node.pid());
-    for run in 0..RUNS {
-        let pod = host_pod(&format!("life{run}"));
-        let config = container("one", &image, &["sleep", "forever"], &pod);
-        let begin = Instant::now();
-        let pod_id = node.run_pod(&pod);
-        let id = node.run_container(&pod_id, &config, &pod);
-        up.push(begin.elapsed());
-        for _ in 0..3 {
-            let begin = Instant::now();
-            node.exec_sync(exec(&id, &["true"], 10)).expect("exec");
-            execs.push(begin.elapsed());
-        }
-        let begin = Instant::now();
-        node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
-        node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
-        node.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() }).expect("stop");
-        node.remove_pod(&pod_id);
-        down.push(begin.elapsed());
+/// Waits until a daemon that was just started answers, and looks as often as makes no difference to how long that takes.
+pub(crate) fn first_answer(cri: &Cri, socket: &Path) {
+    const LOOK_AGAIN: Duration = Duration::from_micros(100);
+    let end = Instant::now() + host::PATIENCE;
+    while UnixStream::connect(socket).is_err() {
+        assert!(Instant::now() < end, "{}: nobody listens", socket.display());
+        std::thread::sleep(LOOK_AGAIN);
     }
-    let cpu = (host::cpu_time(node.pid()) - before).as_secs_f64() / RUNS as f64;
-    rows.push(Row { what: "pod up, host network, p50 / p99", budget: "6 ms", measured: percentiles(up) });
-    rows.push(Row { what: "pod down, host network, p50 / p99", budget: "7 ms", measured: percentiles(down) });
-    rows.push(Row { what: "ExecSync(true), p50 / p99", budget: "1 ms", measured: percentiles(execs) });
-    let measured = format!("{cpu:.4} s (daemon and the children it waited for)");
-    rows.push(Row { what: "CPU of one pod's life with 3 execs", budget: "0.02 s", measured });
-    node.stop();
-}
-
-/// `p50 / p99` in milliseconds.
-pub(crate) fn percentiles(mut times: Vec<Duration>) -> String {
-    times.sort();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1000.0;
-    format!("{:.2} / {:.2} ms", at(0.5), at(0.99))
+    // The client's first call may find that its old connection is gone.
+    while cri.version(VersionRequest::default()).is_err() {
+        assert!(Instant::now() < end, "{}: nobody answers", socket.display());
+    }
 }
 
 /// The three programs' files.
-fn installed() -> String {
+pub(crate) fn size() -> Vec<Row> {
     let sizes = ["coracle", "coracle-pod", "coracle-worker"]
         .map(|name| std::fs::metadata(node::binaries().join(name)).map_or(0, |about| about.len()));
     let kib = sizes.map(|bytes| bytes / 1024);
-    format!("{:.2} MB ({} + {} + {} KiB)", sizes.iter().sum::<u64>() as f64 / 1e6, kib[0], kib[1], kib[2])
+    let all = sizes.iter().sum::<u64>() as f64 / 1e6;
+    let measured = format!("{all:.2} MB ({} + {} + {} KiB)", kib[0], kib[1], kib[2]);
+    vec![Row { what: "installed size, all programs", budget: "6 MB", measured }]
 }

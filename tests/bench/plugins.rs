@@ -10,13 +10,13 @@ use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
 use coracle_tests::request::{container, host_pod};
 
 use crate::Row;
-use crate::measure::percentiles;
+use crate::time::Percentiles;
 
 /// Runs of each timed thing.
 const RUNS: usize = 100;
 
 /// Everything, in order.
-pub(crate) fn all() -> Vec<Row> {
+pub(crate) fn measure() -> Vec<Row> {
     let mut rows = Vec::new();
     let node = Node::start();
     let image = node.import_probe();
@@ -31,16 +31,16 @@ pub(crate) fn all() -> Vec<Row> {
     let measured = format!(
         "{:+.2} ms ({} without, {} with, an empty round trip takes {:.2} ms)",
         difference(&without.0, &with_one),
-        percentiles(without.0),
-        percentiles(with_one),
+        Percentiles::of(&without.0),
+        Percentiles::of(&with_one),
         own.as_secs_f64() * 1000.0
     );
     rows.push(Row { what: "RunPodSandbox with one NRI plugin, p50", budget: "+0.3 ms", measured });
     let measured = format!(
         "{:+.2} ms ({} without, {} with)",
         difference(&without.1, &with_ten),
-        percentiles(without.1),
-        percentiles(with_ten)
+        Percentiles::of(&without.1),
+        Percentiles::of(&with_ten)
     );
     rows.push(Row { what: "CreateContainer with ten NRI plugins, p50", budget: "+2 ms", measured });
     rows.push(Row {
@@ -110,10 +110,5 @@ fn creations(node: &Node, image: &str) -> Vec<Duration> {
 
 /// Of the medians, in milliseconds.
 fn difference(before: &[Duration], after: &[Duration]) -> f64 {
-    let median = |times: &[Duration]| {
-        let mut times = times.to_vec();
-        times.sort();
-        times[times.len() / 2].as_secs_f64() * 1000.0
-    };
-    median(after) - median(before)
+    Percentiles::of(after).p50 - Percentiles::of(before).p50
 }

@@ -13,10 +13,25 @@ use coracle_tests::request::{image_spec, pull};
 
 use crate::Row;
 
-const LAYERS: usize = 6;
-/// Small files of a layer and their size, and the same of big ones: 421 MB in all.
-const SMALL: (usize, usize) = (3000, 8_000);
-const BIG: (usize, usize) = (170, 271_000);
+/// What is in an image: layers, small files of each and their size, and the same of big ones.
+pub(crate) struct Shape {
+    /// Layers.
+    pub(crate) layers: usize,
+    /// Small files of a layer, and their size.
+    pub(crate) small: (usize, usize),
+    /// Big ones.
+    pub(crate) big: (usize, usize),
+}
+
+impl Shape {
+    /// Bytes of all its files.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layers * (self.small.0 * self.small.1 + self.big.0 * self.big.1)
+    }
+}
+
+/// 421 MB.
+const BIG: Shape = Shape { layers: 6, small: (3000, 8_000), big: (170, 271_000) };
 /// Pulls of it.
 const RUNS: usize = 3;
 /// From one look at the workers to the next.
@@ -31,13 +46,14 @@ struct Taken {
 }
 
 /// The row, without compressed layers beside the unpacked ones, and with them.
-pub(crate) fn measure(rows: &mut Vec<Row>) {
+pub(crate) fn measure() -> Vec<Row> {
+    let mut rows = Vec::new();
     for (what, keep_blobs) in [("pull + unpack, loopback", false), ("the same, compressed layers kept", true)]
     {
         let config = format!("[image]\nkeep_blobs = {keep_blobs}\n");
         let node = Node::with(Options { config, ..Options::default() });
         let registry = Registry::start(node.folder());
-        let packed = push(&registry, &node);
+        let packed = push(&registry, &node, "big", 0, &BIG);
         let name = registry.name("big", "1");
         let taken: Vec<Taken> = (0..RUNS).map(|_| one(&node, &name)).collect();
         let seconds = |time: fn(&Taken) -> Duration| {
@@ -45,7 +61,7 @@ pub(crate) fn measure(rows: &mut Vec<Row>) {
                 taken.iter().map(|taken| format!("{:.2}", time(taken).as_secs_f64())).collect();
             times.join(" ")
         };
-        let unpacked = LAYERS * (SMALL.0 * SMALL.1 + BIG.0 * BIG.1);
+        let unpacked = BIG.bytes();
         let measured = format!(
             "wall {} s, CPU {} s, peak {:.1} MB, written {:.2} x of {:.0} MB, {:.0} MB packed",
             seconds(|taken| taken.wall),
@@ -58,6 +74,7 @@ pub(crate) fn measure(rows: &mut Vec<Row>) {
         rows.push(Row { what, budget: "3 s, CPU 3 s, 16 MB, 1.1 x", measured });
         node.stop();
     }
+    rows
 }
 
 fn one(node: &Node, name: &str) -> Taken {
@@ -97,24 +114,24 @@ fn bytes_written(pid: i32) -> u64 {
     value("write_bytes:").saturating_sub(value("cancelled_write_bytes:"))
 }
 
-/// Makes and pushes it; gives its compressed size.
-fn push(registry: &Registry, node: &Node) -> usize {
+/// Makes and pushes an image of this shape as `name:1`; gives its compressed size. Another seed, other contents.
+pub(crate) fn push(registry: &Registry, node: &Node, name: &str, seed: usize, shape: &Shape) -> usize {
     let words = words();
     let mut image = Image::of(vec![Layer::new(&probe_entries(&node.probe()), Compression::Gzip)]);
     image.layers.clear();
     let mut packed = 0;
-    for layer in 0..LAYERS {
-        let sizes = [vec![SMALL.1; SMALL.0], vec![BIG.1; BIG.0]].concat();
+    for layer in 0..shape.layers {
+        let sizes = [vec![shape.small.1; shape.small.0], vec![shape.big.1; shape.big.0]].concat();
         let file = |(number, bytes): (usize, usize)| {
             let path = format!("usr/share/l{layer}/d{}/f{number}", number % 50);
-            Entry::file(&path, &text(&words, layer * 10_000 + number, bytes))
+            Entry::file(&path, &text(&words, (seed + layer) * 10_000 + number, bytes))
         };
         let entries: Vec<Entry> = sizes.into_iter().enumerate().map(file).collect();
         let layer = Layer::new(&entries, Compression::Gzip);
         packed += layer.blob.len();
         image = image.plus(layer);
     }
-    registry.push(&image, "big", "1");
+    registry.push(&image, name, "1");
     packed
 }
 

@@ -22,6 +22,8 @@ pub mod proto {
     tonic::include_proto!("runtime.v1");
 }
 
+use crate::request;
+
 use proto::image_service_client::ImageServiceClient;
 use proto::runtime_service_client::RuntimeServiceClient;
 
@@ -222,5 +224,49 @@ impl Cri {
         self.runtime
             .block_on(async { tokio::time::timeout(OVERTIME, call).await })
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("the test's client waited long enough")))
+    }
+}
+
+/// What most tests call, one after the other; each panics with the error.
+impl Cri {
+    /// Runs a pod; panics with the error.
+    #[track_caller]
+    pub fn run_pod(&self, pod: &proto::PodSandboxConfig) -> String {
+        self.run_pod_sandbox(request::run(pod)).unwrap_or_else(|error| panic!("run: {error}")).pod_sandbox_id
+    }
+
+    /// Creates a container; panics with the error.
+    #[track_caller]
+    pub fn create(
+        &self,
+        pod_id: &str,
+        config: &proto::ContainerConfig,
+        pod: &proto::PodSandboxConfig,
+    ) -> String {
+        let made = self.create_container(request::create(pod_id, config, pod));
+        made.unwrap_or_else(|error| panic!("create: {error}")).container_id
+    }
+
+    /// Creates and starts a container; panics with the error.
+    #[track_caller]
+    pub fn run_container(
+        &self,
+        pod_id: &str,
+        config: &proto::ContainerConfig,
+        pod: &proto::PodSandboxConfig,
+    ) -> String {
+        let container_id = self.create(pod_id, config, pod);
+        let request = proto::StartContainerRequest { container_id: container_id.clone() };
+        self.start_container(request).unwrap_or_else(|error| panic!("start: {error}"));
+        container_id
+    }
+
+    /// Stops and removes a pod; panics with the error.
+    #[track_caller]
+    pub fn remove_pod(&self, id: &str) {
+        let stop = proto::StopPodSandboxRequest { pod_sandbox_id: id.into() };
+        self.stop_pod_sandbox(stop).unwrap_or_else(|error| panic!("stop pod {id}: {error}"));
+        let remove = proto::RemovePodSandboxRequest { pod_sandbox_id: id.into() };
+        self.remove_pod_sandbox(remove).unwrap_or_else(|error| panic!("remove pod {id}: {error}"));
     }
 }

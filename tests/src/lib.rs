@@ -19,6 +19,7 @@ pub mod layer;
 pub mod nginx;
 pub mod node;
 pub mod nri;
+pub mod peer;
 pub mod registry;
 pub mod request;
 pub mod spdy;

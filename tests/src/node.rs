@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use crate::cri::Cri;
 use crate::cri::proto::{
     ContainerConfig, ContainerState, ContainerStatus, ContainerStatusRequest, ListPodSandboxRequest,
-    PodSandboxConfig, RemovePodSandboxRequest, StartContainerRequest, StopPodSandboxRequest, VersionRequest,
+    VersionRequest,
 };
 use crate::host::{self, wait_for, wait_until};
 use crate::image::{self, Image};
@@ -293,28 +293,6 @@ impl Node {
         name.into()
     }
 
-    /// Runs a pod; panics with the error.
-    #[track_caller]
-    pub fn run_pod(&self, pod: &PodSandboxConfig) -> String {
-        self.run_pod_sandbox(request::run(pod)).unwrap_or_else(|error| panic!("run: {error}")).pod_sandbox_id
-    }
-
-    /// Creates a container; panics with the error.
-    #[track_caller]
-    pub fn create(&self, pod_id: &str, config: &ContainerConfig, pod: &PodSandboxConfig) -> String {
-        let made = self.create_container(request::create(pod_id, config, pod));
-        made.unwrap_or_else(|error| panic!("create: {error}")).container_id
-    }
-
-    /// Creates and starts a container; panics with the error.
-    #[track_caller]
-    pub fn run_container(&self, pod_id: &str, config: &ContainerConfig, pod: &PodSandboxConfig) -> String {
-        let container_id = self.create(pod_id, config, pod);
-        let request = StartContainerRequest { container_id: container_id.clone() };
-        self.start_container(request).unwrap_or_else(|error| panic!("start: {error}"));
-        container_id
-    }
-
     /// A container's status; panics with the error.
     #[track_caller]
     pub fn container(&self, container_id: &str) -> ContainerStatus {
@@ -367,15 +345,6 @@ impl Node {
         let text = self.output(&id);
         self.remove_pod(&pod_id);
         (text, status)
-    }
-
-    /// Stops and removes a pod; panics with the error.
-    #[track_caller]
-    pub fn remove_pod(&self, id: &str) {
-        let stop = StopPodSandboxRequest { pod_sandbox_id: id.into() };
-        self.stop_pod_sandbox(stop).unwrap_or_else(|error| panic!("stop pod {id}: {error}"));
-        let remove = RemovePodSandboxRequest { pod_sandbox_id: id.into() };
-        self.remove_pod_sandbox(remove).unwrap_or_else(|error| panic!("remove pod {id}: {error}"));
     }
 
     /// Takes everything down through the CRI, ends the daemon, and fails if anything is left of this node.

@@ -1,0 +1,124 @@
+//! What pulls do to the rest: to the starts of pods beside one, and to the daemon's memory after many.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::RemoveImageRequest;
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::registry::Registry;
+use coracle_tests::request::{host_pod, image_spec, pull as pull_of};
+
+use crate::Row;
+use crate::life::{Lives, RUNS};
+use crate::measure::settled;
+use crate::pulls::{self, Shape};
+use crate::time::Percentiles;
+
+/// 135 MB as the registry has it, 236 MB unpacked.
+pub(crate) const MIDDLING: Shape = Shape { layers: 3, small: (3000, 8_000), big: (202, 271_000) };
+/// Images of a storm, and what each has.
+const STORM: usize = 20;
+const SMALL: Shape = Shape { layers: 2, small: (50, 8_000), big: (4, 271_000) };
+/// Starts beside a pull before their p99 means something; and the pulls that may be needed for them.
+const STARTS: usize = 100;
+const PULLS_MAX: usize = 20;
+
+/// The row of starts beside a pull.
+pub(crate) fn pull() -> Vec<Row> {
+    let node = Node::start();
+    let image = node.import_probe();
+    let registry = Registry::start(node.folder());
+    let packed = pulls::push(&registry, &node, "middling", 1, &MIDDLING);
+    let mut quiet = Lives::default();
+    (0..RUNS).for_each(|run| quiet.one(&node, &host_pod(&format!("quiet{run}")), &image));
+    let mut up = Vec::new();
+    for _ in 0..PULLS_MAX {
+        up.extend(starts_beside(&node, &image, &registry.name("middling", "1")));
+        if up.len() >= STARTS {
+            break;
+        }
+    }
+    drop(registry);
+    node.stop();
+    let (quiet, beside) = (Percentiles::of(&quiet.up), Percentiles::of(&up));
+    let measured = format!(
+        "{beside} of {} pods, {quiet} without; p99 is {:.1} x the p50 beside, {:.1} x the p50 without ({:.0} MB packed)",
+        up.len(),
+        beside.p99 / beside.p50,
+        beside.p99 / quiet.p50,
+        packed as f64 / 1e6
+    );
+    vec![Row { what: "pod up while an image is pulled, p50 / p99", budget: "p99 ≤ 3 x p50", measured }]
+}
+
+/// Pulls the image once, and removes it; what pods took that started and ended within the pull.
+fn starts_beside(node: &Node, image: &str, name: &str) -> Vec<Duration> {
+    let is_over = AtomicBool::new(false);
+    let client = node.another();
+    let times = std::thread::scope(|scope| {
+        let call = scope.spawn(|| {
+            let client = client;
+            client.pull_image(pull_of(name)).expect("pull");
+            is_over.store(true, Ordering::Relaxed);
+        });
+        host::wait_until("a worker pulls", || !node.workers().is_empty() || call.is_finished());
+        let mut lives = Lives::default();
+        let mut times = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            lives.one(node, &host_pod(&format!("beside{}", lives.up.len())), image);
+            if !is_over.load(Ordering::Relaxed) {
+                times.extend(lives.up.last());
+            }
+        }
+        call.join().expect("a client");
+        times
+    });
+    node.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("remove");
+    host::wait_until("its files are gone", || node.workers().is_empty());
+    times
+}
+
+/// The row of what many pulls leave in the daemon's memory.
+pub(crate) fn storm() -> Vec<Row> {
+    const CLIENTS: usize = 4;
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    for image in 0..STORM {
+        pulls::push(&registry, &node, &format!("small{image}"), 1000 * image, &SMALL);
+    }
+    // Once before, so that what only the first pull brings does not count as growth.
+    pull_and_remove(&node, &registry.name("small0", "1"));
+    let before = settled(&node);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (client, registry) = (node.another(), &registry);
+            scope.spawn(move || {
+                for image in (number..STORM).step_by(CLIENTS) {
+                    pull_and_remove(&client, &registry.name(&format!("small{image}"), "1"));
+                }
+            });
+        }
+    });
+    let took = begin.elapsed();
+    host::wait_until("files of images are gone", || node.workers().is_empty());
+    let at_once = host::anonymous_kib(node.pid());
+    let after = settled(&node);
+    drop(registry);
+    node.stop();
+    let measured = format!(
+        "PSS {:+} KiB, anonymous {:+} KiB ({:+} right after them; {:.1} s)",
+        after.pss - before.pss,
+        after.anonymous - before.anonymous,
+        at_once as i64 - before.anonymous,
+        took.as_secs_f64()
+    );
+    vec![Row { what: "growth by 20 images pulled and removed, 4 at once", budget: "0", measured }]
+}
+
+fn pull_and_remove(cri: &Cri, name: &str) {
+    cri.pull_image(pull_of(name)).expect("pull");
+    cri.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("remove");
+}

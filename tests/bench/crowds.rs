@@ -1,0 +1,151 @@
+//! Many pods: by several clients at once, beside others that are there, and more than a kubelet would ever ask for.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::{
+    ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, VersionRequest,
+};
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{bridge_pod, container};
+
+use crate::Row;
+use crate::life::{self, Lives, RUNS, SERIES};
+use crate::time::{Percentiles, median};
+
+/// Pods that start at once, and the clients that ask for them.
+pub(crate) const BURST: usize = 50;
+pub(crate) const CLIENTS: usize = 8;
+/// Pods that are there already.
+const PRESENT: usize = 200;
+/// Pods of the full node; a kubelet's limit is 110.
+const FULL: usize = 500;
+
+/// Brings `count` pods up by [`CLIENTS`] clients; how long until the last one runs, and their ids.
+pub(crate) fn burst(
+    cri: &Cri,
+    image: &str,
+    count: usize,
+    make: &(dyn Fn(&str) -> PodSandboxConfig + Sync),
+) -> (Duration, Vec<String>) {
+    let start = Barrier::new(CLIENTS + 1);
+    std::thread::scope(|scope| {
+        let client = |number: usize| {
+            let (cri, start) = (cri.another(), &start);
+            scope.spawn(move || {
+                cri.version(VersionRequest::default()).expect("version");
+                start.wait();
+                let up = |index| {
+                    let pod = make(&format!("burst{index}"));
+                    let pod_id = cri.run_pod(&pod);
+                    cri.run_container(&pod_id, &container("one", image, &["sleep", "forever"], &pod), &pod);
+                    pod_id
+                };
+                (number..count).step_by(CLIENTS).map(up).collect::<Vec<String>>()
+            })
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+        start.wait();
+        let begin = Instant::now();
+        let ids = clients.into_iter().flat_map(|client| client.join().expect("a client")).collect();
+        (begin.elapsed(), ids)
+    })
+}
+
+/// Bursts, each taken down again; the time of the middle one.
+fn bursts(node: &Node, image: &str) -> f64 {
+    let one = |_| {
+        let (took, ids) = burst(node, image, BURST, &bridge_pod);
+        ids.iter().for_each(|id| node.remove_pod(id));
+        took.as_secs_f64()
+    };
+    median((0..SERIES).map(one).collect())
+}
+
+/// Rows of starts at once, on an empty node and beside two hundred.
+pub(crate) fn at_once() -> Vec<Row> {
+    let node = life::bridged();
+    let image = node.import_probe();
+    let empty = bursts(&node, &image);
+    burst(&node, &image, PRESENT, &bridge_pod);
+    let beside = bursts(&node, &image);
+    node.stop();
+    vec![
+        Row {
+            what: "50 pods up, 8 clients, bridge network built in",
+            budget: "0.6 s",
+            measured: format!("{empty:.3} s"),
+        },
+        Row {
+            what: "the same with 200 pods present",
+            budget: "no slower",
+            measured: format!("{beside:.3} s ({:.2} x)", beside / empty),
+        },
+    ]
+}
+
+/// Rows of a node with five hundred pods.
+pub(crate) fn full() -> Vec<Row> {
+    // A range that holds them; other processes that measure have others.
+    let network = format!(
+        "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"10.{}.0.0/21\"]\n",
+        200 + std::process::id() % 50
+    );
+    let node = Node::with(Options { config: network, ..Options::default() });
+    let image = node.import_probe();
+    burst(&node, &image, FULL, &bridge_pod);
+    let monitors: u64 = node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum();
+    let daemon = host::pss_kib(node.pid());
+    let mut lives = Lives::default();
+    (0..RUNS).for_each(|run| lives.one(&node, &bridge_pod(&format!("more{run}")), &image));
+    let lists: Vec<Duration> = (0..RUNS).map(|_| timed(|| list(&node))).collect();
+    let stats: Vec<Duration> = (0..RUNS)
+        .map(|_| {
+            timed(|| {
+                node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
+            })
+        })
+        .collect();
+    node.stop();
+    let mb = |kib: u64| kib as f64 / 1024.0;
+    vec![
+        Row {
+            what: "everything of ours with 500 pods, PSS",
+            budget: "",
+            measured: format!(
+                "{:.1} MB (daemon {:.1}, monitors {:.1})",
+                mb(daemon + monitors),
+                mb(daemon),
+                mb(monitors)
+            ),
+        },
+        Row {
+            what: "pod up beside 500, bridge network built in, p50 / p99",
+            budget: "",
+            measured: Percentiles::of(&lives.up).to_string(),
+        },
+        Row {
+            what: "ListPodSandbox and ListContainers of 500, p50 / p99",
+            budget: "",
+            measured: Percentiles::of(&lists).to_string(),
+        },
+        Row {
+            what: "ListContainerStats of 500, p50 / p99",
+            budget: "",
+            measured: Percentiles::of(&stats).to_string(),
+        },
+    ]
+}
+
+fn list(cri: &Cri) {
+    cri.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
+    cri.list_containers(ListContainersRequest::default()).expect("list");
+}
+
+fn timed(what: impl FnOnce()) -> Duration {
+    let begin = Instant::now();
+    what();
+    begin.elapsed()
+}

@@ -1,0 +1,161 @@
+//! `make bench-peers`: the same measurements of coracle and of containerd with runc and CNI's plugins, from Debian's packages,
+//! on one machine in one run, in turns: ours, theirs, ours, theirs. Both are asked by the same client over their sockets, both
+//! get the same requests, images and network configuration, and both have a cgroup of their own, in which all that they start
+//! is counted.
+
+mod side;
+mod streaming;
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::proto::{PodSandboxConfig, RemoveImageRequest};
+use coracle_tests::image::Image;
+use coracle_tests::node;
+use coracle_tests::peer::Peer;
+use coracle_tests::registry::Registry;
+use coracle_tests::request::{bridge_pod, host_pod, image_spec, pull};
+
+use self::side::Sides;
+use crate::beside::MIDDLING;
+use crate::crowds::{BURST, burst};
+use crate::life::{Lives, RUNS};
+use crate::measure::{ask, first_answer, list_stats};
+use crate::pulls;
+use crate::time::{Percentiles, median};
+
+/// Rounds of what takes seconds, and of starts of the daemons.
+const ROUNDS: usize = 3;
+const STARTS: usize = 10;
+
+/// Prints the table.
+pub(crate) fn run() {
+    let mut sides = Sides::start();
+    let image = "localhost/probe:1";
+    sides.import(&Image::probe(&coracle_tests::image::program(&node::binaries()), "usual"), image);
+    println!("| what | coracle | containerd {} | ratio |\n|---|---|---|---|", Peer::version());
+    idle(&sides);
+    starts(&mut sides);
+    lives(&sides, image, "host network", host_pod);
+    lives(&sides, image, "bridge network", bridge_pod);
+    bursts(&sides, image);
+    crowd(&sides, image);
+    pulls(&sides);
+    streaming::measure(&sides, image);
+    sides.stop();
+}
+
+/// A line: less is better.
+fn row(what: &str, unit: &str, values: [f64; 2]) {
+    let [ours, theirs] = values;
+    println!("| {what} | {ours:.2} {unit} | {theirs:.2} {unit} | {:.1} x |", theirs / ours);
+}
+
+/// A line of times; the ratio is that of the medians.
+fn times(what: &str, [ours, theirs]: [Vec<Duration>; 2]) {
+    let (ours, theirs) = (Percentiles::of(&ours), Percentiles::of(&theirs));
+    println!("| {what}, p50 / p99 | {ours} | {theirs} | {:.1} x |", theirs.p50 / ours.p50);
+}
+
+/// Memory of the daemons alone, when they have had requests and then some rest.
+fn idle(sides: &Sides) {
+    sides.each(|side| ask(side.cri));
+    // The passing of time is what is measured.
+    std::thread::sleep(Duration::from_secs(11));
+    let mb = sides.each(|side| side.memory_kib() as f64 / 1024.0);
+    row("daemon idle, PSS after 1000 requests", "MB", mb);
+}
+
+/// From the start of a daemon's process to its first answer, with nothing to recover.
+fn starts(sides: &mut Sides) {
+    let mut all = [Vec::new(), Vec::new()];
+    for _ in 0..STARTS {
+        let begin = sides.spawn_ours();
+        first_answer(sides.ours(), &sides.ours().socket());
+        all[0].push(begin.elapsed());
+        let begin = sides.spawn_theirs();
+        first_answer(sides.theirs(), &sides.theirs().socket());
+        all[1].push(begin.elapsed());
+        sides.adopt();
+    }
+    times("start to first answer, no pods", all);
+}
+
+/// One pod at a time.
+fn lives(sides: &Sides, image: &str, network: &str, make: fn(&str) -> PodSandboxConfig) {
+    let mut all = [Lives::default(), Lives::default()];
+    let before = sides.each(|side| side.cpu());
+    for run in 0..RUNS {
+        for (lives, side) in all.iter_mut().zip(sides.both()) {
+            lives.one(side.cri, &side.placed(make(&format!("peer{run}"))), image);
+        }
+    }
+    let after = sides.each(|side| side.cpu());
+    let cpu = [0, 1].map(|index| (after[index] - before[index]).as_secs_f64() * 1000.0 / RUNS as f64);
+    let [ours, theirs] = all;
+    times(&format!("pod up, {network}"), [ours.up, theirs.up]);
+    times(&format!("pod down, {network}"), [ours.down, theirs.down]);
+    times(&format!("ExecSync(true), {network}"), [ours.execs, theirs.execs]);
+    row(&format!("CPU of one pod's life with 3 execs, {network}"), "ms", cpu);
+}
+
+/// Many pods by many clients.
+fn bursts(sides: &Sides, image: &str) {
+    let mut all = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (times, side) in all.iter_mut().zip(sides.both()) {
+            let (took, ids) = burst(side.cri, image, BURST, &|name| side.placed(bridge_pod(name)));
+            times.push(took.as_secs_f64());
+            ids.iter().for_each(|id| side.cri.remove_pod(id));
+        }
+    }
+    row("50 pods up by 8 clients, bridge network", "s", all.map(median));
+}
+
+/// What a crowd of pods costs that does nothing.
+fn crowd(sides: &Sides, image: &str) {
+    let before = sides.each(|side| side.memory_kib());
+    let ids = sides.each(|side| burst(side.cri, image, BURST, &|name| side.placed(bridge_pod(name))).1);
+    std::thread::sleep(Duration::from_secs(11));
+    let after = sides.each(|side| side.memory_kib());
+    row(
+        "everything with 50 pods, containers' own processes left out, PSS",
+        "MB",
+        after.map(|kib| kib as f64 / 1024.0),
+    );
+    let each = [0, 1].map(|index| after[index].saturating_sub(before[index]) as f64 / BURST as f64);
+    row("one pod of them, PSS", "KiB", each);
+    let mut stats = [Vec::new(), Vec::new()];
+    for _ in 0..RUNS {
+        for (times, side) in stats.iter_mut().zip(sides.both()) {
+            times.push(list_stats(side.cri));
+        }
+    }
+    times("ListContainerStats of 50", stats);
+    for (side, ids) in sides.both().into_iter().zip(ids) {
+        ids.iter().for_each(|id| side.cri.remove_pod(id));
+    }
+}
+
+/// One image, pulled and removed.
+fn pulls(sides: &Sides) {
+    let registry = Registry::start(sides.ours().folder());
+    let packed = pulls::push(&registry, sides.ours(), "middling", 1, &MIDDLING);
+    let name = registry.name("middling", "1");
+    let (mut wall, mut cpu) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for _ in 0..ROUNDS {
+        for (index, side) in sides.both().into_iter().enumerate() {
+            let (before, begin) = (side.cpu(), Instant::now());
+            side.cri.pull_image(pull(&name)).expect("pull");
+            wall[index].push(begin.elapsed().as_secs_f64());
+            cpu[index].push((side.cpu() - before).as_secs_f64());
+            side.cri.remove_image(RemoveImageRequest { image: Some(image_spec(&name)) }).expect("remove");
+        }
+    }
+    let what = format!(
+        "pull and unpack {:.0} MB packed, {:.0} MB unpacked",
+        packed as f64 / 1e6,
+        MIDDLING.bytes() as f64 / 1e6
+    );
+    row(&what, "s", wall.map(median));
+    row("CPU of that", "s", cpu.map(median));
+}

@@ -1,0 +1,167 @@
+//! The two daemons that are compared, and what the kernel counts of each.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::PodSandboxConfig;
+use coracle_tests::host;
+use coracle_tests::image::Image;
+use coracle_tests::node::Node;
+use coracle_tests::peer::Peer;
+
+/// What a container of these measurements runs: the work itself, which is no cost of a runtime.
+const PAYLOAD: &str = "/probe sleep forever";
+
+/// Both of them.
+pub(crate) struct Sides {
+    ours: Node,
+    theirs: Option<Peer>,
+    cgroup: String,
+}
+
+/// One of them, as measurements see it.
+pub(crate) struct Side<'a> {
+    /// Its client.
+    pub(crate) cri: &'a Cri,
+    /// Its socket.
+    pub(crate) socket: PathBuf,
+    cgroup: String,
+}
+
+impl Sides {
+    /// Starts both, on networks of the same configuration.
+    pub(crate) fn start() -> Sides {
+        let ours = Node::with_bridge();
+        let bridge = format!("ct{}p", std::process::id() % 1_000_000);
+        let conflist = fs::read_to_string(ours.cni().join("10-boat.conflist")).expect("the node's network");
+        let folder = ours.folder().with_extension("peer");
+        // Another bridge, other leases, and the next range.
+        let third: u8 =
+            ours.subnet().rsplit('.').next().and_then(|text| text.parse().ok()).expect("a subnet");
+        let next = format!("{}.{}", ours.subnet().rsplit_once('.').expect("a subnet").0, third + 1);
+        let conflist = conflist
+            .replace(&ours.bridge(), &bridge)
+            .replace(&ours.folder().display().to_string(), &folder.display().to_string())
+            .replace(&format!("{}.0/", ours.subnet()), &format!("{next}.0/"));
+        let theirs = Peer::start(&folder, &bridge, &conflist);
+        let sides =
+            Sides { ours, theirs: Some(theirs), cgroup: format!("coracle-peers-{}", std::process::id()) };
+        sides.adopt();
+        sides
+    }
+
+    /// Ours.
+    pub(crate) fn ours(&self) -> &Node {
+        &self.ours
+    }
+
+    /// Theirs.
+    pub(crate) fn theirs(&self) -> &Peer {
+        self.theirs.as_ref().expect("it is there until the end")
+    }
+
+    /// Both, ours first.
+    pub(crate) fn both(&self) -> [Side<'_>; 2] {
+        let side = |cri, socket, name| Side { cri, socket, cgroup: format!("{}/{name}", self.cgroup) };
+        [side(&self.ours, self.ours.socket(), "ours"), side(self.theirs(), self.theirs().socket(), "theirs")]
+    }
+
+    /// The same of both, ours first.
+    pub(crate) fn each<T>(&self, what: impl FnMut(&Side<'_>) -> T) -> [T; 2] {
+        self.both().each_ref().map(what)
+    }
+
+    /// An image for both.
+    pub(crate) fn import(&self, image: &Image, name: &str) {
+        self.ours.try_import(&image.oci_archive(name)).unwrap_or_else(|error| panic!("import: {error}"));
+        self.theirs().import(image, name);
+    }
+
+    /// Ends ours as a crash does and starts it again; when that began.
+    pub(crate) fn spawn_ours(&mut self) -> Instant {
+        self.ours.kill9();
+        let begin = Instant::now();
+        self.ours.spawn();
+        begin
+    }
+
+    /// The same of theirs.
+    pub(crate) fn spawn_theirs(&mut self) -> Instant {
+        let theirs = self.theirs.as_mut().expect("it is there until the end");
+        theirs.kill9();
+        let begin = Instant::now();
+        theirs.spawn();
+        begin
+    }
+
+    /// Puts both daemons into their cgroups: all that they start from now on is counted there.
+    pub(crate) fn adopt(&self) {
+        for (name, pid) in [("ours", self.ours.pid()), ("theirs", self.theirs().pid())] {
+            let folder = accounts().join(&self.cgroup).join(name).join("daemon");
+            fs::create_dir_all(&folder).expect("a cgroup");
+            fs::write(folder.join("cgroup.procs"), pid.to_string()).expect("the daemon joins its cgroup");
+        }
+    }
+
+    /// Ends both, and fails if anything is left.
+    pub(crate) fn stop(mut self) {
+        let theirs = self.theirs.take().expect("it is there until the end");
+        let folder = theirs.socket().parent().expect("in its folder").to_owned();
+        theirs.stop();
+        fs::remove_dir_all(folder).expect("the peer's folder goes");
+        let cgroup = self.cgroup.clone();
+        self.ours.stop();
+        for folder in host::cgroups_below(&cgroup) {
+            fs::remove_dir(&folder)
+                .unwrap_or_else(|error| panic!("left behind: {}: {error}", folder.display()));
+        }
+        for root in host::cgroup_roots() {
+            // Only hierarchies in which a pod was have it.
+            let _ = fs::remove_dir(root.join(&cgroup));
+        }
+    }
+}
+
+impl Side<'_> {
+    /// A pod within this side's cgroup, as a kubelet places its pods.
+    pub(crate) fn placed(&self, mut pod: PodSandboxConfig) -> PodSandboxConfig {
+        pod.linux.get_or_insert_default().cgroup_parent = format!("/{}/pods", self.cgroup);
+        pod
+    }
+
+    /// CPU time of everything that this side ever started.
+    pub(crate) fn cpu(&self) -> Duration {
+        let folder = accounts().join(&self.cgroup);
+        if let Ok(text) = fs::read_to_string(folder.join("cpuacct.usage")) {
+            return Duration::from_nanos(text.trim().parse().expect("nanoseconds"));
+        }
+        let text = fs::read_to_string(folder.join("cpu.stat")).expect("the cgroup's account");
+        let usage = text.lines().find_map(|line| line.strip_prefix("usage_usec "));
+        Duration::from_micros(usage.and_then(|text| text.parse().ok()).expect("microseconds"))
+    }
+
+    /// PSS of everything of this side that lives, but what containers run.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let folders = host::cgroups_below(&self.cgroup);
+        let folders = folders.iter().filter(|folder| folder.starts_with(accounts()));
+        let processes = folders.flat_map(|folder| {
+            let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            text.lines().filter_map(|line| line.parse::<i32>().ok()).collect::<Vec<_>>()
+        });
+        processes.filter(|pid| !is_payload(*pid)).map(host::pss_kib).sum()
+    }
+}
+
+fn is_payload(pid: i32) -> bool {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command).replace('\0', " ").trim() == PAYLOAD
+}
+
+/// The hierarchy that counts CPU time: version 1's own, or the one of version 2.
+fn accounts() -> PathBuf {
+    let roots = host::cgroup_roots();
+    let counts = |root: &&PathBuf| root.join("cpuacct.usage").exists();
+    roots.iter().find(counts).or(roots.first()).expect("cgroups are mounted").clone()
+}
