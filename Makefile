@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-qemu guests check build probe run t fuzz bench bench-long bench-memory bench-peers cross dist edge-image edge-run edge-test cross-check clean
+.PHONY: help demo test test-qemu guests check build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist edge-image edge-run edge-test cross-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -92,6 +92,11 @@ bench-memory: ## what each page of the daemon and of a monitor is for, and what 
 	tests/tools/install bench
 	@$(MAKE) --no-print-directory build probe
 	$(BENCH) memory
+
+bench-steps: ## each call of a pod's life: its time, and what it asks of the kernel
+	tests/tools/install bench
+	@$(MAKE) --no-print-directory build probe
+	$(BENCH) steps
 
 bench-peers: ## the same measurements beside containerd's, interleaved
 	tests/tools/install bench-peers

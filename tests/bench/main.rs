@@ -1,6 +1,7 @@
 //! `make bench`: what design.md budgets, as one table; `make bench-long`: ten thousand pods, one after the other, and what is
-//! left of them; `make bench-peers`: the same measurements beside containerd's. Memory is PSS from smaps_rollup, times are
-//! percentiles of at least fifty runs, over the socket, client included. Run it on a quiet machine.
+//! left of them; `make bench-steps`: each call of a pod's life; `make bench-memory`: what each page is for; `make bench-peers`:
+//! the same measurements beside containerd's. Memory is PSS from smaps_rollup, times are percentiles of at least fifty runs, over
+//! the socket, client included. Run it on a quiet machine.
 #![forbid(unsafe_code)]
 
 mod beside;
@@ -12,6 +13,7 @@ mod memory;
 mod peers;
 mod plugins;
 mod pulls;
+mod steps;
 mod time;
 
 /// A line of the table: what, its budget in words, and what was measured.
@@ -30,7 +32,8 @@ fn main() {
         Some("long") => long::run(),
         Some("peers") => peers::run(),
         Some("memory") => memory::run(),
-        Some(other) => panic!("{other}: long, peers, memory, or nothing"),
+        Some("steps") => steps::run(),
+        Some(other) => panic!("{other}: long, peers, memory, steps, or nothing"),
     }
 }
 
