@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::netlink::{
-    self, Batch, Bridge, Hook, Network, Protocol, Route, Rule, Rules, Scope, Socket, Veth,
+    self, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, Rules, Scope, Socket, Veth,
 };
 use coracle_sys::process;
 use nix::errno::Errno;
@@ -267,5 +267,134 @@ fn connections_to_a_port_are_forgotten() {
         netfilter.forget_connections(Protocol::Udp, 91, false).unwrap();
         assert_eq!(followed(), [false, true]);
         drop(receivers);
+    });
+}
+
+/// What a program prints, in the namespace of this thread.
+#[expect(clippy::disallowed_methods, reason = "a test has its thread to itself")]
+fn said(program: &str, words: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(words).output().expect("it is installed");
+    assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The filter's rules as iptables lists them.
+fn listed() -> String {
+    let save = |program| {
+        said(program, &["-t", "filter"])
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .fold(String::new(), |text, line| {
+                format!("{text}{}\n", line.split(" [").next().unwrap_or_default())
+            })
+    };
+    ["iptables-save", "ip6tables-save"].map(save).concat()
+}
+
+#[test]
+fn forwarding_is_accepted_where_iptables_finds_it() {
+    let addresses: [IpAddr; 2] = ["10.1.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
+    let rules = |family: &str, own: [&str; 2]| {
+        let iptables = |words: &str| drop(said(family, &words.split(' ').collect::<Vec<_>>()));
+        iptables("-N CNI-FORWARD");
+        iptables("-N CNI-ADMIN");
+        said(
+            family,
+            &[
+                "-I",
+                "FORWARD",
+                "-m",
+                "comment",
+                "--comment",
+                "CNI firewall plugin rules",
+                "-j",
+                "CNI-FORWARD",
+            ],
+        );
+        let comment = "CNI firewall plugin admin overrides";
+        said(family, &["-I", "CNI-FORWARD", "-m", "comment", "--comment", comment, "-j", "CNI-ADMIN"]);
+        for own in own {
+            iptables(&format!(
+                "-A CNI-FORWARD -d {own} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+            ));
+            iptables(&format!("-A CNI-FORWARD -s {own} -j ACCEPT"));
+        }
+    };
+    let mut theirs = String::new();
+    alone(|_| {
+        rules("iptables", ["10.1.0.5", "10.1.0.6"]);
+        rules("ip6tables", ["fd00::5", "fd00::6"]);
+        theirs = listed();
+        let socket = Socket::netfilter().unwrap();
+        socket.accept_forwarded(&addresses).unwrap();
+        assert_eq!(listed(), theirs, "what is there is not added");
+        socket.forget_forwarded(&addresses).unwrap();
+        let left: String = theirs
+            .lines()
+            .filter(|line| !line.contains(".5/32") && !line.contains("::5/128"))
+            .fold(String::new(), |text, line| text + line + "\n");
+        assert_eq!(listed(), left, "and what iptables has added is found");
+    });
+    alone(|_| {
+        let socket = Socket::netfilter().unwrap();
+        socket.forget_forwarded(&addresses).expect("no table yet");
+        socket.accept_forwarded(&addresses).unwrap();
+        socket.accept_forwarded(&["10.1.0.6".parse().unwrap(), "fd00::6".parse().unwrap()]).unwrap();
+        // iptables makes chains as it looks at them.
+        said("iptables", &["-L"]);
+        said("ip6tables", &["-L"]);
+        assert_eq!(listed(), theirs);
+        for rule in
+            ["-s 10.1.0.5 -j ACCEPT", "-d 10.1.0.5 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"]
+        {
+            let words: Vec<_> = ["-D", "CNI-FORWARD"].into_iter().chain(rule.split(' ')).collect();
+            said("iptables", &words);
+        }
+        said("iptables", &["-P", "FORWARD", "DROP"]);
+        socket.accept_forwarded(&addresses[1..]).unwrap();
+        socket.accept_forwarded(&addresses[..1]).unwrap();
+        assert!(listed().contains(":FORWARD DROP"), "a policy stays: {}", listed());
+        assert!(listed().contains("-A CNI-FORWARD -s 10.1.0.5/32 -j ACCEPT"), "{}", listed());
+    });
+}
+
+#[test]
+fn traffic_is_limited_in_both_directions() {
+    alone(|_| {
+        alone(|there| {
+            let socket = Socket::route().unwrap();
+            let namespace = File::open(there).unwrap();
+            let mut batch = Batch::default();
+            batch.add_veth(&Veth { peer_namespace: namespace.as_raw_fd(), ..pair(None, &namespace) });
+            batch.add_ifb("ifb1", 1400);
+            socket.run(batch).unwrap();
+            let (veth, ifb) = (socket.link("veth1").unwrap().unwrap(), socket.link("ifb1").unwrap().unwrap());
+            assert_eq!((veth.mtu, ifb.mtu, ifb.kind.as_str(), ifb.is_up), (1400, 1400, "ifb", true));
+            let peer = socket.link_at(veth.peer).unwrap().expect("the other end is here, too");
+            assert_eq!((peer.name.as_str(), peer.peer), ("eth0", veth.index));
+            let fast = Rate { bytes_per_second: 5_000_000_000, burst_bytes: 5_000_000 };
+            let slow = Rate { bytes_per_second: 1_000_000, burst_bytes: 10_000 };
+            let mut batch = Batch::default();
+            batch.limit(veth.index, "veth1", fast);
+            batch.redirect(veth.index, "veth1", ifb.index);
+            batch.limit(ifb.index, "ifb1", slow);
+            socket.run(batch).unwrap();
+            let disciplines = said("tc", &["qdisc", "show"]);
+            for part in [
+                "tbf 1: dev veth1 root",
+                "rate 40Gbit burst 5000000b",
+                "ingress ffff: dev veth1",
+                "tbf 1: dev ifb1 root",
+                "rate 8Mbit burst 10000b lat 25ms",
+            ] {
+                assert!(disciplines.contains(part), "{part} in {disciplines}");
+            }
+            let filters = said("tc", &["filter", "show", "dev", "veth1", "ingress"]);
+            assert!(filters.contains("Egress Redirect to device ifb1) stolen"), "{filters}");
+            let mut batch = Batch::default();
+            batch.limit(ifb.index, "ifb1", slow);
+            let refused = socket.run(batch).unwrap_err();
+            assert!(refused.to_string().starts_with("limit traffic of ifb1"), "{refused}");
+        });
     });
 }

@@ -1,4 +1,4 @@
-//! Links: pairs of virtual Ethernet, bridges and their ports.
+//! Links: pairs of virtual Ethernet, bridges and their ports, and links that take what others are sent.
 //! Rules: rtnetlink(7); include/uapi/linux/{if_link,veth}.h.
 
 use nix::errno::Errno;
@@ -13,6 +13,7 @@ const RTM_GETLINK: u16 = 18;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
 const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
@@ -49,6 +50,12 @@ fn header(index: u32, flags: u32, changed: u32) -> [u8; HEADER_BYTES] {
 pub struct Link {
     /// Its number in its namespace.
     pub index: u32,
+    /// Its name there.
+    pub name: String,
+    /// Bytes of its longest packet.
+    pub mtu: u32,
+    /// Of a pair: the number of the other end in that one's namespace. 0: none.
+    pub peer: u32,
     /// `bridge`, `veth`, …; empty for hardware.
     pub kind: String,
     /// Hardware address.
@@ -140,6 +147,16 @@ impl Batch {
         self.end(info);
     }
 
+    /// Makes a link, switched on, that takes what others are sent (an intermediate functional block).
+    pub fn add_ifb(&mut self, name: &str, mtu: u32) {
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.message(RTM_NEWLINK, flags, &header(0, IFF_UP, IFF_UP), "make link", name);
+        self.text(IFLA_IFNAME, name);
+        self.mtu(mtu);
+        let info = self.link_info("ifb");
+        self.end(info);
+    }
+
     /// Sends a bridge's port back what came in by it, or not.
     pub fn set_hairpin(&mut self, port: &str, is_on: bool) {
         self.message(RTM_NEWLINK, 0, &header(0, 0, 0), "set hairpin mode of", port);
@@ -192,14 +209,32 @@ impl Socket {
     pub fn link(&self, name: &str) -> Result<Option<Link>, Error> {
         let mut batch = Batch::default();
         batch.message(RTM_GETLINK, 0, &header(0, 0, 0), "find link", name);
-        batch.tolerate(&[Errno::ENODEV]);
         batch.text(IFLA_IFNAME, name);
+        self.find(batch)
+    }
+
+    /// The link of this number.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]; no such link is `None`.
+    pub fn link_at(&self, index: u32) -> Result<Option<Link>, Error> {
+        let mut batch = Batch::default();
+        batch.message(RTM_GETLINK, 0, &header(index, 0, 0), "find link", index.to_string());
+        self.find(batch)
+    }
+
+    fn find(&self, mut batch: Batch) -> Result<Option<Link>, Error> {
+        batch.tolerate(&[Errno::ENODEV]);
         batch.attribute(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
         batch.acknowledge();
         let mut found = None;
         self.ask(batch, &mut |message| found = read(message).or(found.take()))?;
         Ok(found)
     }
+}
+
+fn number(value: &[u8]) -> u32 {
+    value.try_into().map_or(0, u32::from_ne_bytes)
 }
 
 fn read(message: &Message<'_>) -> Option<Link> {
@@ -214,6 +249,9 @@ fn read(message: &Message<'_>) -> Option<Link> {
     };
     for (kind, value) in message.attributes(HEADER_BYTES) {
         match kind {
+            IFLA_IFNAME => link.name = text(value).to_owned(),
+            IFLA_MTU => link.mtu = number(value),
+            IFLA_LINK => link.peer = number(value),
             IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
             IFLA_OPERSTATE => link.is_running = value.first() == Some(&IF_OPER_UP),
             IFLA_LINKINFO => {

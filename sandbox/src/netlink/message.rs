@@ -139,6 +139,13 @@ impl Batch {
         nest
     }
 
+    /// As [`Batch::nest`], without the mark of such attributes: nftables lists them so, and does not ask for it.
+    pub(super) fn nest_unmarked(&mut self, kind: u16) -> Nest {
+        let nest = Nest(self.bytes.len());
+        self.attribute(kind, &[]);
+        nest
+    }
+
     /// More bytes of a header inside of a nested attribute.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
@@ -161,6 +168,11 @@ impl Batch {
         self.acknowledged = Some(self.expectations.0.len() as u32 - 1);
         let flags = u16::from_ne_bytes([self.bytes[self.start + 6], self.bytes[self.start + 7]]) | NLM_F_ACK;
         self.bytes[self.start + 6..self.start + 8].copy_from_slice(&flags.to_ne_bytes());
+    }
+
+    /// Bytes in it.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
     /// Whether there is nothing in it.

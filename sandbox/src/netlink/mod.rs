@@ -2,8 +2,8 @@
 //! a batch off while it is being sent, so nothing here waits: one system call makes a pod's links, two read the answer.
 //!
 //! ```text
-//!   link, address, route, nft, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
-//!                                         <── read with ── message <── answers, up to the batch's end
+//!   link, address, route, traffic, nft, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
+//!                                              <── read with ── message <── answers, up to the batch's end
 //! ```
 //! A batch of links, addresses and routes is not undone when one of its messages is refused: the rest of it is worked
 //! off all the same, and the first refusal is the error. A batch of nftables is one transaction.
@@ -11,10 +11,12 @@
 
 mod address;
 mod conntrack;
+mod forward;
 mod link;
 mod message;
 mod nft;
 mod route;
+mod traffic;
 
 use std::path::Path;
 
@@ -26,6 +28,7 @@ pub use link::{Bridge, Link, Veth};
 pub use message::Batch;
 pub use nft::{Hook, Protocol, Rule, Rules};
 pub use route::{Route, Scope};
+pub use traffic::Rate;
 
 use crate::Error;
 use message::Message;

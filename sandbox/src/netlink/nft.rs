@@ -17,14 +17,14 @@ use super::address::{Network, octets};
 use super::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, text};
 use super::{Error, Socket, TRIES};
 
-const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
-const NFNL_MSG_BATCH_END: u16 = 0x11;
+pub(super) const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+pub(super) const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NFNL_SUBSYS_NFTABLES: u8 = 10;
 const NFT_MSG_NEWTABLE: u16 = 0;
 const NFT_MSG_NEWCHAIN: u16 = 3;
-const NFT_MSG_NEWRULE: u16 = 6;
-const NFT_MSG_GETRULE: u16 = 7;
-const NFT_MSG_DELRULE: u16 = 8;
+pub(super) const NFT_MSG_NEWRULE: u16 = 6;
+pub(super) const NFT_MSG_GETRULE: u16 = 7;
+pub(super) const NFT_MSG_DELRULE: u16 = 8;
 
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
@@ -36,20 +36,20 @@ const NFTA_CHAIN_HOOK: u16 = 4;
 const NFTA_CHAIN_TYPE: u16 = 7;
 const NFTA_HOOK_HOOKNUM: u16 = 1;
 const NFTA_HOOK_PRIORITY: u16 = 2;
-const NFTA_RULE_TABLE: u16 = 1;
-const NFTA_RULE_CHAIN: u16 = 2;
-const NFTA_RULE_HANDLE: u16 = 3;
-const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(super) const NFTA_RULE_TABLE: u16 = 1;
+pub(super) const NFTA_RULE_CHAIN: u16 = 2;
+pub(super) const NFTA_RULE_HANDLE: u16 = 3;
+pub(super) const NFTA_RULE_EXPRESSIONS: u16 = 4;
 const NFTA_RULE_USERDATA: u16 = 7;
 const NFTA_LIST_ELEM: u16 = 1;
-const NFTA_EXPR_NAME: u16 = 1;
+pub(super) const NFTA_EXPR_NAME: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_DATA_VALUE: u16 = 1;
 
 /// In a rule's user data, a comment (libnftnl, NFTNL_UDATA_RULE_COMMENT).
 const USERDATA_COMMENT: u8 = 0;
 /// `struct nfgenmsg`.
-const HEADER_BYTES: usize = 4;
+pub(super) const HEADER_BYTES: usize = 4;
 
 /// The two registers that rules work with, 16 bytes each (NFT_REG_1, NFT_REG_2).
 const FIRST: u32 = 1;
@@ -112,21 +112,49 @@ pub struct Rules<'a> {
 /// A rule that is being written: what it asks of a packet, then what it does.
 #[derive(Debug)]
 pub struct Rule<'a> {
-    batch: &'a mut Batch,
-    family: u8,
+    pub(super) batch: &'a mut Batch,
+    pub(super) family: u8,
 }
 
-fn kind(message: u16) -> u16 {
+pub(super) fn kind(message: u16) -> u16 {
     u16::from(NFNL_SUBSYS_NFTABLES) << 8 | message
 }
 
-fn family(is_ipv6: bool) -> u8 {
+pub(super) fn family(is_ipv6: bool) -> u8 {
     if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }
 }
 
 /// The start or the end of a transaction.
-fn border(batch: &mut Batch, message: u16) {
+pub(super) fn border(batch: &mut Batch, message: u16) {
     batch.message(message, 0, &[0, 0, 0, NFNL_SUBSYS_NFTABLES], "change", "nftables");
+}
+
+/// A table, made if need be.
+pub(super) fn add_table(batch: &mut Batch, family: u8, table: &str) {
+    let header = [family, 0, 0, 0];
+    batch.message(kind(NFT_MSG_NEWTABLE), NLM_F_CREATE, &header, "make nftables table", table);
+    batch.text(NFTA_TABLE_NAME, table);
+}
+
+/// A chain, made if need be; one with a type, a hook's number and a priority is where packets come in.
+pub(super) fn add_chain(
+    batch: &mut Batch,
+    family: u8,
+    table: &str,
+    name: &str,
+    hook: Option<(&str, u32, i32)>,
+) {
+    let (header, target) = ([family, 0, 0, 0], format!("{table} {name}"));
+    batch.message(kind(NFT_MSG_NEWCHAIN), NLM_F_CREATE, &header, "make nftables chain", target);
+    batch.text(NFTA_CHAIN_TABLE, table);
+    batch.text(NFTA_CHAIN_NAME, name);
+    if let Some((purpose, number, priority)) = hook {
+        let nest = batch.nest(NFTA_CHAIN_HOOK);
+        batch.number(NFTA_HOOK_HOOKNUM, number);
+        batch.number(NFTA_HOOK_PRIORITY, priority as u32);
+        batch.end(nest);
+        batch.text(NFTA_CHAIN_TYPE, purpose);
+    }
 }
 
 fn comment(owner: &str) -> Vec<u8> {
@@ -142,25 +170,14 @@ impl<'a> Rules<'a> {
         let mut batch = Batch::default();
         let family = family(is_ipv6);
         border(&mut batch, NFNL_MSG_BATCH_BEGIN);
-        let header = [family, 0, 0, 0];
-        batch.message(kind(NFT_MSG_NEWTABLE), NLM_F_CREATE, &header, "make nftables table", table);
-        batch.text(NFTA_TABLE_NAME, table);
+        add_table(&mut batch, family, table);
         Self { batch, family, table, owner }
     }
 
     /// The chain of `hook`, made if need be.
     pub fn chain(&mut self, hook: Hook) {
         let (name, number, priority) = hook.parts();
-        let target = format!("{} {name}", self.table);
-        let header = [self.family, 0, 0, 0];
-        self.batch.message(kind(NFT_MSG_NEWCHAIN), NLM_F_CREATE, &header, "make nftables chain", target);
-        self.batch.text(NFTA_CHAIN_TABLE, self.table);
-        self.batch.text(NFTA_CHAIN_NAME, name);
-        let nest = self.batch.nest(NFTA_CHAIN_HOOK);
-        self.batch.number(NFTA_HOOK_HOOKNUM, number);
-        self.batch.number(NFTA_HOOK_PRIORITY, priority as u32);
-        self.batch.end(nest);
-        self.batch.text(NFTA_CHAIN_TYPE, "nat");
+        add_chain(&mut self.batch, self.family, self.table, name, Some(("nat", number, priority)));
     }
 
     /// Adds a rule at the end of `hook`'s chain.
@@ -196,27 +213,34 @@ impl<'a> Rules<'a> {
 
 impl Batch {
     /// A number as nftables wants it.
-    fn number(&mut self, kind: u16, value: u32) {
+    pub(super) fn number(&mut self, kind: u16, value: u32) {
         self.attribute(kind, &value.to_be_bytes());
     }
 }
 
 impl Rule<'_> {
-    /// One expression: its name and its attributes, numbers or values.
-    fn expression(&mut self, name: &str, numbers: &[(u16, u32)], values: &[(u16, &[u8])]) {
-        let element = self.batch.nest(NFTA_LIST_ELEM);
+    /// One expression: its name and what writes its attributes.
+    pub(super) fn express(&mut self, name: &str, write: &dyn Fn(&mut Batch)) {
+        let element = self.batch.nest_unmarked(NFTA_LIST_ELEM);
         self.batch.text(NFTA_EXPR_NAME, name);
-        let data = self.batch.nest(NFTA_EXPR_DATA);
-        for (kind, number) in numbers {
-            self.batch.number(*kind, *number);
-        }
-        for (kind, value) in values {
-            let nest = self.batch.nest(*kind);
-            self.batch.attribute(NFTA_DATA_VALUE, value);
-            self.batch.end(nest);
-        }
+        let data = self.batch.nest_unmarked(NFTA_EXPR_DATA);
+        write(self.batch);
         self.batch.end(data);
         self.batch.end(element);
+    }
+
+    /// One expression: its name and its attributes, numbers or values.
+    pub(super) fn expression(&mut self, name: &str, numbers: &[(u16, u32)], values: &[(u16, &[u8])]) {
+        self.express(name, &|batch| {
+            for (kind, number) in numbers {
+                batch.number(*kind, *number);
+            }
+            for (kind, value) in values {
+                let nest = batch.nest_unmarked(*kind);
+                batch.attribute(NFTA_DATA_VALUE, value);
+                batch.end(nest);
+            }
+        });
     }
 
     /// Loads `length` bytes of the packet (NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN).

@@ -7,9 +7,11 @@ use nix::errno::Errno;
 
 use super::address::{Network, family, octets};
 use super::message::{Batch, NLM_F_CREATE, NLM_F_EXCL};
+use super::{Error, Socket};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
+const RTM_GETROUTE: u16 = 26;
 
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -19,6 +21,8 @@ const RTA_PREFSRC: u16 = 7;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_BOOT: u8 = 3;
 const RTN_UNICAST: u8 = 1;
+/// `struct rtmsg`.
+const HEADER_BYTES: usize = 12;
 
 /// How far a destination is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +80,7 @@ impl Batch {
 
     fn route_message(&mut self, kind: u16, flags: u16, route: &Route, op: &'static str) {
         let destination = route.destination.base();
-        let mut header = [0; 12];
+        let mut header = [0; HEADER_BYTES];
         header[0] = family(destination.address);
         header[1] = destination.prefix;
         header[4] = RT_TABLE_MAIN;
@@ -96,5 +100,29 @@ impl Batch {
         if let Some(source) = route.source {
             self.attribute(RTA_PREFSRC, &octets(source));
         }
+    }
+}
+
+impl Socket {
+    /// The number of the link that packets to `address` leave by.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]; no route is `None`.
+    pub fn link_towards(&self, address: IpAddr) -> Result<Option<u32>, Error> {
+        let destination = Network::host(address);
+        let mut header = [0; HEADER_BYTES];
+        header[0] = family(address);
+        header[1] = destination.prefix;
+        let mut batch = Batch::default();
+        batch.message(RTM_GETROUTE, 0, &header, "find route to", address.to_string());
+        batch.tolerate(&[Errno::ENETUNREACH, Errno::EHOSTUNREACH]);
+        batch.attribute(RTA_DST, &octets(address));
+        batch.acknowledge();
+        let mut found = None;
+        self.ask(batch, &mut |message| {
+            let link = message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == RTA_OIF);
+            found = link.and_then(|(_, value)| value.try_into().ok()).map(u32::from_ne_bytes).or(found);
+        })?;
+        Ok(found)
     }
 }

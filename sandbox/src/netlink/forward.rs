@@ -1,0 +1,264 @@
+//! Accepting what is forwarded from and to a pod, where other people refuse it: in the chain FORWARD of iptables. One base
+//! chain's yes does not count in another, so that a table of our own would be of no use. What is written is what iptables
+//! itself writes where it is nftables (`iptables-nft`): it lists our rules, and we find its.
+//!
+//! ```text
+//!   table ip filter, ip6 filter
+//!     chain FORWARD       first: comment, jump CNI-FORWARD
+//!     chain CNI-FORWARD   first: comment, jump CNI-ADMIN      for the node's administrator
+//!                         to the pod, of a known connection: accept
+//!                         from the pod: accept
+//! ```
+//! Chains stay when the last pod goes. A change is refused, and begun again, when somebody else has changed rules since they
+//! were looked at (the generation): iptables does the same.
+//! Rules: include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_conntrack}.h; `firewall` 1.1.1; iptables 1.8.9.
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use super::address::Network;
+use super::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, attributes};
+use super::nft::{self, Rule};
+use super::{Error, Socket, TRIES};
+
+const TABLE: &str = "filter";
+const FORWARD: &str = "FORWARD";
+const PODS: &str = "CNI-FORWARD";
+const ADMIN: &str = "CNI-ADMIN";
+/// How FORWARD is hooked in (NF_INET_FORWARD, NF_IP_PRI_FILTER).
+const HOOK: (&str, u32, i32) = ("filter", 2, 0);
+/// The plugin's comments, by which it finds its jumps.
+const COMMENT_PODS: &str = "CNI firewall plugin rules";
+const COMMENT_ADMIN: &str = "CNI firewall plugin admin overrides";
+
+const NFT_MSG_NEWGEN: u16 = 15;
+const NFT_MSG_GETGEN: u16 = 16;
+const NFTA_GEN_ID: u16 = 1;
+const NFNL_BATCH_GENID: u16 = 1;
+const NFTA_MATCH_NAME: u16 = 1;
+const NFTA_MATCH_REV: u16 = 2;
+const NFTA_MATCH_INFO: u16 = 3;
+const NFTA_IMMEDIATE_DREG: u16 = 1;
+const NFTA_IMMEDIATE_DATA: u16 = 2;
+const NFTA_DATA_VERDICT: u16 = 2;
+const NFTA_VERDICT_CODE: u16 = 1;
+const NFTA_VERDICT_CHAIN: u16 = 2;
+const NF_ACCEPT: u32 = 1;
+const NFT_JUMP: u32 = -3_i32 as u32;
+/// `struct xt_comment_info`.
+const COMMENT_BYTES: usize = 256;
+/// `struct xt_conntrack_mtinfo3` up to a multiple of 8, its flags and its states.
+const CONNTRACK_BYTES: usize = 168;
+const CONNTRACK_FLAGS: usize = 146;
+const CONNTRACK_STATES: usize = 150;
+const XT_CONNTRACK_STATE: u16 = 1;
+/// The bits of IP_CT_ESTABLISHED and IP_CT_RELATED.
+const KNOWN: u16 = 2 | 4;
+
+impl Rule<'_> {
+    /// What an extension of iptables asks of a packet.
+    fn matches(&mut self, name: &str, revision: u32, info: &[u8]) {
+        self.express("match", &|batch| {
+            batch.text(NFTA_MATCH_NAME, name);
+            batch.number(NFTA_MATCH_REV, revision);
+            batch.attribute(NFTA_MATCH_INFO, info);
+        });
+    }
+
+    /// Counts, as each rule of iptables does, and ends with a verdict.
+    fn ends(&mut self, code: u32, chain: &str) {
+        self.expression("counter", &[], &[]);
+        self.express("immediate", &|batch| {
+            batch.number(NFTA_IMMEDIATE_DREG, 0);
+            let data = batch.nest_unmarked(NFTA_IMMEDIATE_DATA);
+            let verdict = batch.nest_unmarked(NFTA_DATA_VERDICT);
+            batch.number(NFTA_VERDICT_CODE, code);
+            if !chain.is_empty() {
+                batch.text(NFTA_VERDICT_CHAIN, chain);
+            }
+            batch.end(verdict);
+            batch.end(data);
+        });
+    }
+}
+
+/// A rule's expressions as bytes.
+fn expressions(family: u8, write: &dyn Fn(&mut Rule<'_>)) -> Vec<u8> {
+    let mut batch = Batch::default();
+    batch.message(0, 0, &[], "", "");
+    let start = batch.len();
+    write(&mut Rule { batch: &mut batch, family });
+    batch.finish().0.split_off(start)
+}
+
+fn jump(family: u8, comment: &str, chain: &str) -> Vec<u8> {
+    let mut info = comment.as_bytes().to_vec();
+    info.resize(COMMENT_BYTES, 0);
+    expressions(family, &|rule| {
+        rule.matches("comment", 0, &info);
+        rule.ends(NFT_JUMP, chain);
+    })
+}
+
+/// The two rules of an address.
+fn accept(family: u8, address: IpAddr) -> [Vec<u8>; 2] {
+    let mut info = [0; CONNTRACK_BYTES];
+    info[CONNTRACK_FLAGS..][..2].copy_from_slice(&XT_CONNTRACK_STATE.to_ne_bytes());
+    info[CONNTRACK_STATES..][..2].copy_from_slice(&KNOWN.to_ne_bytes());
+    let own = Network::host(address);
+    let answers = expressions(family, &|rule| {
+        rule.to(own);
+        rule.matches("conntrack", 3, &info);
+        rule.ends(NF_ACCEPT, "");
+    });
+    let own = expressions(family, &|rule| {
+        rule.from(own);
+        rule.ends(NF_ACCEPT, "");
+    });
+    [answers, own]
+}
+
+/// What expressions ask and do: all but their counters.
+fn meaning(expressions: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let is_counter =
+        |element: &[u8]| attributes(element).next() == Some((nft::NFTA_EXPR_NAME, b"counter\0".as_slice()));
+    attributes(expressions).map(|(_, element)| element).filter(move |element| !is_counter(element))
+}
+
+/// A rule that is there: which of those looked for it is, and its handle.
+type Found = (usize, Vec<u8>);
+/// Writes a change of a family's rules: those looked for, and which of them are there.
+type Write<'a> = &'a dyn Fn(&mut Batch, u8, &[Vec<u8>], &[Found]);
+
+impl Socket {
+    /// Accepts what is forwarded from these addresses, and what answers it. Done twice it is as good as once.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: also where the kernel does not know iptables' extensions.
+    pub fn accept_forwarded(&self, addresses: &[IpAddr]) -> Result<(), Error> {
+        self.change_forwarding(addresses, &|batch, family, wanted, found| {
+            nft::add_table(batch, family, TABLE);
+            nft::add_chain(batch, family, TABLE, FORWARD, Some(HOOK));
+            for chain in [PODS, ADMIN] {
+                nft::add_chain(batch, family, TABLE, chain, None);
+            }
+            for (index, expressions) in wanted.iter().enumerate() {
+                if found.iter().any(|(place, _)| *place == index) {
+                    continue;
+                }
+                // The jumps come first in their chains.
+                let (chain, flags) = match index {
+                    0 => (FORWARD, NLM_F_CREATE),
+                    1 => (PODS, NLM_F_CREATE),
+                    _ => (PODS, NLM_F_CREATE | NLM_F_APPEND),
+                };
+                change(batch, family, (nft::NFT_MSG_NEWRULE, flags, "add nftables rule to"), chain);
+                batch.attribute(nft::NFTA_RULE_EXPRESSIONS, expressions);
+            }
+        })
+    }
+
+    /// Takes back what [`Socket::accept_forwarded`] does. Not there is success.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]
+    pub fn forget_forwarded(&self, addresses: &[IpAddr]) -> Result<(), Error> {
+        self.change_forwarding(addresses, &|batch, family, _, found| {
+            for (_, handle) in found.iter().filter(|(index, _)| *index > 1) {
+                change(batch, family, (nft::NFT_MSG_DELRULE, 0, "remove nftables rule of"), PODS);
+                batch.attribute(nft::NFTA_RULE_HANDLE, handle);
+            }
+        })
+    }
+
+    /// Looks for the jumps and the rules of `addresses`, and has `write` change what is to be changed, in one transaction
+    /// for each family; anew when others have changed something meanwhile.
+    fn change_forwarding(&self, addresses: &[IpAddr], write: Write<'_>) -> Result<(), Error> {
+        for is_ipv6 in [false, true] {
+            let family = nft::family(is_ipv6);
+            let mut wanted = vec![jump(family, COMMENT_PODS, PODS), jump(family, COMMENT_ADMIN, ADMIN)];
+            let own = addresses.iter().filter(|address| address.is_ipv6() == is_ipv6);
+            wanted.extend(own.flat_map(|address| accept(family, *address)));
+            if wanted.len() == 2 {
+                continue;
+            }
+            let is_overtaken = |outcome: &Result<(), Error>| {
+                outcome.as_ref().is_err_and(|error| error.errno() == Some(Errno::ERESTART))
+            };
+            let mut outcome = self.try_change(family, &wanted, write);
+            for _ in 1..TRIES {
+                if !is_overtaken(&outcome) {
+                    break;
+                }
+                outcome = self.try_change(family, &wanted, write);
+            }
+            outcome?;
+        }
+        Ok(())
+    }
+
+    fn try_change(&self, family: u8, wanted: &[Vec<u8>], write: Write<'_>) -> Result<(), Error> {
+        let generation = self.generation()?;
+        let mut found = self.find_rules(family, FORWARD, &wanted[..1])?;
+        // A jump of the other chain is not looked for there.
+        let in_pods = self.find_rules(family, PODS, &wanted[1..])?;
+        found.extend(in_pods.into_iter().map(|(index, handle)| (index + 1, handle)));
+        let mut batch = Batch::default();
+        nft::border(&mut batch, nft::NFNL_MSG_BATCH_BEGIN);
+        batch.attribute(NFNL_BATCH_GENID, &generation);
+        let empty = batch.len();
+        write(&mut batch, family, wanted, &found);
+        if batch.len() == empty {
+            return Ok(());
+        }
+        batch.acknowledge();
+        nft::border(&mut batch, nft::NFNL_MSG_BATCH_END);
+        self.run(batch)
+    }
+
+    /// A number that changes with every change of rules.
+    fn generation(&self) -> Result<Vec<u8>, Error> {
+        let mut batch = Batch::default();
+        batch.message(nft::kind(NFT_MSG_GETGEN), 0, &[0; nft::HEADER_BYTES], "look at", "nftables");
+        batch.acknowledge();
+        let mut generation = Vec::new();
+        self.ask(batch, &mut |message| {
+            if message.kind == nft::kind(NFT_MSG_NEWGEN) {
+                let found = message.attributes(nft::HEADER_BYTES).find(|(kind, _)| *kind == NFTA_GEN_ID);
+                generation = found.map(|(_, value)| value.to_vec()).unwrap_or_default();
+            }
+        })?;
+        Ok(generation)
+    }
+
+    /// Those of `wanted` that are in a chain. No such chain is none.
+    fn find_rules(&self, family: u8, chain: &str, wanted: &[Vec<u8>]) -> Result<Vec<Found>, Error> {
+        let list = || {
+            let mut batch = Batch::default();
+            change(&mut batch, family, (nft::NFT_MSG_GETRULE, NLM_F_DUMP, "list nftables rules of"), chain);
+            batch.tolerate(&[Errno::ENOENT]);
+            batch
+        };
+        self.dump(list, |message| read(message, chain, wanted))
+    }
+}
+
+/// Begins a message about rules of a chain.
+fn change(batch: &mut Batch, family: u8, (message, flags, op): (u16, u16, &'static str), chain: &str) {
+    batch.message(nft::kind(message), flags, &[family, 0, 0, 0], op, format!("{TABLE} {chain}"));
+    batch.text(nft::NFTA_RULE_TABLE, TABLE);
+    batch.text(nft::NFTA_RULE_CHAIN, chain);
+}
+
+fn read(message: &Message<'_>, chain: &str, wanted: &[Vec<u8>]) -> Option<Found> {
+    let value = |wanted| message.attributes(nft::HEADER_BYTES).find(|(kind, _)| *kind == wanted);
+    // Kernels that do not know which chain is asked for list them all.
+    let is_its = value(nft::NFTA_RULE_CHAIN).is_some_and(|(_, name)| super::message::text(name) == chain);
+    if message.kind != nft::kind(nft::NFT_MSG_NEWRULE) || !is_its {
+        return None;
+    }
+    let ((_, handle), (_, there)) = (value(nft::NFTA_RULE_HANDLE)?, value(nft::NFTA_RULE_EXPRESSIONS)?);
+    let index = wanted.iter().position(|wanted| meaning(wanted).eq(meaning(there)))?;
+    Some((index, handle.to_vec()))
+}
