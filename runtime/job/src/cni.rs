@@ -30,7 +30,10 @@ pub struct CniJob {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CniCommand {
     /// All plugins in order; on an error DEL of the whole list, and the first error is the answer.
-    Add,
+    Add {
+        /// What plugins came to that are not in this list but before it, as JSON text.
+        previous_result: Option<String>,
+    },
     /// All plugins in reverse order.
     Del {
         /// Final result of ADD as JSON text, if it is known.

@@ -63,6 +63,11 @@ pub enum Job {
         /// Each one's name on the node, and its name there.
         devices: Vec<(String, String)>,
     },
+    /// Remove a network interface of the node.
+    RemoveLink {
+        /// Its name; a missing one is success.
+        name: String,
+    },
     /// Run an OCI hook.
     Hook(HookJob),
     /// Ask systemd about one scope.
@@ -108,7 +113,7 @@ pub enum Outcome {
     Exported,
     /// The endpoints, in the order they would be tried.
     Explained(Vec<ExplainedEndpoint>),
-    /// Trees are gone.
+    /// Trees are gone, or the link.
     Removed,
     /// Network interfaces are where they shall be.
     Moved,

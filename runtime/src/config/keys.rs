@@ -134,7 +134,7 @@ pub(crate) static KEYS: &[Key] = &[
         "Where CNI plugins are looked for, in order. The flag may be given more than once."),
     key!("cni.built_in" = "true", restart, None, false,
         cni.built_in <- |raw| raw.boolean(),
-        "Run bridge, ptp, host-local, portmap and loopback without their programs, where a network names nothing else."),
+        "Run bridge, ptp, host-local, portmap, bandwidth, firewall and loopback without their programs."),
     key!("network.default" = r#""none""#, restart, None, false,
         network.default <- |raw| raw.choice(&DEFAULT_NETWORKS),
         "The network of a node without any in cni.conf_dir: none, or builtin: a bridge with ports and masquerading."),

@@ -42,14 +42,6 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Types of its plugins, in order.
-    pub(super) fn plugins(&self) -> Vec<String> {
-        let list: serde_json::Value = serde_json::from_str(&self.text).unwrap_or_default();
-        let plugins = list["plugins"].as_array();
-        let kind = |plugin: &serde_json::Value| plugin["type"].as_str().map(str::to_owned);
-        plugins.into_iter().flatten().filter_map(kind).collect()
-    }
-
     /// A list of ours, which needs no checks.
     pub(super) fn built_in(text: String) -> List {
         let capabilities = BTreeSet::from(["portMappings".to_owned()]);
@@ -97,13 +89,25 @@ pub(super) fn parse(
     for (index, plugin) in plugins.iter().enumerate() {
         check_plugin(plugin, &mut capabilities).map_err(|why| format!("plugin {index}: {why}"))?;
     }
-    let text = serde_json::json!({ "cniVersion": version, "name": network }).to_string();
-    let objects: Vec<_> = plugins.iter().map(|plugin| plugin.get()).collect();
-    let text = format!("{},\"plugins\":[{}]}}", text.trim_end_matches('}'), objects.join(","));
+    let text = flat(&version, &network, &plugins.iter().map(|plugin| plugin.get()).collect::<Vec<_>>());
     if text.len() > LIST_BYTES_MAX {
         return Err(format!("a list of {} bytes, at most {LIST_BYTES_MAX}", text.len()));
     }
     Ok(List { file: name.to_owned(), name: network, version, capabilities, text })
+}
+
+/// A list of these plugins, as JSON.
+pub(super) fn flat(version: &str, name: &str, plugins: &[&str]) -> String {
+    let text = serde_json::json!({ "cniVersion": version, "name": name }).to_string();
+    format!("{},\"plugins\":[{}]}}", text.trim_end_matches('}'), plugins.join(","))
+}
+
+/// Types of a list's plugins, in order.
+pub(super) fn kinds(list: &str) -> Vec<String> {
+    let list: serde_json::Value = serde_json::from_str(list).unwrap_or_default();
+    let plugins = list["plugins"].as_array();
+    let kind = |plugin: &serde_json::Value| plugin["type"].as_str().map(str::to_owned);
+    plugins.into_iter().flatten().filter_map(kind).collect()
 }
 
 /// The plugins of a `.conflist`: the inlined ones, then those of its folder unless `loadOnlyInlinedPlugins` is true.

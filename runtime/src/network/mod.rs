@@ -1,10 +1,10 @@
 //! The pods' network by CNI: which configuration is in force, whether the node's network is ready, and attaching and
-//! detaching one pod. The common plugins are built in ([`builtin`]); others run in a worker: this room knows their
-//! configuration and what each pod was told, never a plugin process.
+//! detaching one pod. The common plugins are built in ([`builtin`]); others run in a worker, also those between them in one
+//! list ([`walk`]): this room knows their configuration and what each pod was told, never a plugin process.
 //!
 //! ```text
 //!   directory ── scan, inotify ──> conf::List ── plan(pod) ──> Recorded ── stored by the core ──> add … del
-//!       └─ nothing there: DefaultNetwork ──┘                                                 builtin, or a worker
+//!       └─ nothing there: DefaultNetwork ──┘                                                 walk: builtin, workers
 //!                                     └── STATUS every 10 s (lists of 1.1.0) ──> ready()
 //! ```
 //!
@@ -18,6 +18,7 @@ mod conf;
 mod directory;
 mod plan;
 mod status;
+mod walk;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use coracle_job::{Attachment, CniCommand, CniJob, CniOutcome, Job, Outcome};
+use coracle_job::{Attachment, CniCommand, Job, Outcome};
 use serde::{Deserialize, Serialize};
 use smol::channel::{self, Receiver, Sender};
 
@@ -38,17 +39,10 @@ use crate::error::{Error, Kind};
 use crate::workers::Workers;
 use crate::{log, reactor};
 
-/// Longest ADD, and as much again for taking a failed one back: together under the 4 minutes that a kubelet gives
-/// RunPodSandbox.
-const ADD_LIMIT: Duration = Duration::from_secs(100);
-/// Longest DEL: under the 2 minutes that a kubelet gives StopPodSandbox.
-const DEL_LIMIT: Duration = Duration::from_secs(100);
 /// Longest STATUS: it is asked every [`STATUS_PERIOD`].
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 /// How often plugins are asked for their STATUS (CRI facts 5.7: 5 to 10 s).
 const STATUS_PERIOD: Duration = Duration::from_secs(10);
-/// How long an ADD waits for pods of an earlier boot to be detached. The kubelet tries again.
-const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 /// Changes that follow each other this closely are looked at once: editors and installers write, sync and rename.
 const SETTLE: Duration = Duration::from_millis(100);
 /// How long the watch rests when the kernel refuses one (no inotify instances left). Status looks by itself meanwhile.
@@ -77,6 +71,9 @@ pub(crate) struct Recorded {
     /// It is the built-in plugins that attach it: those that detach it, too, as its rules are where no other looks.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) is_built_in: bool,
+    /// Places in the list of those that are built in, where others are programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) built_in: Vec<usize>,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -110,9 +107,9 @@ pub(crate) fn survey(options: &Options) -> Result<Survey, String> {
         let built_in = Survey { name: "built in".into(), file: None, missing: Vec::new() };
         return options.default.as_ref().map(|_| built_in).ok_or(status.err().unwrap_or_default());
     };
-    let is_built_in = options.needs_no_program(&list);
     let is_there = |kind: &String| options.bin_dirs.iter().any(|dir| dir.join(kind).is_file());
-    let missing = list.plugins().into_iter().filter(|kind| !is_built_in && !is_there(kind)).collect();
+    let kinds = options.programs(&list).map(|programs| conf::kinds(&programs)).unwrap_or_default();
+    let missing = kinds.into_iter().filter(|kind| !is_there(kind)).collect();
     Ok(Survey { name: list.name.clone(), file: Some(conf_dir.join(&list.file)), missing })
 }
 
@@ -130,14 +127,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Whether the built-in plugins carry out `list`.
-    fn needs_no_program(&self, list: &List) -> bool {
-        let pod = Attachment {
-            container_id: "a".to_owned(),
-            interface: plan::INTERFACE.to_owned(),
-            ..Attachment::default()
-        };
-        self.runs_built_in && builtin::fits(&list.text, &pod).is_ok()
+    /// Those plugins of `list` that are programs, as a list; `None`: no program is needed.
+    fn programs(&self, list: &List) -> Option<String> {
+        if self.runs_built_in { builtin::programs(&list.text) } else { Some(list.text.clone()) }
     }
 }
 
@@ -226,68 +218,27 @@ impl Network {
             Some(default) if list.file.is_empty() => default.conflist(pod.pod_cidr),
             _ => list.text.clone(),
         };
-        let is_built_in = self.is_ours(&conflist, &attachment);
-        Ok(Recorded { conflist, attachment, is_built_in })
+        let (is_built_in, built_in) = self.choose(&conflist, &attachment);
+        Ok(Recorded { conflist, attachment, is_built_in, built_in })
     }
 
-    /// Whether this is attached without programs.
-    fn is_ours(&self, conflist: &str, attachment: &Attachment) -> bool {
-        let fits = || builtin::fits(conflist, attachment);
-        self.options.runs_built_in
-            && fits()
-                .inspect_err(|why| log::debug!("the plugins' programs attach the pod"; pod = attachment.container_id, reason = why))
-                .is_ok()
-    }
-
-    /// Whether nobody needs to be asked if the plugins of `list` are ready: they are ours.
-    fn is_ready_as_it_is(&self, list: &List) -> bool {
-        self.options.needs_no_program(list)
+    /// Whether all plugins are built in, else the places of those that are.
+    fn choose(&self, conflist: &str, attachment: &Attachment) -> (bool, Vec<usize>) {
+        if !self.options.runs_built_in {
+            return (false, Vec::new());
+        }
+        let (reasons, choice) = match builtin::choose(conflist, attachment) {
+            Ok(choice) if choice.reasons.is_empty() => return (true, Vec::new()),
+            Ok(choice) => (choice.reasons.join("; "), choice.places),
+            Err(why) => (why, Vec::new()),
+        };
+        log::debug!("programs attach the pod"; pod = attachment.container_id, reason = reasons);
+        (false, choice)
     }
 
     /// Pods of an earlier boot are detached, as well as could be: from now on pods may be attached.
     pub(crate) fn recovered(&self) {
         self.recovered.0.close();
-    }
-
-    /// Attaches a pod. After an error everything was tried to take it back; [`Network::del`] is due all the same.
-    pub(crate) async fn add(&self, recorded: &Recorded) -> Result<CniOutcome, Error> {
-        // An error of `recv` is the opened gate.
-        if reactor::deadline(RECOVERY_LIMIT, self.recovered.1.recv()).await.is_err() {
-            let why = "pods of an earlier boot are still being detached from the network";
-            return Err(Error::new(Kind::Unavailable, why));
-        }
-        match recorded.is_built_in {
-            true => builtin::add(&self.netfilter, recorded).await,
-            false => self.work(CniCommand::Add, recorded, ADD_LIMIT).await,
-        }
-    }
-
-    /// Detaches a pod; what is already gone is success. `result` is that of the pod's ADD, if it came to one.
-    pub(crate) async fn del(&self, recorded: &Recorded, result: Option<&str>) -> Result<(), Error> {
-        if recorded.is_built_in || self.options.runs_built_in && builtin::can_take_over(recorded) {
-            return builtin::del(&self.netfilter, recorded, result).await;
-        }
-        let command = CniCommand::Del { previous_result: result.map(str::to_owned) };
-        self.work(command, recorded, DEL_LIMIT).await.map(drop)
-    }
-
-    async fn work(
-        &self,
-        command: CniCommand,
-        recorded: &Recorded,
-        limit: Duration,
-    ) -> Result<CniOutcome, Error> {
-        let job = CniJob {
-            command,
-            conflist: recorded.conflist.clone(),
-            bin_dirs: self.options.bin_dirs.clone(),
-            attachment: recorded.attachment.clone(),
-            timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
-        };
-        match (self.run)(Job::Cni(job)).await? {
-            Outcome::Cni(outcome) => Ok(outcome),
-            other => Err(Error::new(Kind::Internal, format!("a CNI job was answered with {other:?}"))),
-        }
     }
 
     /// Looks again if the directory is not what it was: in case the watch missed something.
@@ -330,17 +281,15 @@ impl Network {
             }
             None => log::warn!("no network configuration any more"; dir = self.options.conf_dir.display()),
         }
-        state.health = Health::of(list.as_deref().filter(|list| !self.is_ready_as_it_is(list)));
+        state.health = Health::of(list.as_deref().filter(|list| self.options.programs(list).is_some()));
         state.list = list;
         // A full channel is a wake-up that is still to come.
         let _ = self.changed.0.try_send(());
     }
 
-    /// Asks the plugins of `list`, and notes the answer if that list is still in force.
-    async fn ask(&self, list: &Rc<List>) {
-        let (conflist, attachment) = (list.text.clone(), Attachment::default());
-        let recorded = Recorded { conflist, attachment, is_built_in: false };
-        let answer = self.work(CniCommand::Status, &recorded, STATUS_LIMIT).await;
+    /// Asks `programs` of `list`, and notes the answer if that list is still in force.
+    async fn ask(&self, list: &Rc<List>, programs: String) {
+        let answer = self.work(CniCommand::Status, programs, &Attachment::default(), STATUS_LIMIT).await;
         let mut state = self.state.borrow_mut();
         if state.list.as_ref().is_some_and(|current| Rc::ptr_eq(current, list)) {
             let was_ready = state.health.ready().is_ok();
@@ -381,14 +330,16 @@ async fn ask_for_status(network: Weak<Network>, changed: Receiver<()>) {
     loop {
         let Some(there) = network.upgrade() else { return };
         let list = there.state.borrow().list.clone();
-        let list = list.filter(|list| list.has_status() && !there.is_ready_as_it_is(list));
-        if let Some(list) = &list {
-            there.ask(list).await;
+        let list = list.filter(|list| list.has_status());
+        let asked = list.and_then(|list| there.options.programs(&list).map(|programs| (list, programs)));
+        let is_asked = asked.is_some();
+        if let Some((list, programs)) = asked {
+            there.ask(&list, programs).await;
         }
         drop(there);
-        let ended = match list {
-            Some(_) => matches!(reactor::deadline(STATUS_PERIOD, changed.recv()).await, Ok(Err(_))),
-            None => changed.recv().await.is_err(),
+        let ended = match is_asked {
+            true => matches!(reactor::deadline(STATUS_PERIOD, changed.recv()).await, Ok(Err(_))),
+            false => changed.recv().await.is_err(),
         };
         if ended {
             return;

@@ -166,7 +166,10 @@ fn add_waits_for_recovery_and_del_does_not() {
     let asked = asked.borrow();
     let commands: Vec<_> = asked.iter().map(|job| job.command.clone()).collect();
     let del = CniCommand::Del { previous_result: Some("{}".into()) };
-    assert_eq!(commands, [del, CniCommand::Add, CniCommand::Add]);
+    assert_eq!(
+        commands,
+        [del, CniCommand::Add { previous_result: None }, CniCommand::Add { previous_result: None }]
+    );
     assert_eq!(asked[0].attachment.netns, "");
     assert_eq!(asked[1].attachment.netns, "/run/netns/a");
     assert_eq!(asked[1].conflist, LIST);
@@ -274,10 +277,8 @@ fn a_default_network_is_there_until_there_is_another() {
         "a network that is configured, but wrong, is not replaced: {broken}"
     );
     folder.write("1.conflist", LIST);
-    assert_eq!(
-        network.plan(&pod()).unwrap(),
-        Recorded { conflist: LIST.into(), is_built_in: false, ..recorded.clone() }
-    );
+    let by_programs = network.plan(&pod()).unwrap();
+    assert_eq!(by_programs, Recorded { conflist: LIST.into(), is_built_in: false, ..recorded.clone() });
     fs::remove_file(folder.0.join("1.conflist")).unwrap();
     assert_eq!(network.plan(&pod()).unwrap().conflist, recorded.conflist);
 }
@@ -298,4 +299,78 @@ fn a_default_network_that_could_not_be_is_refused() {
         let why = with(bridge, subnet).unwrap_err();
         assert!(why.contains(part), "{bridge} {subnet}: {why}");
     }
+}
+
+/// flannel's list: its plugin is a program, the others need none, and it alone is asked and looked for.
+#[test]
+fn what_is_built_in_of_a_list_needs_no_program() {
+    const FLANNEL: &str = r#"{"type":"flannel","delegate":{"hairpinMode":true}}"#;
+    let of = |plugins: &str| format!(r#"{{"cniVersion":"1.1.0","name":"cbr0","plugins":[{plugins}]}}"#);
+    let folder = Folder::new("flannel");
+    let chained = r#"{"type":"portmap","capabilities":{"portMappings":true}},{"type":"bandwidth","capabilities":{"bandwidth":true}}"#;
+    folder.write("10-flannel.conflist", &of(&format!("{FLANNEL},{chained}")));
+    let options = Options { runs_built_in: true, ..in_dir(&folder.0) };
+    assert_eq!(super::survey(&options).unwrap().missing, ["flannel"]);
+    let result = r#"{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/a"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}"#;
+    let added =
+        CniOutcome { addresses: vec!["10.1.0.5".into()], result: result.into(), ..CniOutcome::default() };
+    let answer = added.clone();
+    let (run, asked) = workers(move |_| Ok(answer.clone()));
+    reactor::run(async {
+        let network = Network::new(options, run);
+        network.start();
+        until("flannel is asked for its STATUS", || network.ready().is_ok()).await;
+        network.recovered();
+        let recorded = network.plan(&pod()).unwrap();
+        assert_eq!((recorded.is_built_in, &recorded.built_in[..]), (false, &[1, 2][..]));
+        let text = serde_json::to_string(&recorded).unwrap();
+        assert_eq!(serde_json::from_str::<Recorded>(&text).unwrap(), recorded);
+        assert_eq!(network.add(&recorded).await.unwrap(), added, "a pod without ports and limits");
+        network.del(&recorded, Some(result)).await.unwrap();
+    });
+    let asked = asked.borrow();
+    let mut commands: Vec<_> = asked.iter().map(|job| job.command.clone()).collect();
+    commands.dedup();
+    let expected = [
+        CniCommand::Status,
+        CniCommand::Add { previous_result: None },
+        CniCommand::Del { previous_result: Some(result.into()) },
+    ];
+    assert_eq!(commands, expected);
+    assert!(asked.iter().all(|job| job.conflist == of(FLANNEL)), "{asked:?}");
+}
+
+/// Between programs each hears what came before it, and all hear it on the way back.
+#[test]
+fn results_are_passed_between_programs_and_what_is_built_in() {
+    let folder = Folder::new("walk");
+    let list = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"first"},{"type":"portmap"},{"type":"second"}]}"#;
+    folder.write("1.conflist", list);
+    let (run, asked) = workers(|job| {
+        let result = format!(r#"{{"cniVersion":"1.0.0","plugin":{:?}}}"#, job.conflist.contains("first"));
+        Ok(CniOutcome { result, ..CniOutcome::default() })
+    });
+    reactor::run(async {
+        let network = Network::new(Options { runs_built_in: true, ..in_dir(&folder.0) }, run);
+        network.recovered();
+        let recorded = network.plan(&pod()).unwrap();
+        assert_eq!(recorded.built_in, [1]);
+        let last = network.add(&recorded).await.unwrap().result;
+        network.del(&recorded, Some(&last)).await.unwrap();
+        network.del(&recorded, None).await.unwrap();
+    });
+    let first = r#"{"cniVersion":"1.0.0","plugin":true}"#.to_owned();
+    let last = Some(first.replace("true", "false"));
+    let told: Vec<_> =
+        asked.borrow().iter().map(|job| (job.conflist.contains("first"), job.command.clone())).collect();
+    let del = |previous_result: &Option<String>| CniCommand::Del { previous_result: previous_result.clone() };
+    let expected = [
+        (true, CniCommand::Add { previous_result: None }),
+        (false, CniCommand::Add { previous_result: Some(first) }),
+        (false, del(&last)),
+        (true, del(&last)),
+        (false, del(&None)),
+        (true, del(&None)),
+    ];
+    assert_eq!(told, expected);
 }

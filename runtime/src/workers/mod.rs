@@ -176,6 +176,7 @@ fn name(job: &Job) -> &'static str {
         Job::Cni(_) => "cni",
         Job::Cdi { .. } => "cdi",
         Job::TakeNetDevices { .. } => "net_devices",
+        Job::RemoveLink { .. } => "remove_link",
         Job::Hook(_) => "hook",
         Job::Scope(_) => "scope",
         Job::MeasureTrees { .. } => "measure",
@@ -224,7 +225,7 @@ impl Workers {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
             Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
-            Job::Cdi { .. } | Job::TakeNetDevices { .. } | Job::Explain(_) => {
+            Job::Cdi { .. } | Job::TakeNetDevices { .. } | Job::RemoveLink { .. } | Job::Explain(_) => {
                 (Lane::Devices, DEVICES_SILENCE)
             }
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),

@@ -108,6 +108,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Scope(job) => scope::run(&job).map(|()| Outcome::Scoped),
         Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
+        Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }

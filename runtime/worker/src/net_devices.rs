@@ -1,6 +1,6 @@
 //! Network interfaces of the node moved into a pod's network namespace, as the OCI runtime specification has it
 //! (config-linux.md, "Network Devices"): under a new name, with their global addresses, and up. In a worker, which enters
-//! the namespace and never comes back.
+//! the namespace and never comes back. And one that takes the kernel long to remove.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,6 +17,7 @@ use crate::failure::{Context, failure, io_failure};
 
 // Numbers of rtnetlink(7) and netlink(7).
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
@@ -65,6 +66,16 @@ pub(crate) fn run(netns: &Path, devices: &[(String, String)]) -> Result<(), Fail
             .context(|| format!("network interface {name} in the pod"))?;
     }
     Ok(())
+}
+
+/// Removes an interface of the node, which waits for the kernel. One that is not there is as good.
+pub(crate) fn remove(name: &str) -> Result<(), Failure> {
+    let mut body = link_header(0, 0, 0);
+    push_attribute(&mut body, IFLA_IFNAME, &with_nul(name));
+    match Netlink::open()?.ask(RTM_DELLINK, NLM_F_REQUEST | NLM_F_ACK, &body) {
+        Err(_) if !Path::new("/sys/class/net").join(name).exists() => Ok(()),
+        outcome => outcome.map(drop).context(|| format!("remove network interface {name}")),
+    }
 }
 
 /// What is needed of an interface.

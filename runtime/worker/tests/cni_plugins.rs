@@ -114,7 +114,8 @@ fn add_hands_each_result_on_and_del_goes_backwards() {
     let log = r#"echo "$CNI_COMMAND $1 $CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS $CNI_ARGS" >>$D/log; cat >>$D/log; echo >>$D/log"#;
     let named = |name: &str| format!("set -- {name}; {log}; [ $CNI_COMMAND = DEL ] || echo '{RESULT}'");
     plugins.script("one", &named("one")).script("two", &named("two"));
-    let outcome = run(plugins.job(CniCommand::Add, "1.0.0", &["one", "two"])).unwrap();
+    let outcome =
+        run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["one", "two"])).unwrap();
     assert_eq!(outcome.addresses, ["10.9.0.2"]);
     assert_eq!(outcome.result, RESULT);
     assert_eq!(outcome.interfaces[0].mac, "02:00:00:00:00:01");
@@ -151,7 +152,9 @@ fn a_failed_add_is_undone_and_its_error_kept() {
         "bad",
         r#"echo $CNI_COMMAND bad >>$D/log; echo '{"code":11,"msg":"come back later"}'; exit 1"#,
     );
-    let failure = run(plugins.job(CniCommand::Add, "1.0.0", &["good", "bad", "good"])).unwrap_err();
+    let failure =
+        run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["good", "bad", "good"]))
+            .unwrap_err();
     assert_eq!(failure.message, r#"plugin type="bad" failed (add): come back later"#);
     assert_eq!(failure.kind, FailureKind::Plugin);
     assert_eq!(
@@ -159,7 +162,8 @@ fn a_failed_add_is_undone_and_its_error_kept() {
         "ADD good\nADD bad\nDEL good\nDEL bad\n",
         "undo stops at the first error"
     );
-    let failure = run(plugins.job(CniCommand::Add, "1.0.0", &["good", "absent"])).unwrap_err();
+    let failure = run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["good", "absent"]))
+        .unwrap_err();
     let looked = format!("no such program in /nonexistent, {}", plugins.0.display());
     assert_eq!(failure.message, format!(r#"plugin type="absent" failed (add): {looked}"#));
 }
@@ -182,7 +186,9 @@ fn every_way_to_fail_has_its_words() {
     for (index, (script, expected)) in cases.iter().enumerate() {
         let kind = format!("p{index}");
         plugins.script(&kind, &format!("[ $CNI_COMMAND = ADD ] || exit 0\n{script}"));
-        let message = run(plugins.job(CniCommand::Add, "1.0.0", &[&kind])).unwrap_err().message;
+        let message = run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &[&kind]))
+            .unwrap_err()
+            .message;
         let said =
             message.strip_prefix(&format!(r#"plugin type="{kind}" failed (add): "#)).unwrap_or(&message);
         if *expected == "…" {
@@ -192,7 +198,8 @@ fn every_way_to_fail_has_its_words() {
         }
     }
     plugins.script("none", r#"echo '{"cniVersion":"1.0.0","ips":[]}'"#);
-    let failure = run(plugins.job(CniCommand::Add, "1.0.0", &["none"])).unwrap_err();
+    let failure =
+        run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["none"])).unwrap_err();
     assert_eq!(failure.message, r#"network "net" (add): the result gives eth0 no address"#);
 }
 
@@ -200,7 +207,7 @@ fn every_way_to_fail_has_its_words() {
 fn a_plugin_that_hangs_dies_with_all_it_started() {
     let plugins = Plugins::new("hang");
     plugins.script("hang", "[ $CNI_COMMAND = ADD ] || exit 0\nsleep 1000 & echo $! $$ >$D/pids; wait");
-    let mut job = plugins.job(CniCommand::Add, "1.0.0", &["hang"]);
+    let mut job = plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["hang"]);
     job.timeout_ms = 500;
     let begun = Instant::now();
     let failure = run(job).unwrap_err();
@@ -216,7 +223,7 @@ fn a_child_that_keeps_the_pipes_is_not_waited_for() {
     let plugins = Plugins::new("pipes");
     plugins.script("fork", &format!("sleep 1000 & echo $! >$D/pid; echo '{RESULT}'"));
     let begun = Instant::now();
-    run(plugins.job(CniCommand::Add, "1.0.0", &["fork"])).unwrap();
+    run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["fork"])).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     Command::new("kill").arg(plugins.read("pid").trim()).status().unwrap();
 }
@@ -225,7 +232,8 @@ fn a_child_that_keeps_the_pipes_is_not_waited_for() {
 fn a_killed_worker_takes_its_plugin_along() {
     let plugins = Plugins::new("orphan");
     plugins.script("hang", "echo $$ >$D/pid; exec sleep 1000");
-    let mut child = start(worker(), plugins.job(CniCommand::Add, "1.0.0", &["hang"]));
+    let mut child =
+        start(worker(), plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["hang"]));
     until("the plugin runs", || plugins.read("pid").ends_with('\n'));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -237,7 +245,7 @@ fn a_program_that_is_being_replaced_is_waited_for() {
     let plugins = Plugins::new("busy");
     plugins.script("busy", &format!("echo '{RESULT}'"));
     let writer = fs::OpenOptions::new().append(true).open(plugins.0.join("busy")).unwrap();
-    let child = start(worker(), plugins.job(CniCommand::Add, "1.0.0", &["busy"]));
+    let child = start(worker(), plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["busy"]));
     std::thread::sleep(Duration::from_millis(120));
     drop(writer);
     answer(child).unwrap();
@@ -356,7 +364,7 @@ fn debians_plugins_attach_a_pod_and_leave_nothing() {
     };
     // Twice with the namespace there at DEL, then gone as after a reboot: its leases and rules must go all the same.
     for round in ["plain", "again", "rebooted"] {
-        let added = run(job(CniCommand::Add, &pod.path())).unwrap();
+        let added = run(job(CniCommand::Add { previous_result: None }, &pod.path())).unwrap();
         assert_eq!(added.addresses.len(), 1, "{round}: {added:?}");
         let address = &added.addresses[0];
         assert!(address.starts_with("10.88.77."), "{round}: {address}");

@@ -1,4 +1,4 @@
-//! Attaching and detaching one pod: leases, links, addresses, routes and rules, in the plugins' order.
+//! What the first plugin of a list does for one pod: leases, links, addresses and routes, in the plugins' order.
 //!
 //! The calls to the kernel are short and made in line. Removing a link would wait for tens of milliseconds: it is only
 //! switched off here, so that its address answers nobody; the kernel removes the pair when the pod's namespace ends,
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_sandbox::netlink::{self, Batch, Link, Network, Route, Scope, Socket, Veth};
 
-use super::conf::{Bridge, Main, Plan};
+use super::conf::{Base, Bridge, Main, Plan};
+use super::failed;
 use super::lease::{Lease, Leases};
-use super::rules::{self, Netfilter};
-use super::{failed, result};
+use super::result::{self, Made};
 use crate::error::{Error, Kind};
 use crate::{log, reactor};
 
@@ -36,40 +36,30 @@ fn link_name(attachment: &Attachment) -> String {
     format!("veth{}", attachment.container_id.chars().take(NAME_DIGITS).collect::<String>())
 }
 
-/// Attaches a pod.
-pub(super) async fn add(
-    netfilter: &Netfilter,
-    plan: &Plan,
-    attachment: &Attachment,
-) -> Result<CniOutcome, Error> {
+/// Attaches a pod. Its link carries packets only [`wait_until_running`] later.
+pub(super) async fn add(plan: &Plan, base: &Base, attachment: &Attachment) -> Result<CniOutcome, Error> {
     let leases = {
-        let store = Leases::lock(&plan.ipam.directory).await?;
-        store.take(&attachment.container_id, &attachment.interface, &plan.ipam.sets)?
+        let store = Leases::lock(&base.ipam.directory).await?;
+        store.take(&attachment.container_id, &attachment.interface, &base.ipam.sets)?
     };
     let name = link_name(attachment);
     let macs = random_macs()?;
     let node = Socket::route()?;
     let mut interfaces = Vec::new();
-    let bridge = match &plan.main {
+    let bridge = match &base.main {
         Main::Bridge(bridge) => {
-            let link = make_bridge(&node, plan, bridge, macs[2], &leases)?;
+            let link = make_bridge(&node, base, bridge, macs[2], &leases)?;
             interfaces.push((bridge.name.clone(), link.mac, ""));
             Some(link.index)
         }
         Main::PointToPoint => None,
     };
-    make_pair(&node, plan, attachment, &name, macs, bridge)?;
-    configure_pod(plan, attachment, &leases)?;
+    make_pair(&node, base, attachment, &name, macs, bridge)?;
+    configure_pod(base, attachment, &leases)?;
     if bridge.is_none() {
         configure_node(&node, &name, &leases)?;
     }
-    forward(plan, &leases)?;
-    if !plan.ports.is_empty() && plan.ports.iter().any(|ports| ports.masquerades) {
-        let link = interfaces.first().map_or(name.as_str(), |(bridge, ..)| bridge);
-        route_localhost(link)?;
-    }
-    rules::add(netfilter, plan, &attachment.container_id, &leases)?;
-    wait_until_running(&node, &name).await?;
+    forward(base, &leases)?;
     interfaces.push((name, macs[0], ""));
     interfaces.push((attachment.interface.clone(), macs[1], &attachment.netns));
     let interfaces = interfaces.into_iter().map(|(name, mac, sandbox)| Interface {
@@ -77,31 +67,25 @@ pub(super) async fn add(
         mac: show(mac),
         sandbox: sandbox.to_owned(),
     });
-    Ok(result::outcome(plan, interfaces.collect(), &leases))
+    Ok(result::outcome(&plan.version, base, interfaces.collect(), &leases))
 }
 
 /// Detaches a pod; what is gone is done. With its result only the pod's own files are looked at.
-pub(super) async fn del(
-    netfilter: &Netfilter,
-    plan: &Plan,
-    attachment: &Attachment,
-    result: Option<&str>,
-) -> Result<(), Error> {
-    let made = result.map(result::read).unwrap_or_default();
-    rules::remove(netfilter, plan, &attachment.container_id)?;
+pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Result<(), Error> {
     let mut batch = Batch::default();
     batch.set_down(&link_name(attachment));
-    let is_bridge = |link: &str| matches!(&plan.main, Main::Bridge(bridge) if bridge.name == link);
+    let is_bridge = |link: &str| matches!(&base.main, Main::Bridge(bridge) if bridge.name == link);
     for link in made.links.iter().filter(|link| link.starts_with("veth") && !is_bridge(link)) {
         batch.set_down(link);
     }
     Socket::route()?.run(batch)?;
     reactor::spawn(remove_lingering(link_name(attachment))).detach();
-    if !plan.ipam.directory.is_dir() {
+    if !base.ipam.directory.is_dir() {
         return Ok(());
     }
-    let store = Leases::lock(&plan.ipam.directory).await?;
-    store.release(&attachment.container_id, &attachment.interface, &made.addresses)
+    let store = Leases::lock(&base.ipam.directory).await?;
+    let addresses: Vec<_> = made.addresses.iter().map(|network| network.address).collect();
+    store.release(&attachment.container_id, &attachment.interface, &addresses)
 }
 
 /// Removes the node's end of a pair whose namespace did not end with its pod.
@@ -120,7 +104,7 @@ async fn remove_lingering(name: String) {
 /// The bridge with its addresses, made where it is not there.
 fn make_bridge(
     node: &Socket,
-    plan: &Plan,
+    base: &Base,
     bridge: &Bridge,
     mac: Mac,
     leases: &[Lease],
@@ -131,7 +115,7 @@ fn make_bridge(
         None => {
             let mut batch = Batch::default();
             let mac = bridge.is_gateway.then_some(mac);
-            batch.add_bridge(&netlink::Bridge { name, mtu: plan.mtu, mac });
+            batch.add_bridge(&netlink::Bridge { name, mtu: base.mtu, mac });
             node.run(batch)?;
             own_routes(name);
             let why = || Error::new(Kind::Internal, format!("bridge {name}: gone as soon as it was made"));
@@ -194,7 +178,7 @@ fn give_addresses(
 
 fn make_pair(
     node: &Socket,
-    plan: &Plan,
+    base: &Base,
     attachment: &Attachment,
     name: &str,
     macs: [Mac; 3],
@@ -210,9 +194,9 @@ fn make_pair(
         peer_name: &attachment.interface,
         peer_mac: macs[1],
         peer_namespace: namespace.as_raw_fd(),
-        mtu: plan.mtu,
+        mtu: base.mtu,
     });
-    if let Main::Bridge(Bridge { has_hairpin: true, .. }) = &plan.main {
+    if let Main::Bridge(Bridge { has_hairpin: true, .. }) = &base.main {
         batch.set_hairpin(name, true);
     }
     node.run(batch)?;
@@ -226,11 +210,11 @@ fn own_routes(link: &str) {
 }
 
 /// Addresses and routes of the pod.
-fn configure_pod(plan: &Plan, attachment: &Attachment, leases: &[Lease]) -> Result<(), Error> {
+fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Result<(), Error> {
     let interface = attachment.interface.as_str();
     let has_ipv6 = leases.iter().any(|lease| lease.gateway.is_ipv6());
     let pod = netlink::inside(Path::new(&attachment.netns), || {
-        if plan.main != Main::PointToPoint {
+        if base.main != Main::PointToPoint {
             // Not there without IPv6. With the second, neighbours hear whose the address is now.
             let _ = put(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
             let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
@@ -251,12 +235,12 @@ fn configure_pod(plan: &Plan, attachment: &Attachment, leases: &[Lease]) -> Resu
     for lease in leases.iter().filter(|lease| lease.gateway.is_ipv6()) {
         batch.add_address(link, lease.address, false);
     }
-    for route in &plan.ipam.routes {
+    for route in &base.ipam.routes {
         let is_its = |lease: &&Lease| lease.gateway.is_ipv4() == route.destination.address.is_ipv4();
         let gateway = route.gateway.or_else(|| leases.iter().find(is_its).map(|lease| lease.gateway));
         batch.add_route(&to(route.destination, link, gateway, None, Scope::Universe), true);
     }
-    if plan.main == Main::PointToPoint {
+    if base.main == Main::PointToPoint {
         for lease in leases {
             by_gateway_alone(&mut batch, link, lease);
         }
@@ -296,8 +280,8 @@ fn configure_node(node: &Socket, name: &str, leases: &[Lease]) -> Result<(), Err
 }
 
 /// Has the node forward packets of the pod's families.
-fn forward(plan: &Plan, leases: &[Lease]) -> Result<(), Error> {
-    if matches!(&plan.main, Main::Bridge(bridge) if !bridge.is_gateway) {
+fn forward(base: &Base, leases: &[Lease]) -> Result<(), Error> {
+    if matches!(&base.main, Main::Bridge(bridge) if !bridge.is_gateway) {
         return Ok(());
     }
     if leases.iter().any(|lease| lease.gateway.is_ipv4()) {
@@ -309,13 +293,8 @@ fn forward(plan: &Plan, leases: &[Lease]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets packets from 127.0.0.1 leave by `link`: a port of the node is asked for there, too.
-fn route_localhost(link: &str) -> Result<(), Error> {
-    set(&format!("net/ipv4/conf/{link}/route_localnet"), "1")
-}
-
 /// Sets a sysctl of the namespace we are in. One that has the value already is not written: it may be read-only.
-fn set(key: &str, value: &str) -> Result<(), Error> {
+pub(super) fn set(key: &str, value: &str) -> Result<(), Error> {
     let path = Path::new("/proc/sys").join(key);
     if fs::read_to_string(&path).is_ok_and(|present| present.trim() == value) {
         return Ok(());
@@ -330,10 +309,11 @@ fn put(key: &str, value: &str) -> Result<(), Error> {
 }
 
 /// The pair carries packets a moment after both ends are on.
-async fn wait_until_running(node: &Socket, name: &str) -> Result<(), Error> {
+pub(super) async fn wait_until_running(attachment: &Attachment) -> Result<(), Error> {
+    let (node, name) = (Socket::route()?, link_name(attachment));
     let end = Instant::now() + RUNNING_LIMIT;
     let mut pause = Duration::from_micros(500);
-    while !node.link(name)?.is_some_and(|link| link.is_running) {
+    while !node.link(&name)?.is_some_and(|link| link.is_running) {
         if Instant::now() > end {
             let text = format!("{name} carries no packets: is its bridge switched off?");
             return Err(Error::new(Kind::DeadlineExceeded, text));
@@ -355,6 +335,7 @@ fn random_macs() -> Result<[Mac; 3], Error> {
     Ok(macs)
 }
 
-fn show(mac: Mac) -> String {
+/// As people write it.
+pub(super) fn show(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }

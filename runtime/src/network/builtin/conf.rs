@@ -1,16 +1,28 @@
-//! Whether a list is ours to run, and what it comes to for one pod. Pure.
-//! What is not known here, an option, a type, a shape, makes the whole list the plugins' business: each value is taken out
-//! of its object as it is understood, and nothing may be left. A configuration that is wrong is theirs, too: they say so.
-//! Options: bridge, ptp, host-local, portmap, bandwidth and loopback at cni.dev, as of 1.1.1; docs/cni.md lists them.
+//! Which plugins of a list are ours to run, and what they come to for one pod. Pure.
+//! What is not known here, an option, a type, a shape, makes a plugin its program's business: each value is taken out of its
+//! object as it is understood, and nothing may be left. A configuration that is wrong is theirs, too: they say so.
+//!
+//! ```text
+//!   bridge, portmap, tuning, firewall ── choose ──> 0, 1, 3 ── parts ──> BuiltIn(Plan), Programs(tuning), BuiltIn(Plan)
+//! ```
+//! Options: bridge, ptp, host-local, portmap, bandwidth, firewall and loopback at cni.dev, as of 1.1.1; docs/cni.md lists
+//! them.
+
+mod chained;
+mod options;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use coracle_job::{Attachment, PortMapping};
-use coracle_sandbox::netlink::Network;
+use coracle_sandbox::netlink::{Network, Rate};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use self::options::Options;
 use super::range::Range;
+use crate::network::conf::flat;
 
 /// Versions whose results have `ips`: older lists are rare, and their plugins are, too.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -18,20 +30,40 @@ const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const DATA_DIR: &str = "/var/lib/cni/networks";
 /// The bridge of a list that names none (its document).
 const BRIDGE: &str = "cni0";
-/// The bit of a packet's mark with which `portmap` asks for masquerading (its document).
-const MARK_BIT: u64 = 13;
+/// What does nothing here: `lo` is up.
+const LOOPBACK: &str = "loopback";
 /// Longest name of a link.
 const LINK_BYTES_MAX: usize = 15;
 /// Largest MTU that a veth takes.
 const MTU_MAX: u64 = 65_535;
 
-/// How one pod is attached.
+/// A run of plugins of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(crate) enum Part {
+    /// Ours.
+    BuiltIn(Box<Plan>),
+    /// A list of those alone, as JSON.
+    Programs(String),
+}
+
+/// How one pod is attached by plugins of ours that follow each other in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
     /// Name of the list.
     pub(super) network: String,
     /// Version of the list.
     pub(super) version: String,
+    /// `None`: programs have given the pod its link.
+    pub(super) base: Option<Base>,
+    /// Empty without ports of the node.
+    pub(super) ports: Vec<Ports>,
+    pub(super) limits: Limits,
+    pub(super) firewall: Option<Firewall>,
+}
+
+/// The first plugin of a list: what gives the pod its link and its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Base {
     pub(super) main: Main,
     /// Bytes; 0: the kernel's choice.
     pub(super) mtu: u32,
@@ -40,8 +72,6 @@ pub(super) struct Plan {
     pub(super) ipam: Ipam,
     /// Of the result, as the configuration has it.
     pub(super) dns: Value,
-    /// Empty without ports of the node.
-    pub(super) ports: Vec<Ports>,
 }
 
 /// What links the pod to the node.
@@ -96,109 +126,182 @@ pub(super) struct Ports {
     pub(super) mappings: Vec<PortMapping>,
 }
 
+/// What `firewall` does: what is forwarded from the pod, and what answers it, is accepted by the host's filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Firewall {
+    /// Where firewalld runs, it is told instead.
+    pub(super) prefers_firewalld: bool,
+}
+
+/// What one `bandwidth` of the list does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Of what the pod receives.
+    pub(super) ingress: Option<Rate>,
+    /// Of what the pod sends.
+    pub(super) egress: Option<Rate>,
+}
+
 impl Plan {
-    /// Whether there are rules of nftables for it.
+    /// Whether there are rules for it that nobody else finds: in our own tables of nftables.
     pub(super) fn has_rules(&self) -> bool {
-        self.masquerades || !self.ports.is_empty()
+        self.base.as_ref().is_some_and(|base| base.masquerades) || !self.ports.is_empty()
     }
 }
 
-/// The options of one plugin that are not understood yet.
-struct Options(Map<String, Value>);
+/// A list as it is read.
+#[derive(Deserialize)]
+struct List {
+    #[serde(rename = "cniVersion")]
+    version: String,
+    name: String,
+    plugins: Vec<Box<RawValue>>,
+}
 
-impl Options {
-    fn of(value: Value) -> Result<Options, String> {
-        match value {
-            Value::Object(fields) => Ok(Options(fields)),
-            _ => Err("not an object".to_owned()),
+/// Which plugins of a list are ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// Their places in the list.
+    pub(crate) places: Vec<usize>,
+    /// Why others are not, one line for each.
+    pub(crate) reasons: Vec<String>,
+}
+
+/// Chooses for a pod. `filter` says whether the filter of this host is one that we can write. `Err`: the whole list is not
+/// ours.
+pub(super) fn choose(
+    conflist: &str,
+    attachment: &Attachment,
+    filter: &dyn Fn(Firewall) -> Result<(), String>,
+) -> Result<Choice, String> {
+    let list = List::read(conflist, attachment)?;
+    let (mut choice, mut is_first) = (Choice::default(), true);
+    for (index, plugin) in list.plugins.iter().enumerate() {
+        let mut plan = list.plan();
+        let (kind, mut outcome) = plan.take(plugin, attachment, is_first);
+        if let (Ok(()), Some(firewall)) = (&outcome, &plan.firewall) {
+            outcome = filter(*firewall);
+        }
+        match outcome {
+            Ok(()) => choice.places.push(index),
+            Err(why) => choice.reasons.push(format!("plugin {index}, {kind:?}: {why}")),
+        }
+        is_first &= kind == LOOPBACK;
+    }
+    if is_first { Err("no plugin gives a link".to_owned()) } else { Ok(choice) }
+}
+
+/// A list in the order of ADD. `is_ours` chooses by place. `Err`: why one that is chosen cannot be ours.
+pub(super) fn parts(
+    conflist: &str,
+    attachment: &Attachment,
+    is_ours: &dyn Fn(usize) -> bool,
+) -> Result<Vec<Part>, String> {
+    let list = List::read(conflist, attachment)?;
+    let (mut parts, mut programs, mut is_first) = (Vec::new(), Vec::new(), true);
+    for (index, plugin) in list.plugins.iter().enumerate() {
+        if !is_ours(index) {
+            programs.push(plugin.get());
+            is_first = false;
+            continue;
+        }
+        if !programs.is_empty() {
+            parts.push(Part::Programs(flat(&list.version, &list.name, &std::mem::take(&mut programs))));
+        }
+        let mut plan = match parts.pop() {
+            Some(Part::BuiltIn(plan)) => plan,
+            other => {
+                parts.extend(other);
+                Box::new(list.plan())
+            }
+        };
+        let (kind, outcome) = plan.take(plugin, attachment, is_first);
+        outcome.map_err(|why| format!("plugin {index}, {kind:?}: {why}"))?;
+        is_first &= kind == LOOPBACK;
+        if !is_first {
+            parts.push(Part::BuiltIn(plan));
         }
     }
-
-    /// An option; one that is null is not there.
-    fn value(&mut self, key: &str) -> Option<Value> {
-        self.0.remove(key).filter(|value| !value.is_null())
+    if !programs.is_empty() {
+        parts.push(Part::Programs(flat(&list.version, &list.name, &programs)));
     }
+    Ok(parts)
+}
 
-    fn read<T>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, String> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        read(&value).map(Some).ok_or_else(|| format!("{key}: {value} is not built in"))
-    }
+/// The plugins of a list but for those at `places`, as a list; `None`: it is none, or nothing is left.
+pub(super) fn without(conflist: &str, places: &[usize]) -> Option<String> {
+    let list: List = serde_json::from_str(conflist).ok()?;
+    let plugins = list.plugins.iter().enumerate().filter(|(index, _)| !places.contains(index));
+    let plugins: Vec<_> = plugins.map(|(_, plugin)| plugin.get()).collect();
+    (!plugins.is_empty()).then(|| flat(&list.version, &list.name, &plugins))
+}
 
-    fn flag(&mut self, key: &str) -> Result<bool, String> {
-        Ok(self.read(key, Value::as_bool)?.unwrap_or(false))
-    }
-
-    fn number(&mut self, key: &str, most: u64) -> Result<Option<u64>, String> {
-        self.read(key, |value| value.as_u64().filter(|number| *number <= most))
-    }
-
-    fn text(&mut self, key: &str) -> Result<Option<String>, String> {
-        self.read(key, |value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned))
-    }
-
-    fn address(&mut self, key: &str) -> Result<Option<IpAddr>, String> {
-        self.read(key, |value| value.as_str()?.parse().ok())
-    }
-
-    fn list(&mut self, key: &str) -> Result<Vec<Value>, String> {
-        Ok(self.read(key, |value| value.as_array().cloned())?.unwrap_or_default())
-    }
-
-    /// Options that change nothing while they are empty, zero or false.
-    fn off(&mut self, keys: &[&str]) -> Result<(), String> {
-        for key in keys {
-            let is_off = |value: &Value| match value {
-                Value::Null | Value::Bool(false) => true,
-                Value::Number(number) => number.as_u64() == Some(0),
-                Value::String(text) => text.is_empty(),
-                Value::Array(items) => items.is_empty(),
-                Value::Object(fields) => fields.is_empty(),
-                Value::Bool(true) => false,
-            };
-            self.read(key, |value| is_off(value).then_some(()))?;
+impl List {
+    fn read(conflist: &str, attachment: &Attachment) -> Result<List, String> {
+        let list: List = serde_json::from_str(conflist).map_err(|error| error.to_string())?;
+        if !VERSIONS.contains(&list.version.as_str()) {
+            return Err(format!("cniVersion {:?} is not built in", list.version));
         }
-        Ok(())
+        let is_name =
+            |text: &str| !text.is_empty() && !text.contains(['/', '\0']) && text != "." && text != "..";
+        if !is_name(&list.name) || !is_name(&attachment.container_id) || !is_link(&attachment.interface) {
+            return Err("no name of a network, a pod or a link".to_owned());
+        }
+        Ok(list)
     }
 
-    /// Nothing may be left.
-    fn end(self) -> Result<(), String> {
-        self.0.keys().next().map_or(Ok(()), |key| Err(format!("{key} is not built in")))
+    /// One that does nothing yet.
+    fn plan(&self) -> Plan {
+        Plan {
+            network: self.name.clone(),
+            version: self.version.clone(),
+            base: None,
+            ports: Vec::new(),
+            limits: Limits::default(),
+            firewall: None,
+        }
     }
 }
 
-/// What the list comes to for a pod, else why it is not ours.
-pub(super) fn plan(conflist: &str, attachment: &Attachment) -> Result<Plan, String> {
-    let read = serde_json::from_str(conflist).map_err(|error| error.to_string())?;
-    let mut list = Options::of(read)?;
-    let version = list.text("cniVersion")?.unwrap_or_default();
-    let network = list.text("name")?.unwrap_or_default();
-    if !VERSIONS.contains(&version.as_str()) {
-        return Err(format!("cniVersion {version:?} is not built in"));
+impl Plan {
+    /// Takes one more plugin in: its type, and why it is not ours.
+    fn take(
+        &mut self,
+        plugin: &RawValue,
+        attachment: &Attachment,
+        is_first: bool,
+    ) -> (String, Result<(), String>) {
+        let mut kind = String::new();
+        let outcome = self.try_take(plugin, attachment, is_first, &mut kind);
+        (kind, outcome)
     }
-    let is_name = |text: &str| !text.is_empty() && !text.contains(['/', '\0']) && text != "." && text != "..";
-    if !is_name(&network) || !is_name(&attachment.container_id) || !is_link(&attachment.interface) {
-        return Err("no name of a network, a pod or a link".to_owned());
-    }
-    let mut plan: Option<Plan> = None;
-    for (index, plugin) in list.list("plugins")?.into_iter().enumerate() {
-        let mut options = Options::of(plugin).map_err(|why| format!("plugin {index}: {why}"))?;
-        let kind = options.text("type")?.unwrap_or_default();
+
+    fn try_take(
+        &mut self,
+        plugin: &RawValue,
+        attachment: &Attachment,
+        is_first: bool,
+        kind: &mut String,
+    ) -> Result<(), String> {
+        let value = serde_json::from_str(plugin.get()).map_err(|error| error.to_string())?;
+        let mut options = Options::of(value)?;
+        *kind = options.text("type")?.unwrap_or_default();
         let arguments = arguments(&mut options, attachment)?;
         // `.conf` files are lists of one, with the keys of a list.
         options.0.remove("cniVersion");
         options.0.remove("name");
-        let outcome = match (kind.as_str(), &mut plan) {
-            ("loopback", _) => options.end(),
-            ("bridge" | "ptp", None) => main(&kind, options, &arguments, &network, &version).map(|made| {
-                plan = Some(made);
-            }),
-            ("portmap", Some(plan)) => portmap(options, &arguments, attachment, plan),
-            ("bandwidth", Some(_)) => bandwidth(options, &arguments),
+        match (kind.as_str(), is_first) {
+            (LOOPBACK, _) => options.end(),
+            ("bridge" | "ptp", true) => {
+                self.base = Some(base(kind, options, &arguments, &self.network)?);
+                Ok(())
+            }
+            ("portmap", false) => chained::portmap(options, &arguments, attachment, self),
+            ("bandwidth", false) => chained::bandwidth(options, &arguments, self),
+            ("firewall", false) => chained::firewall(options, self),
             _ => Err("not built in, or not in this place".to_owned()),
-        };
-        outcome.map_err(|why| format!("plugin {index}, {kind:?}: {why}"))?;
+        }
     }
-    plan.ok_or_else(|| "no plugin gives a link".to_owned())
 }
 
 /// The capability arguments of the pod that a plugin declares.
@@ -216,13 +319,12 @@ fn arguments(options: &mut Options, attachment: &Attachment) -> Result<Map<Strin
     Ok(arguments)
 }
 
-fn main(
+fn base(
     kind: &str,
     mut options: Options,
     arguments: &Map<String, Value>,
     network: &str,
-    version: &str,
-) -> Result<Plan, String> {
+) -> Result<Base, String> {
     if arguments.contains_key("mac") || arguments.contains_key("ips") {
         return Err("a capability is not built in".to_owned());
     }
@@ -232,19 +334,16 @@ fn main(
         "bridge" => Main::Bridge(bridge(&mut options, &mut ipam)?),
         _ => Main::PointToPoint,
     };
-    let plan = Plan {
-        network: network.to_owned(),
-        version: version.to_owned(),
+    let base = Base {
         main,
         mtu: options.number("mtu", MTU_MAX)?.unwrap_or_default() as u32,
         masquerades: options.flag("ipMasq")?,
         ipam,
         dns: options.value("dns").unwrap_or_else(|| Value::Object(Map::new())),
-        ports: Vec::new(),
     };
     options.off(&["args"])?;
     options.end()?;
-    Ok(plan)
+    Ok(base)
 }
 
 fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
@@ -345,41 +444,6 @@ fn route(value: Value) -> Result<Route, String> {
 
 fn network(value: &Value) -> Option<Network> {
     value.as_str()?.parse().ok()
-}
-
-fn portmap(
-    mut options: Options,
-    arguments: &Map<String, Value>,
-    attachment: &Attachment,
-    plan: &mut Plan,
-) -> Result<(), String> {
-    let ports = Ports {
-        masquerades: options.read("snat", Value::as_bool)?.unwrap_or(true),
-        mark: 1 << options.number("markMasqBit", 31)?.unwrap_or(MARK_BIT),
-        mappings: match arguments.contains_key("portMappings") {
-            true => attachment.port_mappings.clone(),
-            false => Vec::new(),
-        },
-    };
-    options.off(&["conditionsV4", "conditionsV6", "externalSetMarkChain"])?;
-    options.end()?;
-    if ports.mappings.is_empty() {
-        return Ok(());
-    }
-    if matches!(&plan.main, Main::Bridge(bridge) if !bridge.is_gateway) {
-        return Err("ports of a bridge that is no gateway are not built in".to_owned());
-    }
-    plan.ports.push(ports);
-    Ok(())
-}
-
-/// A pod without limits: there is nothing to do. One that has some is the program's.
-fn bandwidth(mut options: Options, arguments: &Map<String, Value>) -> Result<(), String> {
-    if arguments.contains_key("bandwidth") {
-        return Err("limits are not built in".to_owned());
-    }
-    options.off(&["ingressRate", "ingressBurst", "egressRate", "egressBurst"])?;
-    options.end()
 }
 
 /// Whether a text can be a link's name.

@@ -1,18 +1,22 @@
-//! The plugins `bridge`, `ptp`, `host-local`, `portmap` and `loopback`, built in: a list that names only these, with options
-//! that are known here, is attached by the daemon itself in a millisecond or two, with no worker and no program. Everything
-//! else goes to the plugins' programs as a whole; no option is ever ignored.
+//! The plugins `bridge`, `ptp`, `host-local`, `portmap`, `bandwidth`, `firewall` and `loopback`, built in: what of a list is
+//! theirs, with options that are known here, is done by the daemon itself in a millisecond or two, with no worker and no
+//! program. Other plugins of the same list are programs; no option is ever ignored.
 //!
 //! ```text
-//!   conflist, attachment ── conf::plan ──> Plan ── attach::add ──> lease ── links ── rules ──> result
-//!                             (pure)       Plan ── attach::del ──> rules, links, lease
+//!   conflist, attachment ── conf::choose ──> places ── conf::parts ──> Plan ── attach::add ──> lease, links ─┐
+//!                             (pure)                                        └─ chain::add ──> rules, limits ─┴─> result
+//!                                                                      Plan ── chain::del, attach::del ──> all of it
 //! ```
 //! What is made is what the plugins make, from the same files of leases, so that both take turns on one node: only the rules
-//! of nftables are in a table of our own. Nothing is kept in memory but a socket: names follow from the pod's id, and everything can
-//! be undone from the pod's record.
+//! of nftables for ports and masquerading are in a table of our own. Nothing is kept in memory but a socket: names follow from
+//! the pod's id, and everything can be undone from the pod's record.
 //! Rules: docs/cni.md, "Built in"; the plugins' own documents at cni.dev, as of their version 1.1.1.
 
 mod attach;
+mod chain;
 mod conf;
+mod digest;
+mod filter;
 mod lease;
 mod range;
 mod result;
@@ -23,6 +27,7 @@ use std::path::Path;
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
+pub(super) use self::conf::{Choice, Part, Plan};
 pub(super) use self::rules::Netfilter;
 use super::Recorded;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
@@ -43,14 +48,7 @@ pub(crate) struct DefaultNetwork {
 impl DefaultNetwork {
     /// Whether pods can be attached to it, else what is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
-        fits(
-            &self.conflist(""),
-            &Attachment {
-                container_id: "a".to_owned(),
-                interface: INTERFACE.to_owned(),
-                ..Attachment::default()
-            },
-        )
+        choose(&self.conflist(""), &nobody())?.reasons.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Its configuration as a file would have it. `pod_cidr`: the node's range or ranges, with a comma between; empty:
@@ -80,39 +78,80 @@ impl DefaultNetwork {
     }
 }
 
-/// Whether pods can be attached without the plugins' programs, else what stands against it.
-pub(super) fn fits(conflist: &str, attachment: &Attachment) -> Result<(), String> {
-    conf::plan(conflist, attachment).map(drop)
+/// A pod that asks for nothing.
+fn nobody() -> Attachment {
+    Attachment { container_id: "a".to_owned(), interface: INTERFACE.to_owned(), ..Attachment::default() }
 }
 
-/// Whether built-in code can detach a pod that plugins attached: it finds links and leases, but not their rules.
+/// Which plugins of a list need no program to attach a pod. `Err`: all of them do.
+pub(super) fn choose(conflist: &str, attachment: &Attachment) -> Result<Choice, String> {
+    conf::choose(conflist, attachment, &|firewall| filter::check(Path::new("/"), firewall))
+}
+
+/// Those plugins of a list that are programs for every pod, as a list; `None`: there are none.
+pub(super) fn programs(conflist: &str) -> Option<String> {
+    let Ok(choice) = choose(conflist, &nobody()) else { return Some(conflist.to_owned()) };
+    if choice.reasons.is_empty() { None } else { conf::without(conflist, &choice.places) }
+}
+
+/// A pod's list in the order of ADD, as it is recorded; `is_ours`: all of it is built in, whatever is recorded.
+pub(super) fn parts(recorded: &Recorded, is_ours: bool) -> Result<Vec<Part>, Error> {
+    let is_ours = is_ours || recorded.is_built_in;
+    if !is_ours && recorded.built_in.is_empty() {
+        return Ok(vec![Part::Programs(recorded.conflist.clone())]);
+    }
+    let is_chosen = |place| is_ours || recorded.built_in.contains(&place);
+    conf::parts(&recorded.conflist, &recorded.attachment, &is_chosen)
+        .map_err(|why| Error::new(Kind::Internal, format!("the pod's network is not built in: {why}")))
+}
+
+/// Whether built-in code can detach a pod that plugins attached: it finds links, leases, limits and what the host's filter
+/// accepts, but not their other rules.
 pub(super) fn can_take_over(recorded: &Recorded) -> bool {
-    conf::plan(&recorded.conflist, &recorded.attachment).is_ok_and(|plan| !plan.has_rules())
+    let finds = |part: &Part| matches!(part, Part::BuiltIn(plan) if !plan.has_rules());
+    recorded.built_in.is_empty()
+        && choose(&recorded.conflist, &recorded.attachment).is_ok_and(|choice| choice.reasons.is_empty())
+        && parts(recorded, true).is_ok_and(|parts| parts.iter().all(finds))
 }
 
-/// Attaches a pod. After an error [`del`] is due.
-pub(super) async fn add(netfilter: &Netfilter, recorded: &Recorded) -> Result<CniOutcome, Error> {
-    let plan = replan(recorded)?;
-    attach::add(netfilter, &plan, &recorded.attachment)
-        .await
-        .map_err(|error| error.context(format!("built-in network {:?} (add)", plan.network)))
+/// Does its part of ADD; `before` is what plugins before came to. After an error [`del`] is due.
+pub(super) async fn add(
+    netfilter: &Netfilter,
+    plan: &Plan,
+    attachment: &Attachment,
+    before: Option<CniOutcome>,
+) -> Result<CniOutcome, Error> {
+    let work = async {
+        let mut outcome = match &plan.base {
+            Some(base) => attach::add(plan, base, attachment).await?,
+            None => before.unwrap_or_default(),
+        };
+        chain::add(netfilter, plan, attachment, &mut outcome)?;
+        if plan.base.is_some() {
+            attach::wait_until_running(attachment).await?;
+        }
+        Ok(outcome)
+    };
+    work.await.map_err(|error: Error| error.context(format!("built-in network {:?} (add)", plan.network)))
 }
 
-/// Detaches a pod; what is already gone is success. `result` is that of ADD, if it came to one.
+/// Does its part of DEL; what is already gone is success. `result` is that of ADD, if it came to one. What comes back is the
+/// name of a link that is still to be removed.
 pub(super) async fn del(
     netfilter: &Netfilter,
-    recorded: &Recorded,
+    plan: &Plan,
+    attachment: &Attachment,
     result: Option<&str>,
-) -> Result<(), Error> {
-    let plan = replan(recorded)?;
-    attach::del(netfilter, &plan, &recorded.attachment, result)
-        .await
-        .map_err(|error| error.context(format!("built-in network {:?} (del)", plan.network)))
-}
-
-fn replan(recorded: &Recorded) -> Result<conf::Plan, Error> {
-    conf::plan(&recorded.conflist, &recorded.attachment)
-        .map_err(|why| Error::new(Kind::Internal, format!("the pod's network is not built in: {why}")))
+) -> Result<Option<String>, Error> {
+    let made = result.map(|text| result::read(text, &attachment.interface)).unwrap_or_default();
+    let work = async {
+        let left = chain::del(netfilter, plan, attachment, &made)?;
+        if let Some(base) = &plan.base {
+            attach::del(base, attachment, &made).await?;
+        }
+        Ok(left)
+    };
+    work.await.map_err(|error: Error| error.context(format!("built-in network {:?} (del)", plan.network)))
 }
 
 /// A file operation that did not work. Not NotFound, which to a kubelet means that the pod is gone.

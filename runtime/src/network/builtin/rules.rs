@@ -16,7 +16,6 @@ use coracle_job::PortMapping;
 use coracle_sandbox::netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
 
 use super::conf::{Plan, Ports};
-use super::lease::Lease;
 use crate::error::Error;
 use crate::log;
 
@@ -34,7 +33,7 @@ pub(crate) struct Netfilter(Cell<Option<Socket>>);
 
 impl Netfilter {
     /// Runs `work` with the socket. After an error there may be answers left in it: another is opened then.
-    fn with(&self, work: impl FnOnce(&Socket) -> Result<(), Error>) -> Result<(), Error> {
+    pub(super) fn with(&self, work: impl FnOnce(&Socket) -> Result<(), Error>) -> Result<(), Error> {
         let socket = self.0.take().map_or_else(Socket::netfilter, Ok)?;
         let outcome = work(&socket);
         if outcome.is_ok() {
@@ -45,9 +44,9 @@ impl Netfilter {
 }
 
 /// Adds the rules of a pod, if it needs any.
-pub(super) fn add(netfilter: &Netfilter, plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> {
+pub(super) fn add(netfilter: &Netfilter, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
     match plan.has_rules() {
-        true => netfilter.with(|socket| add_by(socket, plan, id, leases)),
+        true => netfilter.with(|socket| add_by(socket, plan, id, own)),
         false => Ok(()),
     }
 }
@@ -60,10 +59,10 @@ pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str) -> Result<(),
     }
 }
 
-fn add_by(socket: &Socket, plan: &Plan, id: &str, leases: &[Lease]) -> Result<(), Error> {
+fn add_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
+    let masquerades = plan.base.as_ref().is_some_and(|base| base.masquerades);
     for is_ipv6 in [false, true] {
-        let addresses: Vec<_> =
-            leases.iter().map(|lease| lease.address).filter(|own| own.address.is_ipv6() == is_ipv6).collect();
+        let addresses: Vec<_> = own.iter().filter(|own| own.address.is_ipv6() == is_ipv6).collect();
         let Some(first) = addresses.first() else { continue };
         let mut rules = Rules::new(TABLE, id, is_ipv6);
         rules.chain(Hook::Postrouting);
@@ -72,9 +71,9 @@ fn add_by(socket: &Socket, plan: &Plan, id: &str, leases: &[Lease]) -> Result<()
             rules.chain(Hook::Output);
         }
         for ports in &plan.ports {
-            publish(&mut rules, ports, *first);
+            publish(&mut rules, ports, **first);
         }
-        for own in addresses.iter().filter(|_| plan.masquerades) {
+        for own in addresses.iter().filter(|_| masquerades) {
             rules.rule(Hook::Postrouting, &|rule| {
                 rule.from(Network::host(own.address));
                 rule.not_to(own.base());
@@ -83,7 +82,7 @@ fn add_by(socket: &Socket, plan: &Plan, id: &str, leases: &[Lease]) -> Result<()
             });
         }
         rules.commit(socket)?;
-        forget_datagrams(socket, plan, *first);
+        forget_datagrams(socket, plan, **first);
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
         .map_err(|error| failure(FailureKind::Internal, format!("watch plugin processes: {error}")))?;
     let run = Run { job: &job, list, children };
     match &job.command {
-        CniCommand::Add => run.add(),
+        CniCommand::Add { previous_result } => run.add(previous_result.clone()),
         CniCommand::Del { previous_result } => {
             run.del(previous_result.as_deref()).map(|()| CniOutcome::default())
         }
@@ -55,17 +55,16 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// ADD in order; what a failed one left is taken back by DEL of the whole list, and the first error is the answer.
-    fn add(&self) -> Result<CniOutcome, Failure> {
-        self.try_add().inspect_err(|_| {
+    fn add(&self, previous: Option<String>) -> Result<CniOutcome, Failure> {
+        self.try_add(previous).inspect_err(|_| {
             if let Err(second) = self.del(None) {
                 note(&format!("undo of a failed add: {}", second.message));
             }
         })
     }
 
-    fn try_add(&self) -> Result<CniOutcome, Failure> {
+    fn try_add(&self, mut previous: Option<String>) -> Result<CniOutcome, Failure> {
         let deadline = self.deadline();
-        let mut previous: Option<String> = None;
         for plugin in &self.list.plugins {
             let answer = self
                 .call(Verb::Add, plugin, previous.as_deref(), deadline)
