@@ -20,35 +20,39 @@ use serde_json::{Value, json};
 use crate::is_ready;
 use crate::scene::{self, Outside};
 
-const BY_PROGRAMS: &str = "[cni]\nbuilt_in = false\n";
+pub(crate) const BY_PROGRAMS: &str = "[cni]\nbuilt_in = false\n";
 
 /// A configuration to be compared.
 #[derive(Default)]
-struct Case {
-    version: &'static str,
+pub(crate) struct Case {
+    pub(crate) version: &'static str,
     /// Of the main plugin, beside its type, bridge and ipam.
-    main: Value,
-    is_point_to_point: bool,
+    pub(crate) main: Value,
+    pub(crate) is_point_to_point: bool,
     /// Of host-local, beside its type and directory; NET is the IPv4 subnet's first three numbers, SIX that of IPv6.
-    ipam: &'static str,
+    pub(crate) ipam: &'static str,
     /// Of portmap.
-    portmap: Option<Value>,
-    port: Option<Port>,
+    pub(crate) portmap: Option<Value>,
+    pub(crate) port: Option<Port>,
+    /// Plugins that follow, whole.
+    pub(crate) chained: Vec<Value>,
+    /// What the pods say of themselves.
+    pub(crate) annotations: &'static [(&'static str, &'static str)],
 }
 
 /// A port of the node.
 #[derive(Clone, Copy)]
-struct Port {
-    protocol: Protocol,
+pub(crate) struct Port {
+    pub(crate) protocol: Protocol,
     /// NET and SIX as above; empty: all addresses.
-    host_ip: &'static str,
+    pub(crate) host_ip: &'static str,
 }
 
-const ONE_SUBNET: &str = r#""subnet":"NET.0/24","routes":[{"dst":"0.0.0.0/0"}]"#;
-const DUAL: &str = r#""ranges":[[{"subnet":"NET.0/24"}],[{"subnet":"SIX::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]"#;
+pub(crate) const ONE_SUBNET: &str = r#""subnet":"NET.0/24","routes":[{"dst":"0.0.0.0/0"}]"#;
+pub(crate) const DUAL: &str = r#""ranges":[[{"subnet":"NET.0/24"}],[{"subnet":"SIX::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]"#;
 
 impl Case {
-    fn list(&self, node: &Node) -> String {
+    pub(crate) fn list(&self, node: &Node) -> String {
         let mut ipam = self.ipam.replace("NET", &node.subnet()).replace("SIX", &scene::six(node));
         ipam.push_str(&format!(r#","type":"host-local","dataDir":"{}/leases""#, node.folder().display()));
         let mut main = self.main.clone();
@@ -64,13 +68,14 @@ impl Case {
             portmap["capabilities"] = json!({ "portMappings": true });
             plugins.push(portmap);
         }
+        plugins.extend(self.chained.iter().cloned());
         let version = if self.version.is_empty() { "1.0.0" } else { self.version };
         json!({ "cniVersion": version, "name": "boat", "plugins": plugins }).to_string()
     }
 }
 
 /// A node with this network, whose plugins are programs or built in.
-fn node(case: &Case, is_built_in: bool) -> Node {
+pub(crate) fn node(case: &Case, is_built_in: bool) -> Node {
     let config = if is_built_in { String::new() } else { BY_PROGRAMS.to_owned() };
     let node = Node::with(Options { config, ..Options::default() });
     fs::write(node.cni().join("10-boat.conflist"), case.list(&node)).expect("a network");
@@ -79,7 +84,7 @@ fn node(case: &Case, is_built_in: bool) -> Node {
 }
 
 /// The addresses of a pod, the first first.
-fn addresses(node: &Node, pod_id: &str) -> Vec<IpAddr> {
+pub(crate) fn addresses(node: &Node, pod_id: &str) -> Vec<IpAddr> {
     let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: false };
     let network =
         node.pod_sandbox_status(ask).expect("status").status.expect("a status").network.expect("a network");
@@ -87,7 +92,7 @@ fn addresses(node: &Node, pod_id: &str) -> Vec<IpAddr> {
     [network.ip.as_str()].into_iter().chain(more).map(|text| text.parse().expect("an address")).collect()
 }
 
-fn result(node: &Node, pod_id: &str) -> Value {
+pub(crate) fn result(node: &Node, pod_id: &str) -> Value {
     let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: true };
     let answer = node.pod_sandbox_status(ask).expect("status");
     let info: Value = serde_json::from_str(&answer.info["info"]).expect("info is JSON");
@@ -105,7 +110,7 @@ fn whose(address: Option<IpAddr>, own: &[IpAddr], outside: &Outside) -> &'static
     }
 }
 
-fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
+pub(crate) fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
     let port = free_address().port();
     let mut server = bridge_pod("server");
     if let Some(asked) = case.port {
@@ -117,6 +122,8 @@ fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
             host_ip,
         }];
     }
+    let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    server.annotations.extend(case.annotations.iter().map(own));
     (vec![server, bridge_pod("client")], port)
 }
 
@@ -132,6 +139,9 @@ fn observe(case: &Case, is_built_in: bool) -> String {
     let mut text = scene::describe(&node, &ids[0], &result(&node, &ids[0]));
     text = text.replace(&ids[1], "OTHER");
     let (server, client) = (addresses(&node, &ids[0]), addresses(&node, &ids[1]));
+    let accepted = scene::accepted(&server);
+    text.extend(accepted.iter().map(|rule| format!("\n{}", scene::rename(&node, &ids[0], rule))));
+    let links = own_links(&node, &ids[0]);
     let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
     let mut note = |what: String, heard: &str| text.push_str(&format!("\n{what}: {heard}"));
     for address in &server {
@@ -175,6 +185,8 @@ fn observe(case: &Case, is_built_in: bool) -> String {
         node.remove_pod(id);
         assert!(scene::rules(id).is_empty(), "{:?}", scene::rules(id));
     }
+    assert!(scene::accepted(&server).is_empty(), "{:?}", scene::accepted(&server));
+    host::wait_until("the pod's links are gone", || links.iter().all(|link| !is_link(link)));
     if case.port.is_some() {
         // The node itself is heard there now.
         let heard = scene::seen("", port, outside.namespace(), SocketAddr::new(outside.host[0], port));
@@ -186,14 +198,27 @@ fn observe(case: &Case, is_built_in: bool) -> String {
     text
 }
 
+/// Links of the node that are the pod's alone.
+pub(crate) fn own_links(node: &Node, pod_id: &str) -> Vec<String> {
+    let links = result(node, pod_id)["interfaces"].clone();
+    let on_node = |link: &&Value| link["sandbox"].as_str().unwrap_or_default().is_empty();
+    let names = links.as_array().into_iter().flatten().filter(on_node);
+    let names = names.map(|link| link["name"].as_str().unwrap_or_default().to_owned());
+    names.filter(|name| *name != node.bridge()).collect()
+}
+
+pub(crate) fn is_link(name: &str) -> bool {
+    Path::new("/sys/class/net").join(name).exists()
+}
+
 /// Whether the node's end is named after the pod, as only the built-in plugins do.
-fn link_is_derived(node: &Node, pod_id: &str) -> bool {
+pub(crate) fn link_is_derived(node: &Node, pod_id: &str) -> bool {
     let links = result(node, pod_id)["interfaces"].clone();
     links.as_array().into_iter().flatten().any(|link| link["name"] == format!("veth{}", &pod_id[..11]))
 }
 
 #[track_caller]
-fn compare(case: Case) {
+pub(crate) fn compare(case: Case) {
     let (ours, theirs) = std::thread::scope(|scope| {
         let theirs = scope.spawn(|| observe(&case, false));
         (observe(&case, true), theirs.join().expect("programs do it, too"))
@@ -215,7 +240,7 @@ fn compare(case: Case) {
     }
 }
 
-const TCP: Option<Port> = Some(Port { protocol: Protocol::Tcp, host_ip: "" });
+pub(crate) const TCP: Option<Port> = Some(Port { protocol: Protocol::Tcp, host_ip: "" });
 
 #[test]
 fn a_bridge_without_a_gateway() {
@@ -297,7 +322,7 @@ fn point_to_point_with_both_families() {
 }
 
 /// Runs one of Debian's plugins for a pod, as another runtime would.
-fn run_plugin(node: &Node, plugin: &str, command: &str, pod_id: &str, input: &Value) -> bool {
+pub(crate) fn run_plugin(node: &Node, plugin: &str, command: &str, pod_id: &str, input: &Value) -> bool {
     use std::io::Write;
     let mut child = Command::new(format!("/usr/lib/cni/{plugin}"))
         .env("CNI_COMMAND", command)

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod builtin;
+mod chained;
+mod flannel;
 mod scene;
 
 use std::fs;

@@ -147,7 +147,7 @@ pub(crate) fn six(node: &Node) -> String {
 }
 
 /// Puts names in place of what differs from node to node and from pod to pod.
-fn rename(node: &Node, pod_id: &str, text: &str) -> String {
+pub(crate) fn rename(node: &Node, pod_id: &str, text: &str) -> String {
     let mut text = text
         .replace(&node.folder().display().to_string(), "FOLDER")
         .replace(pod_id, "ID")
@@ -161,6 +161,7 @@ fn rename(node: &Node, pod_id: &str, text: &str) -> String {
         words.push(match word {
             _ if is_mac => "MAC",
             _ if word.starts_with("veth") => "VETH",
+            _ if word.starts_with("bwp") => "DETOUR",
             word => word,
         });
     }
@@ -233,6 +234,32 @@ fn of_host(node: &Node, name: &str) -> Vec<String> {
         let value = fs::read_to_string(Path::new("/proc/sys/net").join(key.replace("NAME", name)));
         lines.push(format!("host {kind} {key} {}", value.unwrap_or_default().trim()));
     }
+    lines.extend(traffic(name));
+    lines
+}
+
+/// Limits of a link of the host, and where what comes in by it goes.
+fn traffic(name: &str) -> Vec<String> {
+    let tc = |words: &[&str]| -> Vec<Value> {
+        let text = run("tc", &[&["-j"], words].concat());
+        serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).expect("tc prints JSON")
+    };
+    let disciplines = tc(&["qdisc", "show", "dev", name]);
+    // What links have by themselves has no handle of its own.
+    let limits = disciplines.iter().filter(|found| found["kind"] == "tbf" || found["kind"] == "ingress");
+    let mut lines: Vec<_> = limits
+        .map(|found| line("host traffic", found, &["kind", "handle", "root", "parent", "options"]))
+        .collect();
+    for filter in tc(&["filter", "show", "dev", name, "ingress"]) {
+        // The plugin's second action does not come to its turn: the first takes every packet.
+        let first = &filter["options"]["actions"][0];
+        let keys = ["kind", "mirred_action", "direction", "to_dev", "control_action"];
+        if filter["options"]["match"].is_object() {
+            lines.push(line("host redirects", &filter, &["protocol", "pref", "kind"]));
+            lines.push(line("host redirects", &filter["options"], &["flowid", "match"]));
+            lines.push(line("host redirects", first, &keys));
+        }
+    }
     lines
 }
 
@@ -261,6 +288,20 @@ pub(crate) fn leases(node: &Node, pod_id: &str) -> String {
     }
     lines.sort();
     rename(node, pod_id, &lines.concat())
+}
+
+/// Rules of the host's filter for these addresses, and the jumps that lead there.
+pub(crate) fn accepted(addresses: &[IpAddr]) -> Vec<String> {
+    let mut found = Vec::new();
+    for program in ["iptables-save", "ip6tables-save"] {
+        let text = run(program, &["-t", "filter"]);
+        let is_its = |line: &&str| {
+            let names = |address: &IpAddr| line.contains(&format!(" {address}/"));
+            line.starts_with("-A") && addresses.iter().any(names)
+        };
+        found.extend(text.lines().filter(is_its).map(str::to_owned));
+    }
+    found
 }
 
 /// Lines of the host's NAT rules that speak of a pod, whoever made them.

@@ -1,0 +1,231 @@
+//! Limits of traffic and the host's filter, built in beside Debian's plugins `bandwidth` and `firewall`: the same buckets,
+//! detours and rules, what they do, and that each takes down what the other put up.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use coracle_tests::node::Node;
+use coracle_tests::request::bridge_pod;
+use serde_json::{Value, json};
+
+use crate::builtin::{
+    self, BY_PROGRAMS, Case, DUAL, ONE_SUBNET, TCP, addresses, compare, is_link, link_is_derived, own_links,
+    result, run_plugin,
+};
+use crate::scene::{self, Outside};
+
+const LIMITS: &str = r#"{"type":"bandwidth","ingressRate":8000000,"ingressBurst":800000,
+    "egressRate":16000000,"egressBurst":160000}"#;
+
+fn limits() -> Value {
+    serde_json::from_str(LIMITS).expect("the test's own JSON")
+}
+
+fn firewall() -> Value {
+    json!({ "type": "firewall" })
+}
+
+#[test]
+fn limits_in_both_directions() {
+    let main = json!({ "isGateway": true, "mtu": 1400 });
+    compare(Case { main, ipam: ONE_SUBNET, chained: vec![limits()], ..Case::default() });
+}
+
+#[test]
+fn limits_that_a_pod_asks_for() {
+    // Slow and fast enough that the burst's time fits the kernel's field: see docs/cni.md for others.
+    let annotations =
+        &[("kubernetes.io/ingress-bandwidth", "100M"), ("kubernetes.io/egress-bandwidth", "40G")];
+    let bandwidth = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } });
+    let (main, chained) = (json!({ "ipMasq": true }), vec![bandwidth]);
+    compare(Case {
+        main,
+        is_point_to_point: true,
+        ipam: ONE_SUBNET,
+        chained,
+        annotations,
+        ..Case::default()
+    });
+}
+
+#[test]
+fn a_firewall_and_a_port() {
+    let (main, portmap) = (json!({ "isGateway": true, "ipMasq": true }), Some(json!({})));
+    let chained = vec![firewall()];
+    compare(Case { main, ipam: ONE_SUBNET, portmap, port: TCP, chained, ..Case::default() });
+}
+
+#[test]
+fn a_firewall_for_both_families_with_limits() {
+    let chained = vec![json!({ "type": "firewall", "backend": "iptables" }), limits()];
+    compare(Case { main: json!({ "isGateway": true }), ipam: DUAL, chained, ..Case::default() });
+}
+
+/// A plugin that is a program between two that are built in: `tuning` sets what it is told, and all the rest is the same.
+#[test]
+fn a_program_between_built_in_plugins() {
+    let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.eth0.log_martians": "1" } });
+    let case = Case {
+        main: json!({ "isGateway": true }),
+        ipam: ONE_SUBNET,
+        chained: vec![tuning, limits(), firewall()],
+        ..Case::default()
+    };
+    let node = builtin::node(&case, true);
+    let pod_id = node.run_pod(&bridge_pod("tuned"));
+    assert!(link_is_derived(&node, &pod_id), "the bridge is built in: {}", result(&node, &pod_id));
+    let own = addresses(&node, &pod_id);
+    let links = own_links(&node, &pod_id);
+    assert_eq!((links.len(), scene::accepted(&own).len()), (2, 2), "{links:?}");
+    let martians = "/proc/sys/net/ipv4/conf/eth0/log_martians";
+    let set = scene::inside(&scene::namespace(&pod_id), || std::fs::read_to_string(martians));
+    assert_eq!(set.expect("a sysctl").trim(), "1");
+    let why = r#"reason="plugin 1, \"tuning\": not built in, or not in this place""#;
+    assert!(node.log().contains(why), "no other is a program: {}", node.log());
+    node.remove_pod(&pod_id);
+    assert!(scene::accepted(&own).is_empty() && !is_link(&links[1]), "{links:?}");
+    node.stop();
+}
+
+/// Refuses what is forwarded from and to a node's pods, for as long as it lives.
+struct Refusal(String);
+
+impl Refusal {
+    fn new(node: &Node) -> Refusal {
+        let refusal = Refusal(format!("{}.0/24", node.subnet()));
+        refusal.tell("-A");
+        refusal
+    }
+
+    fn tell(&self, what: &str) {
+        for end in ["-s", "-d"] {
+            let words = ["-w", what, "FORWARD", end, &self.0, "-j", "DROP"];
+            let output = Command::new("iptables").args(words).output().expect("iptables is installed");
+            assert!(output.status.success() || what == "-D", "{output:?}");
+        }
+    }
+}
+
+impl Drop for Refusal {
+    fn drop(&mut self) {
+        self.tell("-D");
+    }
+}
+
+#[test]
+fn what_the_hosts_filter_refuses_is_accepted_for_pods() {
+    let reached = |chained: Vec<Value>| {
+        let main = json!({ "isGateway": true });
+        let case = Case { main, ipam: ONE_SUBNET, chained, ..Case::default() };
+        let node = builtin::node(&case, true);
+        let (outside, _refusal) = (Outside::new(&node), Refusal::new(&node));
+        let pod_id = node.run_pod(&bridge_pod("refused"));
+        let beyond = SocketAddr::new(outside.address[0], 80);
+        let seen = scene::seen(outside.namespace(), 80, &scene::namespace(&pod_id), beyond);
+        let own = addresses(&node, &pod_id)[0];
+        node.remove_pod(&pod_id);
+        node.stop();
+        seen == Some(own)
+    };
+    assert!(!reached(Vec::new()), "it is refused");
+    assert!(reached(vec![firewall()]));
+}
+
+/// How long it takes to send this many bytes.
+fn seconds_for(bytes: usize, server: &str, client: &str, to: IpAddr) -> f64 {
+    let listener = scene::inside(server, || TcpListener::bind(("::", 9000)).expect("a free port"));
+    let mut stream = scene::inside(client, || {
+        TcpStream::connect_timeout(&SocketAddr::new(to, 9000), Duration::from_secs(5))
+    })
+    .expect("it listens");
+    let (mut peer, _) = listener.accept().expect("it has asked");
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(move || stream.write_all(&vec![0; bytes]).expect("it reads"));
+        let mut read = Vec::new();
+        peer.read_to_end(&mut read).expect("it sends");
+        assert_eq!(read.len(), bytes);
+    });
+    begin.elapsed().as_secs_f64()
+}
+
+#[test]
+fn limits_limit() {
+    let bandwidth = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true }, "ingressRate": 8_000_000,
+        "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000 });
+    let case = Case {
+        main: json!({ "isGateway": true }),
+        ipam: ONE_SUBNET,
+        chained: vec![bandwidth],
+        ..Case::default()
+    };
+    let node = builtin::node(&case, true);
+    let pod_id = node.run_pod(&bridge_pod("slow"));
+    let (name, own) = (scene::namespace(&pod_id), addresses(&node, &pod_id)[0]);
+    let gateway = format!("{}.1", node.subnet()).parse().expect("an address");
+    // 400 kB at 1 MB/s, of which 100 kB go at once: not under 0.25 s, however fast the machine is.
+    for (direction, took) in
+        [("to", seconds_for(400_000, &name, "", own)), ("from", seconds_for(400_000, "", &name, gateway))]
+    {
+        assert!(took > 0.25, "{direction} the pod: {took} s");
+    }
+    node.remove_pod(&pod_id);
+    node.stop();
+}
+
+#[test]
+fn each_takes_down_the_others_limits_and_rules() {
+    let chained = vec![limits(), firewall()];
+    let case = Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, chained, ..Case::default() };
+    let mut node = builtin::node(&case, false);
+    let by_program = node.run_pod(&bridge_pod("by-program"));
+    node.terminate();
+    node.rewrite_config("");
+    node.launch();
+    let built_in = node.run_pod(&bridge_pod("built-in"));
+    assert!(!link_is_derived(&node, &by_program) && link_is_derived(&node, &built_in));
+    let (theirs, ours) = (addresses(&node, &by_program), addresses(&node, &built_in));
+    let links = [own_links(&node, &by_program), own_links(&node, &built_in)];
+    assert_eq!([scene::accepted(&theirs).len(), scene::accepted(&ours).len()], [2, 2]);
+
+    let log = node.log().len();
+    node.remove_pod(&by_program);
+    assert!(!node.log()[log..].contains("cni: "), "no plugin is asked: {}", &node.log()[log..]);
+    assert!(scene::accepted(&theirs).is_empty(), "{:?}", scene::accepted(&theirs));
+    assert!(!is_link(&links[0][1]), "{links:?}");
+
+    let list: Value = serde_json::from_str(&case.list(&node)).expect("the test's own JSON");
+    let made = result(&node, &built_in);
+    for plugin in list["plugins"].as_array().expect("a list").iter().rev() {
+        let mut input = plugin.clone();
+        input["name"] = json!("boat");
+        input["cniVersion"] = json!("1.0.0");
+        input["prevResult"] = made.clone();
+        let kind = plugin["type"].as_str().expect("the test's own");
+        assert!(run_plugin(&node, kind, "DEL", &built_in, &input), "{kind}");
+    }
+    assert!(scene::accepted(&ours).is_empty(), "{:?}", scene::accepted(&ours));
+    assert!(links[1].iter().all(|link| !is_link(link)), "{links:?}");
+    node.remove_pod(&built_in);
+    node.stop();
+}
+
+/// Everything is undone of a pod whose daemon died, with the list as it was.
+#[test]
+fn a_crash_leaves_no_limits_and_no_rules() {
+    let chained = vec![limits(), firewall()];
+    let case = Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, chained, ..Case::default() };
+    let mut node = builtin::node(&case, true);
+    let pod_id = node.run_pod(&bridge_pod("crash"));
+    let (own, links) = (addresses(&node, &pod_id), own_links(&node, &pod_id));
+    node.restart();
+    // What runs plugins otherwise changes nothing for this pod.
+    node.terminate();
+    node.rewrite_config(BY_PROGRAMS);
+    node.launch();
+    node.remove_pod(&pod_id);
+    assert!(scene::accepted(&own).is_empty() && links.iter().skip(1).all(|link| !is_link(link)), "{links:?}");
+    node.stop();
+}
