@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::request::bridge_pod;
+use coracle_tests::request::{bridge_pod, run};
 use serde_json::{Value, json};
 
 use crate::builtin::{
@@ -209,6 +210,28 @@ fn each_takes_down_the_others_limits_and_rules() {
     assert!(scene::accepted(&ours).is_empty(), "{:?}", scene::accepted(&ours));
     assert!(links[1].iter().all(|link| !is_link(link)), "{links:?}");
     node.remove_pod(&built_in);
+    node.stop();
+}
+
+/// What was made before a program that fails is taken back, though nobody was told a result.
+#[test]
+fn a_program_that_fails_leaves_nothing_of_what_was_before() {
+    // An MTU that no other test has, to know the links by.
+    const MTU: u64 = 1399;
+    let main = json!({ "isGateway": true, "mtu": MTU });
+    let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.eth0.no_such_thing": "1" } });
+    let chained = vec![limits(), firewall(), tuning];
+    let case = Case { main, ipam: ONE_SUBNET, chained, ..Case::default() };
+    let node = builtin::node(&case, true);
+    let refused = node.run_pod_sandbox(run(&bridge_pod("refused"))).expect_err("the program fails");
+    assert!(refused.message().contains(r#"plugin type="tuning" failed (add)"#), "{refused}");
+    let first: IpAddr = format!("{}.2", node.subnet()).parse().expect("an address");
+    assert!(scene::accepted(&[first]).is_empty(), "{:?}", scene::accepted(&[first]));
+    let links = || {
+        let text = scene::run("ip", &["link", "show"]);
+        text.lines().filter(|line| line.contains(&format!("mtu {MTU}")) && line.contains(": bwp")).count()
+    };
+    host::wait_until("nothing is left", || node.rests().is_empty() && links() == 0);
     node.stop();
 }
 

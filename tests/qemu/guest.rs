@@ -11,7 +11,7 @@ use crate::disk::{Tree, packages};
 use crate::initramfs::{Initramfs, modules};
 
 /// Beside the disk and what it is read through: file systems and links of pods.
-const MODULES: [&str; 19] = [
+const MODULES: [&str; 24] = [
     "virtio_pci",
     "virtio_blk",
     "overlay",
@@ -32,6 +32,12 @@ const MODULES: [&str; 19] = [
     "xt_multiport",
     "xt_nat",
     "xt_REDIRECT",
+    // What limits of a pod's traffic are made of.
+    "sch_tbf",
+    "sch_ingress",
+    "cls_u32",
+    "act_mirred",
+    "ifb",
 ];
 
 /// One of the two targets.
