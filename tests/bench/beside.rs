@@ -76,7 +76,7 @@ fn starts_beside(node: &Node, image: &str, name: &str) -> Vec<Duration> {
         times
     });
     node.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("remove");
-    host::wait_until("its files are gone", || node.workers().is_empty());
+    pulls::files_are_gone(node);
     times
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn storm() -> Vec<Row> {
         }
     });
     let took = begin.elapsed();
-    host::wait_until("files of images are gone", || node.workers().is_empty());
+    pulls::files_are_gone(&node);
     let at_once = host::anonymous_kib(node.pid());
     let after = settled(&node);
     drop(registry);

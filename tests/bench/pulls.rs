@@ -100,8 +100,14 @@ fn one(node: &Node, name: &str) -> Taken {
     let cpu = host::cpu_time(node.pid()) - before;
     let remove = RemoveImageRequest { image: Some(image_spec(name)) };
     node.remove_image(remove).expect("remove");
-    host::wait_until("its files are gone", || node.workers().is_empty());
+    files_are_gone(node);
     Taken { wall, cpu, peak_kib, written }
+}
+
+/// Waits until workers have removed what images had: thousands of files on a disk that may be busy.
+pub(crate) fn files_are_gone(node: &Node) {
+    let gone = host::wait_within(Duration::from_secs(300), || node.workers().is_empty().then_some(()));
+    gone.expect("files of removed images go within five minutes");
 }
 
 /// What a process caused to be written, less what was removed before it came to that.

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use smol::channel::{Receiver, Sender};
@@ -182,13 +183,18 @@ where
     let io = Io::new(socket);
     let heard = io.heard();
     let mut connection = pin!(builder.serve_connection(io, dispatch));
-    let silent = async {
-        reactor::sleep(SILENCE).await;
+    let mut patience = Some(reactor::sleep(SILENCE));
+    // Polled after the connection each time. Once there was a byte the timer goes: it would wake a quiet connection for
+    // nothing, and bring back a megabyte of code that has just been let go of (settle).
+    let silent = std::future::poll_fn(|context| {
         if heard.get() {
-            std::future::pending::<()>().await;
+            patience = None;
         }
-        Some(Ok(()))
-    };
+        match &mut patience {
+            Some(patience) => Pin::new(patience).poll(context).map(|()| Some(Ok(()))),
+            None => Poll::Pending,
+        }
+    });
     let stop = async {
         // An error: the channel was closed, which is the signal.
         let _ = stopped.recv().await;
