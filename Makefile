@@ -78,10 +78,10 @@ fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 
 BENCH = $(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench --
 
-bench: ## what design.md budgets, as one table; some eight minutes
+bench: ## what design.md budgets, as one table; some eight minutes: make bench [PARTS="idle life"]
 	tests/tools/install bench
 	@$(MAKE) --no-print-directory build probe
-	$(BENCH)
+	$(BENCH) $(PARTS)
 
 bench-long: ## ten thousand pods leave nothing: make bench-long [CYCLES=10000]
 	tests/tools/install bench

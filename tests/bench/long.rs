@@ -20,7 +20,7 @@ const CYCLES: usize = 10_000;
 const FIRST: usize = 200;
 /// Pods from one line of the report to the next.
 const REPORT: usize = 1000;
-/// The allocator's own page or two may lie otherwise; a leak of eight bytes a pod would be more.
+/// The allocator's own page or two may lie otherwise; a leak of two bytes a pod would be more.
 const ANONYMOUS_KIB_MAX: i64 = 16;
 /// The same, with pages of the program's file: which of them the last call needed is chance.
 const PSS_KIB_MAX: i64 = 256;

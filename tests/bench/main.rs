@@ -26,25 +26,44 @@ pub(crate) struct Row {
     pub(crate) measured: String,
 }
 
+/// The table's parts, in the order of design.md; each can be run alone, by its name.
+const PARTS: [(&str, fn() -> Vec<Row>); 10] = [
+    ("idle", measure::idle),
+    ("crowd", measure::crowd),
+    ("life", life::alone),
+    ("burst", crowds::at_once),
+    ("full", crowds::full),
+    ("beside", beside::pull),
+    ("storm", beside::storm),
+    ("pull", pulls::measure),
+    ("size", measure::size),
+    ("plugins", plugins::measure),
+];
+
 fn main() {
-    match std::env::args().nth(1).as_deref() {
-        None => table(),
-        Some("long") => long::run(),
-        Some("peers") => peers::run(),
-        Some("memory") => memory::run(),
-        Some("steps") => steps::run(),
-        Some(other) => panic!("{other}: long, peers, memory, steps, or nothing"),
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["long"] => long::run(),
+        ["peers"] => peers::run(),
+        ["memory"] => memory::run(),
+        ["steps"] => steps::run(),
+        ref parts => table(parts),
     }
 }
 
-/// Each row as soon as it is there.
-fn table() {
+/// The rows of these parts, or of all, each as soon as it is there.
+fn table(wanted: &[&str]) {
+    let known = PARTS.map(|(name, _)| name);
+    for name in wanted {
+        assert!(
+            known.contains(name),
+            "{name}: long, peers, memory, steps, or parts of the table: {}",
+            known.join(" ")
+        );
+    }
     println!("| what | budget | measured |\n|---|---|---|");
-    let parts = [measure::idle, measure::crowd, life::alone, crowds::at_once, crowds::full, beside::pull];
-    let parts = parts.into_iter().chain([beside::storm, pulls::measure, measure::size, plugins::measure]);
-    for part in parts {
-        for row in part() {
-            println!("| {} | {} | {} |", row.what, row.budget, row.measured);
-        }
+    let parts = PARTS.iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(name));
+    for row in parts.flat_map(|(_, part)| part()) {
+        println!("| {} | {} | {} |", row.what, row.budget, row.measured);
     }
 }
