@@ -26,8 +26,11 @@ pub(crate) struct Row {
     pub(crate) measured: String,
 }
 
+/// A part of the table: its name, and what measures it.
+type Part = (&'static str, fn() -> Vec<Row>);
+
 /// The table's parts, in the order of design.md; each can be run alone, by its name.
-const PARTS: [(&str, fn() -> Vec<Row>); 10] = [
+const PARTS: [Part; 10] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),

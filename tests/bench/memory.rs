@@ -113,14 +113,16 @@ fn purpose(rights: &str, path: Option<&str>, is_first: bool, before: &'static st
     }
 }
 
+/// Makes the pod of a name.
+type Make = fn(&str) -> PodSandboxConfig;
+
 /// What pods with one container each add to the kernel's memory, by its own account; of several rounds the middle one.
 fn kernel(node: &Node, image: &str) {
     const KEYS: [&str; 5] = ["SUnreclaim", "SReclaimable", "KernelStack", "PageTables", "Percpu"];
     println!("\n| a pod with one container adds, KiB | {} |", KEYS.join(" | "));
     println!("|---|{}", "---|".repeat(KEYS.len()));
-    let networks: [(&str, fn(&str) -> PodSandboxConfig); 2] =
-        [("on the host's network", host_pod), ("on the built-in bridge", bridge_pod)];
-    for (network, make) in networks {
+    let on_host: Make = host_pod;
+    for (network, make) in [("on the host's network", on_host), ("on the built-in bridge", bridge_pod)] {
         let rounds: Vec<Vec<f64>> = (0..ROUNDS).map(|_| round(node, image, make, &KEYS)).collect();
         let middle = |index: usize| median(rounds.iter().map(|round| round[index]).collect());
         let cells: Vec<String> = (0..KEYS.len()).map(|index| format!("{:.1}", middle(index))).collect();
@@ -129,7 +131,7 @@ fn kernel(node: &Node, image: &str) {
 }
 
 /// One pod's share of each key, in KiB.
-fn round(node: &Node, image: &str, make: fn(&str) -> PodSandboxConfig, keys: &[&str]) -> Vec<f64> {
+fn round(node: &Node, image: &str, make: Make, keys: &[&str]) -> Vec<f64> {
     let before = about_memory(keys);
     let up = |index| {
         let pod = make(&format!("kernel{index}"));
