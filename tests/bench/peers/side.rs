@@ -4,6 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::PodSandboxConfig;
 use coracle_tests::host;
@@ -18,7 +21,38 @@ const PAYLOAD: &str = "/probe sleep forever";
 pub(crate) struct Sides {
     ours: Node,
     theirs: Option<Peer>,
-    cgroup: String,
+    // The last, so that after a failure the daemons have gone before what they started goes.
+    cgroup: Cgroup,
+}
+
+/// A cgroup by its path in every hierarchy. After a failure everything in it ends.
+struct Cgroup(String);
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let is_empty = || {
+            let pids: Vec<i32> = host::cgroups_below(&self.0).into_iter().flat_map(processes).collect();
+            for pid in &pids {
+                // One that is gone already is what is wanted.
+                let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+            }
+            pids.is_empty()
+        };
+        host::wait_within(Duration::from_secs(5), || is_empty().then_some(()));
+        for folder in host::cgroups_below(&self.0) {
+            let _ = fs::remove_dir(folder);
+        }
+        for root in host::cgroup_roots() {
+            // Only hierarchies in which a pod was have it.
+            let _ = fs::remove_dir(root.join(&self.0));
+        }
+    }
+}
+
+/// The processes in a cgroup.
+fn processes(folder: PathBuf) -> Vec<i32> {
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
 /// One of them, as measurements see it.
@@ -46,8 +80,8 @@ impl Sides {
             .replace(&ours.folder().display().to_string(), &folder.display().to_string())
             .replace(&format!("{}.0/", ours.subnet()), &format!("{next}.0/"));
         let theirs = Peer::start(&folder, &bridge, &conflist);
-        let sides =
-            Sides { ours, theirs: Some(theirs), cgroup: format!("coracle-peers-{}", std::process::id()) };
+        let cgroup = Cgroup(format!("coracle-peers-{}", std::process::id()));
+        let sides = Sides { ours, theirs: Some(theirs), cgroup };
         sides.adopt();
         sides
     }
@@ -64,7 +98,7 @@ impl Sides {
 
     /// Both, ours first.
     pub(crate) fn both(&self) -> [Side<'_>; 2] {
-        let side = |cri, socket, name| Side { cri, socket, cgroup: format!("{}/{name}", self.cgroup) };
+        let side = |cri, socket, name| Side { cri, socket, cgroup: format!("{}/{name}", self.cgroup.0) };
         [side(&self.ours, self.ours.socket(), "ours"), side(self.theirs(), self.theirs().socket(), "theirs")]
     }
 
@@ -99,7 +133,7 @@ impl Sides {
     /// Puts both daemons into their cgroups: all that they start from now on is counted there.
     pub(crate) fn adopt(&self) {
         for (name, pid) in [("ours", self.ours.pid()), ("theirs", self.theirs().pid())] {
-            let folder = accounts().join(&self.cgroup).join(name).join("daemon");
+            let folder = accounts().join(&self.cgroup.0).join(name).join("daemon");
             fs::create_dir_all(&folder).expect("a cgroup");
             fs::write(folder.join("cgroup.procs"), pid.to_string()).expect("the daemon joins its cgroup");
         }
@@ -111,16 +145,9 @@ impl Sides {
         let folder = theirs.socket().parent().expect("in its folder").to_owned();
         theirs.stop();
         fs::remove_dir_all(folder).expect("the peer's folder goes");
-        let cgroup = self.cgroup.clone();
         self.ours.stop();
-        for folder in host::cgroups_below(&cgroup) {
-            fs::remove_dir(&folder)
-                .unwrap_or_else(|error| panic!("left behind: {}: {error}", folder.display()));
-        }
-        for root in host::cgroup_roots() {
-            // Only hierarchies in which a pod was have it.
-            let _ = fs::remove_dir(root.join(&cgroup));
-        }
+        let left: Vec<i32> = host::cgroups_below(&self.cgroup.0).into_iter().flat_map(processes).collect();
+        assert!(left.is_empty(), "processes left behind in {}: {left:?}", self.cgroup.0);
     }
 }
 
@@ -145,12 +172,8 @@ impl Side<'_> {
     /// PSS of everything of this side that lives, but what containers run.
     pub(crate) fn memory_kib(&self) -> u64 {
         let folders = host::cgroups_below(&self.cgroup);
-        let folders = folders.iter().filter(|folder| folder.starts_with(accounts()));
-        let processes = folders.flat_map(|folder| {
-            let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-            text.lines().filter_map(|line| line.parse::<i32>().ok()).collect::<Vec<_>>()
-        });
-        processes.filter(|pid| !is_payload(*pid)).map(host::pss_kib).sum()
+        let folders = folders.into_iter().filter(|folder| folder.starts_with(accounts()));
+        folders.flat_map(processes).filter(|pid| !is_payload(*pid)).map(host::pss_kib).sum()
     }
 }
 
