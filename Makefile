@@ -98,10 +98,10 @@ bench-steps: ## each call of a pod's life: its time, and what it asks of the ker
 	@$(MAKE) --no-print-directory build probe
 	$(BENCH) steps
 
-bench-peers: ## the same measurements beside containerd's, interleaved
+bench-peers: ## the same measurements beside containerd's, interleaved: make bench-peers [PARTS="host bridge"]
 	tests/tools/install bench-peers
 	@$(MAKE) --no-print-directory build probe
-	$(BENCH) peers
+	$(BENCH) peers $(PARTS)
 
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross

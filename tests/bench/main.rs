@@ -47,7 +47,7 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["long"] => long::run(),
-        ["peers"] => peers::run(),
+        ["peers", ref parts @ ..] => peers::run(parts),
         ["memory"] => memory::run(),
         ["steps"] => steps::run(),
         ref parts => table(parts),

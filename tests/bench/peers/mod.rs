@@ -27,20 +27,36 @@ use crate::time::{Percentiles, median};
 const ROUNDS: usize = 3;
 const STARTS: usize = 10;
 
-/// Prints the table.
-pub(crate) fn run() {
+/// The image of both sides' containers.
+const IMAGE: &str = "localhost/probe:1";
+
+/// A part of the table: its name, and what measures it and prints its lines.
+type Part = (&'static str, fn(&mut Sides));
+
+/// The table's parts; each can be run alone, by its name.
+const PARTS: [Part; 8] = [
+    ("idle", idle),
+    ("start", starts),
+    ("host", |sides| lives(sides, "host network", host_pod)),
+    ("bridge", |sides| lives(sides, "bridge network", bridge_pod)),
+    ("burst", bursts),
+    ("crowd", crowd),
+    ("pull", pulls),
+    ("streaming", |sides| streaming::measure(sides, IMAGE)),
+];
+
+/// Prints the lines of these parts, or of all.
+pub(crate) fn run(wanted: &[&str]) {
+    let known = PARTS.map(|(name, _)| name);
+    for name in wanted {
+        assert!(known.contains(name), "{name}: parts of this table: {}", known.join(" "));
+    }
     let mut sides = Sides::start();
-    let image = "localhost/probe:1";
-    sides.import(&Image::probe(&coracle_tests::image::program(&node::binaries()), "usual"), image);
+    sides.import(&Image::probe(&coracle_tests::image::program(&node::binaries()), "usual"), IMAGE);
     println!("| what | coracle | containerd {} | ratio |\n|---|---|---|---|", Peer::version());
-    idle(&sides);
-    starts(&mut sides);
-    lives(&sides, image, "host network", host_pod);
-    lives(&sides, image, "bridge network", bridge_pod);
-    bursts(&sides, image);
-    crowd(&sides, image);
-    pulls(&sides);
-    streaming::measure(&sides, image);
+    for (_, part) in PARTS.iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(name)) {
+        part(&mut sides);
+    }
     sides.stop();
 }
 
@@ -57,7 +73,7 @@ fn times(what: &str, [ours, theirs]: [Vec<Duration>; 2]) {
 }
 
 /// Memory of the daemons alone, when they have had requests and then some rest.
-fn idle(sides: &Sides) {
+fn idle(sides: &mut Sides) {
     sides.each(|side| ask(side.cri));
     // The passing of time is what is measured.
     std::thread::sleep(Duration::from_secs(11));
@@ -81,12 +97,12 @@ fn starts(sides: &mut Sides) {
 }
 
 /// One pod at a time.
-fn lives(sides: &Sides, image: &str, network: &str, make: fn(&str) -> PodSandboxConfig) {
+fn lives(sides: &mut Sides, network: &str, make: fn(&str) -> PodSandboxConfig) {
     let mut all = [Lives::default(), Lives::default()];
     let before = sides.each(|side| side.cpu());
     for run in 0..RUNS {
         for (lives, side) in all.iter_mut().zip(sides.both()) {
-            lives.one(side.cri, &side.placed(make(&format!("peer{run}"))), image);
+            lives.one(side.cri, &side.placed(make(&format!("peer{run}"))), IMAGE);
         }
     }
     let after = sides.each(|side| side.cpu());
@@ -99,11 +115,11 @@ fn lives(sides: &Sides, image: &str, network: &str, make: fn(&str) -> PodSandbox
 }
 
 /// Many pods by many clients.
-fn bursts(sides: &Sides, image: &str) {
+fn bursts(sides: &mut Sides) {
     let mut all = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
         for (times, side) in all.iter_mut().zip(sides.both()) {
-            let (took, ids) = burst(side.cri, image, BURST, &|name| side.placed(bridge_pod(name)));
+            let (took, ids) = burst(side.cri, IMAGE, BURST, &|name| side.placed(bridge_pod(name)));
             times.push(took.as_secs_f64());
             ids.iter().for_each(|id| side.cri.remove_pod(id));
         }
@@ -112,9 +128,9 @@ fn bursts(sides: &Sides, image: &str) {
 }
 
 /// What a crowd of pods costs that does nothing.
-fn crowd(sides: &Sides, image: &str) {
+fn crowd(sides: &mut Sides) {
     let before = sides.each(|side| side.memory_kib());
-    let ids = sides.each(|side| burst(side.cri, image, BURST, &|name| side.placed(bridge_pod(name))).1);
+    let ids = sides.each(|side| burst(side.cri, IMAGE, BURST, &|name| side.placed(bridge_pod(name))).1);
     std::thread::sleep(Duration::from_secs(11));
     let after = sides.each(|side| side.memory_kib());
     row(
@@ -137,7 +153,7 @@ fn crowd(sides: &Sides, image: &str) {
 }
 
 /// One image, pulled and removed.
-fn pulls(sides: &Sides) {
+fn pulls(sides: &mut Sides) {
     let registry = Registry::start(sides.ours().folder());
     let packed = pulls::push(&registry, sides.ours(), "middling", 1, &MIDDLING);
     let name = registry.name("middling", "1");
