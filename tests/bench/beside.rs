@@ -30,7 +30,7 @@ pub(crate) fn pull() -> Vec<Row> {
     let node = Node::start();
     let image = node.import_probe();
     let registry = Registry::start(node.folder());
-    let packed = pulls::push(&registry, &node, "middling", 1, &MIDDLING);
+    let packed = pulls::push(&registry, "middling", 1, &MIDDLING);
     let mut quiet = Lives::default();
     (0..RUNS).for_each(|run| quiet.one(&node, &host_pod(&format!("quiet{run}")), &image));
     let mut up = Vec::new();
@@ -76,7 +76,7 @@ fn starts_beside(node: &Node, image: &str, name: &str) -> Vec<Duration> {
         times
     });
     node.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("remove");
-    pulls::files_are_gone(node);
+    files_are_gone(node);
     times
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn storm() -> Vec<Row> {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     for image in 0..STORM {
-        pulls::push(&registry, &node, &format!("small{image}"), 1000 * image, &SMALL);
+        pulls::push(&registry, &format!("small{image}"), 1000 * image, &SMALL);
     }
     // Once before, so that what only the first pull brings does not count as growth.
     pull_and_remove(&node, &registry.name("small0", "1"));
@@ -119,11 +119,17 @@ fn one_storm(node: &Node, registry: &Registry) -> Memory {
             });
         }
     });
-    pulls::files_are_gone(node);
+    files_are_gone(node);
     settled(node)
 }
 
 fn pull_and_remove(cri: &Cri, name: &str) {
     cri.pull_image(pull_of(name)).expect("pull");
     cri.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("remove");
+}
+
+/// Waits until workers have removed what images had: thousands of files on a disk that may be busy.
+fn files_are_gone(node: &Node) {
+    let gone = host::wait_within(Duration::from_secs(300), || node.workers().is_empty().then_some(()));
+    gone.expect("files of removed images go within five minutes");
 }

@@ -133,6 +133,14 @@ pub fn processes(needle: &str) -> Vec<Process> {
         .collect()
 }
 
+/// The processes that a process started and that are still there.
+pub fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let text = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+    let lists: Vec<String> = threads.flatten().map(text).collect();
+    lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}
+
 /// Whether a process lives: there, and not a zombie.
 pub fn is_alive(pid: i32) -> bool {
     let Ok(text) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };

@@ -12,6 +12,7 @@
 mod config;
 pub mod cri;
 pub mod fault;
+pub mod fresh_disk;
 pub mod host;
 pub mod http;
 pub mod image;

@@ -155,7 +155,7 @@ fn crowd(sides: &mut Sides) {
 /// One image, pulled and removed.
 fn pulls(sides: &mut Sides) {
     let registry = Registry::start(sides.ours().folder());
-    let packed = pulls::push(&registry, sides.ours(), "middling", 1, &MIDDLING);
+    let packed = pulls::push(&registry, "middling", 1, &MIDDLING);
     let name = registry.name("middling", "1");
     let (mut wall, mut cpu) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..ROUNDS {
