@@ -72,6 +72,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     notifier.tell(READY);
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
+    daemon.images.look_at_registries();
     settle::after_work();
     while let Some(signal) = signals.next().await {
         match signal {

@@ -78,14 +78,18 @@ server = "http://{server}"
     let blobs = digests.served();
     assert!(blobs.len() >= 2, "digests are asked of the first: {blobs:?}");
     assert!(blobs.iter().all(|served| served.head.get("x-boat") == Some("coracle")));
-    // A file that is no TOML is passed over, and the folder for all registries comes after registries.yaml's own entry.
+    // A file that breaks counts as it last was; one that goes makes way for registries.yaml's entry, before the default.
     remove(&node, &by_digest);
-    write(&node, "certs.d/boats.invalid/hosts.toml", "server = \n");
+    let file = "certs.d/boats.invalid/hosts.toml";
+    write(&node, file, &format!("{text}\nserver = \n"));
+    node.pull_image(pull(name)).expect("by the last good one");
+    wait_until("the log says so", || node.log().contains("hosts.toml:13: "));
+    remove(&node, name);
+    std::fs::remove_file(node.folder().join(file)).expect("our file");
     let yaml = format!("mirrors: {{boats.invalid: {{endpoint: [\"http://{}\"]}}}}\n", registry.address());
     write(&node, "registries.yaml", &yaml);
     write(&node, "certs.d/_default/hosts.toml", "server = \"http://127.0.0.1:1\"\n");
     node.pull_image(pull(name)).expect("by registries.yaml");
-    wait_until("the log names it", || node.log().contains("hosts.toml:1: "));
     // A registries.yaml that breaks leaves the last good one in force, and one that is fixed counts again.
     remove(&node, name);
     write(&node, "registries.yaml", &format!("{yaml} - what: ["));
@@ -94,6 +98,38 @@ server = "http://{server}"
     write(&node, "registries.yaml", "");
     remove(&node, name);
     node.pull_image(pull(name)).expect_err("nothing says where any more");
+    node.stop();
+}
+
+/// REG-10, and the same for hosts.toml.
+#[test]
+fn broken_files_show_in_status_until_they_are_mended() {
+    let mut node = Node::start();
+    let trouble = |node: &Node| {
+        let status = node.status(Default::default()).expect("status").status.expect("conditions");
+        let found = status.conditions.into_iter().find(|condition| condition.r#type == "RegistriesReadable");
+        let found = found.expect("our condition");
+        assert_eq!(found.status, found.message.is_empty(), "{found:?}");
+        found.message
+    };
+    assert_eq!(trouble(&node), "", "no file is no mistake");
+    // At the start, without any pull.
+    write(&node, "registries.yaml", "mirrors: {}\n - what: [");
+    node.restart();
+    wait_until("the start has looked", || trouble(&node).contains("registries.yaml:2: "));
+    // After a pull, be it in vain; all hosts are looked at, not only the one that was asked.
+    write(&node, "registries.yaml", "mirrors: {}\n");
+    write(&node, "certs.d/other.invalid/hosts.toml", "\n\nserver = \n");
+    node.pull_image(pull("127.0.0.1:1/x:1")).expect_err("nobody is there");
+    wait_until("the pull has looked", || {
+        let text = trouble(&node);
+        text.contains("other.invalid/hosts.toml:3: ") && !text.contains("registries.yaml")
+    });
+    // After a reload.
+    write(&node, "certs.d/other.invalid/hosts.toml", "");
+    let pid = nix::unistd::Pid::from_raw(node.pid());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGHUP).expect("a signal");
+    wait_until("the reload has looked", || trouble(&node).is_empty());
     node.stop();
 }
 

@@ -42,6 +42,13 @@ pub enum Job {
     Export(ExportJob),
     /// Say where an image would be asked for.
     Explain(ExplainJob),
+    /// Say which of the node's registries' files cannot be read as a whole.
+    CheckRegistries {
+        /// The store: `--root`.
+        root: std::path::PathBuf,
+        /// The files.
+        registries: Registries,
+    },
     /// Delete trees (container upper directories, layers, blobs) that nothing refers to any more.
     RemoveTrees {
         /// Absolute paths; a missing one is success.
@@ -113,6 +120,8 @@ pub enum Outcome {
     Exported,
     /// The endpoints, in the order they would be tried.
     Explained(Vec<ExplainedEndpoint>),
+    /// One line for each broken file.
+    RegistriesChecked(Vec<String>),
     /// Trees are gone, or the link.
     Removed,
     /// Network interfaces are where they shall be.

@@ -1,5 +1,5 @@
-//! Status (CRI section 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them shows
-//! records that were set aside. Asked every 5 s: from memory.
+//! Status (CRI section 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them show
+//! records that were set aside, and files of registries that cannot be read. Asked every 5 s: from memory.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -31,6 +31,9 @@ pub(crate) async fn status(
         )),
     };
     conditions.push(condition("StoreHealthy", healthy));
+    let trouble = daemon.images.registries_trouble();
+    let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
+    conditions.push(condition("RegistriesReadable", readable));
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),
         info: if request.verbose { info(&daemon) } else { HashMap::new() },

@@ -1,7 +1,7 @@
 //! Where an image would be asked for: `coracle image explain`. A worker reads the files, as at a pull, so what it says is
 //! what a pull does.
 
-use coracle_job::{ExplainJob, ExplainedEndpoint, Job, Outcome, Registries};
+use coracle_job::{ExplainJob, ExplainedEndpoint, Job, Outcome};
 
 use super::Images;
 use super::reference::Reference;
@@ -26,10 +26,5 @@ impl Images {
             Ok(_) => Err(Error::new(Kind::Internal, "the worker did another job")),
             Err(error) => Err(error.context(format!("explain {reference}"))),
         }
-    }
-
-    /// Takes over what a reload says of registries; pulls under way go on as they began.
-    pub(crate) fn set_registries(&self, registries: Registries) {
-        *self.registries.borrow_mut() = registries;
     }
 }

@@ -25,6 +25,7 @@ mod pins;
 mod pull;
 mod pulling;
 mod reference;
+mod registries;
 mod sandbox;
 #[cfg(test)]
 mod tests;
@@ -89,6 +90,7 @@ pub(crate) struct Images {
     disk: Disk,
     keep_blobs: Cell<bool>,
     registries: RefCell<Registries>,
+    registries_health: registries::Health,
     limits: Limits,
     pins: RefCell<Pins>,
     sandbox_image: RefCell<sandbox::SandboxImage>,
@@ -139,6 +141,7 @@ impl Images {
             disk,
             keep_blobs: Cell::new(options.keep_blobs),
             registries: RefCell::new(options.registries),
+            registries_health: registries::Health::default(),
             limits: options.limits,
             pins: RefCell::default(),
             sandbox_image: RefCell::default(),

@@ -255,6 +255,7 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
     })
     .await;
     drop(fill);
+    images.look_at_registries();
     images.pulls.running.borrow_mut().retain(|other| !Rc::ptr_eq(other, &running));
     if let Err(error) = &result {
         if running.is_abandoned() {

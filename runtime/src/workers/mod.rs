@@ -172,6 +172,7 @@ fn name(job: &Job) -> &'static str {
         Job::Check(_) => "check",
         Job::Export(_) => "export",
         Job::Explain(_) => "explain",
+        Job::CheckRegistries { .. } => "registries",
         Job::RemoveTrees { .. } => "remove",
         Job::Cni(_) => "cni",
         Job::Cdi { .. } => "cdi",
@@ -225,7 +226,11 @@ impl Workers {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
             Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
-            Job::Cdi { .. } | Job::TakeNetDevices { .. } | Job::RemoveLink { .. } | Job::Explain(_) => {
+            Job::Cdi { .. }
+            | Job::TakeNetDevices { .. }
+            | Job::RemoveLink { .. }
+            | Job::Explain(_)
+            | Job::CheckRegistries { .. } => {
                 (Lane::Devices, DEVICES_SILENCE)
             }
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),

@@ -102,6 +102,9 @@ fn run(job: Job) -> Result<Outcome, Failure> {
             .map_err(|failure| store::explain(&job.root, failure)),
         Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0)).map(Outcome::Checked),
         Job::Export(job) => export::run(&job, &mut progress).map(|()| Outcome::Exported),
+        Job::CheckRegistries { root, registries } => {
+            Ok(Outcome::RegistriesChecked(registries::broken(&registries, &root)))
+        }
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),

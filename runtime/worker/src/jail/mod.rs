@@ -174,7 +174,7 @@ const ABORT_CALLS: [&str; 5] = ["getpid", "gettid", "tkill", "tgkill", "exit"];
 /// Takes away from this worker what `job` does not need.
 pub(crate) fn confine(job: &Job) {
     match job {
-        Job::Import(_) | Job::Check(_) | Job::Export(_) => {
+        Job::Import(_) | Job::Check(_) | Job::Export(_) | Job::CheckRegistries { .. } => {
             let is_wanted_now = matches!(job, Job::Import(import) if !import.is_background);
             if !is_wanted_now {
                 note(jail::give_way());

@@ -1,14 +1,12 @@
 //! k3s' `registries.yaml`. What is wrong with one entry takes only that entry away.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use coracle_job::Credentials;
 use regex_lite::Regex;
 
+use super::last::{self, Problems};
 use super::{Tls, url};
 use crate::yaml::{self, Node, Problem};
 
@@ -64,50 +62,14 @@ impl Mirror {
 /// The last file that could be read as a whole, beside the store; it is as secret as the file itself.
 const LAST_GOOD: &str = "registries.last";
 
-/// Reads the file; what is wrong is in the list, one line each. A missing file is an empty one. One that is no YAML at all
-/// leaves the last good one in force, of which a copy is kept in `folder` (REG-10).
-pub(super) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Vec<String>) {
-    let copy = folder.join(LAST_GOOD);
-    let name = path.display().to_string();
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let _ = std::fs::remove_file(copy); // it was taken away on purpose
-            return Default::default();
-        }
-        Err(error) => {
-            return (Registries::default(), vec![format!("{name}: not read, no mirrors: {error}")]);
-        }
-    };
-    let text = String::from_utf8_lossy(&bytes);
-    match yaml::parse(&text) {
-        Ok(_) => {
-            let mut read = parse(&name, &text);
-            if let Err(error) = keep(&copy, &bytes) {
-                read.1
-                    .push(format!("{}: not written, a broken {name} would be none: {error}", copy.display()));
-            }
-            read
-        }
-        Err(Problem { line, text }) => {
-            let last = std::fs::read(&copy).unwrap_or_default();
-            let (registries, mut problems) = parse(&name, &String::from_utf8_lossy(&last));
-            problems.insert(0, format!("{name}:{line}: {text}: the last good one counts"));
-            (registries, problems)
-        }
-    }
-}
-
-/// Writes the copy where it differs; renamed into place, so that it is whole.
-fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if std::fs::read(copy).is_ok_and(|known| known == bytes) {
-        return Ok(());
-    }
-    let aside = copy.with_extension(std::process::id().to_string());
-    let _ = std::fs::remove_file(&aside);
-    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&aside)?;
-    file.write_all(bytes)?;
-    std::fs::rename(&aside, copy)
+/// Reads the file, or the last good one, of which a copy is kept in `folder`. A missing file is an empty one.
+pub(super) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Problems) {
+    let check = |text: &str| yaml::parse(text)?.map().map(drop);
+    let (text, mut problems) = last::read(path, &folder.join(LAST_GOOD), check);
+    let Some(text) = text else { return (Registries::default(), problems) };
+    let (registries, more) = parse(&path.display().to_string(), &text);
+    problems.lines.extend(more);
+    (registries, problems)
 }
 
 pub(super) fn parse(name: &str, text: &str) -> (Registries, Vec<String>) {
@@ -295,6 +257,6 @@ what: else
         assert!(registries.mirrors.is_empty() && problems.len() == 1, "{problems:?}");
         let (_, problems) =
             load_or_last(Path::new("/nonexistent/registries.yaml"), Path::new("/nonexistent"));
-        assert!(problems.is_empty());
+        assert!(problems.lines.is_empty());
     }
 }

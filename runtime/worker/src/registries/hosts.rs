@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::last::{self, Problems};
 use super::{Tls, url};
 use crate::toml_tree;
 use crate::yaml::{Node, Problem};
@@ -57,33 +58,45 @@ impl HostEntry {
     }
 }
 
-/// Reads what the folder says of `registry`; what is wrong is in the list, one line each. A file that is no TOML counts as
-/// none.
-pub(super) fn load(folder: &Path, registry: &str) -> (Option<Hosts>, Vec<String>) {
+/// Most folders that are looked at.
+const FOLDERS_MAX: usize = 1024;
+
+/// Reads what the folder says of `registry`. A file that is no TOML counts as it last was, by a copy in `copies`.
+pub(super) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Hosts>, Problems) {
     if folder.as_os_str().is_empty() {
-        return (None, Vec::new());
+        return Default::default();
     }
     // The second form is for file systems that take no colons.
     let names = [registry.to_owned(), in_file_name(registry), DEFAULT.to_owned()];
     let Some((name, folder)) =
         names.iter().map(|name| (name, folder.join(name))).find(|(_, path)| path.is_dir())
     else {
-        return (None, Vec::new());
+        return Default::default();
     };
-    let path = folder.join("hosts.toml");
+    let (path, copy) = (folder.join("hosts.toml"), copies.join(format!("hosts-{name}.last")));
     let shown = path.display().to_string();
-    let (entries, problems) = match std::fs::read(&path) {
-        Ok(bytes) => parse(&shown, &folder, &String::from_utf8_lossy(&bytes), registry),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => match certificates(&folder) {
-            Some(tls) => {
-                let own = HostEntry::plain(url::default_url(registry), folder.display().to_string());
-                (Some(vec![HostEntry { tls, ..own }]), Vec::new())
-            }
-            None => (None, Vec::new()),
-        },
-        Err(error) => (None, vec![format!("{shown}: not read, it is passed over: {error}")]),
+    let check = |text: &str| whole(&shown, &folder, text, registry).map(drop);
+    let (text, mut problems) = last::read(&path, &copy, check);
+    let entries = match text.map(|text| whole(&shown, &folder, &text, registry)) {
+        Some(Ok((entries, more))) => {
+            problems.lines.extend(more);
+            Some(entries)
+        }
+        None if !problems.is_broken => certificates(&folder).map(|tls| {
+            let own = HostEntry::plain(url::default_url(registry), folder.display().to_string());
+            vec![HostEntry { tls, ..own }]
+        }),
+        None | Some(Err(_)) => None,
     };
     (entries.map(|entries| Hosts { entries, is_default: name == DEFAULT }), problems)
+}
+
+/// What is wrong with the files of all registries, as far as a file does not count for it.
+pub(super) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().take(FOLDERS_MAX);
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let problems = names.map(|name| load(folder, &name, copies).1).filter(|problems| problems.is_broken);
+    problems.filter_map(|problems| problems.lines.into_iter().next()).collect()
 }
 
 /// `HOST_PORT_`, as containerd also looks for it.
@@ -94,17 +107,17 @@ fn in_file_name(registry: &str) -> String {
     }
 }
 
-fn parse(name: &str, folder: &Path, text: &str, registry: &str) -> (Option<Vec<HostEntry>>, Vec<String>) {
+/// The entries of a text, and what is wrong with some; or with all of it.
+fn whole(
+    name: &str,
+    folder: &Path,
+    text: &str,
+    registry: &str,
+) -> Result<(Vec<HostEntry>, Vec<String>), Problem> {
     let mut reader = Reader { name, folder, problems: Vec::new() };
-    let entries = match toml_tree::parse(text).and_then(|root| reader.entries(&root, registry)) {
-        Ok(entries) => Some(entries),
-        Err(Problem { line, text }) => {
-            reader.problems.push(Problem { line, text: format!("{text}: the whole file is passed over") });
-            None
-        }
-    };
+    let entries = reader.entries(&toml_tree::parse(text)?, registry)?;
     let problems = reader.problems.into_iter();
-    (entries, problems.map(|Problem { line, text }| format!("{name}:{line}: {text}")).collect())
+    Ok((entries, problems.map(|Problem { line, text }| format!("{name}:{line}: {text}")).collect()))
 }
 
 struct Reader<'a> {

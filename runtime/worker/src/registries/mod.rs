@@ -13,6 +13,7 @@ mod docker;
 mod explain;
 mod file;
 mod hosts;
+mod last;
 mod proxy;
 mod url;
 
@@ -90,15 +91,24 @@ pub(crate) fn endpoints(
     repository: &str,
     asked: &Credentials,
 ) -> Vec<Endpoint> {
-    let (registries, mut problems) = file::load_or_last(&files.config, &root.join("images"));
-    let (hosts, more) = hosts::load(&files.certs_dir, registry);
-    problems.extend(more);
+    let copies = root.join("images");
+    let (registries, problems) = file::load_or_last(&files.config, &copies);
+    let (hosts, more) = hosts::load(&files.certs_dir, registry, &copies);
+    let mut problems = [problems.lines, more.lines].concat();
     let (docker, more) = files.docker_config.as_deref().map(docker::load).unwrap_or_default();
     problems.extend(more);
     for problem in problems {
         eprintln!("{problem}");
     }
     Known { registries, hosts, docker }.order(registry, repository, asked)
+}
+
+/// Which of the files do not count, or only as they last were: one line each.
+pub(crate) fn broken(files: &Files, root: &Path) -> Vec<String> {
+    let copies = root.join("images");
+    let (_, problems) = file::load_or_last(&files.config, &copies);
+    let first = problems.lines.into_iter().next().filter(|_| problems.is_broken);
+    first.into_iter().chain(hosts::broken(&files.certs_dir, &copies)).collect()
 }
 
 /// What the files say.

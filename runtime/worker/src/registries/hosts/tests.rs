@@ -5,8 +5,7 @@ use std::path::Path;
 use super::*;
 
 fn read(text: &str, registry: &str) -> (Vec<HostEntry>, Vec<String>) {
-    let (entries, problems) = parse("f", Path::new("/certs"), text, registry);
-    (entries.unwrap_or_default(), problems)
+    whole("f", Path::new("/certs"), text, registry).unwrap_or_else(|problem| panic!("{problem:?}"))
 }
 
 #[test]
@@ -79,8 +78,8 @@ server = \"ftp://no\"
     for line in ["f:1:", "f:2:", "f:4:", "f:6:", "f:8:"] {
         assert!(problems.iter().any(|problem| problem.starts_with(line)), "{line}: {problems:#?}");
     }
-    let (entries, problems) = read("server = \n", "docker.io");
-    assert!(entries.is_empty() && problems[0].contains("whole file"), "{problems:?}");
+    let broken = whole("f", Path::new("/certs"), "\nserver = \n", "docker.io").unwrap_err();
+    assert_eq!(broken.line, 2);
 }
 
 #[test]
