@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{ImageStatusRequest, ListImagesRequest, RemoveImageRequest};
+use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer};
@@ -226,5 +227,28 @@ fn disks_without_room_for_bytes_or_files_are_left_clean() {
         node.stop();
     }
     assert!(refused > 8 && taken > 4, "{refused} refused, {taken} taken");
+    fixture.stop();
+}
+
+/// A metered link does not pay for what has no place to go.
+#[test]
+fn what_cannot_fit_is_not_downloaded() {
+    let fixture = Node::start();
+    let registry = Registry::start(fixture.folder());
+    let image = &images(&fixture)[0];
+    registry.push(image, "full", "1");
+    let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
+    for limits in ["size=600k,nr_inodes=2000", "size=16m,nr_inodes=32"] {
+        let disk = SmallDisk::with(limits);
+        let node = Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() });
+        let refused = node.pull_image(pull(&proxy.name("full", "1"))).expect_err("no room");
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{limits}: {refused}");
+        assert!(refused.message().contains("o space left"), "{limits}: {refused}");
+        for layer in &image.layers {
+            let digest = coracle_tests::layer::digest(&layer.blob);
+            assert_eq!(proxy.blob(&digest).len(), 0, "{limits}: {refused}");
+        }
+        node.stop();
+    }
     fixture.stop();
 }

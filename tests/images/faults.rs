@@ -159,6 +159,11 @@ fn a_part_outlives_the_daemon_and_its_worker() {
     node.pull_image(pull(&name)).expect("it gets through");
     assert_eq!(ranges(&proxy, &digest), ["-", "bytes=600000-"]);
     assert_eq!(proxy.blob_bytes(&digest), size, "each byte once");
+    // Also those of the layer that had come as a whole.
+    let small = &image.layers[0].blob;
+    assert_eq!(proxy.blob_bytes(&coracle_tests::layer::digest(small)), small.len() as u64);
+    let parts = std::fs::read_dir(node.root().join("images/parts")).expect("it lists").count();
+    assert_eq!(parts, 0, "no part is of any more use");
     node.stop();
 }
 

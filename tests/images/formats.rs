@@ -140,3 +140,22 @@ fn what_a_configuration_says_is_kept() {
     assert!(text.contains("ids Uid 1000 ") && text.contains("ids Gid 2000 "), "{text}");
     node.stop();
 }
+
+/// Bazel's and ko's layers have entries for files alone.
+#[test]
+fn a_layer_without_entries_for_directories_leaves_them_as_they_were() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let files = [Entry::file("home/alice/boat", b"small"), Entry::file("srv/www/index", b"new")];
+    let image = Image::probe(&node.probe(), "bare").plus(Layer::new(&files, Compression::Gzip));
+    registry.push(&image, "bare", "1");
+    let name = registry.name("bare", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    for (path, expected) in [("/home/alice", "750 1000 1000"), ("/srv/www", "755 0 0")] {
+        let (text, _) = node.once(&name, &["stat", path], |_| ());
+        assert!(text.contains(expected), "{path}: {text}");
+    }
+    let checked = node.image_command(&["check"]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    node.stop();
+}

@@ -36,7 +36,7 @@ pub(crate) fn run(job: &CheckJob, pulse: &mut dyn FnMut(u64)) -> Result<Vec<Find
     let blobs = check.layer_blobs();
     for (number, layer) in job.image.layers.iter().enumerate() {
         let blob = blobs.get(number).filter(|digest| check.good.contains(*digest)).cloned();
-        check.layer(layer, blob, pulse)?;
+        check.layer(number, layer, blob, pulse)?;
     }
     Ok(check.findings)
 }
@@ -86,13 +86,14 @@ impl Check<'_> {
 
     fn layer(
         &mut self,
+        number: usize,
         layer: &Layer,
         blob: Option<String>,
         pulse: &mut dyn FnMut(u64),
     ) -> Result<(), Failure> {
         let path = self.store.layer(&layer.name);
         let fresh = match &blob {
-            Some(blob) => Some(self.unpack(layer, &self.store.blob(blob)?, pulse)?),
+            Some(blob) => Some(self.unpack(number, layer, &self.store.blob(blob)?, pulse)?),
             None => None,
         };
         let difference = compare(&path, fresh.as_deref(), pulse);
@@ -106,9 +107,19 @@ impl Check<'_> {
         }
     }
 
-    fn unpack(&self, layer: &Layer, blob: &Path, pulse: &mut dyn FnMut(u64)) -> Result<PathBuf, Failure> {
+    fn unpack(
+        &self,
+        number: usize,
+        layer: &Layer,
+        blob: &Path,
+        pulse: &mut dyn FnMut(u64),
+    ) -> Result<PathBuf, Failure> {
         let directory = self.store.new_layer()?;
-        let unpacked = unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse);
+        let below = self.job.image.layers[..number].iter().rev();
+        let below: Vec<PathBuf> =
+            below.map(|layer| self.store.layer(&layer.name)).filter(|path| path.is_dir()).collect();
+        let unpacked = unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse)
+            .and_then(|implied| unpack::settle(&directory, &implied, &below));
         match unpacked {
             Ok(()) => Ok(directory),
             Err(failure) => {

@@ -8,6 +8,9 @@ use coracle_job::{Answer, Progress, write_message};
 /// Progress is for people: more often than this nobody looks.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 
+/// From one sign of life to the next, where there is no progress; the daemon waits for minutes.
+const PULSE: Duration = Duration::from_secs(5);
+
 /// The job's progress.
 #[derive(Default)]
 pub(crate) struct Report(Mutex<State>);
@@ -32,6 +35,14 @@ impl Report {
     /// Says what has not been said yet, of one that changed before it was due.
     pub(crate) fn catch_up(&self) {
         self.lock().tell_if_due();
+    }
+
+    /// Says that the job gets on though nothing that people count changes: a silent one is taken for dead.
+    pub(crate) fn pulse(&self) {
+        let mut state = self.lock();
+        if !state.is_over && state.told.is_none_or(|(at, _)| at.elapsed() >= PULSE) {
+            state.tell();
+        }
     }
 
     /// Says how it stands, for the last time.

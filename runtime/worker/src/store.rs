@@ -1,8 +1,9 @@
 //! Where things are in the store, and how they get there: written aside, synced, renamed, so that each is whole or
 //! absent whatever instant the power goes (the table is in `coracle_job`'s image module).
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,6 +14,9 @@ use crate::image_config::DOCUMENT_BYTES_MAX;
 
 /// Inodes without which no layer is begun: its directory, a few files, records.
 const INODES_MIN: u64 = 16;
+
+/// Something whole, and the name that it gets when it is published.
+pub(crate) type Move = (PathBuf, PathBuf);
 
 /// The store below `--root`.
 #[derive(Clone, Debug)]
@@ -75,19 +79,24 @@ impl Store {
         explain(&self.root, failure)
     }
 
-    /// Checks that so many bytes, and an inode, can be written, before any of them is.
-    pub(crate) fn need(&self, bytes: u64) -> Result<(), Failure> {
+    /// Checks that so many bytes and inodes, and a few inodes more, can be written, before any of them is.
+    pub(crate) fn need(&self, bytes: u64, inodes: u64) -> Result<(), Failure> {
         // What cannot be asked is found out by writing.
         let Ok(room) = rustix::fs::statvfs(&self.root) else { return Ok(()) };
         let free = room.f_bavail.saturating_mul(room.f_frsize);
+        let inodes = inodes.saturating_add(INODES_MIN);
         // Some file systems make inodes as they go, and say that there are none at all.
-        let has_inodes = room.f_files == 0 || room.f_favail >= INODES_MIN;
+        let has_inodes = room.f_files == 0 || room.f_favail >= inodes;
         if free >= bytes && has_inodes {
             return Ok(());
         }
-        let text =
-            format!("it needs {bytes} bytes and {INODES_MIN} inodes at least: no space left on device");
+        let text = format!("it needs {bytes} bytes and {inodes} inodes at least: no space left on device");
         Err(self.explain(crate::failure::failure(FailureKind::NoSpace, text)))
+    }
+
+    /// Whether more than so many bytes are free.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        rustix::fs::statvfs(&self.root).is_ok_and(|room| room.f_bavail.saturating_mul(room.f_frsize) > bytes)
     }
 
     /// Directory of an image's users files.
@@ -103,27 +112,52 @@ impl Store {
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("tmp-{}-{number}-{nanoseconds}", std::process::id()));
-        // 0755: it becomes the root directory of containers, which other users enter.
-        let made = fs::DirBuilder::new().mode(0o755).create(&path);
-        made.map_err(|error| io_failure("make directory", &path, &error))?;
+        // 0755, whatever the umask: it becomes the root directory of containers, which other users enter.
+        let made = fs::create_dir(&path);
+        made.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+            .map_err(|error| io_failure("make directory", &path, &error))?;
         Ok(path)
+    }
+
+    /// Writes a document aside; none where it is there already.
+    pub(crate) fn keep(&self, digest: &str, bytes: &[u8]) -> Result<Option<Move>, Failure> {
+        let (part, path) = (self.aside(digest)?, self.blob(digest)?);
+        if path.exists() {
+            return Ok(None);
+        }
+        fs::write(&part, bytes).map_err(|error| io_failure("write", &part, &error))?;
+        Ok(Some((part, path)))
     }
 
     /// Makes a whole file or tree durable and gives it its name. One that is there already stays, and `from` goes.
     pub(crate) fn publish(&self, from: &Path, to: &Path) -> Result<(), Failure> {
-        sync(from)?;
-        match fs::rename(from, to) {
-            Ok(()) => {}
-            // Another worker was first with the same content.
-            Err(_) if to.is_dir() => {
-                return fs::remove_dir_all(from).map_err(|error| io_failure("remove", from, &error));
-            }
-            Err(error) => return Err(io_failure("rename", from, &error)),
+        self.publish_all(&[(from.to_owned(), to.to_owned())])
+    }
+
+    /// The same for many, from one name to another, in this order and by one sync.
+    pub(crate) fn publish_all(&self, moves: &[Move]) -> Result<(), Failure> {
+        match moves {
+            [] => return Ok(()),
+            [(one, _)] => sync(one)?,
+            _ => sync(&self.root)?,
         }
-        let directory = to.parent().unwrap_or(&self.root);
-        File::open(directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(|error| io_failure("sync", directory, &error))
+        let mut directories = BTreeSet::new();
+        for (from, to) in moves {
+            match fs::rename(from, to) {
+                Ok(()) => drop(directories.insert(to.parent().unwrap_or(&self.root))),
+                // Another worker was first with the same content.
+                Err(_) if to.is_dir() => {
+                    fs::remove_dir_all(from).map_err(|error| io_failure("remove", from, &error))?;
+                }
+                Err(error) => return Err(io_failure("rename", from, &error)),
+            }
+        }
+        for directory in directories {
+            File::open(directory)
+                .and_then(|directory| directory.sync_all())
+                .map_err(|error| io_failure("sync", directory, &error))?;
+        }
+        Ok(())
     }
 }
 

@@ -6,30 +6,33 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use coracle_job::{Failure, Layer};
+use coracle_job::Failure;
 
 use crate::failure::{invalid, io_failure};
-use crate::store::Store;
+use crate::store::{Move, Store};
 
 /// Longest file taken: a thousand users are 60 KiB.
 const BYTES_MAX: u64 = 1 << 20;
 /// As many symlinks as the kernel follows in one path.
 const LINKS_MAX: u32 = 40;
 
-/// Writes `images/users/HEX/{passwd,group}` for image `id`; a file that the image lacks is left out.
-pub(crate) fn extract(store: &Store, id: &str, layers: &[Layer]) -> Result<(), Failure> {
+/// Writes what becomes `images/users/HEX/{passwd,group}` of image `id` once it is published: where it is, and where it
+/// goes. A file that the image lacks is left out; none where that is there already. The directories are those of its
+/// layers, topmost first.
+pub(crate) fn extract(store: &Store, id: &str, directories: &[PathBuf]) -> Result<Option<Move>, Failure> {
     let target = store.users(id)?;
     if target.is_dir() {
-        return Ok(());
+        return Ok(None);
     }
-    let directories: Vec<PathBuf> = layers.iter().rev().map(|layer| store.layer(&layer.name)).collect();
     let aside = store.new_spool()?;
-    let written = write(&aside, &directories).and_then(|()| store.publish(&aside, &target));
-    if written.is_err() {
-        // Its own failure would hide the first one; the daemon sweeps such directories at its start.
-        let _ = fs::remove_dir_all(&aside);
+    match write(&aside, directories) {
+        Ok(()) => Ok(Some((aside, target))),
+        Err(failure) => {
+            // Its own failure would hide the first one; the daemon sweeps such directories at its start.
+            let _ = fs::remove_dir_all(&aside);
+            Err(failure)
+        }
     }
-    written
 }
 
 fn write(aside: &Path, layers: &[PathBuf]) -> Result<(), Failure> {

@@ -18,8 +18,9 @@ use crate::failure::{Context, failure, invalid, io_failure};
 use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, ARCHITECTURE, Descriptor, Document};
 use crate::pull::platform;
-use crate::store::Store;
-use crate::{unpack, users};
+use crate::store::{Move, Store};
+use crate::unpack::Aside;
+use crate::users;
 pub(crate) use spool::{Piece, digest_of_file, scatter};
 use spool::{Spool, Spooled, missing};
 
@@ -224,22 +225,27 @@ impl Import<'_> {
                 parts.layers.len()
             )));
         }
-        for (layer, (file, _)) in parsed.layers.iter().zip(&parts.layers) {
+        let mut aside = Aside::new(self.store, &parsed.layers, &self.job.limits);
+        for (number, (file, _)) in parts.layers.iter().enumerate() {
             let pulse = &mut |bytes| self.progress.borrow_mut()(bytes, file.bytes);
-            let unpacked = unpack::unpack_layer_with(self.store, &file.path, layer, &self.job.limits, pulse);
-            unpacked.context(|| format!("image {id}: layer {}", layer.diff_id))?;
+            let unpacked = aside.unpack(number, &file.path, pulse);
+            unpacked.context(|| format!("image {id}: layer {}", parsed.layers[number].diff_id))?;
         }
-        users::extract(self.store, &id, &parsed.layers)?;
+        let ready = aside.settle().context(|| format!("image {id}"))?;
+        let mut moves: Vec<Move> =
+            users::extract(self.store, &id, &aside.directories())?.into_iter().collect();
         let size_bytes = parts.config.len() as u64
             + parts.documents.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
             + parts.layers.iter().map(|(file, _)| file.bytes).sum::<u64>();
         let mut blobs = vec![id.clone()];
-        self.keep(&id, &parts.config)?;
+        moves.extend(self.store.keep(&id, &parts.config)?);
         for (digest, bytes) in &parts.documents {
-            self.keep(digest, bytes)?;
+            moves.extend(self.store.keep(digest, bytes)?);
             blobs.push(digest.clone());
         }
-        blobs.extend(self.keep_layers(&parts.layers)?);
+        blobs.extend(self.keep_layers(&parts.layers, &mut moves)?);
+        aside.publish(&ready, moves)?;
+        drop(aside);
         Ok(Some(ImageRecord {
             id,
             tags: parts.tags,
@@ -251,24 +257,19 @@ impl Import<'_> {
         }))
     }
 
-    fn keep(&self, digest: &str, bytes: &[u8]) -> Result<(), Failure> {
-        let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
-        if path.exists() {
-            return Ok(());
-        }
-        std::fs::write(&part, bytes).map_err(|error| io_failure("write", &part, &error))?;
-        self.store.publish(&part, &path)
-    }
-
     /// Compressed layers that are to stay, by a second name: the spool's goes with the spool.
-    fn keep_layers(&self, layers: &[(&Spooled, Option<String>)]) -> Result<Vec<String>, Failure> {
+    fn keep_layers(
+        &self,
+        layers: &[(&Spooled, Option<String>)],
+        moves: &mut Vec<Move>,
+    ) -> Result<Vec<String>, Failure> {
         let mut kept = Vec::new();
         for (file, digest) in layers {
             let Some(digest) = digest.as_ref().filter(|_| self.job.keep_blobs) else { continue };
             let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
-            if !path.exists() {
+            if !path.exists() && !kept.contains(digest) {
                 std::fs::hard_link(&file.path, &part).map_err(|error| io_failure("link", &part, &error))?;
-                self.store.publish(&part, &path)?;
+                moves.push((part, path));
             }
             kept.push(digest.clone());
         }

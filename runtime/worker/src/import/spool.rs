@@ -76,7 +76,7 @@ impl Spool {
             _ => io_failure("open", archive, &error),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
-        store.need(total)?;
+        store.need(total, 0)?;
         let mut spool = Self { directory: store.new_spool()?, names: HashMap::new() };
         let directory = spool.directory.clone();
         let mut take = |piece: Piece| {

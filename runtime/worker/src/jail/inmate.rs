@@ -149,6 +149,10 @@ pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             eprintln!("jail: it goes on without: limit: {errno}");
         }
     }
+    if let Task::Unpack(_) = task {
+        // What is made has the mode that is asked for.
+        rustix::process::umask(rustix::fs::Mode::empty());
+    }
     super::shut_in();
     let stdout = &mut std::io::stdout();
     let last = perform(task, Path::new("."), std::io::stdin().lock(), &mut |said| {

@@ -1,11 +1,11 @@
 //! One blob, from the first byte to the last: downloaded into a part that outlives failures, and hashed on the way. The
 //! next try, also that of another endpoint, of another worker or after a reboot, goes on where the part ends.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
 use sha2::{Digest, Sha256};
@@ -20,7 +20,7 @@ use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use super::trouble::Trouble;
 use crate::failure::{failure, invalid, io_failure};
 use crate::image_config::digest_text;
-use crate::report::Report;
+use crate::report::{self, Report};
 use crate::store::Store;
 
 /// One read and write.
@@ -33,31 +33,35 @@ const TRIES_MAX: u32 = 5;
 /// keep us for ever.
 const DISCARDS_MAX: u32 = 8;
 
+/// Bytes that a program writes are on the disk after so long in any case: Linux' `vm.dirty_expire_centisecs`.
+pub(super) const WRITTEN_BACK: Duration = Duration::from_secs(30);
+
+/// A blob that is needed.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    pub(super) blob: Descriptor,
+    /// Names of the layers it unpacks to.
+    pub(super) layers: Vec<String>,
+}
+
 /// A blob that is here, whole and verified.
 pub(super) enum Fetched {
     /// Under its name in the store.
     Kept(PathBuf),
-    /// A part still, which goes once it is unpacked: nobody else has it meanwhile.
+    /// A part still: nobody else has it meanwhile.
     Part(Part),
+    /// No more needed: another worker has unpacked it while this one waited for it.
+    Unpacked,
 }
 
-impl Fetched {
-    pub(super) fn path(&self) -> &Path {
-        match self {
-            Self::Kept(path) => path,
-            Self::Part(part) => &part.path,
-        }
-    }
-}
-
-/// Downloads the blob where it is not in the store yet, and gives it its name there if it is to be kept.
+/// Downloads the blob where it is not in the store yet.
 pub(super) fn fetch(
     sources: &Sources,
     store: &Store,
-    blob: &Descriptor,
-    keep: bool,
+    wanted: &Wanted,
     report: &Report,
 ) -> Result<Fetched, Failure> {
+    let blob = &wanted.blob;
     let path = store.blob(&blob.digest)?;
     let had = || {
         report.update(|progress| progress.bytes_done += blob.size);
@@ -66,7 +70,10 @@ pub(super) fn fetch(
     if path.exists() {
         return had();
     }
-    let mut part = Part::open(store.part(&blob.digest)?, blob)?;
+    let is_unpacked = || wanted.layers.iter().all(|name| store.layer(name).is_dir());
+    let Some(mut part) = Part::open(store.part(&blob.digest)?, blob, &is_unpacked, report)? else {
+        return had().map(|_| Fetched::Unpacked);
+    };
     if path.exists() {
         // Another pull of the same layer was first; what the lock was on may be a new, empty part.
         if part.offset == 0 {
@@ -81,11 +88,7 @@ pub(super) fn fetch(
         |part| part.offset,
         |connection, part| part.download(connection, blob, report),
     )?;
-    if !keep {
-        return Ok(Fetched::Part(part));
-    }
-    store.publish(&part.path, &path)?;
-    Ok(Fetched::Kept(path))
+    Ok(Fetched::Part(part))
 }
 
 /// The beginning of a blob: a file that is locked as long as this lives.
@@ -96,27 +99,52 @@ pub(super) struct Part {
     offset: u64,
     hash: Sha256,
     discards: u32,
+    /// When this worker began with it, and whether with its first byte.
+    begun: Instant,
+    is_all_ours: bool,
 }
 
 impl Part {
-    /// Waits for other workers that fetch the same blob, and reads what there is.
-    fn open(path: PathBuf, blob: &Descriptor) -> Result<Self, Failure> {
-        let file = lock(&path)?;
-        let mut part = Self { path, file, offset: 0, hash: Sha256::new(), discards: 0 };
+    /// Waits for other workers that fetch the same blob, and reads what there is; none once it is of no more use.
+    fn open(
+        path: PathBuf,
+        blob: &Descriptor,
+        is_unpacked: &dyn Fn() -> bool,
+        report: &Report,
+    ) -> Result<Option<Self>, Failure> {
+        let Some(file) = lock(&path, is_unpacked, report)? else { return Ok(None) };
+        let (begun, hash) = (Instant::now(), Sha256::new());
+        let mut part = Self { path, file, offset: 0, hash, discards: 0, begun, is_all_ours: false };
         let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
         if length > blob.size {
             part.restart()?; // another blob's bytes, or a lie
-            return Ok(part);
+            return Ok(Some(part));
         }
+        part.is_all_ours = length == 0;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let count = part.file.read(&mut buffer).map_err(|error| part.broken("read", &error))?;
             if count == 0 {
-                return Ok(part);
+                return Ok(Some(part));
             }
             part.hash.update(&buffer[..count]);
             part.offset += count as u64;
         }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it has come so lately that most of it is in memory only: cheap to fetch again, and nothing is written where
+    /// it goes now.
+    pub(super) fn is_young(&self) -> bool {
+        self.is_all_ours && self.begun.elapsed() < WRITTEN_BACK
+    }
+
+    /// It is of no more use.
+    pub(super) fn remove(self) -> Result<(), Failure> {
+        std::fs::remove_file(&self.path).map_err(|error| self.broken("remove", &error))
     }
 
     fn broken(&self, op: &str, error: &std::io::Error) -> Failure {
@@ -268,16 +296,37 @@ fn is_from(response: &Response<Body>, offset: u64) -> bool {
     first.is_none_or(|first| first.parse() == Ok(offset))
 }
 
-/// The name may have passed to a new file while the lock was waited for.
-fn lock(path: &Path) -> Result<File, Failure> {
+/// Removes the part of a blob whose layers are there, unless somebody is at work with it.
+pub(super) fn forget(store: &Store, digest: &str) {
+    let Ok(path) = store.part(digest) else { return };
+    if File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+        // Where that fails the daemon sweeps it.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// The name may have passed to a new file while the lock was waited for. Whoever holds it ends some day: its daemon sees to
+/// that.
+fn lock(path: &Path, is_unpacked: &dyn Fn() -> bool, report: &Report) -> Result<Option<File>, Failure> {
     loop {
+        if is_unpacked() {
+            return Ok(None);
+        }
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let file = file.map_err(|error| io_failure("open", path, &error))?;
-        file.lock().map_err(|error| io_failure("lock", path, &error))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(error)) => return Err(io_failure("lock", path, &error)),
+            Err(TryLockError::WouldBlock) => {
+                report.pulse();
+                std::thread::sleep(report::PAUSE);
+                continue;
+            }
+        }
         let inode =
             |metadata: std::io::Result<std::fs::Metadata>| metadata.map(|metadata| metadata.ino()).ok();
         if inode(file.metadata()) == inode(path.metadata()) {
-            return Ok(file);
+            return Ok(Some(file));
         }
     }
 }

@@ -9,6 +9,7 @@
 //! which the next one does not fetch again.
 
 mod agent;
+mod batch;
 mod blob;
 mod challenge;
 mod endpoint;
@@ -28,9 +29,10 @@ use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 use crate::failure::{Context, failure, invalid};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
 use crate::report::{self, Report};
-use crate::store::Store;
-use crate::{image_config, registries, unpack, users};
-use blob::Fetched as FetchedBlob;
+use crate::store::{Move, Store};
+use crate::{image_config, registries, users};
+use batch::Batch;
+use blob::{Fetched as FetchedBlob, Wanted};
 use endpoint::Connection;
 use floor::Floor;
 use manifest::{Descriptor, Document};
@@ -103,10 +105,17 @@ impl Pull<'_> {
             progress.bytes_total = total;
             progress.layers_total = layers.len() as u32;
         });
-        self.layers(&parsed.layers, &layers)?;
-        users::extract(&self.store, &config.digest, &parsed.layers)?;
         documents.push(Fetched { digest: config.digest.clone(), bytes: document.bytes });
-        self.keep(&documents)?;
+        let mut batch = Batch::new(&self.store, &parsed.layers, &self.job.limits, self.job.keep_blobs);
+        if let Err(failure) = self.layers(&mut batch, &parsed.layers, &layers) {
+            return Err(batch.give_up(failure));
+        }
+        let mut moves: Vec<Move> =
+            users::extract(&self.store, &config.digest, &batch.directories())?.into_iter().collect();
+        for document in &documents {
+            moves.extend(self.store.keep(&document.digest, &document.bytes)?);
+        }
+        batch.finish(moves)?;
         let documents_bytes: u64 = documents.iter().map(|document| document.bytes.len() as u64).sum();
         // A layer that was there unpacked was not fetched: its blob may never have been here.
         let kept = layers.iter().map(|layer| layer.digest.clone());
@@ -164,66 +173,83 @@ impl Pull<'_> {
     }
 
     /// Brings every layer: some are downloaded at once, and whichever is there is unpacked meanwhile.
-    fn layers(&self, layers: &[Layer], blobs: &[Descriptor]) -> Result<(), Failure> {
-        let mut wanted: VecDeque<Descriptor> = VecDeque::new();
+    fn layers(&self, batch: &mut Batch<'_>, layers: &[Layer], blobs: &[Descriptor]) -> Result<(), Failure> {
+        let mut wanted: VecDeque<Wanted> = VecDeque::new();
         for (layer, blob) in layers.iter().zip(blobs) {
+            let known = wanted.iter_mut().find(|known| known.blob.digest == blob.digest);
             let is_there = self.store.layer(&layer.name).is_dir();
-            if is_there || wanted.iter().any(|known| known.digest == blob.digest) {
+            if is_there || known.is_some() {
                 self.report.update(|progress| {
                     progress.bytes_done = progress.bytes_done.saturating_add(blob.size);
                     progress.layers_done += u32::from(is_there);
                 });
-            } else {
-                wanted.push_back(blob.clone());
+            }
+            match known {
+                _ if is_there => blob::forget(&self.store, &blob.digest),
+                Some(known) => known.layers.push(layer.name.clone()),
+                None => wanted.push_back(Wanted { blob: blob.clone(), layers: vec![layer.name.clone()] }),
             }
         }
+        self.make_sure_of_room(batch, &wanted)?;
         let downloads = self.fetch(wanted)?;
-        while let Some((digest, fetched)) = self.next(&downloads) {
-            let fetched = fetched.context(|| format!("layer {digest}"))?;
-            for (layer, blob) in layers.iter().zip(blobs).filter(|(_, blob)| blob.digest == digest) {
-                if self.store.layer(&layer.name).is_dir() {
-                    continue;
-                }
-                unpack::unpack_layer(&self.store, fetched.path(), layer, &self.job.limits)
-                    .context(|| format!("layer {}", blob.digest))?;
-                self.report.update(|progress| progress.layers_done += 1);
-            }
-            // One with a name in the store may be another image's, too.
-            if let FetchedBlob::Part(_) = fetched {
-                let path = fetched.path();
-                std::fs::remove_file(path)
-                    .map_err(|error| crate::failure::io_failure("remove", path, &error))?;
-            }
+        while let Some((digest, fetched)) = self.next(&downloads, batch)? {
+            let numbers = blobs.iter().enumerate().filter(|(_, blob)| blob.digest == digest);
+            let numbers: Vec<usize> = numbers.map(|(number, _)| number).collect();
+            let count = numbers.len() as u32;
+            let pulse = &mut |_| self.report.pulse();
+            let unpacked = fetched.and_then(|fetched| batch.unpack(digest.clone(), fetched, numbers, pulse));
+            unpacked.context(|| format!("layer {digest}"))?;
+            self.report.update(|progress| {
+                progress.layers_done = (progress.layers_done + count).min(progress.layers_total);
+            });
+            batch.publish_if_due()?;
         }
         Ok(())
     }
 
+    /// Refuses what cannot fit, before it is downloaded: what is unpacked is not smaller than its archive, and the last
+    /// blobs go only once they are unpacked.
+    fn make_sure_of_room(&self, batch: &mut Batch<'_>, wanted: &VecDeque<Wanted>) -> Result<(), Failure> {
+        let sizes = || wanted.iter().map(|wanted| wanted.blob.size);
+        let unpacked = sizes().fold(0, u64::saturating_add);
+        let blobs = if self.job.keep_blobs { unpacked } else { sizes().max().unwrap_or(0) };
+        let part = |wanted: &Wanted| self.store.part(&wanted.blob.digest).ok()?.metadata().ok();
+        let begun: u64 = wanted.iter().filter_map(part).map(|about| about.len()).sum();
+        batch.expect(unpacked);
+        // A part and a directory for each.
+        self.store.need(unpacked.saturating_add(blobs).saturating_sub(begun), 2 * wanted.len() as u64)
+    }
+
     /// The next blob that is here; none once all are. A link that stalls meanwhile is told of, too.
-    fn next(&self, downloads: &mpsc::Receiver<Download>) -> Option<Download> {
+    fn next(
+        &self,
+        downloads: &mpsc::Receiver<Download>,
+        batch: &mut Batch<'_>,
+    ) -> Result<Option<Download>, Failure> {
         loop {
             match downloads.recv_timeout(report::PAUSE) {
-                Ok(download) => return Some(download),
+                Ok(download) => return Ok(Some(download)),
                 Err(mpsc::RecvTimeoutError::Timeout) => self.report.catch_up(),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
             }
+            batch.publish_if_due()?;
         }
     }
 
     /// Starts the downloads. What comes out of it ends once all are there. Whoever stops listening need not wait for
     /// them: they end with the process.
-    fn fetch(&self, wanted: VecDeque<Descriptor>) -> Result<mpsc::Receiver<Download>, Failure> {
+    fn fetch(&self, wanted: VecDeque<Wanted>) -> Result<mpsc::Receiver<Download>, Failure> {
         let (sender, fetched) = mpsc::channel();
         let threads = (self.job.registries.patience.connections as usize).clamp(1, wanted.len().max(1));
         let wanted = Arc::new(Mutex::new(wanted));
         for _ in 0..threads {
             let (sender, wanted) = (sender.clone(), wanted.clone());
             let (sources, store, report) = (self.sources.clone(), self.store.clone(), self.report.clone());
-            let keep = self.job.keep_blobs;
             let next = move || wanted.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let work = move || {
-                while let Some(blob) = next() {
-                    let fetched = blob::fetch(&sources, &store, &blob, keep, &report);
-                    if sender.send((blob.digest, fetched)).is_err() {
+                while let Some(wanted) = next() {
+                    let fetched = blob::fetch(&sources, &store, &wanted, &report);
+                    if sender.send((wanted.blob.digest, fetched)).is_err() {
                         return;
                     }
                 }
@@ -233,18 +259,6 @@ impl Pull<'_> {
             })?;
         }
         Ok(fetched)
-    }
-
-    fn keep(&self, documents: &[Fetched]) -> Result<(), Failure> {
-        for document in documents {
-            let (part, path) = (self.store.aside(&document.digest)?, self.store.blob(&document.digest)?);
-            if !path.exists() {
-                let written = std::fs::write(&part, &document.bytes);
-                written.map_err(|error| crate::failure::io_failure("write", &part, &error))?;
-                self.store.publish(&part, &path)?;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -14,10 +14,13 @@
 //! that leave the layer are refused, links are resolved inside it, unpacked bytes, holes, entries and what describes one
 //! entry are counted, and nothing is seen before the whole archive verified.
 
+mod aside;
+mod parents;
 mod stream;
 mod tree;
 
-use std::io::{self, Read, Seek, Write};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind, Layer, Limits};
@@ -28,10 +31,11 @@ use tar::{Archive, Entry, EntryType};
 
 use crate::failure::{failure, invalid, io_failure};
 use crate::jail::inmate;
-use crate::store::Store;
 use stream::{Hashed, TOO_LONG};
 use tree::{Attributes, Place, Tree};
 
+pub(crate) use aside::Aside;
+pub(crate) use parents::settle;
 pub(crate) use stream::{Budget, Metered, decompress};
 
 /// Longest path of an entry: PATH_MAX, as the kernel has it.
@@ -40,6 +44,8 @@ const PATH_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: usize = 255;
 /// PAX records that carry extended attributes.
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
+/// One read of an archive, one write of a file.
+const COPY_BYTES: usize = 64 << 10;
 /// Blocks of zeros of this size become holes.
 const BLOCK_BYTES: usize = 4096;
 /// Names of opaque directories of one layer, all together; they are one message.
@@ -52,48 +58,19 @@ pub(crate) struct Unpacked {
     digest: String,
     /// Directories that hide what is below; the mark is for whoever may set it.
     opaque: Vec<Vec<u8>>,
+    /// Directories that no entry describes, parents before what is in them.
+    implied: Vec<Vec<u8>>,
 }
 
-/// Unpacks `blob` to `layers/NAME`, unless that is there already.
-pub(crate) fn unpack_layer(
-    store: &Store,
-    blob: &Path,
-    layer: &Layer,
-    limits: &Limits,
-) -> Result<(), Failure> {
-    unpack_layer_with(store, blob, layer, limits, &mut |_| {})
-}
-
-/// The same; `pulse` hears of bytes read while it goes on.
-pub(crate) fn unpack_layer_with(
-    store: &Store,
-    blob: &Path,
-    layer: &Layer,
-    limits: &Limits,
-    pulse: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
-    let target = store.layer(&layer.name);
-    if target.is_dir() {
-        return Ok(());
-    }
-    let directory = store.new_layer()?;
-    let unpacked = unpack_verified(&directory, blob, layer, limits, pulse)
-        .and_then(|()| store.publish(&directory, &target));
-    if unpacked.is_err() {
-        // Its own failure would hide the first one; the daemon sweeps such directories at its start.
-        let _ = crate::remove_trees::run(&[directory]);
-    }
-    unpacked.map_err(|failure| store.explain(failure))
-}
-
-/// Unpacks `blob` into an empty directory; it is what `layer` says, or a failure.
+/// Unpacks `blob` into an empty directory; it is what `layer` says, or a failure. Gives the directories that it only
+/// implies, which layers below say more of ([`settle`]).
 pub(crate) fn unpack_verified(
     directory: &Path,
     blob: &Path,
     layer: &Layer,
     limits: &Limits,
     pulse: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
+) -> Result<Vec<Vec<u8>>, Failure> {
     let file = crate::store::open_plain(blob)?;
     let unpacked = inmate::unpack(directory, file, limits, pulse)?;
     if unpacked.digest != layer.diff_id {
@@ -104,7 +81,7 @@ pub(crate) fn unpack_verified(
     for path in &unpacked.opaque {
         tree.mark_opaque(path).map_err(|errno| at(&String::from_utf8_lossy(path), errno))?;
     }
-    Ok(())
+    Ok(unpacked.implied)
 }
 
 /// Unpacks an archive into an empty directory, in the process that is shut in there.
@@ -112,9 +89,12 @@ pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> 
     let compressed = decompress(input).map_err(broken)?;
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     let budget = Budget::default();
-    let metered = Metered::new(Hashed::new(compressed, limits.layer_bytes_max), &budget);
+    let hashed = Hashed::new(compressed, limits.layer_bytes_max);
+    // Headers and small files are taken out of a bigger piece.
+    let metered = Metered::new(BufReader::with_capacity(COPY_BYTES, hashed), &budget);
     let mut archive = Archive::new(metered);
-    let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new() };
+    let buffer = vec![0; COPY_BYTES];
+    let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new(), buffer };
     let mut entries = archive.entries().map_err(broken)?;
     while let Some(entry) = budget.next(|| entries.next()) {
         let mut entry = entry.map_err(broken)?;
@@ -123,8 +103,9 @@ pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> 
         io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
     }
     let opaque = unpacker.finish()?;
-    let digest = archive.into_inner().into_inner().finish().map_err(broken)?;
-    Ok(Unpacked { digest, opaque })
+    let implied = std::mem::take(&mut unpacker.tree.implied).into_iter().collect();
+    let digest = archive.into_inner().into_inner().into_inner().finish().map_err(broken)?;
+    Ok(Unpacked { digest, opaque, implied })
 }
 
 /// The archive, or its compression, cannot be read on.
@@ -140,6 +121,8 @@ struct Unpacker<'a> {
     bytes: u64,
     /// Directories and their times, set last: what is put into one changes its time.
     directories: Vec<(Vec<u8>, Attributes)>,
+    /// What a file's content passes through.
+    buffer: Vec<u8>,
 }
 
 impl Unpacker<'_> {
@@ -181,7 +164,10 @@ impl Unpacker<'_> {
                 .whiteout(&path, hidden)
                 .map_err(|error| error.unwrap_or_else(|errno| at(&shown, errno)));
         }
-        self.clear(&path, kind).map_err(|errno| at(&shown, errno))?;
+        // A file finds out itself: mostly there is nothing in its way.
+        if !is_file(kind) {
+            self.clear(&path, kind).map_err(|errno| at(&shown, errno))?;
+        }
         self.make(entry, &path, attributes).map_err(|error| match error {
             Trouble::Kernel(errno) => at(&shown, errno),
             Trouble::Io(error) => at_io(&shown, &error),
@@ -196,10 +182,10 @@ impl Unpacker<'_> {
         if kind.is_dir() && place.is_directory() {
             return Ok(());
         }
-        let is_whiteout = place.is_whiteout();
+        let is_hiding = kind.is_dir() && place.is_whiteout();
         if place.clear()? {
             self.tree.forget(path);
-            if is_whiteout && kind.is_dir() {
+            if is_hiding {
                 self.tree.opaque.push(path.to_vec());
             }
         }
@@ -215,6 +201,9 @@ impl Unpacker<'_> {
         let xattrs = xattrs(entry)?;
         let header = entry.header();
         let kind = header.entry_type();
+        if is_file(kind) {
+            return self.make_file(entry, path, attributes, &xattrs);
+        }
         let device = match kind {
             EntryType::Char | EntryType::Block => {
                 (header.device_major()?.unwrap_or(0), header.device_minor()?.unwrap_or(0))
@@ -236,10 +225,9 @@ impl Unpacker<'_> {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => return Err(errno.into()),
                 }
+                self.tree.implied.remove(path);
                 self.directories.push((path.to_vec(), attributes));
             }
-            EntryType::Regular | EntryType::Continuous => io::copy(entry, &mut place.file()?).map(drop)?,
-            EntryType::GNUSparse => copy_sparse(entry, &place)?,
             EntryType::Symlink => place.symlink(&link)?,
             EntryType::Link => match &target {
                 // What it links to has the attributes already.
@@ -255,6 +243,30 @@ impl Unpacker<'_> {
         place.attributes(attributes, kind == EntryType::Symlink)?;
         for (name, value) in xattrs {
             place.xattr(&name, &value)?;
+        }
+        Ok(())
+    }
+
+    fn make_file<R: Read>(
+        &mut self,
+        entry: &mut Entry<'_, R>,
+        path: &[u8],
+        attributes: Attributes,
+        xattrs: &[Xattr],
+    ) -> Result<(), Trouble> {
+        let is_sparse = entry.header().entry_type() == EntryType::GNUSparse;
+        let place = self.tree.place(path)?;
+        let (mut file, has_replaced) = place.file(attributes.mode)?;
+        match is_sparse {
+            true => copy_sparse(entry, &mut file)?,
+            false => copy(entry, &mut file, &mut self.buffer)?,
+        }
+        Place::attributes_of(&file, attributes)?;
+        for (name, value) in xattrs {
+            place.xattr(name, value)?;
+        }
+        if has_replaced {
+            self.tree.forget(path);
         }
         Ok(())
     }
@@ -365,9 +377,22 @@ fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<Xattr>, Trouble> {
     Ok(xattrs)
 }
 
+/// What has content of its own.
+fn is_file(kind: EntryType) -> bool {
+    matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse)
+}
+
+fn copy(entry: &mut impl Read, file: &mut File, buffer: &mut [u8]) -> io::Result<()> {
+    loop {
+        match entry.read(buffer)? {
+            0 => return Ok(()),
+            count => file.write_all(&buffer[..count])?,
+        }
+    }
+}
+
 /// Holes stay holes: zeros are skipped over, and the length is set at the end.
-fn copy_sparse(entry: &mut impl Read, place: &Place<'_>) -> Result<(), Trouble> {
-    let mut file = place.file()?;
+fn copy_sparse(entry: &mut impl Read, file: &mut File) -> Result<(), Trouble> {
     let mut block = [0; BLOCK_BYTES];
     let mut length = 0;
     loop {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::image_config::digest_of;
+use crate::store::Store;
 
 struct Scratch {
     root: PathBuf,
@@ -33,7 +34,12 @@ impl Scratch {
         let layer = Layer { diff_id: diff_id.into(), chain_id: diff_id.into(), name: digits[..32].into() };
         let blob = self.root.join("blob");
         std::fs::write(&blob, archive).unwrap();
-        unpack_layer(&self.store, &blob, &layer, &limits).map(|()| self.store.layer(&layer.name))
+        let layers = [layer];
+        let mut aside = Aside::new(&self.store, &layers, &limits);
+        aside.unpack(0, &blob, &mut |_| {})?;
+        let ready = aside.settle()?;
+        aside.publish(&ready, [])?;
+        Ok(self.store.layer(&layers[0].name))
     }
 
     fn layers(&self) -> Vec<PathBuf> {
@@ -133,6 +139,62 @@ fn compressions_are_told_by_what_they_begin_with() {
             .unwrap_or_else(|error| panic!("{name}: {error:?}"));
         assert_eq!(std::fs::read(layer.join("a")).unwrap(), b"content", "{name}");
     }
+}
+
+/// As containerd has it; the layers come in the wrong order.
+#[test]
+fn directories_that_are_only_implied_are_what_layers_below_say() {
+    let scratch = Scratch::new("implied");
+    let archives = [
+        archive(|builder| {
+            pax(builder, "SCHILY.xattr.user.boat", b"small");
+            add(builder, EntryType::Directory, "home/", "", 0o751, b"");
+            add(builder, EntryType::Directory, "home/alice/", "", 0o2700, b"");
+            add(builder, EntryType::Directory, "srv/", "", 0o700, b"");
+            add(builder, EntryType::Directory, "gone/", "", 0o700, b"");
+        }),
+        archive(|builder| {
+            file(builder, "srv/.wh.x", b"");
+            file(builder, ".wh.gone", b"");
+            file(builder, "new/deep/file", b"");
+        }),
+        archive(|builder| {
+            file(builder, "home/alice/file", b"");
+            file(builder, "srv/file", b"");
+            file(builder, "gone/file", b"");
+            file(builder, "later/file", b"");
+            add(builder, EntryType::Directory, "later/", "", 0o711, b"");
+            file(builder, "new/deep/other", b"");
+        }),
+    ];
+    let layers: Vec<Layer> = archives
+        .iter()
+        .map(|archive| digest_of(archive))
+        .map(|digest| Layer { chain_id: digest.clone(), name: digest[7..39].into(), diff_id: digest })
+        .collect();
+    let (blob, limits) = (scratch.root.join("blob"), Limits::default());
+    let mut aside = Aside::new(&scratch.store, &layers, &limits);
+    for (number, ready) in [(2, vec![]), (0, vec![0]), (1, vec![0, 1, 2])] {
+        std::fs::write(&blob, &archives[number]).unwrap();
+        aside.unpack(number, &blob, &mut |_| {}).unwrap();
+        assert_eq!(aside.settle().unwrap(), ready, "what counts on layers below waits for them");
+    }
+    aside.publish(&[0, 1, 2], []).unwrap();
+    let about = |number: usize, name: &str| {
+        let about = scratch.store.layer(&layers[number].name).join(name).symlink_metadata().unwrap();
+        (about.permissions().mode() & 0o7777, about.uid(), about.gid())
+    };
+    assert_eq!(about(2, "home"), (0o751, 1000, 2000));
+    assert_eq!(about(2, "home/alice"), (0o2700, 1000, 2000));
+    assert_eq!((about(1, "srv"), about(2, "srv")), ((0o700, 1000, 2000), (0o700, 1000, 2000)));
+    assert_eq!(about(2, "gone"), (0o755, 0, 0), "what a layer between has removed does not count");
+    assert_eq!((about(1, "new"), about(2, "new/deep")), ((0o755, 0, 0), (0o755, 0, 0)));
+    assert_eq!(about(2, "later"), (0o711, 1000, 2000), "its own entry counts");
+    let home = scratch.store.layer(&layers[2].name).join("home");
+    assert_eq!(home.metadata().unwrap().mtime(), 86_400);
+    let mut value = [0; 8];
+    let length = rustix::fs::lgetxattr(&home, "user.boat", &mut value).unwrap();
+    assert_eq!(&value[..length], b"small");
 }
 
 #[test]

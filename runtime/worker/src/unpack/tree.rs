@@ -1,16 +1,18 @@
 //! One layer's tree while it is being filled. Every path of an entry is resolved beneath the layer's root, by
 //! descriptor: a symlink of the layer leads at most to its root, never out, and never through /proc's magic links.
 //!
-//! What lower layers hold is not looked at: a parent that is a symlink there becomes a directory here, as with other
-//! runtimes that unpack each layer by itself.
+//! What lower layers hold is not looked at meanwhile: a parent that is a symlink there becomes a directory here, as with
+//! other runtimes that unpack each layer by itself.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat,
-    chownat, linkat, lsetxattr, makedev, mkdirat, mknodat, openat2, statat, symlinkat, unlinkat, utimensat,
+    chownat, fchmod, fchown, fstat, futimens, linkat, lsetxattr, makedev, mkdirat, mknodat, openat2, statat,
+    symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -25,6 +27,13 @@ pub(super) struct Attributes {
     pub(super) mtime: i64,
 }
 
+impl Attributes {
+    fn times(self) -> Timestamps {
+        let time = Timespec { tv_sec: self.mtime, tv_nsec: 0 };
+        Timestamps { last_access: time, last_modification: time }
+    }
+}
+
 /// The tree.
 pub(super) struct Tree {
     root: OwnedFd,
@@ -32,6 +41,9 @@ pub(super) struct Tree {
     last: Option<(Vec<u8>, OwnedFd)>,
     /// Directories below which nothing of lower layers is seen: overlayfs' mark is set by whoever may.
     pub(super) opaque: Vec<Vec<u8>>,
+    /// Directories that no entry describes, but that something is in; as many as are remembered.
+    pub(super) implied: BTreeSet<Vec<u8>>,
+    implied_bytes: usize,
 }
 
 /// Where an entry goes: its directory, open, and its name in it.
@@ -40,13 +52,17 @@ pub(super) struct Place<'a> {
     name: &'a [u8],
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+/// Names of implied directories of one layer, all together; they are one message. Those beyond stay as they are made.
+const IMPLIED_BYTES_MAX: usize = 3 << 20;
+
+pub(super) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+pub(super) const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 
 impl Tree {
     /// A tree that grows in an existing directory.
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
-        Ok(Self { root: rustix::fs::open(path, DIRECTORY, Mode::empty())?, last: None, opaque: Vec::new() })
+        let root = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
+        Ok(Self { root, last: None, opaque: Vec::new(), implied: BTreeSet::new(), implied_bytes: 0 })
     }
 
     /// The root itself.
@@ -74,9 +90,11 @@ impl Tree {
     /// Forgets what it knows of `path`, which was removed, and the parent it remembers, which may be below.
     pub(super) fn forget(&mut self, path: &[u8]) {
         self.last = None;
-        self.opaque.retain(|opaque| {
-            !opaque.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
-        });
+        let is_other = |known: &[u8]| {
+            !known.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        };
+        self.opaque.retain(|opaque| is_other(opaque));
+        self.implied.retain(|implied| is_other(implied));
     }
 
     /// overlayfs: nothing of the layers below is seen in this directory.
@@ -111,11 +129,19 @@ impl Tree {
                 self.opaque.push(path[..at].to_vec());
             }
             match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                Ok(()) => self.imply(&path[..at]),
+                Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }
         }
         openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE)
+    }
+
+    fn imply(&mut self, path: &[u8]) {
+        self.implied_bytes += path.len();
+        if self.implied_bytes <= IMPLIED_BYTES_MAX {
+            self.implied.insert(path.to_vec());
+        }
     }
 
     /// Opens the directory of an existing file, for a hard link to it.
@@ -171,9 +197,15 @@ impl<'a> Place<'a> {
         mkdirat(self.directory, self.name, Mode::from_raw_mode(0o700))
     }
 
-    pub(super) fn file(&self) -> Result<File, Errno> {
+    /// A new file, in the place of what an earlier entry put there; false where there was nothing.
+    pub(super) fn file(&self, mode: u32) -> Result<(File, bool), Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(self.directory, self.name, flags, Mode::from_raw_mode(0o600)).map(File::from)
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        let make = || rustix::fs::openat(self.directory, self.name, flags, mode).map(File::from);
+        match make() {
+            Err(Errno::EXIST) => self.clear().and_then(|was_there| Ok((make()?, was_there))),
+            made => Ok((made?, false)),
+        }
     }
 
     pub(super) fn symlink(&self, content: &[u8]) -> Result<(), Errno> {
@@ -207,9 +239,23 @@ impl<'a> Place<'a> {
                 AtFlags::empty(),
             )?;
         }
-        let time = Timespec { tv_sec: attributes.mtime, tv_nsec: 0 };
-        let times = Timestamps { last_access: time, last_modification: time };
-        utimensat(self.directory, self.name, &times, AtFlags::SYMLINK_NOFOLLOW)
+        utimensat(self.directory, self.name, &attributes.times(), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// The same of a file that is open, as far as it was not made so.
+    pub(super) fn attributes_of(file: &File, attributes: Attributes) -> Result<(), Errno> {
+        let about = fstat(file)?;
+        let uid = (attributes.uid != u32::MAX && attributes.uid != about.st_uid).then_some(attributes.uid);
+        let gid = (attributes.gid != u32::MAX && attributes.gid != about.st_gid).then_some(attributes.gid);
+        let is_owned = uid.is_none() && gid.is_none();
+        if !is_owned {
+            fchown(file, uid.map(Uid::from_raw), gid.map(Gid::from_raw))?;
+        }
+        let mode = attributes.mode & 0o7777;
+        if !is_owned || mode != about.st_mode & 0o7777 {
+            fchmod(file, Mode::from_raw_mode(mode))?;
+        }
+        futimens(file, &attributes.times())
     }
 
     /// An extended attribute; a file system that does not have such is passed over, as by other runtimes.

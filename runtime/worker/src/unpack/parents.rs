@@ -1,0 +1,93 @@
+//! Directories that an archive only implies: it has `a/b`, but no `a`. They are made with mode 0755 for root, and get what
+//! the layers below say of them, as in containerd (2.x, `pkg/archive`, mkparent): owner, mode, times and extended
+//! attributes of the topmost `a` there is. Without that, a layer that adds one file to /home/alice would give /home/alice
+//! to root.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use coracle_job::Failure;
+use rustix::fs::{Mode, Timespec, Timestamps, XattrFlags, fchmod, fchown, fstat, futimens, openat2};
+use rustix::fs::{fgetxattr, flistxattr, fsetxattr};
+use rustix::io::Errno;
+
+use super::at;
+use super::tree::{DIRECTORY, INSIDE};
+use crate::failure::io_failure;
+
+/// Longest list of names, and longest value, of extended attributes: what Linux lets there be.
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// Gives the `implied` directories of an unpacked layer what the layers `below` say of them, topmost first. Both are what
+/// strangers wrote: no link leads out of its layer.
+pub(crate) fn settle(directory: &Path, implied: &[Vec<u8>], below: &[PathBuf]) -> Result<(), Failure> {
+    if implied.is_empty() {
+        return Ok(());
+    }
+    let open = |path: &Path| {
+        let opened = rustix::fs::open(path, DIRECTORY, Mode::empty());
+        opened.map_err(|errno| io_failure("open", path, &errno.into()))
+    };
+    let own = open(directory)?;
+    let below = below.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
+    for path in implied {
+        settle_one(&own, path, &below).map_err(|errno| at(&String::from_utf8_lossy(path), errno))?;
+    }
+    Ok(())
+}
+
+fn settle_one(own: &OwnedFd, path: &[u8], below: &[OwnedFd]) -> Result<(), Errno> {
+    let Some(known) = find(below, path)? else { return Ok(()) };
+    match openat2(own, path, DIRECTORY, Mode::empty(), INSIDE) {
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()), // a later entry has replaced what it was in
+        opened => copy(&known, &opened?),
+    }
+}
+
+/// The topmost directory of that name; none where something else comes first.
+fn find(below: &[OwnedFd], path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
+    for root in below {
+        match openat2(root, path, DIRECTORY, Mode::empty(), INSIDE) {
+            Ok(found) => return Ok(Some(found)),
+            Err(Errno::NOENT) => {}
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(None)
+}
+
+fn copy(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
+    let about = fstat(from)?;
+    let (uid, gid) = (rustix::fs::Uid::from_raw(about.st_uid), rustix::fs::Gid::from_raw(about.st_gid));
+    fchown(to, Some(uid), Some(gid))?;
+    fchmod(to, Mode::from_raw_mode(about.st_mode & 0o7777))?;
+    copy_xattrs(from, to)?;
+    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    futimens(
+        to,
+        &Timestamps {
+            last_access: time(about.st_atime, about.st_atime_nsec as _),
+            last_modification: time(about.st_mtime, about.st_mtime_nsec as _),
+        },
+    )
+}
+
+/// All but overlayfs' marks, which say something of the directory they are on alone.
+fn copy_xattrs(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
+    let mut names = vec![0; XATTR_BYTES_MAX];
+    let length = match flistxattr(from, &mut names) {
+        Err(Errno::NOTSUP) => return Ok(()),
+        length => length?,
+    };
+    let names = names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    for name in names.filter(|name| !name.starts_with(b"trusted.overlay.")) {
+        let mut value = vec![0; XATTR_BYTES_MAX];
+        let length = fgetxattr(from, name, &mut value)?;
+        match fsetxattr(to, name, &value[..length], XattrFlags::empty()) {
+            Err(Errno::NOTSUP | Errno::PERM) => {}
+            set => set?,
+        }
+    }
+    Ok(())
+}
