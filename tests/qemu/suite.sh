@@ -2,6 +2,8 @@
 # for some of its tests and any other `CORACLE_…=…` for the suite itself. What hangs is the harness' to notice.
 # Debian's programs before busybox, whose nsenter would run its own ip.
 export PATH=/opt/tools/bin:/usr/bin:/usr/sbin:/bin:/sbin CORACLE_BIN_DIR=/opt CORACLE_TOOLS_DIR=/opt/tools RUST_BACKTRACE=0
+# Emulation, on cores that others use: what should hold at once is waited for accordingly.
+export CORACLE_SLOWNESS=6
 for word in $(cat /proc/cmdline); do
   case $word in CORACLE_*=*) export "$word" ;; esac
 done

@@ -3,21 +3,32 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// How long a condition may take that should hold at once; generous, because test machines are shared.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long to wait: twenty seconds, times `CORACLE_SLOWNESS`, which says in a guest how many times slower than a machine it is.
+pub fn patience() -> Duration {
+    static FACTOR: LazyLock<u32> = LazyLock::new(|| {
+        let given = std::env::var("CORACLE_SLOWNESS").ok();
+        given.map_or(1, |text| text.parse().expect("CORACLE_SLOWNESS is a number"))
+    });
+    PATIENCE * *FACTOR
+}
 
 /// Pause between two looks at a condition.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Waits until `condition` gives a value; panics with `what` when [`PATIENCE`] ends.
+/// Waits until `condition` gives a value; panics with `what` when [`patience`] ends.
 #[track_caller]
 pub fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
-    wait_within(PATIENCE, condition).unwrap_or_else(|| panic!("waited {PATIENCE:?} in vain: {what}"))
+    let patience = patience();
+    wait_within(patience, condition).unwrap_or_else(|| panic!("waited {patience:?} in vain: {what}"))
 }
 
-/// Waits until `condition` holds; panics with `what` when [`PATIENCE`] ends.
+/// Waits until `condition` holds; panics with `what` when [`patience`] ends.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
