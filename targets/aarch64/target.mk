@@ -11,6 +11,6 @@ QEMU := qemu-system-aarch64
 QEMU_PACKAGE := qemu-system-arm
 MACHINE := virt
 CPU := cortex-a53
-CONSOLE := ttyAMA0
+KERNEL_WORDS := console=ttyAMA0
 # Modules of that kernel which a node with a virtual disk needs; ext4, cgroups and the serial port are built in.
 MODULES := virtio_pci virtio_blk virtio_rng virtio_net overlay veth bridge tun

@@ -1,8 +1,10 @@
-//! coracle as systemd starts it, with everything in its usual place: `packaging/systemd/coracle.service`, with programs in /opt.
+//! coracle as its package puts it under systemd, with everything in its usual place: whichever test is the first has dpkg
+//! install it.
 
+mod package;
 mod scopes;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use coracle_tests::cri::Cri;
@@ -15,6 +17,7 @@ use coracle_tests::image::{self, Image};
 use coracle_tests::node::binaries;
 use coracle_tests::request::{container, create, host_pod, run};
 
+const PROGRAM: &str = "/usr/bin/coracle";
 /// Where the unit's daemon listens.
 const SOCKET: &str = "/run/coracle/coracle.sock";
 const IMAGE: &str = "localhost/unit:1";
@@ -40,11 +43,10 @@ fn systemctl(words: &[&str]) {
 
 /// Imports the probe's image through the command line, which finds the daemon in its usual place.
 fn import() {
-    let archive = PathBuf::from("/var/tmp/unit.tar");
+    const ARCHIVE: &str = "/opt/unit.tar";
     let probe = Image::probe(&image::program(&binaries()), "unit");
-    std::fs::write(&archive, probe.oci_archive(IMAGE)).expect("the archive");
-    let words = ["image", "import", "/var/tmp/unit.tar"];
-    let output = Command::new(binaries().join("coracle")).args(words).output().expect("the program runs");
+    std::fs::write(ARCHIVE, probe.oci_archive(IMAGE)).expect("the archive");
+    let output = Command::new(PROGRAM).args(["image", "import", ARCHIVE]).output().expect("the program runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -76,9 +78,9 @@ fn remove(cri: &Cri, pod_sandbox_id: String) {
 fn it_says_that_it_is_ready_and_which_driver_it_uses() {
     let first = std::fs::read_to_string("/proc/1/comm").expect("a first process");
     assert_eq!(first.trim(), "systemd");
-    assert_eq!((property("Type").as_str(), property("ActiveState").as_str()), ("notify", "active"));
     // The unit is active since the daemon said READY=1: it answers at once.
-    let cri = Cri::new(Path::new(SOCKET));
+    let cri = package::installed();
+    assert_eq!((property("Type").as_str(), property("ActiveState").as_str()), ("notify", "active"));
     cri.version(VersionRequest::default()).expect("version");
     let config = cri.runtime_config(RuntimeConfigRequest::default()).expect("config");
     let driver = config.linux.expect("linux").cgroup_driver();
@@ -87,8 +89,8 @@ fn it_says_that_it_is_ready_and_which_driver_it_uses() {
 
 #[test]
 fn a_pod_outlives_a_restart_of_the_unit() {
+    let cri = package::installed();
     import();
-    let cri = Cri::new(Path::new(SOCKET));
     let pod = host_pod("unit");
     let (pod_id, container_id) = start(&cri, &pod);
     let init = pid(&cri, &container_id);

@@ -8,8 +8,8 @@ use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
 
 use crate::disk::Tree;
-use crate::guest::Arch;
 use crate::random::Random;
+use crate::target::Arch;
 
 /// How many images; their names are their numbers. The first half is for imports, the other for pulls.
 const IMAGES: u64 = 4;

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::guest::Arch;
+use crate::target::Arch;
 
 /// The disk, in which every test makes a node of its own; a file with holes.
 const DISK_MIB: u32 = 1024;
@@ -88,15 +88,32 @@ impl Tree {
         assert!(copied.success(), "copy {from}");
     }
 
-    /// Debian's systemd, D-Bus, and the units by which it starts coracle and then the suite.
+    /// Debian's systemd, D-Bus, dpkg and what packages' scripts call; the unit by which it starts the suite; coracle's package,
+    /// which the suite installs, and crictl, which its scripts remove pods with.
     pub(crate) fn add_systemd(&self) {
-        self.copy_packages("systemd");
+        self.copy_packages(&format!("systemd-{}", self.arch.debian()));
         self.write("etc/machine-id", "");
-        // The unit that is packaged, but for where guests have their programs.
-        let unit = include_str!("../../packaging/systemd/coracle.service");
-        self.write("etc/systemd/system/coracle.service", unit.replace("/usr/bin/", "/opt/"));
+        self.write("var/lib/dpkg/status", "");
+        self.add_package();
+        let crictl = format!("../edge/crictl-{}", self.arch.debian());
+        self.copy(&packages("").join(crictl), "usr/bin/crictl");
         self.write("etc/systemd/system/suite.service", include_str!("systemd/suite.service"));
         self.write("etc/systemd/system/default.target", include_str!("systemd/default.target"));
+    }
+
+    /// Makes coracle's package as a release makes it, of the programs that all guests run.
+    fn add_package(&self) {
+        let out = self.folder.with_extension("release");
+        let made = Command::new(workspace().join("packaging/dist"))
+            .arg(&out)
+            .arg(self.arch.triple())
+            .output()
+            .expect("packaging/dist");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut files = fs::read_dir(&out).expect("a release").flatten().map(|entry| entry.path());
+        let package = files.find(|path| path.extension().is_some_and(|kind| kind == "deb"));
+        self.copy(&package.expect("a package"), "opt/coracle.deb");
+        fs::remove_dir_all(out).expect("it is ours");
     }
 
     /// Writes a file.
@@ -149,13 +166,13 @@ pub(crate) fn packages(name: &str) -> PathBuf {
     workspace().join("target/tools/guest").join(name)
 }
 
-fn workspace() -> &'static Path {
+pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }
 
 /// Where `make guests` leaves what it builds for a target with a profile.
-fn built(arch: Arch, profile: &str) -> PathBuf {
-    workspace().join(format!("target/{}-unknown-linux-musl/{profile}", arch.name()))
+pub(crate) fn built(arch: Arch, profile: &str) -> PathBuf {
+    workspace().join("target").join(arch.triple()).join(profile)
 }
 
 /// A suite, built for the target: the newest, as its name has a number that changes.

@@ -9,69 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::disk::{Tree, packages};
 use crate::initramfs::{Initramfs, modules};
-
-/// Beside the disk and what it is read through: file systems and links of pods.
-const MODULES: [&str; 24] = [
-    "virtio_pci",
-    "virtio_blk",
-    "overlay",
-    "veth",
-    "bridge",
-    "tun",
-    "virtio_rng",
-    "dummy",
-    "loop",
-    // What iptables is made of here, for CNI's portmap.
-    "nft_compat",
-    "nft_chain_nat",
-    "xt_MASQUERADE",
-    "xt_addrtype",
-    "xt_comment",
-    "xt_conntrack",
-    "xt_mark",
-    "xt_multiport",
-    "xt_nat",
-    "xt_REDIRECT",
-    // What limits of a pod's traffic are made of.
-    "sch_tbf",
-    "sch_ingress",
-    "cls_u32",
-    "act_mirred",
-    "ifb",
-];
-
-/// One of the two targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arch {
-    X86_64,
-    Aarch64,
-}
-
-impl Arch {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86_64",
-            Arch::Aarch64 => "aarch64",
-        }
-    }
-
-    /// As Debian calls it.
-    pub(crate) fn debian(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "amd64",
-            Arch::Aarch64 => "arm64",
-        }
-    }
-
-    /// Machine, CPU and console. Not `max` on arm64: QEMU 7.2 emulates pointer authentication, five times slower; the
-    /// Cortex-A53 is the oldest CPU that coracle is for.
-    fn machine(self) -> [&'static str; 3] {
-        match self {
-            Arch::X86_64 => ["q35", "max", "ttyS0"],
-            Arch::Aarch64 => ["virt", "cortex-a53", "ttyAMA0"],
-        }
-    }
-}
+use crate::target::Arch;
 
 /// How a suite ended in a guest.
 #[derive(Default)]
@@ -132,10 +70,10 @@ impl Guest {
         guest
     }
 
-    /// One that systemd boots, with coracle as a unit; x86_64.
+    /// One that systemd boots, with coracle's package for dpkg to install.
     #[track_caller]
-    pub(crate) fn systemd(name: &str, memory_mib: u32, suites: &[&str]) -> Guest {
-        let mut guest = Guest::with(name, Arch::X86_64, memory_mib, suites, Tree::add_systemd);
+    pub(crate) fn systemd(name: &str, arch: Arch, memory_mib: u32, suites: &[&str]) -> Guest {
+        let mut guest = Guest::with(name, arch, memory_mib, suites, Tree::add_systemd);
         guest.is_systemd = true;
         guest
     }
@@ -160,7 +98,8 @@ impl Guest {
         let packages = packages(self.arch.debian());
         archive.program("bin/busybox", &read(&packages.join("bin/busybox")));
         archive.program("init", include_bytes!("init.sh"));
-        for (number, path) in modules(&packages.join("lib/modules"), &MODULES).iter().enumerate() {
+        for (number, path) in modules(&packages.join("lib/modules"), &self.arch.modules()).iter().enumerate()
+        {
             archive.program(&format!("modules/{number:02}.ko"), &read(path));
         }
         fs::write(self.folder.join("initramfs"), archive.finish()).expect("a file");
@@ -168,18 +107,14 @@ impl Guest {
 
     /// QEMU on `drive`, with `words` behind the kernel's command line.
     fn qemu(&self, drive: &str, words: &str) -> Child {
-        let [machine, cpu, console] = self.arch.machine();
         // A panic ends it; AppArmor and Yama are Debian's defaults.
-        let mut line = format!("console={console} panic=-1 quiet {words}");
-        if self.arch == Arch::X86_64 {
-            // On a busy machine the emulated timer may tick too late for the kernel's test of it, which then panics.
-            line += " no_timer_check";
-        }
+        let mut line = format!("{} panic=-1 quiet {words}", self.arch.value("KERNEL_WORDS"));
         if self.is_systemd {
             line += " systemd.show_status=0";
         }
-        Command::new(format!("qemu-system-{}", self.arch.name()))
-            .args(["-M", machine, "-accel", "tcg", "-cpu", cpu, "-smp", "1", "-display", "none"])
+        Command::new(self.arch.value("QEMU"))
+            .args(["-M", self.arch.value("MACHINE"), "-accel", "tcg", "-cpu", self.arch.value("CPU")])
+            .args(["-smp", "1", "-display", "none"])
             .args(["-nodefaults", "-no-reboot", "-serial", "stdio", "-m", &self.memory_mib.to_string()])
             .args(["-drive", &format!("{drive},format=raw,if=none,id=d")])
             .args(["-device", "virtio-blk-pci,drive=d,logical_block_size=4096,physical_block_size=4096"])

@@ -15,4 +15,5 @@ mod random;
 mod reboot;
 mod suites;
 mod systemd;
+mod target;
 mod volatile;

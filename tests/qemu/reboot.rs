@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use crate::cargo;
-use crate::guest::{Arch, Guest};
+use crate::guest::Guest;
+use crate::target::Arch;
 
-/// A boot takes some seconds, a pod's life one.
-const LIMIT: Duration = Duration::from_secs(5 * 60);
+/// A boot takes some seconds, a pod's life one; twenty times that where the machine is busy.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 #[track_caller]
 fn reboot(arch: Arch) {

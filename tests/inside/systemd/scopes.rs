@@ -52,8 +52,8 @@ fn resources() -> LinuxContainerResources {
 
 #[test]
 fn containers_are_scopes_in_the_slice_of_their_pod() {
+    let cri = package::installed();
     import();
-    let cri = Cri::new(Path::new(SOCKET));
     let pod = pod_in("scopes", PARENT);
     let pod_id = cri.run_pod_sandbox(run(&pod)).expect("run").pod_sandbox_id;
     let mut config = container("one", IMAGE, &["sleep", "forever"], &pod);
@@ -117,8 +117,8 @@ fn containers_are_scopes_in_the_slice_of_their_pod() {
 
 #[test]
 fn a_container_that_ends_at_once_and_one_that_is_killed_leave_no_scope() {
+    let cri = package::installed();
     import();
-    let cri = Cri::new(Path::new(SOCKET));
     let pod = pod_in("short", "system.slice");
     let pod_id = cri.run_pod_sandbox(run(&pod)).expect("run").pod_sandbox_id;
     let mut ids = vec![pod_id.clone()];
@@ -145,7 +145,7 @@ fn a_container_that_ends_at_once_and_one_that_is_killed_leave_no_scope() {
 
 #[test]
 fn a_parent_that_is_no_slice_is_refused() {
-    let cri = Cri::new(Path::new(SOCKET));
+    let cri = package::installed();
     for parent in ["/kubepods/burstable/pod1", "bad-.slice"] {
         let refused = cri.run_pod_sandbox(run(&pod_in("refused", parent))).expect_err("no slice");
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");

@@ -1,0 +1,99 @@
+//! The Debian package on a machine of its own: dpkg installs it and its scripts start the unit; an upgrade keeps pods; what is
+//! removed and purged leaves the machine as it was.
+
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+use coracle_tests::cri::proto::StatusRequest;
+use coracle_tests::host::{cgroups_below, links, patience, processes, wait_within};
+use coracle_tests::request::bridge_pod;
+
+use super::*;
+
+/// Where the harness lays it.
+const PACKAGE: &str = "/opt/coracle.deb";
+/// A network whose plugins keep nothing but addresses, and those where they are no package's.
+const NETWORK: &str = r#"{ "cniVersion": "1.0.0", "name": "raft", "plugins": [{ "type": "ptp",
+    "ipam": { "type": "host-local", "dataDir": "/opt/leases", "ranges": [[{ "subnet": "10.98.0.0/24" }]] } }] }"#;
+/// What changes whatever is installed: books of dpkg and of systemd, and what tests lay down.
+const OF_OTHERS: [&str; 6] =
+    ["/opt/", "/run/systemd/", "/run/log/", "/run/dbus/", "/var/lib/dpkg/", "/var/log/"];
+
+/// The machine before the first installation.
+static BEFORE: OnceLock<BTreeSet<String>> = OnceLock::new();
+
+/// The daemon of the installed package: dpkg installs it unless an earlier test had it installed.
+pub(super) fn installed() -> Cri {
+    BEFORE.get_or_init(machine);
+    if !Path::new(PROGRAM).exists() {
+        dpkg("--install", PACKAGE);
+    }
+    Cri::new(Path::new(SOCKET))
+}
+
+fn dpkg(action: &str, what: &str) {
+    let output = Command::new("dpkg").args([action, what]).output().expect("dpkg runs");
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "dpkg {action}: {}", String::from_utf8_lossy(&said));
+}
+
+/// Everything that a package could leave behind, a line each.
+fn machine() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for root in ["/", "/run"] {
+        let output = Command::new("/bin/busybox").args(["find", root, "-xdev"]).output().expect("find runs");
+        let paths = String::from_utf8_lossy(&output.stdout).into_owned();
+        let ours = |path: &&str| !OF_OTHERS.iter().any(|others| path.starts_with(others));
+        found.extend(paths.lines().filter(ours).map(|path| format!("file {path}")));
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("our mounts");
+    found.extend(mounts.lines().filter_map(|line| Some(format!("mount {}", line.split(' ').nth(4)?))));
+    found.extend(cgroups_below("").iter().map(|path| format!("cgroup {}", path.display())));
+    found.extend(links("").into_iter().map(|name| format!("link {name}")));
+    found.extend(processes("coracle").into_iter().map(|process| format!("process {}", process.command)));
+    for list in ["list-units", "list-unit-files"] {
+        let output = Command::new("systemctl").args([list, "--all", "--plain", "--no-legend"]).output();
+        let lines = String::from_utf8_lossy(&output.expect("systemctl runs").stdout).into_owned();
+        found.extend(
+            lines.lines().filter_map(|line| Some(format!("unit {}", line.split_whitespace().next()?))),
+        );
+    }
+    found
+}
+
+#[test]
+fn what_dpkg_installs_runs_pods_and_what_it_purges_is_gone() {
+    let cri = installed();
+    assert_eq!(
+        [property("LoadState"), property("UnitFileState"), property("ActiveState")],
+        ["loaded", "enabled", "active"]
+    );
+    dpkg("--verify", "coracle");
+    import();
+    std::fs::create_dir_all("/etc/cni/net.d").expect("a folder");
+    std::fs::write("/etc/cni/net.d/raft.conflist", NETWORK).expect("a network");
+    wait_until("the network is configured", || {
+        let status = cri.status(StatusRequest::default()).expect("status").status.expect("a status");
+        status.conditions.iter().any(|condition| condition.r#type == "NetworkReady" && condition.status)
+    });
+    let (_, container_id) = start(&cri, &bridge_pod("packed"));
+    let (init, daemon) = (pid(&cri, &container_id), property("MainPID"));
+
+    dpkg("--install", PACKAGE);
+    assert_ne!(property("MainPID"), daemon, "an upgrade starts the new daemon");
+    assert_eq!(pid(&Cri::new(Path::new(SOCKET)), &container_id), init, "and pods run on");
+
+    dpkg("--remove", "coracle");
+    assert!(!is_alive(init), "crictl is there, so pods go first");
+    assert_eq!(processes("coracle"), []);
+    assert_eq!(property("ActiveState"), "inactive");
+    assert!(Path::new("/var/lib/coracle/images").exists(), "images stay until the purge");
+
+    dpkg("--purge", "coracle");
+    std::fs::remove_dir_all("/etc/cni").expect("it is ours");
+    let before = BEFORE.get().expect("it was installed");
+    let left = || machine().difference(before).cloned().collect::<Vec<_>>();
+    // systemd forgets units in its own time.
+    wait_within(patience(), || left().is_empty().then_some(()));
+    assert_eq!(left(), Vec::<String>::new());
+}
