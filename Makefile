@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-qemu guests check build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist edge-image edge-run edge-test cross-check clean
+.PHONY: help demo test test-qemu guests check build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ cross: ## static programs of both targets, without a container engine; what they
 
 dist: cross ## a release of both targets: archives, .debs, SHA256SUMS, in target/dist
 	packaging/dist target/dist $(TARGETS)
+
+reproducible: dist ## the last commit's release once more, elsewhere: the same bytes
+	packaging/twice target/dist
 
 edge-image: cross ## a small node with coracle for both targets: kernel, initramfs, disk, in target/edge
 	tests/tools/install edge

@@ -9,8 +9,10 @@
 mod cargo;
 mod cuts;
 mod disk;
+mod edge;
 mod guest;
 mod initramfs;
+mod programs;
 mod random;
 mod reboot;
 mod suites;
