@@ -15,7 +15,7 @@ fn packaged(arch: Arch) {
     let guest = Guest::systemd("systemd", arch, 256, &["inside"]);
     let report = guest.boot("CORACLE_SUITE=inside CORACLE_TESTS=systemd::", LIMIT);
     report.expect_good(&format!("systemd on {}", arch.name()));
-    assert!(report.passed >= 6, "{}", report.console);
+    assert!(report.passed >= 7, "{}", report.console);
 }
 
 #[test]

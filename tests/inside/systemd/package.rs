@@ -61,6 +61,30 @@ fn machine() -> BTreeSet<String> {
     found
 }
 
+/// Compares the machine with that before the first installation.
+#[track_caller]
+fn expect_as_before() {
+    let before = BEFORE.get().expect("it was installed");
+    let left = || machine().difference(before).cloned().collect::<Vec<_>>();
+    // systemd forgets units in its own time.
+    wait_within(patience(), || left().is_empty().then_some(()));
+    assert_eq!(left(), Vec::<String>::new());
+}
+
+/// A pod with a network of its own; ids of it and of its container.
+fn start_on_the_network(cri: &Cri) -> (String, String) {
+    import();
+    std::fs::create_dir_all("/etc/cni/net.d").expect("a folder");
+    std::fs::write("/etc/cni/net.d/raft.conflist", NETWORK).expect("a network");
+    wait_until("the network is configured", || {
+        let status = cri.status(StatusRequest::default()).expect("status").status.expect("a status");
+        status.conditions.iter().any(|condition| condition.r#type == "NetworkReady" && condition.status)
+    });
+    let ids = start(cri, &bridge_pod("packed"));
+    std::fs::remove_dir_all("/etc/cni").expect("it is ours");
+    ids
+}
+
 #[test]
 fn what_dpkg_installs_runs_pods_and_what_it_purges_is_gone() {
     let cri = installed();
@@ -69,14 +93,7 @@ fn what_dpkg_installs_runs_pods_and_what_it_purges_is_gone() {
         ["loaded", "enabled", "active"]
     );
     dpkg("--verify", "coracle");
-    import();
-    std::fs::create_dir_all("/etc/cni/net.d").expect("a folder");
-    std::fs::write("/etc/cni/net.d/raft.conflist", NETWORK).expect("a network");
-    wait_until("the network is configured", || {
-        let status = cri.status(StatusRequest::default()).expect("status").status.expect("a status");
-        status.conditions.iter().any(|condition| condition.r#type == "NetworkReady" && condition.status)
-    });
-    let (_, container_id) = start(&cri, &bridge_pod("packed"));
+    let (_, container_id) = start_on_the_network(&cri);
     let (init, daemon) = (pid(&cri, &container_id), property("MainPID"));
 
     dpkg("--install", PACKAGE);
@@ -90,10 +107,22 @@ fn what_dpkg_installs_runs_pods_and_what_it_purges_is_gone() {
     assert!(Path::new("/var/lib/coracle/images").exists(), "images stay until the purge");
 
     dpkg("--purge", "coracle");
-    std::fs::remove_dir_all("/etc/cni").expect("it is ours");
-    let before = BEFORE.get().expect("it was installed");
-    let left = || machine().difference(before).cloned().collect::<Vec<_>>();
-    // systemd forgets units in its own time.
-    wait_within(patience(), || left().is_empty().then_some(()));
-    assert_eq!(left(), Vec::<String>::new());
+    expect_as_before();
+}
+
+/// postrm looked for their network namespaces where they had not been for long, and left them mounted.
+#[test]
+fn of_pods_that_nobody_removed_a_purge_leaves_processes_alone() {
+    const CRICTL: &str = "/usr/bin/crictl";
+    let cri = installed();
+    let (pod_id, container_id) = start_on_the_network(&cri);
+    let init = pid(&cri, &container_id);
+    std::fs::rename(CRICTL, "/opt/crictl").expect("it is there");
+    dpkg("--purge", "coracle");
+    std::fs::rename("/opt/crictl", CRICTL).expect("it is ours");
+    assert!(is_alive(init), "nobody removed it");
+    for id in [container_id, pod_id] {
+        systemctl(&["kill", "--signal=KILL", &format!("coracle-{id}.scope")]);
+    }
+    expect_as_before();
 }
