@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
@@ -355,20 +355,20 @@ fn nri_r19_updates_from_both_sides_do_not_lock_each_other() {
         Answer::message(&api::UpdateContainerResponse { update, evict: Vec::new() })
     });
     let plugin = Plugin::join(&stage.node, "10", "busy", EVENTS, handler);
-    let over = Arc::new(AtomicBool::new(false));
+    let (over, flooded) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (caller, stop, target) = (plugin.caller().clone(), Arc::clone(&over), id.clone());
+    let counter = Arc::clone(&flooded);
     let flood = std::thread::spawn(move || {
-        let mut count = 0;
         while !stop.load(Ordering::Relaxed) {
             let answer = caller.update(vec![memory(&target, 96 << 20, false)]).expect("an answer");
             assert_eq!(answer.0, 0, "{answer:?}");
-            count += 1;
+            counter.fetch_add(1, Ordering::Relaxed);
         }
-        count
     });
-    let end = Instant::now() + Duration::from_secs(5);
-    let mut count = 0;
-    while Instant::now() < end {
+    let (begun, mut count) = (Instant::now(), 0);
+    // As many as five seconds have room for, and on the slowest machine some.
+    while begun.elapsed() < Duration::from_secs(5) || count <= 10 || flooded.load(Ordering::Relaxed) <= 10 {
+        assert!(begun.elapsed() < host::patience(), "{count} and {flooded:?}");
         let linux = Some(LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() });
         let request =
             UpdateContainerResourcesRequest { container_id: id.clone(), linux, ..Default::default() };
@@ -376,8 +376,7 @@ fn nri_r19_updates_from_both_sides_do_not_lock_each_other() {
         count += 1;
     }
     over.store(true, Ordering::Relaxed);
-    let flooded = flood.join().expect("no panic");
-    assert!(count > 10 && flooded > 10, "{count} and {flooded}");
+    flood.join().expect("no panic");
     stage.node.stop();
 }
 

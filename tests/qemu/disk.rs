@@ -66,7 +66,7 @@ impl Tree {
     /// sudo for), critest, NRI plugins in Go; x86_64.
     pub(crate) fn add_tools(&self) {
         self.copy_packages("tools");
-        for name in ["iptables", "ip6tables"] {
+        for name in ["iptables", "ip6tables", "iptables-save", "ip6tables-save"] {
             let place = self.folder.join("usr/sbin").join(name);
             symlink("xtables-nft-multi", place).expect("a link");
         }
