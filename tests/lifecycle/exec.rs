@@ -29,7 +29,7 @@ fn streams_and_codes_come_back() {
     }
     let answer = stage.node.exec_sync(exec(&id, &["raise", "SIGUSR1"], 10)).expect("exec");
     assert_eq!(answer.exit_code, 128 + 10);
-    let answer = stage.node.exec_sync(exec(&id, &["lines", "2000", "1000"], 10)).expect("exec");
+    let answer = stage.node.exec_sync(exec(&id, &["lines", "2000", "1000"], 50)).expect("exec");
     assert_eq!(answer.stdout.len(), 2000 * 1001, "nothing is lost");
     stage.node.stop();
 }

@@ -55,17 +55,17 @@ impl Tree {
         }
         tree.copy_libc();
         tree.write("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n");
-        tree.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nmessagebus:x:100:100::/:/bin/false\n");
-        tree.write("etc/group", "root:x:0:\nmessagebus:x:100:\n");
+        tree.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nmessagebus:x:100:100::/:/bin/false\nnobody:x:65534:65534::/:/bin/false\n");
+        tree.write("etc/group", "root:x:0:\nmessagebus:x:100:\nnogroup:x:65534:\n");
         tree.write("sbin/guest", include_str!("guest.sh"));
         tree.write("sbin/suite", include_str!("suite.sh"));
         tree
     }
 
     /// What suites call that busybox is not: a registry, iptables for CNI's portmap, AppArmor's parser (which critest asks
-    /// sudo for), critest, NRI plugins in Go; x86_64.
+    /// sudo for), critest, NRI plugins in Go, nginx before the registry; x86_64.
     pub(crate) fn add_tools(&self) {
-        self.copy_packages("tools");
+        self.copy_packages("tools-amd64");
         for name in ["iptables", "ip6tables", "iptables-save", "ip6tables-save"] {
             let place = self.folder.join("usr/sbin").join(name);
             symlink("xtables-nft-multi", place).expect("a link");
@@ -79,7 +79,7 @@ impl Tree {
         fs::set_permissions(self.folder.join("opt/tools/bin/sudo"), mode).expect("our file");
         self.copy(&tools.join("busybox/bin/busybox"), "opt/tools/busybox/bin/busybox");
         let libc = "lib/x86_64-linux-gnu/libresolv.so.2";
-        self.copy(&packages("tools").join(libc), libc);
+        self.copy(&packages("tools-amd64").join(libc), libc);
     }
 
     fn copy_packages(&self, name: &str) {
