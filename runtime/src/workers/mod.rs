@@ -230,9 +230,7 @@ impl Workers {
             | Job::TakeNetDevices { .. }
             | Job::RemoveLink { .. }
             | Job::Explain(_)
-            | Job::CheckRegistries { .. } => {
-                (Lane::Devices, DEVICES_SILENCE)
-            }
+            | Job::CheckRegistries { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Scope(_) => (Lane::Scopes, SCOPE_SILENCE),
             Job::Cni(cni) => (
