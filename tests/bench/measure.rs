@@ -161,7 +161,7 @@ fn restarts(node: &mut Node) -> Vec<Duration> {
 /// Waits until a daemon that was just started answers, and looks as often as makes no difference to how long that takes.
 pub(crate) fn first_answer(cri: &Cri, socket: &Path) {
     const LOOK_AGAIN: Duration = Duration::from_micros(100);
-    let end = Instant::now() + host::PATIENCE;
+    let end = Instant::now() + host::patience();
     while UnixStream::connect(socket).is_err() {
         assert!(Instant::now() < end, "{}: nobody listens", socket.display());
         std::thread::sleep(LOOK_AGAIN);
