@@ -1,7 +1,7 @@
 //! `make bench`: what design.md budgets, as one table; `make bench-long`: ten thousand pods, one after the other, and what is
 //! left of them; `make bench-steps`: each call of a pod's life; `make bench-memory`: what each page is for; `make bench-peers`:
 //! the same measurements beside containerd's. Memory is PSS from smaps_rollup, times are percentiles of at least fifty runs, over
-//! the socket, client included; `bench pulls`: those rows alone. Run it on a quiet machine.
+//! the socket, client included. Run it on a quiet machine.
 #![forbid(unsafe_code)]
 
 mod beside;
