@@ -53,8 +53,7 @@ impl Daemon {
         }
         let lock = lock(&state).await?;
         let cgroup_driver = cgroup_driver(config.cgroup.driver, &state)?;
-        let workers =
-            Workers::new(workers::Setup { program: program(config, workers::PROGRAM), confine: None });
+        let workers = Workers::new(program(config, workers::PROGRAM));
         let options = image::Options {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,

@@ -123,6 +123,19 @@ fn filter(default: Action, calls: &[&str], action: Action) -> Result<(), Error> 
     bpf::set_filter(&compile(&profile)?.program, 0).map_err(refused("set", "a seccomp filter"))
 }
 
+/// Comes behind what a node is for: a tenth of an equal share of the processor (sched(7)), and last of those that do not idle
+/// at the disk (ioprio_set(2)).
+///
+/// # Errors
+/// [`Error::Kernel`] for what the kernel refuses.
+pub fn go_behind() -> Result<(), Error> {
+    const NICE: i32 = 10;
+    /// IOPRIO_CLASS_BE, and its last level.
+    const BEST_EFFORT: u32 = 2;
+    const LAST: u32 = 7;
+    rank(NICE, BEST_EFFORT, LAST)
+}
+
 /// Runs only when nothing else wants the processor, and reads and writes when nothing else wants the disk.
 ///
 /// # Errors
@@ -132,7 +145,11 @@ pub fn give_way() -> Result<(), Error> {
     const NICE_MAX: i32 = 19;
     /// IOPRIO_CLASS_IDLE.
     const IDLE: u32 = 3;
-    process::set_scheduling(Scheduling { nice: NICE_MAX, ..Scheduling::default() })
+    rank(NICE_MAX, IDLE, 0)
+}
+
+fn rank(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
+    process::set_scheduling(Scheduling { nice, ..Scheduling::default() })
         .map_err(refused("set", "the scheduling"))?;
-    process::set_io_priority(IDLE, 0).map_err(refused("set", "the I/O priority"))
+    process::set_io_priority(io_class, io_level).map_err(refused("set", "the I/O priority"))
 }

@@ -267,7 +267,7 @@ mod tests {
     use crate::image::{Images, Options};
     use crate::reactor::{self, Watched};
     use crate::testdir::TestDir;
-    use crate::workers::{Setup, Workers};
+    use crate::workers::Workers;
     use coracle_job::Limits;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
@@ -292,7 +292,7 @@ mod tests {
         let socket = dir.path().join("control.sock");
         reactor::run(async {
             let program = dir.script("worker", "cat > /dev/null; exit 7");
-            let workers = Workers::new(Setup { program, confine: None });
+            let workers = Workers::new(program);
             let options = Options {
                 root: dir.path().join("root"),
                 keep_blobs: true,

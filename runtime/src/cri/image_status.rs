@@ -44,14 +44,14 @@ mod tests {
     use crate::reactor;
     use crate::rpc::v1;
     use crate::testdir::TestDir;
-    use crate::workers::{Setup, Workers};
+    use crate::workers::Workers;
     use coracle_job::{Limits, Registries};
 
     #[test]
     fn verbose_info_is_json_with_the_config_in_it() {
         let dir = TestDir::new("status");
         reactor::run(async {
-            let workers = Workers::new(Setup { program: "/nowhere".into(), confine: None });
+            let workers = Workers::new("/nowhere".into());
             let root = dir.path().join("root");
             let options = Options {
                 root,

@@ -15,7 +15,7 @@ use super::{Auth, Images, Options, builtin};
 use crate::error::{Error, Kind};
 use crate::reactor;
 use crate::testdir::TestDir;
-use crate::workers::{Setup, Workers};
+use crate::workers::Workers;
 
 const TAG: &str = "reg.example/app:1";
 
@@ -48,7 +48,7 @@ impl Node {
     }
 
     fn open(&self) -> Rc<Images> {
-        let workers = Workers::new(Setup { program: self.dir.path().join("worker"), confine: None });
+        let workers = Workers::new(self.dir.path().join("worker"));
         let options = Options {
             root: self.root(),
             keep_blobs: true,

@@ -1,21 +1,19 @@
 //! Workers: short-lived processes that do what the daemon's one thread must not wait for (design, principle 1). This room
-//! starts, confines, cancels and reaps them; it never does their work and knows none of it but the job types.
+//! starts, cancels and reaps them; it never does their work and knows none of it but the job types.
 //!
 //! ```text
-//!   run(job) ── lane ──> spawn ──> confine ──> job on stdin ──> answers on stdout ──> kill the group ──> reap
-//!                                                └── stderr: log lines
+//!   run(job) ── lane ──> spawn ──> job on stdin ──> answers on stdout ──> kill the group ──> reap
+//!                                    └── stderr: log lines
 //! ```
 //!
 //! Promises: dropping the future of [`Workers::run`] kills the worker with its whole process group, and reaps it; no
 //! worker is ever left as a zombie; a worker that is silent, garrulous or garbled costs an error and bounded memory.
-//! A worker is confined before it is given its job, so it never does anything outside of its cgroup.
 
 mod answers;
 mod process;
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,7 +27,6 @@ use smol::channel::Sender;
 use smol::lock::Semaphore;
 
 use crate::error::{self, Kind, plain};
-use crate::log;
 use crate::metrics;
 use crate::reactor;
 pub(crate) use process::LogLines;
@@ -60,17 +57,6 @@ const CNI_GRACE: Duration = Duration::from_secs(10);
 
 /// What a hook's worker may take longer than the hook, which it ends itself.
 const HOOK_GRACE: Duration = Duration::from_secs(10);
-
-/// Puts a fresh worker, given by its pid, where it shall run: into its cgroup.
-pub(crate) type Confine = Box<dyn Fn(u32) -> io::Result<()>>;
-
-/// What all workers have in common.
-pub(crate) struct Setup {
-    /// The program: see [`program`].
-    pub(crate) program: PathBuf,
-    /// None: workers run where the daemon runs.
-    pub(crate) confine: Option<Confine>,
-}
 
 /// Why there is no outcome.
 #[derive(Debug)]
@@ -127,10 +113,10 @@ impl From<Error> for error::Error {
 
 /// Starts workers, not too many at once.
 pub(crate) struct Workers {
-    setup: Setup,
+    /// See [`program`].
+    program: PathBuf,
     lanes: [(Lane, Semaphore); 7],
     reaper: Sender<Remains>,
-    warned_unconfined: Cell<bool>,
 }
 
 /// Jobs that wait for each other: a pod's network never waits for a pull.
@@ -189,7 +175,7 @@ impl Workers {
     ///
     /// # Panics
     /// Outside [`reactor::run`].
-    pub(crate) fn new(setup: Setup) -> Rc<Workers> {
+    pub(crate) fn new(program: PathBuf) -> Rc<Workers> {
         let lanes = [
             (Lane::Fill, FILLS_MAX),
             (Lane::Remove, REMOVALS_MAX),
@@ -203,7 +189,7 @@ impl Workers {
         // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
         let (reaper, dead) = smol::channel::unbounded();
         reactor::spawn(process::reap_all(dead)).detach();
-        Rc::new(Workers { setup, lanes, reaper, warned_unconfined: Cell::new(false) })
+        Rc::new(Workers { program, lanes, reaper })
     }
 
     /// Does one job in a worker of its own, waiting for a place first. `on_progress` hears (bytes done, bytes in all).
@@ -243,8 +229,7 @@ impl Workers {
             None => None,
         };
         let begun = Instant::now();
-        let mut process = Process::start(&self.setup.program, self.reaper.clone())?;
-        self.confine(process.pid());
+        let mut process = Process::start(&self.program, self.reaper.clone())?;
         let outcome = process.converse(&job, silence_max, on_progress).await;
         metrics::worker(name(&job), outcome.is_ok(), begun.elapsed());
         outcome
@@ -260,17 +245,7 @@ impl Workers {
     ) -> Result<OwnedFd, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
         let ends = (client, OwnedFd::from(theirs));
-        process::start_tls(&self.setup.program, &self.reaper, ends, (certificate, key))?;
+        process::start_tls(&self.program, &self.reaper, ends, (certificate, key))?;
         Ok(ours.into())
-    }
-
-    /// A host without the controller runs workers unconfined: worth one line, not a failed pull.
-    fn confine(&self, pid: u32) {
-        let Some(confine) = &self.setup.confine else { return };
-        if let Err(error) = confine(pid)
-            && !self.warned_unconfined.replace(true)
-        {
-            log::warn!("workers run unconfined"; error = plain(&error));
-        }
     }
 }

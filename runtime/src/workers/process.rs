@@ -76,10 +76,6 @@ impl Process {
         }
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.remains.as_ref().map_or(0, |remains| remains.child.id())
-    }
-
     /// Hands over the job, then reads answers until the last one.
     pub(super) async fn converse(
         &mut self,

@@ -1,6 +1,5 @@
 //! Life and death of workers, on the real kernel, with shell scripts in the worker's place.
 
-use std::cell::RefCell;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -11,7 +10,7 @@ use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome,
 use nix::sys::signal::Signal;
 
 use super::process::LogLines;
-use super::{Error, Setup, Workers};
+use super::{Error, Workers};
 use crate::reactor::{self, Signals};
 use crate::testdir::TestDir;
 
@@ -21,7 +20,7 @@ fn fake(dir: &TestDir, script: &str) -> PathBuf {
 }
 
 fn workers(program: PathBuf) -> Rc<Workers> {
-    Workers::new(Setup { program, confine: None })
+    Workers::new(program)
 }
 
 fn write_answers(dir: &TestDir, answers: &[Answer]) {
@@ -173,24 +172,6 @@ fn a_lane_has_its_number_of_places() {
             let outcome = task.await;
             assert!(outcome.is_ok(), "{outcome:?}");
         }
-    });
-}
-
-#[test]
-fn a_worker_is_confined_before_it_has_its_job() {
-    let dir = TestDir::new("workers");
-    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
-    reactor::run(async {
-        let seen = Rc::new(RefCell::new(Vec::new()));
-        let noted = seen.clone();
-        let confine = move |pid: u32| {
-            noted.borrow_mut().push(pid);
-            Err(std::io::ErrorKind::Unsupported.into())
-        };
-        let program = fake(&dir, "cat > /dev/null; echo $$ > $D/pid; cat $D/answers");
-        let workers = Workers::new(Setup { program, confine: Some(Box::new(confine)) });
-        assert!(workers.run(job(), |_, _| {}).await.is_ok(), "without a cgroup it works all the same");
-        assert_eq!(seen.borrow()[0].to_string(), pid_in(&dir.path().join("pid")));
     });
 }
 

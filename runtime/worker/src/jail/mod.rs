@@ -184,10 +184,12 @@ pub(crate) fn confine(job: &Job) {
             note(jail::deny(&NEVER));
         }
         Job::Pull(_) => {
+            note(jail::go_behind());
             note(jail::keep_capabilities(&FILL));
             note(jail::deny(&NEVER));
         }
         Job::RemoveTrees { .. } | Job::MeasureTrees { .. } => {
+            note(jail::go_behind());
             note(jail::keep_capabilities(&TREES));
             note(jail::deny(&[&NEVER[..], &SOCKETS].concat()));
         }
