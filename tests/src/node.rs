@@ -73,6 +73,11 @@ pub fn binaries() -> PathBuf {
     std::env::var_os("CORACLE_BIN_DIR").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
+/// Where nodes have their folders: `CORACLE_TEST_DIR`.
+pub fn base() -> PathBuf {
+    PathBuf::from(std::env::var("CORACLE_TEST_DIR").unwrap_or("/var/tmp/coracle-tests".into()))
+}
+
 impl Node {
     /// A node on which only host-network pods run.
     pub fn start() -> Node {
@@ -88,8 +93,7 @@ impl Node {
     pub fn with(options: Options) -> Node {
         host::require_root();
         let number = request::fresh();
-        let base = std::env::var("CORACLE_TEST_DIR").unwrap_or("/var/tmp/coracle-tests".into());
-        let folder = PathBuf::from(format!("{base}/{}-{number}", std::process::id()));
+        let folder = base().join(format!("{}-{number}", std::process::id()));
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
