@@ -1,6 +1,7 @@
 //! Many pods: by several clients at once, beside others that are there, and more than a kubelet would ever ask for.
 
 use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::Cri;
@@ -20,6 +21,11 @@ pub(crate) const BURST: usize = 50;
 pub(crate) const CLIENTS: usize = 8;
 /// Pods that are there already.
 const PRESENT: usize = 200;
+/// Until pods that have come are merely present: IPv6 asks for a router three times, four seconds apart, and each packet reaches
+/// every pod on the bridge.
+const SETTLED: Duration = Duration::from_secs(15);
+/// Until the kernel has taken down the namespaces of a burst.
+const TAKEN_DOWN: Duration = Duration::from_secs(2);
 /// Pods of the full node; a kubelet's limit is 110.
 const FULL: usize = 500;
 
@@ -31,7 +37,7 @@ pub(crate) fn burst(
     make: &(dyn Fn(&str) -> PodSandboxConfig + Sync),
 ) -> (Duration, Vec<String>) {
     let start = Barrier::new(CLIENTS + 1);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let client = |number: usize| {
             let (cri, start) = (cri.another(), &start);
             scope.spawn(move || {
@@ -59,6 +65,7 @@ fn bursts(node: &Node, image: &str) -> f64 {
     let one = |_| {
         let (took, ids) = burst(node, image, BURST, &bridge_pod);
         ids.iter().for_each(|id| node.remove_pod(id));
+        thread::sleep(TAKEN_DOWN);
         took.as_secs_f64()
     };
     median((0..SERIES).map(one).collect())
@@ -70,6 +77,7 @@ pub(crate) fn at_once() -> Vec<Row> {
     let image = node.import_probe();
     let empty = bursts(&node, &image);
     burst(&node, &image, PRESENT, &bridge_pod);
+    thread::sleep(SETTLED);
     let beside = bursts(&node, &image);
     node.stop();
     vec![

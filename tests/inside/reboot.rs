@@ -5,13 +5,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
-    ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxState, RemoveContainerRequest,
-    StopPodSandboxRequest,
+    ContainerState, ContainerStatusRequest, ListContainersRequest, ListPodSandboxRequest, PodSandboxState,
+    RemoveContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, container, host_pod};
 use serde_json::{Value, json};
+use tonic::Code;
 
 use crate::{shelf, store};
 
@@ -93,8 +94,12 @@ fn expect_truth(node: &Node, note: &Value, new_pod: &str) {
     }
     let ended = node.container(note["ended"].as_str().expect("an id"));
     assert_eq!((ended.state(), ended.exit_code), (ContainerState::ContainerExited, 7));
-    let created = node.container(note["created"].as_str().expect("an id"));
-    assert_eq!(created.state(), ContainerState::ContainerExited, "it can no longer start");
+    let created = note["created"].as_str().expect("an id");
+    let status =
+        node.container_status(ContainerStatusRequest { container_id: created.into(), verbose: false });
+    assert_eq!(status.expect_err("it never ran: nothing is kept of it").code(), Code::NotFound);
+    let pod = note["pods"][0].as_str().expect("an id");
+    assert!(!node.root().join("pods").join(pod).join("containers").join(created).exists());
     assert_eq!(json!(images(node)), note["images"]);
     for number in store::present(node) {
         store::verify(node, number);

@@ -144,6 +144,13 @@ pub fn processes(needle: &str) -> Vec<Process> {
         .collect()
 }
 
+/// Whether a process is in a cgroup below `parent`, in any hierarchy.
+pub fn is_in_cgroup(pid: i32, parent: &str) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let below = format!("{}/", parent.trim_end_matches('/'));
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| path.contains(&below))
+}
+
 /// The processes that a process started and that are still there.
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };

@@ -169,9 +169,12 @@ fn a_hundred_at_once() {
 fn str_14_clients_that_vanish_leave_nothing() {
     let (stage, container) = sleeping();
     let before = descriptors(&stage.node);
+    // Those of this node alone: others may run the same at the same time.
+    let parent = stage.node.cgroup_parent();
     let marked = |words: &str| {
-        let running = host::processes(words);
-        running.into_iter().filter(|process| process.command.starts_with("/probe ")).count()
+        let running = host::processes(words).into_iter();
+        let own = running.filter(|process| process.command.starts_with("/probe "));
+        own.filter(|process| host::is_in_cgroup(process.pid, &parent)).count()
     };
     // It reads until the end of its input: the end comes when its client is gone.
     let mut client = Client::connect(&exec_url(&stage.node, &container, &["sink"], BOTH), V4);
