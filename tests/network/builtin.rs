@@ -405,6 +405,11 @@ fn a_node_without_any_configuration_has_the_default_network() {
     let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
     let (server, client) = (addresses(&node, &ids[0])[0], addresses(&node, &ids[1])[0]);
     assert_eq!(scene::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
+    // A network without IPv6 is not asked for its routers by each pod.
+    for pod in node.monitors() {
+        let own = fs::read_to_string(format!("/proc/{}/net/if_inet6", pod.pid)).expect("the pod's links");
+        assert!(!own.contains("eth0"), "{own}");
+    }
     let beyond = SocketAddr::new(outside.address[0], 80);
     assert_eq!(scene::seen(outside.namespace(), 80, &names[1], beyond), Some(outside.host[0]), "masqueraded");
     let at = SocketAddr::new(outside.host[0], port);

@@ -201,7 +201,20 @@ fn make_pair(
     }
     node.run(batch)?;
     own_routes(name);
+    if is_without_ipv6(base) {
+        let _ = put(&disable_ipv6(name), "1");
+    }
     Ok(())
+}
+
+/// Whether links are to have no IPv6: nothing of it is in the network, and the configuration has no need of it either.
+fn is_without_ipv6(base: &Base) -> bool {
+    let has_range = base.ipam.sets.iter().flatten().any(|range| range.gateway.is_ipv6());
+    !has_range && matches!(&base.main, Main::Bridge(Bridge { has_link_local: false, .. }))
+}
+
+fn disable_ipv6(link: &str) -> String {
+    format!("net/ipv6/conf/{link}/disable_ipv6")
 }
 
 /// Nobody else on the link says where packets go. A kernel without IPv6 has no such file.
@@ -220,7 +233,10 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
             let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
         }
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
-            set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
+            set(&disable_ipv6(link), "0")?;
+        }
+        if is_without_ipv6(base) {
+            let _ = put(&disable_ipv6(interface), "1");
         }
         Ok::<_, Error>(Socket::route()?)
     })??;

@@ -94,6 +94,9 @@ pub(super) struct Bridge {
     /// Other addresses of the bridge do no harm. An option of ours alone: the range of the default network changes when
     /// the kubelet says which is the node's, and pods of the earlier one live on.
     pub(super) keeps_addresses: bool,
+    /// Links have addresses of IPv6 of their own also where no range is of IPv6. False is an option of ours alone: each pod
+    /// asks for routers and tells its groups, and all of that reaches every other pod of the bridge.
+    pub(super) has_link_local: bool,
     pub(super) has_hairpin: bool,
     pub(super) is_promiscuous: bool,
 }
@@ -353,6 +356,7 @@ fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
         is_gateway: options.flag("isGateway")? || is_default_gateway,
         forces_address: options.flag("forceAddress")?,
         keeps_addresses: options.flag("keepAddresses")?,
+        has_link_local: options.read("linkLocal", Value::as_bool)?.unwrap_or(true),
         has_hairpin: options.flag("hairpinMode")?,
         is_promiscuous: options.flag("promiscMode")?,
     };
