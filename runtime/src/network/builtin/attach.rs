@@ -201,13 +201,10 @@ fn make_pair(
     }
     node.run(batch)?;
     own_routes(name);
-    if is_without_ipv6(base) {
-        let _ = put(&disable_ipv6(name), "1");
-    }
     Ok(())
 }
 
-/// Whether links are to have no IPv6: nothing of it is in the network, and the configuration has no need of it either.
+/// Whether a pod's link is to have no IPv6: nothing of it is in the network, and the configuration has no need of it either.
 fn is_without_ipv6(base: &Base) -> bool {
     let has_range = base.ipam.sets.iter().flatten().any(|range| range.gateway.is_ipv6());
     !has_range && matches!(&base.main, Main::Bridge(Bridge { has_link_local: false, .. }))
