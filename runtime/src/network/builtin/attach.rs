@@ -204,14 +204,10 @@ fn make_pair(
     Ok(())
 }
 
-/// Whether a pod's link is to have no IPv6: nothing of it is in the network, and the configuration has no need of it either.
+/// Whether a pod's link is to have no address of IPv6: nothing of it is in the network, and the configuration has no need of it either.
 fn is_without_ipv6(base: &Base) -> bool {
     let has_range = base.ipam.sets.iter().flatten().any(|range| range.gateway.is_ipv6());
     !has_range && matches!(&base.main, Main::Bridge(Bridge { has_link_local: false, .. }))
-}
-
-fn disable_ipv6(link: &str) -> String {
-    format!("net/ipv6/conf/{link}/disable_ipv6")
 }
 
 /// Nobody else on the link says where packets go. A kernel without IPv6 has no such file.
@@ -230,10 +226,11 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
             let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
         }
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
-            set(&disable_ipv6(link), "0")?;
+            set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
         }
         if is_without_ipv6(base) {
-            let _ = put(&disable_ipv6(interface), "1");
+            // It makes no address for itself (IN6_ADDR_GEN_MODE_NONE, Linux 4.11), so it asks nobody and joins no group.
+            let _ = put(&format!("net/ipv6/conf/{interface}/addr_gen_mode"), "1");
         }
         Ok::<_, Error>(Socket::route()?)
     })??;
