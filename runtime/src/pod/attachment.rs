@@ -4,15 +4,14 @@ use std::rc::Rc;
 
 use coracle_sandbox::netns;
 
-use super::record::{Network, PodRecord};
-use super::spec::Sharing;
+use super::record::{Kept, Network, PodRecord};
 use super::{Pod, Pods, paths};
 use crate::error::Error;
 use crate::network::{self, PodNetwork};
 
 impl Pods {
     pub(super) fn make_netns(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        if pod.record().spec.namespaces.network == Sharing::Node {
+        if !pod.has_network() {
             return Ok(());
         }
         let pid = u32::try_from(pod.pid()).unwrap_or_default();
@@ -20,7 +19,7 @@ impl Pods {
     }
 
     pub(super) async fn make_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        if pod.record().spec.namespaces.network == Sharing::Node {
+        if !pod.has_network() {
             return Ok(());
         }
         let planned = pod.planned.borrow_mut().take();

@@ -23,7 +23,7 @@ use event_listener::Event as Changed;
 use super::hooks::Point;
 use super::link::LinkError;
 use super::notices::Happened;
-use super::record::{ContainerRecord, Told};
+use super::record::{ContainerRecord, Kept, Told};
 use super::spec::ContainerSpec;
 use super::state::{self, ContainerEvent, How};
 use super::steps::failed;

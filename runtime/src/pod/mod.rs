@@ -51,7 +51,7 @@ use crate::workers::Workers;
 use latch::Latch;
 use link::Link;
 use notices::{Happened, Notice};
-use record::{ContainerRecord, PodRecord};
+use record::{ContainerRecord, Kept, PodRecord};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
 /// caller is told and tries again (CRI facts section 2.6).

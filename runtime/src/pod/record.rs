@@ -239,30 +239,6 @@ impl PodRecord {
         }
     }
 
-    /// Makes the record durable.
-    pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).commit(&encode(self)?)
-    }
-
-    /// Makes a record durable that is not true yet: the note that there is stays in force until [`PodRecord::reach`].
-    pub(crate) fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).commit_ahead(&encode(self)?)
-    }
-
-    /// What was committed ahead is true now.
-    pub(crate) fn reach(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).reach()
-    }
-
-    /// Keeps the record for the next daemon, until the next boot.
-    pub(crate) fn note(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).note(&encode(self)?)
-    }
-
-    fn place(&self, paths: &Paths) -> Place {
-        Place::of_pod(paths, self.id)
-    }
-
     /// Reads it back; a record that names another pod is damage, too.
     pub(crate) fn load(paths: &Paths, id: PodId) -> Result<Self, Damage> {
         let record: Self = Place::of_pod(paths, id).load()?;
@@ -275,30 +251,6 @@ impl PodRecord {
 }
 
 impl ContainerRecord {
-    /// Makes the record durable.
-    pub(crate) fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).commit(&encode(self)?)
-    }
-
-    /// As [`PodRecord::commit_ahead`].
-    pub(crate) fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).commit_ahead(&encode(self)?)
-    }
-
-    /// As [`PodRecord::reach`].
-    pub(crate) fn reach(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).reach()
-    }
-
-    /// Keeps the record for the next daemon, until the next boot.
-    pub(crate) fn note(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).note(&encode(self)?)
-    }
-
-    fn place(&self, paths: &Paths) -> Place {
-        Place::of_container(paths, self.pod, self.id)
-    }
-
     /// Reads it back; a record that names another container is damage, too.
     pub(crate) fn load(paths: &Paths, pod: PodId, id: ContainerId) -> Result<Self, Damage> {
         let record: Self = Place::of_container(paths, pod, id).load()?;
@@ -309,8 +261,59 @@ impl ContainerRecord {
     }
 }
 
+/// A record that is kept for the next daemon.
+pub(crate) trait Kept {
+    /// Where.
+    fn place(&self, paths: &Paths) -> Place;
+
+    /// As it is kept.
+    fn body(&self) -> Result<Vec<u8>, Error>;
+
+    /// Makes the record durable.
+    fn commit(&self, paths: &Paths) -> Result<(), Error> {
+        let place = self.place(paths);
+        place.commit(&self.body()?)?;
+        place.forget_note()
+    }
+
+    /// Makes a record durable that is not true yet: the note that there is stays in force until [`Kept::reach`].
+    fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).commit(&self.body()?)
+    }
+
+    /// What was committed ahead is true now.
+    fn reach(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).forget_note()
+    }
+
+    /// Keeps the record until the next boot.
+    fn note(&self, paths: &Paths) -> Result<(), Error> {
+        self.place(paths).note(&self.body()?)
+    }
+}
+
+impl Kept for PodRecord {
+    fn place(&self, paths: &Paths) -> Place {
+        Place::of_pod(paths, self.id)
+    }
+
+    fn body(&self) -> Result<Vec<u8>, Error> {
+        encode(self)
+    }
+}
+
+impl Kept for ContainerRecord {
+    fn place(&self, paths: &Paths) -> Place {
+        Place::of_container(paths, self.pod, self.id)
+    }
+
+    fn body(&self) -> Result<Vec<u8>, Error> {
+        encode(self)
+    }
+}
+
 /// Where a record is, durable and noted.
-struct Place {
+pub(crate) struct Place {
     title: String,
     kind: store::Kind,
     durable: PathBuf,
@@ -340,15 +343,11 @@ impl Place {
     }
 
     fn commit(&self, body: &[u8]) -> Result<(), Error> {
-        self.commit_ahead(body).and_then(|()| self.reach())
-    }
-
-    fn commit_ahead(&self, body: &[u8]) -> Result<(), Error> {
         store::commit(&self.durable, RECORD, self.kind, VERSION, body)
             .map_err(|error| error.context(&self.title))
     }
 
-    fn reach(&self) -> Result<(), Error> {
+    fn forget_note(&self) -> Result<(), Error> {
         store::forget_note(&self.noted, &self.noted_name).map_err(|error| error.context(&self.title))
     }
 

@@ -23,7 +23,7 @@ use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 
 use super::link::{Link, News};
 use super::notices::Happened;
-use super::record::{Network, PodRecord, Told};
+use super::record::{Kept, Network, PodRecord, Told};
 use super::spec::{PodPid, PodSpec};
 use super::state::{self, PodEvent};
 use super::{KILL_LIMIT, Pod, Pods, files, garbage, paths};

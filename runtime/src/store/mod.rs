@@ -100,10 +100,7 @@ pub(crate) fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8
         decode(&bytes, kind).is_ok_and(|loaded| loaded.version == version && loaded.body == body),
         "a record reads back as it was written"
     );
-    let temporary = dir.join(format!("{TEMPORARY}{name}"));
-    write_synced(&temporary, &bytes)
-        .and_then(|()| fs::rename(&temporary, dir.join(name)))
-        .inspect_err(|_| drop(fs::remove_file(&temporary)))
+    replace(dir, name, |temporary| write_synced(temporary, &bytes))
         .and_then(|()| sync_dir(dir))
         .map_err(|error| Error::from(error).context(tried()))
 }
@@ -111,11 +108,9 @@ pub(crate) fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8
 /// As [`commit`] without a sync, for a directory below `--state`, which is made where it is missing: whole or absent whenever
 /// the daemon is killed, and gone with the next boot.
 pub(crate) fn note(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
-    let temporary = dir.join(format!("{TEMPORARY}{name}"));
+    let bytes = encode(kind, version, body);
     fs::create_dir_all(dir)
-        .and_then(|()| create(&temporary)?.write_all(&encode(kind, version, body)))
-        .and_then(|()| fs::rename(&temporary, dir.join(name)))
-        .inspect_err(|_| drop(fs::remove_file(&temporary)))
+        .and_then(|()| replace(dir, name, |temporary| create(temporary)?.write_all(&bytes)))
         .map_err(|error| Error::from(error).context(format!("note record {}", dir.join(name).display())))
 }
 
@@ -175,6 +170,14 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>, Error> {
 /// Makes names in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
+}
+
+/// Has a file written by a temporary name, then renames it: whole, or as it was.
+fn replace(dir: &Path, name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let temporary = dir.join(format!("{TEMPORARY}{name}"));
+    write(&temporary)
+        .and_then(|()| fs::rename(&temporary, dir.join(name)))
+        .inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -11,6 +11,7 @@ use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
 
 use super::super::hooks::Point;
 use super::super::link::LinkError;
+use super::super::record::Kept;
 use super::super::spec::{ContainerPid, PodPid};
 use super::super::state::{self, ContainerEvent, How};
 use super::super::steps::{failed, make_directory};

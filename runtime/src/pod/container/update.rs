@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::super::record::{ContainerRecord, Limits};
+use super::super::record::{ContainerRecord, Kept, Limits};
 use super::super::spec::Resources;
 use super::super::{Container, Pods};
 use crate::error::{Error, Kind};
