@@ -1,7 +1,7 @@
 //! The daemon as its RPC handlers see it: what each of them may reach, put together once at start. Nothing is decided
 //! here; a handler takes what it needs and calls one room.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -70,6 +70,7 @@ impl Daemon {
             paths: Paths { root: root.clone(), state: state.clone() },
             cgroups: Cgroups::probe()?,
             monitor_program: Program::load(&program(config, "coracle-pod"))?,
+            view: OnceCell::new(),
             network: Rc::clone(&network),
             images: Rc::clone(&images),
             workers,

@@ -6,6 +6,7 @@
 //!                   (pure)            (pure)                                   │ joins
 //!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
+//!   what monitors see of the host's files ───► view
 //!   links, addresses, routes, nftables ──────► netlink
 //!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
 //! ```
@@ -30,6 +31,7 @@ pub mod plan;
 pub mod probe;
 pub mod seccomp;
 pub mod userns;
+pub mod view;
 
 pub use coracle_sys::process::forget_code;
 pub use coracle_wire::{

@@ -25,6 +25,7 @@ use nix::errno::Errno;
 
 use crate::Error;
 use crate::userns::{self, Owner, UserMappings};
+use crate::view::View;
 
 const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
@@ -61,6 +62,8 @@ impl Program {
 pub struct Spawn<'a> {
     /// Its program.
     pub program: &'a Program,
+    /// What it sees of the host's files.
+    pub view: &'a View,
     /// The pod's state directory, which exists.
     pub directory: &'a Path,
     /// A network namespace of its own.
@@ -134,7 +137,7 @@ impl std::fmt::Display for LinkError {
 impl std::error::Error for ConnectError {}
 impl std::error::Error for LinkError {}
 
-/// Starts a monitor, always in a mount namespace of its own, and connects to it. Whether its setup worked is the
+/// Starts a monitor, always in a mount namespace of its own, a copy of the view, and connects to it. Whether its setup worked is the
 /// answer to the first Hello. `meanwhile` is called while the process becomes its program, a millisecond on another CPU.
 ///
 /// # Errors
@@ -156,7 +159,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     let child = Child::prepare(spawn)?;
     let own = if owner.is_some() { 0 } else { owned_namespaces(spawn) };
     let pid_namespace = if spawn.pid { process::CLONE_NEWPID } else { 0 };
-    let cloned = process::clone(process::CLONE_NEWNS | pid_namespace | own, spawn.cgroup.map(FdRef::from));
+    let cloned = process::clone(pid_namespace | own, spawn.cgroup.map(FdRef::from));
     let (pid, pidfd) =
         match cloned.map_err(|errno| kernel("clone monitor", spawn.directory.display(), errno))? {
             Clone::Child => {
@@ -297,6 +300,7 @@ struct Child<'a> {
     arguments: Pointers<'static>,
     environment: Pointers<'static>,
     program: FdRef<'a>,
+    view: &'a View,
 }
 
 impl<'a> Child<'a> {
@@ -310,7 +314,7 @@ impl<'a> Child<'a> {
         let mut arguments = Pointers::with_capacity(1).map_err(no_memory)?;
         arguments.push(c"coracle-pod").map_err(no_memory)?;
         let environment = Pointers::with_capacity(0).map_err(no_memory)?;
-        Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow() })
+        Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow(), view: spawn.view })
     }
 
     fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
@@ -345,6 +349,8 @@ impl<'a> Child<'a> {
                 .and_then(|file| sys::fs::write(file.borrow(), b"0"))
                 .map_err(|errno| (STEP_CGROUP, errno))?;
         }
+        // Only now: the files were named by paths of the host.
+        self.view.enter().map_err(|errno| (STEP_VIEW, errno))?;
         if let Some(owner) = owner {
             owner.join().map_err(|errno| (STEP_NAMESPACES, errno))?;
         }
@@ -386,6 +392,7 @@ const STEP_CGROUP: u8 = 0;
 const STEP_DESCRIPTORS: u8 = 1;
 const STEP_EXEC: u8 = 2;
 const STEP_NAMESPACES: u8 = 3;
+const STEP_VIEW: u8 = 4;
 
 fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     let mut bytes = [0; OUTCOME_BYTES];
@@ -396,6 +403,7 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
             let op = match step {
                 STEP_CGROUP => "join cgroup for monitor of",
                 STEP_NAMESPACES => "join namespaces for monitor of",
+                STEP_VIEW => "make mount namespace for monitor of",
                 STEP_DESCRIPTORS => "order descriptors for monitor of",
                 _ => "execute monitor of",
             };

@@ -14,6 +14,7 @@ use coracle_sandbox::monitor::{self, Monitor, Program, Spawn};
 use coracle_sandbox::plan::{
     self, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process, Root, SandboxPlan,
 };
+use coracle_sandbox::view::View;
 use coracle_wire::{
     ContainerId, Event, Exit, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor, VERSION,
 };
@@ -54,8 +55,10 @@ fn start_monitor(directory: &Path) -> Monitor {
         oom_score_adj: Some(-998),
         user_namespace: None,
     });
+    let view = View::make(&[directory]).unwrap();
     let spawn = Spawn {
         program: &program,
+        view: &view,
         directory,
         network: true,
         ipc: true,

@@ -32,13 +32,14 @@ pub(crate) mod streams;
 
 pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, bind_source};
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
+use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::Mutex;
 
@@ -65,6 +66,8 @@ pub(crate) struct Node {
     pub(crate) paths: paths::Paths,
     pub(crate) cgroups: Cgroups,
     pub(crate) monitor_program: coracle_sandbox::monitor::Program,
+    /// Made with the first pod that is started.
+    pub(crate) view: OnceCell<View>,
     pub(crate) network: Rc<Network>,
     pub(crate) images: Rc<Images>,
     pub(crate) workers: Rc<Workers>,
@@ -87,6 +90,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// What monitors see of the host's files.
+    fn view(&self) -> Result<&View, Error> {
+        if let Some(view) = self.view.get() {
+            return Ok(view);
+        }
+        let view = View::make(&[&self.paths.root, &self.paths.state])?;
+        Ok(self.view.get_or_init(|| view))
+    }
+
     /// Where a pod's cgroups go whose request names `asked`.
     fn cgroup_parent_of(&self, asked: &str) -> Result<String, Error> {
         if asked.is_empty() {

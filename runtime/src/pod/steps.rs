@@ -429,6 +429,7 @@ impl Pods {
             let user = record.spec.user_mappings();
             let spawn = monitor::Spawn {
                 program: &node.monitor_program,
+                view: node.view()?,
                 directory: &directory,
                 network,
                 ipc,

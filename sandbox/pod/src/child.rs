@@ -206,10 +206,10 @@ impl Walker {
                 self.open_tree(slot, text(path)?, flags, from_host)
             }
             Op::Overlay { directory, options, target } => {
-                change_directory(text(directory)?)?;
+                fs::change_directory_to(text(directory)?)?;
                 let kind = c"overlay";
                 mount::mount(Some(kind), text(target)?, Some(kind), 0, Some(text(options)?))?;
-                change_directory(c"/")
+                fs::change_directory_to(c"/")
             }
             Op::Tmpfs { options, target, flags } => {
                 let kind = c"tmpfs";
@@ -288,7 +288,8 @@ impl Walker {
             Op::UserNamespace => self.enter_user_namespace(),
             Op::Wait => self.wait(),
             Op::JoinNamespace { path, flag } => {
-                let file = fs::open(FdRef::WORKING_DIRECTORY, text(path)?, fs::O_RDONLY, 0)?;
+                let path = text(path)?;
+                let file = self.on_the_host(|| fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_RDONLY, 0))?;
                 process::setns(file.borrow(), u64::from(flag))
             }
             Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
@@ -372,18 +373,23 @@ impl Walker {
     fn open_tree(&mut self, slot: u16, path: &CStr, flags: usize, from_host: bool) -> Result<(), Errno> {
         let working_directory = FdRef::WORKING_DIRECTORY;
         let tree = if from_host {
-            let Some(Place { home: Home::Own { host, .. }, .. }) = self.place else {
-                return Err(Errno::EINVAL);
-            };
-            let own = fs::open(working_directory, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
-            process::setns(host, process::CLONE_NEWNS)?;
-            let tree = mount::clone_tree(working_directory, path, flags);
-            process::setns(own.borrow(), process::CLONE_NEWNS)?;
-            tree?
+            self.on_the_host(|| mount::clone_tree(working_directory, path, flags))?
         } else {
             mount::clone_tree(working_directory, path, flags)?
         };
         self.keep(slot, tree)
+    }
+
+    /// In the host's mount namespace, where paths are that the pod's does not have.
+    fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
+        let Some(Place { home: Home::Own { host, .. }, .. }) = self.place else {
+            return Err(Errno::EINVAL);
+        };
+        let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
+        process::setns(host, process::CLONE_NEWNS)?;
+        let opened = open();
+        process::setns(own.borrow(), process::CLONE_NEWNS)?;
+        opened
     }
 
     fn keep(&mut self, slot: u16, tree: Fd) -> Result<(), Errno> {
@@ -397,10 +403,10 @@ impl Walker {
         if self.place.is_none() {
             return Err(Errno::EINVAL);
         }
-        change_directory(new_root)?;
+        fs::change_directory_to(new_root)?;
         mount::pivot_root(c".", c".")?;
         mount::unmount(c".", mount::MNT_DETACH)?;
-        change_directory(c"/")?;
+        fs::change_directory_to(c"/")?;
         self.root = Some(Root::open()?);
         Ok(())
     }
@@ -439,11 +445,6 @@ fn process_terminal(slave: &Fd) -> Result<(), Errno> {
 
 fn text(text: Text<'_>) -> Result<&CStr, Errno> {
     text.as_cstr().ok_or(DAMAGED)
-}
-
-fn change_directory(path: &CStr) -> Result<(), Errno> {
-    let directory = fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_PATH | fs::O_DIRECTORY, 0)?;
-    fs::change_directory(directory.borrow())
 }
 
 fn write_file(path: &CStr, data: &[u8], is_optional: bool) -> Result<(), Errno> {

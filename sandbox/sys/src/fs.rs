@@ -165,6 +165,12 @@ pub fn change_directory(directory: FdRef<'_>) -> Result<(), Errno> {
     unsafe { call(number::FCHDIR, [directory.argument()]) }.map(drop)
 }
 
+/// The same by its path.
+pub fn change_directory_to(path: &CStr) -> Result<(), Errno> {
+    let directory = open(FdRef::WORKING_DIRECTORY, path, O_PATH | O_DIRECTORY, 0)?;
+    change_directory(directory.borrow())
+}
+
 /// fchownat(2) of a name, never of what a link there points to.
 pub fn change_owner_of(directory: FdRef<'_>, name: &CStr, uid: u32, gid: u32) -> Result<(), Errno> {
     const AT_SYMLINK_NOFOLLOW: usize = 0x100;
