@@ -11,7 +11,7 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 
-use coracle_sys::process::{Control, Scheduling};
+use coracle_sys::process::Control;
 use coracle_sys::{bpf, mount, process};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
@@ -121,35 +121,4 @@ fn filter(default: Action, calls: &[&str], action: Action) -> Result<(), Error> 
         flags: 0,
     };
     bpf::set_filter(&compile(&profile)?.program, 0).map_err(refused("set", "a seccomp filter"))
-}
-
-/// Comes behind what a node is for: a tenth of an equal share of the processor (sched(7)), and last of those that do not idle
-/// at the disk (ioprio_set(2)).
-///
-/// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
-pub fn go_behind() -> Result<(), Error> {
-    const NICE: i32 = 10;
-    /// IOPRIO_CLASS_BE, and its last level.
-    const BEST_EFFORT: u32 = 2;
-    const LAST: u32 = 7;
-    rank(NICE, BEST_EFFORT, LAST)
-}
-
-/// Runs only when nothing else wants the processor, and reads and writes when nothing else wants the disk.
-///
-/// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
-pub fn give_way() -> Result<(), Error> {
-    /// The nicest there is (sched(7)).
-    const NICE_MAX: i32 = 19;
-    /// IOPRIO_CLASS_IDLE.
-    const IDLE: u32 = 3;
-    rank(NICE_MAX, IDLE, 0)
-}
-
-fn rank(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
-    process::set_scheduling(Scheduling { nice, ..Scheduling::default() })
-        .map_err(refused("set", "the scheduling"))?;
-    process::set_io_priority(io_class, io_level).map_err(refused("set", "the I/O priority"))
 }

@@ -9,6 +9,7 @@
 //!   what monitors see of the host's files ───► view
 //!   links, addresses, routes, nftables ──────► netlink
 //!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
+//!   whose turn it is ────────────────────────► rank
 //! ```
 //! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
 //! gRPC or plugins. Kernel objects are named by their callers, before they are made.
@@ -29,6 +30,7 @@ pub mod netlink;
 pub mod netns;
 pub mod plan;
 pub mod probe;
+pub mod rank;
 pub mod seccomp;
 pub mod userns;
 pub mod view;

@@ -23,9 +23,9 @@ use coracle_sys::{self as sys, Fd, FdRef, socket};
 use coracle_wire::{DESCRIPTORS_MAX, FRAME_BYTES_MAX, FromMonitor, ToMonitor};
 use nix::errno::Errno;
 
-use crate::Error;
 use crate::userns::{self, Owner, UserMappings};
 use crate::view::View;
+use crate::{Error, rank};
 
 const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
@@ -344,6 +344,8 @@ impl<'a> Child<'a> {
         report: &Fd,
     ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
         const ABOVE_PLACES: i32 = 16;
+        // Where the kernel refuses, the daemon has said so of itself.
+        let _ = rank::take_short_turns_with_heirs();
         for procs in &self.procs {
             sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
                 .and_then(|file| sys::fs::write(file.borrow(), b"0"))

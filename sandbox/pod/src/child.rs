@@ -8,7 +8,7 @@
 
 use core::ffi::CStr;
 
-use coracle_sys::process::{self, Control, Pointers};
+use coracle_sys::process::{self, Control, Heirs, Pointers};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
@@ -153,11 +153,12 @@ struct Walker {
     root: Option<Root>,
     trees: [Option<Fd>; TREES_MAX],
     umask: u32,
+    takes_usual_turns: bool,
 }
 
 impl Walker {
     fn new(place: Option<Place>) -> Self {
-        Self { place, root: None, trees: [const { None }; TREES_MAX], umask: UMASK }
+        Self { place, root: None, trees: [const { None }; TREES_MAX], umask: UMASK, takes_usual_turns: false }
     }
 
     /// The number of operations, when all are done; a container's last one does not come back.
@@ -271,7 +272,10 @@ impl Walker {
                     .try_for_each(|capability| process::control(Control::RaiseAmbient(capability)))
             }
             Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
-            Op::Seccomp { program, flags } => bpf::set_filter(program, flags),
+            Op::Seccomp { program, flags } => {
+                self.take_usual_turns();
+                bpf::set_filter(program, flags)
+            }
             Op::Umask { mask } => {
                 self.umask = mask;
                 Ok(())
@@ -305,6 +309,7 @@ impl Walker {
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
             Op::Exec { candidates, arguments, environment } => {
                 self.place.ok_or(Errno::EINVAL)?;
+                self.take_usual_turns();
                 process::set_umask(self.umask);
                 Err(exec(&candidates, &arguments, &environment))
             }
@@ -314,6 +319,14 @@ impl Walker {
     /// The container's root; EINVAL for an operation inside it before there is one.
     fn root(&self) -> Result<&Root, Errno> {
         self.root.as_ref().ok_or(Errno::EINVAL)
+    }
+
+    /// The monitor's short slices are for a start, not for a container's program. Before a filter, which may forbid the call;
+    /// a kernel that refuses refused the monitor, too.
+    fn take_usual_turns(&mut self) {
+        if !core::mem::replace(&mut self.takes_usual_turns, true) {
+            let _ = process::set_slice(0, Heirs::Children);
+        }
     }
 
     /// One byte on the report pipe is neither a failure nor its end; the answer comes on the other line.

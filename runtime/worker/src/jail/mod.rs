@@ -16,7 +16,7 @@ pub(crate) mod inmate;
 mod start;
 
 use coracle_job::Job;
-use coracle_sandbox::jail;
+use coracle_sandbox::{jail, rank};
 
 /// What a worker needs that fills the store: owners, modes and marks of trees, and what its child is to have. CAP_SYS_ADMIN
 /// makes the child's namespaces, and sets overlayfs' marks, which are `trusted.`.
@@ -177,19 +177,19 @@ pub(crate) fn confine(job: &Job) {
         Job::Import(_) | Job::Check(_) | Job::Export(_) | Job::CheckRegistries { .. } => {
             let is_wanted_now = matches!(job, Job::Import(import) if !import.is_background);
             if !is_wanted_now {
-                note(jail::give_way());
+                note(rank::give_way());
             }
             note(jail::leave_network());
             note(jail::keep_capabilities(&FILL));
             note(jail::deny(&NEVER));
         }
         Job::Pull(_) => {
-            note(jail::go_behind());
+            note(rank::go_behind());
             note(jail::keep_capabilities(&FILL));
             note(jail::deny(&NEVER));
         }
         Job::RemoveTrees { .. } | Job::MeasureTrees { .. } => {
-            note(jail::go_behind());
+            note(rank::go_behind());
             note(jail::keep_capabilities(&TREES));
             note(jail::deny(&[&NEVER[..], &SOCKETS].concat()));
         }

@@ -68,6 +68,7 @@ pub(crate) mod number {
     pub(crate) const PRLIMIT64: usize = 261;
     pub(crate) const SETSID: usize = 157;
     pub(crate) const SCHED_SETATTR: usize = 274;
+    pub(crate) const SCHED_GETATTR: usize = 275;
     pub(crate) const IOPRIO_SET: usize = 30;
     pub(crate) const SET_MEMPOLICY: usize = 237;
     pub(crate) const UMASK: usize = 166;

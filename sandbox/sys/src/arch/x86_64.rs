@@ -70,6 +70,7 @@ pub(crate) mod number {
     pub(crate) const SETSID: usize = 112;
     pub(crate) const UMASK: usize = 95;
     pub(crate) const SCHED_SETATTR: usize = 314;
+    pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const IOPRIO_SET: usize = 251;
     pub(crate) const SET_MEMPOLICY: usize = 238;
     pub(crate) const GETPID: usize = 39;
