@@ -1,12 +1,17 @@
 //! Pods: run, status, list, stop, remove; and that asking twice is no different from asking once.
 
+use std::fs;
+use std::path::Path;
+
 use coracle_tests::cri::proto::{
-    ListPodSandboxRequest, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, PodSandboxStatusRequest,
-    RemovePodSandboxRequest, StopPodSandboxRequest,
+    ListPodSandboxRequest, Mount, PodSandboxFilter, PodSandboxState, PodSandboxStateValue,
+    PodSandboxStatusRequest, RemovePodSandboxRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::request::{host_pod, run};
+use coracle_tests::request::{bridge_pod, container, host_pod, run};
+use coracle_tests::stage::Stage;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tonic::Code;
 
 fn list(node: &Node, filter: PodSandboxFilter) -> Vec<String> {
@@ -172,8 +177,85 @@ fn mounts_of_containers_are_not_in_the_hosts_table() {
     let pod = host_pod("mounts");
     let pod_id = node.run_pod(&pod);
     let before = host::mounts(&node.folder().display().to_string()).len();
-    let config = coracle_tests::request::container("one", &image, &["sleep", "forever"], &pod);
+    let config = container("one", &image, &["sleep", "forever"], &pod);
     node.run_container(&pod_id, &config, &pod);
     assert_eq!(host::mounts(&node.folder().display().to_string()).len(), before);
     node.stop();
+}
+
+/// A table that grew with the host's would cost each pod for all others (sandbox/src/view.rs).
+#[test]
+fn a_monitor_has_a_few_mounts_whatever_the_host_has() {
+    let node = Node::with_bridge();
+    let image = node.import_probe();
+    // As a kubelet's volume: below neither root nor state.
+    let disk = node.folder().join("disk");
+    fs::create_dir(&disk).expect("a folder");
+    mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("root");
+    fs::write(disk.join("file"), "there").expect("write");
+    let mut pods: Vec<String> = Vec::new();
+    for name in ["one", "two"] {
+        let mut pod = bridge_pod(name);
+        pod.log_directory = node.log_directory(name);
+        let pod_id = node.run_pod(&pod);
+        let mut config = container("one", &image, &["sleep", "forever"], &pod);
+        let volume = Mount {
+            container_path: "/disk".into(),
+            host_path: disk.display().to_string(),
+            ..Mount::default()
+        };
+        config.mounts.push(volume);
+        let id = node.run_container(&pod_id, &config, &pod);
+        let inside = format!("/proc/{}/root/disk/file", node.container_pid(&id));
+        assert_eq!(fs::read_to_string(inside).expect("the volume"), "there");
+        pods.push(pod_id);
+    }
+    let kernels = ["/proc", "/sys", "/dev"].map(Path::new);
+    let (root, state) = (node.root().to_owned(), node.state());
+    let monitors = node.monitors();
+    assert_eq!(monitors.len(), pods.len());
+    for monitor in &monitors {
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", monitor.pid)).expect("a monitor");
+        let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+        let all = [&kernels[..], &[root.as_path(), state.as_path()]].concat();
+        let others: Vec<&Path> = places
+            .filter(|place| *place != Path::new("/") && !all.iter().any(|known| place.starts_with(known)))
+            .collect();
+        assert!(others.is_empty(), "{others:?}");
+        assert!(table.contains("/shm "), "its own: {table}");
+    }
+    pods.iter().for_each(|id| node.remove_pod(id));
+    umount2(&disk, MntFlags::empty()).expect("nobody keeps it busy");
+    node.stop();
+}
+
+/// The daemon, monitors and what starts take short slices (sandbox/src/rank.rs); a container's program does not.
+#[test]
+fn a_containers_program_is_scheduled_as_everybody() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
+    let container = scheduling(stage.node.container_pid(&id));
+    let everybody = scheduling(std::process::id() as i32);
+    assert_eq!(container, everybody);
+    let ours = [stage.node.pid() as i32, stage.node.monitors()[0].pid].map(scheduling);
+    // Linux 6.12 shows slices, in nanoseconds.
+    if everybody.contains("slice") {
+        for one in &ours {
+            assert!(one.contains("se.slice 100000\n"), "{one}");
+        }
+    } else {
+        assert_eq!(ours, [everybody.clone(), everybody], "there are no slices before Linux 6.12");
+    }
+    stage.node.stop();
+}
+
+/// Policy, priority and slice of a process, as the kernel shows them.
+fn scheduling(pid: i32) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/sched")).expect("CONFIG_SCHED_DEBUG");
+    let is_wanted = |key: &str| ["policy", "prio", "se.slice"].contains(&key);
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines
+        .filter(|(key, _)| is_wanted(key.trim()))
+        .map(|(key, value)| format!("{} {}\n", key.trim(), value.trim()))
+        .collect()
 }

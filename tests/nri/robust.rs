@@ -79,6 +79,8 @@ fn nri_r2_r6_a_crash_in_a_call_is_seen_at_once() {
     for answer in [|| Answer::HangUp, || Answer::Half] as [fn() -> Answer; 2] {
         // Longer than the test waits: nobody may wait for this.
         let node = node("plugin_request_timeout = \"60s\"");
+        // Once before: the first pod brings what all pods share.
+        works(&node);
         let before = descriptors(&node);
         let plugin = Plugin::join(&node, "10", "crash", EVENTS, answers("RunPodSandbox", move |_| answer()));
         works(&node);

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::userns::UserMappings;
 
 /// `unshare(2)`: CLONE_NEWNS.
-const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
+pub(super) const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
 /// `unshare(2)`: CLONE_NEWCGROUP.
 const NEW_CGROUP_NAMESPACE: u32 = 0x0200_0000;
 

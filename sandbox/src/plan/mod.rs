@@ -53,7 +53,8 @@ pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
 }
 
 /// The record with places at which its process waits: `before_root`, when its namespaces are made and its root is mounted
-/// but not entered; and always when all is done but becoming the user and exec.
+/// but not entered; and always when all is done but becoming the user and exec. Who waits before its root has all of the host's
+/// files in view, with which hooks are run in its namespaces (OCI runtime-spec, config.md, createContainer).
 ///
 /// # Errors
 /// [`Error::Invalid`]: the record cannot be read.
@@ -64,6 +65,10 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     for op in coracle_wire::walk(record).map_err(damaged)? {
         let op = op.map_err(damaged)?;
         match op {
+            Op::Unshare { flags } if before_root && flags & container::NEW_MOUNT_NAMESPACE != 0 => {
+                let (path, flag) = (Text::new(coracle_wire::HOST_NAMESPACE), container::NEW_MOUNT_NAMESPACE);
+                waiting.push(&Op::JoinNamespace { path, flag })?;
+            }
             Op::PivotRoot { .. } if before_root => waiting.push(&Op::Wait)?,
             // The first of the steps to another user.
             Op::Umask { .. } => waiting.push(&Op::Wait)?,

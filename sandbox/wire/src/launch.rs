@@ -83,6 +83,9 @@ pub enum Propagation {
     Shared,
 }
 
+/// The mount namespace of the host, for `Op::JoinNamespace` of a container's record: place 5 among its descriptors.
+pub const HOST_NAMESPACE: &CStr = c"/proc/self/fd/5";
+
 /// One operation. Paths before `PivotRoot` are the host's; after it they are the container's, resolved inside its
 /// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

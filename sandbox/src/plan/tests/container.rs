@@ -454,5 +454,10 @@ fn a_record_waits_before_its_root_and_before_its_user() {
     assert_eq!(waits(&twice), 2);
     let first = words(&twice).iter().position(|line| line == "wait for the daemon").expect("it waits");
     assert!(words(&twice)[first + 1].starts_with("change root"));
+    let all = words(&twice);
+    let joined =
+        all.iter().position(|line| line == "join the namespace /proc/self/fd/5").expect("it is on the host");
+    assert!(all[joined + 1].starts_with("make namespaces") && joined < first, "{all:#?}");
+    assert!(!words_once.iter().any(|line| line.starts_with("join the namespace")), "{words_once:#?}");
     assert!(with_waits(b"", true).is_err());
 }
