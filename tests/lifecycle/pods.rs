@@ -237,7 +237,7 @@ fn a_containers_program_is_scheduled_as_everybody() {
     let container = scheduling(stage.node.container_pid(&id));
     let everybody = scheduling(std::process::id() as i32);
     assert_eq!(container, everybody);
-    let ours = [stage.node.pid() as i32, stage.node.monitors()[0].pid].map(scheduling);
+    let ours = [stage.node.pid(), stage.node.monitors()[0].pid].map(scheduling);
     // Linux 6.12 shows slices, in nanoseconds.
     if everybody.contains("slice") {
         for one in &ours {
