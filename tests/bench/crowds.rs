@@ -13,12 +13,14 @@ use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{bridge_pod, container};
 
 use crate::Row;
-use crate::life::{self, Lives, RUNS, SERIES};
+use crate::life::{self, Lives, RUNS};
 use crate::time::{Percentiles, median};
 
 /// Pods that start at once, and the clients that ask for them.
 pub(crate) const BURST: usize = 50;
 pub(crate) const CLIENTS: usize = 8;
+/// Bursts of a row, of which the middle one counts: they differ by a fifth.
+const BURSTS: usize = 5;
 /// Pods that are there already.
 const PRESENT: usize = 200;
 /// Until pods that have come are merely present: IPv6 asks for a router three times, four seconds apart, and each packet reaches
@@ -68,7 +70,7 @@ fn bursts(node: &Node, image: &str) -> f64 {
         thread::sleep(TAKEN_DOWN);
         took.as_secs_f64()
     };
-    median((0..SERIES).map(one).collect())
+    median((0..BURSTS).map(one).collect())
 }
 
 /// Rows of starts at once, on an empty node and beside two hundred.
