@@ -440,3 +440,27 @@ fn a_node_without_any_configuration_has_the_default_network() {
     drop(outside);
     node.stop();
 }
+
+/// Nobody on the default network calls out whose an address is now: the hardware address follows from it.
+#[test]
+fn an_address_is_its_next_pods_at_once() {
+    let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    let [first, client] = ["first", "client"].map(|name| node.run_pod(&bridge_pod(name)));
+    let address = addresses(&node, &first)[0];
+    let reached = |server: &str| {
+        let from_pod = scene::namespace(&client);
+        [from_pod.as_str(), ""]
+            .map(|from| scene::seen(server, 80, from, SocketAddr::new(address, 80)).is_some())
+    };
+    assert_eq!(reached(&scene::namespace(&first)), [true; 2], "what neighbours remember of it");
+    node.remove_pod(&first);
+    let before = format!("{}.1", node.subnet());
+    fs::write(node.root().join("networks/coracle/last_reserved_ip.0"), before).expect("the network's files");
+    let next = node.run_pod(&bridge_pod("next"));
+    assert_eq!(addresses(&node, &next)[0], address);
+    let namespace = scene::namespace(&next);
+    let calls = scene::inside(&namespace, || fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/arp_notify"));
+    assert_eq!(calls.expect("a file of the kernel").trim(), "0");
+    assert_eq!(reached(&namespace), [true; 2]);
+    node.stop();
+}

@@ -43,7 +43,10 @@ pub(super) async fn add(plan: &Plan, base: &Base, attachment: &Attachment) -> Re
         store.take(&attachment.container_id, &attachment.interface, &base.ipam.sets)?
     };
     let name = link_name(attachment);
-    let macs = random_macs()?;
+    let mut macs = random_macs()?;
+    if let Some(mac) = mac_of_address(base, &leases) {
+        macs[1] = mac;
+    }
     let node = Socket::route()?;
     let mut interfaces = Vec::new();
     let bridge = match &base.main {
@@ -221,8 +224,11 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
     let has_ipv6 = leases.iter().any(|lease| lease.gateway.is_ipv6());
     let pod = netlink::inside(Path::new(&attachment.netns), || {
         if base.main != Main::PointToPoint {
-            // Not there without IPv6. With the second, neighbours hear whose the address is now.
+            // Not there without IPv6.
             let _ = put(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
+        }
+        if base.main != Main::PointToPoint && mac_of_address(base, leases).is_none() {
+            // Neighbours hear whose the address is now.
             let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
         }
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
@@ -332,6 +338,19 @@ pub(super) async fn wait_until_running(attachment: &Attachment) -> Result<(), Er
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     Ok(())
+}
+
+/// The pod's, where its configuration wants it to follow from its address: 0a:58 is locally administered, and what CNI's own
+/// plugins began such addresses with.
+fn mac_of_address(base: &Base, leases: &[Lease]) -> Option<Mac> {
+    let Main::Bridge(Bridge { has_mac_of_address: true, .. }) = &base.main else { return None };
+    leases.iter().find_map(|lease| match lease.address.address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            Some([0x0a, 0x58, a, b, c, d])
+        }
+        IpAddr::V6(_) => None,
+    })
 }
 
 /// Three addresses that nobody else has: locally administered, of one station.

@@ -97,6 +97,9 @@ pub(super) struct Bridge {
     /// Links have addresses of IPv6 of their own also where no range is of IPv6. False is an option of ours alone: each pod
     /// asks for routers and tells its groups, and all of that reaches every other pod of the bridge.
     pub(super) has_link_local: bool,
+    /// A pod's hardware address follows from its address of IPv4, so that what neighbours remember of an address holds for the
+    /// next pod that gets it, too, and no pod has to call out whose it is, to every other of the bridge. An option of ours alone.
+    pub(super) has_mac_of_address: bool,
     pub(super) has_hairpin: bool,
     pub(super) is_promiscuous: bool,
 }
@@ -357,6 +360,7 @@ fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
         forces_address: options.flag("forceAddress")?,
         keeps_addresses: options.flag("keepAddresses")?,
         has_link_local: options.read("linkLocal", Value::as_bool)?.unwrap_or(true),
+        has_mac_of_address: options.flag("macOfAddress")?,
         has_hairpin: options.flag("hairpinMode")?,
         is_promiscuous: options.flag("promiscMode")?,
     };

@@ -70,7 +70,7 @@ impl DefaultNetwork {
             "name": BUILT_IN_NAME,
             "plugins": [
                 { "type": "bridge", "bridge": self.bridge, "isGateway": true, "ipMasq": true, "hairpinMode": true,
-                  "keepAddresses": true, "linkLocal": false, "ipam": ipam },
+                  "keepAddresses": true, "linkLocal": false, "macOfAddress": true, "ipam": ipam },
                 { "type": "portmap", "capabilities": { "portMappings": true } },
             ],
         });
