@@ -185,6 +185,8 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
         return; // The files below are v1's; v2's values are covered by the tables.
     }
     let path = scratch.container();
+    let of_everybody = "/sys/fs/cgroup/cpuset/cgroup.clone_children";
+    let before = read(of_everybody);
     scratch.cgroups.make(&path).unwrap();
     let file = |controller: &str, name: &str| read(&format!("/sys/fs/cgroup/{controller}{path}/{name}"));
     let mut resources = Resources {
@@ -206,6 +208,17 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
     assert_eq!(file("memory", "memory.memsw.limit_in_bytes"), (64 << 20).to_string());
     assert_eq!(file("cpuset", "cpuset.cpus"), "0");
     assert_eq!(file("cpuset", "cpuset.mems"), read("/sys/fs/cgroup/cpuset/cpuset.mems"), "copied down");
+    let parent = Path::new("/sys/fs/cgroup/cpuset").join(path.to_string().trim_start_matches('/'));
+    let parent = parent.parent().expect("one of ours").display().to_string();
+    assert_eq!(read(&format!("{parent}/cgroup.clone_children")), "1", "the next child costs no write");
+    assert_eq!(read(of_everybody), before, "the root's stays");
+    let next = CgroupPath::parse(&format!("{path}-next")).unwrap();
+    scratch.cgroups.make(&next).unwrap();
+    for name in ["cpuset.cpus", "cpuset.mems"] {
+        let (root, own) = ("/sys/fs/cgroup/cpuset", format!("/sys/fs/cgroup/cpuset{next}"));
+        assert_eq!(read(&format!("{own}/{name}")), read(&format!("{root}/{name}")), "{name}");
+    }
+    scratch.cgroups.unmake(&next).unwrap();
     assert_eq!(file("pids", "pids.max"), "100");
     assert!(file("devices", "devices.list").lines().any(|line| line == "c 1:3 rwm"));
     assert!(!file("devices", "devices.list").contains("a *:* rwm"));

@@ -108,7 +108,8 @@ impl Cgroups {
             Layout::Legacy { hierarchies, unified } => {
                 for hierarchy in hierarchies {
                     if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
-                        make_leaf(&hierarchy.mount, path, inherit_cpuset)?;
+                        let mount = hierarchy.mount.as_path();
+                        make_leaf(mount, path, |parent, child| inherit_cpuset(mount, parent, child))?;
                     } else {
                         make_leaf(&hierarchy.mount, path, |_, _| Ok(()))?;
                     }
@@ -257,8 +258,10 @@ fn enable_controllers(parent: &Path) {
 }
 
 /// A v1 cpuset starts without CPUs and memory nodes, and takes no process until it has some (ENOSPC, which is the answer here,
-/// too, for a parent that has none to give).
-fn inherit_cpuset(parent: &Path, child: &Path) -> Result<(), Error> {
+/// too, for a parent that has none to give). The first child of a parent gets its own from us; then the parent is told to give
+/// them to the others itself (`cgroup.clone_children`, cgroup-v1/cgroups.rst), but for the root, which is everybody's. Each
+/// write would have the kernel look at every cpuset of the node.
+fn inherit_cpuset(mount: &Path, parent: &Path, child: &Path) -> Result<(), Error> {
     for name in ["cpuset.cpus", "cpuset.mems"] {
         if read(&child.join(name))?.trim().is_empty() {
             let inherited = read(&parent.join(name))?;
@@ -266,6 +269,10 @@ fn inherit_cpuset(parent: &Path, child: &Path) -> Result<(), Error> {
                 return Err(Error::kernel("inherit from", parent.join(name).display(), Errno::ENOSPC));
             }
             write(&child.join(name), inherited.trim())?;
+            if parent != mount {
+                // Where that is refused, each child goes this way.
+                let _ = write(&parent.join("cgroup.clone_children"), "1");
+            }
         }
     }
     Ok(())
