@@ -96,7 +96,8 @@ fn in_the_nodes_pid_namespace_children_go_too() {
     };
     host::wait_until("three generations", || alive() == 3);
     stage.node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
-    assert_eq!(alive(), 0);
+    // The answer is about the container's process; the others were killed with it, and may take a moment to end.
+    host::wait_until("none is left", || alive() == 0);
     stage.node.stop();
 }
 
