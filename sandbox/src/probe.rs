@@ -113,7 +113,7 @@ const fn optional(
 
 /// In the order of a pod's life, required ones first.
 #[rustfmt::skip]
-static ROWS: [Row; 38] = [
+static ROWS: [Row; 39] = [
     required("Linux 5.10", "a newer kernel", "calls that every pod needs are missing",
         |kernel| kernel.since(5, 10)),
     required("CAP_SYS_ADMIN", "run as root, outside a container", "no mounts and no namespaces can be made",
@@ -182,6 +182,12 @@ static ROWS: [Row; 38] = [
         |kernel| kernel.module("vxlan", "VXLAN")),
     optional("nftables", "CONFIG_NF_TABLES", "no masquerading and no host ports by nftables",
         |kernel| kernel.module("nf_tables", "NF_TABLES")),
+    optional("nftables NAT", "CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4",
+        "no masquerading and no host ports by the built-in network",
+        |kernel| {
+            let nat = both(kernel.module("nft_nat", "NFT_NAT"), kernel.module("nft_masq", "NFT_MASQ"));
+            both(nat, kernel.module("nft_fib_ipv4", "NFT_FIB_IPV4"))
+        }),
     optional("NAT", "CONFIG_NF_NAT", "no masquerading, no host ports, no services",
         |kernel| kernel.module("nf_nat", "NF_NAT")),
     optional("conntrack", "CONFIG_NF_CONNTRACK", "no masquerading, no host ports, no services",
