@@ -10,6 +10,8 @@ use crate::Error;
 
 /// Nanoseconds; the least the kernel has.
 const SHORT_SLICE: u64 = 100_000;
+/// Nanoseconds; the most the kernel has. Next to it everybody's are short.
+const LONG_SLICE: u64 = 100_000_000;
 
 /// Has this process take its turn at once when it wakes, before who is in the middle of a long slice (Linux 6.12; before, the
 /// kernel decides as it did). Its share stays what it was. What it starts begins as everybody does, and not with a nice value
@@ -27,7 +29,8 @@ pub(crate) fn take_short_turns_with_heirs() -> Result<(), coracle_sys::Errno> {
 }
 
 /// Comes behind what a node is for: a tenth of an equal share of the processors but one, never in the place of who runs
-/// (SCHED_BATCH, sched(7)), and last of those that do not idle at the disk (ioprio_set(2)).
+/// (SCHED_BATCH, sched(7)), in slices so long that whoever wakes takes its place (Linux 6.12), and last of those that do not idle at
+/// the disk (ioprio_set(2)).
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
@@ -66,7 +69,7 @@ pub fn give_way() -> Result<(), Error> {
 fn rank(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
     /// SCHED_BATCH.
     const BATCH: u32 = 3;
-    let scheduling = Scheduling { policy: BATCH, nice, ..Scheduling::default() };
+    let scheduling = Scheduling { policy: BATCH, nice, runtime: LONG_SLICE, ..Scheduling::default() };
     refused("set", "the scheduling", process::set_scheduling(scheduling))?;
     refused("set", "the I/O priority", process::set_io_priority(io_class, io_level))
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use coracle_tests::fault::{Fault, Faulty, Hole};
-use coracle_tests::host::{wait_until, wait_within};
+use coracle_tests::host::{self, wait_until, wait_within};
 use coracle_tests::http::Head;
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
@@ -133,6 +133,35 @@ fn a_mirror_that_lies_costs_only_its_own_answers() {
         assert_eq!(honest.blob_bytes(&digest), size, "{lie:?}: none of the lie is kept");
         remove(&node, "lies.invalid/lies:1");
     }
+    node.stop();
+}
+
+#[test]
+fn a_pull_comes_behind_what_the_node_is_for() {
+    let mut node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (image, digest, _) = big(&node, 1_000_000, 6);
+    registry.push(&image, "behind", "1");
+    let proxy = Faulty::start(
+        registry.address(),
+        only(&digest, |before| if before == 0 { Fault::Stall(600_000) } else { Fault::None }),
+    );
+    let client = node.another();
+    std::thread::scope(|scope| {
+        let name = proxy.name("behind", "1");
+        scope.spawn(move || client.pull_image(pull(&name)).expect_err("its daemon is killed"));
+        wait_until("the part is there", || part_bytes(&node, &digest) == 600_000);
+        let worker = node.workers().first().expect("it pulls").pid;
+        let scheduling = host::scheduling(worker);
+        // SCHED_BATCH, nice 10; the longest slice there is, so that whoever wakes takes its place.
+        assert!(scheduling.contains("policy 3\nprio 130\n"), "{scheduling}");
+        assert!(!scheduling.contains("slice") || scheduling.contains("se.slice 100000000\n"), "{scheduling}");
+        let all = host::processors(node.pid());
+        assert_eq!(host::processors(worker), if all > 1 { all - 1 } else { all });
+        node.kill9();
+    });
+    wait_until("the worker is gone with its daemon", || node.workers().is_empty());
+    node.launch();
     node.stop();
 }
 

@@ -234,10 +234,10 @@ fn a_monitor_has_a_few_mounts_whatever_the_host_has() {
 fn a_containers_program_is_scheduled_as_everybody() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["sleep", "forever"]));
-    let container = scheduling(stage.node.container_pid(&id));
-    let everybody = scheduling(std::process::id() as i32);
+    let container = host::scheduling(stage.node.container_pid(&id));
+    let everybody = host::scheduling(std::process::id() as i32);
     assert_eq!(container, everybody);
-    let ours = [stage.node.pid(), stage.node.monitors()[0].pid].map(scheduling);
+    let ours = [stage.node.pid(), stage.node.monitors()[0].pid].map(host::scheduling);
     // Linux 6.12 shows slices, in nanoseconds.
     if everybody.contains("slice") {
         for one in &ours {
@@ -247,15 +247,4 @@ fn a_containers_program_is_scheduled_as_everybody() {
         assert_eq!(ours, [everybody.clone(), everybody], "there are no slices before Linux 6.12");
     }
     stage.node.stop();
-}
-
-/// Policy, priority and slice of a process, as the kernel shows them.
-fn scheduling(pid: i32) -> String {
-    let text = fs::read_to_string(format!("/proc/{pid}/sched")).expect("CONFIG_SCHED_DEBUG");
-    let is_wanted = |key: &str| ["policy", "prio", "se.slice"].contains(&key);
-    let lines = text.lines().filter_map(|line| line.split_once(':'));
-    lines
-        .filter(|(key, _)| is_wanted(key.trim()))
-        .map(|(key, value)| format!("{} {}\n", key.trim(), value.trim()))
-        .collect()
 }

@@ -178,6 +178,24 @@ pub fn proc_value(pid: i32, file: &str, key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// Policy, priority and, since Linux 6.12, slice in nanoseconds of a process, a line each, as `KEY VALUE`.
+pub fn scheduling(pid: i32) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/sched")).expect("CONFIG_SCHED_DEBUG");
+    let is_wanted = |key: &str| ["policy", "prio", "se.slice"].contains(&key);
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines
+        .filter(|(key, _)| is_wanted(key.trim()))
+        .map(|(key, value)| format!("{} {}\n", key.trim(), value.trim()))
+        .collect()
+}
+
+/// How many processors a process may run on.
+pub fn processors(pid: i32) -> usize {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let mask = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).expect("a line");
+    mask.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit.count_ones() as usize).sum()
+}
+
 /// Proportional set size of a process in KiB.
 pub fn pss_kib(pid: i32) -> u64 {
     proc_value(pid, "smaps_rollup", "Pss").unwrap_or(0)
