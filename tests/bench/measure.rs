@@ -21,6 +21,8 @@ use crate::time::Percentiles;
 const CROWD: usize = 50;
 /// Requests before the idle daemon is measured.
 const REQUESTS: usize = 1000;
+/// From work until a daemon has let go of what it was for; the passing of time is what is measured.
+pub(crate) const AT_REST: Duration = Duration::from_secs(11);
 
 /// Memory of the daemon in KiB; signed, for differences.
 pub(crate) struct Memory {
@@ -32,8 +34,7 @@ pub(crate) struct Memory {
 
 /// The daemon's memory once code that a burst has mapped is let go of (runtime/src/settle.rs): ten seconds after it began.
 pub(crate) fn settled(node: &Node) -> Memory {
-    // The passing of time is what is measured.
-    std::thread::sleep(Duration::from_secs(11));
+    std::thread::sleep(AT_REST);
     Memory { pss: host::pss_kib(node.pid()) as i64, anonymous: host::anonymous_kib(node.pid()) as i64 }
 }
 

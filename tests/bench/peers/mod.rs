@@ -19,7 +19,7 @@ use self::side::Sides;
 use crate::beside::MIDDLING;
 use crate::crowds::{BURST, burst};
 use crate::life::{Lives, RUNS};
-use crate::measure::{ask, first_answer, list_stats};
+use crate::measure::{AT_REST, ask, first_answer, list_stats};
 use crate::pulls;
 use crate::time::{Percentiles, median};
 
@@ -76,7 +76,7 @@ fn times(what: &str, [ours, theirs]: [Vec<Duration>; 2]) {
 fn idle(sides: &mut Sides) {
     sides.each(|side| ask(side.cri));
     // The passing of time is what is measured.
-    std::thread::sleep(Duration::from_secs(11));
+    std::thread::sleep(AT_REST);
     let mb = sides.each(|side| side.memory_kib() as f64 / 1024.0);
     row("daemon idle, PSS after 1000 requests", "MB", mb);
 }
@@ -129,9 +129,11 @@ fn bursts(sides: &mut Sides) {
 
 /// What a crowd of pods costs that does nothing.
 fn crowd(sides: &mut Sides) {
+    // Once each is at rest: what came before would count as the pods' otherwise.
+    std::thread::sleep(AT_REST);
     let before = sides.each(|side| side.memory_kib());
     let ids = sides.each(|side| burst(side.cri, IMAGE, BURST, &|name| side.placed(bridge_pod(name))).1);
-    std::thread::sleep(Duration::from_secs(11));
+    std::thread::sleep(AT_REST);
     let after = sides.each(|side| side.memory_kib());
     row(
         "everything with 50 pods, containers' own processes left out, PSS",
