@@ -95,14 +95,7 @@ pub(crate) fn storm() -> Vec<Row> {
     drop(registry);
     node.stop();
     // What a first storm leaves may be groups of the allocator that are not full; a leak would grow with the second, too.
-    let grown = |before: &Memory, after: &Memory| {
-        format!(
-            "PSS {:+} KiB, anonymous {:+} KiB",
-            after.pss - before.pss,
-            after.anonymous - before.anonymous
-        )
-    };
-    let measured = format!("{}; by another: {}", grown(&before, &first), grown(&first, &second));
+    let measured = format!("{}; by another: {}", first.since(&before), second.since(&first));
     vec![Row { what: "growth by 20 images pulled and removed, 4 at once", budget: "0", measured }]
 }
 

@@ -136,16 +136,21 @@ fn a_mirror_that_lies_costs_only_its_own_answers() {
     node.stop();
 }
 
+/// An image in the registry, the digest and size of its big layer, and a way to it on which that one stands still after 600 000
+/// bytes when it is asked for first.
+fn stalls_once(node: &Node, registry: &Registry, name: &str) -> (Image, String, u64, Faulty) {
+    let (image, digest, size) = big(node, 1_000_000, 5);
+    registry.push(&image, name, "1");
+    let stall = only(&digest, |before| if before == 0 { Fault::Stall(600_000) } else { Fault::None });
+    let proxy = Faulty::start(registry.address(), stall);
+    (image, digest, size, proxy)
+}
+
 #[test]
 fn a_pull_comes_behind_what_the_node_is_for() {
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
-    let (image, digest, _) = big(&node, 1_000_000, 6);
-    registry.push(&image, "behind", "1");
-    let proxy = Faulty::start(
-        registry.address(),
-        only(&digest, |before| if before == 0 { Fault::Stall(600_000) } else { Fault::None }),
-    );
+    let (_, digest, _, proxy) = stalls_once(&node, &registry, "behind");
     let client = node.another();
     std::thread::scope(|scope| {
         let name = proxy.name("behind", "1");
@@ -169,12 +174,7 @@ fn a_pull_comes_behind_what_the_node_is_for() {
 fn a_part_outlives_the_daemon_and_its_worker() {
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
-    let (image, digest, size) = big(&node, 1_000_000, 5);
-    registry.push(&image, "crash", "1");
-    let proxy = Faulty::start(
-        registry.address(),
-        only(&digest, |before| if before == 0 { Fault::Stall(600_000) } else { Fault::None }),
-    );
+    let (image, digest, size, proxy) = stalls_once(&node, &registry, "crash");
     let name = proxy.name("crash", "1");
     let client = node.another();
     std::thread::scope(|scope| {
