@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::host::wait_until;
+use crate::host::wait_within;
 use crate::http::{self, Head};
 use crate::image::{INDEX, Image, MANIFEST};
 use crate::layer::digest;
@@ -28,8 +28,19 @@ pub struct Registry {
 impl Registry {
     /// Starts one with its storage in `folder/registry`.
     pub fn start(folder: &Path) -> Registry {
+        /// A port that was free a moment ago may be somebody's when the registry wants it.
+        const TRIES: usize = 3;
         let folder = folder.join("registry");
-        std::fs::create_dir_all(&folder).expect("a folder for the registry");
+        let answering = (0..TRIES).find_map(|_| {
+            let registry = Self::launch(&folder);
+            let asks = || http::request(registry.address, "GET", "/v2/", "", b"").ok();
+            wait_within(Duration::from_secs(10), asks).is_some().then_some(registry)
+        });
+        answering.unwrap_or_else(|| panic!("no registry answers: {}", folder.display()))
+    }
+
+    fn launch(folder: &Path) -> Registry {
+        std::fs::create_dir_all(folder).expect("a folder for the registry");
         let address = free_address();
         let config = folder.join("config.yml");
         let text = format!(
@@ -47,8 +58,7 @@ impl Registry {
             .stderr(log)
             .spawn()
             .unwrap_or_else(|error| panic!("{PROGRAM}: {error}; tests/tools/install brings it"));
-        wait_until("the registry answers", || http::request(address, "GET", "/v2/", "", b"").is_ok());
-        Registry { child, folder, address }
+        Registry { child, folder: folder.to_owned(), address }
     }
 
     /// Where it listens.
