@@ -39,8 +39,9 @@ pub fn go_behind() -> Result<(), Error> {
     /// IOPRIO_CLASS_BE, and its last level.
     const BEST_EFFORT: u32 = 2;
     const LAST: u32 = 7;
-    leave_one_processor()?;
-    rank(NICE, BEST_EFFORT, LAST)
+    // Both are tried: one that is refused takes nothing from the other.
+    let ranked = rank(NICE, BEST_EFFORT, LAST);
+    leave_one_processor().and(ranked)
 }
 
 /// The first of those this process may run on, where there are several: a few threads that compute would keep all of them
@@ -70,8 +71,8 @@ fn rank(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
     /// SCHED_BATCH.
     const BATCH: u32 = 3;
     let scheduling = Scheduling { policy: BATCH, nice, runtime: LONG_SLICE, ..Scheduling::default() };
-    refused("set", "the scheduling", process::set_scheduling(scheduling))?;
-    refused("set", "the I/O priority", process::set_io_priority(io_class, io_level))
+    let scheduled = refused("set", "the scheduling", process::set_scheduling(scheduling));
+    refused("set", "the I/O priority", process::set_io_priority(io_class, io_level)).and(scheduled)
 }
 
 fn refused(op: &'static str, target: &str, outcome: Result<(), coracle_sys::Errno>) -> Result<(), Error> {
