@@ -19,7 +19,7 @@ use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, mount};
 use nix::errno::Errno;
 
-use crate::Error;
+use crate::{Error, userns};
 
 /// What every monitor needs: its own cgroup, the sysctls and attributes of processes, /dev/null, the host's shared memory for
 /// pods that share its IPC namespace. The whole of sysfs, because a user namespace may mount one only where one is in view
@@ -83,8 +83,7 @@ impl View {
             let path = format!("/proc/{pid}/ns/mnt");
             fs::File::open(&path).map_err(|error| Error::io("open", &path, &error))
         });
-        let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
-        let _ = process::wait(pid);
+        userns::end(pid, &pidfd);
         drop(release);
         Ok(Self { namespace: Fd::from(OwnedFd::from(made?)) })
     }

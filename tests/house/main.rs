@@ -4,6 +4,7 @@
 
 mod dependencies;
 mod fields;
+mod promises;
 mod rules;
 mod sources;
 
