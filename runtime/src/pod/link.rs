@@ -35,6 +35,7 @@ pub(crate) struct Link {
     places: Semaphore,
     is_closed: Cell<bool>,
     ended: Latch<()>,
+    version: Cell<u16>,
 }
 
 /// Why a request has no good answer.
@@ -77,6 +78,7 @@ impl Link {
             places: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
             ended: Latch::default(),
+            version: Cell::new(0),
         });
         let reader = Rc::downgrade(&link);
         reactor::spawn(async move {
@@ -102,6 +104,11 @@ impl Link {
     /// The monitor's pid, as the node sees it.
     pub(crate) fn pid(&self) -> i32 {
         self.monitor.pid
+    }
+
+    /// The version of its frames and launch records, as it said hello; 0 before that.
+    pub(crate) fn version(&self) -> u16 {
+        self.version.get()
     }
 
     /// Waits until the monitor's process has ended, and is reaped where it was this daemon's child.
@@ -136,9 +143,11 @@ impl Link {
         self.waiting.borrow_mut().remove(&number.get());
         match answer {
             Ok(Ok((Reply::Failed(failure), _))) => Err(LinkError::Failed(failure)),
-            Ok(Ok((Reply::Hello { .. } | Reply::Done | Reply::Started | Reply::Waiting, descriptors))) => {
+            Ok(Ok((Reply::Hello { version }, descriptors))) => {
+                self.version.set(version);
                 Ok(descriptors)
             }
+            Ok(Ok((Reply::Done | Reply::Started | Reply::Waiting, descriptors))) => Ok(descriptors),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(LinkError::Silent { limit }),
         }

@@ -14,6 +14,7 @@ use coracle_wire::{Block, Op, Text, walk};
 
 use crate::mounts;
 use crate::root::{Make, Root};
+use crate::verify::{Wanted, verify};
 
 /// Trees a record may hold at once: slots are below it (`Op::OpenTree`).
 const TREES_MAX: usize = 256;
@@ -287,7 +288,7 @@ impl Walker {
             Op::IdmapOver { path } => self.idmap_over(text(path)?),
             Op::Idmap { slot } => self.idmap(slot),
             Op::OpenBelow { slot, base, path } => self.open_below(slot, text(base)?, text(path)?),
-            Op::BindSelf { path } => mounts::bind_self(self.root()?, text(path)?),
+            Op::BindSelf { path } => mounts::image_volume(self.root()?, text(path)?),
             Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
             Op::UserNamespace => self.enter_user_namespace(),
             Op::Wait => self.wait(),
@@ -307,6 +308,9 @@ impl Walker {
             Op::Owner { path, uid, gid } => self
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
+            Op::Verify { kernel, root_read_only, masked, read_only } => {
+                verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
+            }
             Op::Exec { candidates, arguments, environment } => {
                 self.place.ok_or(Errno::EINVAL)?;
                 self.take_usual_turns();
@@ -445,6 +449,7 @@ impl Walker {
             if fs::stat(itself.borrow())?.mode & fs::S_IFMT == fs::S_IFLNK {
                 return Err(Errno::ELOOP);
             }
+            mounts::check_target(root, c"/dev/console", &console)?;
             mount::attach(tree.borrow(), console.borrow())?;
         }
         Ok(())

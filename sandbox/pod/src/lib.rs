@@ -7,7 +7,8 @@
 //!               ├── start    request → clone, and what the clone reports
 //!               │     └── child     in the clone: walks a launch record up to exec
 //!               │           ├── root    paths of a container, resolved inside its root by descriptor
-//!               │           └── mounts  mounts of a container
+//!               │           ├── mounts  mounts of a container
+//!               │           └── verify  what came of them, looked at before exec
 //!               ├── output   streams → log
 //!               │     └── log       bytes → CRI log lines
 //!               ├── ends     reaping; a container's end
@@ -27,6 +28,7 @@ mod start;
 mod child;
 mod mounts;
 mod root;
+mod verify;
 
 mod log;
 mod output;

@@ -12,6 +12,7 @@
 
 mod container;
 mod describe;
+mod mount_plan;
 mod mounts;
 mod overlay;
 mod path;
@@ -77,6 +78,47 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
         waiting.push(&op)?;
     }
     Ok(waiting.finish())
+}
+
+/// The record as a monitor whose frames have this version can walk it: one before [`CHECKS_MOUNTS`] does not know how to
+/// check what was mounted, so it does not.
+///
+/// # Errors
+/// [`Error::Invalid`]: the record cannot be read, or a build before that version made it and lets an image volume come after
+/// the masks, which it could undo.
+pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
+    use coracle_wire::Op;
+    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
+    let mut known = record::Record::new();
+    let mut has_masks = false;
+    for op in coracle_wire::walk(&record).map_err(damaged)? {
+        let op = op.map_err(damaged)?;
+        match op {
+            Op::Mask { .. } => has_masks = true,
+            Op::BindSelf { path } if has_masks => {
+                let path = path.as_cstr().unwrap_or_default().to_string_lossy();
+                let why = "was planned by an earlier version of coracle: create the container again";
+                return Err(Error::invalid(format!("image volume {path}"), why));
+            }
+            Op::Verify { .. } if version < CHECKS_MOUNTS => continue,
+            _ => {}
+        }
+        if version < CHECKS_MOUNTS {
+            known.push(&op)?;
+        }
+    }
+    Ok(if version < CHECKS_MOUNTS { known.finish() } else { record })
+}
+
+/// Version of the frames since which monitors know `Op::Verify`.
+const CHECKS_MOUNTS: u16 = 4;
+
+/// Whether operation `index` of `record` failed for what the image has, not for what the node lacks.
+pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
+    use nix::errno::Errno;
+    let of_image = [Errno::ELOOP, Errno::ENOTDIR, Errno::ENOENT, Errno::EPERM];
+    let op = coracle_wire::walk(record).ok().and_then(|mut ops| ops.nth(usize::from(index))?.ok());
+    matches!(op, Some(coracle_wire::Op::BindSelf { .. })) && of_image.contains(&Errno::from_raw(errno))
 }
 
 /// The seccomp filter that a launch record installs, for execs into its container.

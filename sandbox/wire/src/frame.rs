@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ContainerId, ExecId, ExitRecord};
 
-/// Version of the frames, exchanged in [`Request::Hello`]. Raised when a variant or field is appended.
-pub const VERSION: u16 = 3;
+/// Version of the frames, exchanged in [`Request::Hello`]. Raised when a variant or field is appended, here or to the
+/// operations of a launch record.
+pub const VERSION: u16 = 4;
 
 /// Longest frame: everything long travels in a memfd, so a frame is a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;

@@ -12,7 +12,7 @@ use super::super::record::{
 };
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use super::super::{Pod, Pods, files, state};
-use super::{devices, volumes};
+use super::devices;
 use crate::error::{Error, Kind};
 
 /// Everything create needs.
@@ -191,7 +191,7 @@ impl Pods {
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
             is_cgroup_mount_writable: false,
             mounts: self.mounts(pod, spec, volumes, &directory.join("empty"))?,
-            image_volumes: volumes::declared(spec, image),
+            image_volumes: image.config.volumes.clone(),
             files: plan::Files {
                 hosts: pod_directory.join("hosts"),
                 host_name: pod_directory.join("hostname"),

@@ -94,6 +94,7 @@ impl Pods {
         if waits {
             record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
         }
+        record = plan::for_monitor(record, link.version())?;
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec, pid) = {
             let container = container.record();
@@ -208,7 +209,13 @@ impl Pods {
 /// A start that failed, in words.
 fn explained(record: &[u8], error: LinkError) -> Error {
     match error.operation() {
-        Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(record, index, errno)),
+        Some((index, errno)) => {
+            let kind = match plan::is_fault_of_image(record, index, errno) {
+                true => Kind::InvalidArgument,
+                false => Kind::Unknown,
+            };
+            Error::new(kind, plan::explain(record, index, errno))
+        }
         None => Error::new(Kind::Unknown, error.to_string()),
     }
 }

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use coracle_job::ImageRecord;
 use coracle_sandbox::{Propagation, plan};
 
 use super::super::record::ImageVolumeUse;
@@ -115,14 +114,6 @@ fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
         no_dev: has("nodev"),
         maps_owners: false,
     }
-}
-
-/// Volumes that the image declares and no mount covers.
-pub(super) fn declared(spec: &ContainerSpec, image: &ImageRecord) -> Vec<String> {
-    let clean = |path: &str| path.trim_matches('/').to_owned();
-    let is_mounted =
-        |path: &String| spec.mounts.iter().any(|mount| clean(&mount.container_path) == clean(path));
-    image.config.volumes.iter().filter(|path| !clean(path).is_empty() && !is_mounted(path)).cloned().collect()
 }
 
 /// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.

@@ -99,4 +99,5 @@ fn sandbox_plan() -> SandboxPlan {
 }
 
 mod container;
+mod mount_plan;
 mod process;

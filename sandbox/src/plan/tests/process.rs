@@ -10,7 +10,7 @@ fn no_new_privs_moves_the_filter_to_the_end() {
     let record = container(&plan).unwrap();
     let tail = &words(&record)[words(&record).len() - 9..];
     let expected = [
-        "change directory to /work",
+        "check what was mounted",
         "set umask 0022",
         "keep capabilities 0xff",
         "set 2 groups",

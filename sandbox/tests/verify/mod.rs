@@ -1,0 +1,169 @@
+//! `Op::Verify` against the kernel: records in which one defence is missing, or one mount too many, are not carried out.
+//! Each is a whole plan's record with one change, so what fails is that change.
+
+use coracle_wire::{Block, Failure, Op, Propagation, Text, walk};
+
+use super::*;
+
+/// A record with some of its operations exchanged for others. `changed` gets each one.
+fn changed(record: &[u8], mut change: impl FnMut(Op<'static>, &mut Vec<Op<'static>>)) -> Vec<u8> {
+    // Operations borrow from the record; a test may keep it for ever.
+    let record: &'static [u8] = Box::leak(record.to_vec().into_boxed_slice());
+    let mut ops = Vec::new();
+    for op in walk(record).unwrap() {
+        change(op.unwrap(), &mut ops);
+    }
+    let mut bytes =
+        postcard::to_allocvec(&coracle_wire::RecordHeader { version: coracle_wire::RECORD_VERSION }).unwrap();
+    for op in ops {
+        bytes.extend(postcard::to_allocvec(&op).unwrap());
+    }
+    bytes
+}
+
+/// The record without what `is_out` names.
+fn without(record: &[u8], is_out: impl Fn(&Op<'_>) -> bool) -> Vec<u8> {
+    let mut left_out = 0;
+    let record = changed(record, |op, ops| match is_out(&op) {
+        true => left_out += 1,
+        false => ops.push(op),
+    });
+    assert_eq!(left_out, 1, "one operation is left out");
+    record
+}
+
+/// The record with these operations before the one that checks.
+fn with(record: &[u8], more: &[Op<'static>]) -> Vec<u8> {
+    changed(record, |op, ops| {
+        if matches!(op, Op::Verify { .. }) {
+            ops.extend_from_slice(more);
+        }
+        ops.push(op);
+    })
+}
+
+fn fresh(kind: &'static std::ffi::CStr, target: &'static std::ffi::CStr) -> Op<'static> {
+    let options = Block { count: 0, bytes: b"" };
+    Op::Filesystem { kind: Text::new(kind), options, attributes: 0, target: Text::new(target) }
+}
+
+/// A device that is no mask.
+fn zero_tree() -> Op<'static> {
+    Op::OpenTree { slot: 200, path: Text::new(c"/dev/zero"), recursive: false, from_host: false }
+}
+
+/// What comes of it: `None` where it starts, else what the daemon would say.
+fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
+    let launch = monitor::memfd(record).unwrap();
+    let request = Request::Start {
+        container: ContainerId::from_bytes([number; 32]),
+        streams: Streams { stdin: false, tty: false, log: false },
+        pid: PidNamespace::New,
+        has_cgroup: false,
+        has_oom_counter: false,
+    };
+    match ask(monitor, request, &[launch.as_fd()]) {
+        Reply::Started => None,
+        Reply::Failed(Failure::Operation { index, errno }) => Some(plan::explain(record, index, errno)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_not_as_planned_does_not_start() {
+    let directory = make_directory("verify");
+    let monitor = start_monitor(&directory);
+    let _rests = Rests(&monitor, &directory);
+    assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
+    let mut plan = container_plan(&directory, "exec sleep 100");
+    // Missing in any kernel, for what a mount above would hide; and a mask in a masked directory.
+    plan.masked_paths
+        .extend(["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"].map(String::from));
+    plan.readonly_paths.push("/proc/sys/nothing".into());
+    let right = plan::container(&plan).unwrap();
+    let is_mask = |op: &Op<'_>, path| matches!(op, Op::Mask { target, .. } if *target == Text::new(path));
+    let is_read_only =
+        |op: &Op<'_>, path| matches!(op, Op::ReadOnly { target } if *target == Text::new(path));
+    let is_fresh =
+        |op: &Op<'_>, path| matches!(op, Op::Filesystem { target, .. } if *target == Text::new(path));
+    let exchanged = |path: &'static std::ffi::CStr, other: Op<'static>| {
+        changed(&right, |op, ops| {
+            ops.push(if is_fresh(&op, path) || is_mask(&op, path) { other } else { op })
+        })
+    };
+    let attach = |target| Op::Attach {
+        slot: 200,
+        target: Text::new(target),
+        attributes: 0,
+        attributes_recursive: false,
+        propagation: Propagation::Private,
+        skip_missing: false,
+    };
+    let zero = |target: &'static std::ffi::CStr| {
+        changed(&right, |op, ops| match op {
+            Op::Unshare { .. } => ops.extend([zero_tree(), op]),
+            Op::Verify { .. } => ops.extend([attach(target), op]),
+            op => ops.push(op),
+        })
+    };
+    let table: [(&str, Vec<u8>, Option<&str>); 18] = [
+        ("as planned", right.clone(), None),
+        ("a file's mask", without(&right, |op| is_mask(op, c"/proc/keys")), Some("/proc/keys is not masked")),
+        (
+            "a directory's mask",
+            without(&right, |op| is_mask(op, c"/sys/firmware")),
+            Some("/sys/firmware is not masked"),
+        ),
+        (
+            "a read-only path",
+            without(&right, |op| is_read_only(op, c"/proc/sys")),
+            Some("/proc/sys is not read-only"),
+        ),
+        ("the root", without(&right, |op| *op == Op::ReadOnlyRoot), Some("/ is not read-only")),
+        ("no procfs", without(&right, |op| is_fresh(op, c"/proc")), Some("/proc")),
+        (
+            "another procfs on top",
+            with(&right, &[fresh(c"proc", c"/proc")]),
+            Some("mount proc on /proc: too many"),
+        ),
+        ("one on top by another name", with(&right, &[fresh(c"proc", c"/proc/.")]), Some("/proc is not")),
+        ("a tmpfs on /sys", with(&right, &[fresh(c"tmpfs", c"/sys/.")]), Some("/sys is not what")),
+        ("a tmpfs on /dev", with(&right, &[fresh(c"tmpfs", c"/dev/.")]), Some("/dev is not what")),
+        (
+            "a tmpfs for procfs",
+            exchanged(c"/proc", fresh(c"tmpfs", c"/proc")),
+            Some("/proc is not the procfs that was mounted there"),
+        ),
+        ("a tmpfs for sysfs", exchanged(c"/sys", fresh(c"tmpfs", c"/sys")), Some("/sys is not what")),
+        ("a writable sysfs", exchanged(c"/sys", fresh(c"sysfs", c"/sys")), Some("/sys is not read-only")),
+        (
+            "a writable mask",
+            exchanged(c"/sys/firmware", fresh(c"tmpfs", c"/sys/firmware")),
+            Some("/sys/firmware is not masked"),
+        ),
+        ("a device that is not null", zero(c"/proc/keys"), Some("/proc/keys is not masked")),
+        (
+            "a mount on a read-only path",
+            with(&right, &[fresh(c"tmpfs", c"/proc/sys")]),
+            Some("/proc/sys is not read-only"),
+        ),
+        (
+            "a mount above what is missing",
+            with(&right, &[fresh(c"tmpfs", c"/proc/fs")]),
+            Some("/proc/fs/coracle/nothing is not masked"),
+        ),
+        (
+            "an image volume after the masks",
+            with(&right, &[Op::BindSelf { path: Text::new(c"/proc") }]),
+            Some("mount image volume /proc: a link of the image leads there"),
+        ),
+    ];
+    for (number, (what, record, expected)) in (1..).zip(table) {
+        let found = outcome(&monitor, number, &record);
+        let is_expected = match (&found, expected) {
+            (Some(found), Some(expected)) => found.contains(expected),
+            (found, expected) => found.is_none() && expected.is_none(),
+        };
+        assert!(is_expected, "{what}: {found:?}, expected {expected:?}");
+    }
+}
