@@ -4,7 +4,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{ContainerConfig, ImageSpec, Mount, StartContainerRequest};
+use coracle_tests::cri::proto::{
+    ContainerConfig, DnsConfig, IdMapping, ImageSpec, Mount, NamespaceMode, StartContainerRequest,
+    UserNamespace,
+};
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::request::{create, exec, fresh, host_pod, security};
@@ -170,10 +173,7 @@ fn image_volumes_do_not_hide_volumes_below_them() {
 #[test]
 fn image_volumes_do_not_hide_the_pods_files() {
     let mut pod = host_pod("files");
-    pod.dns_config = Some(coracle_tests::cri::proto::DnsConfig {
-        servers: vec!["192.0.2.53".into()],
-        ..Default::default()
-    });
+    pod.dns_config = Some(DnsConfig { servers: vec!["192.0.2.53".into()], ..Default::default() });
     let stage = Stage::with(pod);
     let entries = [Entry::directory("run", 0o755), Entry::symlink("var/run", "/run")];
     let config = crafted(&stage, &entries, &["/etc", "/run", "/var/run", "/etc/hosts"], |config| {
@@ -237,6 +237,32 @@ fn image_volumes_live_in_the_writable_layer() {
     stage.node.stop();
 }
 
+/// In a pod with a user namespace an image volume belongs to its root, and what the image has there to whom the image says.
+#[test]
+fn image_volumes_in_a_user_namespace() {
+    let mut pod = host_pod("mapped");
+    let mapping = || vec![IdMapping { container_id: 0, host_id: 200_000, length: 65_536 }];
+    let linux = pod.linux.as_mut().expect("set");
+    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
+    options.expect("set").userns_options =
+        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mapping(), gids: mapping() });
+    let stage = Stage::with(pod);
+    let entries = [Entry::directory("data", 0o755), Entry::file("data/old", b"old").owned(7, 8)];
+    let config = crafted(&stage, &entries, &["/data", "/made"], read_only_root);
+    let id = stage.run(&config);
+    for path in ["/data/new", "/made/new"] {
+        assert_eq!(says(&stage, &id, &["write", path, "text"]), "", "{path}");
+        assert!(says(&stage, &id, &["stat", path]).contains(" 0 0 "), "{path}");
+    }
+    assert!(says(&stage, &id, &["stat", "/data/old"]).contains(" 7 8 "));
+    let said = says(&stage, &id, &["write", "/proc/sysrq-trigger", "h"]);
+    assert!(said.contains("Read-only file system"), "{said}");
+    let config = crafted(&stage, &[Entry::symlink("data", "/proc")], &["/data"], read_only_root);
+    let refused = refused_at_start(&stage, &config);
+    assert!(refused.message().contains("image volume /data"), "{refused}");
+    stage.node.stop();
+}
+
 /// Finding 16. A link in place of /dev would put our tmpfs over /proc: every mask of a path there was passed over as
 /// missing. Before, such a container started.
 #[test]
@@ -245,6 +271,7 @@ fn dev_is_no_link() {
     for target in ["/proc", "/sys", "/etc"] {
         let config = crafted(&stage, &[Entry::symlink("dev", target)], &[], |_| ());
         let refused = refused_at_start(&stage, &config);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains("mount tmpfs on /dev: not a directory"), "{refused}");
     }
     stage.node.stop();
@@ -260,6 +287,7 @@ fn links_do_not_lead_volumes_to_the_kernels_directories() {
             mount(&stage, config, "/data");
         });
         let refused = refused_at_start(&stage, &config);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         let text = refused.message();
         assert!(text.contains("on /data: too many symbolic links"), "{target}: {text}");
     }

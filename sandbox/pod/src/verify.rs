@@ -141,6 +141,10 @@ fn is_missing_in_the_kernel(
         buffer[slash] = 0;
         end = slash;
         let above = CStr::from_bytes_until_nul(&buffer).map_err(|_| Errno::EINVAL)?;
+        if above == KERNEL[index] {
+            // Looked at before all paths.
+            return Ok(true);
+        }
         if let Some(found) = existing(root, above)? {
             let is_the_kernels = fs::stat(found.borrow())?.device() == root.made()[index].device;
             return Ok(is_the_kernels || is_mask(found.borrow())?);

@@ -113,12 +113,20 @@ pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
 /// Version of the frames since which monitors know `Op::Verify`.
 const CHECKS_MOUNTS: u16 = 4;
 
-/// Whether operation `index` of `record` failed for what the image has, not for what the node lacks.
+/// Whether operation `index` of `record` failed for what the image has at the path of a mount, a link that leads where no mount
+/// may be or a file, and not for what the node lacks.
 pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
+    use coracle_wire::Op;
     use nix::errno::Errno;
-    let of_image = [Errno::ELOOP, Errno::ENOTDIR, Errno::ENOENT, Errno::EPERM];
     let op = coracle_wire::walk(record).ok().and_then(|mut ops| ops.nth(usize::from(index))?.ok());
-    matches!(op, Some(coracle_wire::Op::BindSelf { .. })) && of_image.contains(&Errno::from_raw(errno))
+    match Errno::from_raw(errno) {
+        Errno::ELOOP | Errno::ENOTDIR => {
+            matches!(op, Some(Op::BindSelf { .. } | Op::Filesystem { .. } | Op::Attach { .. }))
+        }
+        // An image volume that could not be made, in procfs for one.
+        Errno::ENOENT | Errno::EPERM => matches!(op, Some(Op::BindSelf { .. })),
+        _ => false,
+    }
 }
 
 /// The seccomp filter that a launch record installs, for execs into its container.

@@ -25,6 +25,9 @@ use crate::Error;
 /// Where a container has the kernel's own files, in the order of `Op::Verify`.
 const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
+/// Most volumes that an image may declare: its configuration may be large, and each is a mount of the container.
+const IMAGE_VOLUMES_MAX: usize = 256;
+
 /// The place of a mount in the order: by declaration, then by number of path components; among equals the default ones come
 /// first and then those asked for, as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,6 +181,10 @@ impl Unverified {
 /// or above it, that is what the container has there.
 fn image_volumes(declared: &[String], mounts: &[Planned]) -> Result<Vec<String>, Error> {
     let mut targets: Vec<String> = Vec::new();
+    if declared.len() > IMAGE_VOLUMES_MAX {
+        let why = format!("the image declares {}, more than {IMAGE_VOLUMES_MAX}", declared.len());
+        return Err(Error::invalid("image volumes", why));
+    }
     for volume in declared {
         let field = format!("image volume {volume}");
         let target = path::container(&field, volume)?;

@@ -74,6 +74,9 @@ fn image_volumes_of_the_kernels_directories_are_refused() {
             other => panic!("{volume}: {other:?}"),
         }
     }
+    let many = (0..257).map(|number| format!("/v{number}")).collect();
+    let refused = container(&ContainerPlan { image_volumes: many, ..container_plan() }).unwrap_err();
+    assert_eq!(refused.to_string(), "image volumes: the image declares 257, more than 256");
     // Unless the pod has a volume there.
     let mut plan = container_plan();
     plan.image_volumes = vec!["/sys/fs/cgroup".into(), "/dev/mine".into(), "/process".into()];
@@ -176,6 +179,25 @@ fn what_a_check_finds_is_named() {
         let number = Mismatch { item, errno }.to_number();
         assert_eq!(explain(&record, index, number), format!("check what was mounted: {expected}"));
     }
+}
+
+#[test]
+fn links_where_a_mount_goes_are_the_images_fault() {
+    const EIO: i32 = 5;
+    const ENOTDIR: i32 = 20;
+    const ELOOP: i32 = 40;
+    let mut plan = container_plan();
+    plan.image_volumes = vec!["/data".into()];
+    let record = container(&plan).unwrap();
+    let is_fault = |word: &str, errno: i32| {
+        let index = words(&record).iter().position(|other| other == word).expect(word);
+        is_fault_of_image(&record, index as u16, errno)
+    };
+    for word in ["mount image volume /data", "mount tmpfs on /dev", "bind /p/hosts on /etc/hosts"] {
+        assert!(is_fault(word, ELOOP) && is_fault(word, ENOTDIR), "{word}");
+        assert!(!is_fault(word, EIO), "{word}");
+    }
+    assert!(!is_fault("overlay root", ELOOP) && !is_fault("check what was mounted", 1 << 28));
 }
 
 /// Numbers that look random and are the same in every run.
