@@ -158,7 +158,9 @@ impl Unverified {
             }
         });
         let read_only = targets(|planned| {
-            matches!(planned.what, mounts::What::ReadOnly) || planned.is_default && planned.is_read_only()
+            let is_of_kernel = KERNEL.iter().any(|directory| path::is_within(&planned.target, directory));
+            matches!(planned.what, mounts::What::ReadOnly)
+                || planned.is_default && is_of_kernel && planned.is_read_only()
         });
         Self { kernel, root_read_only: plan.root_read_only, masked, read_only }
     }
