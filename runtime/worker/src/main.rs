@@ -60,11 +60,15 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     // Whatever an archive or a registry makes us hold ends here: an abort is a clear failure to the daemon.
-    let _ = nix::sys::resource::setrlimit(
+    let limited = nix::sys::resource::setrlimit(
         nix::sys::resource::Resource::RLIMIT_AS,
         MEMORY_BYTES_MAX,
         MEMORY_BYTES_MAX,
     );
+    if let Err(errno) = limited {
+        eprintln!("limit the address space: {errno}");
+        return ExitCode::FAILURE;
+    }
     if subcommand.as_ref().is_some_and(|first| first == jail::inmate::SUBCOMMAND) {
         return jail::inmate::live(arguments);
     }
@@ -85,7 +89,7 @@ fn main() -> ExitCode {
 }
 
 fn run(job: Job) -> Result<Outcome, Failure> {
-    jail::confine(&job);
+    jail::confine(&job)?;
     let report = Arc::new(Report::default());
     let mut progress = |bytes_done, bytes_total| {
         report.update(|progress| (progress.bytes_done, progress.bytes_total) = (bytes_done, bytes_total));

@@ -324,3 +324,34 @@ fn decisions_are_those_of_libseccomp() {
         assert!(calls > 50_000);
     }
 }
+
+/// Children that read archives: abort(3) works, and no other thread or process is named. On 8e6441f tkill and tgkill were
+/// allowed for any.
+#[test]
+fn a_jail_lets_a_process_signal_itself_only() {
+    let profile = crate::jail::only(&["read"]);
+    let (program, architecture) = (program(&profile), Architecture::HERE[0]);
+    let verdict = |name: &str, arguments: [u64; 3]| {
+        let number = architecture.number(name).unwrap();
+        let [first, second, third] = arguments;
+        interpret(&program, Call { architecture, number, arguments: [first, second, third, 0, 0, 0] })
+    };
+    let (allow, refuse) = (Action::Allow.code(), Action::Errno(1).code());
+    assert_eq!(verdict("read", [0, 0, 0]), allow);
+    assert_eq!(verdict("tkill", [1, 6, 0]), allow);
+    assert_eq!(verdict("tgkill", [1, 1, 6]), allow);
+    for (name, arguments) in [
+        ("tkill", [2, 9, 0]),
+        ("tkill", [1 << 32 | 1, 9, 0]),
+        ("tgkill", [1, 2, 9]),
+        ("tgkill", [2, 1, 9]),
+        ("kill", [1, 9, 0]),
+        ("kill", [u64::MAX, 9, 0]),
+        ("pidfd_send_signal", [3, 9, 0]),
+        ("rt_sigqueueinfo", [1, 9, 0]),
+        ("clone", [0, 0, 0]),
+        ("vmsplice", [1, 0, 0]),
+    ] {
+        assert_eq!(verdict(name, arguments), refuse, "{name}{arguments:?}");
+    }
+}
