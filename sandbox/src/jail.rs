@@ -250,6 +250,7 @@ pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
 /// a signal to itself, which is 1 in its PID namespace, and to nobody else. Any other call is EPERM.
 ///
 /// # Errors
+/// [`Error::Invalid`] for a name that is no call of any architecture: a rule about it would have no effect.
 /// [`Error::Kernel`]: no seccomp, or neither root nor `no_new_privs`.
 pub fn allow_only(calls: &[&str]) -> Result<(), Error> {
     set(&only(calls))
@@ -292,5 +293,23 @@ fn profile(default: Action, rules: Vec<Rule>) -> Profile {
 }
 
 fn set(profile: &Profile) -> Result<(), Error> {
+    if let Some(name) = profile.unknown_names().next() {
+        return Err(Error::invalid("seccomp", format!("{name:?} is no system call")));
+    }
     bpf::set_filter(&compile(profile)?.program, 0).map_err(refused("set", "a seccomp filter"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before, the rule was dropped and the rest installed: a name with a typing error denied nothing. The check comes
+    /// before the filter is set, so this process stays as it is.
+    #[test]
+    fn a_rule_about_a_call_that_does_not_exist_is_an_error() {
+        for refused in [deny(&["mount", "no_such_call"]), allow_only(&["read", "no_such_call"])] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("\"no_such_call\" is no system call"), "{error}");
+        }
+    }
 }

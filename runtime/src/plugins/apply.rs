@@ -12,7 +12,7 @@ use prost::Message;
 use super::limits;
 use crate::error::{Error, Kind};
 use crate::pod::spec::{ContainerPid, PodPid};
-use crate::pod::{Pod, Pods, Resolved, bind_source};
+use crate::pod::{Pod, Pods, Resolved, bind_source, compile_filter};
 
 /// Where the kernel's cache and bandwidth allocation is mounted.
 const RESCTRL: &str = "/sys/fs/resctrl";
@@ -357,7 +357,8 @@ fn filter(asked: &api::LinuxSeccomp, resolved: &Resolved) -> Result<plan::Seccom
     });
     let bounding = resolved.record.process.capabilities.bounding;
     let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
-    Ok(seccomp::compile(&seccomp::parse(profile.to_string().as_bytes(), bounding, &release)?)?)
+    let profile = seccomp::parse(profile.to_string().as_bytes(), bounding, &release)?;
+    compile_filter("adjusted by an NRI plugin", &profile)
 }
 
 fn namespace(pod: &Pod, asked: &api::LinuxNamespace, resolved: &mut Resolved) -> Result<(), Error> {

@@ -33,11 +33,13 @@ use crate::plugins::Turn;
 use crate::{log, reactor};
 
 mod devices;
+mod filter;
 mod resolve;
 mod start;
 mod update;
 mod volumes;
 
+pub(crate) use filter::compile_filter;
 pub(crate) use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved};
 pub(crate) use volumes::bind_source;
 

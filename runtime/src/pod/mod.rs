@@ -30,7 +30,7 @@ pub(crate) mod state;
 mod steps;
 pub(crate) mod streams;
 
-pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, bind_source};
+pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, bind_source, compile_filter};
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -267,7 +267,7 @@ fn filter(security: &spec::Security, capabilities: u64) -> Result<Option<plan::S
             seccomp::parse(&text, capabilities, &release).map_err(|error| named(error.into()))?
         }
     };
-    Ok(Some(seccomp::compile(&profile)?))
+    Ok(Some(super::compile_filter(&security.localhost_seccomp, &profile)?))
 }
 
 /// Kubernetes' rule: a command replaces entrypoint and cmd, arguments alone replace only cmd.

@@ -17,6 +17,8 @@ pub(crate) mod inmate;
 mod pipeline;
 #[cfg(not(test))]
 mod start;
+#[cfg(test)]
+mod tests;
 
 use coracle_job::{Failure, FailureKind, Job};
 use coracle_sandbox::jail::Root;
