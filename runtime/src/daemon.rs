@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
-use coracle_sandbox::{capability, probe};
+use coracle_sandbox::{capability, probe, umask};
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::error::{Context, Error, Kind};
@@ -122,6 +122,7 @@ fn prepare_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::DirBuilderExt;
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o711);
+    let _mask = umask::Public::begin();
     builder.create(path).context(|| format!("make directory {}", path.display()))
 }
 

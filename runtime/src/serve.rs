@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::rank;
+use coracle_sandbox::{rank, umask};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
@@ -30,6 +30,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
         }
     };
     log::set_level(config.log_level);
+    umask::keep_private();
     raise_descriptor_limit();
     if let Err(error) = rank::take_short_turns() {
         log::warn!("answers wait while other programs compute"; error = error);

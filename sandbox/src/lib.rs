@@ -9,7 +9,7 @@
 //!   what monitors see of the host's files ───► view
 //!   links, addresses, routes, nftables ──────► netlink
 //!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
-//!   whose turn it is ────────────────────────► rank
+//!   whose turn it is ────────────────────────► rank          modes of new files ─► umask
 //! ```
 //! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
 //! gRPC or plugins. Kernel objects are named by their callers, before they are made.
@@ -34,6 +34,7 @@ pub mod rank;
 pub mod seccomp;
 pub mod userns;
 pub mod view;
+pub mod umask;
 
 pub use coracle_sys::process::forget_code;
 pub use coracle_wire::{

@@ -19,7 +19,7 @@ use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, mount};
 use nix::errno::Errno;
 
-use crate::{Error, userns};
+use crate::{Error, umask, userns};
 
 /// What every monitor needs: its own cgroup, the sysctls and attributes of processes, /dev/null, the host's shared memory for
 /// pods that share its IPC namespace. The whole of sysfs, because a user namespace may mount one only where one is in view
@@ -147,6 +147,8 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     mount::pivot_root(c".", c".").map_err(root)?;
     mount::unmount(c".", mount::MNT_DETACH).map_err(root)?;
     sys::fs::change_directory_to(c"/").map_err(root)?;
+    // Monitors of user namespaces pass through them as other users.
+    let _mask = umask::Public::begin();
     for (index, part, tree) in trees {
         let errno =
             |error: std::io::Error| (index, sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0)));

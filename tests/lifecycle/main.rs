@@ -11,6 +11,7 @@ mod inside;
 mod limits;
 mod logs;
 mod metrics;
+mod modes;
 mod mount_plan;
 mod namespaces;
 mod pods;

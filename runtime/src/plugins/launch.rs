@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_nri::{Dispatcher, Launched};
+use coracle_sandbox::umask;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
@@ -299,6 +300,7 @@ fn spawn(candidate: &Candidate, socket: &OwnedFd, output: &OwnedFd) -> Result<Pi
     attributes.set_sigmask(&SigSet::empty())?;
     attributes.set_sigdefault(&SigSet::all())?;
     let arguments: [&CStr; 1] = [&path];
+    let _mask = umask::Public::begin(); // what a plugin makes is its own affair
     Ok(posix_spawn(path.as_c_str(), &files, &attributes, &arguments, &environment)?)
 }
 

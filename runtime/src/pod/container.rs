@@ -166,8 +166,10 @@ impl Pods {
         let Resolved { resources, plan: mut launch, joins, .. } = resolved;
         let directory = node.paths.container(container.pod.id, container.id);
         let has_image_volumes = !container.record().image_volumes.is_empty();
-        for name in ["upper", "work"].into_iter().chain(has_image_volumes.then_some("empty")) {
-            super::steps::make_directory(&directory.join(name))?;
+        super::steps::make_directory(&directory.join("work"))?;
+        // These are root directories of file systems that users of the container enter.
+        for name in ["upper"].into_iter().chain(has_image_volumes.then_some("empty")) {
+            super::steps::make_public_directory(&directory.join(name))?;
         }
         if let Some(mappings) = container.pod.record().spec.user_mappings() {
             // The root directory's owner is that of the upper directory.

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use coracle_sandbox::umask;
 use coracle_sandbox::userns::UserMappings;
 
 use super::spec::{Dns, PodSpec, Sharing};
@@ -24,6 +25,7 @@ pub(super) fn write(directory: &Path, spec: &PodSpec) -> Result<(), Error> {
         [("hostname", hostname.into_bytes()), ("hosts", copy_of("/etc/hosts")?), ("resolv.conf", resolv_conf)]
     {
         let path = directory.join(name);
+        let _mask = umask::Public::begin(); // every user of a container reads them
         std::fs::write(&path, content).map_err(|error| failed("write", &path, &error))?;
         if let Some(mappings) = spec.user_mappings() {
             give(&path, &mappings)?;

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
-use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
+use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan, umask};
 
 use super::link::{Link, News};
 use super::notices::Happened;
@@ -531,6 +531,20 @@ const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
 /// Makes a directory with its parents.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path).map_err(|error| failed("make directory", path, &error))
+}
+
+/// The same for everybody to read (0755).
+pub(super) fn make_public_directory(path: &Path) -> Result<(), Error> {
+    let _mask = umask::Public::begin();
+    make_directory(path)
+}
+
+/// The same for root alone, also where it is there already: earlier builds left it open.
+pub(super) fn make_private_directory(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt;
+    make_directory(path)?;
+    let mode = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(path, mode).map_err(|error| failed("set mode of", path, &error))
 }
 
 /// A file operation of the daemon's own that did not work. Not NotFound, whatever the errno: to a kubelet that means

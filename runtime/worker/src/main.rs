@@ -37,6 +37,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
+use coracle_sandbox::umask;
 use nix::sys::signal::Signal;
 
 use report::Report;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
     if subcommand.is_some_and(|first| first == tls::SUBCOMMAND) {
         return tls::run(arguments);
     }
+    umask::keep_private();
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,
@@ -90,6 +92,8 @@ fn main() -> ExitCode {
 
 fn run(job: Job) -> Result<Outcome, Failure> {
     jail::confine(&job)?;
+    // What other people's programs make is their own affair; these jobs make nothing themselves.
+    let _mask = matches!(job, Job::Cni(_) | Job::Hook(_)).then(umask::Public::begin);
     let report = Arc::new(Report::default());
     let mut progress = |bytes_done, bytes_total| {
         report.update(|progress| (progress.bytes_done, progress.bytes_total) = (bytes_done, bytes_total));

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
+use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan, umask};
 
 use super::super::hooks::Point;
 use super::super::link::LinkError;
 use super::super::record::Kept;
 use super::super::spec::{ContainerPid, PodPid};
 use super::super::state::{self, ContainerEvent, How};
-use super::super::steps::{failed, make_directory};
+use super::super::steps::{failed, make_public_directory};
 use super::super::{Container, Pod, Pods};
 use crate::error::{Error, Kind};
 use crate::{log, reactor};
@@ -225,6 +225,7 @@ fn explained(record: &[u8], error: LinkError) -> Error {
 pub(super) fn open_log(path: &Path) -> Result<std::fs::File, Error> {
     let open = || {
         std::fs::OpenOptions::new()
+        let _mask = umask::Public::begin(); // the group reads logs, as with other runtimes
             .create(true)
             .append(true)
             .mode(0o640)
@@ -234,7 +235,7 @@ pub(super) fn open_log(path: &Path) -> Result<std::fs::File, Error> {
     let opened = match open() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             if let Some(directory) = path.parent() {
-                make_directory(directory)?;
+                make_public_directory(directory)?;
             }
             open()
         }

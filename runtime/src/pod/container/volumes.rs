@@ -62,7 +62,7 @@ impl Pods {
         let maps_owners = maps_owners(pod, mount)?;
         let source = std::path::PathBuf::from(&mount.host_path);
         if !source.exists() {
-            super::super::steps::make_directory(&source)
+            super::super::steps::make_public_directory(&source)
                 .map_err(|error| error.context(format!("mount source for {}", mount.container_path)))?;
         }
         let propagation = match mount.propagation {
