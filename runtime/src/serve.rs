@@ -92,7 +92,13 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     notifier.tell(STOPPING);
     // Streams of events have no end of their own, and would be waited for.
     daemon.pods.end_listening();
-    let cut_off = server.drain(DRAIN).await;
+    // Operations whose clients have gone are under way without a call. What does not end is taken up by the next
+    // daemon, as after a crash.
+    let operations = reactor::deadline(DRAIN, daemon.pods.operations.none_left());
+    let (cut_off, ended) = smol::future::zip(server.drain(DRAIN), operations).await;
+    if ended.is_err() {
+        log::warn!("operations of pods are cut off");
+    }
     daemon.plugins.stop().await;
     if let Err(error) = daemon.pods.release_cgroup_parent() {
         log::warn!("the cgroup of all pods stays"; error = error);

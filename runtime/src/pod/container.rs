@@ -23,6 +23,7 @@ use event_listener::Event as Changed;
 use super::hooks::Point;
 use super::link::LinkError;
 use super::notices::Happened;
+use super::operations::Key;
 use super::record::{ContainerRecord, Kept, Told};
 use super::spec::ContainerSpec;
 use super::state::{self, ContainerEvent, How};
@@ -99,7 +100,7 @@ impl Pods {
         pod.names.borrow_mut().insert(name, id);
         self.containers.borrow_mut().insert(id, Rc::clone(&container));
         let (pods, made) = (Rc::clone(self), Rc::clone(&container));
-        reactor::spawn(async move {
+        self.operations.detach(async move {
             let _operation = made.operation.lock().await;
             let mut result = pods.make_in_turn(&made, resolved).await;
             if let Err(error) = result {
@@ -113,8 +114,7 @@ impl Pods {
                 log::info!("container created"; pod = made.pod.id, ctr = made.id);
             }
             made.made.set(result);
-        })
-        .detach();
+        });
         Ok(container)
     }
 
@@ -384,8 +384,8 @@ impl Pods {
 
     /// RemoveContainer: kills it where it runs, then takes everything away.
     pub(crate) async fn remove_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let (pods, key) = (Rc::clone(self), Key::RemoveContainer(container.id));
+        let work = async move {
             pods.stop_container(Rc::clone(&container), Duration::ZERO).await?;
             let _operation = container.operation.lock().await;
             let title = container.title();
@@ -397,8 +397,8 @@ impl Pods {
             log::info!("container removed"; pod = container.pod.id, ctr = container.id);
             pods.tell(Happened::Deleted, &container.id, &container.pod);
             Ok(())
-        })
-        .await
+        };
+        self.operations.share(key, work).await
     }
 
     /// Plugins hear of the end of one that never ran, and of the removal; each once.

@@ -20,6 +20,7 @@ mod hooks;
 mod latch;
 mod link;
 pub(crate) mod notices;
+mod operations;
 pub(crate) mod paths;
 pub(crate) mod record;
 mod recover;
@@ -52,6 +53,7 @@ use crate::workers::Workers;
 use latch::Latch;
 use link::Link;
 use notices::{Happened, Notice};
+use operations::Operations;
 use record::{ContainerRecord, Kept, PodRecord};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
@@ -123,6 +125,8 @@ pub(crate) struct Pods {
     /// What was warned of: a limit this kernel lacks is asked for by every container.
     warned: RefCell<BTreeSet<String>>,
     listeners: notices::Listeners,
+    /// What is being made, started, stopped and removed.
+    pub(crate) operations: Rc<Operations>,
 }
 
 /// One pod sandbox.
@@ -188,6 +192,7 @@ impl Pods {
             containers: RefCell::default(),
             warned: RefCell::default(),
             listeners: notices::Listeners::default(),
+            operations: Rc::default(),
         })
     }
 
@@ -279,7 +284,7 @@ impl Pods {
         resources: Option<spec::Resources>,
     ) -> Result<(), Error> {
         let pods = Rc::clone(self);
-        crate::reactor::spawn(async move {
+        let work = async move {
             let _operation = pod.operation.lock().await;
             let turn = pods.node.plugins.turn(&pods, &pod).await;
             turn.update_pod(&pod, overhead.as_ref(), resources.as_ref()).await?;
@@ -290,8 +295,8 @@ impl Pods {
             *pod.record.borrow_mut() = record;
             turn.updated_pod(&pod).await;
             Ok(())
-        })
-        .await
+        };
+        self.operations.run(work).await
     }
 
     /// What statistics of a container are read from; `None` where its cgroup is gone.

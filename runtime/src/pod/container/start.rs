@@ -11,13 +11,14 @@ use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan, umask};
 
 use super::super::hooks::Point;
 use super::super::link::LinkError;
+use super::super::operations::Key;
 use super::super::record::Kept;
 use super::super::spec::{ContainerPid, PodPid};
 use super::super::state::{self, ContainerEvent, How};
 use super::super::steps::{failed, make_public_directory};
 use super::super::{Container, Pod, Pods};
 use crate::error::{Error, Kind};
-use crate::{log, reactor};
+use crate::log;
 
 /// Longest time from clone to exec: an image on slow flash, a volume on a slow network.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -25,8 +26,8 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 impl Pods {
     /// StartContainer: from Created to Running, or to Exited with the reason why not.
     pub(crate) async fn start_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let (pods, key) = (Rc::clone(self), Key::Start(container.id));
+        let work = async move {
             let _operation = container.operation.lock().await;
             pods.require_ready(&container.pod)?;
             let at_ns = pods.node.clock.now_ns();
@@ -48,8 +49,8 @@ impl Pods {
                 return Err(error.context(container.title()));
             }
             Ok(())
-        })
-        .await
+        };
+        self.operations.share(key, work).await
     }
 
     /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
@@ -224,8 +225,8 @@ fn explained(record: &[u8], error: LinkError) -> Error {
 /// component. Its directory is made where the client did not.
 pub(super) fn open_log(path: &Path) -> Result<std::fs::File, Error> {
     let open = || {
-        std::fs::OpenOptions::new()
         let _mask = umask::Public::begin(); // the group reads logs, as with other runtimes
+        std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .mode(0o640)
