@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, DnsConfig, IdMapping, ImageSpec, Mount, NamespaceMode, StartContainerRequest,
-    UserNamespace,
+    ContainerConfig, DnsConfig, IdMapping, ImageSpec, Mount, MountPropagation, NamespaceMode,
+    StartContainerRequest, UserNamespace,
 };
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
@@ -235,6 +235,52 @@ fn image_volumes_live_in_the_writable_layer() {
         assert_eq!(says(&stage, &other, &["ls", "/made/here"]), "");
     }
     stage.node.stop();
+}
+
+/// A bidirectional volume makes the root shared; a volume below an image volume is there once all the same.
+#[test]
+fn volumes_below_image_volumes_are_mounted_once() {
+    let stage = Stage::set();
+    let shared = Shared::new(&stage);
+    let config = crafted(&stage, &[], &["/data"], |config| {
+        config.mounts.push(Mount {
+            container_path: "/data/shared".into(),
+            host_path: shared.0.display().to_string(),
+            propagation: MountPropagation::PropagationBidirectional.into(),
+            ..Default::default()
+        });
+        mount(&stage, config, "/data/plain");
+    });
+    let id = stage.run(&config);
+    let mounts = says(&stage, &id, &["see", "mounts"]);
+    for path in ["/data", "/data/shared", "/data/plain"] {
+        let count = mounts.lines().filter(|line| line.starts_with(&format!("mounts {path} "))).count();
+        assert_eq!(count, 1, "{path}:\n{mounts}");
+    }
+    drop(shared);
+    stage.node.stop();
+}
+
+/// A directory of the node that is a shared mount, until it is dropped.
+struct Shared(PathBuf);
+
+impl Shared {
+    fn new(stage: &Stage) -> Self {
+        let path = stage.node.folder().join("shared");
+        fs::create_dir_all(&path).expect("a directory");
+        let name = path.display().to_string();
+        for words in [&["-t", "tmpfs", "tmpfs", &name][..], &["--make-shared", &name]] {
+            let status = std::process::Command::new("mount").args(words).status().expect("mount");
+            assert!(status.success(), "mount {words:?}");
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
 }
 
 /// In a pod with a user namespace an image volume belongs to its root, and what the image has there to whom the image says.

@@ -118,6 +118,11 @@ pub(crate) fn attach_tree(
         root.find_or_make(path, if is_directory { Make::Directory(0o755) } else { Make::File })?
     };
     check_target(root, path, &target)?;
+    attach_as(root, tree, &target, wanted)?;
+    root.remember(path, tree.borrow())
+}
+
+fn attach_as(root: &Root, tree: &Fd, target: &Fd, wanted: &Wanted) -> Result<(), Errno> {
     match set_on_detached(tree, wanted) {
         Err(Errno::ENOSYS) if !wanted.is_recursive => {
             mount::attach(tree.borrow(), target.borrow())?;
@@ -126,8 +131,7 @@ pub(crate) fn attach_tree(
         }
         Err(errno) => Err(errno),
         Ok(()) => mount::attach(tree.borrow(), target.borrow()),
-    }?;
-    root.remember(path, tree.borrow())
+    }
 }
 
 fn set_on_detached(tree: &Fd, wanted: &Wanted) -> Result<(), Errno> {
@@ -195,7 +199,9 @@ pub(crate) fn image_volume(root: &Root, path: &CStr) -> Result<(), Errno> {
         return Err(Errno::ELOOP);
     }
     let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
-    mount::attach(tree.borrow(), found.borrow())
+    // As a peer of a shared root it would get each mount below it twice.
+    let wanted = Wanted { attributes: 0, is_recursive: false, propagation: Propagation::Private };
+    attach_as(root, &tree, &found, &wanted)
 }
 
 /// Makes the root mount read-only, without what is mounted below.

@@ -1,6 +1,8 @@
 //! `Op::Verify` against the kernel: records in which one defence is missing, or one mount too many, are not carried out.
 //! Each is a whole plan's record with one change, so what fails is that change.
 
+use std::ffi::CStr;
+
 use coracle_wire::{Block, Failure, Op, Propagation, Text, walk};
 
 use super::*;
@@ -42,7 +44,7 @@ fn with(record: &[u8], more: &[Op<'static>]) -> Vec<u8> {
     })
 }
 
-fn fresh(kind: &'static std::ffi::CStr, target: &'static std::ffi::CStr) -> Op<'static> {
+fn fresh(kind: &'static CStr, target: &'static CStr) -> Op<'static> {
     let options = Block { count: 0, bytes: b"" };
     Op::Filesystem { kind: Text::new(kind), options, attributes: 0, target: Text::new(target) }
 }
@@ -72,96 +74,39 @@ fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
     }
 }
 
-#[test]
-fn what_is_not_as_planned_does_not_start() {
-    let directory = make_directory("verify");
+/// The record of a plan with paths that no kernel has: below what a mount could hide, in a mask, outside of the kernel's.
+fn right_record(directory: &Path) -> Vec<u8> {
+    let mut plan = container_plan(directory, "exec sleep 100");
+    let missing = ["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"];
+    plan.masked_paths.extend(missing.map(String::from));
+    plan.readonly_paths.push("/proc/sys/nothing".into());
+    plan::container(&plan).unwrap()
+}
+
+fn is_mask(op: &Op<'_>, path: &CStr) -> bool {
+    matches!(op, Op::Mask { target, .. } if *target == Text::new(path))
+}
+
+fn is_read_only(op: &Op<'_>, path: &CStr) -> bool {
+    matches!(op, Op::ReadOnly { target } if *target == Text::new(path))
+}
+
+fn is_fresh(op: &Op<'_>, path: &CStr) -> bool {
+    matches!(op, Op::Filesystem { target, .. } if *target == Text::new(path))
+}
+
+/// What each case is, its record, and what the daemon says of it; `None`: it starts.
+type Cases = Vec<(&'static str, Vec<u8>, Option<&'static str>)>;
+
+#[track_caller]
+fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
+    let directory = make_directory(name);
     let monitor = start_monitor(&directory);
     let _rests = Rests(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
-    let mut plan = container_plan(&directory, "exec sleep 100");
-    // Missing in any kernel, for what a mount above would hide; and a mask in a masked directory.
-    plan.masked_paths
-        .extend(["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"].map(String::from));
-    plan.readonly_paths.push("/proc/sys/nothing".into());
-    let right = plan::container(&plan).unwrap();
-    let is_mask = |op: &Op<'_>, path| matches!(op, Op::Mask { target, .. } if *target == Text::new(path));
-    let is_read_only =
-        |op: &Op<'_>, path| matches!(op, Op::ReadOnly { target } if *target == Text::new(path));
-    let is_fresh =
-        |op: &Op<'_>, path| matches!(op, Op::Filesystem { target, .. } if *target == Text::new(path));
-    let exchanged = |path: &'static std::ffi::CStr, other: Op<'static>| {
-        changed(&right, |op, ops| {
-            ops.push(if is_fresh(&op, path) || is_mask(&op, path) { other } else { op })
-        })
-    };
-    let attach = |target| Op::Attach {
-        slot: 200,
-        target: Text::new(target),
-        attributes: 0,
-        attributes_recursive: false,
-        propagation: Propagation::Private,
-        skip_missing: false,
-    };
-    let zero = |target: &'static std::ffi::CStr| {
-        changed(&right, |op, ops| match op {
-            Op::Unshare { .. } => ops.extend([zero_tree(), op]),
-            Op::Verify { .. } => ops.extend([attach(target), op]),
-            op => ops.push(op),
-        })
-    };
-    let table: [(&str, Vec<u8>, Option<&str>); 18] = [
-        ("as planned", right.clone(), None),
-        ("a file's mask", without(&right, |op| is_mask(op, c"/proc/keys")), Some("/proc/keys is not masked")),
-        (
-            "a directory's mask",
-            without(&right, |op| is_mask(op, c"/sys/firmware")),
-            Some("/sys/firmware is not masked"),
-        ),
-        (
-            "a read-only path",
-            without(&right, |op| is_read_only(op, c"/proc/sys")),
-            Some("/proc/sys is not read-only"),
-        ),
-        ("the root", without(&right, |op| *op == Op::ReadOnlyRoot), Some("/ is not read-only")),
-        ("no procfs", without(&right, |op| is_fresh(op, c"/proc")), Some("/proc")),
-        (
-            "another procfs on top",
-            with(&right, &[fresh(c"proc", c"/proc")]),
-            Some("mount proc on /proc: too many"),
-        ),
-        ("one on top by another name", with(&right, &[fresh(c"proc", c"/proc/.")]), Some("/proc is not")),
-        ("a tmpfs on /sys", with(&right, &[fresh(c"tmpfs", c"/sys/.")]), Some("/sys is not what")),
-        ("a tmpfs on /dev", with(&right, &[fresh(c"tmpfs", c"/dev/.")]), Some("/dev is not what")),
-        (
-            "a tmpfs for procfs",
-            exchanged(c"/proc", fresh(c"tmpfs", c"/proc")),
-            Some("/proc is not the procfs that was mounted there"),
-        ),
-        ("a tmpfs for sysfs", exchanged(c"/sys", fresh(c"tmpfs", c"/sys")), Some("/sys is not what")),
-        ("a writable sysfs", exchanged(c"/sys", fresh(c"sysfs", c"/sys")), Some("/sys is not read-only")),
-        (
-            "a writable mask",
-            exchanged(c"/sys/firmware", fresh(c"tmpfs", c"/sys/firmware")),
-            Some("/sys/firmware is not masked"),
-        ),
-        ("a device that is not null", zero(c"/proc/keys"), Some("/proc/keys is not masked")),
-        (
-            "a mount on a read-only path",
-            with(&right, &[fresh(c"tmpfs", c"/proc/sys")]),
-            Some("/proc/sys is not read-only"),
-        ),
-        (
-            "a mount above what is missing",
-            with(&right, &[fresh(c"tmpfs", c"/proc/fs")]),
-            Some("/proc/fs/coracle/nothing is not masked"),
-        ),
-        (
-            "an image volume after the masks",
-            with(&right, &[Op::BindSelf { path: Text::new(c"/proc") }]),
-            Some("mount image volume /proc: a link of the image leads there"),
-        ),
-    ];
-    for (number, (what, record, expected)) in (1..).zip(table) {
+    let right = right_record(&directory);
+    assert_eq!(outcome(&monitor, 0, &right), None, "as planned");
+    for (number, (what, record, expected)) in (1..).zip(cases(&right)) {
         let found = outcome(&monitor, number, &record);
         let is_expected = match (&found, expected) {
             (Some(found), Some(expected)) => found.contains(expected),
@@ -169,6 +114,79 @@ fn what_is_not_as_planned_does_not_start() {
         };
         assert!(is_expected, "{what}: {found:?}, expected {expected:?}");
     }
+}
+
+/// A record that lacks one defence does not start its process.
+#[test]
+fn what_is_not_as_planned_does_not_start() {
+    check_all("lacking", |right| {
+        let exchanged = |path: &CStr, other: Op<'static>| {
+            let is_it = |op: &Op<'_>| is_fresh(op, path) || is_mask(op, path);
+            changed(right, |op, ops| ops.push(if is_it(&op) { other } else { op }))
+        };
+        let no_keys = without(right, |op| is_mask(op, c"/proc/keys"));
+        let no_firmware = without(right, |op| is_mask(op, c"/sys/firmware"));
+        let no_sys = without(right, |op| is_read_only(op, c"/proc/sys"));
+        let writable_mask = exchanged(c"/sys/firmware", fresh(c"tmpfs", c"/sys/firmware"));
+        vec![
+            ("a file's mask", no_keys, Some("/proc/keys is not masked")),
+            ("a directory's mask", no_firmware, Some("/sys/firmware is not masked")),
+            ("a writable mask", writable_mask, Some("/sys/firmware is not masked")),
+            ("a read-only path", no_sys, Some("/proc/sys is not read-only")),
+            ("the root", without(right, |op| *op == Op::ReadOnlyRoot), Some("/ is not read-only")),
+            ("procfs", without(right, |op| is_fresh(op, c"/proc")), Some("/proc")),
+            (
+                "a tmpfs for procfs",
+                exchanged(c"/proc", fresh(c"tmpfs", c"/proc")),
+                Some("/proc is not the procfs"),
+            ),
+            ("a tmpfs for sysfs", exchanged(c"/sys", fresh(c"tmpfs", c"/sys")), Some("/sys is not what")),
+            ("a writable sysfs", exchanged(c"/sys", fresh(c"sysfs", c"/sys")), Some("/sys is not read-only")),
+        ]
+    });
+}
+
+/// A record with one mount too many does not start its process.
+#[test]
+fn what_is_mounted_beside_the_plan_does_not_start() {
+    check_all("beside", |right| {
+        let zero = changed(right, |op, ops| {
+            let attach = Op::Attach {
+                slot: 200,
+                target: Text::new(c"/proc/keys"),
+                attributes: 0,
+                attributes_recursive: false,
+                propagation: Propagation::Private,
+                skip_missing: false,
+            };
+            match op {
+                Op::Unshare { .. } => ops.extend([zero_tree(), op]),
+                Op::Verify { .. } => ops.extend([attach, op]),
+                op => ops.push(op),
+            }
+        });
+        let more = |op: Op<'static>| with(right, &[op]);
+        let image_volume = more(Op::BindSelf { path: Text::new(c"/proc") });
+        vec![
+            ("a device that is not null", zero, Some("/proc/keys is not masked")),
+            ("a second procfs", more(fresh(c"proc", c"/proc")), Some("mount proc on /proc: too many")),
+            ("one by another name", more(fresh(c"proc", c"/proc/.")), Some("/proc is not the procfs")),
+            ("a tmpfs on /sys", more(fresh(c"tmpfs", c"/sys/.")), Some("/sys is not what")),
+            ("a tmpfs on /dev", more(fresh(c"tmpfs", c"/dev/.")), Some("/dev is not what")),
+            (
+                "one on a read-only path",
+                more(fresh(c"tmpfs", c"/proc/sys")),
+                Some("/proc/sys is not read-only"),
+            ),
+            (
+                "one above what is missing",
+                more(fresh(c"tmpfs", c"/proc/fs")),
+                Some("/proc/fs/coracle/nothing is not masked"),
+            ),
+            ("an image volume after the masks", image_volume, Some("mount image volume /proc: a link")),
+            ("one that hides nothing of it", more(fresh(c"tmpfs", c"/work")), None),
+        ]
+    });
 }
 
 /// It costs each start less than 0.1 ms, its budget (docs/performance.md). Printed is the processor's time of a process whose
