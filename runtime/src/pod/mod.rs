@@ -13,7 +13,7 @@
 mod attachment;
 pub(crate) mod clock;
 mod container;
-mod exec;
+pub(crate) mod exec;
 mod files;
 mod garbage;
 mod hooks;
@@ -21,6 +21,7 @@ mod latch;
 mod link;
 pub(crate) mod notices;
 mod operations;
+pub(crate) mod output;
 pub(crate) mod paths;
 pub(crate) mod record;
 mod recover;
@@ -127,6 +128,8 @@ pub(crate) struct Pods {
     listeners: notices::Listeners,
     /// What is being made, started, stopped and removed.
     pub(crate) operations: Rc<Operations>,
+    /// Of every ExecSync in flight.
+    exec_output: Rc<output::Budget>,
 }
 
 /// One pod sandbox.
@@ -193,6 +196,7 @@ impl Pods {
             warned: RefCell::default(),
             listeners: notices::Listeners::default(),
             operations: Rc::default(),
+            exec_output: output::Budget::new(),
         })
     }
 
