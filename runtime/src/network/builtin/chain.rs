@@ -28,10 +28,11 @@ pub(super) fn add(
     outcome: &mut CniOutcome,
 ) -> Result<(), Error> {
     let made = result::read(&outcome.result, &attachment.interface);
+    rules::add(netfilter, plan, &attachment.container_id, &made.addresses)?;
+    // After the rules, which keep others from using it.
     if plan.ports.iter().any(|ports| ports.masquerades) {
         route_localhost(&made)?;
     }
-    rules::add(netfilter, plan, &attachment.container_id, &made.addresses)?;
     if plan.limits != Limits::default() {
         limit(plan, attachment, &made, outcome)?;
     }
@@ -76,7 +77,8 @@ fn addresses_inside(attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
     Ok(pod.addresses(link.index)?.iter().map(|network| network.address).collect())
 }
 
-/// Lets packets from 127.0.0.1 leave by the link that leads to the pod: a port of the node is asked for there, too.
+/// Lets packets from 127.0.0.1 leave by the link that leads to the pod: a port of the node is asked for there, too. That
+/// also lets packets for 127.0.0.1 in, which the guard of our table drops ([`rules`]).
 fn route_localhost(made: &Made) -> Result<(), Error> {
     let Some(own) = made.addresses.iter().find(|network| network.address.is_ipv4()) else { return Ok(()) };
     let node = Socket::route()?;
