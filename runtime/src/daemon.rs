@@ -13,6 +13,7 @@ use coracle_sandbox::{capability, probe, umask};
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::error::{Context, Error, Kind};
+use crate::hostpath::HostPaths;
 use crate::image::{self, Images};
 use crate::network::{self, Network};
 use crate::plugins::Plugins;
@@ -73,6 +74,7 @@ impl Daemon {
             view: OnceCell::new(),
             network: Rc::clone(&network),
             images: Rc::clone(&images),
+            host_paths: HostPaths::new(Rc::clone(&workers), &root),
             workers,
             plugins: Rc::clone(&plugins),
             clock: clock::Clock::default(),

@@ -6,6 +6,7 @@
 //!                   (pure)            (pure)                                   │ joins
 //!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
+//!   paths that may not answer ───────────────► hostpath
 //!   what monitors see of the host's files ───► view
 //!   links, addresses, routes, nftables ──────► netlink
 //!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
@@ -22,6 +23,7 @@ mod mountinfo;
 pub mod capability;
 pub mod cgroup;
 pub mod device;
+pub mod hostpath;
 pub mod identity;
 pub mod jail;
 pub mod lsm;
@@ -32,9 +34,9 @@ pub mod plan;
 pub mod probe;
 pub mod rank;
 pub mod seccomp;
+pub mod umask;
 pub mod userns;
 pub mod view;
-pub mod umask;
 
 pub use coracle_sys::process::forget_code;
 pub use coracle_wire::{

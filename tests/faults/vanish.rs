@@ -68,8 +68,9 @@ fn a_start_whose_client_vanishes_is_listed_as_it_is() {
         let id = stage.create(&config);
         let request = StartContainerRequest { container_id: id.clone() };
         let asked = request.clone();
-        node.another()
-            .vanish(patience(number), |mut client| async move { client.start_container(asked).await.map(drop) });
+        node.another().vanish(patience(number), |mut client| async move {
+            client.start_container(asked).await.map(drop)
+        });
         // A retry joins the start that is under way, or is told that it has started.
         match node.start_container(request) {
             Ok(_) => {}
@@ -99,8 +100,9 @@ fn what_clients_left_behind_settles_to_the_truth() {
         let config = stage.config(&format!("gone{number}"), &["sleep", "forever"]);
         let id = stage.create(&config);
         let asked = StartContainerRequest { container_id: id.clone() };
-        node.another()
-            .vanish(patience(number), |mut client| async move { client.start_container(asked).await.map(drop) });
+        node.another().vanish(patience(number), |mut client| async move {
+            client.start_container(asked).await.map(drop)
+        });
         let named = format!("containers/{id}");
         let lives = || {
             let monitor = node.monitors()[0].pid;
@@ -117,11 +119,13 @@ fn what_clients_left_behind_settles_to_the_truth() {
         assert_eq!(is_running, lives(), "{number}");
         // Of stop and remove, too, each ends without its client.
         let asked = StopContainerRequest { container_id: id.clone(), timeout: 0 };
-        node.another()
-            .vanish(patience(number), |mut client| async move { client.stop_container(asked).await.map(drop) });
+        node.another().vanish(patience(number), |mut client| async move {
+            client.stop_container(asked).await.map(drop)
+        });
         let asked = RemoveContainerRequest { container_id: id.clone() };
-        node.another()
-            .vanish(patience(number), |mut client| async move { client.remove_container(asked).await.map(drop) });
+        node.another().vanish(patience(number), |mut client| async move {
+            client.remove_container(asked).await.map(drop)
+        });
         node.remove_container(RemoveContainerRequest { container_id: id.clone() }).expect("the retry");
         assert!(!lives(), "{number}: nothing of it is left");
     }
@@ -138,11 +142,13 @@ fn pods_whose_clients_vanish_while_they_go_are_gone() {
         let id = node.run_pod(&pod);
         node.run_container(&id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
         let asked = StopPodSandboxRequest { pod_sandbox_id: id.clone() };
-        node.another()
-            .vanish(patience(number), |mut client| async move { client.stop_pod_sandbox(asked).await.map(drop) });
+        node.another().vanish(patience(number), |mut client| async move {
+            client.stop_pod_sandbox(asked).await.map(drop)
+        });
         let asked = RemovePodSandboxRequest { pod_sandbox_id: id.clone() };
-        node.another()
-            .vanish(patience(number), |mut client| async move { client.remove_pod_sandbox(asked).await.map(drop) });
+        node.another().vanish(patience(number), |mut client| async move {
+            client.remove_pod_sandbox(asked).await.map(drop)
+        });
         let retry = RemovePodSandboxRequest { pod_sandbox_id: id };
         node.remove_pod_sandbox(retry).expect("the retry");
         assert!(node.monitors().is_empty(), "{number}");

@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_job::ContainerEdits;
+use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{ContainerId, ExitRecord, Request, plan};
 use event_listener::Event as Changed;
 
@@ -32,9 +33,11 @@ use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
 use crate::error::{Error, Kind};
 use crate::plugins::Turn;
 use crate::{log, reactor};
+use on_host::OnHost;
 
 mod devices;
 mod filter;
+mod on_host;
 mod resolve;
 mod start;
 mod update;
@@ -42,7 +45,6 @@ mod volumes;
 
 pub(crate) use filter::compile_filter;
 pub(crate) use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved};
-pub(crate) use volumes::bind_source;
 
 /// Longest wait for a request that the monitor answers at once.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -61,11 +63,18 @@ impl Pods {
         pod: Rc<Pod>,
         spec: ContainerSpec,
     ) -> Result<ContainerId, Error> {
+        if let Some(container) = self.named_container(&pod, &spec)? {
+            container.made.wait().await?;
+            return Ok(container.id);
+        }
+        self.require_ready(&pod)?;
         // Before the name is taken: a wait in between would let a second request in.
         let edits = self.cdi_edits(spec.cdi_devices.clone()).await?;
+        let title = || format!("container {}", spec.name);
+        let on_host = self.look_at_host(&spec, &edits).await.map_err(|error| error.context(title()))?;
         let container = match self.named_container(&pod, &spec)? {
             Some(container) => container,
-            None => self.reserve_container(&pod, spec, &edits)?,
+            None => self.reserve_container(&pod, spec, (&edits, on_host))?,
         };
         container.made.wait().await?;
         Ok(container.id)
@@ -88,13 +97,13 @@ impl Pods {
         self: &Rc<Self>,
         pod: &Rc<Pod>,
         spec: ContainerSpec,
-        edits: &ContainerEdits,
+        (edits, on_host): (&ContainerEdits, OnHost),
     ) -> Result<Rc<Container>, Error> {
         self.require_ready(pod)?;
         let name = spec.name.clone();
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
         let resolved =
-            self.resolve(pod, id, spec, edits).map_err(|error| error.context(format!("container {name}")))?;
+            self.resolve(pod, id, spec, (edits, on_host)).map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record.clone());
         self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);
@@ -484,7 +493,7 @@ impl Pods {
         if path.as_os_str().is_empty() {
             return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", container.title())));
         }
-        let log = start::open_log(&path)?;
+        let log = self.node.host_paths.open_log(&path, &mut Mounts::default()).await?;
         let link = container.pod.link()?;
         let reopened =
             link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;

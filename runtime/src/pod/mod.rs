@@ -32,7 +32,7 @@ pub(crate) mod state;
 mod steps;
 pub(crate) mod streams;
 
-pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, bind_source, compile_filter};
+pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,6 +46,7 @@ use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::Mutex;
 
 use crate::error::{Error, Kind};
+use crate::hostpath::HostPaths;
 use crate::image::Images;
 use crate::log;
 use crate::network::Network;
@@ -74,6 +75,7 @@ pub(crate) struct Node {
     pub(crate) network: Rc<Network>,
     pub(crate) images: Rc<Images>,
     pub(crate) workers: Rc<Workers>,
+    pub(crate) host_paths: Rc<HostPaths>,
     pub(crate) plugins: Rc<Plugins>,
     pub(crate) clock: clock::Clock,
     /// `/proc/sys/kernel/random/boot_id`.

@@ -16,6 +16,7 @@ mod damaged;
 mod export;
 mod failure;
 mod hook;
+mod host;
 mod image_config;
 mod import;
 mod jail;
@@ -120,6 +121,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),
+        Job::LookAtHost(question) => host::look(&question).map(Outcome::Looked),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }
