@@ -23,6 +23,7 @@ mod exit;
 mod frame;
 mod id;
 mod launch;
+mod timestamp;
 
 pub use exit::{DamagedExit, EXIT_RECORD_BYTES_MAX, Exit, ExitRecord, decode_exit, encode_exit};
 pub use frame::{
@@ -34,3 +35,4 @@ pub use launch::{
     Block, HOST_NAMESPACE, KernelDirectory, Mismatch, Op, Propagation, RECORD_VERSION, RecordHeader, Text,
     Walk, walk,
 };
+pub use timestamp::{TIMESTAMP_BYTES, timestamp};
