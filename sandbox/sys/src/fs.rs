@@ -18,8 +18,6 @@ pub const O_CREAT: u64 = 0o100;
 pub const O_TRUNC: u64 = 0o1000;
 /// Do not make it the controlling terminal.
 pub const O_NOCTTY: u64 = 0o400;
-/// Writes go to the end.
-pub const O_APPEND: u64 = 0o2000;
 /// Answer EAGAIN instead of waiting.
 pub const O_NONBLOCK: u64 = 0o4000;
 /// Only directories.
