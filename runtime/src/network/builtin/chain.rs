@@ -8,10 +8,10 @@ use std::path::Path;
 
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_sandbox::netlink::{self, Batch, Link, Socket};
+use sha2::{Digest as _, Sha512};
 
 use super::attach::{set, show};
 use super::conf::{Limits, Plan};
-use super::digest::sha512;
 use super::result::{self, Made};
 use super::rules::{self, Netfilter};
 use crate::error::{Error, Kind};
@@ -90,7 +90,7 @@ fn route_localhost(made: &Made) -> Result<(), Error> {
 }
 
 fn detour_name(plan: &Plan, attachment: &Attachment) -> String {
-    let digest = sha512(format!("{}{}", plan.network, attachment.container_id).as_bytes());
+    let digest = Sha512::digest(format!("{}{}", plan.network, attachment.container_id));
     let digits: String = digest[..DETOUR_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{DETOUR}{digits}")
 }
