@@ -29,7 +29,6 @@ mod report;
 mod scope;
 mod store;
 mod tls;
-mod toml_tree;
 mod unpack;
 mod users;
 mod yaml;
