@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, mount};
+use coracle_wire::SHARED_PROC;
 use nix::errno::Errno;
 
 use crate::Error;
@@ -148,6 +149,7 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     mount::pivot_root(c".", c".").map_err(root)?;
     mount::unmount(c".", mount::MNT_DETACH).map_err(root)?;
     sys::fs::change_directory_to(c"/").map_err(root)?;
+    sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
     for (index, part, tree) in trees {
         let errno =
             |error: std::io::Error| (index, sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0)));

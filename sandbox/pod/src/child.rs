@@ -9,10 +9,12 @@
 use core::ffi::CStr;
 
 use coracle_sys::process::{self, Control, Heirs, Pointers};
+use coracle_sys::sibling::{self, Sibling, SiblingPid};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
-use crate::mounts;
+use crate::init::{self, Init};
+use crate::mounts::{self, SharedProc};
 use crate::root::{Make, Root};
 
 /// Trees a record may hold at once: slots are below it (`Op::OpenTree`).
@@ -21,6 +23,8 @@ const TREES_MAX: usize = 256;
 const UMASK: u32 = 0o022;
 /// The record itself cannot be read.
 const DAMAGED: Errno = Errno(0);
+/// The first number behind the report's.
+const AFTER_REPORT: i32 = 4;
 /// Bytes of a [`Failure`] on the pipe.
 pub(crate) const FAILURE_BYTES: usize = 6;
 
@@ -54,8 +58,8 @@ impl Failure {
 pub(crate) enum Home<'a> {
     /// In namespaces its record makes. The host's mount namespace is for `OpenTree` with `from_host`.
     Own {
-        /// The host's mount namespace.
-        host: FdRef<'a>,
+        /// The host's mount namespace, where the record needs it.
+        host: Option<FdRef<'a>>,
         /// The pod's user namespace, where it has one.
         user: Option<FdRef<'a>>,
     },
@@ -79,14 +83,51 @@ pub(crate) struct Launch<'a> {
     pub(crate) terminal: FdRef<'a>,
     /// Where it ends up.
     pub(crate) home: Home<'a>,
+    /// How it gets into its PID namespace.
+    pub(crate) steps: Steps<'a>,
+}
+
+/// How a process gets into its PID namespace. Where other processes are in there, they may trace whatever they see
+/// (CAP_SYS_PTRACE): what appears must then have nothing that they do not have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Steps<'a> {
+    /// It was cloned into it: the namespace is new, or the monitor's own.
+    One,
+    /// A second process ([`coracle_sys::sibling`]) walks the whole record in the namespace. For pods with a user namespace:
+    /// who is in one cannot trace a process whose memory belongs to the node's (`mm->user_ns`, ptrace(2)), as it does here
+    /// until exec.
+    SecondWalks(Second<'a>),
+    /// The record is walked outside; a second process is made when nothing is left but a filter that needs no right, and
+    /// exec.
+    SecondExecs {
+        /// How it is made.
+        second: Second<'a>,
+        /// A start: it has a procfs of the namespace from [`SHARED_PROC`].
+        mounts_proc: bool,
+    },
+}
+
+/// A second process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Second<'a> {
+    /// pidfd of a process in the PID namespace.
+    pub(crate) beside: FdRef<'a>,
+    /// Where the monitor reads its pid.
+    pub(crate) pid: &'a SiblingPid,
 }
 
 /// The life of a clone up to exec; with a failure it reports and ends.
 pub(crate) fn run(launch: &Launch<'_>) -> ! {
     let mut report = launch.report;
-    let errno = prepare(launch).map(|(record, place)| {
+    let errno = enter_pids(launch.steps).and_then(|()| prepare(launch)).map(|(record, place, proc)| {
         report = place.report;
-        Walker::new(Some(place)).walk(&record)
+        let mut walker = Walker::new(Some(place));
+        walker.proc = proc;
+        walker.second = match launch.steps {
+            Steps::SecondExecs { second, .. } => Some(second.pid),
+            Steps::One | Steps::SecondWalks(_) => None,
+        };
+        walker.walk(&record)
     });
     let failure = match errno {
         Ok(Err(failure)) => failure,
@@ -98,10 +139,32 @@ pub(crate) fn run(launch: &Launch<'_>) -> ! {
     process::exit(127)
 }
 
-/// Walks the pod's setup record in the monitor itself.
-pub(crate) fn set_up(record: FdRef<'_>) -> Result<(), Failure> {
+/// Chooses the PID namespace of the second process; one that walks the record is made here.
+fn enter_pids(steps: Steps<'_>) -> Result<(), Errno> {
+    match steps {
+        Steps::One => Ok(()),
+        Steps::SecondExecs { second, .. } => process::setns(second.beside, process::CLONE_NEWPID),
+        Steps::SecondWalks(second) => {
+            process::setns(second.beside, process::CLONE_NEWPID)?;
+            become_second(second.pid)
+        }
+    }
+}
+
+/// Comes back in the second process; the first one ends.
+fn become_second(pid: &SiblingPid) -> Result<(), Errno> {
+    match sibling::clone_sibling(pid)? {
+        Sibling::Caller => process::exit(0),
+        Sibling::New => Ok(()),
+    }
+}
+
+/// Walks the pod's setup record in the monitor itself; with it the PID namespace is made that containers share.
+pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     let record = fs::Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
-    Walker::new(None).walk(&record).map(drop)
+    let mut walker = Walker::new(None);
+    walker.walk(&record)?;
+    Ok(walker.init)
 }
 
 /// The clone's descriptors, at numbers of their own.
@@ -113,40 +176,48 @@ struct Place {
 }
 
 /// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 terminal socket,
-/// 5 home, 6 user namespace where there is one; no others.
-fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place), Errno> {
-    const ABOVE_PLACES: i32 = 16;
+/// 5 the host's mount namespace or the container, 6 user namespace, each where there is one; no others.
+fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place, Option<SharedProc>), Errno> {
     process::control(Control::NotDumpable)?;
     process::set_umask(0);
-    process::new_session()?;
+    // Of the process that execs.
+    let is_last = !matches!(launch.steps, Steps::SecondExecs { .. });
+    if is_last {
+        process::new_session()?;
+    }
     process::set_signal_mask(0)?;
     let record = fs::Mapping::sealed(launch.record)?;
     let (home, user) = match launch.home {
         Home::Own { host, user } => (host, user),
-        Home::Of { container } => (container, None),
+        Home::Of { container } => (Some(container), None),
     };
-    let [stdin, stdout, stderr] = launch.standard;
-    let sources = [stdin, stdout, stderr, launch.report, launch.terminal, home, user.unwrap_or(home)];
-    // First out of the way of the places, so that no place is overwritten before it is read.
-    let mut moved = [0; 7];
-    let moved = if user.is_some() { &mut moved[..] } else { &mut moved[..6] };
-    for (moved, source) in moved.iter_mut().zip(sources) {
-        *moved = fs::duplicate(source, ABOVE_PLACES)?.leak();
-    }
-    for (place, moved) in (0..).zip(moved.iter()) {
-        fs::duplicate_to(FdRef::standing(*moved), place, place > 2)?;
-    }
-    fs::close_from(moved.len() as i32)?;
-    let fifth = FdRef::standing(5);
-    let home = match launch.home {
-        Home::Own { user, .. } => Home::Own { host: fifth, user: user.map(|_| FdRef::standing(6)) },
-        Home::Of { .. } => Home::Of { container: fifth },
+    let kept = |file| Some((file, false));
+    let ours = |file| Some((file, true));
+    let [stdin, stdout, stderr] = launch.standard.map(kept);
+    let files = [
+        stdin,
+        stdout,
+        stderr,
+        ours(launch.report),
+        ours(launch.terminal),
+        home.and_then(ours),
+        user.and_then(ours),
+    ];
+    let [_, _, _, report, terminal, fifth, user] = fs::arrange(files)?;
+    let home = match (launch.home, fifth) {
+        (Home::Own { .. }, host) => Home::Own { host, user },
+        (Home::Of { .. }, container) => Home::Of { container: container.ok_or(Errno::EINVAL)? },
     };
-    Ok((record, Place { report: FdRef::standing(3), terminal: FdRef::standing(4), home }))
+    let (report, terminal) = (report.ok_or(Errno::EINVAL)?, terminal.ok_or(Errno::EINVAL)?);
+    let proc = match launch.steps {
+        Steps::SecondExecs { mounts_proc: true, .. } => Some(SharedProc::open()?),
+        Steps::SecondExecs { .. } | Steps::One | Steps::SecondWalks(_) => None,
+    };
+    Ok((record, Place { report, terminal, home }, proc))
 }
 
 /// Walks a record.
-struct Walker {
+struct Walker<'a> {
     /// `None`: the monitor itself.
     place: Option<Place>,
     /// Of the container, once inside.
@@ -154,11 +225,33 @@ struct Walker {
     trees: [Option<Fd>; TREES_MAX],
     umask: u32,
     takes_usual_turns: bool,
+    /// The PID namespace that the setup record makes.
+    init: Option<Init>,
+    /// A procfs of another PID namespace than this process's.
+    proc: Option<SharedProc>,
+    /// The exec is another process's, which is still to be made.
+    second: Option<&'a SiblingPid>,
+    /// Of an exec: it has joined its container.
+    is_home: bool,
+    has_capabilities: bool,
+    has_terminal: bool,
 }
 
-impl Walker {
+impl<'a> Walker<'a> {
     fn new(place: Option<Place>) -> Self {
-        Self { place, root: None, trees: [const { None }; TREES_MAX], umask: UMASK, takes_usual_turns: false }
+        Self {
+            place,
+            root: None,
+            trees: [const { None }; TREES_MAX],
+            umask: UMASK,
+            takes_usual_turns: false,
+            init: None,
+            proc: None,
+            second: None,
+            is_home: false,
+            has_capabilities: false,
+            has_terminal: false,
+        }
     }
 
     /// The number of operations, when all are done; a container's last one does not come back.
@@ -168,6 +261,7 @@ impl Walker {
         for op in walk(record).map_err(|_| damaged(0))? {
             let op = op.map_err(|_| damaged(index))?;
             self.enter_home(&op)
+                .and_then(|()| self.hand_over(&op))
                 .and_then(|()| self.perform(&op))
                 .map_err(|errno| Failure { index, errno })?;
             index = index.checked_add(1).ok_or(damaged(index))?;
@@ -180,7 +274,7 @@ impl Walker {
         let Some(Place { home: Home::Of { container }, .. }) = self.place else { return Ok(()) };
         let is_for_the_host =
             matches!(next, Op::WriteFile { .. } | Op::Limit { .. } | Op::GiveStreams { .. });
-        if self.root.is_some() || is_for_the_host {
+        if self.is_home || is_for_the_host {
             return Ok(());
         }
         // A container may have others than its pod (NRI).
@@ -192,7 +286,33 @@ impl Walker {
             joined => joined.and_then(|()| become_root())?,
         }
         self.root = Some(Root::open()?);
+        self.is_home = true;
         Ok(())
+    }
+
+    /// Before the first operation that needs no right which the container does not have, a second process takes over, in
+    /// the container's PID namespace.
+    fn hand_over(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+        let is_last = match next {
+            Op::Exec { .. } => true,
+            // With no_new_privs it comes after the capabilities.
+            Op::Seccomp { .. } => self.has_capabilities,
+            _ => false,
+        };
+        let Some(pid) = self.second.take_if(|_| is_last) else { return Ok(()) };
+        self.leave_behind()?;
+        become_second(pid)?;
+        process::new_session()?;
+        let [stdin, ..] = FdRef::STANDARD_STREAMS;
+        if self.has_terminal { fs::set_controlling_terminal(stdin) } else { Ok(()) }
+    }
+
+    /// From here on only the standard streams and the report are needed.
+    fn leave_behind(&mut self) -> Result<(), Errno> {
+        self.root = None;
+        self.proc = None;
+        self.trees = [const { None }; TREES_MAX];
+        fs::close_from(AFTER_REPORT)
     }
 
     fn perform(&mut self, op: &Op<'_>) -> Result<(), Errno> {
@@ -218,7 +338,14 @@ impl Walker {
             }
             Op::PivotRoot { new_root } => self.pivot(text(new_root)?),
             Op::Filesystem { kind, options, attributes, target } => {
-                mounts::filesystem(self.root()?, text(kind)?, &options, attributes, text(target)?)
+                let (kind, target) = (text(kind)?, text(target)?);
+                match &mut self.proc {
+                    Some(proc) if kind == c"proc" => {
+                        let root = self.root.as_ref().ok_or(Errno::EINVAL)?;
+                        proc.mount(root, &options, attributes, target)
+                    }
+                    _ => mounts::filesystem(self.root()?, kind, &options, attributes, target),
+                }
             }
             Op::Attach { slot, target, attributes, attributes_recursive, propagation, skip_missing } => {
                 let tree = self.take_tree(slot)?;
@@ -261,10 +388,16 @@ impl Walker {
                 }
                 fs::change_directory(root.find(path, flags)?.borrow())
             }
-            Op::BoundingSet { keep } => drop_bounding(keep),
+            Op::BoundingSet { keep } => {
+                if self.place.is_some() {
+                    self.leave_behind()?;
+                }
+                drop_bounding(keep)
+            }
             Op::Groups { gids } => process::set_groups(gids),
             Op::User { uid, gid } => set_user(uid, gid),
             Op::Capabilities { effective, permitted, inheritable, ambient } => {
+                self.has_capabilities = true;
                 process::set_capabilities(effective, permitted, inheritable)?;
                 process::control(Control::ClearAmbient)?;
                 (0..64)
@@ -307,6 +440,11 @@ impl Walker {
             Op::Owner { path, uid, gid } => self
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
+            Op::SharedPidNamespace if self.place.is_none() => {
+                self.init = Some(init::start()?);
+                Ok(())
+            }
+            Op::SharedPidNamespace => Err(Errno::EINVAL),
             Op::Exec { candidates, arguments, environment } => {
                 self.place.ok_or(Errno::EINVAL)?;
                 self.take_usual_turns();
@@ -395,7 +533,7 @@ impl Walker {
 
     /// In the host's mount namespace, where paths are that the pod's does not have.
     fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
-        let Some(Place { home: Home::Own { host, .. }, .. }) = self.place else {
+        let Some(Place { home: Home::Own { host: Some(host), .. }, .. }) = self.place else {
             return Err(Errno::EINVAL);
         };
         let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
@@ -435,7 +573,11 @@ impl Walker {
         let master = root.find(c"/dev/pts/ptmx", fs::O_RDWR | fs::O_NOCTTY)?;
         let slave = fs::open_terminal_peer(master.borrow())?;
         socket::send(place.terminal, b"t", &[master.borrow()])?;
-        process_terminal(&slave)?;
+        (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))?;
+        // Else by the process that leads the session.
+        if self.second.is_none() {
+            fs::set_controlling_terminal(slave.borrow())?;
+        }
         // An exec's terminal is its own; /dev/console stays the container's.
         if matches!(place.home, Home::Own { .. }) {
             let tree = mount::clone_tree(slave.borrow(), c"", mount::AT_EMPTY_PATH)?;
@@ -447,13 +589,9 @@ impl Walker {
             }
             mount::attach(tree.borrow(), console.borrow())?;
         }
+        self.has_terminal = true;
         Ok(())
     }
-}
-
-fn process_terminal(slave: &Fd) -> Result<(), Errno> {
-    fs::set_controlling_terminal(slave.borrow())?;
-    (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))
 }
 
 fn text(text: Text<'_>) -> Result<&CStr, Errno> {
@@ -470,7 +608,7 @@ fn write_file(path: &CStr, data: &[u8], is_optional: bool) -> Result<(), Errno> 
     }
 }
 
-fn drop_bounding(keep: u64) -> Result<(), Errno> {
+pub(crate) fn drop_bounding(keep: u64) -> Result<(), Errno> {
     for capability in (0..64).filter(|capability| keep >> capability & 1 == 0) {
         match process::control(Control::DropBounding(capability)) {
             // This kernel has no capability of that number, nor any above.
@@ -492,12 +630,14 @@ fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
     })?;
     process::control(Control::KeepCapabilities)?;
     process::set_group(gid)?;
-    process::set_user(uid)
+    process::set_user(uid)?;
+    // New ids make a process what fs.suid_dumpable says.
+    process::control(Control::NotDumpable)
 }
 
 /// Hands the standard streams that `which` chooses to `uid`.
 fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno> {
-    for stream in (0..3).map(FdRef::standing) {
+    for stream in FdRef::STANDARD_STREAMS {
         if which(fs::stat(stream)?) {
             // In a user namespace what is from outside cannot be given away; the open one works all the same.
             let _ = fs::change_owner(stream, uid);
@@ -509,7 +649,8 @@ fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno>
 /// A process that enters a user namespace is nobody there, with every capability.
 fn become_root() -> Result<(), Errno> {
     process::set_group(0)?;
-    process::set_user(0)
+    process::set_user(0)?;
+    process::control(Control::NotDumpable)
 }
 
 /// Comes back only with the reason why none of the candidates could be exec'ed.

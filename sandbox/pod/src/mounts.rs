@@ -8,8 +8,9 @@ use core::ffi::CStr;
 
 use coracle_sys::mount::{self, Attributes};
 use coracle_sys::{Errno, Fd, FdRef, fs};
-use coracle_wire::{Block, Propagation};
+use coracle_wire::{Block, Propagation, SHARED_PROC};
 
+use crate::init::PROC_ATTRIBUTES;
 use crate::root::{Make, Root};
 
 /// procfs (statfs(2)).
@@ -48,13 +49,61 @@ pub(crate) fn filesystem(
     }
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), attributes)?;
-    let found = root.find_or_make(target, Make::Directory(0o755))?;
-    // Where the kernel's files are expected they must be, or what masks them would mask something else.
     if kind == c"proc" || kind == c"sysfs" {
-        let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
-        if !fs::stat(itself.borrow())?.is_directory() {
-            return Err(Errno::ENOTDIR);
+        return attach_kernel_files(root, &mounted, target);
+    }
+    let found = root.find_or_make(target, Make::Directory(0o755))?;
+    mount::attach(mounted.borrow(), found.borrow())
+}
+
+/// A procfs that another process has mounted, for a container whose PID namespace the caller is not in: a new one would show
+/// the caller's.
+pub(crate) struct SharedProc {
+    /// Detached until the first use, then attached where that was.
+    tree: Fd,
+    is_attached: bool,
+}
+
+impl SharedProc {
+    /// A copy of the mount at [`SHARED_PROC`], in the mount namespace of the monitor.
+    pub(crate) fn open() -> Result<Self, Errno> {
+        let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0)?;
+        Ok(Self { tree, is_attached: false })
+    }
+
+    /// Mounts it on `target`, as [`filesystem`] does. EOPNOTSUPP with options: they would be those of all containers.
+    pub(crate) fn mount(
+        &mut self,
+        root: &Root,
+        options: &Block<'_>,
+        attributes: u64,
+        target: &CStr,
+    ) -> Result<(), Errno> {
+        if options.count != 0 {
+            return Err(Errno::EOPNOTSUPP);
         }
+        let again;
+        let tree = if self.is_attached {
+            again = mount::clone_tree(self.tree.borrow(), c"", mount::AT_EMPTY_PATH)?;
+            &again
+        } else {
+            &self.tree
+        };
+        if attributes != PROC_ATTRIBUTES {
+            set_attributes(tree.borrow(), attributes, false)?;
+        }
+        attach_kernel_files(root, tree, target)?;
+        self.is_attached = true;
+        Ok(())
+    }
+}
+
+/// Where the kernel's files are expected they must be, or what masks them would mask something else.
+fn attach_kernel_files(root: &Root, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
+    let found = root.find_or_make(target, Make::Directory(0o755))?;
+    let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
+    if !fs::stat(itself.borrow())?.is_directory() {
+        return Err(Errno::ENOTDIR);
     }
     mount::attach(mounted.borrow(), found.borrow())
 }

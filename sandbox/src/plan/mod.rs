@@ -79,6 +79,14 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     Ok(waiting.finish())
 }
 
+/// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
+/// hooks.
+pub fn needs_host(record: &[u8]) -> bool {
+    use coracle_wire::Op;
+    let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
+    coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
+}
+
 /// The seccomp filter that a launch record installs, for execs into its container.
 pub fn filter_of(record: &[u8]) -> Option<Seccomp> {
     coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {

@@ -242,7 +242,7 @@ pub fn pipe() -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two i32 to a local that lives across the call.
     unsafe { call(number::PIPE2, [ends.as_mut_ptr() as usize, O_CLOEXEC as usize]) }?;
-    Ok((Fd::inherited(ends[0]), Fd::inherited(ends[1])))
+    Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
 /// fcntl F_SETFL: makes the open file answer EAGAIN instead of waiting. Other status flags are cleared.
@@ -263,6 +263,34 @@ pub fn duplicate_to(file: FdRef<'_>, to: i32, close_on_exec: bool) -> Result<(),
     let flags = if close_on_exec { O_CLOEXEC as usize } else { 0 };
     // SAFETY: the call reads no memory. What `to` was is the caller's to know: it plans its own table.
     unsafe { call(number::DUP3, [file.argument(), to as usize, flags]) }.map(drop)
+}
+
+/// Puts these open files at the numbers from 0 on and closes every other descriptor: what a fresh child hands to the
+/// program it becomes, or keeps. `true`: closed by exec. Where there is `None` the number is closed. For a fresh child
+/// only, as [`close_from`].
+pub fn arrange<const N: usize>(
+    files: [Option<(FdRef<'_>, bool)>; N],
+) -> Result<[Option<FdRef<'static>>; N], Errno> {
+    let mut moved: [Option<Fd>; N] = [const { None }; N];
+    let mut placed = [None; N];
+    // First out of the way of the numbers, so that none is overwritten before it is read.
+    for (moved, file) in moved.iter_mut().zip(&files) {
+        *moved = file.map(|(file, _)| duplicate(file, N as i32)).transpose()?;
+    }
+    for (number, ((placed, moved), file)) in (0..).zip(placed.iter_mut().zip(&moved).zip(&files)) {
+        match moved {
+            Some(moved) => {
+                duplicate_to(moved.borrow(), number, file.is_some_and(|(_, on_exec)| on_exec))?;
+                // SAFETY: the call before opened it, and it stays open: this process owns none of these numbers.
+                *placed = Some(unsafe { FdRef::standing(number) });
+            }
+            // SAFETY: the call reads no memory. EBADF: there is nothing.
+            None => drop(unsafe { call(number::CLOSE, [number as usize]) }),
+        }
+    }
+    drop(moved);
+    close_from(N as i32)?;
+    Ok(placed)
 }
 
 /// close_range (Linux 5.9): closes every descriptor from `first` up. For a fresh child only, whose owned descriptors

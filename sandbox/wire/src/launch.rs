@@ -86,6 +86,9 @@ pub enum Propagation {
 /// The mount namespace of the host, for `Op::JoinNamespace` of a container's record: place 5 among its descriptors.
 pub const HOST_NAMESPACE: &CStr = c"/proc/self/fd/5";
 
+/// Where a monitor keeps the procfs of the PID namespace that its containers share, in its own mount namespace.
+pub const SHARED_PROC: &CStr = c"/shared-proc";
+
 /// One operation. Paths before `PivotRoot` are the host's; after it they are the container's, resolved inside its
 /// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -407,6 +410,9 @@ pub enum Op<'a> {
         /// In the container.
         gid: u32,
     },
+    /// In a pod's setup record: make the PID namespace that its containers share, with a first process that only reaps and
+    /// sleeps, and its procfs at [`SHARED_PROC`].
+    SharedPidNamespace,
 }
 
 /// Operations of a record, in order. `Err` once where it cannot be read, then the end.

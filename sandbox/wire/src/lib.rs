@@ -30,4 +30,6 @@ pub use frame::{
     ToMonitor, VERSION,
 };
 pub use id::{ContainerId, ExecId, InvalidId, PodId};
-pub use launch::{Block, HOST_NAMESPACE, Op, Propagation, RECORD_VERSION, RecordHeader, Text, Walk, walk};
+pub use launch::{
+    Block, HOST_NAMESPACE, Op, Propagation, RECORD_VERSION, RecordHeader, SHARED_PROC, Text, Walk, walk,
+};

@@ -105,6 +105,9 @@ impl Pods {
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.oom_counter.as_ref().map(AsFd::as_fd));
+        let host =
+            if plan::needs_host(&record) { Some(std::fs::File::open("/proc/self/ns/mnt")?) } else { None };
+        descriptors.extend(host.as_ref().map(AsFd::as_fd));
         let request = Request::Start {
             container: container.id,
             streams: Streams { stdin: spec.stdin, tty: spec.tty, log: log.is_some() },

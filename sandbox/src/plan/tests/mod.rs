@@ -85,6 +85,7 @@ fn mount(source: &str, target: &str) -> Mount {
 
 fn sandbox_plan() -> SandboxPlan {
     SandboxPlan {
+        shares_pids: false,
         namespaces: PodNamespaces { network: true, ipc: true, uts: true },
         shm_directory: "/p/shm".into(),
         host_name: "web-0".into(),
