@@ -1,20 +1,19 @@
-//! What a clone does until it becomes the container's process: it makes itself clean, then walks the launch record,
-//! operation by operation, up to exec. No decision is taken here and nothing is allocated; the first operation that
-//! fails ends it with its number and the kernel's, over a pipe that exec closes.
+//! What a clone does until it becomes the container's process: it walks the launch record, operation by operation, up to
+//! exec. No decision is taken here and nothing is allocated; the first operation that fails ends it with its number and the
+//! kernel's, over a pipe that exec closes.
 //!
-//! Clean means: not dumpable, so that no process of a container can look into it; no descriptor of the monitor; no
-//! signal blocked or ignored; a session of its own.
 //! The monitor walks the pod's setup record with the same code, in itself.
 
 use core::ffi::CStr;
 
 use coracle_sys::process::{self, Control, Heirs, Pointers};
-use coracle_sys::sibling::{self, Sibling, SiblingPid};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
 use crate::init::{self, Init};
-use crate::mounts::{self, SharedProc};
+use crate::keyring;
+use crate::launch::{Home, Place, become_second};
+use crate::mounts;
 use crate::root::{Make, Root};
 
 /// Trees a record may hold at once: slots are below it (`Op::OpenTree`).
@@ -22,9 +21,7 @@ const TREES_MAX: usize = 256;
 /// Mask of a process whose record sets none.
 const UMASK: u32 = 0o022;
 /// The record itself cannot be read.
-const DAMAGED: Errno = Errno(0);
-/// The first number behind the report's.
-const AFTER_REPORT: i32 = 4;
+pub(crate) const DAMAGED: Errno = Errno(0);
 /// Bytes of a [`Failure`] on the pipe.
 pub(crate) const FAILURE_BYTES: usize = 6;
 
@@ -53,112 +50,6 @@ impl Failure {
     }
 }
 
-/// Where a clone ends up.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Home<'a> {
-    /// In namespaces its record makes. The host's mount namespace is for `OpenTree` with `from_host`.
-    Own {
-        /// The host's mount namespace, where the record needs it.
-        host: Option<FdRef<'a>>,
-        /// The pod's user namespace, where it has one.
-        user: Option<FdRef<'a>>,
-    },
-    /// In those of the process this pidfd refers to, joined before the first operation that is no `WriteFile`: an
-    /// exec's record starts with joining the cgroup by paths of the host.
-    Of {
-        /// pidfd of the container's main process.
-        container: FdRef<'a>,
-    },
-}
-
-/// What a clone is given.
-pub(crate) struct Launch<'a> {
-    /// Sealed memfd.
-    pub(crate) record: FdRef<'a>,
-    /// stdin, stdout, stderr.
-    pub(crate) standard: [FdRef<'a>; 3],
-    /// Write end of the pipe for a [`Failure`].
-    pub(crate) report: FdRef<'a>,
-    /// Where `Op::Terminal` sends the master side.
-    pub(crate) terminal: FdRef<'a>,
-    /// Where it ends up.
-    pub(crate) home: Home<'a>,
-    /// How it gets into its PID namespace.
-    pub(crate) steps: Steps<'a>,
-}
-
-/// How a process gets into its PID namespace. Where other processes are in there, they may trace whatever they see
-/// (CAP_SYS_PTRACE): what appears must then have nothing that they do not have.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Steps<'a> {
-    /// It was cloned into it: the namespace is new, or the monitor's own.
-    One,
-    /// A second process ([`coracle_sys::sibling`]) walks the whole record in the namespace. For pods with a user namespace:
-    /// who is in one cannot trace a process whose memory belongs to the node's (`mm->user_ns`, ptrace(2)), as it does here
-    /// until exec.
-    SecondWalks(Second<'a>),
-    /// The record is walked outside; a second process is made when nothing is left but a filter that needs no right, and
-    /// exec.
-    SecondExecs {
-        /// How it is made.
-        second: Second<'a>,
-        /// A start: it has a procfs of the namespace from [`SHARED_PROC`].
-        mounts_proc: bool,
-    },
-}
-
-/// A second process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Second<'a> {
-    /// pidfd of a process in the PID namespace.
-    pub(crate) beside: FdRef<'a>,
-    /// Where the monitor reads its pid.
-    pub(crate) pid: &'a SiblingPid,
-}
-
-/// The life of a clone up to exec; with a failure it reports and ends.
-pub(crate) fn run(launch: &Launch<'_>) -> ! {
-    let mut report = launch.report;
-    let errno = enter_pids(launch.steps).and_then(|()| prepare(launch)).map(|(record, place, proc)| {
-        report = place.report;
-        let mut walker = Walker::new(Some(place));
-        walker.proc = proc;
-        walker.second = match launch.steps {
-            Steps::SecondExecs { second, .. } => Some(second.pid),
-            Steps::One | Steps::SecondWalks(_) => None,
-        };
-        walker.walk(&record)
-    });
-    let failure = match errno {
-        Ok(Err(failure)) => failure,
-        // A record without `Exec` at its end.
-        Ok(Ok(count)) => Failure { index: count, errno: DAMAGED },
-        Err(errno) => Failure { index: 0, errno },
-    };
-    let _ = fs::write(report, &failure.to_bytes());
-    process::exit(127)
-}
-
-/// Chooses the PID namespace of the second process; one that walks the record is made here.
-fn enter_pids(steps: Steps<'_>) -> Result<(), Errno> {
-    match steps {
-        Steps::One => Ok(()),
-        Steps::SecondExecs { second, .. } => process::setns(second.beside, process::CLONE_NEWPID),
-        Steps::SecondWalks(second) => {
-            process::setns(second.beside, process::CLONE_NEWPID)?;
-            become_second(second.pid)
-        }
-    }
-}
-
-/// Comes back in the second process; the first one ends.
-fn become_second(pid: &SiblingPid) -> Result<(), Errno> {
-    match sibling::clone_sibling(pid)? {
-        Sibling::Caller => process::exit(0),
-        Sibling::New => Ok(()),
-    }
-}
-
 /// Walks the pod's setup record in the monitor itself; with it the PID namespace is made that containers share.
 pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     let record = fs::Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
@@ -167,59 +58,10 @@ pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     Ok(walker.init)
 }
 
-/// The clone's descriptors, at numbers of their own.
-#[derive(Clone, Copy)]
-struct Place {
-    report: FdRef<'static>,
-    terminal: FdRef<'static>,
-    home: Home<'static>,
-}
-
-/// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 terminal socket,
-/// 5 the host's mount namespace or the container, 6 user namespace, each where there is one; no others.
-fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place, Option<SharedProc>), Errno> {
-    process::control(Control::NotDumpable)?;
-    process::set_umask(0);
-    // Of the process that execs.
-    let is_last = !matches!(launch.steps, Steps::SecondExecs { .. });
-    if is_last {
-        process::new_session()?;
-    }
-    process::set_signal_mask(0)?;
-    let record = fs::Mapping::sealed(launch.record)?;
-    let (home, user) = match launch.home {
-        Home::Own { host, user } => (host, user),
-        Home::Of { container } => (Some(container), None),
-    };
-    let kept = |file| Some((file, false));
-    let ours = |file| Some((file, true));
-    let [stdin, stdout, stderr] = launch.standard.map(kept);
-    let files = [
-        stdin,
-        stdout,
-        stderr,
-        ours(launch.report),
-        ours(launch.terminal),
-        home.and_then(ours),
-        user.and_then(ours),
-    ];
-    let [_, _, _, report, terminal, fifth, user] = fs::arrange(files)?;
-    let home = match (launch.home, fifth) {
-        (Home::Own { .. }, host) => Home::Own { host, user },
-        (Home::Of { .. }, container) => Home::Of { container: container.ok_or(Errno::EINVAL)? },
-    };
-    let (report, terminal) = (report.ok_or(Errno::EINVAL)?, terminal.ok_or(Errno::EINVAL)?);
-    let proc = match launch.steps {
-        Steps::SecondExecs { mounts_proc: true, .. } => Some(SharedProc::open()?),
-        Steps::SecondExecs { .. } | Steps::One | Steps::SecondWalks(_) => None,
-    };
-    Ok((record, Place { report, terminal, home }, proc))
-}
-
 /// Walks a record.
-struct Walker<'a> {
+pub(crate) struct Walker<'a> {
     /// `None`: the monitor itself.
-    place: Option<Place>,
+    place: Option<Place<'a>>,
     /// Of the container, once inside.
     root: Option<Root>,
     trees: [Option<Fd>; TREES_MAX],
@@ -227,18 +69,15 @@ struct Walker<'a> {
     takes_usual_turns: bool,
     /// The PID namespace that the setup record makes.
     init: Option<Init>,
-    /// A procfs of another PID namespace than this process's.
-    proc: Option<SharedProc>,
-    /// The exec is another process's, which is still to be made.
-    second: Option<&'a SiblingPid>,
     /// Of an exec: it has joined its container.
     is_home: bool,
+    has_left: bool,
     has_capabilities: bool,
     has_terminal: bool,
 }
 
 impl<'a> Walker<'a> {
-    fn new(place: Option<Place>) -> Self {
+    pub(crate) fn new(place: Option<Place<'a>>) -> Self {
         Self {
             place,
             root: None,
@@ -246,16 +85,15 @@ impl<'a> Walker<'a> {
             umask: UMASK,
             takes_usual_turns: false,
             init: None,
-            proc: None,
-            second: None,
             is_home: false,
+            has_left: false,
             has_capabilities: false,
             has_terminal: false,
         }
     }
 
     /// The number of operations, when all are done; a container's last one does not come back.
-    fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
+    pub(crate) fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
         let damaged = |index| Failure { index, errno: DAMAGED };
         let mut index = 0;
         for op in walk(record).map_err(|_| damaged(0))? {
@@ -271,20 +109,13 @@ impl<'a> Walker<'a> {
 
     /// An exec joins its container before the first operation that needs it.
     fn enter_home(&mut self, next: &Op<'_>) -> Result<(), Errno> {
-        let Some(Place { home: Home::Of { container }, .. }) = self.place else { return Ok(()) };
+        let Some(place @ Place { home: Home::Of { .. }, .. }) = &self.place else { return Ok(()) };
         let is_for_the_host =
             matches!(next, Op::WriteFile { .. } | Op::Limit { .. } | Op::GiveStreams { .. });
         if self.is_home || is_for_the_host {
             return Ok(());
         }
-        // A container may have others than its pod (NRI).
-        let of_pod = process::CLONE_NEWNET | process::CLONE_NEWIPC | process::CLONE_NEWUTS;
-        let namespaces = process::CLONE_NEWNS | process::CLONE_NEWCGROUP | of_pod;
-        match process::setns(container, namespaces | process::CLONE_NEWUSER) {
-            // It is in this very user namespace, which cannot be joined again.
-            Err(Errno::EINVAL) => process::setns(container, namespaces)?,
-            joined => joined.and_then(|()| become_root())?,
-        }
+        place.join()?;
         self.root = Some(Root::open()?);
         self.is_home = true;
         Ok(())
@@ -299,7 +130,8 @@ impl<'a> Walker<'a> {
             Op::Seccomp { .. } => self.has_capabilities,
             _ => false,
         };
-        let Some(pid) = self.second.take_if(|_| is_last) else { return Ok(()) };
+        let second = self.place.as_mut().and_then(|place| place.second.take_if(|_| is_last));
+        let Some(pid) = second else { return Ok(()) };
         self.leave_behind()?;
         become_second(pid)?;
         process::new_session()?;
@@ -309,16 +141,22 @@ impl<'a> Walker<'a> {
 
     /// From here on only the standard streams and the report are needed.
     fn leave_behind(&mut self) -> Result<(), Errno> {
+        let Some(place) = self.place.as_mut().filter(|_| !core::mem::replace(&mut self.has_left, true))
+        else {
+            return Ok(());
+        };
         self.root = None;
-        self.proc = None;
         self.trees = [const { None }; TREES_MAX];
-        fs::close_from(AFTER_REPORT)
+        place.leave_behind()
     }
 
     fn perform(&mut self, op: &Op<'_>) -> Result<(), Errno> {
         match *op {
             Op::WriteFile { path, data, optional } => write_file(text(path)?, data, optional),
-            Op::Unshare { flags } => process::unshare(u64::from(flags)),
+            Op::Unshare { flags } => {
+                self.has_own(u64::from(flags));
+                process::unshare(u64::from(flags))
+            }
             Op::RootPropagation { propagation } => {
                 mount::mount(None, c"/", None, mount::MS_REC | mounts::flag(propagation), None)
             }
@@ -338,14 +176,7 @@ impl<'a> Walker<'a> {
             }
             Op::PivotRoot { new_root } => self.pivot(text(new_root)?),
             Op::Filesystem { kind, options, attributes, target } => {
-                let (kind, target) = (text(kind)?, text(target)?);
-                match &mut self.proc {
-                    Some(proc) if kind == c"proc" => {
-                        let root = self.root.as_ref().ok_or(Errno::EINVAL)?;
-                        proc.mount(root, &options, attributes, target)
-                    }
-                    _ => mounts::filesystem(self.root()?, kind, &options, attributes, target),
-                }
+                self.filesystem(text(kind)?, &options, attributes, text(target)?)
             }
             Op::Attach { slot, target, attributes, attributes_recursive, propagation, skip_missing } => {
                 let tree = self.take_tree(slot)?;
@@ -389,9 +220,7 @@ impl<'a> Walker<'a> {
                 fs::change_directory(root.find(path, flags)?.borrow())
             }
             Op::BoundingSet { keep } => {
-                if self.place.is_some() {
-                    self.leave_behind()?;
-                }
+                self.leave_behind()?;
                 drop_bounding(keep)
             }
             Op::Groups { gids } => process::set_groups(gids),
@@ -427,6 +256,7 @@ impl<'a> Walker<'a> {
             Op::JoinNamespace { path, flag } => {
                 let path = text(path)?;
                 let file = self.on_the_host(|| fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_RDONLY, 0))?;
+                self.has_own(u64::from(flag));
                 process::setns(file.borrow(), u64::from(flag))
             }
             Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
@@ -440,18 +270,49 @@ impl<'a> Walker<'a> {
             Op::Owner { path, uid, gid } => self
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
+            Op::Keyring => keyring::join(&self.place.as_ref().ok_or(Errno::EINVAL)?.keyring),
             Op::SharedPidNamespace if self.place.is_none() => {
                 self.init = Some(init::start()?);
                 Ok(())
             }
             Op::SharedPidNamespace => Err(Errno::EINVAL),
             Op::Exec { candidates, arguments, environment } => {
-                self.place.ok_or(Errno::EINVAL)?;
+                self.place.as_ref().ok_or(Errno::EINVAL)?;
+                self.leave_behind()?;
                 self.take_usual_turns();
                 process::set_umask(self.umask);
                 Err(exec(&candidates, &arguments, &environment))
             }
         }
+    }
+
+    /// It is in a namespace of this kind (CLONE_NEW…) that is not the pod's.
+    fn has_own(&mut self, kinds: u64) {
+        if let Some(memory) = self.place.as_mut().and_then(|place| place.memory.as_mut()) {
+            memory.own |= kinds;
+        }
+    }
+
+    #[inline(never)]
+    fn filesystem(
+        &mut self,
+        kind: &CStr,
+        options: &Block<'_>,
+        attributes: u64,
+        target: &CStr,
+    ) -> Result<(), Errno> {
+        let (Some(root), Some(place)) = (&self.root, &mut self.place) else { return Err(Errno::EINVAL) };
+        if kind != c"proc" {
+            return mounts::filesystem(root, kind, options, attributes, target).map(drop);
+        }
+        let identity = match place.proc()? {
+            Some(proc) => proc.mount(root, options, attributes, target)?,
+            None => mounts::filesystem(root, kind, options, attributes, target)?,
+        };
+        if let Some(memory) = place.memory.as_mut().filter(|_| target == c"/proc") {
+            memory.proc = Some(identity);
+        }
+        Ok(())
     }
 
     /// The container's root; EINVAL for an operation inside it before there is one.
@@ -470,7 +331,7 @@ impl<'a> Walker<'a> {
     /// One byte on the report pipe is neither a failure nor its end; the answer comes on the other line.
     #[inline(never)]
     fn wait(&self) -> Result<(), Errno> {
-        let place = self.place.ok_or(Errno::EINVAL)?;
+        let place = self.place.as_ref().ok_or(Errno::EINVAL)?;
         // The line does not block, as the monitor must not.
         let epoll = socket::epoll()?;
         socket::watch(epoll.borrow(), place.terminal, socket::EPOLLIN, 0)?;
@@ -511,8 +372,8 @@ impl<'a> Walker<'a> {
     }
 
     fn user_namespace(&self) -> Result<FdRef<'static>, Errno> {
-        match self.place {
-            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(user),
+        match &self.place {
+            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(*user),
             Some(_) | None => Err(Errno::EINVAL),
         }
     }
@@ -533,9 +394,7 @@ impl<'a> Walker<'a> {
 
     /// In the host's mount namespace, where paths are that the pod's does not have.
     fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
-        let Some(Place { home: Home::Own { host: Some(host), .. }, .. }) = self.place else {
-            return Err(Errno::EINVAL);
-        };
+        let host = self.place.as_ref().ok_or(Errno::EINVAL)?.host()?;
         let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
         process::setns(host, process::CLONE_NEWNS)?;
         let opened = open();
@@ -564,7 +423,7 @@ impl<'a> Walker<'a> {
 
     fn terminal(&mut self) -> Result<(), Errno> {
         const TTYAUX_MAJOR: u32 = 5;
-        let (Some(place), root) = (self.place, self.root()?) else { return Err(Errno::EINVAL) };
+        let (Some(place), root) = (&self.place, self.root()?) else { return Err(Errno::EINVAL) };
         let found = root.find(c"/dev/pts/ptmx", fs::O_PATH)?;
         let stat = fs::stat(found.borrow())?;
         if stat.mode & fs::S_IFMT != fs::S_IFCHR || stat.device_major != TTYAUX_MAJOR {
@@ -575,7 +434,7 @@ impl<'a> Walker<'a> {
         socket::send(place.terminal, b"t", &[master.borrow()])?;
         (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))?;
         // Else by the process that leads the session.
-        if self.second.is_none() {
+        if place.second.is_none() {
             fs::set_controlling_terminal(slave.borrow())?;
         }
         // An exec's terminal is its own; /dev/console stays the container's.
@@ -647,7 +506,7 @@ fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno>
 }
 
 /// A process that enters a user namespace is nobody there, with every capability.
-fn become_root() -> Result<(), Errno> {
+pub(crate) fn become_root() -> Result<(), Errno> {
     process::set_group(0)?;
     process::set_user(0)?;
     process::control(Control::NotDumpable)

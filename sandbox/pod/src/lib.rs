@@ -7,7 +7,10 @@
 //!               ├── init     the first process of a PID namespace that containers share
 //!               ├── start    request → clone, and what the clone reports
 //!               │     ├── second   a process that is made in two steps
-//!               │     └── child     in the clone: walks a launch record up to exec
+//!               │     ├── launch   in the clone: from what it is given to its record
+//!               │     └── child     walks a launch record up to exec
+//!               │           ├── home    the namespaces of a container, remembered and joined
+//!               │           ├── keyring its session keyring
 //!               │           ├── root    paths of a container, resolved inside its root by descriptor
 //!               │           └── mounts  mounts of a container
 //!               ├── output   streams → log
@@ -29,6 +32,9 @@ mod second;
 mod start;
 
 mod child;
+mod home;
+mod keyring;
+mod launch;
 mod mounts;
 mod root;
 

@@ -35,14 +35,14 @@ pub(crate) fn flag(propagation: Propagation) -> u64 {
     }
 }
 
-/// Mounts a fresh file system on `target`, which is made where it is missing.
+/// Mounts a fresh file system on `target`, which is made where it is missing; which one it is.
 pub(crate) fn filesystem(
     root: &Root,
     kind: &CStr,
     options: &Block<'_>,
     attributes: u64,
     target: &CStr,
-) -> Result<(), Errno> {
+) -> Result<Identity, Errno> {
     let context = mount::fsopen(kind)?;
     for option in options.iter() {
         set_option(context.borrow(), option)?;
@@ -50,11 +50,16 @@ pub(crate) fn filesystem(
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), attributes)?;
     if kind == c"proc" || kind == c"sysfs" {
-        return attach_kernel_files(root, &mounted, target);
+        attach_kernel_files(root, &mounted, target)?;
+    } else {
+        let found = root.find_or_make(target, Make::Directory(0o755))?;
+        mount::attach(mounted.borrow(), found.borrow())?;
     }
-    let found = root.find_or_make(target, Make::Directory(0o755))?;
-    mount::attach(mounted.borrow(), found.borrow())
+    Ok(fs::stat(mounted.borrow())?.identity)
 }
+
+/// Which file system: `(major, minor, inode)` of its root.
+pub(crate) type Identity = (u32, u32, u64);
 
 /// A procfs that another process has mounted, for a container whose PID namespace the caller is not in: a new one would show
 /// the caller's.
@@ -71,6 +76,18 @@ impl SharedProc {
         Ok(Self { tree, is_attached: false })
     }
 
+    /// A copy of the procfs that a container was started with, at its place in that container's mount namespace; ESTALE
+    /// where another one stands there now. The caller is in that namespace.
+    pub(crate) fn of_container(started_with: Identity) -> Result<Self, Errno> {
+        let flags = fs::O_PATH | fs::O_DIRECTORY | fs::O_NOFOLLOW;
+        let found = fs::open(FdRef::WORKING_DIRECTORY, c"/proc", flags, 0)?;
+        if fs::stat(found.borrow())?.identity != started_with {
+            return Err(Errno::ESTALE);
+        }
+        let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
+        Ok(Self { tree, is_attached: false })
+    }
+
     /// Mounts it on `target`, as [`filesystem`] does. EOPNOTSUPP with options: they would be those of all containers.
     pub(crate) fn mount(
         &mut self,
@@ -78,7 +95,7 @@ impl SharedProc {
         options: &Block<'_>,
         attributes: u64,
         target: &CStr,
-    ) -> Result<(), Errno> {
+    ) -> Result<Identity, Errno> {
         if options.count != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -94,7 +111,7 @@ impl SharedProc {
         }
         attach_kernel_files(root, tree, target)?;
         self.is_attached = true;
-        Ok(())
+        Ok(fs::stat(self.tree.borrow())?.identity)
     }
 }
 

@@ -13,17 +13,21 @@ use coracle_wire::{Event, FRAME_BYTES_MAX, FromMonitor, Reply};
 use crate::child::{self, Failure};
 use crate::exits;
 use crate::init::Init;
+use crate::keyring::KEYRING_NAME_BYTES;
 use crate::log::LINE_BYTES_MAX;
 use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, Place, STREAMS, Table};
 
 /// Scratch for reading, then a line buffer for each stream of each container.
-const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
+pub(crate) const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
 /// After output, memory is given back once nothing has happened for this long.
 const QUIET_MS: i32 = 1000;
 /// How long a monitor whose setup failed waits to be asked why.
 const FAILED_SETUP_NS: i64 = 30_000_000_000;
 /// How long the end waits for killed processes; what hangs in the kernel is then left to init.
 const ENDING_NS: i64 = 10_000_000_000;
+/// CAP_KILL, to signal processes of every user, and CAP_SYS_ADMIN, to clone into new PID namespaces: what the monitor needs
+/// once its setup is done. All others are for its children.
+const EFFECTIVE: u64 = 1 << 5 | 1 << 21;
 const EVERY_SIGNAL: Signals = Signals::MAX;
 
 /// Whose event it is: in the token's second byte, with a place in the first.
@@ -102,6 +106,8 @@ pub(crate) struct Monitor<'t> {
     signals: Fd,
     pub(crate) connection: Option<Connection>,
     pub(crate) memory: fs::Mapping,
+    /// What its children get back, to give containers what they are to have.
+    pub(crate) permitted: u64,
     /// Pages of `memory` may be in use.
     pub(crate) is_memory_used: bool,
     pub(crate) phase: Phase,
@@ -153,7 +159,11 @@ impl<'t> Monitor<'t> {
         let signals = socket::signal_fd(process::signals(SIGCHLD) | process::signals(SIGTERM))?;
         socket::watch(epoll, listener.borrow(), EPOLLIN, Source::Listener.token())?;
         socket::watch(epoll, signals.borrow(), EPOLLIN, Source::Signals.token())?;
-        let memory = fs::Mapping::anonymous(MEMORY_BYTES)?;
+        // Lines of containers, and names of their keyrings: none of a process that is being made.
+        let memory = fs::Mapping::anonymous(MEMORY_BYTES + KEYRING_NAME_BYTES * CONTAINERS_MAX)?;
+        memory.wipe_in_children()?;
+        let permitted = process::permitted_capabilities()?;
+        process::set_capabilities(permitted & EFFECTIVE, permitted, 0)?;
         let is_memory_used = false;
         let connection = None;
         Ok(Self {
@@ -167,6 +177,7 @@ impl<'t> Monitor<'t> {
             connection,
             memory,
             is_memory_used,
+            permitted,
             phase,
         })
     }

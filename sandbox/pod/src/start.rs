@@ -8,11 +8,14 @@ use coracle_sys::{Errno, Fd, FdRef, fs};
 use coracle_wire::{ContainerId, ExecId, PidNamespace, Reply, Streams};
 
 use crate::answer::Descriptors;
-use crate::child::{self, FAILURE_BYTES, Failure, Home, Launch, Second, Steps};
+use crate::child::{FAILURE_BYTES, Failure};
 use crate::exits;
+use crate::home::{self, MOUNTS, Remembered};
+use crate::keyring::KEYRING_NAME_BYTES;
+use crate::launch::{self, Home, Launch, Proc, Second, Steps, lend};
 use crate::log::Writer;
 use crate::second;
-use crate::serve::{Monitor, Phase, Source, unwatch};
+use crate::serve::{MEMORY_BYTES, Monitor, Phase, Source, unwatch};
 use crate::table::{Container, ContainerState, Exec, ExecState, Output, Place, STREAMS, Starting};
 
 /// `Request::Start`.
@@ -59,6 +62,7 @@ impl Monitor<'_> {
             return Err(Errno::EEXIST);
         }
         let place = self.place(self.table.free_container())?;
+        self.name_keyring(place)?;
         let record = descriptors.take()?;
         let log = descriptors.take_if(asked.streams.log)?;
         let cgroup = descriptors.take_if(asked.has_cgroup)?;
@@ -69,14 +73,25 @@ impl Monitor<'_> {
         // What else came, where the record needs it: the host's mount namespace.
         let host = descriptors.take().ok();
         let shared = self.init.as_ref().map(|init| init.pidfd.borrow());
-        let (beside, has_own_pids) = match &asked.pid {
-            PidNamespace::Monitor => (shared, false),
-            PidNamespace::New => (None, true),
-            PidNamespace::Of(other) => match self.table.running(other).ok_or(Errno::ESRCH)? {
-                Container { has_own_pids: true, pidfd, .. } => (Some(pidfd.borrow()), true),
-                Container { has_own_pids: false, .. } => (shared, false),
-            },
+        let target = match &asked.pid {
+            PidNamespace::Of(other) => Some(self.table.running(other).ok_or(Errno::ESRCH)?),
+            PidNamespace::Monitor | PidNamespace::New => None,
         };
+        let has_own_pids = match target {
+            Some(target) => target.has_own_pids,
+            None => asked.pid == PidNamespace::New,
+        };
+        let (beside, proc) = match target.filter(|target| target.has_own_pids) {
+            // A mount of a mount namespace that belongs to a user namespace cannot be copied without those below it.
+            Some(target) if self.user.is_some() => (Some(target.pidfd.borrow()), Proc::None),
+            Some(target) => {
+                let proc = target.home.proc.ok_or(Errno::ENOENT)?;
+                (Some(target.pidfd.borrow()), Proc::OfTarget(proc))
+            }
+            None if asked.pid == PidNamespace::New => (None, Proc::None),
+            None => (shared, Proc::OfPod),
+        };
+        let target = target.and_then(|target| lend(&target.home.namespaces[MOUNTS]));
         let line = self.line(number, Source::ContainerReport(place), beside.is_some())?;
         let standard = self.standard(place, asked.streams)?;
         let launch = Launch {
@@ -84,16 +99,19 @@ impl Monitor<'_> {
             standard: standard.child.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Own { host: host.as_ref().map(Fd::borrow), user: self.user.as_ref().map(Fd::borrow) },
-            steps: match (beside, &line.starting.second) {
-                (Some(beside), Some(pid)) if !has_own_pids => {
-                    Steps::SecondExecs { second: Second { beside, pid }, mounts_proc: true }
+            home: Home::Own { host: lend(&host), user: lend(&self.user), target },
+            steps: match (beside, &line.starting.second, proc) {
+                (Some(beside), Some(pid), Proc::None) => Steps::SecondWalks(Second { beside, pid }),
+                (Some(beside), Some(pid), proc) => {
+                    Steps::SecondExecs { second: Second { beside, pid }, proc }
                 }
-                (Some(beside), Some(pid)) => Steps::SecondWalks(Second { beside, pid }),
-                (_, _) => Steps::One,
+                (_, _, _) => Steps::One,
             },
+            permitted: self.permitted,
         };
         let namespaces = if asked.pid == PidNamespace::New { process::CLONE_NEWPID } else { 0 };
+        let name = self.memory.get(keyring_range(place)).ok_or(Errno::EINVAL)?;
+        socket::send(line.starting.terminal.borrow(), name, &[])?;
         let (pid, pidfd) = clone(namespaces, cgroup.as_ref().map(Fd::borrow), &launch)?;
         let Line { starting, .. } = line;
         let container = Container {
@@ -103,6 +121,7 @@ impl Monitor<'_> {
             pidfd,
             state: ContainerState::Starting(starting),
             has_own_pids,
+            home: Remembered::default(),
             outputs: standard.outputs,
             log,
             writer: Writer::default(),
@@ -131,6 +150,7 @@ impl Monitor<'_> {
         let main = self.table.running(container).ok_or(Errno::ESRCH)?;
         // Among processes of the node there is nothing to hide.
         let has_two_steps = main.has_own_pids || self.init.is_some();
+        let (name, namespaces) = (main.place, main.home.namespaces.each_ref().map(lend));
         let main = main.pidfd.borrow();
         let line = self.line(number, Source::ExecReport(place), has_two_steps)?;
         let launch = Launch {
@@ -138,16 +158,25 @@ impl Monitor<'_> {
             standard: standard.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Of { container: main },
+            home: Home::Of { namespaces, user: lend(&self.user) },
             steps: match &line.starting.second {
-                Some(pid) => Steps::SecondExecs { second: Second { beside: main, pid }, mounts_proc: false },
+                Some(pid) => Steps::SecondExecs { second: Second { beside: main, pid }, proc: Proc::None },
                 None => Steps::One,
             },
+            permitted: self.permitted,
         };
+        let name = self.memory.get(keyring_range(name)).ok_or(Errno::EINVAL)?;
+        socket::send(line.starting.terminal.borrow(), name, &[])?;
         let (pid, pidfd) = clone(0, cgroup.as_ref().map(Fd::borrow), &launch)?;
         let Line { starting, .. } = line;
         let exec = Exec { id: exec, place, pid, pidfd, state: ExecState::Starting(starting) };
         self.table.execs.push(exec).map_err(|_| Errno::EAGAIN)
+    }
+
+    /// A name for the keyring of the container at `place`. EAGAIN early in a boot.
+    fn name_keyring(&mut self, place: Place) -> Result<(), Errno> {
+        let (names, _) = self.memory[keyring_range(place)].as_chunks_mut();
+        names.first_mut().ok_or(Errno::EINVAL).and_then(process::random)
     }
 
     fn place(&self, free: Option<Place>) -> Result<Place, Errno> {
@@ -218,9 +247,10 @@ impl Monitor<'_> {
             Report::Failed(failure) => starting.failure = Some(failure),
             Report::Executed => {
                 let number = starting.number;
-                let master = take_terminal(starting);
+                let told = home::take_told(starting.terminal.borrow());
                 container.state = ContainerState::Running;
-                if let Some(master) = master {
+                container.home = told.home;
+                if let Some(master) = told.terminal {
                     self.keep_terminal(place, master);
                 }
                 self.hand_over(number, Reply::Started, place);
@@ -274,7 +304,7 @@ impl Monitor<'_> {
             Report::Failed(failure) => starting.failure = Some(failure),
             Report::Executed => {
                 let number = starting.number;
-                let master = take_terminal(starting);
+                let master = home::take_told(starting.terminal.borrow()).terminal;
                 exec.state = ExecState::Running;
                 let Ok(pidfd) = fs::duplicate(exec.pidfd.borrow(), 3) else { return };
                 match master {
@@ -286,10 +316,16 @@ impl Monitor<'_> {
     }
 }
 
+/// Where the name of a container's keyring is in the monitor's memory.
+fn keyring_range(place: Place) -> core::ops::Range<usize> {
+    let start = MEMORY_BYTES + usize::from(place) * KEYRING_NAME_BYTES;
+    start..start + KEYRING_NAME_BYTES
+}
+
 /// Clones a process that does what `launch` says.
 fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Result<(i32, Fd), Errno> {
     match process::clone(namespaces, cgroup)? {
-        Clone::Child => child::run(launch),
+        Clone::Child => launch::run(launch),
         Clone::Parent { pid, pidfd } => {
             if let Steps::SecondWalks(second) | Steps::SecondExecs { second, .. } = launch.steps {
                 // It cannot fail on a mapping of ours; if it did, later children would see a pid.
@@ -316,10 +352,4 @@ fn read_report(epoll: FdRef<'_>, starting: &Starting) -> Report {
             Report::Failed(Failure::from_bytes(bytes))
         }
     }
-}
-
-fn take_terminal(starting: &Starting) -> Option<Fd> {
-    let mut note = [0; 1];
-    let received = socket::receive(starting.terminal.borrow(), &mut note).ok()?;
-    received.descriptors.into_iter().flatten().next()
 }

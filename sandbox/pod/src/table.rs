@@ -7,6 +7,7 @@ use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
 use heapless::Vec;
 
 use crate::child::Failure;
+use crate::home::Remembered;
 use crate::log::Writer;
 
 /// Most containers of one pod, those that ended and are not forgotten included. Kubernetes has no limit of its own;
@@ -48,6 +49,8 @@ pub(crate) struct Container {
     pub(crate) state: ContainerState,
     /// It is in a PID namespace that is not the monitor's nor the pod's.
     pub(crate) has_own_pids: bool,
+    /// What its execs join.
+    pub(crate) home: Remembered,
     /// Read ends of its streams until their end.
     pub(crate) outputs: [Option<Output>; STREAMS],
     pub(crate) log: Option<Fd>,

@@ -119,6 +119,7 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
     let identity = &process.identity;
     let capabilities = &process.capabilities;
     record.push(&Op::Umask { mask: UMASK })?;
+    record.push(&Op::Keyring)?;
     record.push(&Op::BoundingSet { keep: capabilities.bounding })?;
     let gids: Vec<u8> = identity.groups.iter().flat_map(|gid| gid.to_le_bytes()).collect();
     record.push(&Op::Groups { gids: &gids })?;

@@ -413,6 +413,9 @@ pub enum Op<'a> {
     /// In a pod's setup record: make the PID namespace that its containers share, with a first process that only reaps and
     /// sleeps, and its procfs at [`SHARED_PROC`].
     SharedPidNamespace,
+    /// Join the container's session keyring, which a start makes, its owner the user of the process at this point. Passed
+    /// over where the kernel has no keys.
+    Keyring,
 }
 
 /// Operations of a record, in order. `Err` once where it cannot be read, then the end.
