@@ -12,6 +12,7 @@ mod limits;
 mod logs;
 mod metrics;
 mod namespaces;
+mod pid_namespaces;
 mod pods;
 mod prometheus;
 mod refuse;

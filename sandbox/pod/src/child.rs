@@ -6,6 +6,7 @@
 
 use core::ffi::CStr;
 
+use coracle_sys::mark::{self, Mark};
 use coracle_sys::process::{self, Control, Heirs, Pointers};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
@@ -74,6 +75,8 @@ pub(crate) struct Walker<'a> {
     has_left: bool,
     has_capabilities: bool,
     has_terminal: bool,
+    /// What the process's own calls carry once there is a filter.
+    mark: Option<Mark>,
 }
 
 impl<'a> Walker<'a> {
@@ -89,6 +92,7 @@ impl<'a> Walker<'a> {
             has_left: false,
             has_capabilities: false,
             has_terminal: false,
+            mark: None,
         }
     }
 
@@ -133,10 +137,11 @@ impl<'a> Walker<'a> {
         let second = self.place.as_mut().and_then(|place| place.second.take_if(|_| is_last));
         let Some(pid) = second else { return Ok(()) };
         self.leave_behind()?;
-        become_second(pid)?;
-        process::new_session()?;
+        let mark = self.mark.unwrap_or(Mark::NONE);
+        become_second(pid, mark)?;
+        process::new_session_marked(mark)?;
         let [stdin, ..] = FdRef::STANDARD_STREAMS;
-        if self.has_terminal { fs::set_controlling_terminal(stdin) } else { Ok(()) }
+        if self.has_terminal { fs::set_controlling_terminal(stdin, mark) } else { Ok(()) }
     }
 
     /// From here on only the standard streams and the report are needed.
@@ -236,7 +241,10 @@ impl<'a> Walker<'a> {
             Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
             Op::Seccomp { program, flags } => {
                 self.take_usual_turns();
-                bpf::set_filter(program, flags)
+                match self.mark {
+                    Some(mark) => mark::set_filter_but_for(mark, program, flags),
+                    None => bpf::set_filter(program, flags),
+                }
             }
             Op::Umask { mask } => {
                 self.umask = mask;
@@ -270,6 +278,11 @@ impl<'a> Walker<'a> {
             Op::Owner { path, uid, gid } => self
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
+            Op::SpareOwnCalls => {
+                let hands_over = self.place.as_ref().is_some_and(|place| place.second.is_some());
+                self.mark = if hands_over { Some(Mark::new()?) } else { None };
+                Ok(())
+            }
             Op::Keyring => keyring::join(&self.place.as_ref().ok_or(Errno::EINVAL)?.keyring),
             Op::SharedPidNamespace if self.place.is_none() => {
                 self.init = Some(init::start()?);
@@ -435,7 +448,7 @@ impl<'a> Walker<'a> {
         (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))?;
         // Else by the process that leads the session.
         if place.second.is_none() {
-            fs::set_controlling_terminal(slave.borrow())?;
+            fs::set_controlling_terminal(slave.borrow(), Mark::NONE)?;
         }
         // An exec's terminal is its own; /dev/console stays the container's.
         if matches!(place.home, Home::Own { .. }) {

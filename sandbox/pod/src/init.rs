@@ -119,6 +119,7 @@ fn enter_empty_root() -> Result<(), Errno> {
 }
 
 fn give_up_rights() -> Result<(), Errno> {
+    process::set_name(c"coracle-init")?;
     process::leave_reaping_to_kernel()?;
     crate::child::drop_bounding(0)?;
     process::set_groups(&[])?;

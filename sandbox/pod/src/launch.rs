@@ -4,6 +4,7 @@
 //! Clean means: not dumpable, so that no process of a container without rights over the node can look into it; no descriptor
 //! of the monitor; no signal blocked or ignored; a session of its own.
 
+use coracle_sys::mark::Mark;
 use coracle_sys::process::{self, Control};
 use coracle_sys::sibling::{self, Sibling, SiblingPid};
 use coracle_sys::{Errno, Fd, FdRef, fs};
@@ -137,14 +138,14 @@ fn enter_pids(steps: Steps<'_>) -> Result<(), Errno> {
         Steps::SecondExecs { second, .. } => process::setns(second.beside, process::CLONE_NEWPID),
         Steps::SecondWalks(second) => {
             process::setns(second.beside, process::CLONE_NEWPID)?;
-            become_second(second.pid)
+            become_second(second.pid, Mark::NONE)
         }
     }
 }
 
 /// Comes back in the second process; the first one ends.
-pub(crate) fn become_second(pid: &SiblingPid) -> Result<(), Errno> {
-    match sibling::clone_sibling(pid)? {
+pub(crate) fn become_second(pid: &SiblingPid, mark: Mark) -> Result<(), Errno> {
+    match sibling::clone_sibling(pid, mark)? {
         Sibling::Caller => process::exit(0),
         Sibling::New => Ok(()),
     }

@@ -104,6 +104,7 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::IoPriority { class, level } => format!("set I/O class {class}, priority {level}"),
         Op::MemoryPolicy { mode, .. } => format!("set memory policy {:#x}", mode),
         Op::Owner { path, uid, gid } => format!("give {} to {uid}:{gid}", show(*path)),
+        Op::SpareOwnCalls => "prepare the seccomp filter".into(),
         Op::Keyring => "join the session keyring".into(),
         Op::SharedPidNamespace => "make the pod's PID namespace".into(),
         Op::Exec { arguments, .. } => {

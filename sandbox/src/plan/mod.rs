@@ -79,6 +79,22 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     Ok(waiting.finish())
 }
 
+/// The record for a monitor that speaks an older version of the frames: without what that does not know.
+///
+/// # Errors
+/// [`Error::Invalid`]: the record cannot be read.
+pub fn for_version(record: &[u8], version: u16) -> Result<Vec<u8>, Error> {
+    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
+    let mut known = record::Record::new();
+    for op in coracle_wire::walk(record).map_err(damaged)? {
+        let op = op.map_err(damaged)?;
+        if op.since() <= version {
+            known.push(&op)?;
+        }
+    }
+    Ok(known.finish())
+}
+
 /// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
 /// hooks.
 pub fn needs_host(record: &[u8]) -> bool {

@@ -5,7 +5,7 @@ use crate::{Errno, Fd, FdRef, number};
 
 const SECCOMP_SET_MODE_FILTER: usize = 1;
 /// `sizeof(struct sock_filter)`.
-const INSTRUCTION_BYTES: usize = 8;
+pub(crate) const INSTRUCTION_BYTES: usize = 8;
 /// Longest program the kernel takes (BPF_MAXINSNS).
 const INSTRUCTIONS_MAX: usize = 4096;
 

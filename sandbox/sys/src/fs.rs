@@ -4,6 +4,7 @@ use core::ffi::CStr;
 use core::ops::{Deref, DerefMut};
 
 use crate::arch::call;
+use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
 /// Read only.
@@ -436,9 +437,10 @@ pub fn open_terminal_peer(master: FdRef<'_>) -> Result<Fd, Errno> {
 }
 
 /// Makes `terminal` the controlling terminal of this session (TIOCSCTTY).
-pub fn set_controlling_terminal(terminal: FdRef<'_>) -> Result<(), Errno> {
+pub fn set_controlling_terminal(terminal: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
+    let [fourth, fifth] = mark.arguments();
     // SAFETY: TIOCSCTTY takes a number; 0 does not steal it from another session.
-    unsafe { call(number::IOCTL, [terminal.argument(), 0x540e, 0]) }.map(drop)
+    unsafe { call(number::IOCTL, [terminal.argument(), 0x540e, 0, fourth, fifth]) }.map(drop)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //!   process     clone3, exec, wait, namespaces, identity, limits, signals
 //!   sibling     a child that is made by another child
 //!   keys        session keyrings
+//!   mark        calls that pass a filter which would refuse them
 //!   mount       the old mount calls and the new ones that work on descriptors
 //!   fs          files, directories, seals, mappings
 //!   socket      SOCK_SEQPACKET with descriptors beside the message, epoll, signalfd
@@ -25,6 +26,7 @@ mod fd;
 pub mod bpf;
 pub mod fs;
 pub mod keys;
+pub mod mark;
 pub mod mount;
 pub mod netlink;
 pub mod process;

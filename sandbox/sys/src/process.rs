@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 
 use crate::arch::call;
 use crate::fs::Mapping;
+use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
 /// New mount namespace.
@@ -232,6 +233,13 @@ pub fn pid() -> i32 {
 pub fn new_session() -> Result<(), Errno> {
     // SAFETY: the call takes nothing.
     unsafe { call(number::SETSID, []) }.map(drop)
+}
+
+/// As [`new_session`], where a filter lets only marked calls pass.
+pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
+    let [fourth, fifth] = mark.arguments();
+    // SAFETY: the call takes nothing.
+    unsafe { call(number::SETSID, [0, 0, 0, fourth, fifth]) }.map(drop)
 }
 
 /// prctl(2) whose arguments are all numbers.

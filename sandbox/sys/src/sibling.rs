@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use crate::arch::call;
+use crate::mark::Mark;
 use crate::{Errno, number};
 
 const PAGE_BYTES: usize = 4096;
@@ -63,15 +64,17 @@ pub enum Sibling {
 /// lives in the pid namespace for children of the caller (setns(2)). Its pid is in `pid` before it runs; it does not
 /// have that memory. Not clone3, which container profiles refuse with ENOSYS. EINVAL for the first process of a pid
 /// namespace.
-pub fn clone_sibling(pid: &SiblingPid) -> Result<Sibling, Errno> {
+pub fn clone_sibling(pid: &SiblingPid, mark: Mark) -> Result<Sibling, Errno> {
     const CLONE_PARENT: usize = 0x8000;
     const CLONE_PARENT_SETTID: usize = 0x10_0000;
     const SIGCHLD: usize = crate::process::SIGCHLD as usize;
     pid.hide_from_children()?;
+    // Without CLONE_SETTLS and CLONE_CHILD_SETTID nobody looks at these.
+    let [fourth, fifth] = mark.arguments();
     let flags = CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD;
     // SAFETY: without CLONE_VM the new process has a copy of this stack (a null stack pointer asks for that) and returns
     // on it without touching the caller's. The kernel writes one i32 to the start of a mapping that `pid` keeps alive.
-    let made = unsafe { call(number::CLONE, [flags, 0, pid.page as usize, 0, 0]) }?;
+    let made = unsafe { call(number::CLONE, [flags, 0, pid.page as usize, fourth, fifth]) }?;
     Ok(if made == 0 { Sibling::New } else { Sibling::Caller })
 }
 
@@ -84,7 +87,7 @@ mod tests {
     fn a_sibling_is_reaped_by_the_parent_which_knows_its_pid() {
         let sibling = SiblingPid::new().unwrap();
         let Clone::Parent { pid: first, .. } = process::clone(0, None).unwrap() else {
-            match clone_sibling(&sibling) {
+            match clone_sibling(&sibling, Mark::NONE) {
                 Ok(Sibling::New) => process::exit(7),
                 Ok(Sibling::Caller) => process::exit(3),
                 Err(_) => process::exit(9),

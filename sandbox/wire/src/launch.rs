@@ -413,9 +413,23 @@ pub enum Op<'a> {
     /// In a pod's setup record: make the PID namespace that its containers share, with a first process that only reaps and
     /// sleeps, and its procfs at [`SHARED_PROC`].
     SharedPidNamespace,
+    /// The filter of the next [`Op::Seccomp`] would keep a process from being handed over to another one, in the container's
+    /// PID namespace: where that is to be done, the process's own calls get past it.
+    SpareOwnCalls,
     /// Join the container's session keyring, which a start makes, its owner the user of the process at this point. Passed
     /// over where the kernel has no keys.
     Keyring,
+}
+
+impl Op<'_> {
+    /// The version of the frames ([`crate::VERSION`]) from which on monitors know the operation. Records for older ones go
+    /// without it.
+    pub fn since(&self) -> u16 {
+        match self {
+            Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 4,
+            _ => 1,
+        }
+    }
 }
 
 /// Operations of a record, in order. `Err` once where it cannot be read, then the end.
