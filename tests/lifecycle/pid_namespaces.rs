@@ -356,3 +356,35 @@ fn each_container_has_a_session_keyring_that_its_execs_join() {
     assert!(said.lines().any(|line| line.contains(" 3f080000 ") && line.contains("coracle-")), "{said}");
     stage.node.stop();
 }
+
+/// A profile that forbids clone and setsid is set, without no_new_privs, before the process of an exec is made; those two calls
+/// of ours pass it, the container's own do not. Without `Op::SpareOwnCalls` no exec starts: `operation not permitted`.
+#[test]
+fn an_exec_starts_behind_a_filter_that_forbids_its_making() {
+    use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
+    let stage = Stage::with(shared_pod(|_| ()));
+    let path = stage.node.folder().join("no-clone.json");
+    let text = r#"{
+        "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": [{"names": ["clone", "clone3", "fork", "vfork", "setsid"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]
+    }"#;
+    fs::write(&path, text).expect("a profile");
+    for is_shared in [false, true] {
+        let mut config = stage.config(&format!("strict-{is_shared}"), &["sleep", "forever"]);
+        if is_shared {
+            in_shared(&mut config);
+        } else {
+            security(&mut config).namespace_options.as_mut().expect("set").pid =
+                NamespaceMode::Container.into();
+        }
+        security(&mut config).seccomp = Some(SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: path.display().to_string(),
+        });
+        let id = stage.run(&config);
+        assert!(says(&stage, &id, &["see", "ids"]).contains("ids Seccomp 2"));
+        let said = says(&stage, &id, &["orphan", "0"]);
+        assert!(said.contains("not permitted"), "the container itself cannot clone: {said}");
+    }
+    stage.node.stop();
+}

@@ -44,6 +44,7 @@ fn the_whole_order_of_a_container() {
         "set limit 7 to 1024:524288",
         "change directory to /work",
         "set umask 0022",
+        "join the session keyring",
         "keep capabilities 0xff",
         "set 2 groups",
         "load a seccomp filter of 2 instructions",
