@@ -23,4 +23,3 @@ mod stats;
 mod stop;
 mod userns;
 mod volumes;
-mod zz_latency;

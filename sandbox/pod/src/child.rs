@@ -134,11 +134,12 @@ impl<'a> Walker<'a> {
             Op::Seccomp { .. } => self.has_capabilities,
             _ => false,
         };
-        let second = self.place.as_mut().and_then(|place| place.second.take_if(|_| is_last));
+        let Some(place) = &mut self.place else { return Ok(()) };
+        let (report, second) = (place.report, place.second.take_if(|_| is_last));
         let Some(pid) = second else { return Ok(()) };
         self.leave_behind()?;
         let mark = self.mark.unwrap_or(Mark::NONE);
-        become_second(pid, mark)?;
+        become_second(pid, report, mark)?;
         process::new_session_marked(mark)?;
         let [stdin, ..] = FdRef::STANDARD_STREAMS;
         if self.has_terminal { fs::set_controlling_terminal(stdin, mark) } else { Ok(()) }

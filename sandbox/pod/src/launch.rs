@@ -115,12 +115,13 @@ pub(crate) struct Place<'a> {
 pub(crate) fn run(launch: &Launch<'_>) -> ! {
     let mut report = launch.report;
     let walked = process::set_capabilities(launch.permitted, launch.permitted, 0);
-    let walked = walked.and_then(|()| enter_pids(launch.steps)).and_then(|()| prepare(launch)).map(
-        |(record, place)| {
+    let walked = walked
+        .and_then(|()| enter_pids(launch.steps, launch.report))
+        .and_then(|()| prepare(launch))
+        .map(|(record, place)| {
             report = place.report;
             Walker::new(Some(place)).walk(&record)
-        },
-    );
+        });
     let failure = match walked {
         Ok(Err(failure)) => failure,
         // A record without `Exec` at its end.
@@ -132,20 +133,20 @@ pub(crate) fn run(launch: &Launch<'_>) -> ! {
 }
 
 /// Chooses the PID namespace of the second process; one that walks the record is made here.
-fn enter_pids(steps: Steps<'_>) -> Result<(), Errno> {
+fn enter_pids(steps: Steps<'_>, report: FdRef<'_>) -> Result<(), Errno> {
     match steps {
         Steps::One => Ok(()),
         Steps::SecondExecs { second, .. } => process::setns(second.beside, process::CLONE_NEWPID),
         Steps::SecondWalks(second) => {
             process::setns(second.beside, process::CLONE_NEWPID)?;
-            become_second(second.pid, Mark::NONE)
+            become_second(second.pid, report, Mark::NONE)
         }
     }
 }
 
 /// Comes back in the second process; the first one ends.
-pub(crate) fn become_second(pid: &SiblingPid, mark: Mark) -> Result<(), Errno> {
-    match sibling::clone_sibling(pid, mark)? {
+pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
+    match sibling::clone_sibling(pid, report, mark)? {
         Sibling::Caller => process::exit(0),
         Sibling::New => Ok(()),
     }

@@ -80,6 +80,7 @@ fn instructions(Mark([fourth, fifth]): Mark) -> [Instruction; OURS] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FdRef;
     use crate::process::{Clone, Control, Status, control};
     use crate::sibling::{Sibling, SiblingPid, clone_sibling};
 
@@ -107,13 +108,13 @@ mod tests {
             let mark = Mark::new().unwrap();
             control(Control::NoNewPrivileges).unwrap();
             set_filter_but_for(mark, &program, 0).unwrap();
-            if clone_sibling(&sibling, Mark::NONE) != Err(Errno::EPERM) {
+            if clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark::NONE) != Err(Errno::EPERM) {
                 process::exit(1);
             }
-            if clone_sibling(&sibling, Mark([1, 2])) != Err(Errno::EPERM) {
+            if clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark([1, 2])) != Err(Errno::EPERM) {
                 process::exit(2);
             }
-            match clone_sibling(&sibling, mark) {
+            match clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], mark) {
                 Ok(Sibling::New) if process::new_session_marked(Mark::NONE).is_ok() => process::exit(4),
                 Ok(Sibling::New) if process::new_session_marked(mark).is_err() => process::exit(5),
                 Ok(_) => process::exit(0),

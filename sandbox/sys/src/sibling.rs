@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 
 use crate::arch::call;
 use crate::mark::Mark;
-use crate::{Errno, number};
+use crate::{Errno, FdRef, number};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -62,9 +62,10 @@ pub enum Sibling {
 
 /// clone(2) as fork, with CLONE_PARENT: the new process is a child of the caller's parent, which gets its SIGCHLD, and
 /// lives in the pid namespace for children of the caller (setns(2)). Its pid is in `pid` before it runs; it does not
-/// have that memory. Not clone3, which container profiles refuse with ENOSYS. EINVAL for the first process of a pid
+/// have that memory. The caller is only to end then; `held` is closed in it at once, so that who waits for the other's end of
+/// it does not wait for that. Not clone3, which container profiles refuse with ENOSYS. EINVAL for the first process of a pid
 /// namespace.
-pub fn clone_sibling(pid: &SiblingPid, mark: Mark) -> Result<Sibling, Errno> {
+pub fn clone_sibling(pid: &SiblingPid, held: FdRef<'_>, mark: Mark) -> Result<Sibling, Errno> {
     const CLONE_PARENT: usize = 0x8000;
     const CLONE_PARENT_SETTID: usize = 0x10_0000;
     const SIGCHLD: usize = crate::process::SIGCHLD as usize;
@@ -75,7 +76,12 @@ pub fn clone_sibling(pid: &SiblingPid, mark: Mark) -> Result<Sibling, Errno> {
     // SAFETY: without CLONE_VM the new process has a copy of this stack (a null stack pointer asks for that) and returns
     // on it without touching the caller's. The kernel writes one i32 to the start of a mapping that `pid` keeps alive.
     let made = unsafe { call(number::CLONE, [flags, 0, pid.page as usize, fourth, fifth]) }?;
-    Ok(if made == 0 { Sibling::New } else { Sibling::Caller })
+    if made == 0 {
+        return Ok(Sibling::New);
+    }
+    // SAFETY: the call reads no memory. The caller is told not to use `held` any more: it ends.
+    let _ = unsafe { call(number::CLOSE, [held.argument()]) };
+    Ok(Sibling::Caller)
 }
 
 #[cfg(test)]
@@ -87,7 +93,7 @@ mod tests {
     fn a_sibling_is_reaped_by_the_parent_which_knows_its_pid() {
         let sibling = SiblingPid::new().unwrap();
         let Clone::Parent { pid: first, .. } = process::clone(0, None).unwrap() else {
-            match clone_sibling(&sibling, Mark::NONE) {
+            match clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark::NONE) {
                 Ok(Sibling::New) => process::exit(7),
                 Ok(Sibling::Caller) => process::exit(3),
                 Err(_) => process::exit(9),

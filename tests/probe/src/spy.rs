@@ -18,7 +18,14 @@ pub(crate) fn seize(milliseconds: &str) -> Outcome {
     let end = Instant::now() + Duration::from_millis(act::number(milliseconds)?);
     println!("watching");
     let mut last = std::process::id() as i32;
+    let mut rounds = 0_u32;
     while Instant::now() < end {
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(256) {
+            // Those that it was too late for; the file's last word is the last pid of this namespace.
+            let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+            last = made.split_whitespace().last().and_then(|pid| pid.parse().ok()).unwrap_or(last).max(last);
+        }
         for pid in last + 1..last + 4 {
             let traced = Pid::from_raw(pid);
             if ptrace::seize(traced, Options::empty()).is_ok() {
