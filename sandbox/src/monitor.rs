@@ -72,8 +72,6 @@ pub struct Spawn<'a> {
     pub ipc: bool,
     /// A UTS namespace (host name) of its own.
     pub uts: bool,
-    /// A pid namespace of its own, in which it is pid 1.
-    pub pid: bool,
     /// A user namespace for the containers, which owns the other namespaces of the pod. The monitor stays outside.
     pub user: Option<&'a UserMappings>,
     /// The setup record; see [`coracle_wire::Op`].
@@ -137,7 +135,7 @@ impl std::fmt::Display for LinkError {
 impl std::error::Error for ConnectError {}
 impl std::error::Error for LinkError {}
 
-/// Starts a monitor, always in a mount namespace of its own, a copy of the view, and connects to it. Whether its setup worked is the
+/// Starts a monitor, in this process's PID namespace and in a mount namespace of its own, a copy of the view, and connects to it. Whether its setup worked is the
 /// answer to the first Hello. `meanwhile` is called while the process becomes its program, a millisecond on another CPU.
 ///
 /// # Errors
@@ -150,7 +148,6 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
         listener: listen(spawn.directory, &directory)?,
         null: open("/dev/null", true)?,
         setup: Fd::from(memfd(spawn.setup)?),
-        host: open("/proc/self/ns/mnt", false)?,
         directory: Fd::from(OwnedFd::from(directory)),
     };
     let pipes = || sys::fs::pipe().map_err(|errno| kernel("make pipe", "for the monitor", errno));
@@ -158,8 +155,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     let (outcome, report) = pipes()?;
     let child = Child::prepare(spawn)?;
     let own = if owner.is_some() { 0 } else { owned_namespaces(spawn) };
-    let pid_namespace = if spawn.pid { process::CLONE_NEWPID } else { 0 };
-    let cloned = process::clone(pid_namespace | own, spawn.cgroup.map(FdRef::from));
+    let cloned = process::clone(own, spawn.cgroup.map(FdRef::from));
     let (pid, pidfd) =
         match cloned.map_err(|errno| kernel("clone monitor", spawn.directory.display(), errno))? {
             Clone::Child => {
@@ -284,13 +280,12 @@ pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
     (pid > 0).then_some(pid)
 }
 
-/// What the monitor finds at 3 to 6, and /dev/null for 0 to 2.
+/// What the monitor finds at 3 to 5, and /dev/null for 0 to 2. The pod's user namespace is 6, where it has one.
 struct Inherited {
     null: Fd,
     listener: Fd,
     directory: Fd,
     setup: Fd,
-    host: Fd,
 }
 
 /// The clone until exec. Everything that allocates happens before.
@@ -322,16 +317,15 @@ impl<'a> Child<'a> {
         if sys::fs::read(go.borrow(), &mut word) != Ok(1) {
             process::exit(0);
         }
-        let (step, errno) = match self.become_monitor(inherited, owner, report) {
+        let mut report = report.borrow();
+        let (step, errno) = match self.become_monitor(inherited, owner, &mut report) {
             Ok(never) => never,
             Err(failed) => failed,
         };
         let mut bytes = [step; OUTCOME_BYTES];
         bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
         // Where `report` has been moved, this number is closed and that one open.
-        if sys::fs::write(FdRef::standing(REPORT), &bytes).is_err() {
-            let _ = sys::fs::write(report.borrow(), &bytes);
-        }
+        let _ = sys::fs::write(report, &bytes);
         process::exit(127)
     }
 
@@ -340,9 +334,8 @@ impl<'a> Child<'a> {
         &self,
         inherited: &Inherited,
         owner: Option<&Owner>,
-        report: &Fd,
+        report: &mut FdRef<'_>,
     ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
-        const ABOVE_PLACES: i32 = 16;
         // Where the kernel refuses, the daemon has said so of itself.
         let _ = rank::take_short_turns_with_heirs();
         for procs in &self.procs {
@@ -355,38 +348,29 @@ impl<'a> Child<'a> {
         if let Some(owner) = owner {
             owner.join().map_err(|errno| (STEP_NAMESPACES, errno))?;
         }
-        let Inherited { null, listener, directory, setup, host } = inherited;
-        let null = null.borrow();
-        let sources = [
-            (null, false),
-            (null, false),
-            (null, false),
-            (listener.borrow(), false),
-            (directory.borrow(), false),
-            (setup.borrow(), false),
-            (host.borrow(), false),
-            (report.borrow(), true),
-            (self.program, true),
-            (owner.map_or(null, Owner::namespace), false),
+        let Inherited { null, listener, directory, setup } = inherited;
+        let null = Some((null.borrow(), false));
+        let files = [
+            null,
+            null,
+            null,
+            Some((listener.borrow(), false)),
+            Some((directory.borrow(), false)),
+            Some((setup.borrow(), false)),
+            owner.map(|owner| (owner.namespace(), false)),
+            Some((*report, true)),
+            Some((self.program, true)),
         ];
-        let sources = if owner.is_some() { &sources[..] } else { &sources[..sources.len() - 1] };
-        let moving = |errno| (STEP_DESCRIPTORS, errno);
-        let mut moved = [0; 10];
-        for (moved, (source, _)) in moved.iter_mut().zip(sources.iter().copied()) {
-            *moved = sys::fs::duplicate(source, ABOVE_PLACES).map_err(moving)?.leak();
-        }
-        for ((place, moved), (_, close_on_exec)) in (0..).zip(moved).zip(sources.iter().copied()) {
-            sys::fs::duplicate_to(FdRef::standing(moved), place, close_on_exec).map_err(moving)?;
-        }
-        sys::fs::close_from(sources.len() as i32).map_err(moving)?;
-        let errno = process::exec_fd(FdRef::standing(PROGRAM), &self.arguments, &self.environment);
+        let [.., moved, program] = sys::fs::arrange(files).map_err(|errno| (STEP_DESCRIPTORS, errno))?;
+        let (Some(moved), Some(program)) = (moved, program) else {
+            return Err((STEP_DESCRIPTORS, sys::Errno::EINVAL));
+        };
+        *report = moved;
+        let errno = process::exec_fd(program, &self.arguments, &self.environment);
         Ok((STEP_EXEC, errno))
     }
 }
 
-/// Places of the two descriptors that exec closes; behind them is the user namespace, where there is one.
-const REPORT: i32 = 7;
-const PROGRAM: i32 = 8;
 /// A step, then an error number.
 const OUTCOME_BYTES: usize = 5;
 const STEP_CGROUP: u8 = 0;

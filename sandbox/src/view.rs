@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, mount};
+use coracle_wire::SHARED_PROC;
 use nix::errno::Errno;
 
 use crate::{Error, umask, userns};
@@ -149,6 +150,7 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     sys::fs::change_directory_to(c"/").map_err(root)?;
     // Monitors of user namespaces pass through them as other users.
     let _mask = umask::Public::begin();
+    sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
     for (index, part, tree) in trees {
         let errno =
             |error: std::io::Error| (index, sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0)));

@@ -49,6 +49,7 @@ fn start_monitor(directory: &Path) -> Monitor {
     let path = std::env::var_os("CORACLE_POD").map_or(PathBuf::from(default), PathBuf::from);
     let program = Program::load(&path).expect("build coracle-pod, or set CORACLE_POD; root is needed, too");
     let setup = plan::sandbox(&SandboxPlan {
+        shares_pids: true,
         namespaces: PodNamespaces { network: true, ipc: true, uts: true },
         shm_directory: directory.join("shm"),
         host_name: "web-0".into(),
@@ -65,7 +66,6 @@ fn start_monitor(directory: &Path) -> Monitor {
         network: true,
         ipc: true,
         uts: true,
-        pid: false,
         user: None,
         setup: &setup.unwrap(),
         cgroup: None,

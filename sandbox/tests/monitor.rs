@@ -74,18 +74,22 @@ fn open_log(path: &Path) -> OwnedFd {
     OwnedFd::from(fs::OpenOptions::new().append(true).create(true).open(path).unwrap())
 }
 
+/// The mount namespace that records take trees from.
+fn host() -> OwnedFd {
+    OwnedFd::from(fs::File::open("/proc/self/ns/mnt").unwrap())
+}
+
 impl Pod {
     fn new(name: &str, has_pid_namespace: bool) -> Self {
-        Self::with_setup(name, has_pid_namespace, |_| {
-            record(&[
-                Op::RootPropagation { propagation: Propagation::Slave },
-                Op::HostName { name: b"web-0" },
-                Op::LoopbackUp,
-            ])
+        Self::with_setup(name, |_| {
+            let mut ops = vec![Op::RootPropagation { propagation: Propagation::Slave }];
+            ops.extend(has_pid_namespace.then_some(Op::SharedPidNamespace));
+            ops.extend([Op::HostName { name: b"web-0" }, Op::LoopbackUp]);
+            record(&ops)
         })
     }
 
-    fn with_setup(name: &str, has_pid_namespace: bool, setup: impl FnOnce(&Path) -> Vec<u8>) -> Self {
+    fn with_setup(name: &str, setup: impl FnOnce(&Path) -> Vec<u8>) -> Self {
         assert!(is_root(), "these tests need root");
         let directory = std::env::temp_dir().join(format!("coracle-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&directory);
@@ -103,7 +107,6 @@ impl Pod {
             network: true,
             ipc: true,
             uts: true,
-            pid: has_pid_namespace,
             user: None,
             setup: &setup,
             cgroup: None,
@@ -215,7 +218,8 @@ impl Pod {
             has_cgroup: false,
             has_oom_counter: false,
         };
-        let (reply, descriptors) = self.ask_for(request, &[launch.as_fd(), log.as_fd()]);
+        let host = host();
+        let (reply, descriptors) = self.ask_for(request, &[launch.as_fd(), log.as_fd(), host.as_fd()]);
         assert_eq!(descriptors.len(), usize::from(reply == Reply::Started));
         reply
     }
@@ -389,8 +393,10 @@ fn a_container_can_share_the_pid_namespace_of_another() {
         has_oom_counter: false,
     };
     let refused = Reply::Failed(Failure::Refused { errno: 3 });
-    assert_eq!(pod.ask(start(id(2), id(3)), &[launch.as_fd()]), refused);
-    assert_eq!(pod.ask(start(id(2), id(1)), &[launch.as_fd()]), Reply::Started);
+    let host = host();
+    let descriptors = [launch.as_fd(), host.as_fd()];
+    assert_eq!(pod.ask(start(id(2), id(3)), &descriptors), refused);
+    assert_eq!(pod.ask(start(id(2), id(1)), &descriptors), Reply::Started);
     // A new one afterwards is back in the monitor's own.
     assert_eq!(pod.start(id(4), "echo pid $$", PLAIN, &[]), Reply::Started);
     assert_eq!(pod.exited(id(4)), Exit::Code(0));
@@ -565,7 +571,6 @@ fn a_monitor_that_cannot_start_leaves_nothing() {
         network: false,
         ipc: false,
         uts: false,
-        pid: false,
         user: None,
         setup: &record(&[]),
         cgroup: None,
@@ -579,7 +584,7 @@ fn a_monitor_that_cannot_start_leaves_nothing() {
 
 #[test]
 fn a_failed_setup_is_told_and_ends_the_monitor() {
-    let mut pod = Pod::with_setup("setup", false, |_| record(&[Op::LoopbackUp, Op::ReadOnlyRoot]));
+    let mut pod = Pod::with_setup("setup", |_| record(&[Op::LoopbackUp, Op::ReadOnlyRoot]));
     let reply = pod.ask(Request::Hello { version: VERSION }, &[]);
     assert_eq!(reply, Reply::Failed(Failure::Operation { index: 1, errno: 22 }));
     wait_for("the monitor's end", || pod.monitor.is_gone().then_some(()));

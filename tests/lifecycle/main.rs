@@ -14,6 +14,8 @@ mod metrics;
 mod modes;
 mod mount_plan;
 mod namespaces;
+mod old_monitors;
+mod pid_namespaces;
 mod pods;
 mod prometheus;
 mod refuse;

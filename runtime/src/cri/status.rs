@@ -34,6 +34,7 @@ pub(crate) async fn status(
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
+    conditions.extend(pods_need_restart(daemon.pods.outdated()));
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),
         info: if request.verbose { info(&daemon) } else { HashMap::new() },
@@ -49,6 +50,19 @@ pub(crate) async fn status(
             user_namespaces_host_network: has_user_namespaces,
             mount_options: true,
         }),
+    })
+}
+
+/// Shown while there are pods of an earlier build, which run on without its later defences.
+fn pods_need_restart(count: usize) -> Option<v1::RuntimeCondition> {
+    (count > 0).then(|| v1::RuntimeCondition {
+        r#type: "PodsNeedRestart".to_owned(),
+        status: true,
+        reason: "OldMonitor".to_owned(),
+        message: format!(
+            "{count} pods run under the monitor of an earlier build, without the isolation of this one \
+             (docs/security.md): restart them"
+        ),
     })
 }
 

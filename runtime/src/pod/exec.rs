@@ -162,6 +162,7 @@ impl Pods {
             process,
             user_namespace: container.pod.record().spec.user_mappings(),
         })?;
+        let record = link.translated(record)?;
         let memfd = monitor::memfd(&record)?;
         let mut descriptors = vec![memfd.as_fd()];
         descriptors.extend(streams);

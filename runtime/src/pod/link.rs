@@ -29,6 +29,8 @@ pub(crate) struct Link {
     monitor: Monitor,
     socket: Watched,
     process: Watched,
+    /// Of the frames, as the monitor said in its Hello; 0 before.
+    version: Cell<u16>,
     last_number: Cell<u32>,
     waiting: RefCell<HashMap<u32, Sender<Answer>>>,
     /// Places for requests under way.
@@ -73,6 +75,7 @@ impl Link {
             monitor,
             socket,
             process,
+            version: Cell::new(0),
             last_number: Cell::new(0),
             waiting: RefCell::default(),
             places: Semaphore::new(ASKS_MAX),
@@ -106,9 +109,15 @@ impl Link {
         self.monitor.pid
     }
 
-    /// The version of its frames and launch records, as it said hello; 0 before that.
-    pub(crate) fn version(&self) -> u16 {
-        self.version.get()
+    /// Whether the monitor is of an older build than this daemon.
+    pub(crate) fn is_outdated(&self) -> bool {
+        (1..coracle_sandbox::FRAMES_VERSION).contains(&self.version.get())
+    }
+
+    /// A launch record as this monitor understands it.
+    pub(crate) fn translated(&self, record: Vec<u8>) -> Result<Vec<u8>, coracle_sandbox::Error> {
+        let version = if self.is_outdated() { self.version.get() } else { coracle_sandbox::FRAMES_VERSION };
+        coracle_sandbox::plan::for_monitor(record, version)
     }
 
     /// Waits until the monitor's process has ended, and is reaped where it was this daemon's child.
@@ -182,6 +191,9 @@ impl Link {
         loop {
             match self.monitor.receive() {
                 Ok(Some((FromMonitor::Reply { number, reply }, descriptors))) => {
+                    if let Reply::Hello { version } = reply {
+                        self.version.set(version);
+                    }
                     let waiting = self.waiting.borrow_mut().remove(&number);
                     // Nobody waits any more where the limit has passed: descriptors close here.
                     if let Some(sender) = waiting {

@@ -254,6 +254,12 @@ impl Pods {
         self.listeners.add(listener);
     }
 
+    /// How many pods run under a monitor of an older build.
+    pub(crate) fn outdated(&self) -> usize {
+        let is_outdated = |pod: &&Rc<Pod>| pod.link.borrow().as_ref().is_some_and(|link| link.is_outdated());
+        self.pods.borrow().values().filter(is_outdated).count()
+    }
+
     /// How many listen.
     pub(crate) fn listeners(&self) -> usize {
         self.listeners.len()

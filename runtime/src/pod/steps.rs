@@ -418,6 +418,7 @@ impl Pods {
             let plan::PodNamespaces { network, ipc, uts } = namespaces;
             let setup = plan::sandbox(&plan::SandboxPlan {
                 namespaces,
+                shares_pids: record.spec.namespaces.pid == PodPid::Pod,
                 shm_directory: node.paths.shm(pod.id),
                 host_name: files::hostname(&record.spec),
                 sysctls: record.spec.sysctls.clone(),
@@ -434,7 +435,6 @@ impl Pods {
                 network,
                 ipc,
                 uts,
-                pid: record.spec.namespaces.pid == PodPid::Pod,
                 user: user.as_ref(),
                 setup: &setup,
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),

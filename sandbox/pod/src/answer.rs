@@ -153,10 +153,10 @@ impl Monitor<'_> {
         let container = self.table.containers.swap_remove(index);
         self.table.attached.retain(|attached| attached.place != container.place);
         for output in container.outputs.iter().flatten() {
-            unwatch(&self.epoll, &output.file);
+            unwatch(self.epoll, &output.file);
         }
         if let ContainerState::Starting(starting) = &container.state {
-            unwatch(&self.epoll, &starting.report);
+            unwatch(self.epoll, &starting.report);
         }
     }
 

@@ -1,17 +1,19 @@
-//! What a clone does until it becomes the container's process: it makes itself clean, then walks the launch record,
-//! operation by operation, up to exec. No decision is taken here and nothing is allocated; the first operation that
-//! fails ends it with its number and the kernel's, over a pipe that exec closes.
+//! What a clone does until it becomes the container's process: it walks the launch record, operation by operation, up to
+//! exec. No decision is taken here and nothing is allocated; the first operation that fails ends it with its number and the
+//! kernel's, over a pipe that exec closes.
 //!
-//! Clean means: not dumpable, so that no process of a container can look into it; no descriptor of the monitor; no
-//! signal blocked or ignored; a session of its own.
 //! The monitor walks the pod's setup record with the same code, in itself.
 
 use core::ffi::CStr;
 
+use coracle_sys::mark::{self, Mark};
 use coracle_sys::process::{self, Control, Heirs, Pointers};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
+use crate::init::{self, Init};
+use crate::keyring;
+use crate::launch::{Home, Place, become_second};
 use crate::mounts;
 use crate::root::{Make, Root};
 use crate::verify::{Wanted, verify};
@@ -21,7 +23,7 @@ const TREES_MAX: usize = 256;
 /// Mask of a process whose record sets none.
 const UMASK: u32 = 0o022;
 /// The record itself cannot be read.
-const DAMAGED: Errno = Errno(0);
+pub(crate) const DAMAGED: Errno = Errno(0);
 /// Bytes of a [`Failure`] on the pipe.
 pub(crate) const FAILURE_BYTES: usize = 6;
 
@@ -50,125 +52,59 @@ impl Failure {
     }
 }
 
-/// Where a clone ends up.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Home<'a> {
-    /// In namespaces its record makes. The host's mount namespace is for `OpenTree` with `from_host`.
-    Own {
-        /// The host's mount namespace.
-        host: FdRef<'a>,
-        /// The pod's user namespace, where it has one.
-        user: Option<FdRef<'a>>,
-    },
-    /// In those of the process this pidfd refers to, joined before the first operation that is no `WriteFile`: an
-    /// exec's record starts with joining the cgroup by paths of the host.
-    Of {
-        /// pidfd of the container's main process.
-        container: FdRef<'a>,
-    },
-}
-
-/// What a clone is given.
-pub(crate) struct Launch<'a> {
-    /// Sealed memfd.
-    pub(crate) record: FdRef<'a>,
-    /// stdin, stdout, stderr.
-    pub(crate) standard: [FdRef<'a>; 3],
-    /// Write end of the pipe for a [`Failure`].
-    pub(crate) report: FdRef<'a>,
-    /// Where `Op::Terminal` sends the master side.
-    pub(crate) terminal: FdRef<'a>,
-    /// Where it ends up.
-    pub(crate) home: Home<'a>,
-}
-
-/// The life of a clone up to exec; with a failure it reports and ends.
-pub(crate) fn run(launch: &Launch<'_>) -> ! {
-    let mut report = launch.report;
-    let errno = prepare(launch).map(|(record, place)| {
-        report = place.report;
-        Walker::new(Some(place)).walk(&record)
-    });
-    let failure = match errno {
-        Ok(Err(failure)) => failure,
-        // A record without `Exec` at its end.
-        Ok(Ok(count)) => Failure { index: count, errno: DAMAGED },
-        Err(errno) => Failure { index: 0, errno },
-    };
-    let _ = fs::write(report, &failure.to_bytes());
-    process::exit(127)
-}
-
-/// Walks the pod's setup record in the monitor itself.
-pub(crate) fn set_up(record: FdRef<'_>) -> Result<(), Failure> {
+/// Walks the pod's setup record in the monitor itself; with it the PID namespace is made that containers share.
+pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     let record = fs::Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
-    Walker::new(None).walk(&record).map(drop)
-}
-
-/// The clone's descriptors, at numbers of their own.
-#[derive(Clone, Copy)]
-struct Place {
-    report: FdRef<'static>,
-    terminal: FdRef<'static>,
-    home: Home<'static>,
-}
-
-/// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 terminal socket,
-/// 5 home, 6 user namespace where there is one; no others.
-fn prepare(launch: &Launch<'_>) -> Result<(fs::Mapping, Place), Errno> {
-    const ABOVE_PLACES: i32 = 16;
-    process::control(Control::NotDumpable)?;
-    process::set_umask(0);
-    process::new_session()?;
-    process::set_signal_mask(0)?;
-    let record = fs::Mapping::sealed(launch.record)?;
-    let (home, user) = match launch.home {
-        Home::Own { host, user } => (host, user),
-        Home::Of { container } => (container, None),
-    };
-    let [stdin, stdout, stderr] = launch.standard;
-    let sources = [stdin, stdout, stderr, launch.report, launch.terminal, home, user.unwrap_or(home)];
-    // First out of the way of the places, so that no place is overwritten before it is read.
-    let mut moved = [0; 7];
-    let moved = if user.is_some() { &mut moved[..] } else { &mut moved[..6] };
-    for (moved, source) in moved.iter_mut().zip(sources) {
-        *moved = fs::duplicate(source, ABOVE_PLACES)?.leak();
-    }
-    for (place, moved) in (0..).zip(moved.iter()) {
-        fs::duplicate_to(FdRef::standing(*moved), place, place > 2)?;
-    }
-    fs::close_from(moved.len() as i32)?;
-    let fifth = FdRef::standing(5);
-    let home = match launch.home {
-        Home::Own { user, .. } => Home::Own { host: fifth, user: user.map(|_| FdRef::standing(6)) },
-        Home::Of { .. } => Home::Of { container: fifth },
-    };
-    Ok((record, Place { report: FdRef::standing(3), terminal: FdRef::standing(4), home }))
+    let mut walker = Walker::new(None);
+    walker.walk(&record)?;
+    Ok(walker.init)
 }
 
 /// Walks a record.
-struct Walker {
+pub(crate) struct Walker<'a> {
     /// `None`: the monitor itself.
-    place: Option<Place>,
+    place: Option<Place<'a>>,
     /// Of the container, once inside.
     root: Option<Root>,
     trees: [Option<Fd>; TREES_MAX],
     umask: u32,
     takes_usual_turns: bool,
+    /// The PID namespace that the setup record makes.
+    init: Option<Init>,
+    /// Of an exec: it has joined its container.
+    is_home: bool,
+    has_left: bool,
+    has_capabilities: bool,
+    has_terminal: bool,
+    /// What the process's own calls carry once there is a filter.
+    mark: Option<Mark>,
 }
 
-impl Walker {
-    fn new(place: Option<Place>) -> Self {
-        Self { place, root: None, trees: [const { None }; TREES_MAX], umask: UMASK, takes_usual_turns: false }
+impl<'a> Walker<'a> {
+    pub(crate) fn new(place: Option<Place<'a>>) -> Self {
+        Self {
+            place,
+            root: None,
+            trees: [const { None }; TREES_MAX],
+            umask: UMASK,
+            takes_usual_turns: false,
+            init: None,
+            is_home: false,
+            has_left: false,
+            has_capabilities: false,
+            has_terminal: false,
+            mark: None,
+        }
     }
 
     /// The number of operations, when all are done; a container's last one does not come back.
-    fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
+    pub(crate) fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
         let damaged = |index| Failure { index, errno: DAMAGED };
         let mut index = 0;
         for op in walk(record).map_err(|_| damaged(0))? {
             let op = op.map_err(|_| damaged(index))?;
             self.enter_home(&op)
+                .and_then(|()| self.hand_over(&op))
                 .and_then(|()| self.perform(&op))
                 .map_err(|errno| Failure { index, errno })?;
             index = index.checked_add(1).ok_or(damaged(index))?;
@@ -178,28 +114,56 @@ impl Walker {
 
     /// An exec joins its container before the first operation that needs it.
     fn enter_home(&mut self, next: &Op<'_>) -> Result<(), Errno> {
-        let Some(Place { home: Home::Of { container }, .. }) = self.place else { return Ok(()) };
+        let Some(place @ Place { home: Home::Of { .. }, .. }) = &self.place else { return Ok(()) };
         let is_for_the_host =
             matches!(next, Op::WriteFile { .. } | Op::Limit { .. } | Op::GiveStreams { .. });
-        if self.root.is_some() || is_for_the_host {
+        if self.is_home || is_for_the_host {
             return Ok(());
         }
-        // A container may have others than its pod (NRI).
-        let of_pod = process::CLONE_NEWNET | process::CLONE_NEWIPC | process::CLONE_NEWUTS;
-        let namespaces = process::CLONE_NEWNS | process::CLONE_NEWCGROUP | of_pod;
-        match process::setns(container, namespaces | process::CLONE_NEWUSER) {
-            // It is in this very user namespace, which cannot be joined again.
-            Err(Errno::EINVAL) => process::setns(container, namespaces)?,
-            joined => joined.and_then(|()| become_root())?,
-        }
+        place.join()?;
         self.root = Some(Root::open()?);
+        self.is_home = true;
         Ok(())
+    }
+
+    /// Before the first operation that needs no right which the container does not have, a second process takes over, in
+    /// the container's PID namespace.
+    fn hand_over(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+        let is_last = match next {
+            Op::Exec { .. } => true,
+            // With no_new_privs it comes after the capabilities.
+            Op::Seccomp { .. } => self.has_capabilities,
+            _ => false,
+        };
+        let Some(place) = &mut self.place else { return Ok(()) };
+        let (report, second) = (place.report, place.second.take_if(|_| is_last));
+        let Some(pid) = second else { return Ok(()) };
+        self.leave_behind()?;
+        let mark = self.mark.unwrap_or(Mark::NONE);
+        become_second(pid, report, mark)?;
+        process::new_session_marked(mark)?;
+        let [stdin, ..] = FdRef::STANDARD_STREAMS;
+        if self.has_terminal { fs::set_controlling_terminal(stdin, mark) } else { Ok(()) }
+    }
+
+    /// From here on only the standard streams and the report are needed.
+    fn leave_behind(&mut self) -> Result<(), Errno> {
+        let Some(place) = self.place.as_mut().filter(|_| !core::mem::replace(&mut self.has_left, true))
+        else {
+            return Ok(());
+        };
+        self.root = None;
+        self.trees = [const { None }; TREES_MAX];
+        place.leave_behind()
     }
 
     fn perform(&mut self, op: &Op<'_>) -> Result<(), Errno> {
         match *op {
             Op::WriteFile { path, data, optional } => write_file(text(path)?, data, optional),
-            Op::Unshare { flags } => process::unshare(u64::from(flags)),
+            Op::Unshare { flags } => {
+                self.has_own(u64::from(flags));
+                process::unshare(u64::from(flags))
+            }
             Op::RootPropagation { propagation } => {
                 mount::mount(None, c"/", None, mount::MS_REC | mounts::flag(propagation), None)
             }
@@ -219,7 +183,7 @@ impl Walker {
             }
             Op::PivotRoot { new_root } => self.pivot(text(new_root)?),
             Op::Filesystem { kind, options, attributes, target } => {
-                mounts::filesystem(self.root()?, text(kind)?, &options, attributes, text(target)?)
+                self.filesystem(text(kind)?, &options, attributes, text(target)?)
             }
             Op::Attach { slot, target, attributes, attributes_recursive, propagation, skip_missing } => {
                 let tree = self.take_tree(slot)?;
@@ -262,10 +226,14 @@ impl Walker {
                 }
                 fs::change_directory(root.find(path, flags)?.borrow())
             }
-            Op::BoundingSet { keep } => drop_bounding(keep),
+            Op::BoundingSet { keep } => {
+                self.leave_behind()?;
+                drop_bounding(keep)
+            }
             Op::Groups { gids } => process::set_groups(gids),
             Op::User { uid, gid } => set_user(uid, gid),
             Op::Capabilities { effective, permitted, inheritable, ambient } => {
+                self.has_capabilities = true;
                 process::set_capabilities(effective, permitted, inheritable)?;
                 process::control(Control::ClearAmbient)?;
                 (0..64)
@@ -275,7 +243,10 @@ impl Walker {
             Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
             Op::Seccomp { program, flags } => {
                 self.take_usual_turns();
-                bpf::set_filter(program, flags)
+                match self.mark {
+                    Some(mark) => mark::set_filter_but_for(mark, program, flags),
+                    None => bpf::set_filter(program, flags),
+                }
             }
             Op::Umask { mask } => {
                 self.umask = mask;
@@ -295,6 +266,7 @@ impl Walker {
             Op::JoinNamespace { path, flag } => {
                 let path = text(path)?;
                 let file = self.on_the_host(|| fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_RDONLY, 0))?;
+                self.has_own(u64::from(flag));
                 process::setns(file.borrow(), u64::from(flag))
             }
             Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
@@ -311,13 +283,54 @@ impl Walker {
             Op::Verify { kernel, root_read_only, masked, read_only } => {
                 verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
             }
+            Op::SpareOwnCalls => {
+                let hands_over = self.place.as_ref().is_some_and(|place| place.second.is_some());
+                self.mark = if hands_over { Some(Mark::new()?) } else { None };
+                Ok(())
+            }
+            Op::Keyring => keyring::join(&self.place.as_ref().ok_or(Errno::EINVAL)?.keyring),
+            Op::SharedPidNamespace if self.place.is_none() => {
+                self.init = Some(init::start()?);
+                Ok(())
+            }
+            Op::SharedPidNamespace => Err(Errno::EINVAL),
             Op::Exec { candidates, arguments, environment } => {
-                self.place.ok_or(Errno::EINVAL)?;
+                self.place.as_ref().ok_or(Errno::EINVAL)?;
+                self.leave_behind()?;
                 self.take_usual_turns();
                 process::set_umask(self.umask);
                 Err(exec(&candidates, &arguments, &environment))
             }
         }
+    }
+
+    /// It is in a namespace of this kind (CLONE_NEW…) that is not the pod's.
+    fn has_own(&mut self, kinds: u64) {
+        if let Some(memory) = self.place.as_mut().and_then(|place| place.memory.as_mut()) {
+            memory.own |= kinds;
+        }
+    }
+
+    #[inline(never)]
+    fn filesystem(
+        &mut self,
+        kind: &CStr,
+        options: &Block<'_>,
+        attributes: u64,
+        target: &CStr,
+    ) -> Result<(), Errno> {
+        let (Some(root), Some(place)) = (&self.root, &mut self.place) else { return Err(Errno::EINVAL) };
+        if kind != c"proc" {
+            return mounts::filesystem(root, kind, options, attributes, target).map(drop);
+        }
+        let identity = match place.proc()? {
+            Some(proc) => proc.mount(root, options, attributes, target)?,
+            None => mounts::filesystem(root, kind, options, attributes, target)?,
+        };
+        if let Some(memory) = place.memory.as_mut().filter(|_| target == c"/proc") {
+            memory.proc = Some(identity);
+        }
+        Ok(())
     }
 
     /// The container's root; EINVAL for an operation inside it before there is one.
@@ -336,7 +349,7 @@ impl Walker {
     /// One byte on the report pipe is neither a failure nor its end; the answer comes on the other line.
     #[inline(never)]
     fn wait(&self) -> Result<(), Errno> {
-        let place = self.place.ok_or(Errno::EINVAL)?;
+        let place = self.place.as_ref().ok_or(Errno::EINVAL)?;
         // The line does not block, as the monitor must not.
         let epoll = socket::epoll()?;
         socket::watch(epoll.borrow(), place.terminal, socket::EPOLLIN, 0)?;
@@ -377,8 +390,8 @@ impl Walker {
     }
 
     fn user_namespace(&self) -> Result<FdRef<'static>, Errno> {
-        match self.place {
-            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(user),
+        match &self.place {
+            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(*user),
             Some(_) | None => Err(Errno::EINVAL),
         }
     }
@@ -399,9 +412,7 @@ impl Walker {
 
     /// In the host's mount namespace, where paths are that the pod's does not have.
     fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
-        let Some(Place { home: Home::Own { host, .. }, .. }) = self.place else {
-            return Err(Errno::EINVAL);
-        };
+        let host = self.place.as_ref().ok_or(Errno::EINVAL)?.host()?;
         let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
         process::setns(host, process::CLONE_NEWNS)?;
         let opened = open();
@@ -430,7 +441,7 @@ impl Walker {
 
     fn terminal(&mut self) -> Result<(), Errno> {
         const TTYAUX_MAJOR: u32 = 5;
-        let (Some(place), root) = (self.place, self.root()?) else { return Err(Errno::EINVAL) };
+        let (Some(place), root) = (&self.place, self.root()?) else { return Err(Errno::EINVAL) };
         let found = root.find(c"/dev/pts/ptmx", fs::O_PATH)?;
         let stat = fs::stat(found.borrow())?;
         if stat.mode & fs::S_IFMT != fs::S_IFCHR || stat.device_major != TTYAUX_MAJOR {
@@ -439,7 +450,11 @@ impl Walker {
         let master = root.find(c"/dev/pts/ptmx", fs::O_RDWR | fs::O_NOCTTY)?;
         let slave = fs::open_terminal_peer(master.borrow())?;
         socket::send(place.terminal, b"t", &[master.borrow()])?;
-        process_terminal(&slave)?;
+        (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))?;
+        // Else by the process that leads the session.
+        if place.second.is_none() {
+            fs::set_controlling_terminal(slave.borrow(), Mark::NONE)?;
+        }
         // An exec's terminal is its own; /dev/console stays the container's.
         if matches!(place.home, Home::Own { .. }) {
             let tree = mount::clone_tree(slave.borrow(), c"", mount::AT_EMPTY_PATH)?;
@@ -452,13 +467,9 @@ impl Walker {
             mounts::check_target(root, c"/dev/console", &console)?;
             mount::attach(tree.borrow(), console.borrow())?;
         }
+        self.has_terminal = true;
         Ok(())
     }
-}
-
-fn process_terminal(slave: &Fd) -> Result<(), Errno> {
-    fs::set_controlling_terminal(slave.borrow())?;
-    (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))
 }
 
 fn text(text: Text<'_>) -> Result<&CStr, Errno> {
@@ -475,7 +486,7 @@ fn write_file(path: &CStr, data: &[u8], is_optional: bool) -> Result<(), Errno> 
     }
 }
 
-fn drop_bounding(keep: u64) -> Result<(), Errno> {
+pub(crate) fn drop_bounding(keep: u64) -> Result<(), Errno> {
     for capability in (0..64).filter(|capability| keep >> capability & 1 == 0) {
         match process::control(Control::DropBounding(capability)) {
             // This kernel has no capability of that number, nor any above.
@@ -497,12 +508,14 @@ fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
     })?;
     process::control(Control::KeepCapabilities)?;
     process::set_group(gid)?;
-    process::set_user(uid)
+    process::set_user(uid)?;
+    // New ids make a process what fs.suid_dumpable says.
+    process::control(Control::NotDumpable)
 }
 
 /// Hands the standard streams that `which` chooses to `uid`.
 fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno> {
-    for stream in (0..3).map(FdRef::standing) {
+    for stream in FdRef::STANDARD_STREAMS {
         if which(fs::stat(stream)?) {
             // In a user namespace what is from outside cannot be given away; the open one works all the same.
             let _ = fs::change_owner(stream, uid);
@@ -512,9 +525,10 @@ fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno>
 }
 
 /// A process that enters a user namespace is nobody there, with every capability.
-fn become_root() -> Result<(), Errno> {
+pub(crate) fn become_root() -> Result<(), Errno> {
     process::set_group(0)?;
-    process::set_user(0)
+    process::set_user(0)?;
+    process::control(Control::NotDumpable)
 }
 
 /// Comes back only with the reason why none of the candidates could be exec'ed.

@@ -5,6 +5,7 @@ use coracle_sys::process::{self, Clock, SIGCHLD, Status};
 use coracle_wire::{Exit, ExitRecord};
 
 use crate::exits;
+use crate::second::{self, Meaning};
 use crate::serve::Monitor;
 use crate::table::{ContainerState, ExecState};
 
@@ -29,18 +30,41 @@ impl Monitor<'_> {
             Status::Code(code) => Exit::Code(code),
             Status::Signal(signal) => Exit::Signal(signal),
         };
-        let containers = self.table.containers.iter();
-        let living = containers.filter(|container| container.is_alive());
-        if let Some(place) = living.filter(|container| container.pid == pid).map(|found| found.place).next() {
-            // What it reported comes before its end.
-            self.container_report(place);
-            return self.container_ended(pid, exit);
+        if self.init.as_ref().is_some_and(|init| init.pid == pid) {
+            // The kernel kills all that is in its namespace: the pod is over.
+            self.init = None;
+            return self.end();
         }
-        let execs = self.table.execs.iter();
-        let living = execs.filter(|exec| exec.is_alive());
-        if let Some(place) = living.filter(|exec| exec.pid == pid).map(|found| found.place).next() {
-            self.exec_report(place);
-            self.exec_ended(pid, exit);
+        for container in self.table.containers.iter_mut().filter(|container| container.is_alive()) {
+            let starting = match &mut container.state {
+                ContainerState::Starting(starting) => Some(starting),
+                ContainerState::Running | ContainerState::Exited { .. } => None,
+            };
+            match second::meaning((&mut container.pid, &mut container.pidfd), starting, pid, exit) {
+                Meaning::Stranger => {}
+                Meaning::Step => return,
+                Meaning::Over(exit) => {
+                    let (pid, place) = (container.pid, container.place);
+                    // What it reported comes before its end.
+                    self.container_report(place);
+                    return self.container_ended(pid, exit);
+                }
+            }
+        }
+        for exec in self.table.execs.iter_mut().filter(|exec| exec.is_alive()) {
+            let starting = match &mut exec.state {
+                ExecState::Starting(starting) => Some(starting),
+                ExecState::Running | ExecState::Ended(_) => None,
+            };
+            match second::meaning((&mut exec.pid, &mut exec.pidfd), starting, pid, exit) {
+                Meaning::Stranger => {}
+                Meaning::Step => return,
+                Meaning::Over(exit) => {
+                    let (pid, place) = (exec.pid, exec.place);
+                    self.exec_report(place);
+                    return self.exec_ended(pid, exit);
+                }
+            }
         }
     }
 

@@ -6,7 +6,8 @@
 
 use core::arch::{asm, global_asm};
 
-use coracle_pod::Table;
+use coracle_pod::{Inherited, Table};
+use coracle_sys::{Fd, FdRef, fs};
 
 // rsp is 16-byte aligned here and the ABI wants it so before a call; rbp 0 ends a backtrace.
 #[cfg(target_arch = "x86_64")]
@@ -20,8 +21,17 @@ extern "C" fn main() -> ! {
     // SAFETY: this is the only place that names `TABLE`, `main` is entered once and never returns, and there are no
     // other threads: the reference is the only one.
     let table = unsafe { &mut *table };
-    coracle_pod::run(table)
+    // SAFETY: the daemon starts this program with these open (`sandbox::monitor`), and nothing else here takes them.
+    let [listener, state, setup] = [3, 4, 5].map(|number| unsafe { Fd::inherited(number) });
+    // SAFETY: only asks whether the number is open; nothing has been opened since the start that could be there.
+    let has_user = fs::stat(unsafe { FdRef::standing(USER_NAMESPACE) }).is_ok();
+    // SAFETY: as for the others; it is open, as was just seen.
+    let user = has_user.then(|| unsafe { Fd::inherited(USER_NAMESPACE) });
+    coracle_pod::run(table, Inherited { listener, state, setup, user })
 }
+
+/// Where a monitor finds its pod's user namespace, if it has one. 7 and 8 are closed by its exec.
+const USER_NAMESPACE: i32 = 6;
 
 /// A panic is a bug: there is nobody to tell but the parent, by the code.
 #[panic_handler]

@@ -8,8 +8,9 @@ use core::ffi::CStr;
 
 use coracle_sys::mount::{self, Attributes};
 use coracle_sys::{Errno, Fd, FdRef, fs};
-use coracle_wire::{Block, Propagation};
+use coracle_wire::{Block, Propagation, SHARED_PROC};
 
+use crate::init::PROC_ATTRIBUTES;
 use crate::root::{KERNEL, Make, Root};
 
 /// procfs (statfs(2)).
@@ -34,28 +35,95 @@ pub(crate) fn flag(propagation: Propagation) -> u64 {
     }
 }
 
-/// Mounts a fresh file system on `target`, which is made where it is missing.
+/// Mounts a fresh file system on `target`, which is made where it is missing; which one it is.
 pub(crate) fn filesystem(
     root: &Root,
     kind: &CStr,
     options: &Block<'_>,
     attributes: u64,
     target: &CStr,
-) -> Result<(), Errno> {
+) -> Result<Identity, Errno> {
     let context = mount::fsopen(kind)?;
     for option in options.iter() {
         set_option(context.borrow(), option)?;
     }
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), attributes)?;
-    let found = root.find_or_make(target, Make::Directory(0o755))?;
-    // Where the kernel's files are expected they must be, or what masks them would mask something else; and what is made in
-    // /dev would be made, and mounted, wherever a link there leads.
+    // What is made in /dev would be made, and mounted, wherever a link there leads.
     if kind == c"proc" || kind == c"sysfs" || KERNEL.contains(&target) {
-        let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
-        if !fs::stat(itself.borrow())?.is_directory() {
-            return Err(Errno::ENOTDIR);
+        attach_kernel_files(root, &mounted, target)?;
+    } else {
+        let found = root.find_or_make(target, Make::Directory(0o755))?;
+        check_target(root, target, &found)?;
+        mount::attach(mounted.borrow(), found.borrow())?;
+        root.remember(target, mounted.borrow())?;
+    }
+    Ok(fs::stat(mounted.borrow())?.identity)
+}
+
+/// Which file system: `(major, minor, inode)` of its root.
+pub(crate) type Identity = (u32, u32, u64);
+
+/// A procfs that another process has mounted, for a container whose PID namespace the caller is not in: a new one would show
+/// the caller's.
+pub(crate) struct SharedProc {
+    /// Detached until the first use, then attached where that was.
+    tree: Fd,
+    is_attached: bool,
+}
+
+impl SharedProc {
+    /// A copy of the mount at [`SHARED_PROC`], in the mount namespace of the monitor.
+    pub(crate) fn open() -> Result<Self, Errno> {
+        let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0)?;
+        Ok(Self { tree, is_attached: false })
+    }
+
+    /// A copy of the procfs that a container was started with, at its place in that container's mount namespace; ESTALE
+    /// where another one stands there now. The caller is in that namespace.
+    pub(crate) fn of_container(started_with: Identity) -> Result<Self, Errno> {
+        let flags = fs::O_PATH | fs::O_DIRECTORY | fs::O_NOFOLLOW;
+        let found = fs::open(FdRef::WORKING_DIRECTORY, c"/proc", flags, 0)?;
+        if fs::stat(found.borrow())?.identity != started_with {
+            return Err(Errno::ESTALE);
         }
+        let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
+        Ok(Self { tree, is_attached: false })
+    }
+
+    /// Mounts it on `target`, as [`filesystem`] does. EOPNOTSUPP with options: they would be those of all containers.
+    pub(crate) fn mount(
+        &mut self,
+        root: &Root,
+        options: &Block<'_>,
+        attributes: u64,
+        target: &CStr,
+    ) -> Result<Identity, Errno> {
+        if options.count != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let again;
+        let tree = if self.is_attached {
+            again = mount::clone_tree(self.tree.borrow(), c"", mount::AT_EMPTY_PATH)?;
+            &again
+        } else {
+            &self.tree
+        };
+        if attributes != PROC_ATTRIBUTES {
+            set_attributes(tree.borrow(), attributes, false)?;
+        }
+        attach_kernel_files(root, tree, target)?;
+        self.is_attached = true;
+        Ok(fs::stat(self.tree.borrow())?.identity)
+    }
+}
+
+/// Where the kernel's files are expected they must be, or what masks them would mask something else.
+fn attach_kernel_files(root: &Root, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
+    let found = root.find_or_make(target, Make::Directory(0o755))?;
+    let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
+    if !fs::stat(itself.borrow())?.is_directory() {
+        return Err(Errno::ENOTDIR);
     }
     check_target(root, target, &found)?;
     mount::attach(mounted.borrow(), found.borrow())?;

@@ -29,7 +29,7 @@ impl Monitor<'_> {
         if let Some(container) = containers.find(|container| container.place == place) {
             self.is_memory_used = true;
             let mut sinks = Sinks { memory: &mut self.memory, attached: &mut self.table.attached };
-            pour(&self.epoll, &mut sinks, container, stream);
+            pour(self.epoll, &mut sinks, container, stream);
         }
     }
 
@@ -40,7 +40,7 @@ impl Monitor<'_> {
         let mut sinks = Sinks { memory: &mut self.memory, attached: &mut self.table.attached };
         for stream in 0..STREAMS {
             for _ in 0..DRAIN_READS_MAX {
-                if pour(&self.epoll, &mut sinks, container, stream) != Poured::Some {
+                if pour(self.epoll, &mut sinks, container, stream) != Poured::Some {
                     break;
                 }
             }
@@ -99,7 +99,7 @@ fn end_copies(attached: &mut [Attached], place: Place, stream: usize) {
     }
 }
 
-fn pour(epoll: &Fd, sinks: &mut Sinks<'_>, container: &mut Container, stream: usize) -> Poured {
+fn pour(epoll: FdRef<'_>, sinks: &mut Sinks<'_>, container: &mut Container, stream: usize) -> Poured {
     let Some(output) = &mut container.outputs[stream] else { return Poured::End };
     let memory = &mut *sinks.memory;
     let (scratch, buffers) = memory.split_at_mut(LINE_BYTES_MAX);

@@ -12,19 +12,22 @@ use coracle_wire::{Event, FRAME_BYTES_MAX, FromMonitor, Reply};
 
 use crate::child::{self, Failure};
 use crate::exits;
+use crate::init::Init;
+use crate::keyring::KEYRING_NAME_BYTES;
 use crate::log::LINE_BYTES_MAX;
 use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, Place, STREAMS, Table};
 
 /// Scratch for reading, then a line buffer for each stream of each container.
-const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
+pub(crate) const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
 /// After output, memory is given back once nothing has happened for this long.
 const QUIET_MS: i32 = 1000;
 /// How long a monitor whose setup failed waits to be asked why.
 const FAILED_SETUP_NS: i64 = 30_000_000_000;
 /// How long the end waits for killed processes; what hangs in the kernel is then left to init.
 const ENDING_NS: i64 = 10_000_000_000;
-/// Where a monitor finds its pod's user namespace. 7 and 8 are closed by its exec.
-const USER_NAMESPACE: i32 = 9;
+/// CAP_KILL, to signal processes of every user, and CAP_SYS_ADMIN, to clone into new PID namespaces: what the monitor needs
+/// once its setup is done. All others are for its children.
+const EFFECTIVE: u64 = 1 << 5 | 1 << 21;
 const EVERY_SIGNAL: Signals = Signals::MAX;
 
 /// Whose event it is: in the token's second byte, with a place in the first.
@@ -93,35 +96,46 @@ pub(crate) struct Connection {
 /// The monitor.
 pub(crate) struct Monitor<'t> {
     pub(crate) table: &'t mut Table,
-    pub(crate) epoll: Fd,
+    pub(crate) epoll: FdRef<'static>,
     pub(crate) state: Fd,
-    pub(crate) host: Fd,
     /// The pod's user namespace, where it has one.
     pub(crate) user: Option<Fd>,
-    /// The monitor's own pidfd, which names its pid namespace for clones.
-    pub(crate) own: Fd,
+    /// Of the PID namespace that containers share, where they do.
+    pub(crate) init: Option<Init>,
     listener: Fd,
     signals: Fd,
     pub(crate) connection: Option<Connection>,
     pub(crate) memory: fs::Mapping,
+    /// What its children get back, to give containers what they are to have.
+    pub(crate) permitted: u64,
     /// Pages of `memory` may be in use.
     pub(crate) is_memory_used: bool,
     pub(crate) phase: Phase,
 }
 
+/// What the daemon starts a monitor with.
+pub struct Inherited {
+    /// A SOCK_SEQPACKET socket that listens.
+    pub listener: Fd,
+    /// The pod's state directory.
+    pub state: Fd,
+    /// A sealed memfd with the setup record.
+    pub setup: Fd,
+    /// The pod's user namespace, where it has one.
+    pub user: Option<Fd>,
+}
+
 /// The whole life of a monitor, from an empty table.
-pub fn run(table: &mut Table) -> ! {
-    match Monitor::new(table).and_then(|mut monitor| monitor.serve()) {
+pub fn run(table: &mut Table, inherited: Inherited) -> ! {
+    match Monitor::new(table, inherited).and_then(|mut monitor| monitor.serve()) {
         Ok(()) => process::exit(0),
         Err(errno) => process::exit(errno.0 as u8),
     }
 }
 
 impl<'t> Monitor<'t> {
-    fn new(table: &'t mut Table) -> Result<Self, Errno> {
-        let [listener, state, setup, host] = [3, 4, 5, 6].map(Fd::inherited);
-        // Before anything else can be opened at its number.
-        let user = fs::stat(FdRef::standing(USER_NAMESPACE)).is_ok().then(|| Fd::inherited(USER_NAMESPACE));
+    fn new(table: &'t mut Table, inherited: Inherited) -> Result<Self, Errno> {
+        let Inherited { listener, state, setup, user } = inherited;
         process::set_name(c"coracle-pod")?;
         // Blocked signals neither end it nor interrupt it; children start with a clean slate (see `child`).
         process::reset_signal_handlers();
@@ -136,40 +150,42 @@ impl<'t> Monitor<'t> {
         let set_up = child::set_up(setup.borrow());
         drop(setup);
         let prepared = exits::prepare(state.borrow()).map_err(|errno| Failure { index: 0, errno });
-        let phase = match set_up.and(prepared) {
-            Ok(()) => Phase::Serving,
-            Err(failure) => Phase::Failed { failure, until_ns: later(FAILED_SETUP_NS) },
+        let (init, phase) = match prepared.and(set_up) {
+            Ok(init) => (init, Phase::Serving),
+            Err(failure) => (None, Phase::Failed { failure, until_ns: later(FAILED_SETUP_NS) }),
         };
-        let epoll = socket::epoll()?;
+        // Open as long as the monitor lives.
+        let epoll = socket::epoll()?.leak();
         let signals = socket::signal_fd(process::signals(SIGCHLD) | process::signals(SIGTERM))?;
-        socket::watch(epoll.borrow(), listener.borrow(), EPOLLIN, Source::Listener.token())?;
-        socket::watch(epoll.borrow(), signals.borrow(), EPOLLIN, Source::Signals.token())?;
-        let own = process::pidfd_open(process::pid())?;
-        let memory = fs::Mapping::anonymous(MEMORY_BYTES)?;
+        socket::watch(epoll, listener.borrow(), EPOLLIN, Source::Listener.token())?;
+        socket::watch(epoll, signals.borrow(), EPOLLIN, Source::Signals.token())?;
+        // Lines of containers, and names of their keyrings: none of a process that is being made.
+        let memory = fs::Mapping::anonymous(MEMORY_BYTES + KEYRING_NAME_BYTES * CONTAINERS_MAX)?;
+        memory.wipe_in_children()?;
+        let permitted = process::permitted_capabilities()?;
+        process::set_capabilities(permitted & EFFECTIVE, permitted, 0)?;
         let is_memory_used = false;
         let connection = None;
         Ok(Self {
             table,
             epoll,
             state,
-            host,
             user,
-            own,
+            init,
             listener,
             signals,
             connection,
             memory,
             is_memory_used,
+            permitted,
             phase,
         })
     }
 
     fn serve(&mut self) -> Result<(), Errno> {
-        // Open as long as the monitor lives.
-        let epoll = FdRef::standing(self.epoll.number());
         while !self.is_done() {
             let mut events = [socket::Event::default(); EVENTS_MAX];
-            let events = socket::wait(epoll, &mut events, self.timeout_ms())?;
+            let events = socket::wait(self.epoll, &mut events, self.timeout_ms())?;
             if events.is_empty() {
                 self.give_back_memory();
             }
@@ -202,7 +218,9 @@ impl<'t> Monitor<'t> {
         match self.phase {
             Phase::Serving => false,
             Phase::Failed { until_ns, .. } => is_over(until_ns),
-            Phase::Ending { until_ns } => !self.table.has_processes() || is_over(until_ns),
+            Phase::Ending { until_ns } => {
+                !self.table.has_processes() && self.init.is_none() || is_over(until_ns)
+            }
         }
     }
 
@@ -226,22 +244,22 @@ impl<'t> Monitor<'t> {
             return;
         }
         self.phase = Phase::Ending { until_ns: later(ENDING_NS) };
+        self.adopt_second_processes();
         let containers = self.table.containers.iter().filter(|container| container.is_alive());
         let execs = self.table.execs.iter().filter(|exec| exec.is_alive());
-        for process in containers.map(|container| &container.pidfd).chain(execs.map(|exec| &exec.pidfd)) {
+        let init = self.init.iter().map(|init| &init.pidfd);
+        let processes = containers.map(|container| &container.pidfd).chain(execs.map(|exec| &exec.pidfd));
+        // The end of a namespace's first process is that of all in it, orphans too.
+        for process in processes.chain(init) {
             // ESRCH: it has just ended by itself.
             let _ = process::pidfd_signal(process.borrow(), SIGKILL);
-        }
-        if process::pid() == 1 {
-            // Orphans too; as pid 1 it means this pid namespace and spares the sender. ESRCH: nobody is left.
-            let _ = process::kill(-1, SIGKILL);
         }
     }
 
     fn accept(&mut self) {
         let Ok(socket) = socket::accept(self.listener.borrow()) else { return };
         self.disconnect();
-        if socket::watch(self.epoll.borrow(), socket.borrow(), EPOLLIN, Source::Connection.token()).is_ok() {
+        if socket::watch(self.epoll, socket.borrow(), EPOLLIN, Source::Connection.token()).is_ok() {
             self.connection = Some(Connection { socket, is_greeted: false, waits_for_room: false });
         }
     }
@@ -249,7 +267,7 @@ impl<'t> Monitor<'t> {
     /// Lets go of the daemon.
     pub(crate) fn disconnect(&mut self) {
         if let Some(connection) = self.connection.take() {
-            unwatch(&self.epoll, &connection.socket);
+            unwatch(self.epoll, &connection.socket);
         }
         self.table.forget_askers();
         self.table.execs.retain(|exec| exec.is_alive());
@@ -283,7 +301,7 @@ impl<'t> Monitor<'t> {
             connection.waits_for_room = waits;
             let events = if waits { EPOLLIN | EPOLLOUT } else { EPOLLIN };
             let token = Source::Connection.token();
-            let _ = socket::watch_for(self.epoll.borrow(), connection.socket.borrow(), events, token);
+            let _ = socket::watch_for(self.epoll, connection.socket.borrow(), events, token);
         }
     }
 }
@@ -317,8 +335,8 @@ fn send(connection: &Connection, frame: &FromMonitor, descriptors: &[FdRef<'_>])
 
 /// Before closing what is watched: a clone may hold a copy, which would keep the entry alive. ENOENT is fine: it was
 /// not watched.
-pub(crate) fn unwatch(epoll: &Fd, file: &Fd) {
-    let _ = socket::unwatch(epoll.borrow(), file.borrow());
+pub(crate) fn unwatch(epoll: FdRef<'_>, file: &Fd) {
+    let _ = socket::unwatch(epoll, file.borrow());
 }
 
 fn later(after_ns: i64) -> i64 {

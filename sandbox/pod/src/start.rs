@@ -2,15 +2,20 @@
 //! `child`; how it went comes back over the report pipe, and ends here.
 
 use coracle_sys::process::{self, Clone};
+use coracle_sys::sibling::SiblingPid;
 use coracle_sys::socket::{self, EPOLLIN};
 use coracle_sys::{Errno, Fd, FdRef, fs};
 use coracle_wire::{ContainerId, ExecId, PidNamespace, Reply, Streams};
 
 use crate::answer::Descriptors;
-use crate::child::{self, FAILURE_BYTES, Failure, Home, Launch};
+use crate::child::{FAILURE_BYTES, Failure};
 use crate::exits;
+use crate::home::{self, MOUNTS, Remembered};
+use crate::keyring::KEYRING_NAME_BYTES;
+use crate::launch::{self, Home, Launch, Proc, Second, Steps, lend};
 use crate::log::Writer;
-use crate::serve::{Monitor, Phase, Source, unwatch};
+use crate::second;
+use crate::serve::{MEMORY_BYTES, Monitor, Phase, Source, unwatch};
 use crate::table::{Container, ContainerState, Exec, ExecState, Output, Place, STREAMS, Starting};
 
 /// `Request::Start`.
@@ -57,6 +62,7 @@ impl Monitor<'_> {
             return Err(Errno::EEXIST);
         }
         let place = self.place(self.table.free_container())?;
+        self.name_keyring(place)?;
         let record = descriptors.take()?;
         let log = descriptors.take_if(asked.streams.log)?;
         let cgroup = descriptors.take_if(asked.has_cgroup)?;
@@ -64,28 +70,58 @@ impl Monitor<'_> {
             let kills = exits::oom_kills(counter.borrow());
             (counter, kills)
         });
-        let line = self.line(number, Source::ContainerReport(place))?;
+        // What else came, where the record needs it: the host's mount namespace.
+        let host = descriptors.take().ok();
+        let shared = self.init.as_ref().map(|init| init.pidfd.borrow());
+        let target = match &asked.pid {
+            PidNamespace::Of(other) => Some(self.table.running(other).ok_or(Errno::ESRCH)?),
+            PidNamespace::Monitor | PidNamespace::New => None,
+        };
+        let has_own_pids = match target {
+            Some(target) => target.has_own_pids,
+            None => asked.pid == PidNamespace::New,
+        };
+        let (beside, proc) = match target.filter(|target| target.has_own_pids) {
+            // A mount of a mount namespace that belongs to a user namespace cannot be copied without those below it.
+            Some(target) if self.user.is_some() => (Some(target.pidfd.borrow()), Proc::None),
+            Some(target) => {
+                let proc = target.home.proc.ok_or(Errno::ENOENT)?;
+                (Some(target.pidfd.borrow()), Proc::OfTarget(proc))
+            }
+            None if asked.pid == PidNamespace::New => (None, Proc::None),
+            None => (shared, Proc::OfPod),
+        };
+        let target = target.and_then(|target| lend(&target.home.namespaces[MOUNTS]));
+        let line = self.line(number, Source::ContainerReport(place), beside.is_some())?;
         let standard = self.standard(place, asked.streams)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.child.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Own { host: self.host.borrow(), user: self.user.as_ref().map(Fd::borrow) },
+            home: Home::Own { host: lend(&host), user: lend(&self.user), target },
+            steps: match (beside, &line.starting.second, proc) {
+                (Some(beside), Some(pid), Proc::None) => Steps::SecondWalks(Second { beside, pid }),
+                (Some(beside), Some(pid), proc) => {
+                    Steps::SecondExecs { second: Second { beside, pid }, proc }
+                }
+                (_, _, _) => Steps::One,
+            },
+            permitted: self.permitted,
         };
-        let cgroup = cgroup.as_ref().map(Fd::borrow);
-        let (beside, namespaces) = match &asked.pid {
-            PidNamespace::Monitor => (self.own.borrow(), 0),
-            PidNamespace::New => (self.own.borrow(), process::CLONE_NEWPID),
-            PidNamespace::Of(other) => (self.table.running(other).ok_or(Errno::ESRCH)?.pidfd.borrow(), 0),
-        };
-        let (pid, pidfd) = clone(beside, namespaces, cgroup, &launch)?;
+        let namespaces = if asked.pid == PidNamespace::New { process::CLONE_NEWPID } else { 0 };
+        let name = self.memory.get(keyring_range(place)).ok_or(Errno::EINVAL)?;
+        socket::send(line.starting.terminal.borrow(), name, &[])?;
+        let (pid, pidfd) = clone(namespaces, cgroup.as_ref().map(Fd::borrow), &launch)?;
+        let Line { starting, .. } = line;
         let container = Container {
             id: asked.container,
             place,
             pid,
             pidfd,
-            state: ContainerState::Starting(line.starting),
+            state: ContainerState::Starting(starting),
+            has_own_pids,
+            home: Remembered::default(),
             outputs: standard.outputs,
             log,
             writer: Writer::default(),
@@ -111,18 +147,36 @@ impl Monitor<'_> {
         let record = descriptors.take()?;
         let standard = [descriptors.take()?, descriptors.take()?, descriptors.take()?];
         let cgroup = descriptors.take_if(has_cgroup)?;
-        let line = self.line(number, Source::ExecReport(place))?;
-        let main = self.table.running(container).ok_or(Errno::ESRCH)?.pidfd.borrow();
+        let main = self.table.running(container).ok_or(Errno::ESRCH)?;
+        // Among processes of the node there is nothing to hide.
+        let has_two_steps = main.has_own_pids || self.init.is_some();
+        let (name, namespaces) = (main.place, main.home.namespaces.each_ref().map(lend));
+        let main = main.pidfd.borrow();
+        let line = self.line(number, Source::ExecReport(place), has_two_steps)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Of { container: main },
+            home: Home::Of { namespaces, user: lend(&self.user) },
+            steps: match &line.starting.second {
+                Some(pid) => Steps::SecondExecs { second: Second { beside: main, pid }, proc: Proc::None },
+                None => Steps::One,
+            },
+            permitted: self.permitted,
         };
-        let (pid, pidfd) = clone(main, 0, cgroup.as_ref().map(Fd::borrow), &launch)?;
-        let exec = Exec { id: exec, place, pid, pidfd, state: ExecState::Starting(line.starting) };
+        let name = self.memory.get(keyring_range(name)).ok_or(Errno::EINVAL)?;
+        socket::send(line.starting.terminal.borrow(), name, &[])?;
+        let (pid, pidfd) = clone(0, cgroup.as_ref().map(Fd::borrow), &launch)?;
+        let Line { starting, .. } = line;
+        let exec = Exec { id: exec, place, pid, pidfd, state: ExecState::Starting(starting) };
         self.table.execs.push(exec).map_err(|_| Errno::EAGAIN)
+    }
+
+    /// A name for the keyring of the container at `place`. EAGAIN early in a boot.
+    fn name_keyring(&mut self, place: Place) -> Result<(), Errno> {
+        let (names, _) = self.memory[keyring_range(place)].as_chunks_mut();
+        names.first_mut().ok_or(Errno::EINVAL).and_then(process::random)
     }
 
     fn place(&self, free: Option<Place>) -> Result<Place, Errno> {
@@ -132,12 +186,21 @@ impl Monitor<'_> {
         }
     }
 
-    fn line(&self, number: u32, source: Source) -> Result<Line, Errno> {
+    fn line(&self, number: u32, source: Source, has_two_steps: bool) -> Result<Line, Errno> {
+        let second = if has_two_steps { Some(SiblingPid::new()?) } else { None };
         let (ours, report) = fs::pipe()?;
         fs::set_nonblocking(ours.borrow())?;
         let (terminal, theirs) = socket::seqpacket_pair()?;
-        socket::watch(self.epoll.borrow(), ours.borrow(), EPOLLIN, source.token())?;
-        let starting = Starting { number, report: ours, terminal, failure: None, is_waiting: false };
+        socket::watch(self.epoll, ours.borrow(), EPOLLIN, source.token())?;
+        let starting = Starting {
+            number,
+            report: ours,
+            terminal,
+            failure: None,
+            is_waiting: false,
+            second,
+            ended: None,
+        };
         Ok(Line { starting, report, terminal: theirs })
     }
 
@@ -161,7 +224,7 @@ impl Monitor<'_> {
 
     fn output(&self, place: Place, stream: usize, file: Fd) -> Result<Output, Errno> {
         fs::set_nonblocking(file.borrow())?;
-        socket::watch(self.epoll.borrow(), file.borrow(), EPOLLIN, Source::Output(place, stream).token())?;
+        socket::watch(self.epoll, file.borrow(), EPOLLIN, Source::Output(place, stream).token())?;
         Ok(Output { file, held: 0, held_max: 0 })
     }
 
@@ -170,7 +233,11 @@ impl Monitor<'_> {
         let mut containers = self.table.containers.iter_mut();
         let Some(container) = containers.find(|container| container.place == place) else { return };
         let ContainerState::Starting(starting) = &mut container.state else { return };
-        match read_report(&self.epoll, starting) {
+        second::adopt(starting, (&mut container.pid, &mut container.pidfd));
+        if starting.ended.is_some() {
+            return; // its first process holds the report, and ends now
+        }
+        match read_report(self.epoll, starting) {
             Report::Nothing => {}
             Report::Waits => {
                 starting.is_waiting = true;
@@ -180,9 +247,10 @@ impl Monitor<'_> {
             Report::Failed(failure) => starting.failure = Some(failure),
             Report::Executed => {
                 let number = starting.number;
-                let master = take_terminal(starting);
+                let told = home::take_told(starting.terminal.borrow());
                 container.state = ContainerState::Running;
-                if let Some(master) = master {
+                container.home = told.home;
+                if let Some(master) = told.terminal {
                     self.keep_terminal(place, master);
                 }
                 self.hand_over(number, Reply::Started, place);
@@ -227,12 +295,16 @@ impl Monitor<'_> {
     pub(crate) fn exec_report(&mut self, place: Place) {
         let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
-        match read_report(&self.epoll, starting) {
+        second::adopt(starting, (&mut exec.pid, &mut exec.pidfd));
+        if starting.ended.is_some() {
+            return; // its first process holds the report, and ends now
+        }
+        match read_report(self.epoll, starting) {
             Report::Nothing | Report::Waits => {}
             Report::Failed(failure) => starting.failure = Some(failure),
             Report::Executed => {
                 let number = starting.number;
-                let master = take_terminal(starting);
+                let master = home::take_told(starting.terminal.borrow()).terminal;
                 exec.state = ExecState::Running;
                 let Ok(pidfd) = fs::duplicate(exec.pidfd.borrow(), 3) else { return };
                 match master {
@@ -244,22 +316,27 @@ impl Monitor<'_> {
     }
 }
 
-/// Clones into the pid namespace of the process `beside`. The choice holds for this process's later children too, so
-/// every clone makes its own.
-fn clone(
-    beside: FdRef<'_>,
-    namespaces: u64,
-    cgroup: Option<FdRef<'_>>,
-    launch: &Launch<'_>,
-) -> Result<(i32, Fd), Errno> {
-    process::setns(beside, process::CLONE_NEWPID)?;
+/// Where the name of a container's keyring is in the monitor's memory.
+fn keyring_range(place: Place) -> core::ops::Range<usize> {
+    let start = MEMORY_BYTES + usize::from(place) * KEYRING_NAME_BYTES;
+    start..start + KEYRING_NAME_BYTES
+}
+
+/// Clones a process that does what `launch` says.
+fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Result<(i32, Fd), Errno> {
     match process::clone(namespaces, cgroup)? {
-        Clone::Child => child::run(launch),
-        Clone::Parent { pid, pidfd } => Ok((pid, pidfd)),
+        Clone::Child => launch::run(launch),
+        Clone::Parent { pid, pidfd } => {
+            if let Steps::SecondWalks(second) | Steps::SecondExecs { second, .. } = launch.steps {
+                // It cannot fail on a mapping of ours; if it did, later children would see a pid.
+                let _ = second.pid.hide_from_children();
+            }
+            Ok((pid, pidfd))
+        }
     }
 }
 
-fn read_report(epoll: &Fd, starting: &Starting) -> Report {
+fn read_report(epoll: FdRef<'_>, starting: &Starting) -> Report {
     let mut bytes = [0; FAILURE_BYTES];
     match fs::read(starting.report.borrow(), &mut bytes) {
         Err(_) => Report::Nothing,
@@ -275,10 +352,4 @@ fn read_report(epoll: &Fd, starting: &Starting) -> Report {
             Report::Failed(Failure::from_bytes(bytes))
         }
     }
-}
-
-fn take_terminal(starting: &Starting) -> Option<Fd> {
-    let mut note = [0; 1];
-    let received = socket::receive(starting.terminal.borrow(), &mut note).ok()?;
-    received.descriptors.into_iter().flatten().next()
 }

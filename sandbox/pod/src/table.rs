@@ -1,11 +1,13 @@
 //! What the monitor knows of: containers and execs, in tables with a maximum. An entry has a place, a small number
 //! that its descriptors' events and its line buffers go by; a place is free again once its entry is gone.
 
+use coracle_sys::sibling::SiblingPid;
 use coracle_sys::{Fd, process};
 use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
 use heapless::Vec;
 
 use crate::child::Failure;
+use crate::home::Remembered;
 use crate::log::Writer;
 
 /// Most containers of one pod, those that ended and are not forgotten included. Kubernetes has no limit of its own;
@@ -45,6 +47,10 @@ pub(crate) struct Container {
     pub(crate) pid: i32,
     pub(crate) pidfd: Fd,
     pub(crate) state: ContainerState,
+    /// It is in a PID namespace that is not the monitor's nor the pod's.
+    pub(crate) has_own_pids: bool,
+    /// What its execs join.
+    pub(crate) home: Remembered,
     /// Read ends of its streams until their end.
     pub(crate) outputs: [Option<Output>; STREAMS],
     pub(crate) log: Option<Fd>,
@@ -81,6 +87,10 @@ pub(crate) struct Starting {
     pub(crate) failure: Option<Failure>,
     /// It stands at an `Op::Wait`.
     pub(crate) is_waiting: bool,
+    /// The process makes another one and ends: the other's pid, as long as that has not taken its place.
+    pub(crate) second: Option<SiblingPid>,
+    /// How the other one ended, which was before the first did.
+    pub(crate) ended: Option<Exit>,
 }
 
 /// One stream of a container.

@@ -80,17 +80,16 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     Ok(waiting.finish())
 }
 
-/// The record as a monitor whose frames have this version can walk it: one before [`CHECKS_MOUNTS`] does not know how to
-/// check what was mounted, so it does not.
+/// The record as a monitor whose frames have this version can walk it: without the operations that it does not know.
 ///
 /// # Errors
-/// [`Error::Invalid`]: the record cannot be read, or a build before that version made it and lets an image volume come after
-/// the masks, which it could undo.
+/// [`Error::Invalid`]: the record cannot be read, or an earlier build made it and lets an image volume come after the masks,
+/// which it could undo.
 pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
     use coracle_wire::Op;
     let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
     let mut known = record::Record::new();
-    let mut has_masks = false;
+    let (mut has_masks, mut knows_all) = (false, true);
     for op in coracle_wire::walk(&record).map_err(damaged)? {
         let op = op.map_err(damaged)?;
         match op {
@@ -100,18 +99,16 @@ pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
                 let why = "was planned by an earlier version of coracle: create the container again";
                 return Err(Error::invalid(format!("image volume {path}"), why));
             }
-            Op::Verify { .. } if version < CHECKS_MOUNTS => continue,
             _ => {}
         }
-        if version < CHECKS_MOUNTS {
+        if op.since() <= version {
             known.push(&op)?;
+        } else {
+            knows_all = false;
         }
     }
-    Ok(if version < CHECKS_MOUNTS { known.finish() } else { record })
+    Ok(if knows_all { record } else { known.finish() })
 }
-
-/// Version of the frames since which monitors know `Op::Verify`.
-const CHECKS_MOUNTS: u16 = 4;
 
 /// Whether operation `index` of `record` failed for what the image has at the path of a mount, a link that leads where no mount
 /// may be or a file, and not for what the node lacks.
@@ -127,6 +124,14 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
         Errno::ENOENT | Errno::EPERM => matches!(op, Some(Op::BindSelf { .. })),
         _ => false,
     }
+}
+
+/// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
+/// hooks.
+pub fn needs_host(record: &[u8]) -> bool {
+    use coracle_wire::Op;
+    let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
+    coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
 }
 
 /// The seccomp filter that a launch record installs, for execs into its container.

@@ -10,6 +10,7 @@ use super::record::{Record, Strings, c_string};
 use super::request::{CpuScheduling, PATH_DEFAULT, Process, Scheduling, Seccomp};
 use crate::Error;
 use crate::lsm::APPARMOR_EXEC;
+use crate::seccomp;
 use crate::userns::UserMappings;
 
 /// File creation mask of every process (CRI section 3.9).
@@ -119,11 +120,16 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
     let identity = &process.identity;
     let capabilities = &process.capabilities;
     record.push(&Op::Umask { mask: UMASK })?;
+    record.push(&Op::Keyring)?;
     record.push(&Op::BoundingSet { keep: capabilities.bounding })?;
     let gids: Vec<u8> = identity.groups.iter().flat_map(|gid| gid.to_le_bytes()).collect();
     record.push(&Op::Groups { gids: &gids })?;
     if !process.no_new_privileges {
-        seccomp(record, process.seccomp.as_ref())?;
+        let filter = process.seccomp.as_ref();
+        if filter.is_some_and(|filter| !seccomp::lets_hand_over(&filter.program)) {
+            record.push(&Op::SpareOwnCalls)?;
+        }
+        load_filter(record, process.seccomp.as_ref())?;
     }
     record.push(&Op::User { uid: identity.uid, gid: identity.gid })?;
     record.push(&Op::Capabilities {
@@ -134,7 +140,7 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
     })?;
     if process.no_new_privileges {
         record.push(&Op::NoNewPrivileges)?;
-        seccomp(record, process.seccomp.as_ref())?;
+        load_filter(record, process.seccomp.as_ref())?;
     }
     let candidates = candidates(process)?;
     let arguments = Strings::of("command", &process.arguments)?;
@@ -146,7 +152,7 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
     })
 }
 
-fn seccomp(record: &mut Record, filter: Option<&Seccomp>) -> Result<(), Error> {
+fn load_filter(record: &mut Record, filter: Option<&Seccomp>) -> Result<(), Error> {
     let Some(Seccomp { program, flags }) = filter else { return Ok(()) };
     if program.is_empty() || program.len() % 8 != 0 || program.len() > SECCOMP_BYTES_MAX {
         return Err(Error::invalid("seccomp", format!("a program of {} bytes is none", program.len())));

@@ -26,6 +26,8 @@ pub struct PodNamespaces {
 pub struct SandboxPlan {
     /// Namespaces of its own.
     pub namespaces: PodNamespaces,
+    /// Containers share a PID namespace of the pod's own.
+    pub shares_pids: bool,
     /// Existing host directory that gets the pod's /dev/shm, where the IPC namespace is its own. The mount lives in
     /// the monitor's mount namespace only.
     pub shm_directory: PathBuf,

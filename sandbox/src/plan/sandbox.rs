@@ -24,6 +24,9 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     // First of all mounts: from here on nothing mounted in this namespace reaches the host, while what the host
     // mounts still arrives here, for volumes that ask for it.
     record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
+    if plan.shares_pids {
+        record.push(&Op::SharedPidNamespace)?;
+    }
     if plan.namespaces.ipc {
         let target = path::host("shm_directory", &plan.shm_directory)?;
         record.push(&Op::Tmpfs {

@@ -12,11 +12,13 @@ mod allowed;
 mod assemble;
 mod calls;
 mod default;
+mod evaluate;
 mod json;
 #[cfg(test)]
 mod tests;
 
 pub use default::runtime_default;
+pub(crate) use evaluate::lets_hand_over;
 pub use json::parse;
 
 use crate::Error;

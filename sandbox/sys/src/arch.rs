@@ -6,9 +6,9 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{number, trap};
+pub(crate) use aarch64::{AUDIT, number, trap};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{number, trap};
+pub(crate) use x86_64::{AUDIT, number, trap};
 
 use crate::Errno;
 

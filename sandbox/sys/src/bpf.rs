@@ -1,11 +1,11 @@
 //! BPF programs: seccomp filters (seccomp(2), Linux 3.17) and device rules of cgroups (bpf(2), Linux 4.15).
 
-use crate::arch::call;
+use crate::arch::{AUDIT, call};
 use crate::{Errno, Fd, FdRef, number};
 
 const SECCOMP_SET_MODE_FILTER: usize = 1;
 /// `sizeof(struct sock_filter)`.
-const INSTRUCTION_BYTES: usize = 8;
+pub(crate) const INSTRUCTION_BYTES: usize = 8;
 /// Longest program the kernel takes (BPF_MAXINSNS).
 const INSTRUCTIONS_MAX: usize = 4096;
 
@@ -28,6 +28,36 @@ pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
     // SAFETY: the kernel copies `length` instructions of 8 bytes, which are inside the slice borrowed above, before
     // the call returns; it copies bytes, so their alignment does not matter.
     unsafe { call(number::SECCOMP, [SECCOMP_SET_MODE_FILTER, flags as usize, address]) }.map(drop)
+}
+
+/// A filter for a process that only sleeps (rt_sigsuspend), ends (exit_group) and may still close what it has open
+/// (close_range); any other call is EPERM.
+pub fn only_sleep() -> Result<(), Errno> {
+    // `struct sock_filter`: operation, jumps where true and false, operand (linux/filter.h; offsets of `struct
+    // seccomp_data`: 0 the call's number, 4 the architecture).
+    const LOAD: u16 = 0x20;
+    const IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const ALLOW: u32 = 0x7fff_0000;
+    const REFUSE: u32 = 0x0005_0001;
+    let program: [(u16, u8, u8, u32); 8] = [
+        (LOAD, 0, 0, 4),
+        (IF_EQUAL, 0, 4, AUDIT),
+        (LOAD, 0, 0, 0),
+        (IF_EQUAL, 3, 0, number::RT_SIGSUSPEND as u32),
+        (IF_EQUAL, 2, 0, number::EXIT_GROUP as u32),
+        (IF_EQUAL, 1, 0, number::CLOSE_RANGE as u32),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ];
+    let mut bytes = [0; 8 * INSTRUCTION_BYTES];
+    for (to, (operation, yes, no, operand)) in
+        bytes.as_chunks_mut::<INSTRUCTION_BYTES>().0.iter_mut().zip(program)
+    {
+        let ([a, b], [e, f, g, h]) = (operation.to_ne_bytes(), operand.to_ne_bytes());
+        *to = [a, b, yes, no, e, f, g, h];
+    }
+    set_filter(&bytes, 0)
 }
 
 /// The first members of `union bpf_attr` for BPF_PROG_LOAD.

@@ -16,9 +16,11 @@ impl Fd {
         Self(result as i32)
     }
 
-    /// Takes the descriptor with this number, which the process that started this one left open for it.
-    /// Calling it twice for one number closes a stranger's descriptor: use it once, at the start.
-    pub fn inherited(number: i32) -> Self {
+    /// Takes ownership of the descriptor with this number, which the process that started this one left open for it.
+    ///
+    /// # Safety
+    /// `number` is open, and no other value owns it or will: this one closes it (the I/O safety of `std::io`).
+    pub unsafe fn inherited(number: i32) -> Self {
         Self(number)
     }
 
@@ -32,11 +34,11 @@ impl Fd {
         self.0
     }
 
-    /// Leaves it open for ever: for one that exec hands on.
-    pub fn leak(self) -> i32 {
+    /// Leaves it open for as long as this process lives: for one that exec hands on.
+    pub fn leak(self) -> FdRef<'static> {
         let number = self.0;
         core::mem::forget(self);
-        number
+        FdRef(number, PhantomData)
     }
 }
 
@@ -58,8 +60,15 @@ impl FdRef<'static> {
     /// The working directory, for calls that take a directory (AT_FDCWD).
     pub const WORKING_DIRECTORY: Self = Self(-100, PhantomData);
 
-    /// A number that is known to be open for good: standard streams, and what a process was started with.
-    pub const fn standing(number: i32) -> Self {
+    /// Standard input, output and error, which every process of ours is started with and none closes.
+    pub const STANDARD_STREAMS: [Self; 3] =
+        [Self(0, PhantomData), Self(1, PhantomData), Self(2, PhantomData)];
+
+    /// Lends a descriptor by its number for as long as the process lives.
+    ///
+    /// # Safety
+    /// `number` is open and nobody closes it or puts another file in its place while the result is used.
+    pub const unsafe fn standing(number: i32) -> Self {
         Self(number, PhantomData)
     }
 }
@@ -91,7 +100,7 @@ mod std_conversions {
     impl From<Fd> for OwnedFd {
         fn from(fd: Fd) -> Self {
             // SAFETY: `leak` gives up the only owner of an open descriptor, which the new value becomes.
-            unsafe { Self::from_raw_fd(fd.leak()) }
+            unsafe { Self::from_raw_fd(fd.leak().number()) }
         }
     }
 

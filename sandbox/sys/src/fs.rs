@@ -4,6 +4,7 @@ use core::ffi::CStr;
 use core::ops::{Deref, DerefMut};
 
 use crate::arch::call;
+use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
 /// Read only.
@@ -272,7 +273,7 @@ pub fn pipe() -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two i32 to a local that lives across the call.
     unsafe { call(number::PIPE2, [ends.as_mut_ptr() as usize, O_CLOEXEC as usize]) }?;
-    Ok((Fd::inherited(ends[0]), Fd::inherited(ends[1])))
+    Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
 /// fcntl F_SETFL: makes the open file answer EAGAIN instead of waiting. Other status flags are cleared.
@@ -293,6 +294,34 @@ pub fn duplicate_to(file: FdRef<'_>, to: i32, close_on_exec: bool) -> Result<(),
     let flags = if close_on_exec { O_CLOEXEC as usize } else { 0 };
     // SAFETY: the call reads no memory. What `to` was is the caller's to know: it plans its own table.
     unsafe { call(number::DUP3, [file.argument(), to as usize, flags]) }.map(drop)
+}
+
+/// Puts these open files at the numbers from 0 on and closes every other descriptor: what a fresh child hands to the
+/// program it becomes, or keeps. `true`: closed by exec. Where there is `None` the number is closed. For a fresh child
+/// only, as [`close_from`].
+pub fn arrange<const N: usize>(
+    files: [Option<(FdRef<'_>, bool)>; N],
+) -> Result<[Option<FdRef<'static>>; N], Errno> {
+    let mut moved: [Option<Fd>; N] = [const { None }; N];
+    let mut placed = [None; N];
+    // First out of the way of the numbers, so that none is overwritten before it is read.
+    for (moved, file) in moved.iter_mut().zip(&files) {
+        *moved = file.map(|(file, _)| duplicate(file, N as i32)).transpose()?;
+    }
+    for (number, ((placed, moved), file)) in (0..).zip(placed.iter_mut().zip(&moved).zip(&files)) {
+        match moved {
+            Some(moved) => {
+                duplicate_to(moved.borrow(), number, file.is_some_and(|(_, on_exec)| on_exec))?;
+                // SAFETY: the call before opened it, and it stays open: this process owns none of these numbers.
+                *placed = Some(unsafe { FdRef::standing(number) });
+            }
+            // SAFETY: the call reads no memory. EBADF: there is nothing.
+            None => drop(unsafe { call(number::CLOSE, [number as usize]) }),
+        }
+    }
+    drop(moved);
+    close_from(N as i32)?;
+    Ok(placed)
 }
 
 /// close_range (Linux 5.9): closes every descriptor from `first` up. For a fresh child only, whose owned descriptors
@@ -375,6 +404,13 @@ impl Mapping {
         Ok(Self { start: start as *mut u8, length })
     }
 
+    /// Children of this process find zeros here instead of a copy (madvise, MADV_WIPEONFORK, Linux 4.14). For anonymous memory.
+    pub fn wipe_in_children(&self) -> Result<(), Errno> {
+        const MADV_WIPEONFORK: usize = 18;
+        // SAFETY: the range is this value's own mapping; the call changes only what later children are given.
+        unsafe { call(number::MADVISE, [self.start as usize, self.length, MADV_WIPEONFORK]) }.map(drop)
+    }
+
     /// Gives the whole pages in `from..to` back: they read as zero (anonymous memory) and take nothing until written
     /// to (madvise, MADV_DONTNEED).
     pub fn give_back(&mut self, from: usize, to: usize) {
@@ -431,9 +467,10 @@ pub fn open_terminal_peer(master: FdRef<'_>) -> Result<Fd, Errno> {
 }
 
 /// Makes `terminal` the controlling terminal of this session (TIOCSCTTY).
-pub fn set_controlling_terminal(terminal: FdRef<'_>) -> Result<(), Errno> {
+pub fn set_controlling_terminal(terminal: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
+    let [fourth, fifth] = mark.arguments();
     // SAFETY: TIOCSCTTY takes a number; 0 does not steal it from another session.
-    unsafe { call(number::IOCTL, [terminal.argument(), 0x540e, 0]) }.map(drop)
+    unsafe { call(number::IOCTL, [terminal.argument(), 0x540e, 0, fourth, fifth]) }.map(drop)
 }
 
 #[cfg(test)]

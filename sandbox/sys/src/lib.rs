@@ -5,6 +5,9 @@
 //!   arch/       the trap instruction and the numbers, per architecture
 //!   errno, fd   what every call gives: an error number, a descriptor that is owned or borrowed
 //!   process     clone3, exec, wait, namespaces, identity, limits, signals
+//!   sibling     a child that is made by another child
+//!   keys        session keyrings
+//!   mark        calls that pass a filter which would refuse them
 //!   mount       the old mount calls and the new ones that work on descriptors
 //!   fs          files, directories, seals, mappings
 //!   socket      SOCK_SEQPACKET with descriptors beside the message, epoll, signalfd
@@ -22,9 +25,12 @@ mod fd;
 
 pub mod bpf;
 pub mod fs;
+pub mod keys;
+pub mod mark;
 pub mod mount;
 pub mod netlink;
 pub mod process;
+pub mod sibling;
 pub mod socket;
 
 pub use errno::Errno;

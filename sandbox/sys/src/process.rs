@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 
 use crate::arch::call;
 use crate::fs::Mapping;
+use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
 /// New mount namespace.
@@ -91,7 +92,7 @@ pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno>
     }
     // SAFETY: `pidfd` is an initialised local; volatile because the compiler did not see the kernel's write.
     let pidfd = unsafe { (&raw const pidfd).read_volatile() };
-    Ok(Clone::Parent { pid: pid as i32, pidfd: Fd::inherited(pidfd) })
+    Ok(Clone::Parent { pid: pid as i32, pidfd: Fd::from_call(pidfd as usize) })
 }
 
 /// Pointers to C strings with a null at the end, as exec wants them; kept in pages of its own, so that there is no
@@ -144,11 +145,18 @@ pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Point
     unsafe { call(number::EXECVEAT, registers) }.err().unwrap_or(Errno::EINVAL)
 }
 
-/// Ends this process.
+/// Ends this process; by an invalid instruction where a seccomp filter refuses the call.
 pub fn exit(code: u8) -> ! {
     loop {
         // SAFETY: exit_group reads no memory and does not return.
         let _ = unsafe { call(number::EXIT_GROUP, [usize::from(code)]) };
+        // SAFETY: the instruction raises SIGILL, which ends a process without a handler for it; none of ours has one.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("ud2");
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("udf #0");
+        }
     }
 }
 
@@ -250,6 +258,13 @@ pub fn new_session() -> Result<(), Errno> {
     unsafe { call(number::SETSID, []) }.map(drop)
 }
 
+/// As [`new_session`], where a filter lets only marked calls pass.
+pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
+    let [fourth, fifth] = mark.arguments();
+    // SAFETY: the call takes nothing.
+    unsafe { call(number::SETSID, [0, 0, 0, fourth, fifth]) }.map(drop)
+}
+
 /// prctl(2) whose arguments are all numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -270,6 +285,8 @@ pub enum Control {
     NoNewPrivileges,
     /// PR_SET_CHILD_SUBREAPER, 1.
     Subreaper,
+    /// PR_SET_PDEATHSIG: the signal that comes when the parent ends. A change of ids or capabilities clears it.
+    ParentDeathSignal(i32),
 }
 
 /// Changes an attribute of this process.
@@ -284,6 +301,7 @@ pub fn control(control: Control) -> Result<(), Errno> {
         Control::RaiseAmbient(capability) => [AMBIENT, 2, capability as usize, 0, 0],
         Control::NoNewPrivileges => [38, 1, 0, 0, 0],
         Control::Subreaper => [36, 1, 0, 0, 0],
+        Control::ParentDeathSignal(signal) => [1, signal as usize, 0, 0, 0],
     };
     // SAFETY: for each of these operations prctl takes numbers only.
     unsafe { call(number::PRCTL, arguments) }.map(drop)
@@ -353,6 +371,18 @@ pub fn set_capabilities(effective: u64, permitted: u64, inheritable: u64) -> Res
     let arguments = [header.as_ptr() as usize, data.as_ptr() as usize];
     // SAFETY: version 3 reads 8 bytes of header and two structs of three u32, which these locals are.
     unsafe { call(number::CAPSET, arguments) }.map(drop)
+}
+
+/// The permitted set of the caller (capget(2), version 3).
+pub fn permitted_capabilities() -> Result<u64, Errno> {
+    let mut header: [u32; 2] = [0x2008_0522, 0];
+    let mut data = [[0_u32; 3]; 2];
+    let arguments = [header.as_mut_ptr() as usize, data.as_mut_ptr() as usize];
+    // SAFETY: version 3 reads and may write 8 bytes of header and writes two structs of three u32, which these locals are.
+    unsafe { call(number::CAPGET, arguments) }?;
+    // SAFETY: an initialised local; volatile because the compiler did not see the kernel's write.
+    let [low, high] = unsafe { (&raw const data).read_volatile() };
+    Ok(u64::from(low[1]) | u64::from(high[1]) << 32)
 }
 
 /// prlimit64(2) on the caller.
@@ -487,6 +517,30 @@ pub fn set_signal_mask(blocked: Signals) -> Result<(), Errno> {
     const SIG_SETMASK: usize = 2;
     // SAFETY: the kernel reads one u64, the size given, and writes nothing (null).
     unsafe { call(number::RT_SIGPROCMASK, [SIG_SETMASK, &raw const blocked as usize, 0, 8]) }.map(drop)
+}
+
+/// Sleeps until a signal that is not blocked has been handled; `blocked` is the mask meanwhile (rt_sigsuspend(2)).
+pub fn sleep(blocked: Signals) {
+    // SAFETY: the kernel reads one u64, the size given. It always fails, with EINTR.
+    let _ = unsafe { call(number::RT_SIGSUSPEND, [&raw const blocked as usize, 8]) };
+}
+
+/// Ignores SIGCHLD: children, those of others that become this process's included, are reaped by the kernel as they end
+/// (sigaction(2)).
+pub fn leave_reaping_to_kernel() -> Result<(), Errno> {
+    const SIG_IGN: u64 = 1;
+    let action = [SIG_IGN, 0, 0, 0];
+    // SAFETY: the kernel reads one `sigaction` of 32 bytes, which `action` is, and writes nothing (null).
+    unsafe { call(number::RT_SIGACTION, [SIGCHLD as usize, action.as_ptr() as usize, 0, 8]) }.map(drop)
+}
+
+/// Fills `bytes` with random ones from the kernel's generator (getrandom(2)), which must be ready: EAGAIN early in a boot.
+pub fn random(bytes: &mut [u8; 16]) -> Result<(), Errno> {
+    const GRND_NONBLOCK: usize = 1;
+    // SAFETY: the kernel writes at most as many bytes as the array has, which is borrowed mutably.
+    let length =
+        unsafe { call(number::GETRANDOM, [bytes.as_mut_ptr() as usize, bytes.len(), GRND_NONBLOCK]) }?;
+    if length == bytes.len() { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
 /// Gives every signal its default disposition, which an exec'ed program inherits (ignored ones stay ignored across

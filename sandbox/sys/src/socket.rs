@@ -30,7 +30,7 @@ pub fn seqpacket_pair() -> Result<(Fd, Fd), Errno> {
     let kind = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
     // SAFETY: the kernel writes two i32 to a local that lives across the call.
     unsafe { call(number::SOCKETPAIR, [AF_UNIX, kind, 0, ends.as_mut_ptr() as usize]) }?;
-    Ok((Fd::inherited(ends[0]), Fd::inherited(ends[1])))
+    Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
 /// A non-blocking TCP socket of this network namespace, which it stays in wherever it is passed to.
@@ -180,7 +180,7 @@ pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> 
     if message.control_length > 0 && control.level == SOL_SOCKET && control.kind == SCM_RIGHTS {
         let count = control.length.saturating_sub(CONTROL_HEADER_BYTES) / 4;
         for (place, number) in received.descriptors.iter_mut().zip(control.descriptors).take(count) {
-            *place = Some(Fd::inherited(number));
+            *place = Some(Fd::from_call(number as usize));
         }
     }
     if message.flags & MSG_TRUNC_CTRUNC == 0 { Ok(received) } else { Err(Errno::EMSGSIZE) }

@@ -38,7 +38,8 @@ pub enum Request {
     },
     /// Clone a process and walk the launch record in it. Reply, once the process has exec'ed: [`Reply::Started`] with
     /// its pidfd; [`Reply::Failed`] otherwise, and nothing is left.
-    /// Descriptors: launch record; then, where `streams` says so, log file; then, where set, cgroup, OOM counter.
+    /// Descriptors: launch record; then, where `streams` says so, log file; then, where set, cgroup, OOM counter; then,
+    /// where the record needs it, the mount namespace of the host (since version 4: before, monitors have it).
     Start {
         /// The container; a second one with the same id is refused with EEXIST.
         container: ContainerId,

@@ -86,6 +86,9 @@ pub enum Propagation {
 /// The mount namespace of the host, for `Op::JoinNamespace` of a container's record: place 5 among its descriptors.
 pub const HOST_NAMESPACE: &CStr = c"/proc/self/fd/5";
 
+/// Where a monitor keeps the procfs of the PID namespace that its containers share, in its own mount namespace.
+pub const SHARED_PROC: &CStr = c"/shared-proc";
+
 /// One operation. Paths before `PivotRoot` are the host's; after it they are the container's, resolved inside its
 /// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -424,6 +427,26 @@ pub enum Op<'a> {
         #[serde(borrow)]
         read_only: Block<'a>,
     },
+    /// In a pod's setup record: make the PID namespace that its containers share, with a first process that only reaps and
+    /// sleeps, and its procfs at [`SHARED_PROC`].
+    SharedPidNamespace,
+    /// The filter of the next [`Op::Seccomp`] would keep a process from being handed over to another one, in the container's
+    /// PID namespace: where that is to be done, the process's own calls get past it.
+    SpareOwnCalls,
+    /// Join the container's session keyring, which a start makes, its owner the user of the process at this point. Passed
+    /// over where the kernel has no keys.
+    Keyring,
+}
+
+impl Op<'_> {
+    /// The version of the frames ([`crate::VERSION`]) from which on monitors know the operation. Records for older ones go
+    /// without it.
+    pub fn since(&self) -> u16 {
+        match self {
+            Self::Verify { .. } | Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 4,
+            _ => 1,
+        }
+    }
 }
 
 /// What [`Op::Verify`] expects at /proc, /sys or /dev.

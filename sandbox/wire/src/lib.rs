@@ -32,7 +32,7 @@ pub use frame::{
 };
 pub use id::{ContainerId, ExecId, InvalidId, PodId};
 pub use launch::{
-    Block, HOST_NAMESPACE, KernelDirectory, Mismatch, Op, Propagation, RECORD_VERSION, RecordHeader, Text,
-    Walk, walk,
+    Block, HOST_NAMESPACE, KernelDirectory, Mismatch, Op, Propagation, RECORD_VERSION, RecordHeader,
+    SHARED_PROC, Text, Walk, walk,
 };
 pub use timestamp::{TIMESTAMP_BYTES, timestamp};

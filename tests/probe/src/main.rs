@@ -6,6 +6,7 @@
 mod act;
 mod play;
 mod see;
+mod spy;
 
 use std::process::ExitCode;
 
@@ -61,6 +62,13 @@ fn act(words: &[&str]) -> see::Outcome {
         ["mirror"] => act::mirror(),
         ["size", last] => act::size(last),
         ["connect", address] => act::connect(address),
+        ["seize", milliseconds] => spy::seize(milliseconds),
+        ["describe", pid] => act::number(pid).map(|pid| {
+            spy::describe(pid as i32);
+            0
+        }),
+        ["signal", pid, signal] => spy::signal(pid, signal),
+        ["apart"] => spy::apart(),
         _ => Err(format!("what is {words:?}?")),
     }
 }

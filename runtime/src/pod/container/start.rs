@@ -58,7 +58,7 @@ impl Pods {
 
     /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
     async fn start_in_turn(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
-        let (pidfd, record) = self.launch(container, at_ns, true).await?;
+        let (mut pidfd, record) = self.launch(container, at_ns, true).await?;
         if let Some(pidfd) = &pidfd {
             container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
         }
@@ -69,18 +69,22 @@ impl Pods {
         let turn = self.node.plugins.turn(self, &container.pod).await;
         turn.start(container).await?;
         self.run_hooks(container, Point::Created).await?;
-        self.resume(container, &record).await?;
+        // In a PID namespace that others are in, the process that runs is another than the one that waited.
+        if let Some(running) = self.resume(container, &record).await? {
+            pidfd = Some(running);
+        }
         self.started(container, pidfd, at_ns)?;
         self.run_hooks(container, Point::Running).await?;
         turn.started(container).await;
         Ok(())
     }
 
-    /// To the next place where it waits, or to its program.
-    async fn resume(&self, container: &Container, record: &[u8]) -> Result<(), Error> {
+    /// To the next place where it waits, or to its program; answers with the process.
+    async fn resume(&self, container: &Container, record: &[u8]) -> Result<Option<OwnedFd>, Error> {
         let resume = Request::Resume { container: container.id };
         let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
-        resumed.map(drop).map_err(|error| explained(record, error))
+        let process = |descriptors: Vec<OwnedFd>| descriptors.into_iter().next();
+        resumed.map(process).map_err(|error| explained(record, error))
     }
 
     /// Starts its process from the launch record; with `waits` it stands before its last steps. Answers with the process and
@@ -98,7 +102,7 @@ impl Pods {
         if waits {
             record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
         }
-        record = plan::for_monitor(record, link.version())?;
+        let record = link.translated(record)?;
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec, pid) = {
             let container = container.record();
@@ -113,6 +117,9 @@ impl Pods {
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.oom_counter.as_ref().map(AsFd::as_fd));
+        let host =
+            if plan::needs_host(&record) { Some(std::fs::File::open("/proc/self/ns/mnt")?) } else { None };
+        descriptors.extend(host.as_ref().map(AsFd::as_fd));
         let request = Request::Start {
             container: container.id,
             streams: Streams { stdin: spec.stdin, tty: spec.tty, log: log.is_some() },

@@ -45,6 +45,7 @@ fn the_whole_order_of_a_container() {
         "change directory to /work",
         "check what was mounted",
         "set umask 0022",
+        "join the session keyring",
         "keep capabilities 0xff",
         "set 2 groups",
         "load a seccomp filter of 2 instructions",

@@ -28,7 +28,7 @@ fn process() -> Process {
         oom_score_adj: Some(-997),
         limits: vec![Limit { resource: 7, soft: 1024, hard: 524_288 }],
         tty: false,
-        seccomp: Some(Seccomp { program: vec![6; 16], flags: 0 }),
+        seccomp: Some(Seccomp { program: [6, 0, 0, 0, 0, 0, 0xff, 0x7f].repeat(2), flags: 0 }),
         apparmor: None,
         scheduling: Scheduling::default(),
     }
@@ -85,6 +85,7 @@ fn mount(source: &str, target: &str) -> Mount {
 
 fn sandbox_plan() -> SandboxPlan {
     SandboxPlan {
+        shares_pids: false,
         namespaces: PodNamespaces { network: true, ipc: true, uts: true },
         shm_directory: "/p/shm".into(),
         host_name: "web-0".into(),

@@ -8,10 +8,11 @@ fn no_new_privs_moves_the_filter_to_the_end() {
     plan.process.no_new_privileges = true;
     plan.process.tty = true;
     let record = container(&plan).unwrap();
-    let tail = &words(&record)[words(&record).len() - 9..];
+    let tail = &words(&record)[words(&record).len() - 10..];
     let expected = [
         "check what was mounted",
         "set umask 0022",
+        "join the session keyring",
         "keep capabilities 0xff",
         "set 2 groups",
         "become user 1000:1000",
@@ -35,6 +36,7 @@ fn an_exec_joins_before_it_does_anything_else() {
         "set limit 7 to 1024:524288",
         "change directory to /work",
         "set umask 0022",
+        "join the session keyring",
         "keep capabilities 0xff",
         "set 2 groups",
         "load a seccomp filter of 2 instructions",
@@ -180,4 +182,18 @@ fn errors_read_as_users_expect() {
     for cut in 0..record.len() {
         let _ = explain(&record[..cut], last, 2);
     }
+}
+
+#[test]
+fn records_for_older_monitors_hold_what_those_know() {
+    let plan = ExecPlan { cgroup_joins: vec![], process: process(), user_namespace: None };
+    let record = exec(&plan).unwrap();
+    let has_keyring =
+        |record: &[u8]| coracle_wire::walk(record).unwrap().any(|op| op.unwrap() == Op::Keyring);
+    assert!(has_keyring(&record));
+    let older = for_monitor(record.clone(), 3).unwrap();
+    assert!(!has_keyring(&older));
+    assert_eq!(for_monitor(record.clone(), coracle_wire::VERSION).unwrap(), record);
+    let count = |record: &[u8]| coracle_wire::walk(record).unwrap().count();
+    assert!(coracle_wire::walk(&older).unwrap().all(|op| op.unwrap().since() <= 3) && count(&older) > 5);
 }

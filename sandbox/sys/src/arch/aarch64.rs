@@ -19,6 +19,9 @@ pub(crate) unsafe fn trap(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isiz
 }
 
 /// From include/uapi/asm-generic/unistd.h.
+/// How seccomp names this architecture (include/uapi/linux/audit.h, AUDIT_ARCH_AARCH64).
+pub(crate) const AUDIT: u32 = 0xc000_00b7;
+
 pub(crate) mod number {
     pub(crate) const READ: usize = 63;
     pub(crate) const WRITE: usize = 64;
@@ -51,6 +54,7 @@ pub(crate) mod number {
     pub(crate) const MEMFD_CREATE: usize = 279;
     pub(crate) const PIPE2: usize = 59;
     pub(crate) const IOCTL: usize = 29;
+    pub(crate) const CLONE: usize = 220;
     pub(crate) const CLONE3: usize = 435;
     pub(crate) const EXECVE: usize = 221;
     pub(crate) const EXECVEAT: usize = 281;
@@ -65,6 +69,7 @@ pub(crate) mod number {
     pub(crate) const SETRESUID: usize = 147;
     pub(crate) const SETRESGID: usize = 149;
     pub(crate) const SETGROUPS: usize = 159;
+    pub(crate) const CAPGET: usize = 90;
     pub(crate) const CAPSET: usize = 91;
     pub(crate) const PRLIMIT64: usize = 261;
     pub(crate) const SETSID: usize = 157;
@@ -77,6 +82,7 @@ pub(crate) mod number {
     pub(crate) const SETHOSTNAME: usize = 161;
     pub(crate) const RT_SIGPROCMASK: usize = 135;
     pub(crate) const RT_SIGACTION: usize = 134;
+    pub(crate) const RT_SIGSUSPEND: usize = 133;
     pub(crate) const CLOCK_GETTIME: usize = 113;
     pub(crate) const MOUNT: usize = 40;
     pub(crate) const UMOUNT2: usize = 39;
@@ -100,6 +106,8 @@ pub(crate) mod number {
     pub(crate) const EPOLL_CTL: usize = 21;
     pub(crate) const EPOLL_PWAIT: usize = 22;
     pub(crate) const SIGNALFD4: usize = 74;
+    pub(crate) const KEYCTL: usize = 219;
+    pub(crate) const GETRANDOM: usize = 278;
     pub(crate) const SECCOMP: usize = 277;
     pub(crate) const BPF: usize = 280;
 }

@@ -19,6 +19,9 @@ pub(crate) unsafe fn trap(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isiz
     result
 }
 
+/// How seccomp names this architecture (include/uapi/linux/audit.h, AUDIT_ARCH_X86_64).
+pub(crate) const AUDIT: u32 = 0xc000_003e;
+
 /// From arch/x86/entry/syscalls/syscall_64.tbl.
 pub(crate) mod number {
     pub(crate) const READ: usize = 0;
@@ -52,6 +55,7 @@ pub(crate) mod number {
     pub(crate) const MEMFD_CREATE: usize = 319;
     pub(crate) const PIPE2: usize = 293;
     pub(crate) const IOCTL: usize = 16;
+    pub(crate) const CLONE: usize = 56;
     pub(crate) const CLONE3: usize = 435;
     pub(crate) const EXECVE: usize = 59;
     pub(crate) const EXECVEAT: usize = 322;
@@ -66,6 +70,7 @@ pub(crate) mod number {
     pub(crate) const SETRESUID: usize = 117;
     pub(crate) const SETRESGID: usize = 119;
     pub(crate) const SETGROUPS: usize = 116;
+    pub(crate) const CAPGET: usize = 125;
     pub(crate) const CAPSET: usize = 126;
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const SETSID: usize = 112;
@@ -78,6 +83,7 @@ pub(crate) mod number {
     pub(crate) const SETHOSTNAME: usize = 170;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const RT_SIGACTION: usize = 13;
+    pub(crate) const RT_SIGSUSPEND: usize = 130;
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const MOUNT: usize = 165;
     pub(crate) const UMOUNT2: usize = 166;
@@ -101,6 +107,8 @@ pub(crate) mod number {
     pub(crate) const EPOLL_CTL: usize = 233;
     pub(crate) const EPOLL_PWAIT: usize = 281;
     pub(crate) const SIGNALFD4: usize = 289;
+    pub(crate) const KEYCTL: usize = 250;
+    pub(crate) const GETRANDOM: usize = 318;
     pub(crate) const SECCOMP: usize = 317;
     pub(crate) const BPF: usize = 321;
 }

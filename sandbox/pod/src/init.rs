@@ -1,0 +1,141 @@
+//! The first process of a PID namespace that the containers of a pod share. It is not the monitor, because whoever may
+//! trace processes in there (CAP_SYS_PTRACE) may take over every process it can name: this one holds nothing worth taking.
+//! It has no capability, no descriptor, an empty read-only root, a user id that no container can have, and a seccomp filter
+//! that lets it sleep and end.
+//!
+//! The kernel reaps orphans for it (SIGCHLD is ignored), so it never runs again. No signal from inside ends it (pid 1 has no
+//! handlers, signal(7)); the monitor's SIGKILL does, and so does the monitor's end (PR_SET_PDEATHSIG). Its own end kills
+//! all that lives in the namespace (pid_namespaces(7)).
+//!
+//! It is made before any container: until then nobody can see it with the rights it starts with. That is also the moment
+//! to mount a procfs of the namespace, because a procfs shows the namespace of the process that makes it, and later no
+//! process with the right to make one is ever in there. Containers get copies of that mount.
+
+use coracle_sys::process::{self, Clone, Control};
+use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount};
+use coracle_wire::SHARED_PROC;
+
+/// User and group of the process. Kubernetes allows ids up to 2^31 - 1.
+const NOBODY_ELSE: u32 = u32::MAX - 1;
+/// nosuid, nodev, noexec: as containers have it.
+pub(crate) const PROC_ATTRIBUTES: u64 = 0xe;
+/// MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC.
+const EMPTY_FLAGS: u64 = 1 | 2 | 4 | 8;
+/// All is done but the last two steps.
+const READY: u8 = b'r';
+
+/// The first process of the pod's PID namespace.
+pub(crate) struct Init {
+    /// As the monitor sees it.
+    pub(crate) pid: i32,
+    /// Names the namespace, too (setns(2), Linux 5.8).
+    pub(crate) pidfd: Fd,
+}
+
+/// Makes the namespace with its first process, and its procfs at [`SHARED_PROC`]. In the monitor, during its setup: it waits
+/// until the process is what it shall be.
+pub(crate) fn start() -> Result<Init, Errno> {
+    let (outcome, report) = fs::pipe()?;
+    let (pid, pidfd) = match process::clone(process::CLONE_NEWPID, None)? {
+        Clone::Child => {
+            drop(outcome);
+            run(&report)
+        }
+        Clone::Parent { pid, pidfd } => (pid, pidfd),
+    };
+    drop(report);
+    match read_outcome(&outcome) {
+        Ok(()) => Ok(Init { pid, pidfd }),
+        Err(errno) => {
+            let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
+            let _ = process::wait(pid);
+            Err(errno)
+        }
+    }
+}
+
+/// [`READY`] and the end of the pipe; or an error number.
+fn read_outcome(outcome: &Fd) -> Result<(), Errno> {
+    let mut bytes = [0; 5];
+    let mut length = 0;
+    while length < bytes.len() {
+        match fs::read(outcome.borrow(), &mut bytes[length..]) {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(0) => break,
+            Ok(more) => length += more,
+        }
+    }
+    match bytes {
+        [READY, ..] if length == 1 => Ok(()),
+        [READY, errno @ ..] if length == 5 => Err(Errno(i32::from_ne_bytes(errno))),
+        [a, b, c, d, _] if length == 4 => Err(Errno(i32::from_ne_bytes([a, b, c, d]))),
+        // It was killed.
+        _ => Err(Errno::EIO),
+    }
+}
+
+/// The life of the process.
+fn run(report: &Fd) -> ! {
+    let done = mount_proc()
+        .and_then(|()| enter_empty_root())
+        .and_then(|()| give_up_rights())
+        // EPIPE: the monitor has ended, before its end would have been noticed.
+        .and_then(|()| fs::write(report.borrow(), &[READY]).map(drop))
+        .and_then(|()| shut_in());
+    if let Err(errno) = done {
+        let _ = fs::write(report.borrow(), &errno.0.to_ne_bytes());
+        process::exit(1)
+    }
+    if fs::close_from(0).is_err() {
+        process::exit(1)
+    }
+    loop {
+        process::sleep(process::Signals::MAX);
+    }
+}
+
+/// In the monitor's mount namespace, where starts of containers take copies of it.
+fn mount_proc() -> Result<(), Errno> {
+    let context = mount::fsopen(c"proc")?;
+    mount::fs_create(context.borrow())?;
+    let mounted = mount::fsmount(context.borrow(), PROC_ATTRIBUTES)?;
+    let flags = fs::O_PATH | fs::O_DIRECTORY;
+    let target = fs::open(FdRef::WORKING_DIRECTORY, SHARED_PROC, flags, 0)?;
+    mount::attach(mounted.borrow(), target.borrow())
+}
+
+/// A mount namespace in which nothing is.
+fn enter_empty_root() -> Result<(), Errno> {
+    process::unshare(process::CLONE_NEWNS)?;
+    let kind = c"tmpfs";
+    let options = c"mode=555,size=4k,nr_inodes=1";
+    // Any directory will do: it goes with the root below it.
+    mount::mount(Some(kind), SHARED_PROC, Some(kind), EMPTY_FLAGS, Some(options))?;
+    fs::change_directory_to(SHARED_PROC)?;
+    mount::pivot_root(c".", c".")?;
+    mount::unmount(c".", mount::MNT_DETACH)?;
+    fs::change_directory_to(c"/")
+}
+
+fn give_up_rights() -> Result<(), Errno> {
+    process::set_name(c"coracle-init")?;
+    process::leave_reaping_to_kernel()?;
+    crate::child::drop_bounding(0)?;
+    process::set_groups(&[])?;
+    process::set_group(NOBODY_ELSE)?;
+    process::set_user(NOBODY_ELSE)?;
+    process::set_capabilities(0, 0, 0)?;
+    process::control(Control::NoNewPrivileges)?;
+    // Both may have been changed by the new ids.
+    process::control(Control::NotDumpable)?;
+    process::control(Control::ParentDeathSignal(process::SIGKILL))
+}
+
+fn shut_in() -> Result<(), Errno> {
+    match bpf::only_sleep() {
+        // A kernel without seccomp filters.
+        Err(Errno::EINVAL | Errno::ENOSYS) => Ok(()),
+        set => set,
+    }
+}

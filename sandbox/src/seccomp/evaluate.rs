@@ -1,0 +1,94 @@
+//! What a compiled filter says to one call: to know before a start whether the start's own calls would pass.
+
+use super::Architecture;
+
+/// `struct sock_filter`.
+const INSTRUCTION_BYTES: usize = 8;
+/// The calls that a process makes after its filter is set, beside exec: their numbers, and first arguments that filters look at.
+const CLONE_FLAGS: u64 = 0x8000 | 0x10_0000 | 17;
+const SET_CONTROLLING_TERMINAL: u64 = 0x540e;
+
+/// Whether a process behind this filter can clone another one, and that one lead a session, with a controlling terminal.
+pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
+    use nix::libc::{SYS_clone, SYS_ioctl, SYS_setsid};
+    let calls =
+        [(SYS_clone, [CLONE_FLAGS, 0]), (SYS_setsid, [0, 0]), (SYS_ioctl, [0, SET_CONTROLLING_TERMINAL])];
+    calls.iter().all(|(number, [first, second])| {
+        let mut data = [0; 64];
+        data[..4].copy_from_slice(&(*number as u32).to_ne_bytes());
+        data[4..8].copy_from_slice(&Architecture::HERE[0].audit().to_ne_bytes());
+        data[16..24].copy_from_slice(&first.to_ne_bytes());
+        data[24..32].copy_from_slice(&second.to_ne_bytes());
+        passes(program, &data)
+    })
+}
+
+/// Runs a classic BPF program over a `struct seccomp_data`; false also where it cannot be followed.
+fn passes(program: &[u8], data: &[u8; 64]) -> bool {
+    const ACTION: u32 = 0xffff_0000;
+    const ALLOW: u32 = 0x7fff_0000;
+    const LOG: u32 = 0x7ffc_0000;
+    let (instructions, _) = program.as_chunks::<INSTRUCTION_BYTES>();
+    let (mut at, mut value) = (0_usize, 0_u32);
+    // Jumps only lead forward, so this ends.
+    while let Some([a, b, yes, no, operand @ ..]) = instructions.get(at) {
+        let operand = u32::from_ne_bytes(*operand);
+        at += 1;
+        let holds = match u16::from_ne_bytes([*a, *b]) {
+            0x20 => {
+                let word = data.get(operand as usize..).and_then(|rest| rest.first_chunk::<4>());
+                let Some(word) = word else { return false };
+                value = u32::from_ne_bytes(*word);
+                continue;
+            }
+            0x54 => {
+                value &= operand;
+                continue;
+            }
+            0x05 => {
+                at += operand as usize;
+                continue;
+            }
+            0x06 => return matches!(operand & ACTION, ALLOW | LOG),
+            0x15 => value == operand,
+            0x25 => value > operand,
+            0x35 => value >= operand,
+            0x45 => value & operand != 0,
+            _ => return false,
+        };
+        at += usize::from(if holds { *yes } else { *no });
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Action, Profile, Rule, compile, runtime_default};
+    use super::*;
+
+    fn without(names: &[&str]) -> Profile {
+        Profile {
+            default: Action::Allow,
+            unknown: Action::Errno(38),
+            architectures: Architecture::HERE.to_vec(),
+            rules: vec![Rule {
+                names: names.iter().map(|name| (*name).to_owned()).collect(),
+                conditions: Vec::new(),
+                action: Action::Errno(1),
+            }],
+            flags: 0,
+        }
+    }
+
+    #[test]
+    fn the_default_profile_lets_a_start_hand_over_and_stricter_ones_do_not() {
+        let lets = |profile: &Profile| lets_hand_over(&compile(profile).unwrap().program);
+        assert!(lets(&runtime_default(0)));
+        assert!(lets(&without(&["mount", "clone3"])));
+        for call in ["clone", "setsid", "ioctl"] {
+            assert!(!lets(&without(&[call])), "{call}");
+        }
+        assert!(!lets_hand_over(&[]));
+        assert!(!lets_hand_over(&[0xff; 16]));
+    }
+}

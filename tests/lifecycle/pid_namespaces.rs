@@ -1,0 +1,395 @@
+//! What a container can name in its PID namespace: nothing of the runtime but a process without rights, also in the moments
+//! when containers and execs are made; and what else belongs to one container alone.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::proto::{
+    Capability, ContainerConfig, IdMapping, NamespaceMode, NamespaceOption, PodSandboxConfig, UserNamespace,
+};
+use coracle_tests::host::{self, namespace};
+use coracle_tests::request::{container, exec, host_pod, security};
+use coracle_tests::stage::Stage;
+
+/// A pod whose containers share a PID namespace.
+fn shared_pod(change: impl FnOnce(&mut NamespaceOption)) -> PodSandboxConfig {
+    let mut pod = host_pod("shared");
+    let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    let options = linux.and_then(|context| context.namespace_options.as_mut()).expect("set");
+    options.pid = NamespaceMode::Pod.into();
+    change(options);
+    pod
+}
+
+fn user_namespace(options: &mut NamespaceOption) {
+    let mapping = IdMapping { container_id: 0, host_id: 300_000, length: 65_536 };
+    options.userns_options =
+        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] });
+}
+
+/// May trace whatever it sees.
+fn tracer(config: &mut ContainerConfig) {
+    security(config).capabilities =
+        Some(Capability { add_capabilities: vec!["SYS_PTRACE".into()], ..Default::default() });
+}
+
+fn in_shared(config: &mut ContainerConfig) {
+    security(config).namespace_options.as_mut().expect("set").pid = NamespaceMode::Pod.into();
+}
+
+/// What the probe says in the container.
+#[track_caller]
+fn says(stage: &Stage, id: &str, words: &[&str]) -> String {
+    let answer = stage.node.exec_sync(exec(id, words, 20)).expect("exec");
+    String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
+}
+
+/// Finding 2 of docs/security.md: in a shared PID namespace pid 1 was the monitor, with every capability, the host's mount
+/// namespace as a descriptor and the node's directories as its root; one ptrace was the node. Fails without the change in
+/// every line: CapEff was full, `fd` listed descriptors, `root` the node's directories, Seccomp was 0.
+#[test]
+fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
+    for is_mapped in [false, true] {
+        let stage = Stage::with(shared_pod(|options| {
+            if is_mapped {
+                user_namespace(options);
+            }
+        }));
+        let mut config = stage.config("tracer", &["sleep", "forever"]);
+        in_shared(&mut config);
+        tracer(&mut config);
+        if is_mapped {
+            user_namespace(security(&mut config).namespace_options.as_mut().expect("set"));
+        }
+        let id = stage.run(&config);
+        let main = stage.node.container_pid(&id);
+        let outside = namespace(std::process::id() as i32, "pid");
+        for monitor in stage.node.monitors() {
+            assert_eq!(namespace(monitor.pid, "pid"), outside, "the monitor is in the node's PID namespace");
+        }
+        assert_ne!(namespace(main, "pid"), outside);
+        // From the node's side, whatever the container may see.
+        let first = host::children(stage.node.monitors()[0].pid)
+            .into_iter()
+            .find(|pid| {
+                fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "coracle-init\n")
+            })
+            .expect("the first process of the namespace is a child of the monitor");
+        assert_eq!(namespace(first, "pid"), namespace(main, "pid"));
+        let status = fs::read_to_string(format!("/proc/{first}/status")).expect("it lives");
+        for key in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert!(status.contains(&format!("{key}:\t0000000000000000")), "{key} in {status}");
+        }
+        for line in ["NStgid:\t", "Seccomp:\t2", "NoNewPrivs:\t1", "Uid:\t4294967294\t4294967294"] {
+            assert!(status.contains(line), "{line} in {status}");
+        }
+        assert!(status.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1")), "{status}");
+        let root = format!("/proc/{first}/root");
+        assert_eq!(fs::read_dir(format!("/proc/{first}/fd")).expect("fds").count(), 0);
+        assert_eq!(fs::read_dir(format!("{root}/")).expect("its root").count(), 0);
+        fs::write(format!("{root}/x"), "").expect_err("its root is read-only");
+        // And from inside.
+        let said = says(&stage, &id, &["describe", "1"]);
+        assert!(said.contains("1 CapEff 0000000000000000\n"), "{said}");
+        assert!(!said.lines().any(|line| line.starts_with("1 fd ") && !line.contains("error")), "{said}");
+        assert!(!said.lines().any(|line| line.starts_with("1 root ") && !line.contains("error")), "{said}");
+        stage.node.stop();
+    }
+}
+
+/// Finding 18: `kill -TERM 1`, or a limit of pid 1, ended the pod. Without the change the containers are gone after the first
+/// signal.
+#[test]
+fn nobody_inside_ends_a_shared_pid_namespace() {
+    let stage = Stage::with(shared_pod(|_| ()));
+    let mut config = stage.config("killer", &["sleep", "forever"]);
+    in_shared(&mut config);
+    let id = stage.run(&config);
+    for signal in ["SIGTERM", "SIGKILL", "SIGINT", "SIGSTOP", "SIGUSR1", "SIGCHLD", "SIGXCPU"] {
+        assert_eq!(says(&stage, &id, &["signal", "1", signal]), "Ok(())\n", "{signal}");
+    }
+    thread::sleep(Duration::from_millis(200));
+    assert!(host::is_alive(stage.node.container_pid(&id)), "the container lives");
+    assert_eq!(says(&stage, &id, &["print", "still"]), "still\n");
+    stage.node.stop();
+}
+
+/// The kernel ends what is in a PID namespace with its first process; the pod is over then, and its containers have ended by
+/// the kernel's signal, as when that process was the monitor.
+#[test]
+fn the_end_of_the_first_process_is_the_pods() {
+    let stage = Stage::with(shared_pod(|_| ()));
+    let mut config = stage.config("one", &["sleep", "forever"]);
+    in_shared(&mut config);
+    let id = stage.run(&config);
+    let monitor = stage.node.monitors()[0].pid;
+    let first = host::children(monitor)
+        .into_iter()
+        .find(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "coracle-init\n")
+        })
+        .expect("there is one");
+    let pid = nix::unistd::Pid::from_raw(first);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("killed");
+    let status = stage.node.exited(&id);
+    assert_eq!(status.exit_code, 137, "{status:?}");
+    host::wait_until("the monitor ends", || !host::is_alive(monitor));
+    stage.node.stop();
+}
+
+/// A monitor that is killed takes its PID namespace along: nothing would log or reap what is in there.
+#[test]
+fn the_first_process_ends_with_its_monitor() {
+    let stage = Stage::with(shared_pod(|_| ()));
+    let mut config = stage.config("one", &["sleep", "forever"]);
+    in_shared(&mut config);
+    let id = stage.run(&config);
+    let main = stage.node.container_pid(&id);
+    let monitor = stage.node.monitors()[0].pid;
+    let first = host::children(monitor);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(monitor), nix::sys::signal::Signal::SIGKILL)
+        .expect("killed");
+    host::wait_until("all of the pod ends", || {
+        !host::is_alive(main) && first.iter().all(|pid| !host::is_alive(*pid))
+    });
+    stage.node.stop();
+}
+
+/// Orphans are reaped by the kernel in place of the first process: no zombie is left.
+#[test]
+fn orphans_in_a_shared_pid_namespace_are_reaped() {
+    let stage = Stage::with(shared_pod(|_| ()));
+    let mut config = stage.config("one", &["sleep", "forever"]);
+    in_shared(&mut config);
+    let id = stage.run(&config);
+    for _ in 0..5 {
+        says(&stage, &id, &["orphan", "0"]);
+    }
+    host::wait_until("only the first process and the container are left", || {
+        let said = says(&stage, &id, &["ls", "/proc"]);
+        // This exec, the container, the first process.
+        said.lines().filter(|name| name.parse::<i32>().is_ok()).count() == 3
+    });
+    stage.node.stop();
+}
+
+/// Lines `PID KEY VALUE…` of what was seized, checked against what the container itself has.
+fn check_seized(stage: &Stage, id: &str, said: &str, what: &str) -> usize {
+    let main = stage.node.container_pid(id);
+    let status = fs::read_to_string(format!("/proc/{main}/status")).expect("it lives");
+    let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("a set");
+    let allowed = u64::from_str_radix(bounding, 16).expect("hexadecimal");
+    let root = says(stage, id, &["ls", "/"]);
+    let mut seized = 0;
+    for line in said.lines() {
+        let mut words = line.split(' ').skip(1);
+        match (words.next(), words.next(), words.next()) {
+            (Some(key @ ("CapInh" | "CapPrm" | "CapEff" | "CapBnd" | "CapAmb")), Some(set), None) => {
+                seized += usize::from(key == "CapEff");
+                let set = u64::from_str_radix(set, 16).expect("hexadecimal");
+                assert_eq!(set & !allowed, 0, "{what}: {line}");
+            }
+            (Some("fd"), Some(number), Some(leads)) => {
+                let number: i32 = number.parse().expect("a number");
+                // The streams, and until exec the report, a pipe.
+                assert!(number < 3 || number == 3 && leads.starts_with("pipe:"), "{what}: {line}");
+            }
+            (Some("root"), Some(name), _) if name != "error" => {
+                assert!(root.lines().any(|own| own == name), "{what}: {line}, not in {root}");
+            }
+            (Some("ns"), Some("mnt"), Some(link)) => {
+                assert_ne!(link, namespace(std::process::id() as i32, "mnt"), "{what}: {line}");
+            }
+            _ => {}
+        }
+    }
+    seized
+}
+
+/// Finding 3: the process that becomes an exec, or a container of a target's PID namespace, was in that namespace from its
+/// first instruction, before it had left the node's files, with all capabilities. Without the change the first process that
+/// is seized shows CapEff 000001fffeffffff and a root with `root`.
+#[test]
+fn whatever_is_seized_in_a_pid_namespace_is_no_more_than_the_container() {
+    let stage = Stage::set();
+    let mut config = stage.config("tracer", &["seize", "20000"]);
+    tracer(&mut config);
+    let id = stage.run(&config);
+    host::wait_until("it watches", || stage.node.output(&id).contains("watching"));
+    let begin = Instant::now();
+    // More than 50 where the tracer has been too late for all of them.
+    let has_seized = || stage.node.output(&id).contains("CapEff");
+    for count in 0.. {
+        if count >= 50 && (has_seized() || begin.elapsed() > Duration::from_secs(12)) {
+            break;
+        }
+        // An exec that was traced may end in any way.
+        let _ = stage.node.exec_sync(exec(&id, &["true"], 5));
+    }
+    for round in 0..3 {
+        let mut debug = container(&format!("debug{round}"), &stage.image, &["true"], &stage.pod);
+        let options = security(&mut debug).namespace_options.as_mut().expect("set");
+        options.pid = NamespaceMode::Target.into();
+        options.target_id = id.clone();
+        stage.run(&debug);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(20), "the tracer watched all of it: {:?}", begin.elapsed());
+    host::wait_until("it is over", || stage.node.output(&id).contains("over"));
+    let said = stage.node.output(&id);
+    // The container has ended, so its own sets are those of a second one like it.
+    let mut config = stage.config("like", &["sleep", "forever"]);
+    tracer(&mut config);
+    let like = stage.run(&config);
+    assert!(check_seized(&stage, &like, &said, "own PID namespace") > 0, "nothing was seized: {said}");
+    stage.node.stop();
+}
+
+/// The same in a PID namespace that containers share: starts of other containers, too.
+#[test]
+fn whatever_is_seized_in_a_shared_pid_namespace_is_no_more_than_a_container() {
+    let stage = Stage::with(shared_pod(|_| ()));
+    let mut config = stage.config("tracer", &["seize", "5000"]);
+    in_shared(&mut config);
+    tracer(&mut config);
+    let id = stage.run(&config);
+    host::wait_until("it watches", || stage.node.output(&id).contains("watching"));
+    for round in 0..5 {
+        let _ = stage.node.exec_sync(exec(&id, &["true"], 5));
+        let mut other = container(&format!("other{round}"), &stage.image, &["true"], &stage.pod);
+        in_shared(&mut other);
+        stage.run(&other);
+    }
+    host::wait_until("it is over", || stage.node.output(&id).contains("over"));
+    let said = stage.node.output(&id);
+    let mut config = stage.config("like", &["sleep", "forever"]);
+    in_shared(&mut config);
+    tracer(&mut config);
+    let like = stage.run(&config);
+    assert!(check_seized(&stage, &like, &said, "shared PID namespace") > 0, "nothing was seized: {said}");
+    stage.node.stop();
+}
+
+/// A container of a shared or a target's PID namespace has a procfs of that namespace, and masks in it.
+#[test]
+fn procfs_is_that_of_the_containers_pid_namespace() {
+    let stage = Stage::with(shared_pod(|_| ()));
+    let mut config = stage.config("one", &["sleep", "forever"]);
+    in_shared(&mut config);
+    security(&mut config).masked_paths = vec!["/proc/keys".into()];
+    let one = stage.run(&config);
+    let processes = |id: &str| {
+        let said = says(&stage, id, &["ls", "/proc"]);
+        said.lines().filter(|name| name.parse::<i32>().is_ok()).count()
+    };
+    assert_eq!(processes(&one), 3);
+    assert_eq!(says(&stage, &one, &["cat", "/proc/keys"]), "", "it is masked");
+    let mut config = stage.config("two", &["sleep", "forever"]);
+    in_shared(&mut config);
+    let two = stage.run(&config);
+    assert_eq!((processes(&one), processes(&two)), (4, 4));
+    assert!(says(&stage, &two, &["cat", "/proc/1/comm"]).contains("coracle-init"));
+    stage.node.stop();
+
+    let stage = Stage::set();
+    let target = stage.run(&stage.config("target", &["sleep", "forever"]));
+    let mut debug = stage.config("debug", &["sleep", "forever"]);
+    let options = security(&mut debug).namespace_options.as_mut().expect("set");
+    options.pid = NamespaceMode::Target.into();
+    options.target_id = target.clone();
+    let debug = stage.run(&debug);
+    let said = says(&stage, &debug, &["ls", "/proc"]);
+    let pids: Vec<&str> = said.lines().filter(|name| name.parse::<i32>().is_ok()).collect();
+    assert_eq!(pids.len(), 3, "target, debug and this exec: {said}");
+    stage.node.stop();
+}
+
+/// Finding 19: an exec joined the namespaces that the main process was in, also those it had made itself. Without the change
+/// it fails with `invalid argument`, as nobody is root in a user namespace without mappings.
+#[test]
+fn an_exec_joins_the_containers_namespaces_whatever_its_main_process_made() {
+    let stage = Stage::set();
+    let mut config = stage.config("apart", &["apart"]);
+    security(&mut config).capabilities =
+        Some(Capability { add_capabilities: vec!["SYS_ADMIN".into()], ..Default::default() });
+    let id = stage.run(&config);
+    host::wait_until("it is apart", || stage.node.output(&id).contains("apart"));
+    let main = stage.node.container_pid(&id);
+    let said = says(&stage, &id, &["see", "ids", "namespaces"]);
+    assert!(said.contains("ids Uid 0 0 0 0"), "{said}");
+    let me = std::process::id() as i32;
+    for kind in ["user", "net"] {
+        assert_ne!(namespace(main, kind), namespace(me, kind), "its main process has left {kind}");
+        let line = format!("namespaces {kind} {}", namespace(me, kind));
+        assert!(said.lines().any(|have| have == line), "{line} in {said}");
+    }
+    let mounts = said.lines().find(|line| line.starts_with("namespaces mnt ")).expect("one");
+    assert!(!mounts.ends_with(&namespace(main, "mnt")), "not the one it made: {said}");
+    assert!(!mounts.ends_with(&namespace(me, "mnt")), "nor the node's: {said}");
+    stage.node.stop();
+}
+
+/// The session keyring of a process, by /proc/keys: what it possesses.
+fn keyring(stage: &Stage, id: &str) -> Vec<String> {
+    let said = says(stage, id, &["cat", "/proc/keys"]);
+    let mut names: Vec<String> = said
+        .lines()
+        .filter(|line| line.contains(" keyring "))
+        .filter_map(|line| line.split(" keyring ").nth(1)?.trim().split(':').next().map(str::to_owned))
+        .collect();
+    names.sort();
+    names
+}
+
+/// Finding 7: all containers had the session keyring of whoever started the daemon. Without the change none has a keyring
+/// `coracle-…`, and both show the same.
+#[test]
+fn each_container_has_a_session_keyring_that_its_execs_join() {
+    let stage = Stage::set();
+    let config = |name: &str| stage.config(name, &["sleep", "forever"]);
+    let [one, two] = ["one", "two"].map(|name| stage.run(&config(name)));
+    let (first, second) = (keyring(&stage, &one), keyring(&stage, &two));
+    let own = |names: &[String]| {
+        let own: Vec<String> = names.iter().filter(|name| name.starts_with("coracle-")).cloned().collect();
+        assert_eq!(own.len(), 1, "{names:?}");
+        own[0].clone()
+    };
+    assert_ne!(own(&first), own(&second));
+    assert_eq!(own(&first), own(&keyring(&stage, &one)), "every exec joins the same");
+    // Possession alone counts, and its owner's right to join by the name, which is a secret.
+    let said = says(&stage, &one, &["cat", "/proc/keys"]);
+    assert!(said.lines().any(|line| line.contains(" 3f080000 ") && line.contains("coracle-")), "{said}");
+    stage.node.stop();
+}
+
+/// A profile that forbids clone and setsid is set, without no_new_privs, before the process of an exec is made; those two calls
+/// of ours pass it, the container's own do not. Without `Op::SpareOwnCalls` no exec starts: `operation not permitted`.
+#[test]
+fn an_exec_starts_behind_a_filter_that_forbids_its_making() {
+    use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
+    let stage = Stage::with(shared_pod(|_| ()));
+    let path = stage.node.folder().join("no-clone.json");
+    let text = r#"{
+        "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": [{"names": ["clone", "clone3", "fork", "vfork", "setsid"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]
+    }"#;
+    fs::write(&path, text).expect("a profile");
+    for is_shared in [false, true] {
+        let mut config = stage.config(&format!("strict-{is_shared}"), &["sleep", "forever"]);
+        if is_shared {
+            in_shared(&mut config);
+        } else {
+            security(&mut config).namespace_options.as_mut().expect("set").pid =
+                NamespaceMode::Container.into();
+        }
+        security(&mut config).seccomp = Some(SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: path.display().to_string(),
+        });
+        let id = stage.run(&config);
+        assert!(says(&stage, &id, &["see", "ids"]).contains("ids Seccomp 2"));
+        let said = says(&stage, &id, &["orphan", "0"]);
+        assert!(said.contains("not permitted"), "the container itself cannot clone: {said}");
+    }
+    stage.node.stop();
+}

@@ -1,0 +1,94 @@
+//! What a container that may trace processes (CAP_SYS_PTRACE) makes of those that appear in its PID namespace, and what a main
+//! process may do to the namespaces it is in.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sched::CloneFlags;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::act;
+use crate::see::Outcome;
+
+/// Seizes each process that appears for so long, as early as it can, and prints what it has.
+pub(crate) fn seize(milliseconds: &str) -> Outcome {
+    let end = Instant::now() + Duration::from_millis(act::number(milliseconds)?);
+    println!("watching");
+    let mut last = std::process::id() as i32;
+    let mut rounds = 0_u32;
+    while Instant::now() < end {
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(256) {
+            // Those that it was too late for; the file's last word is the last pid of this namespace.
+            let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+            last = made.split_whitespace().last().and_then(|pid| pid.parse().ok()).unwrap_or(last).max(last);
+        }
+        for pid in last + 1..last + 4 {
+            let traced = Pid::from_raw(pid);
+            if ptrace::seize(traced, Options::empty()).is_ok() {
+                let _ = ptrace::interrupt(traced); // ESRCH: it has ended
+                stopped(traced);
+                describe(pid);
+                let _ = ptrace::detach(traced, None);
+                last = pid;
+            }
+        }
+    }
+    println!("over");
+    Ok(0)
+}
+
+fn stopped(traced: Pid) {
+    let end = Instant::now() + Duration::from_millis(100);
+    let flags = WaitPidFlag::WNOHANG | WaitPidFlag::__WALL;
+    while waitpid(traced, Some(flags)) == Ok(WaitStatus::StillAlive) && Instant::now() < end {}
+}
+
+/// `PID`: what of its status, root, memory and descriptors another process can see.
+pub(crate) fn describe(pid: i32) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    for key in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Seccomp", "Uid"] {
+        let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        println!(
+            "{pid} {key} {}",
+            value.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+        );
+    }
+    for (what, path) in [("root", "root/"), ("fd", "fd")] {
+        match fs::read_dir(format!("/proc/{pid}/{path}")) {
+            Ok(entries) => {
+                for entry in entries.flatten() {
+                    let leads = fs::read_link(entry.path()).unwrap_or_default();
+                    println!("{pid} {what} {} {}", entry.file_name().to_string_lossy(), leads.display());
+                }
+            }
+            Err(error) => println!("{pid} {what} error {error}"),
+        }
+    }
+    for kind in ["mnt", "user", "pid"] {
+        let link = fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap_or_default();
+        println!("{pid} ns {kind} {}", link.display());
+    }
+}
+
+/// Sends a signal; the answer is printed.
+pub(crate) fn signal(pid: &str, signal: &str) -> Outcome {
+    let signal: Signal = signal.parse().map_err(|error| format!("{signal}: {error}"))?;
+    println!("{:?}", kill(Pid::from_raw(act::number(pid)? as i32), signal));
+    Ok(0)
+}
+
+/// Leaves for namespaces of its own, a user namespace without mappings among them, and sleeps.
+pub(crate) fn apart() -> Outcome {
+    let flags = CloneFlags::CLONE_NEWUSER
+        | CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWIPC;
+    nix::sched::unshare(flags).map_err(|error| format!("unshare: {error}"))?;
+    println!("apart");
+    act::sleep_forever()
+}
