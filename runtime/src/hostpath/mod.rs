@@ -121,7 +121,11 @@ impl HostPaths {
     }
 
     /// A log, opened for appending; made with its directory where it is missing.
-    pub(crate) async fn open_log(self: &Rc<Self>, path: &Path, mounts: &mut Mounts) -> Result<OwnedFd, Error> {
+    pub(crate) async fn open_log(
+        self: &Rc<Self>,
+        path: &Path,
+        mounts: &mut Mounts,
+    ) -> Result<OwnedFd, Error> {
         if let Some((directory, name)) = hostpath::split(path)
             && let Some(place) = self.local(directory, mounts)
         {
@@ -170,7 +174,10 @@ impl HostPaths {
             looks.iter().filter_map(Weak::upgrade).filter(|look| look.is_given_up.get()).collect();
         let here = stuck.iter().filter(|look| look.path == path).count();
         if here >= STUCK_ON_A_PATH_MAX {
-            let text = format!("{}: its file system still does not answer; {here} workers wait for it", path.display());
+            let text = format!(
+                "{}: its file system still does not answer; {here} workers wait for it",
+                path.display()
+            );
             return Err(Error::new(Kind::DeadlineExceeded, text));
         }
         if stuck.len() >= STUCK_MAX {

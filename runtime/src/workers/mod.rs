@@ -22,9 +22,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{
-    Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageError, Outcome, Progress,
-};
+use coracle_job::{Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageError, Outcome, Progress};
 use smol::channel::Sender;
 use smol::lock::{Semaphore, SemaphoreGuard};
 
