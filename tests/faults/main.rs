@@ -6,5 +6,6 @@ mod crash;
 mod disk;
 mod hang;
 mod images;
+mod lost;
 mod records;
 mod vanish;

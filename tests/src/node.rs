@@ -49,6 +49,7 @@ pub struct Node {
     number: u32,
     binaries: PathBuf,
     daemon: Option<Child>,
+    descriptors: Option<u32>,
     cri: Cri,
     threads: Arc<AtomicU64>,
     watched: Arc<AtomicU64>,
@@ -109,6 +110,7 @@ impl Node {
             environment: options.environment,
             number,
             daemon: None,
+            descriptors: None,
             threads: Arc::new(AtomicU64::new(0)),
             watched: Arc::new(AtomicU64::new(0)),
             over: Arc::new(AtomicBool::new(false)),
@@ -209,6 +211,11 @@ impl Node {
         });
     }
 
+    /// How many files the next daemon may have open; `None`: as many as this process.
+    pub fn limit_descriptors(&mut self, limit: Option<u32>) {
+        self.descriptors = limit;
+    }
+
     /// Starts the daemon and does not wait.
     pub fn spawn(&mut self) {
         let log = fs::File::options()
@@ -216,7 +223,16 @@ impl Node {
             .append(true)
             .open(self.folder.join("daemon.log"))
             .expect("the daemon's log");
-        let child = Command::new(self.binaries.join("coracle"))
+        let program = self.binaries.join("coracle");
+        let mut command = match self.descriptors {
+            None => Command::new(program),
+            Some(limit) => {
+                let mut command = Command::new("prlimit");
+                command.arg(format!("--nofile={limit}")).arg(program);
+                command
+            }
+        };
+        let child = command
             .args(["serve", "--log-level", "debug"])
             .arg("--config")
             .arg(self.folder.join("config.toml"))

@@ -31,6 +31,11 @@ pub(crate) async fn status(
         )),
     };
     conditions.push(condition("StoreHealthy", healthy));
+    let known = daemon.pods.unknown().map_or(Ok(()), |(count, first)| {
+        let text = format!("{count} pods are not wholly known since the start, and are tried again: {first}");
+        Err(("NotWhollyKnown", text))
+    });
+    conditions.push(condition("PodsRecovered", known));
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));

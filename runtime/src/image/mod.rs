@@ -110,6 +110,8 @@ pub(crate) struct Images {
     sequence: Cell<u64>,
     /// Every record on disk is in the index.
     is_complete: bool,
+    /// There is a container that has not said what it needs.
+    keeps_everything: Cell<bool>,
 }
 
 /// Why an image is not published.
@@ -154,6 +156,7 @@ impl Images {
             measured: usage::Measured::default(),
             sequence: Cell::new(sequence),
             is_complete,
+            keeps_everything: Cell::new(false),
         }))
     }
 
@@ -162,6 +165,12 @@ impl Images {
     /// what that image consists of is not known.
     pub(crate) fn sweep(&self) {
         self.dispose(if self.is_complete { Candidates::START } else { Candidates::Unfinished });
+    }
+
+    /// Whether no layer is thrown away for now, since a container that could not be read may need any of them. What is left
+    /// over then goes with the next sweep.
+    pub(crate) fn keep_everything(&self, keeps: bool) {
+        self.keeps_everything.set(keeps);
     }
 
     /// Whether compressed layers stay, from the next pull or import on.
@@ -335,6 +344,11 @@ impl Images {
     }
 
     fn dispose(&self, candidates: Candidates) {
+        let candidates = match (self.keeps_everything.get(), candidates) {
+            (true, Candidates::Given(_)) => return,
+            (true, Candidates::All { .. }) => Candidates::Unfinished,
+            (_, candidates) => candidates,
+        };
         self.trash.dispose(&self.disk, &self.index.borrow(), &self.workers, candidates);
     }
 

@@ -102,8 +102,9 @@ impl Pods {
         self.require_ready(pod)?;
         let name = spec.name.clone();
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
-        let resolved =
-            self.resolve(pod, id, spec, (edits, on_host)).map_err(|error| error.context(format!("container {name}")))?;
+        let resolved = self
+            .resolve(pod, id, spec, (edits, on_host))
+            .map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record.clone());
         self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);
@@ -376,7 +377,7 @@ impl Pods {
                 self.end_without_monitor(&container, "the pod's monitor ended before it");
             }
         }
-        Ok(())
+        self.end_unlisted(pod).await
     }
 
     /// A container that nobody watches: its exit record if the monitor left one, else Lost.

@@ -36,6 +36,8 @@ pub(crate) struct Link {
     /// Places for requests under way.
     places: Semaphore,
     is_closed: Cell<bool>,
+    /// Nobody wants it any more; see [`Link::abandon`].
+    abandoned: Latch<()>,
     ended: Latch<()>,
     version: Cell<u16>,
 }
@@ -80,6 +82,7 @@ impl Link {
             waiting: RefCell::default(),
             places: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
+            abandoned: Latch::default(),
             ended: Latch::default(),
             version: Cell::new(0),
         });
@@ -97,11 +100,25 @@ impl Link {
                     return;
                 }
                 // An error of poll is met again by the read.
-                let _ = link.socket.readable().await;
+                let readable = async {
+                    let _ = link.socket.readable().await;
+                };
+                smol::future::or(readable, link.abandoned.wait()).await;
+                if link.abandoned.get().is_some() {
+                    return;
+                }
             }
         })
         .detach();
         Ok(link)
+    }
+
+    /// Lets go of a monitor that does not answer, without a word to anybody: its descriptors are needed, and there will be
+    /// another link to it.
+    pub(crate) fn abandon(&self) {
+        self.is_closed.set(true);
+        self.waiting.borrow_mut().clear();
+        self.abandoned.set(());
     }
 
     /// The monitor's pid, as the node sees it.

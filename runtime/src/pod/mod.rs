@@ -10,6 +10,7 @@
 //! One owner: a pod's or container's state is changed by the task that holds its `operation` lock; lists and status
 //! read the published value and never wait. No lock spans two pods. Knows no gRPC, no CRI types, no CNI JSON.
 
+mod again;
 mod attachment;
 pub(crate) mod clock;
 mod container;
@@ -31,6 +32,7 @@ pub(crate) mod spec;
 pub(crate) mod state;
 mod steps;
 pub(crate) mod streams;
+mod unlisted;
 
 pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
 
@@ -128,6 +130,8 @@ pub(crate) struct Pods {
     /// What was warned of: a limit this kernel lacks is asked for by every container.
     warned: RefCell<BTreeSet<String>>,
     listeners: notices::Listeners,
+    /// What the start could not find out for now.
+    unknown: RefCell<BTreeMap<PodId, again::Unknown>>,
     /// What is being made, started, stopped and removed.
     pub(crate) operations: Rc<Operations>,
     /// Of every ExecSync in flight.
@@ -139,6 +143,8 @@ pub(crate) struct Pod {
     pub(crate) id: PodId,
     record: RefCell<PodRecord>,
     link: RefCell<Option<Rc<Link>>>,
+    /// How many links there have been: what an earlier one tells of its end means nothing.
+    links: Cell<u32>,
     /// Held by whoever makes, stops or removes the sandbox.
     operation: Mutex<()>,
     /// How RunPodSandbox went; identical requests wait for it.
@@ -197,6 +203,7 @@ impl Pods {
             containers: RefCell::default(),
             warned: RefCell::default(),
             listeners: notices::Listeners::default(),
+            unknown: RefCell::default(),
             operations: Rc::default(),
             exec_output: output::Budget::new(),
         })
@@ -379,6 +386,7 @@ impl Pod {
             id: record.id,
             record: RefCell::new(record),
             link: RefCell::default(),
+            links: Cell::new(0),
             operation: Mutex::new(()),
             made: Latch::default(),
             is_known: Cell::new(false),
@@ -414,7 +422,12 @@ impl Pod {
     fn link(&self) -> Result<Rc<Link>, Error> {
         let link = self.link.borrow().clone();
         link.ok_or_else(|| {
-            Error::new(Kind::FailedPrecondition, format!("pod sandbox {:.13}: has no monitor", self.id))
+            // A pod that is ready has one, which could not be reached since the start.
+            let (kind, why) = match self.record().state.is_ready() {
+                true => (Kind::Unavailable, "its monitor has not been reached yet"),
+                false => (Kind::FailedPrecondition, "has no monitor"),
+            };
+            Error::new(kind, format!("pod sandbox {:.13}: {why}", self.id))
         })
     }
 

@@ -362,7 +362,11 @@ impl Place {
             store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded.body))
         };
         let noted = read(&self.noted, &self.noted_name);
-        let Err(damage) = noted else { return noted };
+        let damage = match noted {
+            // It is newer than what is durable: without it nobody knows what is so.
+            Ok(_) | Err(Damage::Io(_)) => return noted,
+            Err(damage) => damage,
+        };
         match (read(&self.durable, RECORD), damage) {
             (Err(Damage::Absent), damage) => Err(damage),
             (durable, Damage::Absent) => durable,

@@ -6,7 +6,9 @@
 //! | record, same boot, monitor dead | NotReady; its containers ended: exit record, or Lost |
 //! | record of an earlier boot | NotReady; containers Lost; CNI DEL before any ADD (BOOT-1 to BOOT-3) |
 //! | intent only (Creating) | undone from the record (RST-7) |
-//! | damaged record | set aside, its processes ended: it costs that one pod or container (RST-9) |
+//! | a record that is read and does not verify | set aside, its processes ended: it costs that one pod or container (RST-9) |
+//! | a record that cannot be read, a monitor that cannot be reached | left alone, tried again (`again`) |
+//! | a container that runs without a record | ended (`unlisted`) |
 //! | directory or monitor without a record | ended and removed (RST-12) |
 //!
 //! Nothing is served before this is through (RST-10): a list that omits a pod makes a kubelet start it twice. One pod
@@ -17,12 +19,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_sandbox::cgroup::{self, CgroupPath};
+use coracle_sandbox::monitor::ConnectError;
 use coracle_sandbox::{ContainerId, PodId, Request, monitor, netns};
 
+use super::again::Unknown;
+use super::link::LinkError;
 use super::record::{ContainerRecord, PodRecord, Told};
 use super::state::{self, ContainerEvent, How, PodEvent};
 use super::steps::failed;
-use super::{Container, Pod, Pods, garbage, paths};
+use super::unlisted::{self, ids};
+use super::{Container, Pod, Pods, again, garbage, paths};
 use crate::error::{Error, Kind};
 use crate::store::{self, Damage};
 use crate::{log, reactor};
@@ -50,86 +56,127 @@ impl Pods {
         garbage::prepare(paths)?;
         garbage::sweep_all(self)?;
         for id in ids::<PodId>(&paths.pods())? {
-            self.load_pod(id).await;
+            if let Some(unknown) = self.load_pod(id).await {
+                self.set_unknown(id, Some(unknown));
+            }
         }
         self.node.images.sweep();
+        self.take_over_all().await;
+        for id in ids::<PodId>(&paths.pods_state())? {
+            // What may be of a record that cannot be read now is left alone.
+            if !self.pods.borrow().contains_key(&id) && !self.unknown.borrow().contains_key(&id) {
+                self.end_orphan(id).await;
+            }
+        }
+        self.release_networks();
+        self.try_again_later();
+        Ok(())
+    }
+
+    async fn take_over_all(self: &Rc<Self>) {
         let pods: Vec<_> = self.pods.borrow().values().cloned().collect();
         let tasks: Vec<_> = pods
             .into_iter()
             .map(|pod| {
                 let pods = Rc::clone(self);
-                reactor::spawn(async move { pods.take_over(&pod).await })
+                reactor::spawn(async move { (pod.id, pods.take_over(&pod).await) })
             })
             .collect();
         for task in tasks {
-            task.await;
-        }
-        for id in ids::<PodId>(&paths.pods_state())? {
-            if !self.pods.borrow().contains_key(&id) {
-                self.end_orphan(id, &[]).await;
+            let (id, unknown) = task.await;
+            let is_unread = self.unknown.borrow().get(&id).is_some_and(|unknown| unknown.is_unread);
+            if let (Some(unknown), false) = (unknown, is_unread) {
+                self.set_unknown(id, Some(unknown));
             }
         }
-        self.release_networks();
-        Ok(())
     }
 
-    async fn load_pod(self: &Rc<Self>, id: PodId) {
-        let record = match PodRecord::load(&self.node.paths, id) {
-            Ok(record) => record,
-            Err(damage) => return self.set_pod_aside(id, damage).await,
+    /// Reads the records of a pod and of its containers, those that are not known yet; answers what could not be read for now.
+    pub(super) async fn load_pod(self: &Rc<Self>, id: PodId) -> Option<Unknown> {
+        let known = self.pods.borrow().get(&id).cloned();
+        let pod = match known {
+            Some(pod) => pod,
+            None => match PodRecord::load(&self.node.paths, id) {
+                Ok(record) => self.enlist_pod(record),
+                Err(Damage::Io(error)) => {
+                    let text = format!("record of pod sandbox {id:.13}: {}", crate::error::plain(&error));
+                    return Some(Unknown::unread(text));
+                }
+                Err(damage) => {
+                    self.set_pod_aside(id, damage).await;
+                    return None;
+                }
+            },
         };
+        let containers = match ids::<ContainerId>(&self.node.paths.containers(id)) {
+            Ok(containers) => containers,
+            Err(error) => return Some(Unknown::unread(error)),
+        };
+        let mut unknown = None;
+        for container in containers {
+            let is_known = self.containers.borrow().contains_key(&container);
+            if !is_known && let Some(unread) = self.load_container(&pod, container).await {
+                unknown = Some(unread);
+            }
+        }
+        unknown
+    }
+
+    fn enlist_pod(self: &Rc<Self>, record: PodRecord) -> Rc<Pod> {
+        let id = record.id;
         self.node.clock.saw(record.created_at_ns);
         let pod = Pod::new(record);
         if pod.record().state != state::Pod::Creating {
             pod.made.set(Ok(()));
             pod.is_offered.set(true);
         }
-        self.names.borrow_mut().insert(pod.record().spec.name.clone(), id);
+        // A pod of the same name may have been made meanwhile.
+        self.names.borrow_mut().entry(pod.record().spec.name.clone()).or_insert(id);
         self.pods.borrow_mut().insert(id, Rc::clone(&pod));
-        let containers = ids::<ContainerId>(&self.node.paths.containers(id)).unwrap_or_else(|error| {
-            log::error!("containers of a pod cannot be listed"; pod = id, error = error);
-            Vec::new()
-        });
-        for container in containers {
-            self.load_container(&pod, container).await;
-        }
+        pod
     }
 
-    async fn load_container(self: &Rc<Self>, pod: &Rc<Pod>, id: ContainerId) {
+    async fn load_container(self: &Rc<Self>, pod: &Rc<Pod>, id: ContainerId) -> Option<Unknown> {
         match ContainerRecord::load(&self.node.paths, pod.id, id) {
-            Ok(record) => {
-                self.node.clock.saw(record.created_at_ns);
-                if let state::Container::Exited(ended) = &record.state {
-                    self.node.clock.saw(ended.finished_at_ns);
-                }
-                let container = Container::new(Rc::clone(pod), record);
-                container.made.set(Ok(()));
-                container.list();
-                if container.record().state.is_over() {
-                    container.exited.set(());
-                    container.stop_told.set(());
-                }
-                if let Err(error) = self.node.images.retain(id, container.record().layer_names()) {
-                    log::error!("layers of a container are not held"; ctr = id, error = error);
-                }
-                pod.names.borrow_mut().insert(container.record().spec.name.clone(), id);
-                self.containers.borrow_mut().insert(id, container);
+            Ok(record) => self.enlist_container(pod, record),
+            Err(Damage::Io(error)) => {
+                let text = format!("record of container {id:.13}: {}", crate::error::plain(&error));
+                return Some(Unknown::unread(text));
             }
             Err(damage) => {
-                let directory = self.node.paths.container(pod.id, id);
-                self.set_aside(&directory, damage);
-                let cgroup = pod.record().cgroup(&id);
-                if let Ok(cgroup) = cgroup {
+                // Ended before its files go.
+                if let Ok(cgroup) = pod.record().cgroup(&id) {
                     self.clear_killed(&cgroup).await;
                 }
+                self.set_aside(&self.node.paths.container(pod.id, id), damage);
             }
         }
+        None
     }
 
-    /// A pod whose record cannot be read: nobody can say what it is, so it ends, and what is left of it is kept to look at.
+    fn enlist_container(self: &Rc<Self>, pod: &Rc<Pod>, record: ContainerRecord) {
+        let id = record.id;
+        self.node.clock.saw(record.created_at_ns);
+        if let state::Container::Exited(ended) = &record.state {
+            self.node.clock.saw(ended.finished_at_ns);
+        }
+        let container = Container::new(Rc::clone(pod), record);
+        container.made.set(Ok(()));
+        container.list();
+        if container.record().state.is_over() {
+            container.exited.set(());
+            container.stop_told.set(());
+        }
+        if let Err(error) = self.node.images.retain(id, container.record().layer_names()) {
+            log::error!("layers of a container are not held"; ctr = id, error = error);
+        }
+        pod.names.borrow_mut().entry(container.record().spec.name.clone()).or_insert(id);
+        self.containers.borrow_mut().insert(id, container);
+    }
+
+    /// A pod whose record does not verify: nobody can say what it is, so it ends, and what is left of it is kept to look at.
     async fn set_pod_aside(self: &Rc<Self>, id: PodId, damage: Damage) {
-        let containers = ids::<ContainerId>(&self.node.paths.containers(id)).unwrap_or_default();
-        self.end_orphan(id, &containers).await;
+        self.end_orphan(id).await;
         self.set_aside(&self.node.paths.pod(id), damage);
     }
 
@@ -153,21 +200,21 @@ impl Pods {
         }
     }
 
-    /// A monitor without a record: ended with its containers, as far as its own cgroup tells where they are.
-    async fn end_orphan(self: &Rc<Self>, id: PodId, containers: &[ContainerId]) {
+    /// A pod without a record: its monitor and its containers are ended, wherever their cgroups are.
+    async fn end_orphan(self: &Rc<Self>, id: PodId) {
         let state = self.node.paths.pod_state(id);
-        if let Ok(monitor) = monitor::connect(&state) {
-            log::warn!("a monitor without a record is ended"; pod = id, pid = monitor.pid);
-            let place = cgroup_parent_of(monitor.pid, id);
-            let names = containers.iter().map(ToString::to_string).chain([id.to_string()]);
-            for name in names {
-                let place = place.as_ref();
-                let cgroup =
-                    place.and_then(|(parent, is_scope)| paths::cgroup(parent, *is_scope, &name).ok());
-                if let Some(cgroup) = cgroup {
+        let pid = monitor::connect(&state).map_or(0, |monitor| monitor.pid);
+        if pid != 0 {
+            log::warn!("a monitor without a record is ended"; pod = id, pid = pid);
+        }
+        match self.cgroups_of_orphan(id, pid) {
+            Ok(cgroups) => {
+                for cgroup in cgroups {
                     self.clear_killed(&cgroup).await;
                 }
             }
+            // Its state directory names what is left of it: the next start tries again.
+            Err(error) => return log::error!("a pod without a record stays"; pod = id, error = error),
         }
         if let Err(error) = netns::unpin(&paths::netns(id)) {
             log::warn!("a network namespace stays"; pod = id, error = error);
@@ -179,6 +226,29 @@ impl Pods {
         }
     }
 
+    /// Those of its containers, then the monitor's: found by their names, which are ids, in the whole tree.
+    fn cgroups_of_orphan(&self, id: PodId, monitor: i32) -> Result<Vec<CgroupPath>, Error> {
+        let paths = &self.node.paths;
+        let mut traces = unlisted::traces(paths, id, monitor)?;
+        for container in ids::<ContainerId>(&paths.containers(id))? {
+            traces.entry(container).or_insert(None);
+        }
+        // One whose directory another pod has is that pod's.
+        traces.retain(|container, _| !self.containers.borrow().contains_key(container));
+        let names: Vec<String> = traces.keys().map(ToString::to_string).chain([id.to_string()]).collect();
+        let is_named = |name: &str| {
+            let name = cgroup::id_of_scope(name).unwrap_or(name);
+            names.iter().any(|wanted| wanted == name)
+        };
+        let mut cgroups: Vec<_> = traces.into_values().flatten().collect();
+        let found = self.node.cgroups.find(is_named)?;
+        let (own, others): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|cgroup| cgroup.as_str().contains(&id.to_string()));
+        cgroups.extend(others);
+        cgroups.extend(own);
+        Ok(cgroups)
+    }
+
     async fn clear_killed(&self, cgroup: &CgroupPath) {
         let killed = self.node.cgroups.kill(cgroup).map_err(Error::from);
         if let Err(error) = killed.and(self.clear_cgroup(cgroup).await) {
@@ -186,52 +256,88 @@ impl Pods {
         }
     }
 
-    async fn take_over(self: &Rc<Self>, pod: &Rc<Pod>) {
+    /// Finds the monitor of a pod again and asks it what runs; answers what it did not tell for now.
+    pub(super) async fn take_over(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
         let is_same_boot = pod.record().boot == self.node.boot;
         if !is_same_boot {
-            return self.rebooted(pod);
+            self.rebooted(pod);
+            return None;
         }
         if pod.record().state == state::Pod::Creating {
-            return self.undo(pod);
+            // One that this daemon makes is no business of recovery.
+            if pod.made.get().is_none() && pod.link.borrow().is_none() {
+                self.undo(pod);
+            }
+            return None;
         }
-        match self.reattach(pod).await {
+        let is_attached = pod.link.borrow().is_some();
+        let attached = if is_attached { Ok(()) } else { self.reattach(pod).await };
+        match attached {
             Ok(()) => self.take_over_containers(pod).await,
-            Err(error) => {
+            Err(Unattached::Later(error)) => {
+                // An answer that comes too late is not waited for; nor is it taken for the monitor's end.
+                pod.links.set(pod.links.get() + 1);
+                if let Some(link) = pod.link.borrow_mut().take() {
+                    link.abandon();
+                }
+                Some(Unknown::unattached(pod, error))
+            }
+            Err(Unattached::Gone(error)) => {
                 if pod.record().state.is_ready() {
                     log::error!("the pod's monitor is gone"; pod = pod.id, error = error);
                 }
                 self.log_failed(pod, self.change(pod, PodEvent::MonitorGone));
                 self.log_failed(pod, self.end_containers(pod).await);
+                None
             }
         }
     }
 
-    async fn reattach(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let monitor = monitor::connect(&self.node.paths.pod_state(pod.id));
-        let monitor = monitor.map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
-        let attached = reactor::deadline(ATTACH_LIMIT, self.attach(pod, monitor)).await;
-        let attached =
-            attached.map_err(|_| Error::new(Kind::DeadlineExceeded, "the monitor does not answer"))?;
-        attached.map_err(|error| Error::new(Kind::Internal, error.to_string()))
+    async fn reattach(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Unattached> {
+        again::require_descriptors().map_err(Unattached::Later)?;
+        let internal = |text: String| Error::new(Kind::Internal, text);
+        let monitor = monitor::connect(&self.node.paths.pod_state(pod.id)).map_err(|error| match error {
+            // The kernel says why not: a table of descriptors that is full, a disk that fails.
+            ConnectError::Failed(coracle_sandbox::Error::Kernel { .. }) => {
+                Unattached::Later(internal(error.to_string()))
+            }
+            ConnectError::NotThere | ConnectError::Failed(_) => Unattached::Gone(internal(error.to_string())),
+        })?;
+        match reactor::deadline(ATTACH_LIMIT, self.attach(pod, monitor)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error @ LinkError::Socket(_))) => Err(Unattached::Later(internal(error.to_string()))),
+            Ok(Err(error)) => Err(Unattached::Gone(internal(error.to_string()))),
+            Err(_) => Err(Unattached::Later(internal("it does not answer".to_owned()))),
+        }
     }
 
-    async fn take_over_containers(self: &Rc<Self>, pod: &Rc<Pod>) {
+    async fn take_over_containers(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
         for container in self.containers_of(pod.id) {
-            if container.exited.get().is_some() {
+            if container.exited.get().is_some() || container.pid() != 0 {
                 continue; // known, or just told by the monitor
             }
-            let Ok(link) = pod.link() else { return };
-            let runs = link
-                .ask(Request::Signal { container: container.id, signal: 0 }, &[], ASK_LIMIT)
-                .await
-                .is_ok();
+            let link = pod.link().ok()?;
+            let asked = Request::Signal { container: container.id, signal: 0 };
             let was_running = container.record().state.is_running();
-            if runs {
-                self.take_over_running(&container);
-            } else if was_running && container.exited.get().is_none() {
-                self.end_without_monitor(&container, "the monitor does not know it");
+            match link.ask(asked, &[], ASK_LIMIT).await {
+                Ok(_) => self.take_over_running(&container),
+                // The end of the monitor is seen by the link.
+                Err(LinkError::Gone) => return None,
+                Err(error @ (LinkError::Silent { .. } | LinkError::Socket(_))) => {
+                    return Some(Unknown::unattached(pod, error));
+                }
+                Err(LinkError::Failed(_)) if was_running && container.exited.get().is_none() => {
+                    self.end_without_monitor(&container, "the monitor does not know it");
+                }
+                Err(LinkError::Failed(_)) => {}
             }
         }
+        // Those whose record cannot be read for now are left alone.
+        let is_unread = self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread);
+        if !is_unread {
+            self.log_failed(pod, self.end_unlisted(pod).await);
+        }
+        None
     }
 
     /// The record may be one step behind: killed between the monitor's answer and the commit.
@@ -317,25 +423,10 @@ impl Pods {
     }
 }
 
-/// The ids that name the entries of a directory; other names are none of ours. A missing directory holds nothing.
-fn ids<T: std::str::FromStr>(directory: &Path) -> Result<Vec<T>, Error> {
-    match std::fs::read_dir(directory) {
-        Ok(entries) => {
-            Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failed("list", directory, &error)),
-    }
-}
-
-/// `PARENT` where a process is in the cgroup `PARENT/ID` of some hierarchy, and whether that is a scope.
-fn cgroup_parent_of(pid: i32, id: PodId) -> Option<(String, bool)> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let names = [(format!("/{id}"), false), (format!("/{}", cgroup::scope(&id)), true)];
-    // HIERARCHY:CONTROLLERS:PATH
-    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(|path| {
-        let found =
-            |(name, is_scope): &(String, bool)| Some((path.strip_suffix(name)?.to_owned(), *is_scope));
-        names.iter().find_map(found)
-    })
+/// Why a monitor is not found again.
+enum Unattached {
+    /// It has ended.
+    Gone(Error),
+    /// It may be there, and could not be reached for now.
+    Later(Error),
 }

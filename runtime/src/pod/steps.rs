@@ -27,7 +27,7 @@ use super::operations::Key;
 use super::record::{Kept, Network, PodRecord, Told};
 use super::spec::{PodPid, PodSpec};
 use super::state::{self, PodEvent};
-use super::{KILL_LIMIT, Pod, Pods, files, garbage, paths};
+use super::{KILL_LIMIT, Pod, Pods, again, files, garbage, paths};
 use crate::error::{Error, Kind};
 use crate::{log, reactor};
 
@@ -409,6 +409,7 @@ impl Pods {
     }
 
     async fn make_monitor(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        again::require_descriptors()?;
         let node = &self.node;
         let directory = node.paths.pod_state(pod.id);
         let mut committed = Ok(());
@@ -476,12 +477,15 @@ impl Pods {
         monitor: monitor::Monitor,
     ) -> Result<(), super::link::LinkError> {
         let (pods, weak) = (Rc::downgrade(self), Rc::downgrade(pod));
+        let number = pod.links.get() + 1;
+        pod.links.set(number);
         let on_news = move |news| {
             let (Some(pods), Some(pod)) = (pods.upgrade(), weak.upgrade()) else { return };
             match news {
                 News::Event(Event::Exited(exit)) => pods.container_exited(&exit),
                 News::Event(Event::ExecExited { exec, exit }) => pod.exec_exited(exec, exit),
-                News::Gone => pods.monitor_gone(&pod),
+                News::Gone if pod.links.get() == number => pods.monitor_gone(&pod),
+                News::Gone => {}
             }
         };
         let link = Link::open(monitor, on_news)?;

@@ -129,6 +129,10 @@ pub(crate) fn load(dir: &Path, name: &str, kind: Kind) -> Result<Loaded, Damage>
     let file = match File::open(dir.join(name)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Damage::Absent),
+        // Not an error that passes: something else is in the place of its directory.
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            return Err(Damage::Damaged(format!("{} is not a directory", dir.display())));
+        }
         Err(error) => return Err(Damage::Io(error)),
     };
     let longest = (HEADER_BYTES + BODY_BYTES_MAX + CHECKSUM_BYTES) as u64;

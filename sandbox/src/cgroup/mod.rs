@@ -34,7 +34,7 @@ pub use gauge::{BUFFER_BYTES, Gauge, MemoryUsage, Sample, SwapUsage, Usage};
 pub use path::CgroupPath;
 pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
-pub use systemd::{Driver, Property, PropertyValue, scope, slice};
+pub use systemd::{Driver, Property, PropertyValue, id_of_scope, scope, slice};
 
 /// Which of the two interfaces sets limits. A hybrid host is v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

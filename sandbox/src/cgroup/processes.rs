@@ -97,6 +97,24 @@ impl Cgroups {
         kill_one_by_one(&directory)
     }
 
+    /// Every cgroup, wherever it is, whose last name `is_wanted`; parents come first. For those whose place nobody recorded.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where a directory cannot be listed.
+    pub fn find(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<CgroupPath>, Error> {
+        let (Tracking::Unified(mount) | Tracking::Legacy(mount)) = self.layout.tracking();
+        let mut found = Vec::new();
+        for directory in tree(mount)? {
+            let name = directory.file_name().and_then(|name| name.to_str());
+            if name.is_some_and(&is_wanted)
+                && let Some(below) = directory.strip_prefix(mount).ok().and_then(Path::to_str)
+            {
+                found.push(CgroupPath::parse(&format!("/{below}"))?);
+            }
+        }
+        Ok(found)
+    }
+
     fn open_unified(&self, path: &CgroupPath) -> Result<Option<OwnedFd>, Error> {
         let Tracking::Unified(mount) = self.layout.tracking() else { return Ok(None) };
         let directory = path.below(mount);

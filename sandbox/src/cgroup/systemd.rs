@@ -205,6 +205,11 @@ pub fn scope(id: &impl std::fmt::Display) -> String {
     format!("coracle-{id}.scope")
 }
 
+/// The id in the name of such a scope; `None` for any other name.
+pub fn id_of_scope(name: &str) -> Option<&str> {
+    name.strip_prefix("coracle-")?.strip_suffix(".scope")
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::resources::RareLimits;
