@@ -58,7 +58,7 @@ impl Daemon {
         let options = image::Options {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,
-            limits: coracle_job::Limits::default(),
+            limits: config.image.limits(),
             registries: config.registry.for_workers(),
         };
         let images = Images::open(options, Rc::clone(&workers))?;

@@ -43,6 +43,9 @@ const NRI_TIMEOUT_MS: RangeInclusive<u64> = 10..=120_000;
 /// Shorter would fail slow links, longer would look like a hang to a kubelet.
 const REGISTRY_TIMEOUT_MS: RangeInclusive<u64> = 100..=600_000;
 
+/// Up to 16 TiB, the largest file of ext4.
+const LAYER_MIB: RangeInclusive<u32> = 1..=16 << 20;
+
 /// Up to a week; a shell that is left open for longer is forgotten.
 const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
 
@@ -180,6 +183,9 @@ pub(crate) static KEYS: &[Key] = &[
     key!("image.keep_blobs" = "true", reload, None, false,
         image.keep_blobs <- |raw| raw.boolean(),
         "Keep compressed layers after unpacking: `coracle image export` and a full `coracle image check` need them. false saves flash."),
+    key!("image.layer_mib_max" = "16384", restart, None, false,
+        image.layer_mib_max <- |raw| raw.number(LAYER_MIB),
+        "MiB that one layer may unpack to, and the files of an imported archive together. Whatever this says, unpacking stops while 5 % of the file system of root are free, at least 64 MiB; of less than 1280 MiB, a tenth or 64 MiB, whichever is less."),
     key!("streaming.address" = r#""127.0.0.1""#, restart, None, false,
         streaming.address <- |raw| raw.ip_address(),
         "The address that exec, attach and port-forward are served on."),

@@ -188,6 +188,16 @@ pub(crate) struct Image {
     pub(crate) import_dirs: Option<Vec<PathBuf>>,
     /// Whether compressed layers stay after unpacking, for `image export`.
     pub(crate) keep_blobs: bool,
+    /// MiB that one layer may unpack to.
+    pub(crate) layer_mib_max: u32,
+}
+
+impl Image {
+    /// As workers take them.
+    pub(crate) fn limits(&self) -> coracle_job::Limits {
+        let layer_bytes_max = u64::from(self.layer_mib_max) << 20;
+        coracle_job::Limits { layer_bytes_max, ..coracle_job::Limits::default() }
+    }
 }
 
 /// The server behind exec, attach and port-forward URLs.

@@ -161,6 +161,38 @@ impl Store {
     }
 }
 
+/// How much room a file system has. Unit tests unpack in this process, without the pipeline that looks at it.
+#[cfg(not(test))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Bytes that may be written.
+    pub(crate) free: u64,
+    /// Bytes of these that layers leave to the rest of the node: to records, logs and writable layers, without which it
+    /// cannot even remove the image that filled it.
+    pub(crate) reserve: u64,
+}
+
+#[cfg(not(test))]
+impl Room {
+    /// Of the file system that `path` is on; none where it does not say.
+    pub(crate) fn at(path: &Path) -> Option<Self> {
+        let room = rustix::fs::statvfs(path).ok()?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        Some(Self { free, reserve: reserve(room.f_blocks.saturating_mul(room.f_frsize)) })
+    }
+
+    /// Whether the reserve is reached.
+    pub(crate) fn is_used_up(self) -> bool {
+        self.free < self.reserve
+    }
+}
+
+/// What is left free of a file system of so many bytes: a twentieth and at least 64 MiB, but of a small one a tenth.
+fn reserve(size: u64) -> u64 {
+    const LEAST: u64 = 64 << 20;
+    (size / 20).max(LEAST).min(size / 10)
+}
+
 /// Says how full the disk is at `root`, where that is why, and where it is not said yet.
 pub(crate) fn explain(root: &Path, failure: Failure) -> Failure {
     const SAID: &str = "inodes are free at";
@@ -206,7 +238,21 @@ pub(crate) fn hex(digest: &str) -> Result<&str, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::hex;
+    use super::{hex, reserve};
+
+    #[test]
+    fn a_reserve_is_left_of_every_disk() {
+        for (size, expected) in [
+            (0, 0),
+            (8 << 20, (8 << 20) / 10),
+            (640 << 20, 64 << 20),
+            (1 << 30, 64 << 20),
+            (2 << 30, (2 << 30) / 20),
+            (1 << 40, (1 << 40) / 20),
+        ] {
+            assert_eq!(reserve(size), expected, "{size}");
+        }
+    }
 
     #[test]
     fn only_digests_become_paths() {

@@ -23,6 +23,7 @@ use super::inmate::{Hear, PULSE, Passed, Said, Task, nonsense};
 use super::start::{Inmate, jailing, why};
 use crate::failure::{failure, invalid};
 use crate::image_config::digest_text;
+use crate::store::Room;
 use crate::unpack::TOO_LONG;
 
 /// Bytes of each pipe, the most an unprivileged process may ask for (/proc/sys/fs/pipe-max-size): fewer switches between the
@@ -34,8 +35,11 @@ const COPY_BYTES: usize = 128 << 10;
 /// Of the thread that copies: it holds one buffer, on the heap.
 const STACK_BYTES: usize = 128 << 10;
 
+/// From one look at the free space to the next: less than the smallest reserve that matters.
+const ROOM_CHECK_BYTES: u64 = 4 << 20;
+
 /// Decompresses `input` in one child and has another do `task` with what comes out, in `directory`; `hear` gets what that one
-/// says. At most `bytes_max` bytes may come out.
+/// says. At most `bytes_max` bytes may come out, and what comes leaves the file system its reserve ([`Room`]).
 pub(super) fn run(
     task: Task,
     directory: &Path,
@@ -58,7 +62,7 @@ pub(super) fn run(
     drop((input, output, stdin));
     let Inmate { child: decompressor, said } = decompressor;
     std::thread::scope(|scope| {
-        let pump = Pump { from, into, position, left: bytes_max, hash: Sha256::new() };
+        let pump = Pump { from, into, position, directory, bytes_max, hash: Sha256::new() };
         let pumped = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, move || pump.run(said, pulse))
@@ -104,16 +108,23 @@ impl From<Failure> for Stopped {
     }
 }
 
-struct Pump {
+/// Over the bound of the configuration.
+fn too_long(bytes_max: u64) -> Failure {
+    invalid(format!("archive: {TOO_LONG} of {bytes_max} ([image] layer_mib_max)"))
+}
+
+struct Pump<'a> {
     from: io::PipeReader,
     into: io::PipeWriter,
     /// The same open file as the decompressor's stdin: says how far that is.
     position: File,
-    left: u64,
+    /// On the file system that is filled.
+    directory: &'a Path,
+    bytes_max: u64,
     hash: Sha256,
 }
 
-impl Pump {
+impl Pump<'_> {
     /// Copies until the decompressor has no more, or the reader wants no more; gives the digest of what passed.
     fn run(
         mut self,
@@ -122,14 +133,21 @@ impl Pump {
     ) -> Result<String, Stopped> {
         let broken = |op: &str, error: &io::Error| failure(FailureKind::Internal, format!("{op}: {error}"));
         let (mut buffer, mut pulsed) = (vec![0; COPY_BYTES], Instant::now());
+        let (mut passed, mut looked_at) = (0_u64, 0_u64);
         loop {
             let read = self.from.read(&mut buffer);
             let count = read.map_err(|error| broken("read the unpacked archive", &error))?;
             if count == 0 {
                 break;
             }
-            let left = self.left.checked_sub(count as u64);
-            self.left = left.ok_or_else(|| invalid(format!("archive: {TOO_LONG}")))?;
+            passed = passed.saturating_add(count as u64);
+            if passed > self.bytes_max {
+                return Err(too_long(self.bytes_max).into());
+            }
+            if passed - looked_at >= ROOM_CHECK_BYTES {
+                looked_at = passed;
+                self.make_sure_of_room(passed)?;
+            }
             self.hash.update(&buffer[..count]);
             match self.into.write_all(&buffer[..count]) {
                 Ok(()) => {}
@@ -154,5 +172,21 @@ impl Pump {
         // The reader sees the end only of a stream that is whole.
         drop(self.into);
         Ok(digest_text(&self.hash.finalize()))
+    }
+
+    /// Stops while the reserve is still free: other writers of the node, and the removal of this image, need it.
+    fn make_sure_of_room(&self, passed: u64) -> Result<(), Failure> {
+        match Room::at(self.directory) {
+            Some(room) if room.is_used_up() => {
+                let text = format!(
+                    "archive: stopped after {passed} unpacked bytes (at most {} are allowed): {} bytes are free, {} of \
+                     them are reserved",
+                    self.bytes_max, room.free, room.reserve
+                );
+                Err(failure(FailureKind::NoSpace, text))
+            }
+            // What cannot be asked is found out by writing.
+            _ => Ok(()),
+        }
     }
 }
