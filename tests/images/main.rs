@@ -9,6 +9,7 @@ mod formats;
 mod hostile;
 mod import;
 mod jail;
+mod layers;
 mod pins;
 mod pull;
 mod registries;

@@ -9,6 +9,7 @@
 //! | `images/users/HEX/{passwd,group}` | /etc/passwd and /etc/group of image HEX, where it has them; at most 1 MiB each |
 //! | `images/records/HEX` | the record of image HEX (its config digest): the daemon's, the image exists once it does |
 //! | `layers/NAME/` | an unpacked layer, as overlayfs wants it; NAME is [`Layer::name`] |
+//! | `layers/l/SHORT` | a link to `../NAME`, for mounts: the daemon's |
 //! | `layers/tmp-*` | layers being unpacked; whatever is there at the start of the daemon is garbage |
 
 use std::path::PathBuf;
@@ -112,7 +113,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { layer_bytes_max: 64 << 30, layer_entries_max: 4 << 20, layers_max: 256 }
+        Self { layer_bytes_max: 16 << 30, layer_entries_max: 4 << 20, layers_max: 256 }
     }
 }
 
@@ -142,8 +143,8 @@ pub struct Layer {
     pub diff_id: String,
     /// Chain ID (OCI image spec, "Layer ChainID") of it and everything below.
     pub chain_id: String,
-    /// Directory below `layers/`: the first 32 hex digits of the chain ID. Short, because all lower directories of a
-    /// container must fit into one page of mount options: 120 layers do.
+    /// Directory below `layers/`: the 64 hex digits of the chain ID. All of them, because a layer that is there is used for
+    /// every image that names it. Images of builds before 0.1.0 have the first 32 digits.
     pub name: String,
 }
 

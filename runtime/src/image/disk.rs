@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use coracle_job::ImageRecord;
@@ -17,6 +17,9 @@ use crate::log;
 use crate::store::{self, Damage};
 
 const VERSION: u8 = 1;
+
+/// Directory of links below `layers/`.
+pub(super) const LINKS: &str = "l";
 
 /// Of `images/` and `layers/`.
 const DIRECTORY_MODE: u32 = 0o700;
@@ -58,7 +61,7 @@ impl Disk {
     /// Makes the directories that are missing.
     pub(super) fn open(root: &Path) -> Result<Disk, Error> {
         let disk = Disk { root: root.to_owned() };
-        for dir in [disk.records(), disk.layers(), disk.blobs().join("sha256"), disk.parts(), disk.users()] {
+        for dir in [disk.records(), disk.links(), disk.blobs().join("sha256"), disk.parts(), disk.users()] {
             fs::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
         }
         // Images bring set-user-ID programs of any age: only root may reach them from the host (CVE-2021-41103).
@@ -99,6 +102,42 @@ impl Disk {
 
     pub(super) fn layer(&self, name: &LayerName) -> PathBuf {
         self.layers().join(name.to_string())
+    }
+
+    fn links(&self) -> PathBuf {
+        self.layers().join(LINKS)
+    }
+
+    /// What a mount calls the layer, below the directory of layers: the name of a link to it, which is made where it is
+    /// missing. Without a sync: it is made again by the next who asks.
+    pub(super) fn mount_name(&self, layer: &LayerName) -> Result<String, Error> {
+        let Some(link) = layer.link() else { return Ok(layer.to_string()) };
+        let (path, target) = (self.links().join(&link), format!("../{layer}"));
+        let tried = || format!("link {}", path.display());
+        let name = format!("{LINKS}/{link}");
+        match fs::read_link(&path) {
+            Ok(found) if found == Path::new(&target) => return Ok(name),
+            // It would put another layer into the container.
+            Ok(found) if self.links().join(&found).is_dir() => {
+                let text = format!("layer {layer}: its short name is taken by {}", found.display());
+                return Err(Error::new(Kind::FailedPrecondition, text));
+            }
+            Ok(_) => fs::remove_file(&path).context(tried)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).context(tried),
+        }
+        symlink(&target, &path).context(tried)?;
+        Ok(name)
+    }
+
+    /// Removes links to layers that are gone. One that stays is in nobody's way.
+    pub(super) fn sweep_links(&self) {
+        let gone = list(&self.links()).into_iter().map(|name| self.links().join(name));
+        for path in gone.filter(|path| !path.exists()) {
+            if let Err(error) = fs::remove_file(&path) {
+                log::warn!("link to a layer stays"; path = path.display(), error = plain(&error));
+            }
+        }
     }
 
     /// Where a blob is; none for what is no digest.

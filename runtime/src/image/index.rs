@@ -27,9 +27,28 @@ const PREFIX_DIGITS_MIN: usize = 7;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ImageId([u8; 32]);
 
-/// A directory below `layers/`: the first 32 hex digits of a chain ID.
+/// A directory below `layers/`: the 64 hex digits of a chain ID, or its first 32 in images of builds before 0.1.0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct LayerName([u8; 16]);
+pub(crate) enum LayerName {
+    /// All of it.
+    Whole([u8; 32]),
+    /// Its first half.
+    Half([u8; 16]),
+}
+
+impl LayerName {
+    /// Hex digits of a link: as many layers as before fit into a mount's options, and no two layers of a store that were not
+    /// made for it agree in them.
+    const LINK_DIGITS: usize = 24;
+
+    /// A shorter name for a mount's options, which the directory of links has; none where the name is short itself.
+    pub(super) fn link(&self) -> Option<String> {
+        match self {
+            LayerName::Whole(bytes) => Some(hex(&bytes[..Self::LINK_DIGITS / 2])),
+            LayerName::Half(_) => None,
+        }
+    }
+}
 
 /// The text is not what it should name: hex digits of the right number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +88,16 @@ impl fmt::Debug for ImageId {
 impl FromStr for LayerName {
     type Err = NotHex;
     fn from_str(text: &str) -> Result<LayerName, NotHex> {
-        parse_hex(text).map(LayerName)
+        parse_hex(text).map(LayerName::Whole).or_else(|_| parse_hex(text).map(LayerName::Half))
     }
 }
 
 impl fmt::Display for LayerName {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&hex(&self.0))
+        match self {
+            LayerName::Whole(bytes) => out.write_str(&hex(bytes)),
+            LayerName::Half(bytes) => out.write_str(&hex(bytes)),
+        }
     }
 }
 
@@ -110,7 +132,10 @@ impl Entry {
         let id = record.id.strip_prefix("sha256:").and_then(|hex| hex.parse().ok());
         let id = id.ok_or_else(|| format!("id {:?} is not sha256:HEX", record.id))?;
         let layers = record.layers.iter().map(|layer| {
-            layer.name.parse().map_err(|NotHex| format!("layer name {:?} is not 32 hex digits", layer.name))
+            layer
+                .name
+                .parse()
+                .map_err(|NotHex| format!("layer name {:?} is not 64 or 32 hex digits", layer.name))
         });
         let layers = layers.collect::<Result<_, _>>()?;
         let tags = record.tags.iter().map(|name| (name, false));
@@ -290,8 +315,21 @@ mod tests {
             digests: vec![format!("docker.io/library/d{byte}@sha256:{}", id(byte).hex())],
             size_bytes: 1,
             user: String::new(),
-            layers: vec![LayerName([byte; 16])],
+            layers: vec![LayerName::Half([byte; 16])],
             sequence,
+        }
+    }
+
+    #[test]
+    fn layers_have_whole_names_and_those_of_earlier_builds() {
+        let whole: LayerName = "0123456789abcdef".repeat(4).parse().unwrap();
+        assert_eq!(whole.to_string(), "0123456789abcdef".repeat(4));
+        assert_eq!(whole.link().as_deref(), Some("0123456789abcdef01234567"));
+        let half: LayerName = "0123456789abcdef".repeat(2).parse().unwrap();
+        assert_eq!((half.to_string(), half.link()), ("0123456789abcdef".repeat(2), None));
+        assert_ne!(whole, half, "what agrees in half of a name is another layer");
+        for wrong in ["", "l", "../x", &"0".repeat(63), &"0".repeat(31), &"g".repeat(64)] {
+            assert!(wrong.parse::<LayerName>().is_err(), "{wrong}");
         }
     }
 
@@ -366,16 +404,16 @@ mod tests {
     #[test]
     fn a_layer_is_needed_until_its_last_image_and_container_are_gone() {
         let mut index = Index::default();
-        let layer = LayerName([7; 16]);
+        let layer = LayerName::Half([7; 16]);
         let user = ContainerId::from_bytes([1; 32]);
         index.insert(entry(7, 1, &[]));
         index.retain(user, [layer]);
-        index.retain(user, [LayerName([8; 16])]);
+        index.retain(user, [LayerName::Half([8; 16])]);
         index.remove(&id(7)).unwrap();
-        assert!(index.is_needed(&layer) && index.is_needed(&LayerName([8; 16])));
-        assert_eq!(index.release(&user), [layer, LayerName([8; 16])]);
+        assert!(index.is_needed(&layer) && index.is_needed(&LayerName::Half([8; 16])));
+        assert_eq!(index.release(&user), [layer, LayerName::Half([8; 16])]);
         assert!(index.release(&user).is_empty());
-        assert!(!index.is_needed(&layer) && !index.is_needed(&LayerName([8; 16])));
+        assert!(!index.is_needed(&layer) && !index.is_needed(&LayerName::Half([8; 16])));
     }
 
     #[test]

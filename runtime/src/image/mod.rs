@@ -255,12 +255,30 @@ impl Images {
     ) -> Result<(), Error> {
         let parse = |name: &str| {
             name.parse::<LayerName>().map_err(|NotHex| {
-                Error::new(Kind::InvalidArgument, format!("layer {name:?}: not 32 hex digits"))
+                Error::new(Kind::InvalidArgument, format!("layer {name:?}: not 64 or 32 hex digits"))
             })
         };
         let layers = layers.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
         self.index.borrow_mut().retain(user, layers);
         Ok(())
+    }
+
+    /// What the options of an overlay call these layers, below the directory of layers: short, as all of them must fit into
+    /// one page.
+    ///
+    /// # Errors
+    /// A name is no layer's name; two layers have one short name; the disk.
+    pub(crate) fn mount_names<'a>(
+        &self,
+        layers: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<String>, Error> {
+        let name = |layer: &str| {
+            let parsed = layer.parse::<LayerName>().map_err(|NotHex| {
+                Error::new(Kind::InvalidArgument, format!("layer {layer:?}: not 64 or 32 hex digits"))
+            })?;
+            self.disk.mount_name(&parsed)
+        };
+        layers.into_iter().map(name).collect()
     }
 
     /// `user` is gone; layers that nothing else needs go as well. Not known is success.
@@ -307,9 +325,14 @@ impl Images {
         let entry = Entry::of(&image, sequence).map_err(garbled)?;
         self.disk.commit(&id, &Stored { sequence, image }).map_err(Unpublished::Error)?;
         self.sequence.set(sequence);
+        let replaced = self.index.borrow().get(&id).map_or_else(Vec::new, |known| known.layers.clone());
         let poorer = self.index.borrow_mut().insert(entry);
         for other in poorer {
             self.commit_names(&other);
+        }
+        // Layers of an image that an earlier build pulled have other names.
+        if replaced.iter().any(|layer| !self.index.borrow().is_needed(layer)) {
+            self.dispose(Candidates::Given(replaced));
         }
         Ok(id)
     }

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use coracle_job::Job;
 
-use super::disk::{Disk, list};
+use super::disk::{Disk, LINKS, list};
 use super::index::{Index, LayerName};
 use crate::error::plain;
 use crate::log;
@@ -81,6 +81,7 @@ impl Trash {
                 paths
             }
             Candidates::All { parts_bytes_max } => {
+                disk.sweep_links();
                 let is_needed = |name: &str| name.parse().is_ok_and(|layer| index.is_needed(&layer));
                 let mut paths = self.unneeded_layers(disk, is_needed);
                 paths.extend(unneeded_files(disk, index));
@@ -97,8 +98,8 @@ impl Trash {
 
     fn unneeded_layers(&self, disk: &Disk, is_needed: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let under_way = self.under_way.borrow();
-        let names =
-            list(&disk.layers()).into_iter().filter(|name| !is_needed(name) && !under_way.contains(name));
+        let names = list(&disk.layers()).into_iter();
+        let names = names.filter(|name| name != LINKS && !is_needed(name) && !under_way.contains(name));
         names.map(|name| disk.layers().join(name)).collect()
     }
 

@@ -13,9 +13,6 @@ use crate::store::hex;
 /// Longest manifest, index or config that is read: what registries themselves accept.
 pub(crate) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 
-/// Hex digits of a chain ID in a layer's directory name; see [`Layer::name`].
-const NAME_DIGITS: usize = 32;
-
 /// A config blob, read.
 #[derive(Debug)]
 pub(crate) struct Document {
@@ -90,7 +87,7 @@ fn layers(diff_ids: Vec<String>) -> Result<Vec<Layer>, Failure> {
             None => diff_id.clone(),
             Some(below) => digest_of(format!("{} {diff_id}", below.chain_id).as_bytes()),
         };
-        let name = hex(&chain_id)?[..NAME_DIGITS].to_owned();
+        let name = hex(&chain_id)?.to_owned();
         layers.push(Layer { diff_id, chain_id, name });
     }
     Ok(layers)
@@ -134,6 +131,7 @@ mod tests {
         let layers = layers(diff_ids.clone()).unwrap();
         assert_eq!(layers[0].chain_id, diff_ids[0]);
         assert_eq!(layers[1].chain_id, digest_of(format!("{} {}", diff_ids[0], diff_ids[1]).as_bytes()));
-        assert_eq!(layers[1].name, layers[1].chain_id["sha256:".len()..][..32]);
+        assert_eq!(layers[1].name, layers[1].chain_id["sha256:".len()..]);
+        assert_eq!(layers[1].name.len(), 64, "all 256 bits: what has the name is taken without a look");
     }
 }

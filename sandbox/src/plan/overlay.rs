@@ -1,5 +1,6 @@
 //! The options of an OverlayFS mount. They must fit one page, so lower layers are short names relative to one
-//! directory (Linux: mount(2) copies at most a page of options; layer paths of 80 bytes would end at 50 layers).
+//! directory (Linux: mount(2) copies at most a page of options; layer paths of 80 bytes would end at 50 layers). The daemon
+//! gives links of 26 bytes.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -107,6 +108,24 @@ mod tests {
         assert!(options(&root(vec![longest.clone()])).is_ok());
         let error = options(&root(vec![longest + "a"])).unwrap_err();
         assert!(error.to_string().contains("1 layers need 4096 bytes of mount options"), "{error}");
+    }
+
+    /// With the daemon's links (`l/` and 24 digits) and the paths of a container below the default root. With the names of
+    /// 32 digits that builds before 0.1.0 mounted, 113 layers fitted.
+    #[test]
+    fn so_many_layers_fit() {
+        let fit = |name: &str| {
+            let directory = format!("/var/lib/coracle/pods/{}/containers/{}", "0".repeat(64), "0".repeat(64));
+            let root = |count: usize| Root {
+                upper: PathBuf::from(format!("{directory}/upper")),
+                work: PathBuf::from(format!("{directory}/work")),
+                ..root(vec![name.to_owned(); count])
+            };
+            (1..=256).take_while(|count| options(&root(*count)).is_ok()).count()
+        };
+        assert_eq!(fit(&format!("l/{}", "0".repeat(24))), 138);
+        assert_eq!(fit(&"0".repeat(32)), 113);
+        assert_eq!(fit(&"0".repeat(64)), 57, "whole names would not do");
     }
 
     #[test]

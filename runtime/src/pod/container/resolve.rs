@@ -180,7 +180,9 @@ impl Pods {
         Ok(plan::ContainerPlan {
             root: plan::Root {
                 layers_directory: node.paths.root.join("layers"),
-                lowers: image.layers.iter().rev().map(|layer| layer.name.clone()).collect(),
+                lowers: node
+                    .images
+                    .mount_names(image.layers.iter().rev().map(|layer| layer.name.as_str()))?,
                 upper: directory.join("upper"),
                 work: directory.join("work"),
                 mountpoint: node.paths.root_mountpoint(pod.id),
