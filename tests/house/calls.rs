@@ -157,7 +157,13 @@ fn raw_sys(convention: &Convention) -> Numbers {
     cargo.args(["metadata", "--format-version", "1", "--offline"]).current_dir(crate::root());
     let metadata: Value = serde_json::from_str(&output(&mut cargo)).expect("cargo prints JSON");
     let packages = metadata["packages"].as_array().expect("packages");
-    let package = packages.iter().find(|package| package["name"] == "linux-raw-sys").expect("rustix uses it");
+    // The newest, where several crates want different ones.
+    let version = |package: &Value| -> Vec<u32> {
+        let text = package["version"].as_str().expect("a version");
+        text.split('.').map(|number| number.parse().unwrap_or(0)).collect()
+    };
+    let all = packages.iter().filter(|package| package["name"] == "linux-raw-sys");
+    let package = all.max_by_key(|package| version(package)).expect("rustix uses it");
     let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
     let file = manifest.with_file_name("src").join(convention.name).join("general.rs");
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
