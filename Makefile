@@ -69,9 +69,13 @@ probe: ## the program inside the fixture images
 run: build ## the daemon in a scratch root, debug log
 	tests/tools/run $(BIN)
 
-t: build probe ## one test, its log on the screen: make t T=name
-	@test -n "$(T)" || { echo "make t T=name"; exit 2; }
-	$(ENVIRONMENT) tests/tools/suites --only "$(T)" $(SUITES)
+t: ## tests by name with their output, programs built without LTO: make t T=name [SUITE=lifecycle]
+	@test -n "$(T)" || { echo "make t T=name [SUITE=$(firstword $(SUITES))]: T is a part of a test's name"; exit 2; }
+	@test -z "$(filter-out $(SUITES),$(SUITE))" || { echo "no suite $(SUITE); there are: $(SUITES)"; exit 2; }
+	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-probe
+	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
+	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
+		tests/tools/suites --only "$(T)" $(or $(SUITE),$(SUITES))
 
 fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 	tests/tools/fuzz "$(T)" $(or $(SECONDS),600)

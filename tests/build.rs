@@ -7,14 +7,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed={PROTO}");
     let files = protox::compile([PROTO], [FOLDER])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).compile_fds(files)?;
-    const NRI: &str = "../nri/proto";
-    const PROTOS: [&str; 2] = ["../nri/proto/nri.proto", "../nri/proto/ttrpc.proto"];
+    // The test plugin's envelope is a second reading of the protocol: the daemon's is the ttrpc crate's.
+    const FOLDERS: [&str; 2] = ["../nri/proto", "proto"];
+    const PROTOS: [&str; 2] = ["../nri/proto/nri.proto", "proto/ttrpc.proto"];
     for proto in PROTOS {
         println!("cargo::rerun-if-changed={proto}");
     }
     tonic_prost_build::configure()
         .build_client(false)
         .build_server(false)
-        .compile_fds(protox::compile(PROTOS, [NRI])?)?;
+        .compile_fds(protox::compile(PROTOS, FOLDERS)?)?;
     Ok(())
 }

@@ -9,13 +9,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use prost::Message as _;
 use smol::channel::{Receiver, Sender};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::io::{Host, Stream};
+use crate::message::{self, Code, Codec as _, Message, Request, Response, Status, get_status, has_code};
 use crate::mux;
-use crate::ttrpc::{self, Kind, Request, Response, Status, code};
 
 /// The service that plugins answer for, and the one that we do.
 const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
@@ -156,7 +155,7 @@ impl Connection {
         match answered.await {
             Some(Ok(Ok(payload))) => Outcome::Ok(payload),
             Some(Ok(Err(status)))
-                if status.code == code::DEADLINE_EXCEEDED
+                if has_code(&status, Code::DEADLINE_EXCEEDED)
                     && begun.elapsed() >= limit.mul_f64(TIMEOUT_SHARE) =>
             {
                 Outcome::TimedOut
@@ -181,15 +180,15 @@ impl Connection {
             method: method.to_owned(),
             payload: payload.to_vec(),
             timeout_nano: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
-            metadata: Vec::new(),
+            ..Request::default()
         };
         let stream = match self.last_stream.get() {
             0 => 1,
             last => last + 2,
         };
-        let Some(message) = ttrpc::encode(stream, Kind::Request, &request) else {
-            let message = format!("{method}: {} bytes are more than a message may have", payload.len());
-            return Err(Outcome::Refused(Status { code: code::RESOURCE_EXHAUSTED, message }));
+        let Some(message) = message::encode_request(stream, &request) else {
+            let text = format!("{method}: {} bytes are more than a message may have", payload.len());
+            return Err(Outcome::Refused(get_status(Code::RESOURCE_EXHAUSTED, text)));
         };
         let (sender, answer) = smol::channel::bounded(1);
         self.calls.borrow_mut().insert(stream, sender);
@@ -206,22 +205,25 @@ impl Connection {
     /// Answers a request.
     pub(crate) fn answer(&self, stream: u32, answer: Result<Vec<u8>, (Status, Vec<u8>)>) {
         self.in_hand.set(self.in_hand.get().saturating_sub(1));
-        let (status, payload) = match answer {
-            Ok(payload) => (None, payload),
-            Err((status, payload)) => (Some(status), payload),
-        };
-        self.respond(stream, Response { status, payload });
+        let mut response = Response::default();
+        match answer {
+            Ok(payload) => response.payload = payload,
+            Err((status, payload)) => {
+                response.set_status(status);
+                response.payload = payload;
+            }
+        }
+        self.respond(stream, &response);
     }
 
-    fn refuse(&self, stream: u32, code: i32, message: &str) {
-        self.respond(
-            stream,
-            Response { status: Some(Status { code, message: message.to_owned() }), payload: Vec::new() },
-        );
+    fn refuse(&self, stream: u32, code: Code, text: &str) {
+        let mut response = Response::default();
+        response.set_status(get_status(code, text));
+        self.respond(stream, &response);
     }
 
-    fn respond(&self, stream: u32, response: Response) {
-        if let Some(message) = ttrpc::encode(stream, Kind::Response, &response) {
+    fn respond(&self, stream: u32, response: &Response) {
+        if let Some(message) = message::encode_response(stream, response) {
             self.queue(mux::frames(mux::RUNTIME, &message));
         }
     }
@@ -258,7 +260,7 @@ impl Connection {
     async fn read(&self, mut reader: Box<dyn smol::io::AsyncRead + Unpin>) -> String {
         let mut buffer = vec![0; READ_BYTES];
         let mut frames = mux::Reader::default();
-        let (mut answers, mut requests) = (ttrpc::Assembler::default(), ttrpc::Assembler::default());
+        let (mut answers, mut requests) = (message::Assembler::default(), message::Assembler::default());
         loop {
             let count = match reader.read(&mut buffer).await {
                 Ok(0) => return "the plugin closed it".to_owned(),
@@ -280,51 +282,55 @@ impl Connection {
         self.strays.set(self.strays.get() + 1);
     }
 
-    fn on_answer(&self, message: ttrpc::Message) {
-        let caller = match message.kind {
-            Kind::Response => self.calls.borrow_mut().remove(&message.stream),
-            Kind::Request | Kind::Data | Kind::Unknown => None,
+    fn on_answer(&self, message: Message) {
+        let caller = match message.header.type_ {
+            message::MESSAGE_TYPE_RESPONSE => self.calls.borrow_mut().remove(&message.header.stream_id),
+            _ => None,
         };
         // Of a call that was given up, or a second one, or of none.
         let Some(caller) = caller else { return self.stray() };
-        let undecodable = |text: &str| Err(Status { code: code::INTERNAL, message: text.to_owned() });
+        let undecodable = |text: &str| Err(get_status(Code::INTERNAL, text));
         let answer = match message.data {
             None => undecodable("its answer is larger than a message may be"),
-            Some(data) => match Response::decode(&data[..]) {
+            Some(data) => match Response::decode(&data) {
                 Err(_) => undecodable("its answer is no ttrpc response"),
-                Ok(Response { status: Some(status), .. }) if status.code != 0 => Err(status),
-                Ok(Response { payload, .. }) => Ok(payload),
+                Ok(mut response) => match message::error_of(&mut response) {
+                    Some(status) => Err(status),
+                    None => Ok(response.payload),
+                },
             },
         };
         let _ = caller.try_send(answer); // nobody waits any more
     }
 
-    fn on_request(&self, message: ttrpc::Message) {
-        let stream = message.stream;
-        match message.kind {
-            Kind::Request => {}
-            Kind::Data => return self.refuse(stream, code::INVALID_ARGUMENT, "the call is no stream"),
-            Kind::Response | Kind::Unknown => return self.stray(),
+    fn on_request(&self, message: Message) {
+        let stream = message.header.stream_id;
+        match message.header.type_ {
+            message::MESSAGE_TYPE_REQUEST => {}
+            message::MESSAGE_TYPE_DATA => {
+                return self.refuse(stream, Code::INVALID_ARGUMENT, "the call is no stream");
+            }
+            _ => return self.stray(),
         }
         if stream.is_multiple_of(2) || stream <= self.last_request.get() {
-            return self.refuse(stream, code::INVALID_ARGUMENT, "the stream id must be odd and grow");
+            return self.refuse(stream, Code::INVALID_ARGUMENT, "the stream id must be odd and grow");
         }
         self.last_request.set(stream);
         let Some(data) = message.data else {
-            return self.refuse(stream, code::RESOURCE_EXHAUSTED, "the message is too large");
+            return self.refuse(stream, Code::RESOURCE_EXHAUSTED, "the message is too large");
         };
-        let Ok(request) = Request::decode(&data[..]) else {
-            return self.refuse(stream, code::INVALID_ARGUMENT, "no ttrpc request");
+        let Ok(request) = Request::decode(&data) else {
+            return self.refuse(stream, Code::INVALID_ARGUMENT, "no ttrpc request");
         };
         if request.service != RUNTIME_SERVICE {
             return self.refuse(
                 stream,
-                code::UNIMPLEMENTED,
+                Code::UNIMPLEMENTED,
                 &format!("unknown service {:?}", request.service),
             );
         }
         if self.in_hand.get() >= REQUESTS_MAX {
-            return self.refuse(stream, code::RESOURCE_EXHAUSTED, "too many requests at once");
+            return self.refuse(stream, Code::RESOURCE_EXHAUSTED, "too many requests at once");
         }
         self.in_hand.set(self.in_hand.get() + 1);
         let timeout = Duration::from_nanos(u64::try_from(request.timeout_nano).unwrap_or(0));

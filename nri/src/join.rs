@@ -15,10 +15,10 @@ use crate::api;
 use crate::connection::{Connection, Incoming, Outcome};
 use crate::dispatch::Dispatcher;
 use crate::io::{Level, Stream, Verdict};
+use crate::message::{Code, Status, get_status};
 use crate::plugin::Plugin;
 use crate::settings::Duplicates;
 use crate::synchronize;
-use crate::ttrpc::{Status, code};
 use crate::{EVENTS_ALL, NRI_VERSION};
 
 /// Connections that have not registered; the oldest makes room for a new one (NRI-R11).
@@ -141,15 +141,15 @@ impl Dispatcher {
             });
         let first = first.await?;
         let refuse = |code, text: String| {
-            connection.answer(first.stream, Err((Status { code, message: text.clone() }, Vec::new())));
+            connection.answer(first.stream, Err((get_status(code, &text), Vec::new())));
             text
         };
         if first.method != REGISTER {
-            return Err(refuse(code::FAILED_PRECONDITION, format!("{}: not registered", first.method)));
+            return Err(refuse(Code::FAILED_PRECONDITION, format!("{}: not registered", first.method)));
         }
         match api::RegisterPluginRequest::decode(&first.payload[..]) {
             Ok(request) => Ok((first.stream, request)),
-            Err(_) => Err(refuse(code::INTERNAL, "RegisterPlugin: the request cannot be decoded".to_owned())),
+            Err(_) => Err(refuse(Code::INTERNAL, "RegisterPlugin: the request cannot be decoded".to_owned())),
         }
     }
 
@@ -162,21 +162,21 @@ impl Dispatcher {
         let (stream, request) = self.first_request(connection, requests).await?;
         let api::RegisterPluginRequest { plugin_name: name, plugin_idx: index, nri_version } = request;
         let refuse = |code, message: String| {
-            connection.answer(stream, Err((Status { code, message: message.clone() }, Vec::new())));
+            connection.answer(stream, Err((get_status(code, &message), Vec::new())));
             message
         };
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte);
         if name.is_empty() || !name.bytes().all(is_name) {
-            return Err(refuse(code::INVALID_ARGUMENT, format!("invalid plugin name: {name:?}")));
+            return Err(refuse(Code::INVALID_ARGUMENT, format!("invalid plugin name: {name:?}")));
         }
         if index.len() != 2 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(refuse(code::INVALID_ARGUMENT, format!("invalid plugin index: {index:?}")));
+            return Err(refuse(Code::INVALID_ARGUMENT, format!("invalid plugin index: {index:?}")));
         }
         let settings = Rc::clone(&self.settings.borrow());
         let plugin = Plugin::new(index, name, Rc::clone(connection), settings.max_inflight);
         if settings.duplicates == Duplicates::Reject && !self.same(&plugin).is_empty() {
             let text = format!("plugin {:?} is there already", plugin.title());
-            return Err(refuse(code::ALREADY_EXISTS, text));
+            return Err(refuse(Code::ALREADY_EXISTS, text));
         }
         connection.answer(stream, Ok(Vec::new()));
         let text = format!("registered by process {} of user {}, NRI {nri_version:?}", peer.pid, peer.uid);
@@ -297,7 +297,7 @@ impl Dispatcher {
                     false => {
                         smol::future::or(answer, async {
                             dispatcher.host.sleep(request.timeout).await;
-                            refusal(code::DEADLINE_EXCEEDED, "the updates take longer than the call may")
+                            refusal(Code::DEADLINE_EXCEEDED, "the updates take longer than the call may")
                         })
                         .await
                     }
@@ -314,12 +314,12 @@ impl Dispatcher {
 
     async fn requested(&self, plugin: &Plugin, request: &Incoming) -> Result<Vec<u8>, (Status, Vec<u8>)> {
         match request.method.as_str() {
-            REGISTER => refusal(code::FAILED_PRECONDITION, "it is registered already"),
+            REGISTER => refusal(Code::FAILED_PRECONDITION, "it is registered already"),
             "UpdateContainers" => match api::UpdateContainersRequest::decode(&request.payload[..]) {
                 Ok(request) => self.update_containers(plugin, request).await,
-                Err(_) => refusal(code::INTERNAL, "UpdateContainers: the request cannot be decoded"),
+                Err(_) => refusal(Code::INTERNAL, "UpdateContainers: the request cannot be decoded"),
             },
-            other => refusal(code::UNIMPLEMENTED, &format!("unknown method {other:?}")),
+            other => refusal(Code::UNIMPLEMENTED, &format!("unknown method {other:?}")),
         }
     }
 
@@ -348,8 +348,7 @@ impl Dispatcher {
             return Ok(api::UpdateContainersResponse::default().encode_to_vec());
         }
         let ids = failed.iter().map(|update| update.container_id.as_str()).collect::<Vec<_>>().join(", ");
-        let status =
-            Status { code: code::UNKNOWN, message: format!("NRI update of some containers failed: {ids}") };
+        let status = get_status(Code::UNKNOWN, format!("NRI update of some containers failed: {ids}"));
         Err((status, api::UpdateContainersResponse { failed }.encode_to_vec()))
     }
 
@@ -392,8 +391,8 @@ impl Running {
 
 const REGISTER: &str = "RegisterPlugin";
 
-fn refusal(code: i32, text: &str) -> Result<Vec<u8>, (Status, Vec<u8>)> {
-    Err((Status { code, message: text.to_owned() }, Vec::new()))
+fn refusal(code: Code, text: &str) -> Result<Vec<u8>, (Status, Vec<u8>)> {
+    Err((get_status(code, text), Vec::new()))
 }
 
 fn answered(what: &str, outcome: Outcome<Vec<u8>>) -> Result<Vec<u8>, String> {

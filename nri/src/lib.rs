@@ -2,7 +2,7 @@
 //! containers, and change containers before they are created.
 //!
 //! ```text
-//!   Host ─► Dispatcher ─► Section: one event, plugin by plugin ─► Plugin ─► ttrpc ─► mux ─► bytes
+//!   Host ─► Dispatcher ─► Section: one event, plugin by plugin ─► Plugin ─► message (ttrpc) ─► mux ─► bytes
 //!  (pods)       │             │
 //!               │             └── adjust (merge, owners, conflicts) ─► validate
 //!               └── join: register, configure, synchronize
@@ -19,6 +19,7 @@ mod dispatch;
 mod fair;
 mod io;
 mod join;
+mod message;
 mod mux;
 mod plugin;
 mod report;
@@ -26,7 +27,6 @@ mod required;
 mod section;
 mod settings;
 mod synchronize;
-mod ttrpc;
 mod validate;
 
 pub use adjust::{apply_to, is_empty, overlay};

@@ -14,7 +14,7 @@ pub(crate) const RUNTIME: u32 = 2;
 const HEADER_BYTES: usize = 8;
 
 /// The largest payload a Go peer makes: header and data of the largest message.
-pub(crate) const PAYLOAD_BYTES_MAX: usize = super::ttrpc::HEADER_BYTES + super::ttrpc::DATA_BYTES_MAX;
+pub(crate) const PAYLOAD_BYTES_MAX: usize = super::message::HEADER_BYTES + super::message::DATA_BYTES_MAX;
 
 /// The largest message that may be in one frame.
 const WHOLE_BYTES_MAX: usize = 4096;
@@ -74,7 +74,7 @@ impl Reader {
 pub(crate) fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = match message.len() <= WHOLE_BYTES_MAX {
         true => (message, &[][..]),
-        false => message.split_at(super::ttrpc::HEADER_BYTES),
+        false => message.split_at(super::message::HEADER_BYTES),
     };
     let mut frames = Vec::with_capacity(message.len() + 2 * HEADER_BYTES);
     for payload in [first, rest].into_iter().filter(|payload| !payload.is_empty()) {

@@ -9,8 +9,8 @@ use prost::Message;
 use crate::api::{self, Event};
 use crate::connection::{Connection, Outcome};
 use crate::fair::Fair;
+use crate::message::{Code, get_status, has_code};
 use crate::report::Tally;
-use crate::ttrpc::{Status, code};
 
 /// Answers that cannot be decoded, in a row, after which a plugin is disconnected (NRI-R8).
 const UNDECODABLE_MAX: u32 = 3;
@@ -91,7 +91,7 @@ impl Plugin {
             return self.connection.call(STATE_CHANGE, &told.state_change(), limit).await;
         }
         match self.connection.call(method, &told.payload, limit).await {
-            Outcome::Refused(status) if status.code == code::UNIMPLEMENTED && has_legacy(told.event) => {
+            Outcome::Refused(status) if has_code(&status, Code::UNIMPLEMENTED) && has_legacy(told.event) => {
                 self.is_legacy.set(true);
                 // Both attempts share one limit.
                 let left = limit.saturating_sub(begun.elapsed());
@@ -116,8 +116,7 @@ impl Plugin {
         if self.undecodable.get() >= UNDECODABLE_MAX {
             self.connection.close("its answers cannot be decoded");
         }
-        let message = "its answer cannot be decoded".to_owned();
-        Outcome::Refused(Status { code: code::INTERNAL, message })
+        Outcome::Refused(get_status(Code::INTERNAL, "its answer cannot be decoded"))
     }
 
     /// Whether it has been found to be one of before v0.12.

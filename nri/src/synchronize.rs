@@ -9,7 +9,7 @@ use crate::io::Snapshot;
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Largest object: what the envelope and its names need is left free.
-const OBJECT_BYTES_MAX: usize = crate::ttrpc::DATA_BYTES_MAX - 4096;
+const OBJECT_BYTES_MAX: usize = crate::message::DATA_BYTES_MAX - 4096;
 
 /// The messages, pods before containers, `more` on all but the last; there is always one. An object that fits in none
 /// is an error that names it.

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
-use coracle_sandbox::{capability, probe};
+use coracle_sandbox::{capability, probe, umask};
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::error::{Context, Error, Kind};
+use crate::hostpath::HostPaths;
 use crate::image::{self, Images};
 use crate::network::{self, Network};
 use crate::plugins::Plugins;
@@ -73,6 +74,7 @@ impl Daemon {
             view: OnceCell::new(),
             network: Rc::clone(&network),
             images: Rc::clone(&images),
+            host_paths: HostPaths::new(Rc::clone(&workers), &root),
             workers,
             plugins: Rc::clone(&plugins),
             clock: clock::Clock::default(),
@@ -122,6 +124,7 @@ fn prepare_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::DirBuilderExt;
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o711);
+    let _mask = umask::Public::begin();
     builder.create(path).context(|| format!("make directory {}", path.display()))
 }
 

@@ -15,6 +15,7 @@ mod control;
 mod cri;
 mod daemon;
 mod error;
+mod hostpath;
 mod image;
 mod log;
 mod metrics;

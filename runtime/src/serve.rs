@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::rank;
+use coracle_sandbox::{rank, umask};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
@@ -30,6 +30,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
         }
     };
     log::set_level(config.log_level);
+    umask::keep_private();
     raise_descriptor_limit();
     if let Err(error) = rank::take_short_turns() {
         log::warn!("answers wait while other programs compute"; error = error);
@@ -91,7 +92,13 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     notifier.tell(STOPPING);
     // Streams of events have no end of their own, and would be waited for.
     daemon.pods.end_listening();
-    let cut_off = server.drain(DRAIN).await;
+    // Operations whose clients have gone are under way without a call. What does not end is taken up by the next
+    // daemon, as after a crash.
+    let operations = reactor::deadline(DRAIN, daemon.pods.operations.none_left());
+    let (cut_off, ended) = smol::future::zip(server.drain(DRAIN), operations).await;
+    if ended.is_err() {
+        log::warn!("operations of pods are cut off");
+    }
     daemon.plugins.stop().await;
     if let Err(error) = daemon.pods.release_cgroup_parent() {
         log::warn!("the cgroup of all pods stays"; error = error);

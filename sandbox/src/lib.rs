@@ -6,10 +6,11 @@
 //!                   (pure)            (pure)                                   │ joins
 //!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
+//!   paths that may not answer ───────────────► hostpath
 //!   what monitors see of the host's files ───► view
 //!   links, addresses, routes, nftables ──────► netlink
 //!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
-//!   whose turn it is ────────────────────────► rank
+//!   whose turn it is ────────────────────────► rank          modes of new files ─► umask
 //! ```
 //! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
 //! gRPC or plugins. Kernel objects are named by their callers, before they are made.
@@ -22,6 +23,7 @@ mod mountinfo;
 pub mod capability;
 pub mod cgroup;
 pub mod device;
+pub mod hostpath;
 pub mod identity;
 pub mod jail;
 pub mod lsm;
@@ -32,6 +34,7 @@ pub mod plan;
 pub mod probe;
 pub mod rank;
 pub mod seccomp;
+pub mod umask;
 pub mod userns;
 pub mod view;
 

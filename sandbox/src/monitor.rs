@@ -176,8 +176,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
         Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
         Err(error) => {
             // It has ended or ends now; a file that names it would be wrong from here on.
-            let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
-            let _ = process::wait(pid);
+            userns::end(pid, &pidfd);
             let _ = fs::remove_file(spawn.directory.join(PID_FILE));
             Err(error)
         }

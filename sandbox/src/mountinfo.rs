@@ -39,6 +39,14 @@ pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     })
 }
 
+/// The type of the mount with this number.
+pub(crate) fn kind_of(text: &str, mount: u64) -> Option<&str> {
+    let line = text
+        .lines()
+        .find(|line| line.split_once(' ').is_some_and(|(number, _)| number.parse() == Ok(mount)))?;
+    line.split_once(" - ")?.1.split(' ').next()
+}
+
 /// Spaces, tabs, newlines and backslashes come as `\` and three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
@@ -82,6 +90,8 @@ mod tests {
             super_options: "rw",
         };
         assert_eq!(found, [first, second]);
+        assert_eq!((kind_of(text, 36), kind_of(text, 37)), (Some("ext4"), Some("tmpfs")));
+        assert_eq!((kind_of(text, 3), kind_of(text, 1)), (None, None));
     }
 
     #[test]

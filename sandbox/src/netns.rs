@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{FsType, statfs};
 
-use crate::Error;
+use crate::{Error, umask};
 
 /// What statfs(2) says of a namespace file (include/uapi/linux/magic.h).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
@@ -23,6 +23,8 @@ const NSFS_MAGIC: i64 = 0x6e73_6673;
 /// [`Error::Kernel`]; nothing is mounted then, and [`unpin`] removes the file.
 pub fn pin(pid: u32, path: &Path) -> Result<(), Error> {
     unpin(path)?;
+    // As ip-netns(8) makes them: every user may list the names.
+    let _mask = umask::Public::begin();
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(|error| Error::io("make directory", parent.display(), &error))?;
     }

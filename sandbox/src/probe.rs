@@ -63,7 +63,7 @@ pub fn needs(config: Option<String>) -> Result<Vec<Need>, Error> {
 /// # Errors
 /// [`Error::Kernel`] where the kernel does not tell its version.
 pub fn has_recursive_read_only() -> Result<bool, Error> {
-    Ok(version(&release()?) >= (5, 12))
+    Ok(kernel_version(&release()?) >= (5, 12))
 }
 
 /// Whether pods can have user namespaces of their own, with layers in `layers`: `Err` says what is missing.
@@ -73,7 +73,7 @@ pub fn has_recursive_read_only() -> Result<bool, Error> {
 pub fn user_namespaces(layers: &Path) -> Result<(), String> {
     let release = release().map_err(|error| error.to_string())?;
     // Before, an overlay takes no layer whose owners are mapped.
-    if version(&release) < (5, 19) {
+    if kernel_version(&release) < (5, 19) {
         return Err("they need Linux 5.19".to_owned());
     }
     userns::check(layers).map_err(|error| error.to_string())
@@ -222,7 +222,7 @@ impl Kernel {
         let release = release()?;
         let listed = |list: &str| text(&format!("/lib/modules/{release}/modules.{list}"));
         Ok(Self {
-            version: version(&release),
+            version: kernel_version(&release),
             filesystems: text("/proc/filesystems"),
             cgroups: Cgroups::probe().ok(),
             modules: listed("builtin") + &listed("dep"),
@@ -287,7 +287,7 @@ impl Kernel {
 }
 
 /// `6.1.0-18-arm64` → (6, 1); what is not a version is older than everything.
-fn version(release: &str) -> (u32, u32) {
+pub(crate) fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers =
         release.split(|character: char| !character.is_ascii_digit()).map(|part| part.parse().ok());
     (numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0))
@@ -334,7 +334,7 @@ mod tests {
             ("99999999999.1", (0, 1)),
         ];
         for (release, expected) in table {
-            assert_eq!(version(release), expected, "{release}");
+            assert_eq!(kernel_version(release), expected, "{release}");
         }
     }
 

@@ -139,7 +139,8 @@ impl Drop for Owner {
     }
 }
 
-fn end(pid: i32, pidfd: &Fd) {
+/// Ends a child of this process and reaps it.
+pub(crate) fn end(pid: i32, pidfd: &Fd) {
     let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
     let _ = process::wait(pid);
 }

@@ -20,7 +20,7 @@ use coracle_sys::{self as sys, Fd, FdRef, mount};
 use coracle_wire::SHARED_PROC;
 use nix::errno::Errno;
 
-use crate::Error;
+use crate::{Error, umask, userns};
 
 /// What every monitor needs: its own cgroup, the sysctls and attributes of processes, /dev/null, the host's shared memory for
 /// pods that share its IPC namespace. The whole of sysfs, because a user namespace may mount one only where one is in view
@@ -84,8 +84,7 @@ impl View {
             let path = format!("/proc/{pid}/ns/mnt");
             fs::File::open(&path).map_err(|error| Error::io("open", &path, &error))
         });
-        let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
-        let _ = process::wait(pid);
+        userns::end(pid, &pidfd);
         drop(release);
         Ok(Self { namespace: Fd::from(OwnedFd::from(made?)) })
     }
@@ -150,6 +149,8 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     mount::unmount(c".", mount::MNT_DETACH).map_err(root)?;
     sys::fs::change_directory_to(c"/").map_err(root)?;
     sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
+    // Monitors of user namespaces pass through them as other users.
+    let _mask = umask::Public::begin();
     for (index, part, tree) in trees {
         let errno =
             |error: std::io::Error| (index, sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0)));

@@ -2,6 +2,8 @@
 //! `monitor.rs` beside it needs: root, busybox-static, a built `coracle-pod`.
 #![forbid(unsafe_code)]
 
+mod verify;
+
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -4,6 +4,7 @@
 
 mod crash;
 mod disk;
+mod hang;
 mod images;
 mod records;
 mod vanish;

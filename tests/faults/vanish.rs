@@ -1,11 +1,15 @@
-//! Clients that vanish in the middle of RunPodSandbox: the pod ends whole and the retry gets its id, or wholly undone.
+//! Clients that vanish in the middle of a call: what they asked for ends whole, or wholly undone, and lists tell which.
 
 use std::time::Duration;
 
-use coracle_tests::cri::proto::ListPodSandboxRequest;
+use coracle_tests::cri::proto::{
+    ContainerState, ListPodSandboxRequest, RemoveContainerRequest, RemovePodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+};
 use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::request::{bridge_pod, run};
+use coracle_tests::request::{bridge_pod, container, run};
+use coracle_tests::stage::Stage;
 
 /// After how much time the client hangs up, in microseconds: before, during and after everything a pod needs.
 const PATIENCE_MICROSECONDS: [u64; 12] =
@@ -42,5 +46,113 @@ fn a_pod_nobody_asked_for_again_can_be_found_and_removed() {
         !pods.is_empty() || node.rests().is_empty()
     };
     host::wait_until("it is one or the other", settled);
+    node.stop();
+}
+
+/// How many starts lose their client, and when: 0.2 to 6 ms after the request.
+const STARTS: u64 = 50;
+
+fn patience(number: u64) -> Duration {
+    Duration::from_micros(200 + number * 5800 / STARTS)
+}
+
+/// A start goes on without its client. Where it was cancelled with the call, most containers ran and were listed as
+/// created, StopContainer did not end them, and the retry of StartContainer killed them.
+#[test]
+fn a_start_whose_client_vanishes_is_listed_as_it_is() {
+    let stage = Stage::set();
+    let node = &stage.node;
+    let mut ran = 0;
+    for number in 0..STARTS {
+        let config = stage.config(&format!("gone{number}"), &["sleep", "forever"]);
+        let id = stage.create(&config);
+        let request = StartContainerRequest { container_id: id.clone() };
+        let asked = request.clone();
+        node.another().vanish(patience(number), |mut client| async move {
+            client.start_container(asked).await.map(drop)
+        });
+        // A retry joins the start that is under way, or is told that it has started.
+        match node.start_container(request) {
+            Ok(_) => {}
+            Err(refused) => {
+                assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{number}: {refused}");
+                assert!(refused.message().contains("CONTAINER_RUNNING"), "{number}: {refused}");
+            }
+        }
+        assert_eq!(node.container(&id).state(), ContainerState::ContainerRunning, "{number}");
+        let pid = node.container_pid(&id);
+        assert!(pid > 0 && host::is_alive(pid), "{number}: process {pid} of a running container");
+        ran += 1;
+        node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
+        assert!(!host::is_alive(pid), "{number}: StopContainer ends it");
+        node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
+    }
+    assert_eq!(ran, STARTS);
+    stage.node.stop();
+}
+
+/// The same without a retry: what is listed settles to what is so.
+#[test]
+fn what_clients_left_behind_settles_to_the_truth() {
+    let stage = Stage::set();
+    let node = &stage.node;
+    for number in 0..STARTS {
+        let config = stage.config(&format!("gone{number}"), &["sleep", "forever"]);
+        let id = stage.create(&config);
+        let asked = StartContainerRequest { container_id: id.clone() };
+        node.another().vanish(patience(number), |mut client| async move {
+            client.start_container(asked).await.map(drop)
+        });
+        let named = format!("containers/{id}");
+        let lives = || {
+            let monitor = node.monitors()[0].pid;
+            host::children(monitor).into_iter().any(host::is_alive)
+        };
+        host::wait_until(&format!("{number}: {named} is listed as it is"), || {
+            let state = node.container(&id).state();
+            // A request that never arrived leaves it created.
+            (state == ContainerState::ContainerRunning && lives())
+                || (state == ContainerState::ContainerCreated && !lives())
+        });
+        std::thread::sleep(Duration::from_millis(20)); // what is under way would show by now
+        let is_running = node.container(&id).state() == ContainerState::ContainerRunning;
+        assert_eq!(is_running, lives(), "{number}");
+        // Of stop and remove, too, each ends without its client.
+        let asked = StopContainerRequest { container_id: id.clone(), timeout: 0 };
+        node.another().vanish(patience(number), |mut client| async move {
+            client.stop_container(asked).await.map(drop)
+        });
+        let asked = RemoveContainerRequest { container_id: id.clone() };
+        node.another().vanish(patience(number), |mut client| async move {
+            client.remove_container(asked).await.map(drop)
+        });
+        node.remove_container(RemoveContainerRequest { container_id: id.clone() }).expect("the retry");
+        assert!(!lives(), "{number}: nothing of it is left");
+    }
+    stage.node.stop();
+}
+
+/// Pods, too: stop and remove go on, and the retry finds what is left to do.
+#[test]
+fn pods_whose_clients_vanish_while_they_go_are_gone() {
+    let node = Node::with_bridge();
+    let image = node.import_probe();
+    for number in (0..STARTS).step_by(5) {
+        let pod = bridge_pod(&format!("going{number}"));
+        let id = node.run_pod(&pod);
+        node.run_container(&id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+        let asked = StopPodSandboxRequest { pod_sandbox_id: id.clone() };
+        node.another().vanish(patience(number), |mut client| async move {
+            client.stop_pod_sandbox(asked).await.map(drop)
+        });
+        let asked = RemovePodSandboxRequest { pod_sandbox_id: id.clone() };
+        node.another().vanish(patience(number), |mut client| async move {
+            client.remove_pod_sandbox(asked).await.map(drop)
+        });
+        let retry = RemovePodSandboxRequest { pod_sandbox_id: id };
+        node.remove_pod_sandbox(retry).expect("the retry");
+        assert!(node.monitors().is_empty(), "{number}");
+        host::wait_until("nothing of it is left", || node.rests().is_empty());
+    }
     node.stop();
 }

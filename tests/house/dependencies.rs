@@ -27,10 +27,13 @@ const FORBIDDEN: [&str; 9] = [
     "zbus",
     "signal-hook",
     "threadpool",
-    "crossbeam-channel",
+    "cgroups-rs",
     "actix-rt",
     "rustls",
 ];
+
+/// Crates of the daemon and of what it starts for each pod: cgroups-rs and its zbus are the worker's alone.
+const LEAN: [&str; 3] = ["coracle", "coracle-sandbox", "coracle-pod"];
 
 fn cargo(arguments: &[&str]) -> String {
     let output =
@@ -58,25 +61,53 @@ fn arrows_point_one_way() {
     }
 }
 
+/// Every crate that is linked into `package`, with its features.
+fn linked(package: &str) -> Vec<(String, Vec<String>)> {
+    let tree =
+        cargo(&["tree", "-p", package, "-e", "normal", "--prefix", "none", "-f", "{p}|{f}", "--offline"]);
+    tree.lines()
+        .map(|line| {
+            let (package, features) = line.split_once('|').unwrap_or((line, ""));
+            let name = package.split(' ').next().unwrap_or_default().to_owned();
+            (name, features.trim_end_matches(" (*)").split(',').map(str::to_owned).collect())
+        })
+        .collect()
+}
+
 #[test]
 fn the_daemons_tree_has_no_runtime_and_no_thread_crate() {
-    let tree =
-        cargo(&["tree", "-p", "coracle", "-e", "normal", "--prefix", "none", "-f", "{p}|{f}", "--offline"]);
-    for line in tree.lines() {
-        let (package, features) = line.split_once('|').unwrap_or((line, ""));
-        let name = package.split(' ').next().unwrap_or_default();
-        assert!(
-            !FORBIDDEN.contains(&name),
-            "{name} is in the daemon's tree; `cargo tree -p coracle -i {name}`"
-        );
-        if name == "tokio" {
-            for feature in features.trim_end_matches(" (*)").split(',') {
-                let is_runtime = feature.starts_with("rt")
-                    || matches!(feature, "net" | "process" | "signal" | "time" | "full");
-                assert!(!is_runtime, "tokio's `{feature}` is on in the daemon");
-            }
+    for package in LEAN {
+        for (name, features) in linked(package) {
+            assert!(
+                !FORBIDDEN.contains(&name.as_str()),
+                "{name} is in the tree of {package}; `cargo tree -p {package} -i {name}`"
+            );
+            let is_allowed = |feature: &str| match name.as_str() {
+                "tokio" => {
+                    !feature.starts_with("rt")
+                        && !matches!(feature, "net" | "process" | "signal" | "time" | "full")
+                }
+                // Its client and server: `sync` starts threads over crossbeam's channels, `async` wants tokio.
+                "ttrpc" => matches!(feature, "rustprotobuf"),
+                _ => true,
+            };
+            let wrong = features.iter().find(|feature| !is_allowed(feature));
+            assert!(wrong.is_none(), "{name}'s feature {wrong:?} is on in {package}");
         }
     }
+}
+
+/// ttrpc depends on crossbeam for its `sync` client and server, which are off: nothing of it is linked. Whoever else names it
+/// would use it.
+#[test]
+fn crossbeam_is_there_for_ttrpc_alone() {
+    let tree =
+        cargo(&["tree", "-p", "coracle", "-e", "normal", "--prefix", "none", "-i", "crossbeam", "--offline"]);
+    let users = tree.lines().nth(1).unwrap_or_default();
+    assert!(users.starts_with("ttrpc "), "{tree}");
+    let others: Vec<_> =
+        tree.lines().filter(|line| line.starts_with("coracle") || line.starts_with("ttrpc")).collect();
+    assert_eq!(others.len() + 1, tree.lines().count(), "{tree}");
 }
 
 /// smol brings crates that start threads when they are used; clippy.toml forbids their doors, and the sources must not

@@ -1,9 +1,11 @@
 //! The house itself: who may depend on whom, who may use unsafe, what a file must begin with, what must not grow. Needs no
-//! root and no daemon, so `make check` runs it too.
+//! root and no daemon, so `make check` runs it too; `calls` wants what `tests/tools/install calls` unpacks.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod dependencies;
 mod fields;
+mod promises;
 mod rules;
 mod sources;
 

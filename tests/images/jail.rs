@@ -33,16 +33,27 @@ fn inmate(node: &Node, words: &str) -> Option<i32> {
     (host::proc_value(pid, "status", "Seccomp_filters") >= Some(2)).then_some(pid)
 }
 
-fn assert_shut_in(node: &Node, pid: i32) {
+/// What both kinds of children have: nothing but what is asserted here is theirs.
+fn assert_shut_in(node: &Node, pid: i32, capabilities: u64) {
     let value = |key| host::proc_value(pid, "status", key);
     assert_eq!((value("Seccomp"), value("NoNewPrivs"), value("Threads")), (Some(2), Some(1), Some(1)));
     for key in ["CapEff:", "CapPrm:", "CapBnd:"] {
-        assert_eq!(hexadecimal(pid, key), UNPACK, "{key}");
+        assert_eq!(hexadecimal(pid, key), capabilities, "{key}");
     }
     assert_eq!(hexadecimal(pid, "CapInh:") | hexadecimal(pid, "CapAmb:"), 0);
-    for kind in ["mnt", "net", "ipc", "uts"] {
+    for kind in ["pid", "mnt", "net", "ipc", "uts", "cgroup"] {
         assert_ne!(host::namespace(pid, kind), host::namespace(node.pid(), kind), "{kind}");
     }
+    // Its own number in the innermost namespace: no process of the node has one there, so it can signal none.
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("NSpid");
+    assert_eq!(numbers.split_whitespace().last(), Some("1"), "{numbers}");
+    let environment = fs::read(format!("/proc/{pid}/environ")).expect("its environment");
+    assert!(environment.is_empty(), "{environment:?}");
+}
+
+/// One directory is all it sees.
+fn assert_sees_one_directory(pid: i32) {
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
     assert_eq!(mounts.lines().count(), 1, "one directory and nothing else: {mounts}");
     let fields: Vec<&str> = mounts.split(' ').collect();
@@ -55,6 +66,59 @@ fn assert_shut_in(node: &Node, pid: i32) {
         let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
         let target = fs::read_link(entry.path()).unwrap_or_default();
         assert!(number < 3 || target.starts_with("/"), "inherited: {number}: {target:?}");
+    }
+}
+
+/// An empty, read-only root, its input, and pipes.
+fn assert_sees_nothing(pid: i32) {
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
+    assert_eq!(mounts.lines().count(), 1, "nothing else: {mounts}");
+    assert!(
+        mounts.contains(" - tmpfs ") && mounts.split(' ').nth(5).is_some_and(|flags| flags.starts_with("ro"))
+    );
+    assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).expect("its root").count(), 0);
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
+        let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        assert!(number < 3 || target.to_string_lossy().starts_with("pipe:"), "{number}: {target:?}");
+    }
+}
+
+/// Holds a process while it is looked at; one that ended first is none.
+fn hold(pid: i32) -> Option<i32> {
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).ok()?;
+    let is_there = fs::read_to_string(format!("/proc/{pid}/mountinfo")).is_ok_and(|text| !text.is_empty());
+    is_there.then_some(pid)
+}
+
+/// Outside of a PID namespace of its own, and without the rights to make its jail, the reader of archives says what it lacks
+/// and reads nothing. On 8e6441f it wrote "jail: it goes on without" and unpacked the layer.
+#[test]
+fn a_jail_that_is_not_whole_reads_nothing() {
+    let folder = std::env::temp_dir().join(format!("coracle-jail-{}", std::process::id()));
+    let layer = Layer::new(&[coracle_tests::layer::Entry::file("taken", b"x")], Compression::Plain);
+    for user in [0, 65534] {
+        fs::create_dir_all(&folder).expect("a folder");
+        std::os::unix::fs::chown(&folder, Some(user), Some(user)).expect("its owner");
+        let archive = folder.join("layer.tar");
+        fs::write(&archive, &layer.blob).expect("an archive");
+        // A copy: nobody else may look into the folder of the programs.
+        let program = folder.join("coracle-worker");
+        fs::copy(binaries().join("coracle-worker"), &program).expect("the program");
+        // In a mount namespace of ours, for a worker that takes the folder for its root.
+        let output = Command::new("unshare")
+            .args(["--mount", "--", "setpriv", "--clear-groups"])
+            .args([format!("--reuid={user}"), format!("--regid={user}")])
+            .arg(&program)
+            .args(["inmate", "unpack", "1000000", "100"])
+            .current_dir(&folder)
+            .stdin(fs::File::open(&archive).expect("the archive"))
+            .output()
+            .expect("unshare and setpriv of util-linux");
+        assert!(!folder.join("taken").exists(), "user {user}: it was unpacked outside of a jail");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("jail: ") && said.contains("PID namespace"), "user {user}: {said:?}");
+        fs::remove_dir_all(&folder).expect("ours");
     }
 }
 
@@ -76,7 +140,11 @@ fn who_reads_an_archive_sees_one_directory_and_may_do_little() {
     let mut writer = fs::File::options().write(true).open(&pipe).expect("somebody reads it");
     writer.write_all(&archive[..archive.len() / 2]).expect("half of it");
     let pid = wait_for("its reader is shut in", || inmate(&node, "inmate spool"));
-    assert_shut_in(&node, pid);
+    assert_shut_in(&node, pid, UNPACK);
+    assert_sees_one_directory(pid);
+    let pid = wait_for("its decompressor is shut in", || inmate(&node, "inmate decompress"));
+    assert_shut_in(&node, pid, 0);
+    assert_sees_nothing(pid);
     // Its worker has what the store needs, and no network.
     let worker = node.workers().first().expect("it runs").pid;
     assert_eq!(host::proc_value(worker, "status", "NoNewPrivs"), Some(1));
@@ -109,16 +177,16 @@ fn who_unpacks_a_layer_sees_that_layer_only() {
         .stdout(Stdio::null())
         .spawn()
         .expect("the program runs");
-    let pid = wait_for("a layer is being unpacked", || {
-        let pid = inmate(&node, "inmate unpack")?;
-        // Held while it is looked at; one that ended first is none.
-        kill(Pid::from_raw(pid), Signal::SIGSTOP).ok()?;
-        let is_there =
-            fs::read_to_string(format!("/proc/{pid}/mountinfo")).is_ok_and(|text| !text.is_empty());
-        is_there.then_some(pid)
-    });
-    assert_shut_in(&node, pid);
-    kill(Pid::from_raw(pid), Signal::SIGCONT).expect("it is there");
+    let unpacks = wait_for("a layer is being unpacked", || hold(inmate(&node, "inmate unpack")?));
+    // It cannot get far: who writes to the pipe waits for who reads it.
+    let decompresses = wait_for("and decompressed", || hold(inmate(&node, "inmate decompress")?));
+    assert_shut_in(&node, unpacks, UNPACK);
+    assert_sees_one_directory(unpacks);
+    assert_shut_in(&node, decompresses, 0);
+    assert_sees_nothing(decompresses);
+    for pid in [unpacks, decompresses] {
+        kill(Pid::from_raw(pid), Signal::SIGCONT).expect("it is there");
+    }
     assert!(import.wait().expect("it ends").success());
     assert!(find(&node, "localhost/big:1").is_some());
     wait_until("nobody is left", || inmate(&node, "inmate").is_none());

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bundles;
+mod credentials;
 mod faults;
 mod formats;
 mod hostile;

@@ -11,6 +11,8 @@ mod inside;
 mod limits;
 mod logs;
 mod metrics;
+mod modes;
+mod mount_plan;
 mod namespaces;
 mod old_monitors;
 mod pid_namespaces;

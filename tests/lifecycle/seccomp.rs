@@ -49,7 +49,7 @@ fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
     let text = r#"{
         "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
         "syscalls": [
-            {"names": ["getcwd"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95},
+            {"names": ["getcwd", "getcvd"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95},
             {"names": ["tkill"], "action": "SCMP_ACT_ERRNO", "errnoRet": 28,
              "args": [{"index": 1, "value": 10, "op": "SCMP_CMP_EQ"}]}
         ]}"#;
@@ -57,6 +57,11 @@ fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
     let mut config = stage.config("local", &["sleep", "forever"]);
     ask(&mut config, ProfileType::Localhost, &path.display().to_string());
     let container = stage.run(&config);
+    // A name that is no call is reported. Before, the rule was dropped without a word.
+    let log = stage.node.log();
+    let line = log.lines().find(|line| line.contains("unknown calls")).unwrap_or_default();
+    assert!(line.contains("level=warn") && line.contains("calls=getcvd"), "{line}");
+    assert!(line.contains(&path.display().to_string()), "{line}");
     fs::remove_file(&path).expect("the profile is ours");
     let said = exec(&stage, &container, &["see", "place"]);
     assert!(said.contains("os error 95"), "the filter is the container's, not the file's: {said}");

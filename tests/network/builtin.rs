@@ -464,3 +464,58 @@ fn an_address_is_its_next_pods_at_once() {
     assert_eq!(reached(&namespace), [true; 2]);
     node.stop();
 }
+
+/// Finding 11 in docs/security.md (CVE-2020-8558): a port of the node sets `route_localnet`, and then every pod that may make
+/// packets of its own reached services on the node's loopback. The pod's own kernel is told to send such packets by its
+/// link, which puts the same on the wire as a packet socket does. Before, a datagram was heard and answered (to see that on
+/// a machine where this has run, empty the chain first: `nft flush chain ip coracle guard`).
+#[test]
+fn pods_do_not_reach_the_nodes_loopback() {
+    for is_point_to_point in [false, true] {
+        let case = Case {
+            main: if is_point_to_point {
+                json!({ "ipMasq": true })
+            } else {
+                json!({ "isGateway": true, "ipMasq": true })
+            },
+            is_point_to_point,
+            ipam: ONE_SUBNET,
+            portmap: Some(json!({ "snat": true })),
+            port: TCP,
+            ..Case::default()
+        };
+        let node = node(&case, true);
+        let (configs, port) = pods(&node, &case);
+        let ids: Vec<_> = configs.iter().map(|pod| node.run_pod(pod)).collect();
+        let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
+        let by_the_link = |name: &str| {
+            scene::inside(name, || {
+                for key in ["all", "eth0"] {
+                    let path = format!("/proc/sys/net/ipv4/conf/{key}/route_localnet");
+                    fs::write(path, "1").expect("the namespace's own setting");
+                }
+            });
+            let route = scene::run("ip", &["-n", name, "route", "show", "default"]);
+            let gateway = route.split(' ').nth(2).expect("default via GATEWAY").to_owned();
+            scene::run("ip", &["-n", name, "route", "del", "local", "127.0.0.0/8", "table", "local"]);
+            scene::run("ip", &["-n", name, "route", "del", "local", "127.0.0.1", "table", "local"]);
+            scene::run("ip", &["-n", name, "route", "add", "127.0.0.1/32", "via", &gateway, "dev", "eth0"]);
+        };
+        names.iter().for_each(|name| by_the_link(name));
+        let of_the_node = free_address().port();
+        let at = SocketAddr::from(([127, 0, 0, 1], of_the_node));
+        for name in &names {
+            assert_eq!(scene::seen("", of_the_node, name, at), None, "TCP, {is_point_to_point}");
+            assert_eq!(scene::seen_by_udp("", of_the_node, name, at), None, "UDP, {is_point_to_point}");
+        }
+        // The node itself has its loopback, and the pod's port on it.
+        assert!(scene::seen("", of_the_node, "", at).is_some());
+        let published = SocketAddr::from(([127, 0, 0, 1], port));
+        assert!(scene::seen(&names[0], 80, "", published).is_some(), "{is_point_to_point}");
+        // The bridge's setting outlives the pod, and so does the guard.
+        node.remove_pod(&ids[0]);
+        assert_eq!(scene::seen("", of_the_node, &names[1], at), None, "after the pod with the port");
+        node.remove_pod(&ids[1]);
+        node.stop();
+    }
+}

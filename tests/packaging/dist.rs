@@ -64,8 +64,8 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
         "usr/bin/coracle",
         "usr/bin/coracle-worker",
         "usr/bin/coracle-pod",
-        "etc/coracle/config.toml",
-        "lib/systemd/system/coracle.service",
+        "usr/share/coracle/config.toml",
+        "usr/lib/systemd/system/coracle.service",
         "usr/lib/tmpfiles.d/coracle.conf",
         "usr/share/coracle/openrc/coracle.initd",
         "usr/share/man/man1/coracle.1.gz",
@@ -77,4 +77,42 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
     ] {
         assert!(listed.lines().any(|line| line.ends_with(&format!("/{path}"))), "no {path}:\n{listed}");
     }
+}
+
+/// `tar -C / --strip-components=1 -xzf` as packaging/README.md says it, in a chroot whose /bin and /lib are links into /usr and
+/// which has a configuration of its own. An archive with an entry `lib/` replaced the link /lib by a directory, after which no
+/// dynamically linked program of the chroot started.
+#[test]
+fn an_archive_unpacked_on_a_usr_merged_root_keeps_links_modes_and_configuration() {
+    coracle_tests::host::require_root();
+    let folder = Folder::new("usr-merged");
+    let out = folder.path().join("out");
+    release(&out, &stand_ins(&folder, "programs", 0o755), EPOCH);
+    let archive = files(&out).into_keys().find(|name| name.ends_with(".tar.gz")).expect("an archive");
+    let script = r##"
+set -eu
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+root=$1/root
+mkdir -p "$root/etc/coracle"
+echo "# mine" >"$root/etc/coracle/config.toml"
+chmod 0700 "$root/etc/coracle"
+cp "$2" "$root/tmp/archive.tar.gz"
+state() { (cd "$root" && stat --format "%n %F %a %Y" /dev/null bin lib sbin etc etc/coracle usr usr/bin usr/lib usr/share); }
+state >"$1/before"
+chroot "$root" tar -C / --strip-components=1 -xzf /tmp/archive.tar.gz
+state >"$1/after"
+# New files change the time of the directories that they are in, and nothing else.
+diff <(sed "s/ [0-9]*$//" "$1/before") <(sed "s/ [0-9]*$//" "$1/after")
+chroot "$root" ls /usr/bin/coracle /usr/lib/systemd/system/coracle.service
+grep -x "# mine" "$root/etc/coracle/config.toml"
+"##;
+    let place = folder.path().join("root");
+    fs::create_dir(&place).expect("a folder");
+    let output = run(Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-c", script, "bash"])
+        .arg(&place)
+        .arg(out.join(archive)));
+    assert!(output.status.success(), "{}", said(&output));
 }

@@ -170,6 +170,18 @@ impl Cri {
         answer.ok().map(|answer| answer.map(|answer| answer.into_inner()))
     }
 
+    /// Connects, makes a call, and closes the connection after `patience`, answered or not; `Some` when the answer was
+    /// quicker. As with [`Cri::abandon`], the daemon is told no deadline.
+    pub fn vanish<T, F: Future<Output = T>>(
+        self,
+        patience: Duration,
+        call: impl FnOnce(RuntimeServiceClient<Channel>) -> F,
+    ) -> Option<T> {
+        self.version(proto::VersionRequest::default()).expect("the daemon answers");
+        let client = self.pods.clone();
+        self.runtime.block_on(async move { tokio::time::timeout(patience, call(client)).await.ok() })
+    }
+
     /// Listens for events while `act` runs, until `count` have come; they, or why there are no more. Reads nothing before
     /// `act` is done.
     pub fn events_during(

@@ -17,6 +17,7 @@ pub mod host;
 pub mod http;
 pub mod image;
 pub mod layer;
+pub mod mute_fs;
 pub mod nginx;
 pub mod node;
 pub mod nri;

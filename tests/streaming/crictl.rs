@@ -215,6 +215,18 @@ fn exec_over_tls() {
         writing.join().expect("the writer ends").unwrap_or_else(|error| panic!("{error}: {said}"));
         assert!(output.stdout == text.as_bytes(), "{transport}: {} bytes: {said}", output.stdout.len());
     }
+    // Who says nothing gets no process; who says half a word has it for a few seconds.
+    let address = {
+        let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
+        url.trim_start_matches("https://").split('/').next().expect("an address").to_owned()
+    };
+    let mut idle: Vec<_> =
+        (0..100).map(|_| std::net::TcpStream::connect(&address).expect("a connection")).collect();
+    assert_eq!(stage.node.workers().len(), 0, "a process for nothing");
+    idle.last_mut().expect("a hundred").write_all(&[0x16]).expect("a byte");
+    wait_until("a process for one client", || stage.node.workers().len() == 1);
+    wait_until("it is gone with its client's time", || stage.node.workers().is_empty());
+    drop(idle);
     // Who does not speak TLS gets no further.
     let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
     let plain = url.replace("https://", "http://");

@@ -11,6 +11,7 @@ mod cdi;
 mod cni;
 mod credentials;
 mod hook;
+mod host;
 mod image;
 mod message;
 mod registries;
@@ -20,6 +21,7 @@ pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::Credentials;
 pub use hook::{Hook, HookJob, Hooks};
+pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
     CheckJob, ExportJob, ExportedImage, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob,
 };
@@ -84,6 +86,8 @@ pub enum Job {
         /// Absolute paths; a missing one uses nothing.
         paths: Vec<std::path::PathBuf>,
     },
+    /// Look at a path of the node that may not answer.
+    LookAtHost(HostQuestion),
 }
 
 /// What a tree uses of the disk.
@@ -136,6 +140,8 @@ pub enum Outcome {
     Cdi(ContainerEdits),
     /// One for each tree, in order.
     Measured(Vec<TreeUsage>),
+    /// What is known of the path.
+    Looked(HostAnswer),
 }
 
 /// Why a job failed, as far as the daemon's answer depends on it.

@@ -11,12 +11,13 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_sandbox::hostpath;
 use serde::{Deserialize, Serialize};
 use smol::channel::{Receiver, Sender};
 
@@ -268,12 +269,8 @@ fn signature(path: &str) -> Option<Signature> {
 }
 
 fn read_list(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    fs::File::open(path)?.take(LIST_BYTES_MAX + 1).read_to_string(&mut text)?;
-    match text.len() as u64 > LIST_BYTES_MAX {
-        true => Err(io::Error::other(format!("longer than {LIST_BYTES_MAX} bytes"))),
-        false => Ok(text),
-    }
+    let bytes = hostpath::read(path, LIST_BYTES_MAX).map_err(|error| io::Error::other(error.to_string()))?;
+    String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Why a file is left alone until it changes, or for a while.

@@ -12,7 +12,7 @@ use prost::Message;
 use super::limits;
 use crate::error::{Error, Kind};
 use crate::pod::spec::{ContainerPid, PodPid};
-use crate::pod::{Pod, Pods, Resolved, bind_source};
+use crate::pod::{Pod, Pods, Resolved, compile_filter};
 
 /// Where the kernel's cache and bandwidth allocation is mounted.
 const RESCTRL: &str = "/sys/fs/resctrl";
@@ -60,7 +60,7 @@ pub(super) async fn adjustment(
         rlimit(limit, resolved)?;
     }
     for mount in &asked.mounts {
-        self::mount(mount, resolved)?;
+        self::mount(pods, mount, resolved).await?;
     }
     if let Some(asked) = &asked.linux {
         linux(pods, pod, asked, resolved)?;
@@ -136,7 +136,7 @@ fn rlimit(asked: &api::PosixRlimit, resolved: &mut Resolved) -> Result<(), Error
     Ok(())
 }
 
-fn mount(asked: &api::Mount, resolved: &mut Resolved) -> Result<(), Error> {
+async fn mount(pods: &Pods, asked: &api::Mount, resolved: &mut Resolved) -> Result<(), Error> {
     let plan = &mut resolved.plan;
     let is_removal = asked.destination.starts_with('-');
     let target = clean(asked.destination.strip_prefix('-').unwrap_or(&asked.destination));
@@ -180,7 +180,7 @@ fn mount(asked: &api::Mount, resolved: &mut Resolved) -> Result<(), Error> {
         }
     }
     planned.source = match is_bind {
-        true if options.is_empty() => bind_source(&asked.source, planned.propagation)?,
+        true if options.is_empty() => pods.bind_source(&asked.source, planned.propagation).await?,
         true => return refused(format!("mount {}: options {options:?} of a bind mount", asked.destination)),
         false => plan::Source::Fresh { kind: fresh(&asked.r#type, &asked.destination)?, options },
     };
@@ -357,7 +357,8 @@ fn filter(asked: &api::LinuxSeccomp, resolved: &Resolved) -> Result<plan::Seccom
     });
     let bounding = resolved.record.process.capabilities.bounding;
     let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
-    Ok(seccomp::compile(&seccomp::parse(profile.to_string().as_bytes(), bounding, &release)?)?)
+    let profile = seccomp::parse(profile.to_string().as_bytes(), bounding, &release)?;
+    compile_filter("adjusted by an NRI plugin", &profile)
 }
 
 fn namespace(pod: &Pod, asked: &api::LinuxNamespace, resolved: &mut Resolved) -> Result<(), Error> {

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_nri::{Dispatcher, Launched};
+use coracle_sandbox::{hostpath, umask};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
@@ -32,6 +33,9 @@ const SOCKET: i32 = 3;
 
 /// Descriptors that a program is given are taken from above those it is given them as.
 const ABOVE_PLACES: i32 = 16;
+
+/// Longest configuration of a plugin, which goes to it in one message.
+const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
 /// From SIGTERM to SIGKILL.
 const END_GRACE: Duration = Duration::from_secs(2);
@@ -206,9 +210,9 @@ fn drop_in(directory: &Path, candidate: &Candidate) -> String {
     let Candidate { index, name, .. } = candidate;
     let names = [format!("{index}-{name}.conf"), format!("{name}.conf")];
     for path in names.map(|name| directory.join(name)) {
-        match std::fs::read_to_string(&path) {
-            Ok(text) => return text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        match hostpath::read(&path, CONFIGURATION_BYTES_MAX) {
+            Ok(text) => return String::from_utf8_lossy(&text).into_owned(),
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
             Err(error) => log::error!("a plugin's configuration"; path = path.display(), error = error),
         }
     }
@@ -299,6 +303,7 @@ fn spawn(candidate: &Candidate, socket: &OwnedFd, output: &OwnedFd) -> Result<Pi
     attributes.set_sigmask(&SigSet::empty())?;
     attributes.set_sigdefault(&SigSet::all())?;
     let arguments: [&CStr; 1] = [&path];
+    let _mask = umask::Public::begin(); // what a plugin makes is its own affair
     Ok(posix_spawn(path.as_c_str(), &files, &attributes, &arguments, &environment)?)
 }
 

@@ -17,12 +17,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_job::ContainerEdits;
+use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{ContainerId, ExitRecord, Request, plan};
 use event_listener::Event as Changed;
 
 use super::hooks::Point;
 use super::link::LinkError;
 use super::notices::Happened;
+use super::operations::Key;
 use super::record::{ContainerRecord, Kept, Told};
 use super::spec::ContainerSpec;
 use super::state::{self, ContainerEvent, How};
@@ -31,15 +33,18 @@ use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
 use crate::error::{Error, Kind};
 use crate::plugins::Turn;
 use crate::{log, reactor};
+use on_host::OnHost;
 
 mod devices;
+mod filter;
+mod on_host;
 mod resolve;
 mod start;
 mod update;
 mod volumes;
 
+pub(crate) use filter::compile_filter;
 pub(crate) use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved};
-pub(crate) use volumes::bind_source;
 
 /// Longest wait for a request that the monitor answers at once.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -58,11 +63,18 @@ impl Pods {
         pod: Rc<Pod>,
         spec: ContainerSpec,
     ) -> Result<ContainerId, Error> {
+        if let Some(container) = self.named_container(&pod, &spec)? {
+            container.made.wait().await?;
+            return Ok(container.id);
+        }
+        self.require_ready(&pod)?;
         // Before the name is taken: a wait in between would let a second request in.
         let edits = self.cdi_edits(spec.cdi_devices.clone()).await?;
+        let title = || format!("container {}", spec.name);
+        let on_host = self.look_at_host(&spec, &edits).await.map_err(|error| error.context(title()))?;
         let container = match self.named_container(&pod, &spec)? {
             Some(container) => container,
-            None => self.reserve_container(&pod, spec, &edits)?,
+            None => self.reserve_container(&pod, spec, (&edits, on_host))?,
         };
         container.made.wait().await?;
         Ok(container.id)
@@ -85,19 +97,19 @@ impl Pods {
         self: &Rc<Self>,
         pod: &Rc<Pod>,
         spec: ContainerSpec,
-        edits: &ContainerEdits,
+        (edits, on_host): (&ContainerEdits, OnHost),
     ) -> Result<Rc<Container>, Error> {
         self.require_ready(pod)?;
         let name = spec.name.clone();
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
         let resolved =
-            self.resolve(pod, id, spec, edits).map_err(|error| error.context(format!("container {name}")))?;
+            self.resolve(pod, id, spec, (edits, on_host)).map_err(|error| error.context(format!("container {name}")))?;
         let container = Container::new(Rc::clone(pod), resolved.record.clone());
         self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);
         self.containers.borrow_mut().insert(id, Rc::clone(&container));
         let (pods, made) = (Rc::clone(self), Rc::clone(&container));
-        reactor::spawn(async move {
+        self.operations.detach(async move {
             let _operation = made.operation.lock().await;
             let mut result = pods.make_in_turn(&made, resolved).await;
             if let Err(error) = result {
@@ -111,8 +123,7 @@ impl Pods {
                 log::info!("container created"; pod = made.pod.id, ctr = made.id);
             }
             made.made.set(result);
-        })
-        .detach();
+        });
         Ok(container)
     }
 
@@ -164,8 +175,10 @@ impl Pods {
         let Resolved { resources, plan: mut launch, joins, .. } = resolved;
         let directory = node.paths.container(container.pod.id, container.id);
         let has_image_volumes = !container.record().image_volumes.is_empty();
-        for name in ["upper", "work"].into_iter().chain(has_image_volumes.then_some("empty")) {
-            super::steps::make_directory(&directory.join(name))?;
+        super::steps::make_directory(&directory.join("work"))?;
+        // These are root directories of file systems that users of the container enter.
+        for name in ["upper"].into_iter().chain(has_image_volumes.then_some("empty")) {
+            super::steps::make_public_directory(&directory.join(name))?;
         }
         if let Some(mappings) = container.pod.record().spec.user_mappings() {
             // The root directory's owner is that of the upper directory.
@@ -380,8 +393,8 @@ impl Pods {
 
     /// RemoveContainer: kills it where it runs, then takes everything away.
     pub(crate) async fn remove_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let (pods, key) = (Rc::clone(self), Key::RemoveContainer(container.id));
+        let work = async move {
             pods.stop_container(Rc::clone(&container), Duration::ZERO).await?;
             let _operation = container.operation.lock().await;
             let title = container.title();
@@ -393,8 +406,8 @@ impl Pods {
             log::info!("container removed"; pod = container.pod.id, ctr = container.id);
             pods.tell(Happened::Deleted, &container.id, &container.pod);
             Ok(())
-        })
-        .await
+        };
+        self.operations.share(key, work).await
     }
 
     /// Plugins hear of the end of one that never ran, and of the removal; each once.
@@ -480,7 +493,7 @@ impl Pods {
         if path.as_os_str().is_empty() {
             return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", container.title())));
         }
-        let log = start::open_log(&path)?;
+        let log = self.node.host_paths.open_log(&path, &mut Mounts::default()).await?;
         let link = container.pod.link()?;
         let reopened =
             link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;

@@ -15,17 +15,11 @@ use nix::fcntl::OFlag;
 use smol::channel::Receiver;
 
 use super::link::LinkError;
+use super::output::Output;
 use super::{Container, Pod, Pods};
 use crate::error::{Error, Kind};
 use crate::log;
 use crate::reactor::{self, Watched};
-
-/// Most output kept of each stream; the rest is read and thrown away. Both together stay below the 16 MiB that clients
-/// take in one message.
-const OUTPUT_BYTES_MAX: usize = 7 << 20;
-
-/// One read: what a pipe holds.
-const READ_BYTES: usize = 64 << 10;
 
 /// How long output is still waited for after the command has ended: a child it left behind may hold the pipes open.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
@@ -35,8 +29,8 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a command did.
 pub(crate) struct ExecOutput {
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
+    pub(crate) stdout: Output,
+    pub(crate) stderr: Output,
     /// 0 to 255; 128 + signal.
     pub(crate) exit_code: i32,
 }
@@ -95,20 +89,29 @@ impl Pods {
             .await?;
         // The command's own copies are the only ones now: their end is its end.
         drop((out_write, err_write));
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let share = self.exec_output.share();
+        let (mut stdout, mut stderr) = (Output::default(), Output::default());
         let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
         let exit = Cell::new(None);
         let reading = async {
-            smol::future::zip(read_to_end(&out_read, &mut stdout), read_to_end(&err_read, &mut stderr)).await;
-            Ok::<(), Error>(())
+            let streams = (stdout.read_to_end(&out_read, &share), stderr.read_to_end(&err_read, &share));
+            smol::future::try_zip(streams.0, streams.1).await.map(drop)
         };
-        // Whoever else holds the pipes is not waited for longer than that.
+        // Whoever else holds the pipes is not waited for longer than that. What was not read because there was no room
+        // for it may be the command's own.
         let drained = async {
             exit.set(Some(exited.recv().await.map_err(gone)?));
             reactor::sleep(DRAIN_LIMIT).await;
+            while share.has_waited() {
+                reactor::sleep(DRAIN_LIMIT).await;
+            }
             Ok(())
         };
         smol::future::or(reading, drained).await?;
+        if stdout.is_cut() || stderr.is_cut() {
+            let id = running.container_id();
+            log::warn!("exec output is cut"; ctr = id, stdout = stdout.len(), stderr = stderr.len());
+        }
         let exit: Exit = match exit.get() {
             Some(exit) => exit,
             None => exited.recv().await.map_err(gone)?,
@@ -159,7 +162,7 @@ impl Pods {
             process,
             user_namespace: container.pod.record().spec.user_mappings(),
         })?;
-        let record = link.translated(record)?;
+        let record = plan::for_monitor(record, link.version())?;
         let memfd = monitor::memfd(&record)?;
         let mut descriptors = vec![memfd.as_fd()];
         descriptors.extend(streams);
@@ -250,16 +253,4 @@ async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
 pub(super) fn pipe() -> Result<(Watched, OwnedFd), Error> {
     let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     Ok((Watched::new(read)?, write))
-}
-
-/// Reads until the last writer is gone; keeps the first [`OUTPUT_BYTES_MAX`].
-async fn read_to_end(pipe: &Watched, kept: &mut Vec<u8>) {
-    let mut buffer = vec![0; READ_BYTES];
-    while let Ok(count) = pipe.read(&mut buffer).await {
-        if count == 0 {
-            return;
-        }
-        let room = OUTPUT_BYTES_MAX - kept.len();
-        kept.extend_from_slice(&buffer[..count.min(room)]);
-    }
 }

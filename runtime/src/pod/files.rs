@@ -4,7 +4,10 @@
 
 use std::path::Path;
 
+use coracle_sandbox::hostpath::Place;
+use coracle_sandbox::umask;
 use coracle_sandbox::userns::UserMappings;
+use nix::errno::Errno;
 
 use super::spec::{Dns, PodSpec, Sharing};
 use super::steps::failed;
@@ -24,6 +27,7 @@ pub(super) fn write(directory: &Path, spec: &PodSpec) -> Result<(), Error> {
         [("hostname", hostname.into_bytes()), ("hosts", copy_of("/etc/hosts")?), ("resolv.conf", resolv_conf)]
     {
         let path = directory.join(name);
+        let _mask = umask::Public::begin(); // every user of a container reads them
         std::fs::write(&path, content).map_err(|error| failed("write", &path, &error))?;
         if let Some(mappings) = spec.user_mappings() {
             give(&path, &mappings)?;
@@ -63,19 +67,13 @@ fn resolv_conf(dns: &Dns) -> String {
     text
 }
 
-/// The node's file; empty where it has none.
+/// The node's file; empty where it has none. One that is no regular file would be waited for.
 fn copy_of(path: &str) -> Result<Vec<u8>, Error> {
-    use std::io::Read;
-    let mut content = Vec::new();
-    match std::fs::File::open(path) {
-        Ok(file) => file
-            .take(BYTES_MAX)
-            .read_to_end(&mut content)
-            .map_err(|error| failed("read", Path::new(path), &error))?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
-        Err(error) => return Err(failed("open", Path::new(path), &error)),
-    };
-    Ok(content)
+    let path = Path::new(path);
+    match Place::open(path).and_then(|place| place.read_up_to(path, BYTES_MAX)) {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+        read => Ok(read?),
+    }
 }
 
 #[cfg(test)]

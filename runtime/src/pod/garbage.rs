@@ -47,8 +47,7 @@ pub(super) fn sweep_all(pods: &Rc<Pods>) -> Result<(), Error> {
 
 /// Makes the directory; once, at start.
 pub(super) fn prepare(paths: &Paths) -> Result<(), Error> {
-    let garbage = paths.garbage();
-    std::fs::create_dir_all(&garbage).map_err(|error| failed("make directory", &garbage, &error))
+    super::steps::make_private_directory(&paths.garbage())
 }
 
 fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {

@@ -37,6 +37,7 @@ pub(crate) struct Link {
     places: Semaphore,
     is_closed: Cell<bool>,
     ended: Latch<()>,
+    version: Cell<u16>,
 }
 
 /// Why a request has no good answer.
@@ -80,6 +81,7 @@ impl Link {
             places: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
             ended: Latch::default(),
+            version: Cell::new(0),
         });
         let reader = Rc::downgrade(&link);
         reactor::spawn(async move {
@@ -112,12 +114,9 @@ impl Link {
         (1..coracle_sandbox::FRAMES_VERSION).contains(&self.version.get())
     }
 
-    /// A launch record as this monitor understands it.
-    pub(crate) fn translated(&self, record: Vec<u8>) -> Result<Vec<u8>, coracle_sandbox::Error> {
-        match self.is_outdated() {
-            true => coracle_sandbox::plan::for_version(&record, self.version.get()),
-            false => Ok(record),
-        }
+    /// The version of its frames and launch records, as it said hello; 0 before that.
+    pub(crate) fn version(&self) -> u16 {
+        self.version.get()
     }
 
     /// Waits until the monitor's process has ended, and is reaped where it was this daemon's child.
@@ -152,9 +151,11 @@ impl Link {
         self.waiting.borrow_mut().remove(&number.get());
         match answer {
             Ok(Ok((Reply::Failed(failure), _))) => Err(LinkError::Failed(failure)),
-            Ok(Ok((Reply::Hello { .. } | Reply::Done | Reply::Started | Reply::Waiting, descriptors))) => {
+            Ok(Ok((Reply::Hello { version }, descriptors))) => {
+                self.version.set(version);
                 Ok(descriptors)
             }
+            Ok(Ok((Reply::Done | Reply::Started | Reply::Waiting, descriptors))) => Ok(descriptors),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(LinkError::Silent { limit }),
         }

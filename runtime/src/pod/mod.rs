@@ -13,13 +13,15 @@
 mod attachment;
 pub(crate) mod clock;
 mod container;
-mod exec;
+pub(crate) mod exec;
 mod files;
 mod garbage;
 mod hooks;
 mod latch;
 mod link;
 pub(crate) mod notices;
+mod operations;
+pub(crate) mod output;
 pub(crate) mod paths;
 pub(crate) mod record;
 mod recover;
@@ -30,7 +32,7 @@ pub(crate) mod state;
 mod steps;
 pub(crate) mod streams;
 
-pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, bind_source};
+pub(crate) use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,6 +46,7 @@ use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::Mutex;
 
 use crate::error::{Error, Kind};
+use crate::hostpath::HostPaths;
 use crate::image::Images;
 use crate::log;
 use crate::network::Network;
@@ -52,6 +55,7 @@ use crate::workers::Workers;
 use latch::Latch;
 use link::Link;
 use notices::{Happened, Notice};
+use operations::Operations;
 use record::{ContainerRecord, Kept, PodRecord};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
@@ -71,6 +75,7 @@ pub(crate) struct Node {
     pub(crate) network: Rc<Network>,
     pub(crate) images: Rc<Images>,
     pub(crate) workers: Rc<Workers>,
+    pub(crate) host_paths: Rc<HostPaths>,
     pub(crate) plugins: Rc<Plugins>,
     pub(crate) clock: clock::Clock,
     /// `/proc/sys/kernel/random/boot_id`.
@@ -123,6 +128,10 @@ pub(crate) struct Pods {
     /// What was warned of: a limit this kernel lacks is asked for by every container.
     warned: RefCell<BTreeSet<String>>,
     listeners: notices::Listeners,
+    /// What is being made, started, stopped and removed.
+    pub(crate) operations: Rc<Operations>,
+    /// Of every ExecSync in flight.
+    exec_output: Rc<output::Budget>,
 }
 
 /// One pod sandbox.
@@ -188,6 +197,8 @@ impl Pods {
             containers: RefCell::default(),
             warned: RefCell::default(),
             listeners: notices::Listeners::default(),
+            operations: Rc::default(),
+            exec_output: output::Budget::new(),
         })
     }
 
@@ -285,7 +296,7 @@ impl Pods {
         resources: Option<spec::Resources>,
     ) -> Result<(), Error> {
         let pods = Rc::clone(self);
-        crate::reactor::spawn(async move {
+        let work = async move {
             let _operation = pod.operation.lock().await;
             let turn = pods.node.plugins.turn(&pods, &pod).await;
             turn.update_pod(&pod, overhead.as_ref(), resources.as_ref()).await?;
@@ -296,8 +307,8 @@ impl Pods {
             *pod.record.borrow_mut() = record;
             turn.updated_pod(&pod).await;
             Ok(())
-        })
-        .await
+        };
+        self.operations.run(work).await
     }
 
     /// What statistics of a container are read from; `None` where its cgroup is gone.

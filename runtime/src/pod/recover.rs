@@ -44,8 +44,9 @@ impl Pods {
     pub(crate) async fn recover(self: &Rc<Self>) -> Result<(), Error> {
         let paths = &self.node.paths;
         for directory in [paths.pods(), paths.pods_state()] {
-            super::steps::make_directory(&directory)?;
+            super::steps::make_private_directory(&directory)?;
         }
+        store::close_quarantine(&paths.root)?;
         garbage::prepare(paths)?;
         garbage::sweep_all(self)?;
         for id in ids::<PodId>(&paths.pods())? {

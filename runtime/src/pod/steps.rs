@@ -19,10 +19,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
-use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
+use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan, umask};
 
 use super::link::{Link, News};
 use super::notices::Happened;
+use super::operations::Key;
 use super::record::{Kept, Network, PodRecord, Told};
 use super::spec::{PodPid, PodSpec};
 use super::state::{self, PodEvent};
@@ -121,12 +122,11 @@ impl Pods {
         self.names.borrow_mut().insert(name, id);
         self.pods.borrow_mut().insert(id, Rc::clone(&pod));
         let (pods, made) = (Rc::clone(self), Rc::clone(&pod));
-        reactor::spawn(async move {
+        self.operations.detach(async move {
             let _operation = made.operation.lock().await;
             let result = pods.up(&made).await;
             made.made.set(result);
-        })
-        .detach();
+        });
         Ok(pod)
     }
 
@@ -263,12 +263,12 @@ impl Pods {
 
     /// StopPodSandbox: ends every container at once, then takes the sandbox down. Again and again is fine.
     pub(crate) async fn stop_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let (pods, key) = (Rc::clone(self), Key::StopPod(pod.id));
+        let work = async move {
             let _operation = pod.operation.lock().await;
             pods.stop_locked(&pod).await
-        })
-        .await
+        };
+        self.operations.share(key, work).await
     }
 
     async fn stop_locked(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
@@ -294,8 +294,8 @@ impl Pods {
 
     /// RemovePodSandbox: stops it where it is not, removes its containers, then the record.
     pub(crate) async fn remove_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let (pods, key) = (Rc::clone(self), Key::RemovePod(pod.id));
+        let work = async move {
             let _operation = pod.operation.lock().await;
             pods.stop_locked(&pod).await?;
             for container in pods.containers_of(pod.id) {
@@ -313,8 +313,8 @@ impl Pods {
             log::info!("pod sandbox removed"; pod = pod.id);
             pods.tell(Happened::Deleted, &pod.id, &pod);
             Ok(())
-        })
-        .await
+        };
+        self.operations.share(key, work).await
     }
 
     /// The last act: everything on disk, the name, the place in the lists.
@@ -528,9 +528,23 @@ impl Pods {
 /// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI facts section 2.5).
 const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
 
-/// Makes a directory with its parents.
+/// Makes a directory with its parents, for root alone.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path).map_err(|error| failed("make directory", path, &error))
+}
+
+/// The same for everybody to read (0755).
+pub(super) fn make_public_directory(path: &Path) -> Result<(), Error> {
+    let _mask = umask::Public::begin();
+    make_directory(path)
+}
+
+/// The same for root alone, also where it is there already: earlier builds left it open.
+pub(super) fn make_private_directory(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt;
+    make_directory(path)?;
+    let mode = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(path, mode).map_err(|error| failed("set mode of", path, &error))
 }
 
 /// A file operation of the daemon's own that did not work. Not NotFound, whatever the errno: to a kubelet that means

@@ -16,7 +16,7 @@ use tonic::codegen::Service as _;
 
 use super::v1::image_service_server::{ImageService, ImageServiceServer};
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
-use super::{MESSAGE_BYTES_MAX, timeout};
+use super::{MESSAGE_BYTES_MAX, pieces, timeout};
 use crate::{reactor, settle};
 
 /// Answers the requests of a socket that is not CRI's.
@@ -93,7 +93,7 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
                 Some(limit) => reactor::deadline(limit, answer).await.unwrap_or_else(|_| Ok(too_late(limit))),
                 None => answer.await,
             };
-            answer.map(name_oversize)
+            answer.map(name_oversize).map(pieces::replace_body)
         })
     }
 }

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use coracle_sandbox::umask;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, renameat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -53,11 +54,7 @@ impl Listener {
 
     fn try_bind(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Listener, Error> {
         let (directory, name) = split(path)?;
-        DirBuilder::new()
-            .recursive(true)
-            .mode(directory_mode)
-            .create(directory)
-            .context(|| "make its directory")?;
+        make_directory(directory, directory_mode)?;
         refuse_if_taken(path)?;
         let directory = File::options()
             .read(true)
@@ -90,6 +87,11 @@ impl Listener {
         let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
         Watched::new(stream.into())
     }
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
+    let _mask = umask::Public::begin();
+    DirBuilder::new().recursive(true).mode(mode).create(path).context(|| "make its directory")
 }
 
 /// Directory and file name of a path that a socket can have.

@@ -19,6 +19,7 @@
 mod dispatch;
 mod io;
 mod listen;
+mod pieces;
 mod server;
 mod service;
 mod status;
@@ -28,6 +29,7 @@ mod timeout;
 
 pub(crate) use dispatch::Answer;
 pub(crate) use listen::{Listener, PATH_BYTES_MAX};
+pub(crate) use pieces::Pieces;
 pub(crate) use server::Server;
 pub(crate) use service::Service;
 

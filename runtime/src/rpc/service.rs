@@ -116,19 +116,20 @@ serve! { ImageService
 type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// One unary call.
-fn answer<A, B, F>(
+fn answer<A, B, M, F>(
     service: &Service,
     method: &'static str,
     request: Request<A>,
     handler: impl FnOnce(Rc<Daemon>, A) -> F,
 ) -> SendWrapper<impl Future<Output = Result<Response<B>, Status>>>
 where
-    F: Future<Output = Result<B, Error>>,
+    F: Future<Output = Result<M, Error>>,
+    M: Into<Response<B>>,
 {
     let handled = handler(Rc::clone(&service.0), request.into_inner());
     SendWrapper::new(async move {
         let begun = Instant::now();
-        let answer = handled.await.map(Response::new).map_err(|error| status::from(&error));
+        let answer = handled.await.map(Into::into).map_err(|error| status::from(&error));
         metrics::rpc(method, code(answer.as_ref().err()), begun.elapsed());
         answer
     })
@@ -180,6 +181,6 @@ fn code(error: Option<&Status>) -> &'static str {
 }
 
 /// What clients fall back from: an RPC that coracle leaves to others.
-async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<B, Error> {
+async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<Response<B>, Error> {
     Err(Error::new(Kind::Unimplemented, "not served by coracle"))
 }

@@ -19,7 +19,7 @@
 mod checksum;
 mod quarantine;
 
-pub(crate) use quarantine::{damaged_count, quarantine};
+pub(crate) use quarantine::{close_quarantine, damaged_count, quarantine};
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};

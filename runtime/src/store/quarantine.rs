@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
@@ -29,9 +30,21 @@ pub(crate) fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathB
         .map_err(|error| Error::from(error).context(format!("set aside {}", path.display())))
 }
 
+/// Takes from other users what an earlier build gave them: a container's directory holds what it wrote, set-user-ID
+/// programs included.
+pub(crate) fn close_quarantine(root: &Path) -> Result<(), Error> {
+    let shelf = root.join("quarantine");
+    match fs::set_permissions(&shelf, fs::Permissions::from_mode(0o700)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::from(error).context(format!("set mode of {}", shelf.display())))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 fn move_aside(shelf: &Path, path: &Path, reason: &str) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    fs::create_dir_all(shelf)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(shelf)?;
     let target = (0..KEPT_MAX)
         .map(|number| shelf.join(format!("{name}.{number}")))
         .find(|target| target.symlink_metadata().is_err())

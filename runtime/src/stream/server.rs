@@ -1,7 +1,11 @@
 //! The HTTP server behind the URLs: takes a connection, its head and its token, switches to the protocol that client and
 //! server share, and runs the session. A slow or hostile client costs a task until its deadline, nobody else's time.
+//!
+//! Whoever can connect may hold a connection without a token, so those have a small pool and a short time of their own,
+//! and the oldest of them goes first when the pool is full. Only a connection with a token counts as a session.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -24,7 +28,7 @@ use crate::error::{Context, Error, Kind};
 use crate::log;
 use crate::pod::streams::Wanted;
 use crate::pod::{Container, Pod, Pods};
-use crate::reactor::{self, Watched};
+use crate::reactor::{self, Task, Watched};
 use crate::workers::Workers;
 
 /// What a client may fetch once.
@@ -65,6 +69,15 @@ const WEBSOCKET_STDIO: &[&str] = &[
 /// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Connections at once that have shown no token. A kubelet sends its head as soon as it is connected.
+const WAITING_MAX: usize = 64;
+
+/// From a connection to its complete head.
+const HEAD_LIMIT: Duration = Duration::from_secs(2);
+
+/// More for a TLS handshake, with the start of the process that does it.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
+
 /// What TLS is served with, and by whom.
 struct Tls {
     certificate: PathBuf,
@@ -80,7 +93,11 @@ pub(crate) struct Streams {
     base: String,
     tls: Option<Tls>,
     options: Streaming,
+    /// Connections whose token was valid.
     sessions: Cell<usize>,
+    /// Those that have shown none yet, oldest first.
+    waiting: RefCell<BTreeMap<u64, Task<()>>>,
+    last_connection: Cell<u64>,
 }
 
 impl Streams {
@@ -118,6 +135,8 @@ impl Streams {
             tls,
             options: options.clone(),
             sessions: Cell::new(0),
+            waiting: RefCell::default(),
+            last_connection: Cell::new(0),
         });
         let server = Rc::clone(&streams);
         reactor::spawn(async move {
@@ -139,63 +158,87 @@ impl Streams {
     /// The URL at which `request` starts.
     ///
     /// # Errors
-    /// Too many URLs wait to be fetched.
+    /// The kernel gives no random bytes.
     pub(crate) fn url(&self, request: Request) -> Result<String, Error> {
         let kind = request.kind();
-        match self.tokens.insert(request, Instant::now())? {
-            Some(token) => Ok(format!("{}/{kind}/{token}", self.base)),
-            None => {
-                Err(Error::new(Kind::ResourceExhausted, "too many streaming requests wait for their client"))
-            }
-        }
+        let token = self.tokens.insert(request, Instant::now())?;
+        Ok(format!("{}/{kind}/{token}", self.base))
     }
 
     fn admit(self: &Rc<Self>, socket: OwnedFd) {
-        let server = Rc::clone(self);
-        if self.sessions.get() >= self.options.sessions_max {
-            log::warn!("streaming: a client is turned away"; sessions = self.sessions.get());
-            return;
+        let number = self.last_connection.get() + 1;
+        self.last_connection.set(number);
+        let oldest = {
+            let mut waiting = self.waiting.borrow_mut();
+            if waiting.len() >= WAITING_MAX { waiting.pop_first() } else { None }
+        };
+        if oldest.is_some() {
+            log::debug!("streaming: a connection without a token makes room"; waiting = WAITING_MAX);
         }
-        self.sessions.set(self.sessions.get() + 1);
-        reactor::spawn(async move {
-            let _open = Open(Rc::clone(&server));
-            // A small piece of output is not to wait for the answer to the one before. It works without, slower.
-            let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
-            let plain = match &server.tls {
-                Some(Tls { certificate, key, workers }) => {
-                    workers.terminate_tls(socket, certificate, key).map_err(Error::from)
-                }
-                None => Ok(socket),
-            };
-            match plain.and_then(|socket| Ok(Watched::new(socket)?)) {
-                Ok(socket) => server.serve(socket).await,
-                Err(error) => log::warn!("streaming: a client is not served"; error = error),
-            }
-        })
-        .detach();
+        drop(oldest);
+        let place = Place { server: Rc::clone(self), number };
+        let server = Rc::clone(self);
+        let task = reactor::spawn(async move { server.serve(socket, place).await });
+        self.waiting.borrow_mut().insert(number, task);
     }
 
-    async fn serve(&self, socket: Watched) {
-        let limit = self.options.creation_timeout;
+    /// Ends TLS where it is served. Nobody gets a process who has said nothing.
+    async fn plain(&self, socket: OwnedFd) -> Result<Watched, Error> {
+        // A small piece of output is not to wait for the answer to the one before. It works without, slower.
+        let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
+        let Some(Tls { certificate, key, workers }) = &self.tls else { return Ok(Watched::new(socket)?) };
+        let own = Watched::new(socket.try_clone()?)?;
+        own.readable().await?;
+        drop(own);
+        Ok(Watched::new(workers.terminate_tls(socket, certificate, key)?)?)
+    }
+
+    /// From a connection to a request with its protocol, and what came after the head.
+    async fn ask(&self, socket: OwnedFd) -> Result<Asked, Gone> {
+        let limit = self.options.creation_timeout.min(match self.tls {
+            Some(_) => HEAD_LIMIT + HANDSHAKE_LIMIT,
+            None => HEAD_LIMIT,
+        });
         let asked = async {
+            let socket = self.plain(socket).await.map_err(Gone::Server)?;
             let mut read = Vec::new();
-            let head = read_head(&socket, &mut read).await?;
+            let head = match read_head(&socket, &mut read).await {
+                Err(Gone::Refused(refusal)) => return Ok(Err((socket, refusal))),
+                head => head?,
+            };
             let rest = read.split_off(head.length);
-            let (request, protocol) = self.take(&head)?;
-            Ok((head, request, protocol, rest))
+            match self.take(&head) {
+                Ok((request, protocol)) => Ok(Ok(Asked { socket, head, request, protocol, rest })),
+                Err(refusal) => Ok(Err((socket, refusal))),
+            }
         };
-        let (head, request, protocol, rest) = match reactor::deadline(limit, asked).await {
-            Ok(Ok(asked)) => asked,
-            Ok(Err(Gone::Client)) => return,
-            Ok(Err(Gone::Refused(refusal))) => {
-                log::debug!("streaming: refused"; status = refusal.status);
+        match reactor::deadline(limit, asked).await {
+            Ok(Ok(Ok(asked))) => Ok(asked),
+            Ok(Ok(Err((socket, refusal)))) => {
                 let answer = refusal.encode();
                 // Whether it is read is the client's business.
                 let _ = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
-                return;
+                Err(Gone::Refused(refusal))
             }
-            Err(_) => return log::warn!("streaming: a client sent no request"; seconds = limit.as_secs()),
+            Ok(Err(gone)) => Err(gone),
+            Err(_) => Err(Gone::Silent(limit)),
+        }
+    }
+
+    async fn serve(self: Rc<Self>, socket: OwnedFd, place: Place) {
+        let limit = self.options.creation_timeout;
+        let Asked { socket, head, request, protocol, rest } = match self.ask(socket).await {
+            Ok(asked) => asked,
+            Err(Gone::Client) => return,
+            Err(Gone::Refused(refusal)) => return log::debug!("streaming: refused"; status = refusal.status),
+            Err(Gone::Server(error)) => return log::warn!("streaming: a client is not served"; error = error),
+            // At debug: whoever can connect could fill the log.
+            Err(Gone::Silent(limit)) => {
+                return log::debug!("streaming: a client sent no request"; ms = limit.as_millis());
+            }
         };
+        let _open = Open::new(&self);
+        drop(place);
         let answer = head::switch(&head.upgrade, protocol);
         let written = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
         if !matches!(written, Ok(Ok(()))) {
@@ -215,6 +258,11 @@ impl Streams {
     /// Spends the token and chooses the protocol.
     fn take(&self, head: &Head) -> Result<(Request, &'static str), Refusal> {
         let unknown = || Refusal::new("404 Not Found", "no such stream, or its token is spent");
+        // Before the token is spent: it is good for another try.
+        if self.sessions.get() >= self.options.sessions_max {
+            log::warn!("streaming: a client is turned away"; sessions = self.sessions.get());
+            return Err(Refusal::new("503 Service Unavailable", "too many streaming sessions"));
+        }
         let mut parts = head.path.trim_start_matches('/').split('/');
         let (Some(kind), Some(token), None) = (parts.next(), parts.next(), parts.next()) else {
             return Err(unknown());
@@ -275,10 +323,23 @@ fn peer(upgrade: &Upgrade, protocol: &str) -> Peer {
     }
 }
 
+/// A request whose token was valid.
+struct Asked {
+    socket: Watched,
+    head: Head,
+    request: Request,
+    protocol: &'static str,
+    rest: Vec<u8>,
+}
+
 /// Why there is no session.
 enum Gone {
     Client,
     Refused(Refusal),
+    /// TLS cannot be served, or a descriptor not be had.
+    Server(Error),
+    /// There was no whole head in this time.
+    Silent(Duration),
 }
 
 impl From<Refusal> for Gone {
@@ -300,8 +361,30 @@ async fn read_head(socket: &Watched, read: &mut Vec<u8>) -> Result<Head, Gone> {
     }
 }
 
+/// One connection among those without a token. Dropping it lets the connection's task go on by itself.
+struct Place {
+    server: Rc<Streams>,
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let task = self.server.waiting.borrow_mut().remove(&self.number);
+        if let Some(task) = task {
+            task.detach();
+        }
+    }
+}
+
 /// One session in the count.
 struct Open(Rc<Streams>);
+
+impl Open {
+    fn new(server: &Rc<Streams>) -> Open {
+        server.sessions.set(server.sessions.get() + 1);
+        Open(Rc::clone(server))
+    }
+}
 
 impl Drop for Open {
     fn drop(&mut self) {

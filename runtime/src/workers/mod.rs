@@ -22,11 +22,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind, Job, MessageError, Outcome, Progress};
+use coracle_job::{
+    Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageError, Outcome, Progress,
+};
 use smol::channel::Sender;
-use smol::lock::Semaphore;
+use smol::lock::{Semaphore, SemaphoreGuard};
 
 use crate::error::{self, Kind, plain};
+use crate::hostpath::{LIMIT, Look};
 use crate::metrics;
 use crate::reactor;
 pub(crate) use process::LogLines;
@@ -115,7 +118,7 @@ impl From<Error> for error::Error {
 pub(crate) struct Workers {
     /// See [`program`].
     program: PathBuf,
-    lanes: [(Lane, Semaphore); 7],
+    lanes: [(Lane, Semaphore); 8],
     reaper: Sender<Remains>,
 }
 
@@ -129,6 +132,7 @@ enum Lane {
     Devices,
     Hooks,
     Scopes,
+    Looks,
 }
 
 /// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
@@ -150,6 +154,9 @@ const SCOPES_MAX: usize = 4;
 /// OCI hooks at once.
 const HOOKS_MAX: usize = 8;
 
+/// Looks at paths at once. One that hangs gives its place back after its limit.
+const LOOKS_MAX: usize = 8;
+
 /// A job's kind, for metrics.
 fn name(job: &Job) -> &'static str {
     match job {
@@ -167,6 +174,7 @@ fn name(job: &Job) -> &'static str {
         Job::Hook(_) => "hook",
         Job::Scope(_) => "scope",
         Job::MeasureTrees { .. } => "measure",
+        Job::LookAtHost(_) => "look",
     }
 }
 
@@ -184,6 +192,7 @@ impl Workers {
             (Lane::Devices, DEVICES_MAX),
             (Lane::Hooks, HOOKS_MAX),
             (Lane::Scopes, SCOPES_MAX),
+            (Lane::Looks, LOOKS_MAX),
         ];
         let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
         // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
@@ -219,20 +228,45 @@ impl Workers {
             | Job::CheckRegistries { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Scope(_) => (Lane::Scopes, SCOPE_SILENCE),
+            Job::LookAtHost(_) => (Lane::Looks, LIMIT),
             Job::Cni(cni) => (
                 Lane::Network,
                 Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE),
             ),
         };
-        let _place = match self.lanes.iter().find(|(own, _)| *own == lane) {
-            Some((_, places)) => Some(places.acquire().await),
-            None => None,
-        };
+        let _place = self.place(lane).await;
         let begun = Instant::now();
         let mut process = Process::start(&self.program, self.reaper.clone())?;
         let outcome = process.converse(&job, silence_max, on_progress).await;
         metrics::worker(name(&job), outcome.is_ok(), begun.elapsed());
         outcome
+    }
+
+    /// Asks about a path of the node, for at most `limit` once there is a place; a descriptor may come with the answer. `look`
+    /// is held until the worker is reaped, which may be long after the limit.
+    pub(crate) async fn look(
+        &self,
+        question: HostQuestion,
+        look: Rc<Look>,
+        limit: Duration,
+    ) -> Result<(HostAnswer, Option<OwnedFd>), Error> {
+        let _place = self.place(Lane::Looks).await;
+        let begun = Instant::now();
+        let job = Job::LookAtHost(question);
+        let mut process = Process::start_looking(&self.program, self.reaper.clone(), look)?;
+        let outcome = process.converse(&job, limit, |_| ()).await;
+        metrics::worker(name(&job), outcome.is_ok(), begun.elapsed());
+        match outcome? {
+            Outcome::Looked(answer) => Ok((answer, process.take_file())),
+            other => Err(Error::Ended(format!("it did another job: {other:?}"))),
+        }
+    }
+
+    async fn place(&self, lane: Lane) -> Option<SemaphoreGuard<'_>> {
+        match self.lanes.iter().find(|(own, _)| *own == lane) {
+            Some((_, places)) => Some(places.acquire().await),
+            None => None,
+        }
     }
 
     /// Ends TLS on a client's connection in a process of its own, so that neither keys nor the protocol sit in the daemon;

@@ -5,8 +5,10 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_job::{Answer, Job, MessageError, Outcome, Progress, write_message};
@@ -15,6 +17,7 @@ use smol::channel::{Receiver, Sender};
 
 use super::Error;
 use super::answers::Answers;
+use crate::hostpath::Look;
 use crate::log;
 use crate::reactor::{self, Task, Watched};
 
@@ -39,6 +42,8 @@ pub(super) struct Remains {
     /// None where the kernel had no descriptor left for it.
     pidfd: Option<Watched>,
     log: Option<Task<String>>,
+    /// What is known of a worker that may hang in the kernel, as long as it is there.
+    _look: Option<Rc<Look>>,
 }
 
 /// A running worker.
@@ -46,6 +51,8 @@ pub(super) struct Process {
     /// None once it is reaped.
     remains: Option<Remains>,
     stdin: Option<Watched>,
+    /// Its stdin is a socket, over which it sends a descriptor before its answer.
+    sends_file: bool,
     stdout: Watched,
     reaper: Sender<Remains>,
 }
@@ -53,21 +60,42 @@ pub(super) struct Process {
 impl Process {
     /// Starts `program` with three pipes, in a process group of its own. It waits for its job.
     pub(super) fn start(program: &Path, reaper: Sender<Remains>) -> Result<Process, Error> {
+        Process::start_with(program, reaper, Stdio::piped(), None, None)
+    }
+
+    /// The same with a socket for stdin.
+    pub(super) fn start_looking(
+        program: &Path,
+        reaper: Sender<Remains>,
+        look: Rc<Look>,
+    ) -> Result<Process, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
+        Process::start_with(program, reaper, OwnedFd::from(theirs).into(), Some(ours.into()), Some(look))
+    }
+
+    fn start_with(
+        program: &Path,
+        reaper: Sender<Remains>,
+        stdin: Stdio,
+        socket: Option<OwnedFd>,
+        look: Option<Rc<Look>>,
+    ) -> Result<Process, Error> {
+        let sends_file = socket.is_some();
         let mut child = Command::new(program)
             .current_dir("/")
-            .stdin(Stdio::piped())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()
             .map_err(|error| Error::Start { program: program.to_owned(), error })?;
-        let pipes = watch_pipes(&mut child);
+        let pipes = watch_pipes(&mut child, socket);
         let pidfd = open_pidfd(&child);
-        let mut remains = Remains { child, pidfd, log: None };
+        let mut remains = Remains { child, pidfd, log: None, _look: look };
         match pipes {
             Ok((stdin, stdout, stderr)) => {
                 remains.log = Some(reactor::spawn(pass_on_log(stderr, remains.child.id())));
-                Ok(Process { remains: Some(remains), stdin: Some(stdin), stdout, reaper })
+                Ok(Process { remains: Some(remains), stdin: Some(stdin), sends_file, stdout, reaper })
             }
             Err(error) => {
                 kill(remains, &reaper);
@@ -103,9 +131,19 @@ impl Process {
         write_message(&mut message, job).map_err(Error::Garbled)?;
         let Some(stdin) = self.stdin.take() else { return Ok(()) };
         match stdin.write_all(&message).await {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Error::Pipe(error)),
-            Ok(()) | Err(_) => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(Error::Pipe(error)),
+            Ok(()) | Err(_) => {}
         }
+        if self.sends_file {
+            self.stdin = Some(stdin);
+        }
+        Ok(())
+    }
+
+    /// The descriptor that came before the answer, if one did.
+    pub(super) fn take_file(&mut self) -> Option<OwnedFd> {
+        let socket = self.stdin.take()?;
+        coracle_sandbox::hostpath::receive_file(socket.fd()).ok()
     }
 
     /// `None`: the stream ended between two answers.
@@ -125,7 +163,7 @@ impl Process {
 
     /// How it ended, and the last line it logged.
     async fn end(&mut self) -> String {
-        let Some(Remains { child, pidfd: Some(pidfd), log }) = &mut self.remains else {
+        let Some(Remains { child, pidfd: Some(pidfd), log, .. }) = &mut self.remains else {
             return "how is not known".into();
         };
         if reactor::deadline(END_GRACE, pidfd.readable()).await.is_err() {
@@ -176,7 +214,7 @@ pub(super) fn start_tls(
     let stderr = child.stderr.take().and_then(|stderr| Watched::new(OwnedFd::from(stderr)).ok());
     let log = stderr.map(|stderr| reactor::spawn(pass_on_log(stderr, child.id())));
     let pidfd = open_pidfd(&child);
-    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log }) {
+    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log, _look: None }) {
         kill_group(&unsent.into_inner().child);
     }
     Ok(())
@@ -191,7 +229,7 @@ pub(super) async fn reap_all(dead: Receiver<Remains>) {
 }
 
 async fn reap(remains: Remains) {
-    let Remains { mut child, pidfd, log } = remains;
+    let Remains { mut child, pidfd, log, _look } = remains;
     if let Some(pidfd) = pidfd {
         let _ = pidfd.readable().await;
     }
@@ -208,8 +246,8 @@ async fn reap(remains: Remains) {
 fn kill(remains: Remains, reaper: &Sender<Remains>) {
     kill_group(&remains.child);
     if let Err(unsent) = reaper.try_send(remains) {
-        // The daemon is ending and its tasks are gone. A killed process ends at once, so this wait does.
-        let _ = unsent.into_inner().child.wait();
+        // The daemon is ending and its tasks are gone. Not waited for: one that hangs in the kernel does not end.
+        let _ = unsent.into_inner().child.try_wait();
     }
 }
 
@@ -221,9 +259,12 @@ fn kill_group(child: &Child) {
     }
 }
 
-fn watch_pipes(child: &mut Child) -> io::Result<(Watched, Watched, Watched)> {
+fn watch_pipes(child: &mut Child, socket: Option<OwnedFd>) -> io::Result<(Watched, Watched, Watched)> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
-    let stdin = OwnedFd::from(child.stdin.take().ok_or_else(gone)?);
+    let stdin = match socket {
+        Some(socket) => socket,
+        None => OwnedFd::from(child.stdin.take().ok_or_else(gone)?),
+    };
     let stdout = OwnedFd::from(child.stdout.take().ok_or_else(gone)?);
     let stderr = OwnedFd::from(child.stderr.take().ok_or_else(gone)?);
     Ok((Watched::new(stdin)?, Watched::new(stdout)?, Watched::new(stderr)?))

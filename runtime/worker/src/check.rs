@@ -26,7 +26,7 @@ use crate::{remove_trees, unpack};
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// Looks at every part of the image; `pulse` is called while it goes on.
-pub(crate) fn run(job: &CheckJob, pulse: &mut dyn FnMut(u64)) -> Result<Vec<Finding>, Failure> {
+pub(crate) fn run(job: &CheckJob, pulse: &mut (dyn FnMut(u64) + Send)) -> Result<Vec<Finding>, Failure> {
     let store = Store::open(&job.root)?;
     let mut check = Check { job, store, findings: Vec::new(), good: BTreeSet::new() };
     for digest in &job.image.blobs {
@@ -89,7 +89,7 @@ impl Check<'_> {
         number: usize,
         layer: &Layer,
         blob: Option<String>,
-        pulse: &mut dyn FnMut(u64),
+        pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
         let path = self.store.layer(&layer.name);
         let fresh = match &blob {
@@ -112,7 +112,7 @@ impl Check<'_> {
         number: usize,
         layer: &Layer,
         blob: &Path,
-        pulse: &mut dyn FnMut(u64),
+        pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<PathBuf, Failure> {
         let directory = self.store.new_layer()?;
         let below = self.job.image.layers[..number].iter().rev();
@@ -157,7 +157,7 @@ impl Check<'_> {
 
 /// The first way in which a layer is not what it should be. Without anything to compare with, whether all of it can be
 /// read. Neither tree changes meanwhile, and no link is followed.
-fn compare(found: &Path, expected: Option<&Path>, pulse: &mut dyn FnMut(u64)) -> Option<String> {
+fn compare(found: &Path, expected: Option<&Path>, pulse: &mut (dyn FnMut(u64) + Send)) -> Option<String> {
     let mut waiting = vec![PathBuf::new()];
     while let Some(below) = waiting.pop() {
         pulse(0);

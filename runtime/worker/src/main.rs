@@ -16,6 +16,7 @@ mod damaged;
 mod export;
 mod failure;
 mod hook;
+mod host;
 mod image_config;
 mod import;
 mod jail;
@@ -28,7 +29,6 @@ mod report;
 mod scope;
 mod store;
 mod tls;
-mod toml_tree;
 mod unpack;
 mod users;
 mod yaml;
@@ -37,6 +37,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
+use coracle_sandbox::umask;
 use nix::sys::signal::Signal;
 
 use report::Report;
@@ -60,17 +61,22 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     // Whatever an archive or a registry makes us hold ends here: an abort is a clear failure to the daemon.
-    let _ = nix::sys::resource::setrlimit(
+    let limited = nix::sys::resource::setrlimit(
         nix::sys::resource::Resource::RLIMIT_AS,
         MEMORY_BYTES_MAX,
         MEMORY_BYTES_MAX,
     );
+    if let Err(errno) = limited {
+        eprintln!("limit the address space: {errno}");
+        return ExitCode::FAILURE;
+    }
     if subcommand.as_ref().is_some_and(|first| first == jail::inmate::SUBCOMMAND) {
         return jail::inmate::live(arguments);
     }
     if subcommand.is_some_and(|first| first == tls::SUBCOMMAND) {
         return tls::run(arguments);
     }
+    umask::keep_private();
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,
@@ -85,7 +91,9 @@ fn main() -> ExitCode {
 }
 
 fn run(job: Job) -> Result<Outcome, Failure> {
-    jail::confine(&job);
+    jail::confine(&job)?;
+    // What other people's programs make is their own affair; these jobs make nothing themselves.
+    let _mask = matches!(job, Job::Cni(_) | Job::Hook(_)).then(umask::Public::begin);
     let report = Arc::new(Report::default());
     let mut progress = |bytes_done, bytes_total| {
         report.update(|progress| (progress.bytes_done, progress.bytes_total) = (bytes_done, bytes_total));
@@ -112,6 +120,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),
+        Job::LookAtHost(question) => host::look(&question).map(Outcome::Looked),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }

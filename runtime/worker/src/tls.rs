@@ -55,7 +55,16 @@ fn between(certificate: &Path, key: &Path) -> Result<(), String> {
     for result in [client.set_nonblocking(true), plain.set_nonblocking(true)] {
         result.map_err(|error| format!("set a socket non-blocking: {error}"))?;
     }
-    Bridge { connection, client, plain, to_plain: Vec::new(), client_ended: false, plain_ended: false }.run()
+    Bridge {
+        connection,
+        client,
+        plain,
+        to_plain: Vec::new(),
+        client_ended: false,
+        plain_ended: false,
+        has_answer: false,
+    }
+    .run()
 }
 
 /// Puts /dev/null where the sockets were.
@@ -88,13 +97,17 @@ struct Bridge {
     to_plain: Vec<u8>,
     client_ended: bool,
     plain_ended: bool,
+    /// The daemon has sent something. A client that has got nothing has nothing to lose, and is not waited for.
+    has_answer: bool,
 }
 
 impl Bridge {
     fn run(mut self) -> Result<(), String> {
         loop {
             if self.plain_ended && !self.connection.wants_write() {
-                self.linger();
+                if self.has_answer {
+                    self.linger();
+                }
                 return Ok(());
             }
             let (from_client, from_plain) = self.wait()?;
@@ -212,11 +225,11 @@ impl Bridge {
                 self.plain_ended = true;
                 self.connection.send_close_notify();
             }
-            Ok(count) => self
-                .connection
-                .writer()
-                .write_all(&piece[..count])
-                .map_err(|error| format!("the daemon: {error}"))?,
+            Ok(count) => {
+                self.has_answer = true;
+                let written = self.connection.writer().write_all(&piece[..count]);
+                written.map_err(|error| format!("the daemon: {error}"))?;
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(format!("the daemon: {error}")),
         }

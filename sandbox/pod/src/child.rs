@@ -16,6 +16,7 @@ use crate::keyring;
 use crate::launch::{Home, Place, become_second};
 use crate::mounts;
 use crate::root::{Make, Root};
+use crate::verify::{Wanted, verify};
 
 /// Trees a record may hold at once: slots are below it (`Op::OpenTree`).
 const TREES_MAX: usize = 256;
@@ -258,7 +259,7 @@ impl<'a> Walker<'a> {
             Op::IdmapOver { path } => self.idmap_over(text(path)?),
             Op::Idmap { slot } => self.idmap(slot),
             Op::OpenBelow { slot, base, path } => self.open_below(slot, text(base)?, text(path)?),
-            Op::BindSelf { path } => mounts::bind_self(self.root()?, text(path)?),
+            Op::BindSelf { path } => mounts::image_volume(self.root()?, text(path)?),
             Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
             Op::UserNamespace => self.enter_user_namespace(),
             Op::Wait => self.wait(),
@@ -290,6 +291,9 @@ impl<'a> Walker<'a> {
                 Ok(())
             }
             Op::SharedPidNamespace => Err(Errno::EINVAL),
+            Op::Verify { kernel, root_read_only, masked, read_only } => {
+                verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
+            }
             Op::Exec { candidates, arguments, environment } => {
                 self.place.as_ref().ok_or(Errno::EINVAL)?;
                 self.leave_behind()?;
@@ -460,6 +464,7 @@ impl<'a> Walker<'a> {
             if fs::stat(itself.borrow())?.mode & fs::S_IFMT == fs::S_IFLNK {
                 return Err(Errno::ELOOP);
             }
+            mounts::check_target(root, c"/dev/console", &console)?;
             mount::attach(tree.borrow(), console.borrow())?;
         }
         self.has_terminal = true;

@@ -12,7 +12,8 @@
 //!               │           ├── home    the namespaces of a container, remembered and joined
 //!               │           ├── keyring its session keyring
 //!               │           ├── root    paths of a container, resolved inside its root by descriptor
-//!               │           └── mounts  mounts of a container
+//!               │           ├── mounts  mounts of a container
+//!               │           └── verify  what came of them, looked at before exec
 //!               ├── output   streams → log
 //!               │     └── log       bytes → CRI log lines
 //!               ├── ends     reaping; a container's end
@@ -37,6 +38,7 @@ mod keyring;
 mod launch;
 mod mounts;
 mod root;
+mod verify;
 
 mod log;
 mod output;

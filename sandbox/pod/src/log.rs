@@ -8,6 +8,7 @@
 
 use coracle_sys::process::{self, Clock};
 use coracle_sys::{Errno, FdRef, fs};
+use coracle_wire::{TIMESTAMP_BYTES, timestamp};
 
 /// Longest content of one line; longer ones are cut into pieces tagged `P` (containerd's
 /// max_container_log_line_size, which log collectors assume).
@@ -115,24 +116,7 @@ fn take_back(file: FdRef<'_>, written: usize) {
 /// `TIMESTAMP SP STREAM SP TAG SP`.
 fn prefix(time_ns: i64, stream: Stream, tag: Tag) -> [u8; PREFIX_BYTES] {
     let mut text = *b"0000-00-00T00:00:00.000000000Z stdout F ";
-    let seconds = time_ns.div_euclid(1_000_000_000);
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let (year, month, day) = date(days);
-    let fields = [
-        (0, 4, year),
-        (5, 2, month),
-        (8, 2, day),
-        (11, 2, second / 3600),
-        (14, 2, second / 60 % 60),
-        (17, 2, second % 60),
-        (20, 9, time_ns.rem_euclid(1_000_000_000)),
-    ];
-    for (at, width, mut value) in fields {
-        for digit in text[at..at + width].iter_mut().rev() {
-            *digit = b'0' + (value % 10).unsigned_abs() as u8;
-            value /= 10;
-        }
-    }
+    text[..TIMESTAMP_BYTES].copy_from_slice(&timestamp(time_ns));
     if stream == Stream::Stderr {
         text[31..37].copy_from_slice(b"stderr");
     }
@@ -140,20 +124,6 @@ fn prefix(time_ns: i64, stream: Stream, tag: Tag) -> [u8; PREFIX_BYTES] {
         text[38] = b'P';
     }
     text
-}
-
-/// Days since 1970-01-01 → year, month, day in the Gregorian calendar. Years start in March, so that the leap day is
-/// the last of one; 400 of them have 146 097 days.
-fn date(days: i64) -> (i64, i64, i64) {
-    let days = days + 719_468;
-    let era = days.div_euclid(146_097);
-    let day_of_era = days.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (era * 400 + year_of_era + i64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

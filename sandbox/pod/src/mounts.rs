@@ -11,10 +11,10 @@ use coracle_sys::{Errno, Fd, FdRef, fs};
 use coracle_wire::{Block, Propagation, SHARED_PROC};
 
 use crate::init::PROC_ATTRIBUTES;
-use crate::root::{Make, Root};
+use crate::root::{KERNEL, Make, Root};
 
 /// procfs (statfs(2)).
-const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+pub(crate) const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
 /// What a tree is to be like once attached.
 pub(crate) struct Wanted {
@@ -49,12 +49,7 @@ pub(crate) fn filesystem(
     }
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), attributes)?;
-    if kind == c"proc" || kind == c"sysfs" {
-        attach_kernel_files(root, &mounted, target)?;
-    } else {
-        let found = root.find_or_make(target, Make::Directory(0o755))?;
-        mount::attach(mounted.borrow(), found.borrow())?;
-    }
+    attach_fresh(root, kind, &mounted, target)?;
     Ok(fs::stat(mounted.borrow())?.identity)
 }
 
@@ -109,20 +104,26 @@ impl SharedProc {
         if attributes != PROC_ATTRIBUTES {
             set_attributes(tree.borrow(), attributes, false)?;
         }
-        attach_kernel_files(root, tree, target)?;
+        attach_fresh(root, c"proc", tree, target)?;
         self.is_attached = true;
         Ok(fs::stat(self.tree.borrow())?.identity)
     }
 }
 
-/// Where the kernel's files are expected they must be, or what masks them would mask something else.
-fn attach_kernel_files(root: &Root, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
+/// Mounts a file system of this kind on `target`, which is made where it is missing.
+fn attach_fresh(root: &Root, kind: &CStr, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
     let found = root.find_or_make(target, Make::Directory(0o755))?;
-    let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
-    if !fs::stat(itself.borrow())?.is_directory() {
-        return Err(Errno::ENOTDIR);
+    // Where the kernel's files are expected they must be, or what masks them would mask something else; and what is made in
+    // /dev would be made, and mounted, wherever a link there leads.
+    if kind == c"proc" || kind == c"sysfs" || KERNEL.contains(&target) {
+        let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
+        if !fs::stat(itself.borrow())?.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
     }
-    mount::attach(mounted.borrow(), found.borrow())
+    check_target(root, target, &found)?;
+    mount::attach(mounted.borrow(), found.borrow())?;
+    root.remember(target, mounted.borrow())
 }
 
 /// `key=value`, or a flag.
@@ -140,11 +141,21 @@ fn set_option(context: FdRef<'_>, option: &CStr) -> Result<(), Errno> {
     mount::fs_option(context, key, Some(value))
 }
 
-/// Refuses what a link on the way made of `target`: the root itself, or the kernel's files, which only mounts that name
-/// them may cover (CVE-2021-30465, CVE-2019-16884).
-fn check_target(root: &Root, target: &CStr, found: &Fd) -> Result<(), Errno> {
-    if fs::stat(found.borrow())?.identity == fs::stat(root.directory())?.identity {
+/// Refuses what a link on the way made of `target`: the root itself, or the mounts at /proc, /sys and /dev, which only
+/// mounts that name them may cover (CVE-2021-30465, CVE-2019-16884).
+pub(crate) fn check_target(root: &Root, target: &CStr, found: &Fd) -> Result<(), Errno> {
+    let stat = fs::stat(found.borrow())?;
+    if stat.identity == fs::stat(root.directory())?.identity {
         return Err(Errno::ELOOP);
+    }
+    let is_below = |directory: &CStr| {
+        let rest = target.to_bytes().strip_prefix(directory.to_bytes());
+        rest.is_some_and(|rest| rest.starts_with(b"/"))
+    };
+    for (directory, made) in KERNEL.into_iter().zip(root.made()) {
+        if made.mount != 0 && stat.mount == made.mount && !is_below(directory) {
+            return Err(Errno::ELOOP);
+        }
     }
     let is_procs = fs::mount_flags_and_type(found.borrow())?.1 == PROC_SUPER_MAGIC;
     if is_procs && !target.to_bytes().starts_with(b"/proc/") {
@@ -171,6 +182,11 @@ pub(crate) fn attach_tree(
         root.find_or_make(path, if is_directory { Make::Directory(0o755) } else { Make::File })?
     };
     check_target(root, path, &target)?;
+    attach_as(root, tree, &target, wanted)?;
+    root.remember(path, tree.borrow())
+}
+
+fn attach_as(root: &Root, tree: &Fd, target: &Fd, wanted: &Wanted) -> Result<(), Errno> {
     match set_on_detached(tree, wanted) {
         Err(Errno::ENOSYS) if !wanted.is_recursive => {
             mount::attach(tree.borrow(), target.borrow())?;
@@ -223,23 +239,33 @@ pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
 
 /// Binds `target` over itself read-only.
 pub(crate) fn read_only(root: &Root, target: &CStr) -> Result<(), Errno> {
-    let Some(target) = existing(root, target)? else { return Ok(()) };
-    let tree = mount::clone_tree(target.borrow(), c"", mount::AT_EMPTY_PATH | mount::AT_RECURSIVE)?;
+    let Some(found) = existing(root, target)? else { return Ok(()) };
+    let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH | mount::AT_RECURSIVE)?;
     match set_attributes(tree.borrow(), mount::MOUNT_ATTR_RDONLY, true) {
         Err(Errno::ENOSYS) => {
-            mount::attach(tree.borrow(), target.borrow())?;
+            mount::attach(tree.borrow(), found.borrow())?;
             remount(root, &tree, MountCall::Attributes(mount::MOUNT_ATTR_RDONLY))
         }
         Err(errno) => Err(errno),
-        Ok(()) => mount::attach(tree.borrow(), target.borrow()),
-    }
+        Ok(()) => mount::attach(tree.borrow(), found.borrow()),
+    }?;
+    root.remember(target, tree.borrow())
 }
 
-/// Mounts a directory on itself.
-pub(crate) fn bind_self(root: &Root, path: &CStr) -> Result<(), Errno> {
-    let directory = root.find_or_make(path, Make::Directory(0o755))?;
-    let tree = mount::clone_tree(directory.borrow(), c"", mount::AT_EMPTY_PATH)?;
-    mount::attach(tree.borrow(), directory.borrow())
+/// Mounts what the image has at `path` on itself (`Op::BindSelf`). Only the root's own file system may be mounted twice:
+/// a copy of procfs, sysfs or /dev would lack all masks that come after, and be writable.
+pub(crate) fn image_volume(root: &Root, path: &CStr) -> Result<(), Errno> {
+    let found = root.find_or_make(path, Make::Directory(0o755))?;
+    let (stat, of_root) = (fs::stat(found.borrow())?, fs::stat(root.directory())?);
+    // By device for image volumes in image volumes, by mount for a file: OverlayFS may show the device of its layer.
+    let is_on_root = stat.device() == of_root.device() || (stat.mount == of_root.mount && stat.mount != 0);
+    if !is_on_root || stat.identity == of_root.identity {
+        return Err(Errno::ELOOP);
+    }
+    let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
+    // As a peer of a shared root it would get each mount below it twice.
+    let wanted = Wanted { attributes: 0, is_recursive: false, propagation: Propagation::Private };
+    attach_as(root, &tree, &found, &wanted)
 }
 
 /// Makes the root mount read-only, without what is mounted below.
@@ -254,7 +280,7 @@ pub(crate) fn read_only_root(root: &Root) -> Result<(), Errno> {
 }
 
 /// What `target` names, or `None` where nothing is.
-fn existing(root: &Root, target: &CStr) -> Result<Option<Fd>, Errno> {
+pub(crate) fn existing(root: &Root, target: &CStr) -> Result<Option<Fd>, Errno> {
     match root.find(target, fs::O_PATH) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
         found => found.map(Some),

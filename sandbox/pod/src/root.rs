@@ -2,6 +2,7 @@
 //! without magic links (openat2, Linux 5.6). An image or a shared volume may hold any link it likes; none leads out.
 //! What is missing is made component by component below the descriptor of the one before.
 
+use core::cell::Cell;
 use core::ffi::CStr;
 
 use coracle_sys::{Errno, Fd, FdRef, fs};
@@ -16,6 +17,10 @@ const ATTEMPTS_MAX: u32 = 32;
 /// Links to nothing that are followed in making one path: a /etc/resolv.conf that points into an empty /run is one.
 const LINKS_MAX: u32 = 4;
 
+/// Where a container has the kernel's own files. Which mounts were made there is remembered, so that a link of an image to
+/// one of them is told apart from the place itself.
+pub(crate) const KERNEL: [&CStr; 3] = [c"/proc", c"/sys", c"/dev"];
+
 /// What to make where nothing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Make {
@@ -26,7 +31,19 @@ pub(crate) enum Make {
 }
 
 /// The root directory of a container.
-pub(crate) struct Root(Fd);
+pub(crate) struct Root {
+    directory: Fd,
+    kernel: [Cell<Made>; KERNEL.len()],
+}
+
+/// A mount that was made at one of [`KERNEL`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// Its id; 0: there is none, or Linux is older than 5.8.
+    pub(crate) mount: u64,
+    /// Its file system's device.
+    pub(crate) device: (u32, u32),
+}
 
 impl Root {
     /// That of the calling process, which must have pivoted into it.
@@ -36,19 +53,33 @@ impl Root {
 
     /// Any directory, to resolve paths inside it.
     pub(crate) fn at(directory: &CStr) -> Result<Self, Errno> {
-        fs::open(FdRef::WORKING_DIRECTORY, directory, fs::O_PATH | fs::O_DIRECTORY, 0).map(Self)
+        let directory = fs::open(FdRef::WORKING_DIRECTORY, directory, fs::O_PATH | fs::O_DIRECTORY, 0)?;
+        Ok(Self { directory, kernel: Default::default() })
     }
 
     /// Its descriptor.
     pub(crate) fn directory(&self) -> FdRef<'_> {
-        self.0.borrow()
+        self.directory.borrow()
+    }
+
+    /// Remembers the mount `mounted` refers to, where `target` is one of [`KERNEL`].
+    pub(crate) fn remember(&self, target: &CStr, mounted: FdRef<'_>) -> Result<(), Errno> {
+        let Some(index) = KERNEL.iter().position(|path| *path == target) else { return Ok(()) };
+        let stat = fs::stat(mounted)?;
+        self.kernel[index].set(Made { mount: stat.mount, device: stat.device() });
+        Ok(())
+    }
+
+    /// The mounts that were made at [`KERNEL`].
+    pub(crate) fn made(&self) -> [Made; KERNEL.len()] {
+        [self.kernel[0].get(), self.kernel[1].get(), self.kernel[2].get()]
     }
 
     /// Opens what `path` names in the container.
     pub(crate) fn find(&self, path: &CStr, flags: u64) -> Result<Fd, Errno> {
         let resolve = fs::RESOLVE_IN_ROOT | fs::RESOLVE_NO_MAGICLINKS;
         for _ in 0..ATTEMPTS_MAX {
-            match fs::open_resolved(self.0.borrow(), path, flags, resolve) {
+            match fs::open_resolved(self.directory.borrow(), path, flags, resolve) {
                 Err(Errno::EAGAIN) => {}
                 found => return found,
             }
@@ -78,7 +109,7 @@ impl Root {
         let mut name = [0; PATH_BYTES_MAX];
         let name = terminated(&mut name, &bytes[start..])?;
         if start == 0 {
-            return with(self.0.borrow(), name);
+            return with(self.directory.borrow(), name);
         }
         let parent = self.find(terminated(&mut parent, &bytes[..start])?, fs::O_PATH | fs::O_DIRECTORY)?;
         with(parent.borrow(), name)
@@ -94,7 +125,7 @@ impl Root {
             let end = start + length;
             if length > 0 {
                 let make = if end == bytes.len() { make } else { Make::Directory(0o755) };
-                let parent_fd = parent.as_ref().map_or(self.0.borrow(), Fd::borrow);
+                let parent_fd = parent.as_ref().map_or(self.directory.borrow(), Fd::borrow);
                 parent = Some(self.step(parent_fd, bytes, (start, end), make, links)?);
             }
             start = end + 1;

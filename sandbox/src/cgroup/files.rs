@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::stat::Mode;
 
-use crate::Error;
+use crate::{Error, umask};
 
 /// Most bytes read of one file: `cgroup.procs` of 30 000 processes; everything else is far shorter.
 const FILE_BYTES_MAX: u64 = 256 << 10;
@@ -63,6 +63,8 @@ pub(super) fn tree(top: &Path) -> Result<Vec<PathBuf>, Error> {
 
 /// Makes one directory; being there already is success.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
+    // A container's own users read the files of its cgroup.
+    let _mask = umask::Public::begin();
     match nix::unistd::mkdir(path, Mode::from_bits_truncate(0o755)) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(Error::kernel("make cgroup", path.display(), errno)),

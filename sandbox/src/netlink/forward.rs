@@ -69,6 +69,11 @@ impl Rule<'_> {
     /// Counts, as each rule of iptables does, and ends with a verdict.
     fn ends(&mut self, code: u32, chain: &str) {
         self.expression("counter", &[], &[]);
+        self.verdict(code, chain);
+    }
+
+    /// Ends with a verdict (NF_…, NFT_…) and, where that goes on elsewhere, a chain.
+    pub(super) fn verdict(&mut self, code: u32, chain: &str) {
         self.express("immediate", &|batch| {
             batch.number(NFTA_IMMEDIATE_DREG, 0);
             let data = batch.nest_unmarked(NFTA_IMMEDIATE_DATA);

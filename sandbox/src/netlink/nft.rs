@@ -5,11 +5,12 @@
 //! ```text
 //!   table ip TABLE        chain prerouting, output     nat, at the priority of other port forwarding
 //!   table ip6 TABLE       chain postrouting            nat, at that of other masquerading
+//!   table ip TABLE        chain guard                  filter, before connections are tracked: nobody's, see below
 //! ```
 //! The table stays when its last rule goes, as the chains of other tools do: NAT hooks that come and go cost more.
 //! Rules: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Numbers in attributes are big endian.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use nix::errno::Errno;
 
@@ -60,7 +61,16 @@ const NFT_CMP_NEQ: u32 = 1;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const NFT_META_MARK: u32 = 3;
+const NFT_META_IIFNAME: u32 = 6;
 const NFT_META_L4PROTO: u32 = 16;
+/// Longest name of a link, with its end (IFNAMSIZ).
+const LINK_NAME_BYTES: usize = 16;
+const NF_DROP: u32 = 0;
+const LOOPBACK: Network = Network { address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 };
+/// The chain of [`Rules::guard_loopback`].
+const GUARD: &str = "guard";
+/// On arrival (NF_INET_PRE_ROUTING), before connection tracking and address translation (NF_IP_PRI_RAW).
+const GUARD_HOOK: (&str, u32, i32) = ("filter", 0, -300);
 const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
 const RTN_LOCAL: u32 = 2;
@@ -200,6 +210,33 @@ impl<'a> Rules<'a> {
         self.batch.end(nest);
     }
 
+    /// Drops what comes from another host or a pod for 127.0.0.0/8, before `net.ipv4.conf.LINK.route_localnet` may be set:
+    /// without that setting the kernel does so itself (RFC 1122, 3.2.1.3), with it every neighbour on the link reaches
+    /// what listens on the node's loopback (CVE-2020-8558). Answers to connections from 127.0.0.1 to a published port are
+    /// not meant: they are masqueraded, so on the link they are for another address.
+    ///
+    /// One rule for all links, which is written anew each time. It is nobody's, and stays with the table, as
+    /// `route_localnet` stays set.
+    pub fn guard_loopback(&mut self) {
+        add_chain(&mut self.batch, self.family, self.table, GUARD, Some(GUARD_HOOK));
+        let (header, target) = ([self.family, 0, 0, 0], format!("{} {GUARD}", self.table));
+        // Without a handle: all rules of the chain.
+        self.batch.message(kind(NFT_MSG_DELRULE), 0, &header, "empty nftables chain", target.clone());
+        self.batch.text(NFTA_RULE_TABLE, self.table);
+        self.batch.text(NFTA_RULE_CHAIN, GUARD);
+        let flags = NLM_F_CREATE | NLM_F_APPEND;
+        self.batch.message(kind(NFT_MSG_NEWRULE), flags, &header, "add nftables rule to", target);
+        self.batch.text(NFTA_RULE_TABLE, self.table);
+        self.batch.text(NFTA_RULE_CHAIN, GUARD);
+        self.batch.attribute(NFTA_RULE_USERDATA, &comment("CVE-2020-8558"));
+        let nest = self.batch.nest(NFTA_RULE_EXPRESSIONS);
+        let mut rule = Rule { batch: &mut self.batch, family: self.family };
+        rule.not_from_link("lo");
+        rule.to(LOOPBACK);
+        rule.verdict(NF_DROP, "");
+        self.batch.end(nest);
+    }
+
     /// Adds all of it, or nothing.
     ///
     /// # Errors
@@ -272,6 +309,14 @@ impl Rule<'_> {
             self.mask(&mask, &vec![0; mask.len()]);
         }
         self.compare(operation, &octets(network.base().address));
+    }
+
+    /// Came in by another link than this.
+    fn not_from_link(&mut self, name: &str) {
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.resize(LINK_NAME_BYTES, 0);
+        self.load_meta(NFT_META_IIFNAME);
+        self.compare(NFT_CMP_NEQ, &bytes);
     }
 
     /// From an address of `network`.

@@ -2,7 +2,8 @@
 
 use coracle_wire::{Op, Propagation, Text};
 
-use super::mounts::{self, Planned, link};
+use super::mount_plan::MountPlan;
+use super::mounts::link;
 use super::record::{Record, c_string};
 use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind};
 use super::{overlay, path, process, sysctl};
@@ -38,16 +39,13 @@ const LINKS: [(&str, &str); 6] = [
 ];
 
 pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
-    let mut mounts = mounts::of(plan)?;
+    let mut mounts = MountPlan::of(plan)?;
     let mut record = Record::new();
     // 1. The cgroup: everything from here on counts against its limits and dies with it.
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     on_the_host(&mut record, plan)?;
     // 2. Everything of the host that the container will see, by descriptor, while host paths still mean the host.
-    for mount in &mut mounts {
-        mount.open(&mut record)?;
-    }
-    let masks = open_masks(&mut record, plan)?;
+    mounts.open(&mut record)?;
     // 3. Own namespaces: the cgroup one only now, as its root is the cgroup the process is in at this moment.
     let cgroup = if plan.has_cgroup_namespace { NEW_CGROUP_NAMESPACE } else { 0 };
     record.push(&Op::Unshare { flags: NEW_MOUNT_NAMESPACE | cgroup })?;
@@ -57,12 +55,10 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
         let layers = path::host("root", &plan.root.layers_directory)?;
         record.push(&Op::IdmapOver { path: Text::new(&layers) })?;
     }
-    for mount in &mut mounts {
-        mount.open_image(&mut record, &plan.root)?;
-    }
+    mounts.open_images(&mut record, &plan.root)?;
     // 4. The root. After the pivot no path can name anything of the host.
     enter_root(&mut record, plan)?;
-    if mounts.iter().any(Planned::is_shared) {
+    if mounts.is_shared() {
         // What is mounted below a bidirectional volume by a grandchild namespace has to reach it (CRI section 3.10).
         // Only the root is there yet, so that it alone changes.
         record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
@@ -72,28 +68,30 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
         // Mount points, nodes and the file systems in memory belong to the container's root.
         record.push(&Op::ActAs { uid, gid })?;
     }
-    // 5. Parents before children; the nodes as soon as there is a /dev, as mounts may be asked for on top of them.
+    // 5. The mounts; the nodes as soon as there is a /dev, as mounts may be asked for on top of them.
     let (in_dev, elsewhere) = devices(plan)?;
     nodes(&mut record, &elsewhere)?;
-    for mount in &mounts {
-        mount.attach(&mut record)?;
+    let mounts = mounts.attach(&mut record, |record, mount| {
         if mount.is_default && mount.target == "/dev" {
-            nodes(&mut record, &in_dev)?;
+            nodes(record, &in_dev)?;
             for (path, content) in LINKS {
-                link(&mut record, content, path)?;
+                link(record, content, path)?;
             }
         }
-    }
-    // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI section 3.5).
-    cover(&mut record, plan, &masks)?;
+        Ok(())
+    })?;
+    // The terminal is mounted on /dev/console.
     process::terminal(&mut record, &plan.process)?;
+    // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI section 3.5).
+    let mounts = mounts.cover(&mut record)?;
     process::limits(&mut record, &plan.process)?;
     // 7. The working directory after every cover, or it would be a handle on what is below; before the root becomes
     // read-only, as it is made where the image lacks it.
     process::working_directory(&mut record, &plan.process, true)?;
     if plan.root.read_only {
-        read_only_root(&mut record, &plan.image_volumes)?;
+        record.push(&Op::ReadOnlyRoot)?;
     }
+    mounts.verify(&mut record)?;
     if let Some(mappings) = &plan.user_namespace {
         // All mounts are made and get locked by this; limits were raised.
         process::check_groups(mappings, &plan.process)?;
@@ -131,15 +129,6 @@ fn join(record: &mut Record, kind: NamespaceKind, path: &std::path::Path) -> Res
     record.push(&Op::JoinNamespace { path: Text::new(&path), flag: kind.flag() })
 }
 
-/// What the image declares as volumes stays writable.
-fn read_only_root(record: &mut Record, volumes: &[String]) -> Result<(), Error> {
-    for volume in volumes {
-        let volume = path::container_c("image volume", volume)?;
-        record.push(&Op::BindSelf { path: Text::new(&volume) })?;
-    }
-    record.push(&Op::ReadOnlyRoot)
-}
-
 fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     let directory = path::host("root", &plan.root.layers_directory)?;
     let target = path::host("root", &plan.root.mountpoint)?;
@@ -150,50 +139,6 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
         target: Text::new(&target),
     })?;
     record.push(&Op::PivotRoot { new_root: Text::new(&target) })
-}
-
-/// A path to mask with the slot of its /dev/null.
-type Masks = Vec<(u16, String)>;
-
-/// One tree of /dev/null per masked path, as a tree can be attached once.
-fn open_masks(record: &mut Record, plan: &ContainerPlan) -> Result<Masks, Error> {
-    let mut masks = Masks::new();
-    for masked in paths_unless_privileged("masked_paths", plan, &plan.masked_paths)? {
-        let slot = record.slot()?;
-        let path = Text::new(c"/dev/null");
-        record.push(&Op::OpenTree { slot, path, recursive: false, from_host: false })?;
-        masks.push((slot, masked));
-    }
-    Ok(masks)
-}
-
-fn cover(record: &mut Record, plan: &ContainerPlan, masks: &Masks) -> Result<(), Error> {
-    for (slot, masked) in masks {
-        let target = c_string("masked_paths", masked.as_bytes())?;
-        record.push(&Op::Mask { slot: *slot, target: Text::new(&target) })?;
-    }
-    for read_only in paths_unless_privileged("readonly_paths", plan, &plan.readonly_paths)? {
-        let target = c_string("readonly_paths", read_only.as_bytes())?;
-        record.push(&Op::ReadOnly { target: Text::new(&target) })?;
-    }
-    Ok(())
-}
-
-fn paths_unless_privileged(
-    field: &str,
-    plan: &ContainerPlan,
-    paths: &[String],
-) -> Result<Vec<String>, Error> {
-    if plan.privileged {
-        return Ok(Vec::new());
-    }
-    paths
-        .iter()
-        .map(|one| match path::container(field, one)? {
-            root if root == "/" => Err(Error::invalid(field, "would cover the root of the container")),
-            clean => Ok(clean),
-        })
-        .collect()
 }
 
 /// Nodes below /dev, and those elsewhere. A CRI mount on /dev is somebody's file system: nothing is made in it.

@@ -1,7 +1,7 @@
 //! What an operation of a record was, in words: the child answers a number and an errno, and the user reads
 //! `bind /srv/data on /data: no such file or directory`.
 
-use coracle_wire::{Op, Propagation, Text, walk};
+use coracle_wire::{Block, Mismatch, Op, Propagation, Text, walk};
 use nix::errno::Errno;
 
 use crate::error::describe_errno;
@@ -20,8 +20,15 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
     if errno == 0 {
         return format!("operation {index} of the launch record: not readable by this pod's monitor");
     }
+    if let (Some(mismatch), Some(op)) = (Mismatch::from_number(errno), find(record, index)) {
+        return format!("{}: {}", describe(record, index), mismatch_words(mismatch, &op));
+    }
     let errno = Errno::from_raw(errno);
     match find(record, index) {
+        Some(Op::BindSelf { .. }) if errno == Errno::ELOOP => {
+            let why = "a link of the image leads there to /, /proc, /sys or /dev";
+            format!("{}: {why}", describe(record, index))
+        }
         Some(Op::Exec { arguments, .. }) => {
             let command = arguments.iter().next().map(|name| name.to_string_lossy()).unwrap_or_default();
             match errno {
@@ -39,6 +46,29 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
             format!("{}: the file system or the kernel cannot do it", describe(record, index))
         }
         _ => format!("{}: {}", describe(record, index), describe_errno(errno)),
+    }
+}
+
+/// What `Op::Verify` found.
+fn mismatch_words(mismatch: Mismatch, op: &Op<'_>) -> String {
+    let Op::Verify { masked, read_only, .. } = *op else { return format!("{mismatch:?}") };
+    let nth = |block: Block<'_>, index: u32| {
+        let path = block.iter().nth(index as usize);
+        path.map_or_else(|| format!("path {index}"), |path| path.to_string_lossy().into_owned())
+    };
+    let (path, expected) = match (mismatch.item, mismatch.item.checked_sub(Mismatch::FIRST_PATH)) {
+        (0, _) => ("/proc".into(), "the procfs that was mounted there"),
+        (1, _) => ("/sys".into(), "what was mounted there"),
+        (2, _) => ("/dev".into(), "what was mounted there"),
+        (_, None) => ("/".into(), "read-only"),
+        (_, Some(index)) => match u32::from(index).checked_sub(masked.count) {
+            None => (nth(masked, index.into()), "masked"),
+            Some(index) => (nth(read_only, index), "read-only"),
+        },
+    };
+    match mismatch.errno {
+        0 => format!("{path} is not {expected}"),
+        errno => format!("{path}: {}", describe_errno(Errno::from_raw(errno.into()))),
     }
 }
 
@@ -95,7 +125,7 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::IdmapOver { path } => format!("map the owners of files in {}", show(*path)),
         Op::Idmap { slot } => format!("map the owners of files in {}", source(record, *slot)),
         Op::OpenBelow { path, .. } => format!("open {} of the image", show(*path)),
-        Op::BindSelf { path } => format!("keep {} writable", show(*path)),
+        Op::BindSelf { path } => format!("mount image volume {}", show(*path)),
         Op::GiveStreams { uid } => format!("give the standard streams to {uid}"),
         Op::UserNamespace => "enter the pod's user namespace".into(),
         Op::Wait => "wait for the daemon".into(),
@@ -107,6 +137,7 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::SpareOwnCalls => "prepare the seccomp filter".into(),
         Op::Keyring => "join the session keyring".into(),
         Op::SharedPidNamespace => "make the pod's PID namespace".into(),
+        Op::Verify { .. } => "check what was mounted".into(),
         Op::Exec { arguments, .. } => {
             let command = arguments.iter().next().map(|name| name.to_string_lossy().into_owned());
             format!("exec {}", command.unwrap_or_default())

@@ -12,6 +12,7 @@
 
 mod container;
 mod describe;
+mod mount_plan;
 mod mounts;
 mod overlay;
 mod path;
@@ -79,28 +80,57 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     Ok(waiting.finish())
 }
 
-/// The record for a monitor that speaks an older version of the frames: without what that does not know.
-///
-/// # Errors
-/// [`Error::Invalid`]: the record cannot be read.
-pub fn for_version(record: &[u8], version: u16) -> Result<Vec<u8>, Error> {
-    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
-    let mut known = record::Record::new();
-    for op in coracle_wire::walk(record).map_err(damaged)? {
-        let op = op.map_err(damaged)?;
-        if op.since() <= version {
-            known.push(&op)?;
-        }
-    }
-    Ok(known.finish())
-}
-
 /// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
 /// hooks.
 pub fn needs_host(record: &[u8]) -> bool {
     use coracle_wire::Op;
     let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
     coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
+}
+
+/// The record as a monitor whose frames have this version can walk it: without the operations that it does not know
+/// ([`coracle_wire::Op::since`]).
+///
+/// # Errors
+/// [`Error::Invalid`]: the record cannot be read, or a build before that version made it and lets an image volume come after
+/// the masks, which it could undo.
+pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
+    use coracle_wire::Op;
+    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
+    let mut known = record::Record::new();
+    let mut has_masks = false;
+    for op in coracle_wire::walk(&record).map_err(damaged)? {
+        let op = op.map_err(damaged)?;
+        match op {
+            Op::Mask { .. } => has_masks = true,
+            Op::BindSelf { path } if has_masks => {
+                let path = path.as_cstr().unwrap_or_default().to_string_lossy();
+                let why = "was planned by an earlier version of coracle: create the container again";
+                return Err(Error::invalid(format!("image volume {path}"), why));
+            }
+            _ => {}
+        }
+        if version < coracle_wire::VERSION && op.since() <= version {
+            known.push(&op)?;
+        }
+    }
+    Ok(if version < coracle_wire::VERSION { known.finish() } else { record })
+}
+
+/// Whether operation `index` of `record` failed for what the image has at the path of a mount, a link that leads where no mount
+/// may be or a file, and not for what the node lacks.
+pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
+    use coracle_wire::Op;
+    use nix::errno::Errno;
+    let op = coracle_wire::walk(record).ok().and_then(|mut ops| ops.nth(usize::from(index))?.ok());
+    match Errno::from_raw(errno) {
+        Errno::ELOOP | Errno::ENOTDIR => {
+            matches!(op, Some(Op::BindSelf { .. } | Op::Filesystem { .. } | Op::Attach { .. }))
+        }
+        // An image volume that could not be made, in procfs for one.
+        Errno::ENOENT | Errno::EPERM => matches!(op, Some(Op::BindSelf { .. })),
+        _ => false,
+    }
 }
 
 /// The seccomp filter that a launch record installs, for execs into its container.

@@ -1,5 +1,5 @@
-//! Which mounts a container gets, in which order, and what a mount that was asked for does to the default ones.
-//! Rules: CRI section 3.11 (order, replacement), 4.1 and 4.3 (the default mounts).
+//! Which mounts a container gets, what each one is made of, and what a mount that was asked for does to the default ones.
+//! Their order is [`super::mount_plan`]'s. Rules: CRI section 3.11 (replacement), 4.1 and 4.3 (the default mounts).
 
 use std::path::{Path, PathBuf};
 
@@ -41,34 +41,33 @@ const CGROUP_TARGET: &str = "/sys/fs/cgroup";
 pub(super) struct Planned {
     /// Container path, clean.
     pub(super) target: String,
-    what: What,
+    pub(super) what: What,
     /// Made by us rather than asked for.
     pub(super) is_default: bool,
 }
 
-enum What {
-    Fresh {
-        kind: &'static std::ffi::CStr,
-        options: Vec<String>,
-        attributes: u64,
-    },
+pub(super) enum What {
+    /// A file system that is mounted afresh.
+    Fresh { kind: &'static std::ffi::CStr, options: Vec<String>, attributes: u64 },
+    /// A tree of the host.
     Bind(Bind),
     /// The slot's number is in the bind.
-    Image {
-        lowers: Vec<String>,
-        sub_path: String,
-        empty: PathBuf,
-        bind: Bind,
+    Image { lowers: Vec<String>, sub_path: String, empty: PathBuf, bind: Bind },
+    /// Those of cgroup v1.
+    Cgroups { binds: Vec<(String, Bind)>, links: Vec<(String, String)>, read_only: bool },
+    /// The container's own directory, mounted on itself.
+    ImageVolume,
+    /// The host's /dev/null on a file, an empty directory on a directory.
+    Mask {
+        /// Where the tree of /dev/null is kept: one for each, as a tree can be attached once.
+        slot: u16,
     },
-    Cgroups {
-        binds: Vec<(String, Bind)>,
-        links: Vec<(String, String)>,
-        read_only: bool,
-    },
+    /// What is there, mounted on itself read-only.
+    ReadOnly,
 }
 
 /// A tree of the host, attached somewhere.
-struct Bind {
+pub(super) struct Bind {
     source: PathBuf,
     recursive: bool,
     /// Taken in the host's mount namespace, not in the pod's.
@@ -81,8 +80,7 @@ struct Bind {
     slot: u16,
 }
 
-/// All mounts in the order they are made: by number of path components, so that parents come before what is below
-/// them, otherwise the default ones first and then as asked.
+/// The default mounts, then those asked for, as asked.
 pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
     let mut asked = Vec::new();
     for (index, mount) in plan.mounts.iter().enumerate() {
@@ -96,7 +94,6 @@ pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
         .filter(|default| !(has_own_dev && path::is_within(&default.target, "/dev")))
         .collect();
     all.append(&mut asked);
-    all.sort_by_key(|mount| path::depth(&mount.target));
     Ok(all)
 }
 
@@ -268,6 +265,31 @@ impl Bind {
 }
 
 impl Planned {
+    pub(super) fn asked(target: String, what: What) -> Self {
+        Self { target, what, is_default: false }
+    }
+
+    /// Whether it is the file system that /proc, /sys or /dev is without a volume there.
+    pub(super) fn is_fresh_for(&self, directory: &str) -> bool {
+        let expected = match directory {
+            "/proc" => c"proc",
+            "/sys" => c"sysfs",
+            _ => c"tmpfs",
+        };
+        matches!(&self.what, What::Fresh { kind, .. } if *kind == expected)
+    }
+
+    /// Whether nobody can write to it, by its own flags.
+    pub(super) fn is_read_only(&self) -> bool {
+        match &self.what {
+            What::Fresh { attributes, .. } => attributes & READ_ONLY != 0,
+            What::Bind(bind) | What::Image { bind, .. } => bind.attributes & READ_ONLY != 0,
+            What::Cgroups { read_only, .. } => *read_only,
+            What::ReadOnly | What::Mask { .. } => true,
+            What::ImageVolume => false,
+        }
+    }
+
     pub(super) fn is_shared(&self) -> bool {
         matches!(&self.what, What::Bind(bind) if bind.propagation == Propagation::Shared)
     }
@@ -275,8 +297,13 @@ impl Planned {
     /// While the host's files are in view: take what comes from there.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         match &mut self.what {
-            What::Fresh { .. } | What::Image { .. } => Ok(()),
+            What::Fresh { .. } | What::Image { .. } | What::ImageVolume | What::ReadOnly => Ok(()),
             What::Bind(bind) => bind.open(record),
+            What::Mask { slot } => {
+                *slot = record.slot()?;
+                let path = Text::new(c"/dev/null");
+                record.push(&Op::OpenTree { slot: *slot, path, recursive: false, from_host: false })
+            }
             What::Cgroups { binds, .. } => binds.iter_mut().try_for_each(|(_, bind)| bind.open(record)),
         }
     }
@@ -305,6 +332,18 @@ impl Planned {
                 mount_fresh(record, kind, options, *attributes, &self.target)
             }
             What::Bind(bind) | What::Image { bind, .. } => bind.attach(record, &self.target),
+            What::ImageVolume => {
+                let path = c_string("image volume", self.target.as_bytes())?;
+                record.push(&Op::BindSelf { path: Text::new(&path) })
+            }
+            What::Mask { slot } => {
+                let target = c_string("masked_paths", self.target.as_bytes())?;
+                record.push(&Op::Mask { slot: *slot, target: Text::new(&target) })
+            }
+            What::ReadOnly => {
+                let target = c_string("readonly_paths", self.target.as_bytes())?;
+                record.push(&Op::ReadOnly { target: Text::new(&target) })
+            }
             What::Cgroups { binds, links, read_only } => {
                 let attributes = NO_SUID | NO_DEV | NO_EXEC;
                 mount_fresh(record, c"tmpfs", &["mode=755".to_owned()], attributes, &self.target)?;

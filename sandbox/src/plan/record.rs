@@ -17,6 +17,7 @@ pub(super) struct Record {
     bytes: Vec<u8>,
     operations: u16,
     slots: u16,
+    has_all_mounts: bool,
 }
 
 impl Record {
@@ -24,10 +25,13 @@ impl Record {
         let header = RecordHeader { version: RECORD_VERSION };
         // A header is one integer and the vector grows: there is nothing that can fail.
         let bytes = postcard::to_allocvec(&header).unwrap_or_default();
-        Self { bytes, operations: 0, slots: 0 }
+        Self { bytes, operations: 0, slots: 0, has_all_mounts: false }
     }
 
     pub(super) fn push(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        if self.has_all_mounts && mounts(op) {
+            return Err(Error::invalid("launch record", format!("{op:?} would come after the covers")));
+        }
         let bytes = postcard::to_extend(op, std::mem::take(&mut self.bytes))
             .map_err(|error| Error::invalid("launch record", error.to_string()))?;
         self.bytes = bytes;
@@ -38,6 +42,11 @@ impl Record {
         self.operations =
             operations.ok_or_else(|| Error::invalid("launch record", "has too many operations"))?;
         Ok(())
+    }
+
+    /// No operation that mounts anything comes after this: it could uncover what is masked.
+    pub(super) fn seal_mounts(&mut self) {
+        self.has_all_mounts = true;
     }
 
     /// A slot nobody has yet.
@@ -55,6 +64,23 @@ impl Record {
     pub(super) fn finish(self) -> Vec<u8> {
         self.bytes
     }
+}
+
+/// Whether the operation attaches a mount in the container's root, or makes what one could be attached to.
+fn mounts(op: &Op<'_>) -> bool {
+    matches!(
+        op,
+        Op::Attach { .. }
+            | Op::BindSelf { .. }
+            | Op::Filesystem { .. }
+            | Op::Mask { .. }
+            | Op::Node { .. }
+            | Op::Overlay { .. }
+            | Op::ReadOnly { .. }
+            | Op::Symlink { .. }
+            | Op::Terminal
+            | Op::Tmpfs { .. }
+    )
 }
 
 /// Strings back to back, as [`Block`] wants them.

@@ -289,7 +289,8 @@ pub struct ContainerPlan {
     pub is_cgroup_mount_writable: bool,
     /// In the order asked for.
     pub mounts: Vec<Mount>,
-    /// Directories that the image declares as volumes: they stay writable below a read-only root.
+    /// Paths that the image declares as volumes: directories of the container's writable layer that are mounted on
+    /// themselves, so that they stay writable below a read-only root. A mount on the path or above it replaces one.
     pub image_volumes: Vec<String>,
     /// Bound into /etc unless a mount covers them.
     pub files: Files,

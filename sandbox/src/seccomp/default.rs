@@ -1,10 +1,16 @@
 //! RuntimeDefault: what containers may call when nobody says otherwise. The decisions are those that container runtimes
 //! have made for years (CRI section 3.4), so that images which work elsewhere work here; the data are ours.
 //!
-//! Written as what is held back, each with its reason and the capability that gives it back: what a container does not
-//! need is a short list, and it is the list that one wants to review. Calls that are newer than this build answer ENOSYS.
+//! What is held back stands here, each with its reason and the capability that gives it back; what is allowed without a
+//! condition is listed in `allowed`. Every call of the table is in exactly one of the lists, which a unit test checks, so
+//! that a new number in the table is a decision. Calls that are newer than this build answer ENOSYS.
+//!
+//! i386's `socketcall` is allowed, as in containerd: the address family is behind a pointer, where no filter sees it, and
+//! 32-bit C libraries make every socket by that call (moby refused it for some days in 2026 and took that back). There an
+//! LSM has to refuse AF_ALG.
 
-use super::{Action, Architecture, Compare, Condition, Profile, Rule, calls};
+use super::allowed::ALLOWED;
+use super::{Action, Architecture, Compare, Condition, Profile, Rule};
 use crate::capability::bit;
 
 /// A reason to hold calls back.
@@ -56,7 +62,7 @@ static HELD: &[Held] = &[
     // The kernel's keyrings know no namespaces.
     Held { unless: &[], names: &["add_key", "keyctl", "request_key"] },
     // Other processes' memory and descriptors; ptrace itself checks well since Linux 4.8.
-    Held { unless: &["CAP_SYS_PTRACE"], names: &["kcmp", "pidfd_getfd"] },
+    Held { unless: &["CAP_SYS_PTRACE"], names: &["kcmp", "pidfd_getfd", "process_madvise"] },
     // The node as a whole.
     Held { unless: &["CAP_SYS_BOOT"], names: &["reboot"] },
     Held { unless: &[], names: &["swapoff", "swapon"] },
@@ -69,6 +75,25 @@ static HELD: &[Held] = &[
         names: &["get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node"],
     },
     Held { unless: &[], names: &["migrate_pages", "move_pages"] },
+    // i386 had them before C libraries used their successors; containerd does not allow them.
+    Held {
+        unless: &[],
+        names: &[
+            "nice",
+            "oldfstat",
+            "oldlstat",
+            "oldolduname",
+            "oldstat",
+            "olduname",
+            "readdir",
+            "sgetmask",
+            "sigaction",
+            "signal",
+            "sigpending",
+            "sigsuspend",
+            "ssetmask",
+        ],
+    },
     // Dead, or never alive.
     Held {
         unless: &[],
@@ -104,12 +129,19 @@ static HELD: &[Held] = &[
     },
 ];
 
+/// Calls that the table knows and containerd's profile does not yet: they answer ENOSYS, as runc answers calls that are
+/// newer than a profile, and programs fall back on the ioctl that these two replace (Linux 6.17).
+const NEWER: [&str; 2] = ["file_getattr", "file_setattr"];
+
 /// Namespaces that clone(2) makes: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 /// What personality(2) may set: Linux, Linux as 2.6, 32 bits of either, and asking.
 const PERSONALITIES: [u64; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
-/// Sockets to the hypervisor, past every network namespace.
-const AF_VSOCK: u64 = 40;
+/// Address families that no container may have a socket of, whatever its capabilities: AF_ALG (the kernel's crypto API,
+/// which had CVE-2026-31431) and AF_VSOCK (to the hypervisor, past every network namespace).
+const FAMILIES: [u64; 2] = [38, 40];
+/// The family is an `int`: the kernel ignores the argument's upper half, so the filter must, too.
+const INT: u64 = 0xffff_ffff;
 /// `errno`, as filters answer it.
 const EPERM: u16 = 1;
 const ENOSYS: u16 = 38;
@@ -117,47 +149,27 @@ const ENOSYS: u16 = 38;
 /// The profile for a container that may have these capabilities (bit n is capability n).
 pub fn runtime_default(capabilities: u64) -> Profile {
     let has = |name: &&str| bit(name).is_some_and(|bit| capabilities & bit != 0);
-    let mut held: Vec<&str> = HELD
-        .iter()
-        .filter(|held| !held.unless.iter().any(has))
-        .flat_map(|held| held.names.iter().copied())
-        .collect();
+    let given = HELD.iter().filter(|held| held.unless.iter().any(has)).flat_map(|held| held.names);
+    let mut allowed: Vec<&str> = ALLOWED.iter().chain(given).copied().collect();
     let mut rules = Vec::new();
-    let condition = |argument, compare, value| Condition { argument, compare, value };
-    if !has(&ADMIN) {
-        held.extend(["clone", "clone3"]);
-        rules.push(Rule {
-            names: vec!["clone".to_owned()],
-            conditions: vec![condition(0, Compare::Masked { mask: CLONE_NAMESPACES }, 0)],
-            action: Action::Allow,
-        });
+    if has(&ADMIN) {
+        allowed.extend(["clone", "clone3"]);
+    } else {
+        let no_namespaces = Compare::Masked { mask: CLONE_NAMESPACES };
+        rules.push(rule(&["clone"], Some((no_namespaces, 0)), Action::Allow));
         // Its flags are behind a pointer, where no filter sees them: programs fall back to clone.
-        rules.push(Rule {
-            names: vec!["clone3".to_owned()],
-            conditions: Vec::new(),
-            action: Action::Errno(ENOSYS),
-        });
+        rules.push(rule(&["clone3"], None, Action::Errno(ENOSYS)));
     }
     for personality in PERSONALITIES {
-        rules.push(Rule {
-            names: vec!["personality".to_owned()],
-            conditions: vec![condition(0, Compare::Equal, personality)],
-            action: Action::Allow,
-        });
+        rules.push(rule(&["personality"], Some((Compare::Equal, personality)), Action::Allow));
     }
-    held.push("personality");
-    rules.push(Rule {
-        names: vec!["socket".to_owned()],
-        conditions: vec![condition(0, Compare::NotEqual, AF_VSOCK)],
-        action: Action::Allow,
-    });
-    held.push("socket");
-    let free = calls::CALLS.iter().map(|(name, _)| *name).filter(|name| !held.contains(name));
-    rules.push(Rule {
-        names: free.map(str::to_owned).collect(),
-        conditions: Vec::new(),
-        action: Action::Allow,
-    });
+    for family in FAMILIES {
+        let family = Some((Compare::Masked { mask: INT }, family));
+        rules.push(rule(&["socket"], family, Action::Errno(EPERM)));
+    }
+    allowed.push("socket");
+    rules.push(rule(&NEWER, None, Action::Errno(ENOSYS)));
+    rules.push(rule(&allowed, None, Action::Allow));
     Profile {
         default: Action::Errno(EPERM),
         unknown: Action::Errno(ENOSYS),
@@ -165,4 +177,18 @@ pub fn runtime_default(capabilities: u64) -> Profile {
         rules,
         flags: 0,
     }
+}
+
+/// Every call that is not in [`ALLOWED`].
+#[cfg(test)]
+pub(super) fn not_allowed() -> impl Iterator<Item = &'static str> {
+    let held = HELD.iter().flat_map(|held| held.names).chain(&NEWER).copied();
+    held.chain(["clone", "clone3", "personality", "socket"])
+}
+
+/// A rule with at most one condition, on the first argument.
+fn rule(names: &[&str], first: Option<(Compare, u64)>, action: Action) -> Rule {
+    let condition = |(compare, value)| Condition { argument: 0, compare, value };
+    let conditions = first.map(condition).into_iter().collect();
+    Rule { names: names.iter().map(|name| (*name).to_owned()).collect(), conditions, action }
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use super::{Action, Architecture, Compare, Condition, Profile, Rule};
 use crate::Error;
 use crate::capability::bit;
+use crate::probe::kernel_version;
 
 /// Longest file; Docker's own default has 14 KiB.
 const FILE_BYTES_MAX: usize = 1 << 20;
@@ -168,7 +169,7 @@ fn condition(field: &str, argument: &Argument) -> Result<Condition, Error> {
 fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
     let has = |name: &String| bit(name).is_some_and(|bit| capabilities & bit != 0);
     let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let is_new = |wanted: &String| version(release) >= version(wanted);
+    let is_new = |wanted: &String| kernel_version(release) >= kernel_version(wanted);
     let includes = call.includes.as_ref().is_none_or(|filter| {
         filter.caps.iter().flatten().all(has)
             && filter
@@ -183,13 +184,6 @@ fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
             || filter.min_kernel.as_ref().is_some_and(is_new)
     });
     includes && !excludes
-}
-
-/// The first two numbers of a release.
-fn version(release: &str) -> (u32, u32) {
-    let mut numbers =
-        release.split(|letter: char| !letter.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 fn flag(name: &str) -> Result<u32, Error> {

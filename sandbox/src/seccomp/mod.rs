@@ -8,6 +8,7 @@
 //! it; a call of any other kills. Within an architecture numbers are found by a binary search, so that the most usual calls
 //! cost some ten instructions whatever the profile's length.
 
+mod allowed;
 mod assemble;
 mod calls;
 mod default;
@@ -92,7 +93,8 @@ pub struct Condition {
 /// What is done with some calls, where every condition holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Names; one that no architecture knows is passed over, as every runtime does (profiles outlive kernels).
+    /// Names. One that no architecture knows has no effect, as in every runtime, because profiles outlive kernels;
+    /// [`Profile::unknown_names`] tells which those are.
     pub names: Vec<String>,
     /// All must hold; none at all always do.
     pub conditions: Vec<Condition>,
@@ -123,6 +125,15 @@ impl Architecture {
         &[Architecture::X86_64, Architecture::X86, Architecture::X32]
     };
 
+    /// Every one of the table of calls, of this machine or not.
+    pub const ALL: [Architecture; 5] = [
+        Architecture::X86_64,
+        Architecture::X86,
+        Architecture::X32,
+        Architecture::Aarch64,
+        Architecture::Arm,
+    ];
+
     /// AUDIT_ARCH_…, which the kernel tells a filter.
     fn audit(self) -> u32 {
         match self {
@@ -143,17 +154,22 @@ impl Architecture {
         }
     }
 
-    /// The call's number, as the kernel tells it to a filter.
-    fn number(self, name: &str) -> Option<u32> {
+    /// The call's number, as the kernel tells it to a filter; none: this architecture does not have the call.
+    pub fn number(self, name: &str) -> Option<u32> {
         let index = calls::CALLS.binary_search_by_key(&name, |(name, _)| name).ok()?;
-        let number = calls::CALLS[index].1[self.column()];
-        let bit = if self == Architecture::X32 { X32_BIT } else { 0 };
-        (number != calls::NO).then_some(u32::from(number) | bit)
+        match calls::CALLS[index].1[self.column()] {
+            calls::NO => None,
+            private if private >= calls::ARM => Some(ARM_PRIVATE + u32::from(private - calls::ARM)),
+            number if self == Architecture::X32 => Some(u32::from(number) | X32_BIT),
+            number => Some(u32::from(number)),
+        }
     }
 }
 
 /// Set in the numbers of x32, which shares x86_64's audit value.
 const X32_BIT: u32 = 0x4000_0000;
+/// The first number of arm's private calls (`__ARM_NR_BASE`).
+const ARM_PRIVATE: u32 = 0xf_0000;
 
 /// A whole policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,6 +185,15 @@ pub struct Profile {
     pub rules: Vec<Rule>,
     /// SECCOMP_FILTER_FLAG_…
     pub flags: u32,
+}
+
+impl Profile {
+    /// Names in rules that are no call of any architecture this build knows: the rules do nothing about them, and
+    /// [`Profile::default`] or [`Profile::unknown`] decides. Whoever loads a profile has to say so.
+    pub fn unknown_names(&self) -> impl Iterator<Item = &str> {
+        let names = self.rules.iter().flat_map(|rule| rule.names.iter().map(String::as_str));
+        names.filter(|name| calls::CALLS.binary_search_by_key(name, |(known, _)| known).is_err())
+    }
 }
 
 /// Compiles a profile.

@@ -19,8 +19,6 @@ pub const O_CREAT: u64 = 0o100;
 pub const O_TRUNC: u64 = 0o1000;
 /// Do not make it the controlling terminal.
 pub const O_NOCTTY: u64 = 0o400;
-/// Writes go to the end.
-pub const O_APPEND: u64 = 0o2000;
 /// Answer EAGAIN instead of waiting.
 pub const O_NONBLOCK: u64 = 0o4000;
 /// Only directories.
@@ -199,34 +197,66 @@ pub struct Stat {
     pub mode: u32,
     /// Of a device: its major number.
     pub device_major: u32,
+    /// Of a device: its minor number.
+    pub device_minor: u32,
     /// Which file it is: file system (major, minor) and inode number.
     pub identity: (u32, u32, u64),
+    /// The mount it was reached by, as in /proc/self/mountinfo; 0 before Linux 5.8.
+    pub mount: u64,
+    /// Whether it is the root of that mount; false before Linux 5.8.
+    pub is_mount_root: bool,
 }
 
 impl Stat {
+    /// The device of its file system: major, minor.
+    pub fn device(self) -> (u32, u32) {
+        (self.identity.0, self.identity.1)
+    }
+
     /// Whether it is a directory.
     pub fn is_directory(self) -> bool {
         self.mode & S_IFMT == S_IFDIR
     }
 }
 
-/// statx(2) (Linux 4.11) of an open descriptor.
+/// statx(2) (Linux 4.11; the mount since 5.8) of an open descriptor.
 pub fn stat(file: FdRef<'_>) -> Result<Stat, Errno> {
-    const STATX_TYPE_MODE_INODE: usize = 0x103;
-    // `struct statx`, 256 bytes: stx_mode is a u16 at 28, stx_ino a u64 at 32, stx_rdev_major a u32 at 128, stx_dev_major and
-    // stx_dev_minor follow at 136.
+    const STATX_MNT_ID: u32 = 0x1000;
+    const STATX_TYPE_MODE_INODE: u32 = 0x103;
+    const STATX_ATTR_MOUNT_ROOT: u32 = 0x2000;
+    // `struct statx`, 256 bytes: stx_mask is a u32 at 0, stx_attributes a u64 at 8, stx_mode a u16 at 28, stx_ino a u64 at 32,
+    // stx_rdev_major and stx_rdev_minor are u32 at 128, stx_dev_major and stx_dev_minor follow, stx_mnt_id is a u64 at 144.
     let mut buffer = [0_u32; 64];
     let arguments = [
         file.argument(),
         c"".as_ptr() as usize,
         AT_EMPTY_PATH,
-        STATX_TYPE_MODE_INODE,
+        (STATX_TYPE_MODE_INODE | STATX_MNT_ID) as usize,
         buffer.as_mut_ptr() as usize,
     ];
     // SAFETY: the path is a static empty string; the kernel writes 256 bytes, the size of `buffer`.
     unsafe { call(number::STATX, arguments) }?;
-    let inode = u64::from(buffer[8]) | u64::from(buffer[9]) << 32;
-    Ok(Stat { mode: buffer[7] & 0xffff, device_major: buffer[32], identity: (buffer[34], buffer[35], inode) })
+    let long = |at: usize| u64::from(buffer[at]) | u64::from(buffer[at + 1]) << 32;
+    Ok(Stat {
+        mode: buffer[7] & 0xffff,
+        device_major: buffer[32],
+        device_minor: buffer[33],
+        identity: (buffer[34], buffer[35], long(8)),
+        mount: if buffer[0] & STATX_MNT_ID == 0 { 0 } else { long(36) },
+        is_mount_root: buffer[2] & STATX_ATTR_MOUNT_ROOT != 0,
+    })
+}
+
+/// Whether a directory opened for reading has no entries but `.` and `..` (getdents64(2)). Reads from where the last call
+/// ended, so a descriptor can be asked once.
+pub fn is_empty_directory(directory: FdRef<'_>) -> Result<bool, Errno> {
+    // `struct linux_dirent64` is 19 bytes and the name with its NUL, in steps of 8: 24 bytes for each of the two.
+    const BOTH_BYTES: usize = 48;
+    let mut buffer = [0_u64; 16];
+    let arguments = [directory.argument(), buffer.as_mut_ptr() as usize, size_of_val(&buffer)];
+    // SAFETY: the kernel writes at most the length given into a local that lives across the call.
+    let length = unsafe { call(number::GETDENTS64, arguments) }?;
+    Ok(length <= BOTH_BYTES)
 }
 
 /// `f_flags` of fstatfs(2), the mount's ST_… bits, and `f_type`.
@@ -466,11 +496,36 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_is_empty_without_entries() {
+        let path = std::env::temp_dir().join(format!("coracle-sys-empty-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let is_empty = || {
+            let directory = open(FdRef::WORKING_DIRECTORY, &name, O_RDONLY | O_DIRECTORY, 0).unwrap();
+            is_empty_directory(directory.borrow())
+        };
+        assert_eq!(is_empty(), Ok(true));
+        std::fs::write(path.join("x"), "").unwrap();
+        assert_eq!(is_empty(), Ok(false));
+        std::fs::remove_dir_all(&path).unwrap();
+        let null = open(FdRef::WORKING_DIRECTORY, c"/dev/null", O_RDONLY, 0).unwrap();
+        assert_eq!(is_empty_directory(null.borrow()), Err(Errno::ENOTDIR));
+    }
+
+    #[test]
     fn stat_reads_the_fields_it_names() {
         let null = open(FdRef::WORKING_DIRECTORY, c"/dev/null", O_RDONLY, 0).unwrap();
         let stat = stat(null.borrow()).unwrap();
-        assert_eq!((stat.mode & S_IFMT, stat.device_major), (S_IFCHR, 1));
+        assert_eq!((stat.mode & S_IFMT, stat.device_major, stat.device_minor), (S_IFCHR, 1, 3));
+        assert!(!stat.is_mount_root);
         let proc = open(FdRef::WORKING_DIRECTORY, c"/proc", O_PATH, 0).unwrap();
+        let mounted = super::stat(proc.borrow()).unwrap();
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = table.lines().find(|line| line.split(' ').nth(4) == Some("/proc")).unwrap();
+        assert!(
+            mounted.is_mount_root && line.starts_with(&format!("{} ", mounted.mount)),
+            "{mounted:?}: {line}"
+        );
         assert_eq!(mount_flags_and_type(proc.borrow()).unwrap().1, 0x9fa0);
     }
 }

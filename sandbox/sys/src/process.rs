@@ -169,6 +169,16 @@ pub enum Status {
     Signal(u8),
 }
 
+impl Status {
+    /// From the word that wait4 writes (W_EXITCODE in the kernel's headers).
+    fn decode(word: i32) -> Self {
+        match (word & 0x7f) as u8 {
+            0 => Status::Code((word >> 8) as u8),
+            signal => Status::Signal(signal),
+        }
+    }
+}
+
 /// Reaps one child that has ended (wait4 with WNOHANG): any with `pid` -1. `None` when none has; ECHILD when there
 /// are no children.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
@@ -177,9 +187,22 @@ pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
     let arguments = [pid as isize as usize, &raw mut status as usize, WNOHANG, 0];
     // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
     let reaped = unsafe { call(number::WAIT4, arguments) }?;
-    let signal = (status & 0x7f) as u8;
-    let status = if signal == 0 { Status::Code((status >> 8) as u8) } else { Status::Signal(signal) };
-    Ok((reaped != 0).then_some((reaped as i32, status)))
+    Ok((reaped != 0).then_some((reaped as i32, Status::decode(status))))
+}
+
+/// Waits until this child has ended, reaps it and says how it ended (wait4). For a child that is known to end: the caller
+/// sleeps until then.
+pub fn wait_status(pid: i32) -> Result<Status, Errno> {
+    loop {
+        let mut status: i32 = 0;
+        // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
+        match unsafe { call(number::WAIT4, [pid as isize as usize, &raw mut status as usize, 0, 0]) } {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+            // SAFETY: an initialised local; volatile because the compiler did not see the kernel's write.
+            Ok(_) => return Ok(Status::decode(unsafe { (&raw const status).read_volatile() })),
+        }
+    }
 }
 
 /// Waits until this child has ended, and reaps it (wait4): for one that is known to be ending.
@@ -563,6 +586,21 @@ mod tests {
                     break assert_eq!(ended, (pid, Status::Code(7)));
                 }
             },
+        }
+    }
+
+    #[test]
+    fn a_wait_says_how_the_child_ended() {
+        for (code, signal, expected) in [(3, None, Status::Code(3)), (0, Some(SIGKILL), Status::Signal(9))] {
+            match clone(0, None).unwrap() {
+                Clone::Child => loop {
+                    match signal {
+                        Some(signal) => kill(pid(), signal).unwrap(),
+                        None => exit(code),
+                    }
+                },
+                Clone::Parent { pid, .. } => assert_eq!(wait_status(pid), Ok(expected)),
+            }
         }
     }
 

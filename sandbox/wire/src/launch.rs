@@ -348,8 +348,10 @@ pub enum Op<'a> {
         #[serde(borrow)]
         path: Text<'a>,
     },
-    /// Mount the container's directory `path`, which is made where it is missing, on itself: it stays as it is when the
-    /// root around it becomes read-only.
+    /// An image volume: mount the container's directory `path`, which is made where it is missing, on itself, so that it
+    /// stays writable when the root around it becomes read-only. What is mounted below is not part of it, so it comes
+    /// before all mounts but those of the kernel. ELOOP where a link of the image leads `path` out of the root's own file
+    /// system or to the root itself (monitors before version 4 do not check that).
     BindSelf {
         /// Container path.
         #[serde(borrow)]
@@ -410,6 +412,21 @@ pub enum Op<'a> {
         /// In the container.
         gid: u32,
     },
+    /// When all mounts are made, and before a user namespace is entered: check by descriptor that the container has what
+    /// was planned. Changes nothing. Fails with a [`Mismatch`]. Since version 4 of the frames ([`crate::VERSION`]).
+    Verify {
+        /// What is to be found at /proc, /sys and /dev.
+        kernel: [KernelDirectory; 3],
+        /// The root mount is read-only.
+        root_read_only: bool,
+        /// Paths that are masked: each is the root of a mount, the device 1:3 or an empty read-only tmpfs. One that is
+        /// missing in procfs or sysfs must be missing in the very mount that was made at /proc or /sys.
+        #[serde(borrow)]
+        masked: Block<'a>,
+        /// Paths that are on a read-only mount, if there is anything.
+        #[serde(borrow)]
+        read_only: Block<'a>,
+    },
     /// In a pod's setup record: make the PID namespace that its containers share, with a first process that only reaps and
     /// sleeps, and its procfs at [`SHARED_PROC`].
     SharedPidNamespace,
@@ -426,9 +443,58 @@ impl Op<'_> {
     /// without it.
     pub fn since(&self) -> u16 {
         match self {
-            Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 4,
+            Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 5,
+            Self::Verify { .. } => 4,
             _ => 1,
         }
+    }
+}
+
+/// What [`Op::Verify`] expects at /proc, /sys or /dev.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KernelDirectory {
+    /// Nothing: it was left out, or is masked as a whole.
+    Unchecked,
+    /// A fresh procfs, sysfs or tmpfs made by this record, and no other mount on top of it.
+    Fresh,
+    /// Another mount made by this record: a volume of the pod.
+    Volume,
+}
+
+/// What [`Op::Verify`] found, in place of an error number of the kernel's, which is 4095 at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// What is not as planned: 0 to 2 are /proc, /sys and /dev, 3 is the root, [`Mismatch::FIRST_PATH`] the first masked
+    /// path, and the read-only paths follow the masked ones.
+    pub item: u16,
+    /// Why it could not be looked at; 0: it could, and is something else.
+    pub errno: u16,
+}
+
+impl Mismatch {
+    /// The root.
+    pub const ROOT: u16 = 3;
+    /// The first masked path.
+    pub const FIRST_PATH: u16 = 4;
+    /// No error number has it.
+    const FLAG: i32 = 1 << 28;
+    /// Bits of an error number.
+    const ERRNO_BITS: u32 = 12;
+
+    /// The number that stands for it.
+    pub fn to_number(self) -> i32 {
+        let errno = i32::from(self.errno) & ((1 << Self::ERRNO_BITS) - 1);
+        Self::FLAG | i32::from(self.item) << Self::ERRNO_BITS | errno
+    }
+
+    /// And back; `None` for an error number of the kernel's.
+    pub fn from_number(number: i32) -> Option<Self> {
+        if number < 0 || number & Self::FLAG == 0 {
+            return None;
+        }
+        let item = u16::try_from((number & !Self::FLAG) >> Self::ERRNO_BITS).ok()?;
+        let errno = u16::try_from(number & ((1 << Self::ERRNO_BITS) - 1)).ok()?;
+        Some(Self { item, errno })
     }
 }
 
@@ -457,6 +523,25 @@ impl<'a> Iterator for Walk<'a> {
                 Some(Ok(op))
             }
             Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mismatch;
+
+    #[test]
+    fn mismatches_are_numbers_that_no_errno_has() {
+        for item in [0, Mismatch::ROOT, Mismatch::FIRST_PATH, u16::MAX] {
+            for errno in [0, 1, 4095] {
+                let mismatch = Mismatch { item, errno };
+                assert!(mismatch.to_number() > 4095);
+                assert_eq!(Mismatch::from_number(mismatch.to_number()), Some(mismatch));
+            }
+        }
+        for errno in [i32::MIN, -1, 0, 1, 22, 4095] {
+            assert_eq!(Mismatch::from_number(errno), None, "{errno}");
         }
     }
 }

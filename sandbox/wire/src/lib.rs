@@ -23,6 +23,7 @@ mod exit;
 mod frame;
 mod id;
 mod launch;
+mod timestamp;
 
 pub use exit::{DamagedExit, EXIT_RECORD_BYTES_MAX, Exit, ExitRecord, decode_exit, encode_exit};
 pub use frame::{
@@ -31,5 +32,7 @@ pub use frame::{
 };
 pub use id::{ContainerId, ExecId, InvalidId, PodId};
 pub use launch::{
-    Block, HOST_NAMESPACE, Op, Propagation, RECORD_VERSION, RecordHeader, SHARED_PROC, Text, Walk, walk,
+    Block, HOST_NAMESPACE, KernelDirectory, Mismatch, Op, Propagation, RECORD_VERSION, RecordHeader,
+    SHARED_PROC, Text, Walk, walk,
 };
+pub use timestamp::{TIMESTAMP_BYTES, timestamp};

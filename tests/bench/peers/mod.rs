@@ -75,7 +75,6 @@ fn times(what: &str, [ours, theirs]: [Vec<Duration>; 2]) {
 /// Memory of the daemons alone, when they have had requests and then some rest.
 fn idle(sides: &mut Sides) {
     sides.each(|side| ask(side.cri));
-    // The passing of time is what is measured.
     std::thread::sleep(AT_REST);
     let mb = sides.each(|side| side.memory_kib() as f64 / 1024.0);
     row("daemon idle, PSS after 1000 requests", "MB", mb);

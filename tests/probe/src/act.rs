@@ -217,6 +217,21 @@ pub(crate) fn blast(bytes: &str) -> Outcome {
     Ok(0)
 }
 
+/// This many bytes on each of stdout and stderr, by turns.
+pub(crate) fn flood(bytes: &str) -> Outcome {
+    let count = number(bytes)?;
+    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
+    let (ones, twos) = (vec![b'1'; 1 << 16], vec![b'2'; 1 << 16]);
+    let mut done = 0;
+    while done < count {
+        let part = ones.len().min((count - done) as usize);
+        let written = out.write_all(&ones[..part]).and_then(|()| err.write_all(&twos[..part]));
+        written.and_then(|()| out.flush()).map_err(|error| format!("write: {error}"))?;
+        done += part as u64;
+    }
+    Ok(7)
+}
+
 /// Reads stdin to its end and says how much that was.
 pub(crate) fn sink() -> Outcome {
     let count = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());

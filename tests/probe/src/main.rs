@@ -57,6 +57,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["serve", port] => act::serve(port),
         ["echo", address] => act::echo(address),
         ["blast", bytes] => act::blast(bytes),
+        ["flood", bytes] => act::flood(bytes),
         ["sink"] => act::sink(),
         ["mirror"] => act::mirror(),
         ["size", last] => act::size(last),

@@ -226,10 +226,10 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
         if base.main != Main::PointToPoint {
             // Not there without IPv6.
             let _ = put(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
-        }
-        if base.main != Main::PointToPoint && mac_of_address(base, leases).is_none() {
-            // Neighbours hear whose the address is now.
-            let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
+            if mac_of_address(base, leases).is_none() {
+                // Neighbours hear whose the address is now.
+                let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
+            }
         }
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
             set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_sandbox::netlink::{self, Batch, Link, Socket};
+use sha2::{Digest as _, Sha512};
 
 use super::attach::{set, show};
 use super::conf::{Limits, Plan};
-use super::digest::sha512;
 use super::result::{self, Made};
 use super::rules::{self, Netfilter};
 use crate::error::{Error, Kind};
@@ -28,10 +28,11 @@ pub(super) fn add(
     outcome: &mut CniOutcome,
 ) -> Result<(), Error> {
     let made = result::read(&outcome.result, &attachment.interface);
+    rules::add(netfilter, plan, &attachment.container_id, &made.addresses)?;
+    // After the rules, which keep others from using it.
     if plan.ports.iter().any(|ports| ports.masquerades) {
         route_localhost(&made)?;
     }
-    rules::add(netfilter, plan, &attachment.container_id, &made.addresses)?;
     if plan.limits != Limits::default() {
         limit(plan, attachment, &made, outcome)?;
     }
@@ -76,7 +77,8 @@ fn addresses_inside(attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
     Ok(pod.addresses(link.index)?.iter().map(|network| network.address).collect())
 }
 
-/// Lets packets from 127.0.0.1 leave by the link that leads to the pod: a port of the node is asked for there, too.
+/// Lets packets from 127.0.0.1 leave by the link that leads to the pod: a port of the node is asked for there, too. That
+/// also lets packets for 127.0.0.1 in, which the guard of our table drops ([`rules`]).
 fn route_localhost(made: &Made) -> Result<(), Error> {
     let Some(own) = made.addresses.iter().find(|network| network.address.is_ipv4()) else { return Ok(()) };
     let node = Socket::route()?;
@@ -88,7 +90,7 @@ fn route_localhost(made: &Made) -> Result<(), Error> {
 }
 
 fn detour_name(plan: &Plan, attachment: &Attachment) -> String {
-    let digest = sha512(format!("{}{}", plan.network, attachment.container_id).as_bytes());
+    let digest = Sha512::digest(format!("{}{}", plan.network, attachment.container_id));
     let digits: String = digest[..DETOUR_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{DETOUR}{digits}")
 }

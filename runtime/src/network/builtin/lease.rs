@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::netlink::Network;
+use coracle_sandbox::umask;
 
 use super::failed;
 use super::range::{Range, candidates};
@@ -48,11 +49,8 @@ pub(super) struct Leases<'a> {
 impl<'a> Leases<'a> {
     /// Waits for the lock. The directory is made.
     pub(super) async fn lock(directory: &'a Path) -> Result<Leases<'a>, Error> {
-        fs::create_dir_all(directory).map_err(|error| failed("make directory", directory, &error))?;
         let path = directory.join("lock");
-        let mut options = OpenOptions::new();
-        let opened = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
-        let lock = opened.map_err(|error| failed("open", &path, &error))?;
+        let lock = open_lock(directory, &path)?;
         let end = Instant::now() + LOCK_LIMIT;
         let mut pause = Duration::from_micros(200);
         loop {
@@ -73,6 +71,7 @@ impl<'a> Leases<'a> {
 
     /// Takes an address of each set.
     pub(super) fn take(&self, id: &str, interface: &str, sets: &[Vec<Range>]) -> Result<Vec<Lease>, Error> {
+        let _mask = umask::Public::begin();
         let owner = owner(id, interface);
         let mut leases = Vec::new();
         for (index, set) in sets.iter().enumerate() {
@@ -139,6 +138,15 @@ impl<'a> Leases<'a> {
     fn path(&self, address: IpAddr) -> PathBuf {
         self.directory.join(address.to_string())
     }
+}
+
+/// Makes the directory where it is missing. Its files have the modes that host-local gives them.
+fn open_lock(directory: &Path, path: &Path) -> Result<File, Error> {
+    let _mask = umask::Public::begin();
+    fs::create_dir_all(directory).map_err(|error| failed("make directory", directory, &error))?;
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
+    opened.map_err(|error| failed("open", path, &error))
 }
 
 /// What a lease's file holds.

@@ -15,7 +15,6 @@
 mod attach;
 mod chain;
 mod conf;
-mod digest;
 mod filter;
 mod lease;
 mod range;

@@ -6,6 +6,7 @@
 //!                         to the port, to this host: to the pod's address and port
 //!   postrouting           with the bit, to the pod: masquerade
 //!                         from the pod, not to its own network, not to many: masquerade
+//!   guard                 not by lo, to 127.0.0.0/8: drop. Of no pod, and it stays with the table
 //! ```
 //! Rules: the plugins' documents at cni.dev; docs/cni.md, "Built in".
 
@@ -69,6 +70,10 @@ fn add_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(),
         if !plan.ports.is_empty() {
             rules.chain(Hook::Prerouting);
             rules.chain(Hook::Output);
+        }
+        // Before `chain::route_localhost`, which opens what this shuts.
+        if !is_ipv6 && plan.ports.iter().any(|ports| ports.masquerades) {
+            rules.guard_loopback();
         }
         for ports in &plan.ports {
             publish(&mut rules, ports, **first);

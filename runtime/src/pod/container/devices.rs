@@ -1,10 +1,7 @@
 //! Devices of a container: nodes that were asked for by path, and those that vendors describe by name (CDI), which bring
 //! variables, mounts and groups with them.
 
-use std::path::Path;
-
 use coracle_job::{ContainerEdits, Job, Outcome};
-use coracle_sandbox::{device, plan};
 
 use super::super::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
 use super::super::{Pod, Pods, paths};
@@ -53,7 +50,8 @@ impl Pods {
         let (id, spec, created_at_ns) =
             (resolved.record.id, resolved.record.spec.clone(), resolved.record.created_at_ns);
         let edits = self.cdi_edits(spec.cdi_devices.iter().cloned().chain(names).collect()).await?;
-        *resolved = self.resolve(pod, id, spec, &edits)?;
+        let on_host = self.look_at_host(&spec, &edits).await?;
+        *resolved = self.resolve(pod, id, spec, (&edits, on_host))?;
         resolved.record.created_at_ns = created_at_ns;
         Ok(())
     }
@@ -80,14 +78,4 @@ pub(super) fn edited(asked: &ContainerSpec, edits: &ContainerEdits) -> Container
     }));
     spec.security.supplemental_groups.extend(&edits.groups);
     spec
-}
-
-/// Nodes with the access asked for each; a directory stands for every device in it.
-pub(super) fn nodes(spec: &ContainerSpec) -> Result<Vec<(plan::DeviceNode, String)>, Error> {
-    let mut nodes = Vec::new();
-    for device in &spec.devices {
-        let found = device::resolve(Path::new(&device.host_path), &device.container_path)?;
-        nodes.extend(found.into_iter().map(|node| (node, device.permissions.clone())));
-    }
-    Ok(nodes)
 }

@@ -12,7 +12,8 @@ use super::super::record::{
 };
 use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use super::super::{Pod, Pods, files, state};
-use super::{devices, volumes};
+use super::devices;
+use super::on_host::OnHost;
 use crate::error::{Error, Kind};
 
 /// Everything create needs.
@@ -41,7 +42,7 @@ impl Pods {
         pod: &Pod,
         id: ContainerId,
         asked: ContainerSpec,
-        edits: &ContainerEdits,
+        (edits, on_host): (&ContainerEdits, OnHost),
     ) -> Result<Resolved, Error> {
         let node = &self.node;
         // What devices add is seen in the container; status shows what was asked for.
@@ -54,10 +55,9 @@ impl Pods {
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
         let process = self.process(pod, &spec, &image)?;
-        let devices = devices::nodes(&spec)?;
         let log_path = log_path(&pod.record().spec.log_directory, &spec.log_path);
         let image_volumes = self.image_volumes(&spec)?;
-        let plan = self.plan(pod, id, &spec, &image, &process, (&devices, &image_volumes))?;
+        let plan = self.plan(pod, id, &spec, &image, &process, (&on_host, &image_volumes))?;
         let record = ContainerRecord {
             id,
             pod: pod.id,
@@ -78,7 +78,7 @@ impl Pods {
             told: Told::default(),
             spec: asked,
         };
-        let resources = resources(&spec, &devices);
+        let resources = resources(&spec, &on_host.devices);
         Ok(Resolved { record, resources, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
@@ -164,7 +164,7 @@ impl Pods {
         spec: &ContainerSpec,
         image: &ImageRecord,
         process: &Process,
-        (devices, volumes): (&[(plan::DeviceNode, String)], &[ImageVolumeUse]),
+        (on_host, volumes): (&OnHost, &[ImageVolumeUse]),
     ) -> Result<plan::ContainerPlan, Error> {
         let node = &self.node;
         let record = pod.record();
@@ -190,8 +190,8 @@ impl Pods {
             has_cgroup_namespace,
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
             is_cgroup_mount_writable: false,
-            mounts: self.mounts(pod, spec, volumes, &directory.join("empty"))?,
-            image_volumes: volumes::declared(spec, image),
+            mounts: self.mounts(pod, spec, (volumes, &on_host.sources), &directory.join("empty"))?,
+            image_volumes: image.config.volumes.clone(),
             files: plan::Files {
                 hosts: pod_directory.join("hosts"),
                 host_name: pod_directory.join("hostname"),
@@ -202,9 +202,9 @@ impl Pods {
                 Sharing::Node => "/dev/shm".into(),
             },
             // Those asked for come first: of two with one path the first counts.
-            devices: devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
+            devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
             process: plan::Process {
-                seccomp: filter(&spec.security, process.capabilities.bounding)?,
+                seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
                 apparmor: self.apparmor(&spec.security)?,
                 ..process.launch(spec.tty)
             },
@@ -252,22 +252,26 @@ impl Process {
 }
 
 /// The filter that was asked for, compiled for what the container may do.
-fn filter(security: &spec::Security, capabilities: u64) -> Result<Option<plan::Seccomp>, Error> {
-    let profile = match (security.localhost_seccomp.as_str(), security.wants_default_seccomp) {
-        ("", false) => return Ok(None),
-        ("", true) => seccomp::runtime_default(capabilities),
-        (path, _) => {
+fn filter(
+    security: &spec::Security,
+    capabilities: u64,
+    profile: Option<&[u8]>,
+) -> Result<Option<plan::Seccomp>, Error> {
+    let path = security.localhost_seccomp.as_str();
+    let profile = match (profile, security.wants_default_seccomp) {
+        (None, false) => return Ok(None),
+        (None, true) => seccomp::runtime_default(capabilities),
+        (Some(text), _) => {
             let named = |error: Error| {
                 error
                     .context(format!("config.linux.security_context.seccomp: {path}"))
                     .with_kind(Kind::InvalidArgument)
             };
-            let text = std::fs::read(path).map_err(|error| named(error.into()))?;
             let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
-            seccomp::parse(&text, capabilities, &release).map_err(|error| named(error.into()))?
+            seccomp::parse(text, capabilities, &release).map_err(|error| named(error.into()))?
         }
     };
-    Ok(Some(seccomp::compile(&profile)?))
+    Ok(Some(super::compile_filter(&security.localhost_seccomp, &profile)?))
 }
 
 /// Kubernetes' rule: a command replaces entrypoint and cmd, arguments alone replace only cmd.

@@ -2,31 +2,33 @@
 //! the process stands still on the way (`Op::Wait`) until they have been asked.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
 
 use super::super::hooks::Point;
 use super::super::link::LinkError;
+use super::super::operations::Key;
 use super::super::record::Kept;
 use super::super::spec::{ContainerPid, PodPid};
 use super::super::state::{self, ContainerEvent, How};
-use super::super::steps::{failed, make_directory};
+use super::super::steps::failed;
 use super::super::{Container, Pod, Pods};
 use crate::error::{Error, Kind};
-use crate::{log, reactor};
+use crate::log;
 
-/// Longest time from clone to exec: an image on slow flash, a volume on a slow network.
-const START_LIMIT: Duration = Duration::from_secs(120);
+/// Longest time from clone to exec: an image on slow flash, a volume on a slow network. With the look at what hung, and the end
+/// of the process, less than the two minutes that a kubelet waits.
+const START_LIMIT: Duration = Duration::from_secs(90);
 
 impl Pods {
     /// StartContainer: from Created to Running, or to Exited with the reason why not.
     pub(crate) async fn start_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let (pods, key) = (Rc::clone(self), Key::Start(container.id));
+        let work = async move {
             let _operation = container.operation.lock().await;
             pods.require_ready(&container.pod)?;
             let at_ns = pods.node.clock.now_ns();
@@ -35,6 +37,8 @@ impl Pods {
             allowed.map_err(|refused| {
                 Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
             })?;
+            // Nothing has been tried yet, so the same request may come again.
+            pods.require_answers(&container).await.map_err(|error| error.context(container.title()))?;
             let has_hooks = !container.record().adjusted.hooks.is_empty();
             let started = match has_hooks || pods.node.plugins.want_start() {
                 true => pods.start_in_turn(&container, at_ns).await,
@@ -48,8 +52,8 @@ impl Pods {
                 return Err(error.context(container.title()));
             }
             Ok(())
-        })
-        .await
+        };
+        self.operations.share(key, work).await
     }
 
     /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
@@ -98,13 +102,16 @@ impl Pods {
         if waits {
             record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
         }
-        let record = link.translated(record)?;
+        record = plan::for_monitor(record, link.version())?;
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec, pid) = {
             let container = container.record();
             (container.log_path.clone(), container.spec.clone(), container.pid())
         };
-        let log = if log_path.is_empty() { None } else { Some(open_log(Path::new(&log_path))?) };
+        let log = match log_path.as_str() {
+            "" => None,
+            path => Some(self.node.host_paths.open_log(Path::new(path), &mut Mounts::default()).await?),
+        };
         let entry = self.node.cgroups.entry(&container.cgroup()?)?;
         let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
@@ -132,6 +139,11 @@ impl Pods {
                 let pid = pidfd.as_ref().and_then(|pidfd| monitor::pid_of(pidfd.as_fd()));
                 self.adopt_container(container, pid.unwrap_or(0)).await?;
                 Ok((pidfd, record))
+            }
+            Err(error @ LinkError::Silent { .. }) => {
+                // Its process is killed with its cgroup; whose fault it was can only be guessed by asking again.
+                self.require_answers(container).await?;
+                Err(Error::new(Kind::DeadlineExceeded, error.to_string()))
             }
             Err(error) => Err(explained(&record, error)),
         }
@@ -216,30 +228,13 @@ impl Pods {
 /// A start that failed, in words.
 fn explained(record: &[u8], error: LinkError) -> Error {
     match error.operation() {
-        Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(record, index, errno)),
+        Some((index, errno)) => {
+            let kind = match plan::is_fault_of_image(record, index, errno) {
+                true => Kind::InvalidArgument,
+                false => Kind::Unknown,
+            };
+            Error::new(kind, plan::explain(record, index, errno))
+        }
         None => Error::new(Kind::Unknown, error.to_string()),
     }
-}
-
-/// Opens a log for appending (the name may be there from an earlier boot: BOOT-4), without following a link in the last
-/// component. Its directory is made where the client did not.
-pub(super) fn open_log(path: &Path) -> Result<std::fs::File, Error> {
-    let open = || {
-        std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o640)
-            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC)
-            .open(path)
-    };
-    let opened = match open() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            if let Some(directory) = path.parent() {
-                make_directory(directory)?;
-            }
-            open()
-        }
-        opened => opened,
-    };
-    opened.map_err(|error| failed("open log", path, &error))
 }

@@ -6,7 +6,6 @@ use super::super::record::{ContainerRecord, Kept, Limits};
 use super::super::spec::Resources;
 use super::super::{Container, Pods};
 use crate::error::{Error, Kind};
-use crate::reactor;
 
 impl Pods {
     /// UpdateContainerResources: all of it or nothing; status shows it at once.
@@ -16,12 +15,12 @@ impl Pods {
         asked: Resources,
     ) -> Result<(), Error> {
         let pods = Rc::clone(self);
-        reactor::spawn(async move {
+        let work = async move {
             let _operation = container.operation.lock().await;
             let updated = pods.update_in_turn(&container, &asked).await;
             updated.map_err(|error| error.context(container.title()))
-        })
-        .await
+        };
+        self.operations.run(work).await
     }
 
     async fn update_in_turn(

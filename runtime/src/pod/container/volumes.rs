@@ -1,9 +1,9 @@
 //! The volumes of a container: directories of the node, images (KEP-4639), and what its own image declares. Whatever
 //! cannot be mounted is refused here, at create, as far as that can be known before.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use coracle_job::ImageRecord;
+use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
 
 use super::super::record::ImageVolumeUse;
@@ -13,18 +13,19 @@ use super::super::{Pod, Pods};
 use crate::error::{Error, Kind};
 
 impl Pods {
-    /// All mounts that were asked for, in their order. `empty`: a directory of the container's that stays empty.
+    /// All mounts that were asked for, in their order; `sources` are where those of the host really are. `empty`: a directory
+    /// of the container's that stays empty.
     pub(super) fn mounts(
         &self,
         pod: &Pod,
         spec: &ContainerSpec,
-        images: &[ImageVolumeUse],
+        (images, sources): (&[ImageVolumeUse], &[Option<PathBuf>]),
         empty: &Path,
     ) -> Result<Vec<plan::Mount>, Error> {
         let mut images = images.iter();
-        let planned = |mount: &spec::Mount| match &mount.later.image {
-            None => self.mount(pod, mount),
-            Some(volume) => {
+        let planned = |(mount, source): (&spec::Mount, &Option<PathBuf>)| match (&mount.later.image, source) {
+            (None, source) => self.mount(pod, mount, source.as_deref()),
+            (Some(volume), _) => {
                 let layers = images.next().into_iter().flat_map(|image| image.layers.iter().rev());
                 let source = plan::Source::Image {
                     lowers: layers.cloned().collect(),
@@ -34,7 +35,7 @@ impl Pods {
                 Ok(plain(mount, source))
             }
         };
-        spec.mounts.iter().map(planned).collect()
+        spec.mounts.iter().zip(sources).map(planned).collect()
     }
 
     /// The images of the container's image volumes.
@@ -58,20 +59,15 @@ impl Pods {
         found.collect()
     }
 
-    /// A missing source is made, a directory, as the other runtimes do (CRI facts section 3.11).
-    fn mount(&self, pod: &Pod, mount: &spec::Mount) -> Result<plan::Mount, Error> {
+    fn mount(&self, pod: &Pod, mount: &spec::Mount, real: Option<&Path>) -> Result<plan::Mount, Error> {
         let maps_owners = maps_owners(pod, mount)?;
-        let source = std::path::PathBuf::from(&mount.host_path);
-        if !source.exists() {
-            super::super::steps::make_directory(&source)
-                .map_err(|error| error.context(format!("mount source for {}", mount.container_path)))?;
-        }
+        let source = PathBuf::from(&mount.host_path);
         let propagation = match mount.propagation {
             MountPropagation::Private => Propagation::Private,
             MountPropagation::HostToContainer => Propagation::Slave,
             MountPropagation::Bidirectional => Propagation::Shared,
         };
-        check_propagation(&source, propagation)?;
+        check_propagation(real.unwrap_or(&source), propagation)?;
         Ok(plan::Mount {
             recursive_read_only: mount.recursive_read_only,
             propagation,
@@ -81,22 +77,30 @@ impl Pods {
     }
 }
 
-/// The source of a mount that is bound without being made.
-pub(crate) fn bind_source(path: &str, propagation: Propagation) -> Result<plan::Source, Error> {
-    let source = std::path::PathBuf::from(path);
-    if !source.is_absolute() {
-        return Err(Error::new(Kind::InvalidArgument, format!("mount source {path:?}: is not absolute")));
+impl Pods {
+    /// The source of a mount that is bound without being made.
+    pub(crate) async fn bind_source(
+        &self,
+        path: &str,
+        propagation: Propagation,
+    ) -> Result<plan::Source, Error> {
+        let source = PathBuf::from(path);
+        if !source.is_absolute() {
+            let text = format!("mount source {path:?}: is not absolute");
+            return Err(Error::new(Kind::InvalidArgument, text));
+        }
+        let real = self.node.host_paths.source(&source, false, &mut Mounts::default()).await?;
+        check_propagation(&real, propagation)?;
+        Ok(plan::Source::Host(source))
     }
-    source.metadata().map_err(|error| failed("look at", &source, &error))?;
-    check_propagation(&source, propagation)?;
-    Ok(plan::Source::Host(source))
 }
 
-fn check_propagation(source: &Path, propagation: Propagation) -> Result<(), Error> {
+/// `real`: the source without links.
+fn check_propagation(real: &Path, propagation: Propagation) -> Result<(), Error> {
     if propagation != Propagation::Private {
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| failed("read", path, &error));
-        let real = source.canonicalize().map_err(|error| failed("resolve", source, &error))?;
-        plan::check_propagation(&read(Path::new("/proc/self/mountinfo"))?, &real, propagation)?;
+        let path = Path::new("/proc/self/mountinfo");
+        let mounts = std::fs::read_to_string(path).map_err(|error| failed("read", path, &error))?;
+        plan::check_propagation(&mounts, real, propagation)?;
     }
     Ok(())
 }
@@ -115,14 +119,6 @@ fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
         no_dev: has("nodev"),
         maps_owners: false,
     }
-}
-
-/// Volumes that the image declares and no mount covers.
-pub(super) fn declared(spec: &ContainerSpec, image: &ImageRecord) -> Vec<String> {
-    let clean = |path: &str| path.trim_matches('/').to_owned();
-    let is_mounted =
-        |path: &String| spec.mounts.iter().any(|mount| clean(&mount.container_path) == clean(path));
-    image.config.volumes.iter().filter(|path| !clean(path).is_empty() && !is_mounted(path)).cloned().collect()
 }
 
 /// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.

@@ -8,8 +8,8 @@
 
 mod spool;
 
-use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob};
 use serde::Deserialize;
@@ -37,11 +37,11 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 
 /// Imports every image of this platform that can be; `progress` hears of bytes read of the archive. An archive of which
 /// nothing can be imported is a failure.
-pub(crate) fn run(job: &ImportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Imported, Failure> {
+pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?;
     let mut import = || -> Result<Imported, Failure> {
         let spool = Spool::read(&store, &job.archive, job.limits.layer_bytes_max, progress)?;
-        let import = Import { job, store: &store, spool: &spool, progress: RefCell::new(progress) };
+        let import = Import { job, store: &store, spool: &spool, progress: Mutex::new(progress) };
         let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
             (Some(_), _) => import.oci()?,
             (None, Some(_)) => import.docker()?,
@@ -63,7 +63,8 @@ struct Import<'a> {
     job: &'a ImportJob,
     store: &'a Store,
     spool: &'a Spool,
-    progress: RefCell<&'a mut dyn FnMut(u64, u64)>,
+    /// Also called by the thread that decompresses.
+    progress: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
 }
 
 #[derive(Deserialize)]
@@ -227,7 +228,9 @@ impl Import<'_> {
         }
         let mut aside = Aside::new(self.store, &parsed.layers, &self.job.limits);
         for (number, (file, _)) in parts.layers.iter().enumerate() {
-            let pulse = &mut |bytes| self.progress.borrow_mut()(bytes, file.bytes);
+            let pulse = &mut |bytes| {
+                self.progress.lock().unwrap_or_else(PoisonError::into_inner)(bytes, file.bytes);
+            };
             let unpacked = aside.unpack(number, &file.path, pulse);
             unpacked.context(|| format!("image {id}: layer {}", parsed.layers[number].diff_id))?;
         }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, FailureKind};
@@ -15,10 +15,12 @@ use crate::failure::{failure, invalid, io_failure};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use crate::jail::inmate;
 use crate::store::{Store, open_plain};
-use crate::unpack::{Budget, Metered, decompress};
+use crate::unpack::{Budget, Metered};
 
 /// Most entries of an archive: hundreds of images with hundreds of layers.
 const ENTRIES_MAX: u64 = 100_000;
+/// One read of the archive: headers and small files are taken out of a bigger piece.
+const COPY_BYTES: usize = 64 << 10;
 /// Longest name: PATH_MAX, as the kernel has it.
 const NAME_BYTES_MAX: usize = 4096;
 /// Links that docker makes between equal layers are one deep.
@@ -67,7 +69,7 @@ impl Spool {
         store: &Store,
         archive: &Path,
         bytes_max: u64,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut (dyn FnMut(u64, u64) + Send),
     ) -> Result<Self, Failure> {
         let file = File::open(archive).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => {
@@ -157,7 +159,7 @@ pub(crate) fn scatter(
 ) -> Result<(), Failure> {
     let broken = |error: io::Error| invalid(format!("archive: {error}"));
     let budget = Budget::default();
-    let from = Metered::new(decompress(input).map_err(broken)?, &budget);
+    let from = Metered::new(BufReader::with_capacity(COPY_BYTES, input), &budget);
     let mut archive = Archive::new(Marked { inner: from, at_end: false });
     let mut entries = archive.entries().map_err(broken)?;
     // An archive that unpacks without end must not fill the disk.

@@ -1,22 +1,30 @@
-//! Where workers that read what strangers wrote are shut in. Two walls: the worker of such a job gives up what the job does
-//! not need; and whatever decompresses or reads an archive is a child of it that sees one unfinished directory and nothing
-//! else, reads the archive from its stdin and says what it found on its stdout (see [`inmate`]).
+//! What confines workers that read untrusted data. The worker of such a job gives up what the job does not need; and whatever
+//! decompresses or reads an archive is a child of it, in a PID namespace of its own ([`inmate`], [`pipeline`]).
 //!
-//! | | worker of a pull | of an import, a check, an export | of a removal, a measurement | child |
-//! |---|---|---|---|---|
-//! | file system | the host's | the host's | the host's | one directory: no device opens, no program runs |
-//! | network | the host's | none | no sockets | none, no sockets |
-//! | capabilities | [`FILL`] | [`FILL`] | [`TREES`] | [`UNPACK`] |
-//! | system calls | not [`NEVER`] | not [`NEVER`] | not [`NEVER`] | only [`UNPACK_CALLS`] |
+//! | | worker of a pull | of an import, a check, an export | of a removal, a measurement | child that decompresses | child that reads an archive |
+//! |---|---|---|---|---|---|
+//! | file system | the host's | the host's | the host's | nothing | one directory: no device opens, no program runs |
+//! | network | the host's | none | no sockets | none, no sockets | none, no sockets |
+//! | processes | the host's | the host's | the host's | itself | itself |
+//! | capabilities | [`FILL`] | [`FILL`] | [`TREES`] | none | [`UNPACK`] |
+//! | system calls | not [`NEVER`] | not [`NEVER`] | not [`NEVER`] | only [`DECOMPRESS_CALLS`] | only [`UNPACK_CALLS`] |
 //!
-//! A host that lacks one of them loses that one, with a line in the log.
+//! A step that this host does not allow is an error that names it, and the job fails: nothing is read by a process that is
+//! confined in part. Priorities are no part of this: where they are refused, the log says so.
 
 pub(crate) mod inmate;
 #[cfg(not(test))]
+mod pipeline;
+#[cfg(not(test))]
 mod start;
+#[cfg(test)]
+mod tests;
 
-use coracle_job::Job;
-use coracle_sandbox::{jail, rank};
+use coracle_job::{Failure, FailureKind, Job};
+use coracle_sandbox::jail::Root;
+use coracle_sandbox::{Error, jail, rank};
+
+use crate::failure::failure;
 
 /// What a worker needs that fills the store: owners, modes and marks of trees, and what its child is to have. CAP_SYS_ADMIN
 /// makes the child's namespaces, and sets overlayfs' marks, which are `trusted.`.
@@ -83,8 +91,37 @@ const NEVER: [&str; 34] = [
 /// What reaches a network.
 const SOCKETS: [&str; 4] = ["socket", "socketpair", "connect", "bind"];
 
+/// What decompressing is made of: memory, the descriptors that it has, and its end.
+const DECOMPRESS_CALLS: &[&str] = &[
+    "brk",
+    "mmap",
+    "munmap",
+    "mremap",
+    "mprotect",
+    "madvise",
+    "futex",
+    "clock_gettime",
+    "gettimeofday",
+    "getrandom",
+    "sched_yield",
+    "read",
+    "write",
+    "readv",
+    "writev",
+    "lseek",
+    "close",
+    "poll",
+    "ppoll",
+    "fstat",
+    "rt_sigaction",
+    "rt_sigprocmask",
+    "rt_sigreturn",
+    "sigaltstack",
+    "exit_group",
+];
+
 /// What unpacking is made of: memory, its own descriptors, names below its root, and its end.
-const UNPACK_CALLS: [&str; 77] = [
+const UNPACK_CALLS: &[&str] = &[
     // Memory and time.
     "brk",
     "mmap",
@@ -168,46 +205,57 @@ const UNPACK_CALLS: [&str; 77] = [
     "exit_group",
 ];
 
-/// What abort(3) does.
-const ABORT_CALLS: [&str; 5] = ["getpid", "gettid", "tkill", "tgkill", "exit"];
-
 /// Takes away from this worker what `job` does not need.
-pub(crate) fn confine(job: &Job) {
+///
+/// # Errors
+/// The step that this host does not allow: the job is not to be begun.
+pub(crate) fn confine(job: &Job) -> Result<(), Failure> {
+    take_away(job).map_err(|error| {
+        failure(FailureKind::Internal, format!("jail: {error}: the job is not begun without it"))
+    })
+}
+
+fn take_away(job: &Job) -> Result<(), Error> {
     match job {
         Job::Import(_) | Job::Check(_) | Job::Export(_) | Job::CheckRegistries { .. } => {
             let is_wanted_now = matches!(job, Job::Import(import) if !import.is_background);
             if !is_wanted_now {
                 note(rank::give_way());
             }
-            note(jail::leave_network());
-            note(jail::keep_capabilities(&FILL));
-            note(jail::deny(&NEVER));
+            jail::leave_network()?;
+            jail::keep_capabilities(&FILL)?;
+            jail::deny(&NEVER)
         }
         Job::Pull(_) => {
             note(rank::go_behind());
-            note(jail::keep_capabilities(&FILL));
-            note(jail::deny(&NEVER));
+            jail::keep_capabilities(&FILL)?;
+            jail::deny(&NEVER)
         }
         Job::RemoveTrees { .. } | Job::MeasureTrees { .. } => {
             note(rank::go_behind());
-            note(jail::keep_capabilities(&TREES));
-            note(jail::deny(&[&NEVER[..], &SOCKETS].concat()));
+            jail::keep_capabilities(&TREES)?;
+            jail::deny(&[&NEVER[..], &SOCKETS].concat())
         }
         // These run other people's programs, or act on the node's network and devices: that is their job.
-        _ => {}
+        _ => Ok(()),
     }
 }
 
-/// Shuts this process in for good: what it reads from now on may do with it what it wants.
-fn shut_in() {
-    note(jail::close_descriptors());
-    note(jail::shut_in());
-    note(jail::keep_capabilities(&UNPACK));
-    note(jail::allow_only(&[&UNPACK_CALLS[..], &ABORT_CALLS].concat()));
+/// Confines this child for good: what it reads from now on may take it over.
+fn shut_in(root: Root, capabilities: &[&str], calls: &[&str]) -> Result<(), Error> {
+    jail::shut_in(root)?;
+    jail::keep_capabilities(capabilities)?;
+    jail::allow_only(calls)
 }
 
-fn note(done: Result<(), coracle_sandbox::Error>) {
-    if let Err(error) = done {
-        eprintln!("jail: it goes on without: {error}");
+/// A child that this host does not let confine itself does not begin.
+fn not_without(why: &str) -> Failure {
+    failure(FailureKind::Internal, format!("jail: {why}: archives are not read without it"))
+}
+
+/// A priority that this host does not give changes when the job is done, not what it may do.
+fn note(ranked: Result<(), Error>) {
+    if let Err(error) = ranked {
+        eprintln!("priority: the job goes on with its parent's: {error}");
     }
 }

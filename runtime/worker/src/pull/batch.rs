@@ -54,7 +54,7 @@ impl<'a> Batch<'a> {
         digest: String,
         fetched: Fetched,
         numbers: Vec<usize>,
-        pulse: &mut dyn FnMut(u64),
+        pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
         let path = match &fetched {
             Fetched::Kept(path) => path,

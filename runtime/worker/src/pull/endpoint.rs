@@ -1,7 +1,9 @@
 //! One endpoint of a registry: requests with its credentials, tokens, redirects.
 //!
-//! Credentials go to the endpoint they were given for and to the token service it names, nobody else: redirects are
-//! followed by hand, and lose them at another host. Nothing here logs a URL's query.
+//! Credentials go to the endpoint they were given for and to the token service it names, nobody else. Redirects are
+//! followed by hand: from the first request to another host or scheme on, nothing that was meant for the endpoint is sent,
+//! and a challenge (401) is an error, because whoever made it would name the service that gets the password or the refresh
+//! token (CVE-2020-15157 of containerd was this). Nothing here logs a URL's query.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -34,6 +36,13 @@ pub(super) struct Connection {
     agents: Mutex<Vec<(AgentKey, Agent)>>,
     /// The header's value, once it is known which the endpoint wants.
     authorization: Mutex<Option<String>>,
+}
+
+/// What a request led to.
+struct Answer {
+    response: Response<Body>,
+    /// The host that answered, if it is not the endpoint or was reached by way of another host.
+    foreign: Option<String>,
 }
 
 /// Whether it speaks TLS, and through which proxy.
@@ -75,12 +84,21 @@ impl Connection {
             url.push_str(&format!("?ns={}", self.registry));
         }
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut response = self.follow(&url, accept, offset, known.as_deref())?;
+        let mut answer = self.follow(&url, accept, offset, known.as_deref())?;
         // A token may have expired since the last request; a second challenge says that the credentials are wrong.
-        if response.status() == StatusCode::UNAUTHORIZED {
-            let authorization = self.answer_challenge(&response)?;
-            response = self.follow(&url, accept, offset, Some(&authorization))?;
+        if answer.is_own_challenge() {
+            let authorization = self.answer_challenge(&answer.response)?;
+            answer = self.follow(&url, accept, offset, Some(&authorization))?;
             *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(authorization);
+        }
+        let Answer { response, foreign } = answer;
+        if let (StatusCode::UNAUTHORIZED, Some(host)) = (response.status(), foreign) {
+            let text = format!(
+                "{}: unauthorized: it redirects to {host}, which wants credentials; those of a registry are not sent \
+                 to another host",
+                self.endpoint.url
+            );
+            return Err(failure(FailureKind::Denied, text).into());
         }
         check(&response, &format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository))?;
         Ok(response)
@@ -92,13 +110,15 @@ impl Connection {
         accept: &str,
         offset: u64,
         authorization: Option<&str>,
-    ) -> Result<Response<Body>, Trouble> {
+    ) -> Result<Answer, Trouble> {
         let mut url = parse_url(url)?;
-        let home = host_of(&url);
+        let endpoint = host_of(&url);
+        let mut has_left = false;
         for _ in 0..=REDIRECTS_MAX {
             let mut request = self.agent(&url)?.get(url.clone()).header(ACCEPT, accept);
-            // Another host, or the same one without TLS, gets nothing of ours.
-            if host_of(&url) == home {
+            // A host that was left does not count as itself again: another one has chosen the URL by then.
+            has_left |= host_of(&url) != endpoint;
+            if !has_left {
                 let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
                 for (name, value) in &self.endpoint.headers {
                     if authorization.is_none() || is_ours(name) {
@@ -114,7 +134,8 @@ impl Connection {
             }
             let response = request.call().map_err(|error| unreachable_peer(&url, &error))?;
             if !response.status().is_redirection() {
-                return Ok(response);
+                let foreign = has_left.then(|| host_of(&url).unwrap_or_default());
+                return Ok(Answer { response, foreign });
             }
             url = redirected(&url, &response)?;
         }
@@ -193,6 +214,13 @@ impl Connection {
     }
 }
 
+impl Answer {
+    /// Whether the endpoint itself asks for credentials.
+    fn is_own_challenge(&self) -> bool {
+        self.response.status() == StatusCode::UNAUTHORIZED && self.foreign.is_none()
+    }
+}
+
 fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Trouble> {
     #[derive(Deserialize)]
     struct Json {
@@ -227,9 +255,15 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
     Err(trouble.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
 }
 
-/// Scheme, host and port: what credentials belong to.
+/// Scheme, host and port: what credentials belong to. Host names do not depend on case, and the port of the scheme may be
+/// left out (RFC 3986, section 6.2).
 fn host_of(url: &Uri) -> Option<String> {
-    Some(format!("{}://{}", url.scheme_str()?, url.authority()?.as_str().rsplit('@').next()?))
+    let (scheme, host) = (url.scheme_str()?, url.host()?.to_ascii_lowercase());
+    let port = match (scheme, url.port_u16()) {
+        (_, None) | ("http", Some(80)) | ("https", Some(443)) => String::new(),
+        (_, Some(port)) => format!(":{port}"),
+    };
+    Some(format!("{scheme}://{host}{port}"))
 }
 
 fn parse_url(text: &str) -> Result<Uri, Failure> {
@@ -322,5 +356,8 @@ mod tests {
         assert_eq!(host("https://reg.example/v2/x"), host("https://user:pw@reg.example/other"));
         assert_ne!(host("https://reg.example/"), host("http://reg.example/"));
         assert_ne!(host("https://reg.example/"), host("https://reg.example:444/"));
+        assert_ne!(host("https://reg.example/"), host("https://reg.example:80/"));
+        assert_eq!(host("https://reg.example/"), host("https://Reg.Example:443/"));
+        assert_eq!(host("http://[::1]:5000/"), "http://[::1]:5000");
     }
 }

@@ -12,8 +12,7 @@
 use std::path::{Path, PathBuf};
 
 use super::last::{self, Problems};
-use super::{Tls, url};
-use crate::toml_tree;
+use super::{Tls, toml_tree, url};
 use crate::yaml::{Node, Problem};
 
 /// Most entries of a file; each is a wait when the uplink is down.
@@ -139,14 +138,11 @@ impl Reader<'_> {
                     Err(problem) => self.left_out("server", problem),
                 },
                 "host" => {
-                    for (written, node) in node.map()? {
-                        match self.host(written, node) {
-                            Ok(entry) if entries.len() < HOSTS_MAX => entries.push(entry),
-                            Ok(_) => {
-                                let problem = node.problem(&format!("{HOSTS_MAX} are enough"));
-                                self.left_out(written, problem);
+                    for hosts in one_or_all(node)? {
+                        for (written, node) in hosts.map()? {
+                            for node in one_or_all(node)? {
+                                self.add_host(&mut entries, written, node);
                             }
-                            Err(problem) => self.left_out(written, problem),
                         }
                     }
                 }
@@ -161,6 +157,14 @@ impl Reader<'_> {
             }
         }
         Ok(entries)
+    }
+
+    fn add_host(&mut self, entries: &mut Vec<HostEntry>, written: &str, node: &Node) {
+        match self.host(written, node) {
+            Ok(entry) if entries.len() < HOSTS_MAX => entries.push(entry),
+            Ok(_) => self.left_out(written, node.problem(&format!("{HOSTS_MAX} are enough"))),
+            Err(problem) => self.left_out(written, problem),
+        }
     }
 
     fn host(&mut self, written: &str, node: &Node) -> Result<HostEntry, Problem> {
@@ -221,6 +225,11 @@ impl Reader<'_> {
     fn left_out(&mut self, what: &str, Problem { line, text }: Problem) {
         self.problems.push(Problem { line, text: format!("{what}: left out: {text}") });
     }
+}
+
+/// Every table of an array of tables (`[[host]]`, `[[host."URL"]]`) in its order, or the one table.
+fn one_or_all(node: &Node) -> Result<&[Node], Problem> {
+    if node.is_sequence() { node.list() } else { Ok(std::slice::from_ref(node)) }
 }
 
 /// A text, or a list of texts.

@@ -15,6 +15,7 @@ mod file;
 mod hosts;
 mod last;
 mod proxy;
+mod toml_tree;
 mod url;
 
 use std::ffi::OsString;

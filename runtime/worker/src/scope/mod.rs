@@ -1,64 +1,88 @@
 //! Asks systemd for the scope of a container or a pod's monitor: org.freedesktop.systemd1(5). Its cgroup is there and limited
 //! already, with the process in it; from then on systemd knows whose it is, and leaves its inside to us (Delegate).
+//!
+//! cgroups-rs starts scopes over the system bus and names their properties. What its client does not do goes over a zbus
+//! connection of our own: see [`manager`] and docs/notes/001-cgroups-rs.md.
 
-mod bus;
-mod message;
+mod manager;
 
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
+use cgroups_rs::systemd::Property;
+use cgroups_rs::systemd::props::PropertiesBuilder;
 use coracle_job::{Failure, FailureKind, ScopeCommand, ScopeJob, ScopeProperty};
 
-use self::bus::Bus;
-use self::message::{Message, Reader, Writer};
+use self::manager::Manager;
 use crate::failure::{Context, failure};
 
 /// Longest wait for systemd: it may be busy with a boot; the kubelet gives a start two minutes.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// systemd's own socket, which only root may use and which needs no bus daemon.
+const PRIVATE: &str = "/run/systemd/private";
+
 /// Does the job.
+///
+/// # Errors
+/// `NotFound`: systemd knows no such unit or process. `Unavailable`: it cannot be reached, or did not answer within [`LIMIT`].
+/// Otherwise `Internal`, with systemd's own words.
 pub(crate) fn run(job: &ScopeJob) -> Result<(), Failure> {
-    let mut bus = Bus::connect(LIMIT).context(|| "connect to systemd")?;
-    carry_out(&mut bus, job).context(|| format!("systemd unit {}", job.unit))
+    within(LIMIT, job, || Manager::connect(Path::new(PRIVATE)))
+}
+
+/// Does the job, with every wait in it, within `limit`.
+fn within(
+    limit: Duration,
+    job: &ScopeJob,
+    connect: impl FnOnce() -> Result<Manager, Failure> + Send + 'static,
+) -> Result<(), Failure> {
+    let unit = job.unit.clone();
+    let job = job.clone();
+    let (sender, outcome) = sync_channel(1);
+    // cgroups-rs' calls have no timeout. A thread that still waits for systemd at the limit ends with this process.
+    std::thread::spawn(move || {
+        let done = connect().context(|| "connect to systemd").and_then(|manager| carry_out(&manager, &job));
+        let _ = sender.send(done); // the limit has passed
+    });
+    let outcome = outcome.recv_timeout(limit).unwrap_or_else(|error| {
+        Err(match error {
+            RecvTimeoutError::Timeout => {
+                failure(FailureKind::Unavailable, format!("systemd did not answer within {limit:?}"))
+            }
+            RecvTimeoutError::Disconnected => {
+                failure(FailureKind::Internal, "the thread that asks systemd ended")
+            }
+        })
+    });
+    outcome.context(|| format!("systemd unit {unit}"))
 }
 
 /// The one property that not every systemd of these years has.
 const OOM_POLICY: &str = "OOMPolicy";
 
-fn carry_out(bus: &mut Bus, job: &ScopeJob) -> Result<(), Failure> {
-    match attempt(bus, job) {
+fn carry_out(manager: &Manager, job: &ScopeJob) -> Result<(), Failure> {
+    match attempt(manager, job) {
         // A systemd before 253 has no such property for scopes: the file of the cgroup is all there is.
         Err(refused) if refused.message.contains(OOM_POLICY) => {
             let mut job = job.clone();
             job.properties.retain(|(name, _)| name != OOM_POLICY);
-            attempt(bus, &job)
+            attempt(manager, &job)
         }
         done => done,
     }
 }
 
-fn attempt(bus: &mut Bus, job: &ScopeJob) -> Result<(), Failure> {
+fn attempt(manager: &Manager, job: &ScopeJob) -> Result<(), Failure> {
     match &job.command {
-        ScopeCommand::Set => {
-            let mut body = Writer::default();
-            // Until the unit is gone: there is no file of it that a longer life could be written to.
-            body.string(&job.unit).u32(1).array(8, |properties| limits(properties, &job.properties));
-            bus.manager("SetUnitProperties", "sba(sv)", &body.into_bytes()).map(drop)
-        }
-        ScopeCommand::Stop => {
-            let mut body = Writer::default();
-            body.string(&job.unit).string("replace");
-            bus.manager("Subscribe", "", &[])?;
-            match bus.manager("StopUnit", "ss", &body.into_bytes()) {
-                Ok(reply) => wait_for_job(bus, &reply).map(drop),
-                Err(gone) if gone.kind == FailureKind::NotFound => Ok(()),
-                Err(failure) => Err(failure),
-            }
-        }
+        ScopeCommand::Set => manager.set_properties(&job.unit, &limits(job)),
+        ScopeCommand::Stop => match manager.stop(&job.unit) {
+            Err(gone) if gone.kind == FailureKind::NotFound => Ok(()),
+            done => done,
+        },
         ScopeCommand::Start { slice, description, pid } => {
-            bus.manager("Subscribe", "", &[])?;
-            let body = start(job, slice, description, *pid);
-            let reply = bus.manager("StartTransientUnit", "ssa(sv)a(sa(sv))", &body)?;
-            match wait_for_job(bus, &reply)?.as_str() {
+            match manager.start(&job.unit, scope(job, slice, description, *pid))?.as_str() {
                 "done" => Ok(()),
                 result => Err(failure(FailureKind::Internal, format!("its start ended with {result:?}"))),
             }
@@ -66,59 +90,36 @@ fn attempt(bus: &mut Bus, job: &ScopeJob) -> Result<(), Failure> {
     }
 }
 
-/// How the job ended whose path is the answer of a call.
-fn wait_for_job(bus: &mut Bus, reply: &Message) -> Result<String, Failure> {
-    let path = Reader::new(&reply.body).string();
-    let path = path.map_err(|why| failure(FailureKind::Internal, format!("systemd sent {why}")))?;
-    bus.job_result(&path)
-}
-
-/// `StartTransientUnit(s name, s mode, a(sv) properties, a(sa(sv)) others)`
-fn start(job: &ScopeJob, slice: &str, description: &str, pid: u32) -> Vec<u8> {
-    let mut body = Writer::default();
-    body.string(&job.unit).string("fail");
-    body.array(8, |properties| {
-        let mut text = |name, value| {
-            properties.align(8).string(name).signature("s").string(value);
-        };
-        text("Description", description);
-        text("Slice", slice);
-        // One that failed is forgotten with its cgroup, as one that ended well.
-        text("CollectMode", "inactive-or-failed");
+/// The properties of a new scope.
+fn scope<'job>(job: &'job ScopeJob, slice: &str, description: &str, pid: u32) -> Vec<Property<'job>> {
+    let mut properties: Vec<Property<'job>> = PropertiesBuilder::default()
+        .description(description.to_owned())
+        .slice(slice.to_owned())
         // Inside it is ours. Accounting switches the controllers on above it.
-        for name in ["Delegate", "CPUAccounting", "MemoryAccounting", "TasksAccounting"] {
-            properties.align(8).string(name).signature("b").u32(1);
-        }
+        .delegate(true)
+        .cpu_accounting(true)
+        .memory_accounting(true)
+        .task_accounting(true)
         // At shutdown the kubelet ends its pods first; systemd must not stop them together with ordinary units.
-        properties.align(8).string("DefaultDependencies").signature("b").u32(0);
-        properties.align(8).string("PIDs").signature("au").array(4, |pids| {
-            pids.u32(pid);
-        });
-        limits(properties, &job.properties);
-    });
-    body.array(8, |_| ());
-    body.into_bytes()
+        .default_dependencies(false)
+        .pids(vec![pid])
+        .build();
+    // A scope that failed is forgotten with its cgroup, as one that ended well.
+    properties.push(("CollectMode", "inactive-or-failed".into()));
+    properties.extend(limits(job));
+    properties
 }
 
-fn limits(array: &mut Writer, properties: &[(String, ScopeProperty)]) {
-    for (name, value) in properties {
-        array.align(8).string(name);
-        match value {
-            ScopeProperty::Number(number) => {
-                array.signature("t").u64(*number);
-            }
-            ScopeProperty::Text(text) => {
-                array.signature("s").string(text);
-            }
-            ScopeProperty::Mask(mask) => {
-                array.signature("ay").array(1, |bytes| {
-                    for byte in mask {
-                        bytes.byte(*byte);
-                    }
-                });
-            }
-        }
-    }
+fn limits(job: &ScopeJob) -> Vec<Property<'_>> {
+    let limits = job.properties.iter().map(|(name, value)| {
+        let value = match value {
+            ScopeProperty::Number(number) => (*number).into(),
+            ScopeProperty::Text(text) => text.as_str().into(),
+            ScopeProperty::Mask(mask) => mask.as_slice().into(),
+        };
+        (name.as_str(), value)
+    });
+    limits.collect()
 }
 
 #[cfg(test)]

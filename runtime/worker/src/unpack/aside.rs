@@ -35,7 +35,7 @@ impl<'a> Aside<'a> {
         &mut self,
         number: usize,
         blob: &Path,
-        pulse: &mut dyn FnMut(u64),
+        pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
         let layer = &self.layers[number];
         if self.is_waiting(number) || self.is_published(number) {

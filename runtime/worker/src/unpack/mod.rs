@@ -1,7 +1,7 @@
 //! A layer's archive into a directory as overlayfs wants it (OCI image spec 1.1, "Image Layer Filesystem Changeset").
 //!
 //! ```text
-//!   blob ─► in a jail: decompress ─► hash, count ─► tar entries ─► layers/tmp-… ─► the hash is the diff ID ─► layers/NAME
+//!   blob ─► jail: decompress ─► hash, count ─► jail: tar entries ─► layers/tmp-… ─► the hash is the diff ID ─► layers/NAME
 //! ```
 //! | entry | becomes |
 //! |---|---|
@@ -10,7 +10,8 @@
 //! | file, directory, link, device, fifo | the same; a later entry replaces an earlier one |
 //! | socket, GNU dump records | nothing |
 //!
-//! The archive is not trusted: it is read by a process that sees nothing but the new directory ([`crate::jail`]); names
+//! The archive is not trusted: it is decompressed by a process that sees nothing, and read by another one that sees nothing but
+//! the new directory ([`crate::jail`]), while the worker between them computes its digest; names
 //! that leave the layer are refused, links are resolved inside it, unpacked bytes, holes, entries and what describes one
 //! entry are counted, and nothing is seen before the whole archive verified.
 
@@ -31,12 +32,11 @@ use tar::{Archive, Entry, EntryType};
 
 use crate::failure::{failure, invalid, io_failure};
 use crate::jail::inmate;
-use stream::{Hashed, TOO_LONG};
 use tree::{Attributes, Place, Tree};
 
 pub(crate) use aside::Aside;
 pub(crate) use parents::settle;
-pub(crate) use stream::{Budget, Metered, decompress};
+pub(crate) use stream::{Budget, Metered, TOO_LONG, decompress};
 
 /// Longest path of an entry: PATH_MAX, as the kernel has it.
 const PATH_BYTES_MAX: usize = 4096;
@@ -54,8 +54,6 @@ const OPAQUE_BYTES_MAX: usize = 4 << 20;
 /// What came of an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Unpacked {
-    /// `sha256:…` of it, uncompressed.
-    digest: String,
     /// Directories that hide what is below; the mark is for whoever may set it.
     opaque: Vec<Vec<u8>>,
     /// Directories that no entry describes, parents before what is in them.
@@ -69,12 +67,12 @@ pub(crate) fn unpack_verified(
     blob: &Path,
     layer: &Layer,
     limits: &Limits,
-    pulse: &mut dyn FnMut(u64),
+    pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Vec<Vec<u8>>, Failure> {
     let file = crate::store::open_plain(blob)?;
-    let unpacked = inmate::unpack(directory, file, limits, pulse)?;
-    if unpacked.digest != layer.diff_id {
-        let text = format!("its content has digest {}, the config says {}", unpacked.digest, layer.diff_id);
+    let (unpacked, digest) = inmate::unpack(directory, file, limits, pulse)?;
+    if digest != layer.diff_id {
+        let text = format!("its content has digest {digest}, the config says {}", layer.diff_id);
         return Err(invalid(text));
     }
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
@@ -84,14 +82,12 @@ pub(crate) fn unpack_verified(
     Ok(unpacked.implied)
 }
 
-/// Unpacks an archive into an empty directory, in the process that is shut in there.
+/// Unpacks a tar archive into an empty directory, in the process that is shut in there.
 pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> Result<Unpacked, Failure> {
-    let compressed = decompress(input).map_err(broken)?;
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     let budget = Budget::default();
-    let hashed = Hashed::new(compressed, limits.layer_bytes_max);
     // Headers and small files are taken out of a bigger piece.
-    let metered = Metered::new(BufReader::with_capacity(COPY_BYTES, hashed), &budget);
+    let metered = Metered::new(BufReader::with_capacity(COPY_BYTES, input), &budget);
     let mut archive = Archive::new(metered);
     let buffer = vec![0; COPY_BYTES];
     let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new(), buffer };
@@ -104,12 +100,13 @@ pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> 
     }
     let opaque = unpacker.finish()?;
     let implied = std::mem::take(&mut unpacker.tree.implied).into_iter().collect();
-    let digest = archive.into_inner().into_inner().into_inner().finish().map_err(broken)?;
-    Ok(Unpacked { digest, opaque, implied })
+    // Padding behind the last entry is part of what is hashed: it is read to its end.
+    io::copy(&mut archive.into_inner().into_inner(), &mut io::sink()).map_err(broken)?;
+    Ok(Unpacked { opaque, implied })
 }
 
 /// The archive, or its compression, cannot be read on.
-fn broken(error: io::Error) -> Failure {
+pub(crate) fn broken(error: io::Error) -> Failure {
     invalid(format!("archive: {error}"))
 }
 

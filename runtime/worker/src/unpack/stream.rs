@@ -1,18 +1,15 @@
-//! The bytes of a layer on their way: decompressed by what they begin with, hashed, counted against the limit.
+//! The bytes of a layer on their way: decompressed by what they begin with, and counted while an entry is described.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
-use sha2::{Digest, Sha256};
-
-use crate::image_config::digest_text;
 
 /// Largest zstd window: 128 MiB, what `zstd -d` takes without being asked. A frame that wants more is refused.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 /// Text of the error when a layer is longer than allowed; the caller looks for it.
-pub(super) const TOO_LONG: &str = "unpacks to more bytes than the limit";
+pub(crate) const TOO_LONG: &str = "unpacks to more bytes than the limit";
 
 /// A decompressor chosen by the first bytes: media types lie more often than magic numbers.
 pub(crate) fn decompress<'a>(from: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
@@ -27,35 +24,6 @@ pub(crate) fn decompress<'a>(from: impl Read + 'a) -> io::Result<Box<dyn Read + 
         return Ok(Box::new(decoder));
     }
     Ok(Box::new(from))
-}
-
-/// Hashes and counts what passes.
-pub(super) struct Hashed<R> {
-    inner: R,
-    hash: Sha256,
-    left: u64,
-}
-
-impl<R: Read> Hashed<R> {
-    /// At most `limit` bytes may pass.
-    pub(super) fn new(inner: R, limit: u64) -> Self {
-        Self { inner, hash: Sha256::new(), left: limit }
-    }
-
-    /// Reads what the archive's reader left (padding behind the last entry) and gives the digest of it all.
-    pub(super) fn finish(mut self) -> io::Result<String> {
-        io::copy(&mut self, &mut io::sink())?;
-        Ok(digest_text(&self.hash.finalize()))
-    }
-}
-
-impl<R: Read> Read for Hashed<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.left = self.left.checked_sub(count as u64).ok_or_else(|| io::Error::other(TOO_LONG))?;
-        self.hash.update(&buffer[..count]);
-        Ok(count)
-    }
 }
 
 /// Most bytes that describe one entry: its header, long names, PAX records with extended attributes, the map of a sparse

@@ -100,4 +100,5 @@ fn sandbox_plan() -> SandboxPlan {
 }
 
 mod container;
+mod mount_plan;
 mod process;

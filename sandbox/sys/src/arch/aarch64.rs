@@ -46,6 +46,7 @@ pub(crate) mod number {
     pub(crate) const FCHOWN: usize = 55;
     pub(crate) const FCHOWNAT: usize = 54;
     pub(crate) const STATX: usize = 291;
+    pub(crate) const GETDENTS64: usize = 61;
     pub(crate) const FSTATFS: usize = 44;
     pub(crate) const MMAP: usize = 222;
     pub(crate) const MUNMAP: usize = 215;

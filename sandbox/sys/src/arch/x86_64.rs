@@ -47,6 +47,7 @@ pub(crate) mod number {
     pub(crate) const FCHOWN: usize = 93;
     pub(crate) const FCHOWNAT: usize = 260;
     pub(crate) const STATX: usize = 332;
+    pub(crate) const GETDENTS64: usize = 217;
     pub(crate) const FSTATFS: usize = 138;
     pub(crate) const MMAP: usize = 9;
     pub(crate) const MUNMAP: usize = 11;

@@ -50,6 +50,33 @@ server = "https://registry-1.docker.io"
     assert_eq!(*server, HostEntry::plain("https://registry-1.docker.io/v2".into(), "f:2".into()));
 }
 
+/// Before, a file with an array of tables was refused as a whole, and the mirrors in it were not asked.
+#[test]
+fn arrays_of_tables_are_hosts_in_the_order_of_the_file() {
+    let text = r#"
+[[host]]
+[host."https://z.example"]
+  ca = "z.pem"
+[[host]]
+  "https://b.example" = { skip_verify = true }
+  "https://a.example" = {}
+"#;
+    let (entries, problems) = read(text, "docker.io");
+    assert_eq!(problems, Vec::<String>::new());
+    let urls: Vec<_> = entries.iter().map(|entry| (entry.url.as_str(), entry.source.as_str())).collect();
+    let expected =
+        [("https://z.example/v2", "f:3"), ("https://b.example/v2", "f:6"), ("https://a.example/v2", "f:7")];
+    assert_eq!(urls[..3], expected);
+    assert!(entries[1].tls.insecure_skip_verify && entries[0].tls.ca_files.len() == 1);
+    let (entries, problems) =
+        read("[[host.\"https://one\"]]\nca = 'a'\n[[host.\"https://one\"]]\n[[mirror]]\n", "docker.io");
+    assert_eq!((entries.len(), problems.len()), (3, 1), "{problems:?}");
+    assert!(
+        problems[0].starts_with("f:4: ") && problems[0].contains("\"mirror\" is unknown"),
+        "{problems:?}"
+    );
+}
+
 #[test]
 fn what_is_said_at_the_top_is_of_the_server() {
     let (entries, problems) = read("ca = \"ca.pem\"\n[host]\n", "reg.example:5000");

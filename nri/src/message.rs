@@ -1,47 +1,18 @@
-//! ttrpc's messages: a ten-byte header, then an envelope in protobuf (nri.md 1.4). Only unary calls.
+//! Puts ttrpc messages together from a byte stream, and encodes them. Only unary calls (nri.md 1.4).
 //!
-//! ```text
-//!   | data length, u32 | stream id, u32 | type, u8 | flags, u8 | data |       big endian
-//! ```
+//! The header, the envelope with its status and codes, and the size limit are the `ttrpc` crate's. Its reader is not used: it
+//! blocks or needs tokio, where ours takes the bytes of one multiplexed connection as they come (docs/notes/005-ttrpc.md).
 
-mod envelope {
-    #![allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
-    include!(concat!(env!("OUT_DIR"), "/ttrpc.rs"));
-}
-pub(crate) use envelope::{Request, Response, Status};
-
-pub(crate) const HEADER_BYTES: usize = 10;
-
-/// Largest data of a message, in both directions.
-pub(crate) const DATA_BYTES_MAX: usize = 4 << 20;
-
-/// Status codes, those of gRPC.
-pub(crate) mod code {
-    pub(crate) const UNKNOWN: i32 = 2;
-    pub(crate) const INVALID_ARGUMENT: i32 = 3;
-    pub(crate) const DEADLINE_EXCEEDED: i32 = 4;
-    pub(crate) const ALREADY_EXISTS: i32 = 6;
-    pub(crate) const RESOURCE_EXHAUSTED: i32 = 8;
-    pub(crate) const FAILED_PRECONDITION: i32 = 9;
-    pub(crate) const UNIMPLEMENTED: i32 = 12;
-    pub(crate) const INTERNAL: i32 = 13;
-}
-
-/// What kind of message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Request,
-    Response,
-    /// Of streams, which NRI has not.
-    Data,
-    Unknown,
-}
+pub(crate) use ttrpc::proto::{
+    Codec, MESSAGE_HEADER_LENGTH as HEADER_BYTES, MESSAGE_LENGTH_MAX as DATA_BYTES_MAX, MESSAGE_TYPE_DATA,
+    MESSAGE_TYPE_REQUEST, MESSAGE_TYPE_RESPONSE, MessageHeader,
+};
+pub(crate) use ttrpc::{Code, Request, Response, Status, get_status};
 
 /// A message whose data has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    pub(crate) stream: u32,
-    pub(crate) kind: Kind,
+    pub(crate) header: MessageHeader,
     /// `None`: it was above the limit, and was thrown away while it was read.
     pub(crate) data: Option<Vec<u8>>,
 }
@@ -71,7 +42,7 @@ impl Assembler {
                 if self.filled < HEADER_BYTES {
                     return;
                 }
-                self.left = self.word(0) as usize;
+                self.left = MessageHeader::from(self.header).length as usize;
                 let fits = self.left <= DATA_BYTES_MAX;
                 self.data = fits.then(|| Vec::with_capacity(self.left.min(CAPACITY_BYTES_MAX)));
             }
@@ -83,45 +54,45 @@ impl Assembler {
             self.left -= count;
             if self.left == 0 {
                 self.filled = 0;
-                sink(Message { stream: self.word(4), kind: self.kind(), data: self.data.take() });
+                sink(Message { header: self.header.into(), data: self.data.take() });
             }
-        }
-    }
-
-    fn word(&self, at: usize) -> u32 {
-        let mut word = [0; 4];
-        word.copy_from_slice(&self.header[at..at + 4]);
-        u32::from_be_bytes(word)
-    }
-
-    fn kind(&self) -> Kind {
-        match self.header[8] {
-            1 => Kind::Request,
-            2 => Kind::Response,
-            3 => Kind::Data,
-            _ => Kind::Unknown,
         }
     }
 }
 
-/// A message's bytes; `None`: its data is above the limit.
-pub(crate) fn encode(stream: u32, kind: Kind, envelope: &impl prost::Message) -> Option<Vec<u8>> {
-    let length = envelope.encoded_len();
-    if length > DATA_BYTES_MAX {
+/// A request's bytes; `None`: its data is above the limit.
+pub(crate) fn encode_request(stream: u32, request: &Request) -> Option<Vec<u8>> {
+    encode(request, |length| MessageHeader::new_request(stream, length))
+}
+
+/// A response's bytes; `None`: its data is above the limit.
+pub(crate) fn encode_response(stream: u32, response: &Response) -> Option<Vec<u8>> {
+    encode(response, |length| MessageHeader::new_response(stream, length))
+}
+
+fn encode(envelope: &impl Codec, header: impl FnOnce(u32) -> MessageHeader) -> Option<Vec<u8>> {
+    let length = envelope.size();
+    if length as usize > DATA_BYTES_MAX {
         return None;
     }
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + length);
-    bytes.extend((length as u32).to_be_bytes());
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend([if kind == Kind::Request { 1 } else { 2 }, 0]);
-    bytes.extend(envelope.encode_to_vec());
+    let mut bytes = Vec::<u8>::from(header(length));
+    bytes.extend(envelope.encode().ok()?);
     Some(bytes)
+}
+
+/// The status of a response that is an error. A code that this runtime does not know is an error, too: the crate's own
+/// `Status::code` reads such a one as OK.
+pub(crate) fn error_of(response: &mut Response) -> Option<Status> {
+    response.status.take().filter(|status| status.code.value() != Code::OK as i32)
+}
+
+/// Whether the status has this code.
+pub(crate) fn has_code(status: &Status, code: Code) -> bool {
+    status.code.value() == code as i32
 }
 
 #[cfg(test)]
 mod tests {
-    use prost::Message as _;
-
     use super::*;
 
     fn assemble(bytes: &[u8], step: usize) -> Vec<Message> {
@@ -135,9 +106,9 @@ mod tests {
     /// Known-good bytes of the Go library (nri-messages.md 5, E): a refusal.
     #[test]
     fn a_refusal_is_these_bytes() {
-        let status = Status { code: 2, message: "invalid plugin index".into() };
-        let response = Response { status: Some(status), payload: Vec::new() };
-        let bytes = encode(1, Kind::Response, &response).unwrap();
+        let mut response = Response::default();
+        response.set_status(get_status(Code::UNKNOWN, "invalid plugin index"));
+        let bytes = encode_response(1, &response).unwrap();
         let hex = crate::mux::frames(2, &bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let expected =
             "00000002000000240000001a0000000102000a1808021214696e76616c696420706c7567696e20696e646578";
@@ -149,14 +120,16 @@ mod tests {
         let request = |method: &str| Request { method: method.into(), ..Request::default() };
         let bytes: Vec<u8> = [1, 3]
             .into_iter()
-            .flat_map(|stream| encode(stream, Kind::Request, &request(&"m".repeat(stream as usize))).unwrap())
-            .chain(encode(5, Kind::Response, &Response::default()).unwrap())
+            .flat_map(|stream| encode_request(stream, &request(&"m".repeat(stream as usize))).unwrap())
+            .chain(encode_response(5, &Response::default()).unwrap())
             .collect();
         for step in [1, 2, 7, 10, 1000] {
             let messages = assemble(&bytes, step);
-            let streams: Vec<_> = messages.iter().map(|message| (message.stream, message.kind)).collect();
-            assert_eq!(streams, [(1, Kind::Request), (3, Kind::Request), (5, Kind::Response)]);
-            assert_eq!(Request::decode(&messages[1].data.as_ref().unwrap()[..]).unwrap(), request("mmm"));
+            let streams: Vec<_> =
+                messages.iter().map(|message| (message.header.stream_id, message.header.type_)).collect();
+            let (request_type, response_type) = (MESSAGE_TYPE_REQUEST, MESSAGE_TYPE_RESPONSE);
+            assert_eq!(streams, [(1, request_type), (3, request_type), (5, response_type)]);
+            assert_eq!(Request::decode(messages[1].data.as_ref().unwrap()).unwrap(), request("mmm"));
             assert_eq!(messages[2].data.as_deref(), Some(&[][..]));
         }
     }
@@ -165,11 +138,25 @@ mod tests {
     fn nri_r5_too_much_data_is_thrown_away_while_it_is_read() {
         let length = DATA_BYTES_MAX + 1;
         let header = [(length as u32).to_be_bytes(), 7u32.to_be_bytes()].concat();
-        let bytes =
-            [header, vec![1, 0], vec![0; length], encode(9, Kind::Request, &Request::default()).unwrap()];
+        let bytes = [header, vec![1, 0], vec![0; length], encode_request(9, &Request::default()).unwrap()];
         let messages = assemble(&bytes.concat(), 4096);
-        assert_eq!(messages[0], Message { stream: 7, kind: Kind::Request, data: None });
-        assert_eq!(messages[1].stream, 9);
+        let header = MessageHeader::new_request(7, length as u32);
+        assert_eq!(messages[0], Message { header, data: None });
+        assert_eq!(messages[1].header.stream_id, 9);
+    }
+
+    /// The crate's own accessor takes a code that it does not know for OK: a refusal must stay one.
+    #[test]
+    fn a_status_with_an_unknown_code_is_an_error() {
+        // field 1, status: { field 1, code: 99; field 2, message: "no" }
+        let bytes = [0x0a, 6, 0x08, 99, 0x12, 2, b'n', b'o'];
+        let mut response = Response::decode(bytes).unwrap();
+        let status = error_of(&mut response).unwrap();
+        assert_eq!((status.code.value(), status.message.as_str()), (99, "no"));
+        assert!(!has_code(&status, Code::UNKNOWN));
+        // field 1, status: { message: "fine" }: code 0
+        let mut fine = Response::decode([0x0a, 6, 0x12, 4, b'f', b'i', b'n', b'e']).unwrap();
+        assert_eq!(error_of(&mut fine), None);
     }
 
     /// NRI-R4: whatever the bytes are, nothing panics and nothing is set aside for what is only announced.

@@ -1,0 +1,164 @@
+//! systemd's manager over D-Bus: the system bus, else systemd's own socket, where there is no bus (yet).
+//!
+//! | | by |
+//! |---|---|
+//! | StartTransientUnit on the bus | cgroups-rs' `SystemdClient::start` |
+//! | StartTransientUnit on systemd's own socket | zbus: `SystemdClient` only knows the bus |
+//! | how a job ended | zbus: `SystemdClient` does not wait for jobs |
+//! | StopUnit | zbus: `SystemdClient::stop` hides whether the unit was there, and so whether there is a job to wait for |
+//! | SetUnitProperties | zbus: `SystemdClient::set_properties` reports success when it cannot reach the bus |
+
+use std::io;
+use std::path::Path;
+
+use cgroups_rs::systemd::dbus::error::Error as ClientError;
+use cgroups_rs::systemd::{NO_SUCH_UNIT, Property, SystemdClient, UNIT_MODE_REPLACE};
+use coracle_job::{Failure, FailureKind};
+use zbus::blocking::connection::Builder;
+use zbus::blocking::fdo::DBusProxy;
+use zbus::blocking::{Connection, MessageIterator};
+use zbus::message::{Body, Type};
+use zbus::names::{BusName, OwnedUniqueName};
+use zbus::zvariant::{DynamicType, ObjectPath, OwnedObjectPath, Value};
+use zbus::{Error, MatchRule};
+
+use crate::failure::failure;
+
+const SYSTEMD: &str = "org.freedesktop.systemd1";
+const PATH: &str = "/org/freedesktop/systemd1";
+const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
+
+/// Units that a transient unit brings along: none.
+type NoUnits<'a> = Vec<(&'a str, Vec<(&'a str, Value<'a>)>)>;
+
+/// A connection to systemd's manager.
+pub(super) struct Manager {
+    connection: Connection,
+    /// systemd's own name on the bus: whose signals count. `None` on its own socket, where nobody else is.
+    sender: Option<OwnedUniqueName>,
+}
+
+impl Manager {
+    /// Connects by the system bus, or where that does not work by systemd's own socket at `private`.
+    ///
+    /// # Errors
+    /// `Unavailable`: neither works; what each said.
+    pub(super) fn connect(private: &Path) -> Result<Self, Failure> {
+        Self::by_bus().or_else(|first| {
+            Self::by_socket(private).map_err(|second| {
+                let message = format!("the system bus: {first}; {}: {second}", private.display());
+                failure(FailureKind::Unavailable, message)
+            })
+        })
+    }
+
+    fn by_bus() -> zbus::Result<Self> {
+        let connection = Connection::system()?;
+        let owner = DBusProxy::new(&connection)?.get_name_owner(BusName::try_from(SYSTEMD)?)?;
+        Ok(Self { connection, sender: Some(owner) })
+    }
+
+    /// Connects to systemd's own socket.
+    pub(super) fn by_socket(path: &Path) -> zbus::Result<Self> {
+        let address = format!("unix:path={}", path.display());
+        Ok(Self { connection: Builder::address(address.as_str())?.p2p().build()?, sender: None })
+    }
+
+    /// Starts a scope, and waits until systemd has: the job's result, `done` if all went well.
+    ///
+    /// # Errors
+    /// What systemd refused, in its words; what is gone is `NotFound`.
+    pub(super) fn start(&self, unit: &str, properties: Vec<Property<'_>>) -> Result<String, Failure> {
+        let jobs = self.jobs(unit)?;
+        if self.sender.is_some() {
+            let client = SystemdClient::new(unit, properties).and_then(|client| client.start());
+            client.map_err(|error| match error {
+                ClientError::Dbus(error) => failed("StartTransientUnit", &error),
+                ClientError::InvalidProperties => failure(FailureKind::Internal, error.to_string()),
+            })?;
+        } else {
+            let body = (unit, UNIT_MODE_REPLACE, properties, NoUnits::new());
+            self.call("StartTransientUnit", &body)?;
+        }
+        // The unit is new: whatever job ends is its start.
+        result(jobs, None)
+    }
+
+    /// Stops a unit, and waits until systemd has.
+    ///
+    /// # Errors
+    /// As for [`Manager::start`].
+    pub(super) fn stop(&self, unit: &str) -> Result<(), Failure> {
+        let jobs = self.jobs(unit)?;
+        let reply = self.call("StopUnit", &(unit, UNIT_MODE_REPLACE))?;
+        let job: OwnedObjectPath = reply.deserialize().map_err(|error| failed("StopUnit", &error))?;
+        result(jobs, Some(&job)).map(drop)
+    }
+
+    /// Sets properties until the unit is gone: there is no file of it that a longer life could be written to.
+    ///
+    /// # Errors
+    /// As for [`Manager::start`].
+    pub(super) fn set_properties(&self, unit: &str, properties: &[Property<'_>]) -> Result<(), Failure> {
+        const IS_RUNTIME: bool = true;
+        self.call("SetUnitProperties", &(unit, IS_RUNTIME, properties)).map(drop)
+    }
+
+    /// The ends of the unit's jobs from now on.
+    fn jobs(&self, unit: &str) -> Result<MessageIterator, Failure> {
+        let listen = || {
+            let rule = MatchRule::builder()
+                .msg_type(Type::Signal)
+                .path(PATH)?
+                .interface(INTERFACE)?
+                .member("JobRemoved")?
+                .arg(2, unit)?;
+            // Anybody may send signals on the system bus.
+            let rule = match &self.sender {
+                Some(name) => rule.sender(name.as_ref())?,
+                None => rule,
+            };
+            MessageIterator::for_match_rule(rule.build(), &self.connection, None)
+        };
+        let jobs = listen().map_err(|error| failed("AddMatch", &error))?;
+        self.call("Subscribe", &())?;
+        Ok(jobs)
+    }
+
+    fn call(&self, method: &str, body: &(impl serde::Serialize + DynamicType)) -> Result<Body, Failure> {
+        let reply = self.connection.call_method(Some(SYSTEMD), PATH, Some(INTERFACE), method, body);
+        reply.map(|reply| reply.body()).map_err(|error| failed(method, &error))
+    }
+}
+
+/// Waits for the end of a job: how it ended.
+fn result(jobs: MessageIterator, wanted: Option<&ObjectPath<'_>>) -> Result<String, Failure> {
+    for signal in jobs {
+        let signal = signal.map_err(|error| failed("JobRemoved", &error))?;
+        let body = signal.body();
+        let (_, job, _, result): (u32, ObjectPath<'_>, &str, &str) =
+            body.deserialize().map_err(|error| failed("JobRemoved", &error))?;
+        if wanted.is_none_or(|wanted| *wanted == job) {
+            return Ok(result.to_owned());
+        }
+    }
+    Err(failure(FailureKind::Unavailable, "systemd closed the connection before its job ended"))
+}
+
+/// systemd's own words; a process or unit that is gone, and a connection that broke, are told apart.
+fn failed(method: &str, error: &Error) -> Failure {
+    const CLOSED: [io::ErrorKind; 2] = [io::ErrorKind::InvalidData, io::ErrorKind::InvalidInput];
+    let kind = match error {
+        Error::MethodError(name, ..) => match name.as_str() {
+            NO_SUCH_UNIT
+            | "org.freedesktop.systemd1.NoSuchProcess"
+            | "org.freedesktop.DBus.Error.UnixProcessIdUnknown"
+            | "System.Error.ESRCH" => FailureKind::NotFound,
+            _ => FailureKind::Internal,
+        },
+        Error::InputOutput(error) if !CLOSED.contains(&error.kind()) => FailureKind::Unavailable,
+        Error::Connection(..) | Error::Handshake(_) => FailureKind::Unavailable,
+        _ => FailureKind::Internal,
+    };
+    failure(kind, format!("{method}: {error}"))
+}

@@ -1,0 +1,340 @@
+//! Paths of the node that a request names and others control: sources of volumes, profiles, devices, logs. Whoever looks at
+//! one may have to wait for ever, on a network file system whose server is gone or on a FIFO without a writer, in a sleep
+//! that no signal ends. [`Place::cached`] and [`Place::is_local`] tell where that cannot happen; [`Place::open`] waits.
+//!
+//! ```text
+//!   openat2(O_PATH, RESOLVE_CACHED) ─► the kernel knows every part of the path, asks no file system (Linux 5.12)
+//!   /proc/self/fdinfo, mountinfo    ─► the mount that it is on, again without asking the file system itself
+//!   its type                        ─► a disk's or a kernel's own: now it may be asked
+//! ```
+//! Everything else about the file goes by the descriptor, so that nobody can put another path in its place.
+
+use std::fs::{self, OpenOptions};
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use coracle_sys::{self as sys, Fd};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, openat, openat2};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
+
+use crate::{Error, mountinfo, umask};
+
+/// RESOLVE_CACHED of openat2(2), which nix has no name for: EAGAIN where a file system would have to be asked.
+const RESOLVE_CACHED: u64 = 0x20;
+
+/// What the group may read, as with other runtimes.
+const LOG_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
+
+/// Types of file systems that answer without a peer: the kernel's own and those of disks. A disk that dies gives errors;
+/// one behind a network (iSCSI, NBD) is not told from others.
+const LOCAL: [&str; 35] = [
+    "bcachefs",
+    "bpf",
+    "btrfs",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "erofs",
+    "exfat",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "hugetlbfs",
+    "iso9660",
+    "jffs2",
+    "jfs",
+    "mqueue",
+    "nilfs2",
+    "nsfs",
+    "proc",
+    "pstore",
+    "ramfs",
+    "securityfs",
+    "squashfs",
+    "sysfs",
+    "tmpfs",
+    "tracefs",
+    "ubifs",
+    "vfat",
+    "xfs",
+    "zfs",
+];
+
+/// An existing file or directory, held by a descriptor that reads nothing (O_PATH).
+#[derive(Debug)]
+pub struct Place {
+    fd: OwnedFd,
+}
+
+/// The mounts of this process as they are when they are first asked for; for one look at some paths.
+#[derive(Debug, Default)]
+pub struct Mounts {
+    text: Option<String>,
+}
+
+impl Place {
+    /// Follows the path. May wait for ever.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where it leads nowhere.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+            .map(|fd| Self { fd })
+            .map_err(|errno| Error::kernel("look at", path.display(), errno))
+    }
+
+    /// Follows the path as far as the kernel can without asking a file system; never waits. `None`: it cannot tell, or the
+    /// path leads nowhere.
+    pub fn cached(path: &Path) -> Option<Self> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::from_bits_retain(RESOLVE_CACHED));
+        openat2(AT_FDCWD, path, how).ok().map(|fd| Self { fd })
+    }
+
+    /// The mount that it is on, by its number; never waits.
+    pub fn mount(&self) -> Option<u64> {
+        let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+    }
+
+    /// Whether its file system answers without a peer; never waits.
+    pub fn is_local(&self, mounts: &mut Mounts) -> bool {
+        let kind = self.mount().and_then(|mount| mounts.kind(mount));
+        kind.is_some_and(|kind| LOCAL.contains(&kind))
+    }
+
+    /// Where it is, without links; never waits.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where /proc is not there.
+    pub fn real_path(&self) -> Result<PathBuf, Error> {
+        let path = self.name();
+        fs::read_link(&path).map_err(|error| Error::io("resolve", path, &error))
+    }
+
+    /// Reads a whole regular file of at most `bytes_max`; anything else is refused without being waited for. `path` is for
+    /// messages.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for what is no regular file or is longer, [`Error::Kernel`] for what the kernel says.
+    pub fn read(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+        let bytes = self.read_up_to(path, bytes_max + 1)?;
+        match bytes.len() as u64 > bytes_max {
+            true => {
+                Err(Error::invalid(path.display().to_string(), format!("has more than {bytes_max} bytes")))
+            }
+            false => Ok(bytes),
+        }
+    }
+
+    /// The same without an error for a longer one: what comes after `bytes_max` is left out.
+    ///
+    /// # Errors
+    /// As [`Place::read`].
+    pub fn read_up_to(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+        let failed = |error: std::io::Error| Error::io("read", path.display(), &error);
+        let kind = fstat(&self.fd).map_err(|errno| Error::kernel("look at", path.display(), errno))?;
+        refuse_unless_regular(path, SFlag::from_bits_truncate(kind.st_mode))?;
+        let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.name());
+        let mut bytes = Vec::new();
+        file.map_err(failed)?.take(bytes_max).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(bytes)
+    }
+
+    /// Opens the log `name` in this directory for appending; made where it is missing, else it must be a regular file: a FIFO
+    /// would be waited for, and whoever writes in the directory can put one there. `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for what is no regular file, [`Error::Kernel`] for what the kernel says.
+    pub fn open_log(&self, name: &std::ffi::OsStr, path: &Path) -> Result<OwnedFd, Error> {
+        let failed = |errno| Error::kernel("open log", path.display(), errno);
+        // Before it is opened, so that no device hears of it; and after, since it may have been changed meanwhile.
+        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(found) => refuse_unless_regular(path, SFlag::from_bits_truncate(found.st_mode))?,
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        let flags = OFlag::O_WRONLY
+            | OFlag::O_APPEND
+            | OFlag::O_CREAT
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_NONBLOCK
+            | OFlag::O_NOCTTY
+            | OFlag::O_CLOEXEC;
+        let mask = umask::Public::begin();
+        let file = openat(&self.fd, name, flags, LOG_MODE).map_err(failed)?;
+        drop(mask);
+        let found = fstat(&file).map_err(failed)?;
+        refuse_unless_regular(path, SFlag::from_bits_truncate(found.st_mode))?;
+        fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND)).map_err(failed)?;
+        Ok(file)
+    }
+
+    fn name(&self) -> String {
+        format!("/proc/self/fd/{}", self.fd.as_raw_fd())
+    }
+}
+
+impl AsFd for Place {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Mounts {
+    fn kind(&mut self, mount: u64) -> Option<&str> {
+        let text = self.text.get_or_insert_with(|| {
+            fs::read_to_string("/proc/self/mountinfo").unwrap_or_default() // nothing is local then
+        });
+        mountinfo::kind_of(text, mount)
+    }
+}
+
+fn refuse_unless_regular(path: &Path, mode: SFlag) -> Result<(), Error> {
+    let what = match mode & SFlag::S_IFMT {
+        SFlag::S_IFREG => return Ok(()),
+        SFlag::S_IFIFO => "a FIFO",
+        SFlag::S_IFSOCK => "a socket",
+        SFlag::S_IFDIR => "a directory",
+        SFlag::S_IFLNK => "a symbolic link",
+        _ => "a device",
+    };
+    Err(Error::invalid(path.display().to_string(), format!("is {what}, not a regular file")))
+}
+
+/// Reads a regular file of at most `bytes_max`, on a file system that is trusted to answer: the node's own configuration. A
+/// FIFO is refused without being waited for.
+///
+/// # Errors
+/// As [`Place::read`]; ENOENT where it is not there.
+pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+    Place::open(path)?.read(path, bytes_max)
+}
+
+/// Sends a descriptor over a socket to [`receive_file`]'s caller.
+///
+/// # Errors
+/// [`Error::Kernel`] where the other end is gone.
+pub fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Error> {
+    sys::socket::send(socket.into(), b"f", &[file.into()])
+        .map_err(|errno| Error::kernel("send descriptor", "over a socket", Errno::from_raw(errno.0)))
+}
+
+/// Takes a descriptor that has been sent.
+///
+/// # Errors
+/// [`Error::Kernel`] where none has: EAGAIN on a socket that does not wait, ENODATA where there was no descriptor with it.
+pub fn receive_file(socket: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+    let failed = |errno| Error::kernel("receive descriptor", "over a socket", errno);
+    let mut byte = [0; 1];
+    let received =
+        sys::socket::receive(socket.into(), &mut byte).map_err(|errno| failed(Errno::from_raw(errno.0)))?;
+    let file: Option<Fd> = received.descriptors.into_iter().flatten().next();
+    file.map(OwnedFd::from).ok_or(failed(Errno::ENODATA))
+}
+
+/// The directory of a log and its name there.
+pub fn split(path: &Path) -> Option<(&Path, &std::ffi::OsStr)> {
+    Some((path.parent()?, path.file_name()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("coracle-hostpath-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A FIFO without a writer is waited for by an open without O_NONBLOCK: this test hangs then.
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        let folder = Folder::new("kinds");
+        let place = Place::open(&folder.0).unwrap();
+        nix::unistd::mkfifo(&folder.0.join("fifo"), Mode::S_IRWXU).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.0.join("socket")).unwrap();
+        fs::create_dir(folder.0.join("directory")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", folder.0.join("link")).unwrap();
+        for (name, what) in [
+            ("fifo", "a FIFO"),
+            ("socket", "a socket"),
+            ("directory", "a directory"),
+            ("link", "a symbolic link"),
+        ] {
+            let path = folder.0.join(name);
+            let refused = place.open_log(name.as_ref(), &path).unwrap_err().to_string();
+            assert_eq!(refused, format!("{}: is {what}, not a regular file", path.display()));
+            if name != "link" {
+                let refused = read(&path, 10).unwrap_err().to_string();
+                assert_eq!(refused, format!("{}: is {what}, not a regular file", path.display()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_is_made_appended_to_and_does_not_answer_eagain() {
+        let folder = Folder::new("log");
+        let place = Place::open(&folder.0).unwrap();
+        let path = folder.0.join("0.log");
+        for text in ["one\n", "two\n"] {
+            let log = place.open_log("0.log".as_ref(), &path).unwrap();
+            let flags = OFlag::from_bits_retain(fcntl(&log, FcntlArg::F_GETFL).unwrap());
+            assert!(flags.contains(OFlag::O_APPEND) && !flags.contains(OFlag::O_NONBLOCK));
+            nix::unistd::write(&log, text.as_bytes()).unwrap();
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"one\ntwo\n");
+        assert_eq!(read(&path, 8).unwrap(), b"one\ntwo\n");
+        assert!(read(&path, 7).unwrap_err().to_string().ends_with("has more than 7 bytes"));
+    }
+
+    #[test]
+    fn what_was_just_made_is_known_without_asking_and_local() {
+        let folder = Folder::new("cached");
+        let path = folder.0.join("volume");
+        fs::create_dir(&path).unwrap();
+        std::os::unix::fs::symlink(&path, folder.0.join("link")).unwrap();
+        // None on kernels before 5.12, where a worker looks.
+        if let Some(place) = Place::cached(&folder.0.join("link")) {
+            assert_eq!(place.real_path().unwrap(), path.canonicalize().unwrap());
+            assert!(place.mount().is_some());
+        }
+        assert!(Place::open(Path::new("/proc/self")).unwrap().is_local(&mut Mounts::default()));
+        assert!(Place::cached(&folder.0.join("absent")).is_none());
+    }
+
+    #[test]
+    fn descriptors_travel() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = File::open("/proc/self/status").unwrap();
+        send_file(theirs.as_fd(), file.as_fd()).unwrap();
+        let mut text = String::new();
+        File::from(receive_file(ours.as_fd()).unwrap()).read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("Name:"));
+        drop(theirs);
+        assert!(receive_file(ours.as_fd()).is_err());
+    }
+}

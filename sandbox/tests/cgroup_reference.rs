@@ -1,0 +1,199 @@
+//! Limits held against cgroups-rs on the real kernel: each is set by us in one cgroup and by that crate in another, and then
+//! both have the same files. In whichever version the host has: v1 (also of a hybrid host) or v2. Needs root.
+//!
+//! What differs on purpose is not here: on v2 cgroups-rs takes CPU shares for a weight as they are, where ours are converted
+//! as runc and crun do it (`cgroup/resources_tests.rs`), and it has no device programs (`cgroup.rs`).
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use cgroups_rs::fs::cgroup::Cgroup;
+use cgroups_rs::fs::cpu::CpuController;
+use cgroups_rs::fs::cpuset::CpuSetController;
+use cgroups_rs::fs::error::Result;
+use cgroups_rs::fs::hierarchies;
+use cgroups_rs::fs::hugetlb::HugeTlbController;
+use cgroups_rs::fs::memory::MemController;
+use cgroups_rs::fs::pid::PidController;
+use cgroups_rs::fs::{Controller, MaxValue};
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups, HugepageLimit, RareLimits, Resources, Version};
+
+const MIB: i64 = 1 << 20;
+
+/// A limit, in our words and in theirs.
+struct Limit {
+    name: &'static str,
+    ours: fn() -> Resources,
+    theirs: fn(&Cgroup, is_v2: bool) -> Result<()>,
+}
+
+const LIMITS: [Limit; 10] = [
+    Limit {
+        name: "CPU quota",
+        ours: || Resources { cpu_quota_us: 25_000, cpu_period_us: 50_000, ..Resources::default() },
+        theirs: |theirs, _| cpu(theirs).set_cfs_quota_and_period(Some(25_000), Some(50_000)),
+    },
+    Limit {
+        name: "no CPU quota",
+        ours: || Resources { cpu_quota_us: -1, ..Resources::default() },
+        theirs: |theirs, _| cpu(theirs).set_cfs_quota(-1),
+    },
+    Limit {
+        name: "CPU shares",
+        ours: || Resources { cpu_shares: 512, ..Resources::default() },
+        // 512 shares are a weight of 59 by the formula of runc and crun.
+        theirs: |theirs, is_v2| cpu(theirs).set_shares(if is_v2 { 59 } else { 512 }),
+    },
+    Limit {
+        name: "CPUs and memory nodes",
+        ours: || Resources { cpuset_cpus: "0".into(), cpuset_mems: "0".into(), ..Resources::default() },
+        theirs: |theirs, _| {
+            let cpuset: &CpuSetController = theirs.controller_of().expect("cpuset");
+            cpuset.set_cpus("0").and_then(|()| cpuset.set_mems("0"))
+        },
+    },
+    Limit {
+        name: "memory, without swap",
+        ours: || Resources { memory_bytes: 64 * MIB, ..Resources::default() },
+        theirs: |theirs, is_v2| {
+            memory(theirs).set_limit(64 * MIB)?;
+            swap(theirs, is_v2, 64 * MIB, 0)
+        },
+    },
+    Limit {
+        name: "memory with swap",
+        ours: || Resources { memory_bytes: 64 * MIB, memory_swap_bytes: 96 * MIB, ..Resources::default() },
+        theirs: |theirs, is_v2| swap(theirs, is_v2, 96 * MIB, 32 * MIB),
+    },
+    Limit {
+        name: "reserved memory",
+        ours: || Resources {
+            rare: RareLimits { memory_reservation_bytes: Some(16 * MIB), ..RareLimits::default() },
+            ..Resources::default()
+        },
+        theirs: |theirs, _| memory(theirs).set_soft_limit(16 * MIB),
+    },
+    Limit {
+        name: "processes",
+        ours: || Resources { pids_max: 77, ..Resources::default() },
+        theirs: |theirs, _| pids(theirs).set_pid_max(MaxValue::Value(77)),
+    },
+    Limit {
+        name: "any number of processes",
+        ours: || Resources { pids_max: -1, ..Resources::default() },
+        theirs: |theirs, _| pids(theirs).set_pid_max(MaxValue::Max),
+    },
+    Limit {
+        name: "huge pages",
+        ours: || Resources {
+            hugepages: vec![HugepageLimit { page_size: "2MB".into(), limit_bytes: 4 * MIB as u64 }],
+            ..Resources::default()
+        },
+        theirs: |theirs, _| {
+            let hugetlb: &HugeTlbController = theirs.controller_of().expect("hugetlb");
+            hugetlb.set_limit_in_bytes("2MB", 4 * MIB as u64)
+        },
+    },
+];
+
+/// The files in which those limits are, with the controller of each on v1.
+const FILES: [(&str, &str); 17] = [
+    ("cpu", "cpu.cfs_period_us"),
+    ("cpu", "cpu.cfs_quota_us"),
+    ("cpu", "cpu.max"),
+    ("cpu", "cpu.shares"),
+    ("cpu", "cpu.weight"),
+    ("cpuset", "cpuset.cpus"),
+    ("cpuset", "cpuset.mems"),
+    ("hugetlb", "hugetlb.2MB.limit_in_bytes"),
+    ("hugetlb", "hugetlb.2MB.max"),
+    ("memory", "memory.limit_in_bytes"),
+    ("memory", "memory.low"),
+    ("memory", "memory.max"),
+    ("memory", "memory.memsw.limit_in_bytes"),
+    ("memory", "memory.soft_limit_in_bytes"),
+    ("memory", "memory.swap.max"),
+    ("memory", "memory.swappiness"),
+    ("pids", "pids.max"),
+];
+
+fn cpu(cgroup: &Cgroup) -> &CpuController {
+    cgroup.controller_of().expect("cpu")
+}
+
+fn memory(cgroup: &Cgroup) -> &MemController {
+    cgroup.controller_of().expect("memory")
+}
+
+fn pids(cgroup: &Cgroup) -> &PidController {
+    cgroup.controller_of().expect("pids")
+}
+
+/// v1 counts memory and swap together, v2 swap alone. A kernel that does not account swap has no file.
+fn swap(cgroup: &Cgroup, is_v2: bool, together: i64, alone: i64) -> Result<()> {
+    let file = if is_v2 { "memory.swap.max" } else { "memory.memsw.limit_in_bytes" };
+    match memory(cgroup).path().join(file).exists() {
+        true => memory(cgroup).set_memswap_limit(if is_v2 { alone } else { together }),
+        false => Ok(()),
+    }
+}
+
+/// What the kernel holds for a cgroup: the files of [`FILES`] that it has.
+fn held(path: &str, is_v2: bool) -> BTreeMap<&'static str, String> {
+    let value = |(controller, file): &(&str, &'static str)| {
+        let folder = if is_v2 { String::new() } else { format!("/{controller}") };
+        let text = fs::read_to_string(format!("/sys/fs/cgroup{folder}{path}/{file}")).ok()?;
+        Some((*file, text.trim().to_owned()))
+    };
+    FILES.iter().filter_map(value).collect()
+}
+
+/// A cgroup of ours and one of theirs below a parent of the test's own; both go, however the test ends.
+struct Both {
+    cgroups: Cgroups,
+    parent: CgroupPath,
+    ours: CgroupPath,
+    theirs: Option<Cgroup>,
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        if let Some(theirs) = self.theirs.take() {
+            let _ = theirs.delete();
+        }
+        let _ = self.cgroups.unmake(&self.ours);
+        let _ = self.cgroups.unmake(&self.parent);
+    }
+}
+
+#[test]
+fn each_limit_is_what_cgroups_rs_makes_of_it() {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    let cgroups = Cgroups::from_mountinfo(&mountinfo).expect("cgroups: this test needs root");
+    let is_v2 = hierarchies::is_cgroup2_unified_mode();
+    assert_eq!(cgroups.version() == Version::V2, is_v2, "which version this host has");
+    let parent = CgroupPath::parse(&format!("/coracle-test-reference-{}", std::process::id())).expect("path");
+    let ours = parent.join("ours").expect("path");
+    cgroups.make(&ours).unwrap();
+    let mut both = Both { cgroups, parent, ours, theirs: None };
+    let controllers = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
+    let controllers: Vec<String> =
+        controllers.into_iter().filter(|name| both.cgroups.has_controller(name)).map(str::to_owned).collect();
+    let path = format!("{}/theirs", &both.parent.as_str()[1..]);
+    let theirs =
+        Cgroup::new_with_specified_controllers(hierarchies::auto(), &path, Some(controllers.clone()));
+    let theirs = both.theirs.insert(theirs.expect("a cgroup by cgroups-rs"));
+    let mut compared = 0;
+    for limit in LIMITS {
+        if limit.name == "huge pages" && !controllers.iter().any(|name| name == "hugetlb") {
+            continue; // a kernel without huge pages
+        }
+        let warnings = both.cgroups.apply(&both.ours, &(limit.ours)()).unwrap();
+        assert_eq!(warnings, Vec::<String>::new(), "{}", limit.name);
+        (limit.theirs)(theirs, is_v2).unwrap_or_else(|error| panic!("{}: {error:?}", limit.name));
+        let (ours, theirs) = (held(both.ours.as_str(), is_v2), held(&format!("/{path}"), is_v2));
+        assert_eq!(ours, theirs, "{}", limit.name);
+        compared += ours.len();
+    }
+    assert!(compared >= 50, "only {compared} files are there: {controllers:?}");
+}

@@ -1,0 +1,225 @@
+//! `Op::Verify` against the kernel: records in which one defence is missing, or one mount too many, are not carried out.
+//! Each is a whole plan's record with one change, so what fails is that change.
+
+use std::ffi::CStr;
+
+use coracle_wire::{Block, Failure, Op, Propagation, Text, walk};
+
+use super::*;
+
+/// A record with some of its operations exchanged for others. `changed` gets each one.
+fn changed(record: &[u8], mut change: impl FnMut(Op<'static>, &mut Vec<Op<'static>>)) -> Vec<u8> {
+    // Operations borrow from the record; a test may keep it for ever.
+    let record: &'static [u8] = Box::leak(record.to_vec().into_boxed_slice());
+    let mut ops = Vec::new();
+    for op in walk(record).unwrap() {
+        change(op.unwrap(), &mut ops);
+    }
+    let mut bytes =
+        postcard::to_allocvec(&coracle_wire::RecordHeader { version: coracle_wire::RECORD_VERSION }).unwrap();
+    for op in ops {
+        bytes.extend(postcard::to_allocvec(&op).unwrap());
+    }
+    bytes
+}
+
+/// The record without what `is_out` names.
+fn without(record: &[u8], is_out: impl Fn(&Op<'_>) -> bool) -> Vec<u8> {
+    let mut left_out = 0;
+    let record = changed(record, |op, ops| match is_out(&op) {
+        true => left_out += 1,
+        false => ops.push(op),
+    });
+    assert_eq!(left_out, 1, "one operation is left out");
+    record
+}
+
+/// The record with these operations before the one that checks.
+fn with(record: &[u8], more: &[Op<'static>]) -> Vec<u8> {
+    changed(record, |op, ops| {
+        if matches!(op, Op::Verify { .. }) {
+            ops.extend_from_slice(more);
+        }
+        ops.push(op);
+    })
+}
+
+fn fresh(kind: &'static CStr, target: &'static CStr) -> Op<'static> {
+    let options = Block { count: 0, bytes: b"" };
+    Op::Filesystem { kind: Text::new(kind), options, attributes: 0, target: Text::new(target) }
+}
+
+/// A device that is no mask.
+fn zero_tree() -> Op<'static> {
+    Op::OpenTree { slot: 200, path: Text::new(c"/dev/zero"), recursive: false, from_host: false }
+}
+
+fn start_request(number: u8) -> Request {
+    Request::Start {
+        container: ContainerId::from_bytes([number; 32]),
+        streams: Streams { stdin: false, tty: false, log: false },
+        pid: PidNamespace::New,
+        has_cgroup: false,
+        has_oom_counter: false,
+    }
+}
+
+/// What comes of it: `None` where it starts, else what the daemon would say.
+fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
+    let launch = monitor::memfd(record).unwrap();
+    match ask(monitor, start_request(number), &[launch.as_fd()]) {
+        Reply::Started => None,
+        Reply::Failed(Failure::Operation { index, errno }) => Some(plan::explain(record, index, errno)),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The record of a plan with paths that no kernel has: below what a mount could hide, in a mask, outside of the kernel's.
+fn right_record(directory: &Path) -> Vec<u8> {
+    let mut plan = container_plan(directory, "exec sleep 100");
+    let missing = ["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"];
+    plan.masked_paths.extend(missing.map(String::from));
+    plan.readonly_paths.push("/proc/sys/nothing".into());
+    plan::container(&plan).unwrap()
+}
+
+fn is_mask(op: &Op<'_>, path: &CStr) -> bool {
+    matches!(op, Op::Mask { target, .. } if *target == Text::new(path))
+}
+
+fn is_read_only(op: &Op<'_>, path: &CStr) -> bool {
+    matches!(op, Op::ReadOnly { target } if *target == Text::new(path))
+}
+
+fn is_fresh(op: &Op<'_>, path: &CStr) -> bool {
+    matches!(op, Op::Filesystem { target, .. } if *target == Text::new(path))
+}
+
+/// What each case is, its record, and what the daemon says of it; `None`: it starts.
+type Cases = Vec<(&'static str, Vec<u8>, Option<&'static str>)>;
+
+#[track_caller]
+fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
+    let directory = make_directory(name);
+    let monitor = start_monitor(&directory);
+    let _rests = Rests(&monitor, &directory);
+    assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
+    let right = right_record(&directory);
+    assert_eq!(outcome(&monitor, 0, &right), None, "as planned");
+    for (number, (what, record, expected)) in (1..).zip(cases(&right)) {
+        let found = outcome(&monitor, number, &record);
+        let is_expected = match (&found, expected) {
+            (Some(found), Some(expected)) => found.contains(expected),
+            (found, expected) => found.is_none() && expected.is_none(),
+        };
+        assert!(is_expected, "{what}: {found:?}, expected {expected:?}");
+    }
+}
+
+/// A record that lacks one defence does not start its process.
+#[test]
+fn what_is_not_as_planned_does_not_start() {
+    check_all("lacking", |right| {
+        let exchanged = |path: &CStr, other: Op<'static>| {
+            let is_it = |op: &Op<'_>| is_fresh(op, path) || is_mask(op, path);
+            changed(right, |op, ops| ops.push(if is_it(&op) { other } else { op }))
+        };
+        let no_keys = without(right, |op| is_mask(op, c"/proc/keys"));
+        let no_firmware = without(right, |op| is_mask(op, c"/sys/firmware"));
+        let no_sys = without(right, |op| is_read_only(op, c"/proc/sys"));
+        let writable_mask = exchanged(c"/sys/firmware", fresh(c"tmpfs", c"/sys/firmware"));
+        vec![
+            ("a file's mask", no_keys, Some("/proc/keys is not masked")),
+            ("a directory's mask", no_firmware, Some("/sys/firmware is not masked")),
+            ("a writable mask", writable_mask, Some("/sys/firmware is not masked")),
+            ("a read-only path", no_sys, Some("/proc/sys is not read-only")),
+            ("the root", without(right, |op| *op == Op::ReadOnlyRoot), Some("/ is not read-only")),
+            ("procfs", without(right, |op| is_fresh(op, c"/proc")), Some("/proc")),
+            (
+                "a tmpfs for procfs",
+                exchanged(c"/proc", fresh(c"tmpfs", c"/proc")),
+                Some("/proc is not the procfs"),
+            ),
+            ("a tmpfs for sysfs", exchanged(c"/sys", fresh(c"tmpfs", c"/sys")), Some("/sys is not what")),
+            ("a writable sysfs", exchanged(c"/sys", fresh(c"sysfs", c"/sys")), Some("/sys is not read-only")),
+        ]
+    });
+}
+
+/// A record with one mount too many does not start its process.
+#[test]
+fn what_is_mounted_beside_the_plan_does_not_start() {
+    check_all("beside", |right| {
+        let zero = changed(right, |op, ops| {
+            let attach = Op::Attach {
+                slot: 200,
+                target: Text::new(c"/proc/keys"),
+                attributes: 0,
+                attributes_recursive: false,
+                propagation: Propagation::Private,
+                skip_missing: false,
+            };
+            match op {
+                Op::Unshare { .. } => ops.extend([zero_tree(), op]),
+                Op::Verify { .. } => ops.extend([attach, op]),
+                op => ops.push(op),
+            }
+        });
+        let more = |op: Op<'static>| with(right, &[op]);
+        let image_volume = more(Op::BindSelf { path: Text::new(c"/proc") });
+        vec![
+            ("a device that is not null", zero, Some("/proc/keys is not masked")),
+            ("a second procfs", more(fresh(c"proc", c"/proc")), Some("mount proc on /proc: too many")),
+            ("one by another name", more(fresh(c"proc", c"/proc/.")), Some("/proc is not the procfs")),
+            ("a tmpfs on /sys", more(fresh(c"tmpfs", c"/sys/.")), Some("/sys is not what")),
+            ("a tmpfs on /dev", more(fresh(c"tmpfs", c"/dev/.")), Some("/dev is not what")),
+            (
+                "one on a read-only path",
+                more(fresh(c"tmpfs", c"/proc/sys")),
+                Some("/proc/sys is not read-only"),
+            ),
+            (
+                "one above what is missing",
+                more(fresh(c"tmpfs", c"/proc/fs")),
+                Some("/proc/fs/coracle/nothing is not masked"),
+            ),
+            ("an image volume after the masks", image_volume, Some("mount image volume /proc: a link")),
+            ("one that hides nothing of it", more(fresh(c"tmpfs", c"/work")), None),
+        ]
+    });
+}
+
+/// It costs each start less than 0.1 ms, its budget (docs/performance.md). Printed is the processor's time of a process whose
+/// record checks a hundred times more, in the best of twelve runs; refused is three times the budget, as tests share a
+/// machine.
+#[test]
+fn the_check_is_cheap() {
+    const TIMES: u32 = 100;
+    const LIMIT: Duration = Duration::from_micros(300);
+    let directory = make_directory("cost");
+    let monitor = start_monitor(&directory);
+    let _rests = Rests(&monitor, &directory);
+    assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
+    let once = plan::container(&container_plan(&directory, "exec sleep 100")).unwrap();
+    let often = changed(&once, |op, ops| {
+        let times = if matches!(op, Op::Verify { .. }) { TIMES + 1 } else { 1 };
+        ops.extend((0..times).map(|_| op));
+    });
+    let time = |number: u8, record: &[u8]| {
+        let launch = monitor::memfd(record).unwrap();
+        let request = start_request(number);
+        monitor.send(&ToMonitor { number: 1, request }, &[launch.as_fd()]).unwrap();
+        let (reply, descriptors) = next(&monitor);
+        assert_eq!(reply, FromMonitor::Reply { number: 1, reply: Reply::Started });
+        let pid = monitor::pid_of(descriptors[0].as_fd()).expect("it runs");
+        // Its first number is the nanoseconds on a processor.
+        let spent = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
+        Duration::from_nanos(spent.split(' ').next().unwrap().parse().unwrap())
+    };
+    let best = (0..12)
+        .map(|run| time(2 * run + 2, &often).saturating_sub(time(2 * run + 1, &once)) / TIMES)
+        .min()
+        .unwrap_or_default();
+    println!("MEASURED one_check_of_mounts_us={}", best.as_micros());
+    assert!(best > Duration::ZERO && best < LIMIT, "{best:?}");
+}

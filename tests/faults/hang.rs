@@ -1,0 +1,244 @@
+//! What others control may never answer: a network file system whose server is gone, a FIFO where a file is expected (finding 10
+//! in docs/security.md). The call that names it ends with an error that names it, too; every other call is answered meanwhile.
+//! Without the fix each of these tests leaves the daemon in an open or a stat for ever.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::{
+    ContainerConfig, ContainerState, Device, ListContainersRequest, Mount, RemoveContainerRequest,
+    ReopenContainerLogRequest, SecurityProfile, StartContainerRequest, StopContainerRequest, VersionRequest,
+    security_profile::ProfileType,
+};
+use coracle_tests::host;
+use coracle_tests::mute_fs::MuteFs;
+use coracle_tests::request::{create, exec, host_pod, security};
+use coracle_tests::stage::Stage;
+use nix::sys::stat::Mode;
+use tonic::{Code, Status};
+
+/// How long a path may take to answer, as documented, and what the machine may add to it.
+const LIMIT: Duration = Duration::from_secs(10);
+const OVERTIME: Duration = Duration::from_secs(12);
+
+/// What a call of another pod may take beside one that hangs; on a machine that tests in parallel.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Asks until `is_over`: each answer comes soon, whatever else hangs.
+fn others_are_answered(client: &Cri, container_id: &str, is_over: impl Fn() -> bool) {
+    while !is_over() {
+        let begin = Instant::now();
+        client.version(VersionRequest::default()).expect("version");
+        client.list_containers(ListContainersRequest::default()).expect("list");
+        client.exec_sync(exec(container_id, &["true"], 5)).expect("exec in another container");
+        assert!(begin.elapsed() < ANSWER, "the daemon was busy for {:?}", begin.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Makes calls at once, beside those of others; their answers.
+fn beside_others<T: Send>(
+    stage: &Stage,
+    bystander: &str,
+    calls: Vec<Box<dyn FnOnce(Cri) -> T + Send>>,
+) -> Vec<(T, Duration)> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = calls
+            .into_iter()
+            .map(|call| {
+                let client = stage.node.another();
+                scope.spawn(move || {
+                    let begin = Instant::now();
+                    (call(client), begin.elapsed())
+                })
+            })
+            .collect();
+        others_are_answered(&stage.node, bystander, || threads.iter().all(|thread| thread.is_finished()));
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+#[track_caller]
+fn assert_in_time(refused: &Status, took: Duration, path: &str) {
+    assert_eq!(refused.code(), Code::DeadlineExceeded, "{refused}");
+    assert!(refused.message().contains(path), "{refused}");
+    assert!((LIMIT..LIMIT + OVERTIME).contains(&took), "after {took:?}: {refused}");
+}
+
+fn mounting(stage: &Stage, name: &str, path: &str) -> ContainerConfig {
+    let mut config = stage.config(name, &["sleep", "forever"]);
+    config.mounts.push(Mount {
+        container_path: "/volume".into(),
+        host_path: path.into(),
+        ..Default::default()
+    });
+    config
+}
+
+type CreateCall = Box<dyn FnOnce(Cri) -> Result<String, Status> + Send>;
+
+fn creating(stage: &Stage, config: &ContainerConfig) -> CreateCall {
+    let request = create(&stage.pod_id, config, &stage.pod);
+    Box::new(move |client| client.create_container(request).map(|made| made.container_id))
+}
+
+/// Everything of a container that can lie on a file system: volumes, devices, the profile. They hang side by side; the fourth look
+/// at one path is refused at once; when the file system answers again, so does a retry.
+#[test]
+fn a_file_system_that_does_not_answer_costs_only_the_call_that_needs_it() {
+    let stage = Stage::set();
+    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
+    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    mute.fall_silent();
+    let below = format!("{}/below", mute.path());
+    let mut with_device = stage.config("device", &["true"]);
+    with_device.devices.push(Device {
+        container_path: "/dev/mute".into(),
+        host_path: format!("{}/device", mute.path()),
+        permissions: "rw".into(),
+    });
+    let mut with_profile = stage.config("profile", &["true"]);
+    security(&mut with_profile).seccomp = Some(SecurityProfile {
+        profile_type: ProfileType::Localhost.into(),
+        localhost_ref: format!("{}/profile.json", mute.path()),
+    });
+    let mut configs = vec![(below.clone(), mounting(&stage, "below", &below))];
+    configs.push((format!("{}/device", mute.path()), with_device));
+    configs.push((format!("{}/profile.json", mute.path()), with_profile));
+    for number in 0..3 {
+        configs.push((mute.path(), mounting(&stage, &format!("top{number}"), &mute.path())));
+    }
+    let calls = configs.iter().map(|(_, config)| creating(&stage, config)).collect();
+    let answers = beside_others(&stage, &bystander, calls);
+    for ((path, _), (answer, took)) in configs.iter().zip(answers) {
+        assert_in_time(&answer.expect_err(path), took, path);
+    }
+    // Three workers hang on this path: no further one is started, and nobody waits.
+    let begin = Instant::now();
+    let request = create(&stage.pod_id, &configs[3].1, &stage.pod);
+    let refused = stage.node.create_container(request.clone()).expect_err("it still hangs");
+    assert_eq!(refused.code(), Code::DeadlineExceeded, "{refused}");
+    assert!(refused.message().contains("3 workers") && refused.message().contains(&mute.path()), "{refused}");
+    assert!(begin.elapsed() < ANSWER);
+    mute.answer();
+    host::wait_until("the workers end with their answers", || stage.node.workers().is_empty());
+    let id = stage.node.create_container(request).expect("the retry").container_id;
+    stage.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
+    // A volume that dies below a running container does not hold its end up.
+    mute.fall_silent();
+    stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
+    stage.node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
+    mute.answer();
+    drop(mute);
+    stage.node.stop();
+}
+
+/// A volume that dies between create and start: nothing has been tried, so the same start comes again.
+#[test]
+fn a_start_on_a_file_system_that_does_not_answer_can_be_tried_again() {
+    let stage = Stage::set();
+    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
+    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    let id = stage.create(&mounting(&stage, "late", &mute.path()));
+    mute.fall_silent();
+    let request = StartContainerRequest { container_id: id.clone() };
+    let asked = request.clone();
+    let call: Box<dyn FnOnce(Cri) -> Result<(), Status> + Send> =
+        Box::new(move |client| client.start_container(asked).map(drop));
+    let (answer, took) = beside_others(&stage, &bystander, vec![call]).remove(0);
+    assert_in_time(&answer.expect_err("it hangs"), took, &mute.path());
+    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerCreated);
+    mute.answer();
+    stage.node.start_container(request).expect("the retry");
+    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerRunning);
+    drop(mute);
+    stage.node.stop();
+}
+
+/// The directory of logs is the kubelet's, and may be on any file system.
+#[test]
+fn a_log_directory_that_does_not_answer_fails_the_start() {
+    let stage = Stage::set();
+    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
+    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    let mut pod = host_pod("logs");
+    pod.log_directory = mute.path();
+    let pod_id = stage.node.run_pod(&pod);
+    let mut config = stage.config("mute", &["true"]);
+    config.log_path = "0.log".into();
+    let id = stage.node.create(&pod_id, &config, &pod);
+    mute.fall_silent();
+    let asked = StartContainerRequest { container_id: id };
+    let call: Box<dyn FnOnce(Cri) -> Result<(), Status> + Send> =
+        Box::new(move |client| client.start_container(asked).map(drop));
+    let (answer, took) = beside_others(&stage, &bystander, vec![call]).remove(0);
+    assert_in_time(&answer.expect_err("it hangs"), took, &format!("{}/0.log", mute.path()));
+    stage.node.remove_pod(&pod_id);
+    mute.answer();
+    drop(mute);
+    host::wait_until("the worker ends", || stage.node.workers().is_empty());
+    stage.node.stop();
+}
+
+fn make_fifo(path: &Path) {
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("our folder");
+    nix::unistd::mkfifo(path, Mode::S_IRWXU).expect("a FIFO");
+}
+
+/// Whoever may write in a directory of logs can put a FIFO there.
+#[test]
+fn a_fifo_in_place_of_a_log_is_refused() {
+    let stage = Stage::set();
+    let bystander = stage.run(&stage.config("bystander", &["ticks", "50"]));
+    let log = stage.node.container(&bystander).log_path;
+    let config = stage.config("trapped", &["true"]);
+    let path = Path::new(&stage.pod.log_directory).join(&config.log_path);
+    make_fifo(&path);
+    let id = stage.create(&config);
+    let call: Box<dyn FnOnce(Cri) -> Result<(), Status> + Send> =
+        Box::new(move |client| client.start_container(StartContainerRequest { container_id: id }).map(drop));
+    let (answer, took) = beside_others(&stage, &bystander, vec![call]).remove(0);
+    let refused = answer.expect_err("a FIFO");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains(&format!("{}: is a FIFO", path.display())), "{refused}");
+    assert!(took < ANSWER);
+    // In place of the new file of a rotation: the old one stays in use.
+    let old = format!("{log}.old");
+    std::fs::rename(&log, &old).expect("as the kubelet rotates");
+    make_fifo(Path::new(&log));
+    let reopen = ReopenContainerLogRequest { container_id: bystander.clone() };
+    let refused = stage.node.reopen_container_log(reopen.clone()).expect_err("a FIFO");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains(&format!("{log}: is a FIFO")), "{refused}");
+    let written = std::fs::metadata(&old).expect("the old log").len();
+    host::wait_until("the old log grows", || std::fs::metadata(&old).expect("the old log").len() > written);
+    std::fs::remove_file(&log).expect("our FIFO");
+    stage.node.reopen_container_log(reopen).expect("a file again");
+    host::wait_until("the new log grows", || std::fs::metadata(&log).is_ok_and(|log| log.len() > 0));
+    stage.node.stop();
+}
+
+#[test]
+fn a_profile_that_is_no_file_or_too_long_is_refused() {
+    let stage = Stage::set();
+    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
+    let fifo = stage.node.folder().join("profiles/fifo.json");
+    make_fifo(&fifo);
+    let long = stage.node.folder().join("profiles/long.json");
+    std::fs::File::create(&long).and_then(|file| file.set_len(1 << 30)).expect("a sparse file");
+    for (path, what) in [(&fifo, "is a FIFO"), (&long, "has more than 1048576 bytes")] {
+        let mut config = stage.config("profile", &["true"]);
+        security(&mut config).seccomp = Some(SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: path.display().to_string(),
+        });
+        let (answer, took) = beside_others(&stage, &bystander, vec![creating(&stage, &config)]).remove(0);
+        let refused = answer.expect_err(what);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        let text = format!("{}: {what}", path.display());
+        assert!(refused.message().contains(&text), "{refused}");
+        assert!(took < ANSWER);
+    }
+    stage.node.stop();
+}

@@ -1,0 +1,398 @@
+//! The order of a container's mounts, and that nothing an image declares or links defeats it: image volumes, links at
+//! the targets of mounts, masks (findings 1, 5 and 16 in docs/security.md).
+
+use std::fs;
+use std::path::PathBuf;
+
+use coracle_tests::cri::proto::{
+    ContainerConfig, DnsConfig, IdMapping, ImageSpec, Mount, MountPropagation, NamespaceMode,
+    StartContainerRequest, UserNamespace,
+};
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::request::{create, exec, fresh, host_pod, security};
+use coracle_tests::stage::Stage;
+use serde_json::{Map, json};
+use tonic::{Code, Status};
+
+/// A container of the probe's image with these entries on top and these image volumes. It has the kubelet's masked and
+/// read-only paths.
+#[track_caller]
+fn crafted(
+    stage: &Stage,
+    entries: &[Entry],
+    volumes: &[&str],
+    change: impl FnOnce(&mut ContainerConfig),
+) -> ContainerConfig {
+    let name = format!("crafted-{}", fresh());
+    let volumes: Map<_, _> = volumes.iter().map(|path| ((*path).to_owned(), json!({}))).collect();
+    let image = Image::probe(&stage.node.probe(), &name)
+        .plus(Layer::new(entries, Compression::Gzip))
+        .with("Volumes", volumes.into());
+    stage.node.try_import(&image.oci_archive(&format!("example.test/{name}:1"))).expect("import");
+    let mut config = stage.config(&name, &["sleep", "forever"]);
+    config.image = Some(ImageSpec { image: image.id(), ..Default::default() });
+    let context = security(&mut config);
+    context.masked_paths = ["/proc/kcore", "/proc/keys", "/proc/interrupts", "/proc/scsi", "/sys/firmware"]
+        .map(String::from)
+        .to_vec();
+    context.readonly_paths = ["/proc/sys", "/proc/sysrq-trigger"].map(String::from).to_vec();
+    change(&mut config);
+    config
+}
+
+fn read_only_root(config: &mut ContainerConfig) {
+    security(config).readonly_rootfs = true;
+}
+
+/// A directory of the node, mounted at `target`.
+fn mount(stage: &Stage, config: &mut ContainerConfig, target: &str) -> PathBuf {
+    let path = stage.node.folder().join(format!("volume-{}", fresh()));
+    fs::create_dir_all(&path).expect("a directory");
+    let host_path = path.display().to_string();
+    config.mounts.push(Mount { container_path: target.into(), host_path, ..Default::default() });
+    path
+}
+
+/// Output and errors of the probe in a running container.
+#[track_caller]
+fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
+    let answer = stage.node.exec_sync(exec(container, words, 10)).expect("exec");
+    String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
+}
+
+#[track_caller]
+fn refused_at_create(stage: &Stage, config: &ContainerConfig) -> Status {
+    stage.node.create_container(create(&stage.pod_id, config, &stage.pod)).expect_err("it is created")
+}
+
+/// Starts it, and proves that the masks hold where that works.
+#[track_caller]
+fn refused_at_start(stage: &Stage, config: &ContainerConfig) -> Status {
+    let id = stage.create(config);
+    match stage.node.start_container(StartContainerRequest { container_id: id.clone() }) {
+        Err(status) => status,
+        Ok(_) => {
+            let swappiness = fs::read_to_string("/proc/sys/vm/swappiness").expect("a sysctl");
+            let write = says(stage, &id, &["write", "/proc/sys/vm/swappiness", swappiness.trim()]);
+            let keys = says(stage, &id, &["stat", "/proc/keys"]);
+            let mounts = says(stage, &id, &["see", "mounts"]);
+            panic!("it starts; writing swappiness: {write:?}, /proc/keys: {keys}, mounts:\n{mounts}");
+        }
+    }
+}
+
+/// Finding 1. An image volume on the kernel's directories is refused, whatever the root is. Before, one on /proc was a
+/// second, writable procfs without masks on top of the first, as soon as the root was read-only.
+#[test]
+fn image_volumes_on_the_kernels_directories_are_refused() {
+    let stage = Stage::set();
+    for volume in ["/proc", "/proc/", "proc", "//x/../proc/sys", "/sys", "/sys/firmware", "/dev", "/dev/x"] {
+        for change in [|_: &mut ContainerConfig| (), read_only_root] {
+            let config = crafted(&stage, &[], &[volume], change);
+            let refused = refused_at_create(&stage, &config);
+            assert_eq!(refused.code(), Code::InvalidArgument, "{volume}: {refused}");
+            let text = refused.message();
+            assert!(text.contains("image volume") && text.contains("the kernel's"), "{volume}: {text}");
+        }
+    }
+    // A mount of the pod replaces the image volume of its path.
+    let config = crafted(&stage, &[], &["/sys/firmware/", "/dev"], |config| {
+        read_only_root(config);
+        mount(&stage, config, "/sys/firmware");
+        config.mounts.push(Mount {
+            container_path: "/dev".into(),
+            host_path: "/dev".into(),
+            ..Default::default()
+        });
+    });
+    let id = stage.run(&config);
+    assert_eq!(says(&stage, &id, &["ls", "/sys/firmware"]), "");
+    stage.node.stop();
+}
+
+/// Finding 1 by way of a link. Before, with a read-only root, the container had a writable procfs at /proc.
+#[test]
+fn links_do_not_lead_image_volumes_to_the_kernels_directories() {
+    let stage = Stage::set();
+    let deep = [Entry::symlink("one", "/two"), Entry::symlink("two", "proc/sys")];
+    let cases: [(&str, Vec<Entry>); 6] = [
+        ("/data", vec![Entry::symlink("data", "/proc")]),
+        ("/data", vec![Entry::symlink("data", "../../sys")]),
+        ("/data", vec![Entry::symlink("data", "/sys/firmware")]),
+        ("/data", vec![Entry::symlink("data", "/dev")]),
+        ("/one", deep.to_vec()),
+        ("/data/sys", vec![Entry::symlink("data", "/proc")]),
+    ];
+    for (volume, entries) in cases {
+        let config = crafted(&stage, &entries, &[volume], read_only_root);
+        let refused = refused_at_start(&stage, &config);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{volume}: {refused}");
+        let text = refused.message();
+        assert!(text.contains(&format!("image volume {volume}")), "{entries:?}: {text}");
+    }
+    stage.node.stop();
+}
+
+/// Finding 5. A volume of the pod below an image volume is what is seen and written there. Before, below a read-only
+/// root, the image volume hid it and what was written was lost with the container.
+#[test]
+fn image_volumes_do_not_hide_volumes_below_them() {
+    let stage = Stage::set();
+    for change in [|_: &mut ContainerConfig| (), read_only_root] {
+        let mut volume = PathBuf::new();
+        let postgres = [
+            Entry::directory("var/lib/postgresql", 0o755),
+            Entry::file("var/lib/postgresql/of-image", b"from the image"),
+        ];
+        let config = crafted(&stage, &postgres, &["/var/lib/postgresql"], |config| {
+            change(config);
+            volume = mount(&stage, config, "/var/lib/postgresql/data");
+        });
+        let id = stage.run(&config);
+        assert_eq!(says(&stage, &id, &["write", "/var/lib/postgresql/data/row", "kept"]), "");
+        assert_eq!(fs::read_to_string(volume.join("row")).expect("in the volume"), "kept");
+        assert_eq!(says(&stage, &id, &["write", "/var/lib/postgresql/beside", "text"]), "");
+        assert_eq!(says(&stage, &id, &["cat", "/var/lib/postgresql/of-image"]), "from the image");
+    }
+    // Nor where the image's links make the image volume's own path a longer one.
+    let mut volume = PathBuf::new();
+    let linked =
+        [Entry::directory("x/d", 0o755), Entry::directory("a/b", 0o755), Entry::symlink("a/b/c", "/x")];
+    let config = crafted(&stage, &linked, &["/a/b/c/d"], |config| {
+        read_only_root(config);
+        volume = mount(&stage, config, "/x/d/v");
+    });
+    let id = stage.run(&config);
+    assert_eq!(says(&stage, &id, &["write", "/x/d/v/row", "kept"]), "");
+    assert_eq!(fs::read_to_string(volume.join("row")).expect("in the volume"), "kept");
+    stage.node.stop();
+}
+
+/// Finding 5: image volumes on directories in which the pod's own files are mounted.
+#[test]
+fn image_volumes_do_not_hide_the_pods_files() {
+    let mut pod = host_pod("files");
+    pod.dns_config = Some(DnsConfig { servers: vec!["192.0.2.53".into()], ..Default::default() });
+    let stage = Stage::with(pod);
+    let entries = [Entry::directory("run", 0o755), Entry::symlink("var/run", "/run")];
+    let config = crafted(&stage, &entries, &["/etc", "/run", "/var/run", "/etc/hosts"], |config| {
+        read_only_root(config);
+        let token = mount(&stage, config, "/var/run/secrets/kubernetes.io/serviceaccount");
+        fs::write(token.join("token"), "secret").expect("a file");
+    });
+    let id = stage.run(&config);
+    assert_eq!(says(&stage, &id, &["cat", "/run/secrets/kubernetes.io/serviceaccount/token"]), "secret");
+    let resolver = says(&stage, &id, &["cat", "/etc/resolv.conf"]);
+    assert!(resolver.contains("192.0.2.53"), "{resolver}");
+    let hosts = says(&stage, &id, &["cat", "/etc/hosts"]);
+    assert!(hosts.contains("127.0.0.1"), "{hosts}");
+    assert!(says(&stage, &id, &["cat", "/etc/passwd"]).contains("alice"), "the image's own file");
+    for path in ["/etc/new", "/run/new"] {
+        assert_eq!(says(&stage, &id, &["write", path, "text"]), "", "{path}");
+    }
+    stage.node.stop();
+}
+
+/// The pod's mount counts, on the path of the image volume (however it is spelt) and above it.
+#[test]
+fn mounts_of_the_pod_replace_image_volumes() {
+    let stage = Stage::set();
+    for change in [|_: &mut ContainerConfig| (), read_only_root] {
+        let mut at = PathBuf::new();
+        let mut above = PathBuf::new();
+        let volumes = ["/data/./", "/x/../data", "/above/sub"];
+        let config = crafted(&stage, &[], &volumes, |config| {
+            change(config);
+            at = mount(&stage, config, "/data");
+            above = mount(&stage, config, "/above");
+            fs::create_dir(above.join("sub")).expect("a directory");
+        });
+        let id = stage.run(&config);
+        assert_eq!(says(&stage, &id, &["write", "/data/file", "kept"]), "");
+        assert_eq!(fs::read_to_string(at.join("file")).expect("in the volume"), "kept");
+        assert_eq!(says(&stage, &id, &["write", "/above/sub/file", "kept"]), "");
+        assert_eq!(fs::read_to_string(above.join("sub/file")).expect("in the volume"), "kept");
+    }
+    stage.node.stop();
+}
+
+/// An image volume is part of the container's writable layer: made where the image lacks it, with any root, and as
+/// writable; it goes with the container.
+#[test]
+fn image_volumes_live_in_the_writable_layer() {
+    let stage = Stage::set();
+    for change in [|_: &mut ContainerConfig| (), read_only_root] {
+        let config = crafted(&stage, &[], &["/made/here", "/made"], change);
+        let id = stage.run(&config);
+        assert_eq!(says(&stage, &id, &["write", "/made/here/file", "text"]), "");
+        assert_eq!(says(&stage, &id, &["write", "/made/file", "text"]), "");
+        let other = stage.run(&{
+            let mut other = config.clone();
+            other.metadata.as_mut().expect("set").name = format!("other-{}", fresh());
+            other
+        });
+        assert_eq!(says(&stage, &other, &["ls", "/made/here"]), "");
+    }
+    stage.node.stop();
+}
+
+/// A bidirectional volume makes the root shared; a volume below an image volume is there once all the same.
+#[test]
+fn volumes_below_image_volumes_are_mounted_once() {
+    let stage = Stage::set();
+    let shared = Shared::new(&stage);
+    let config = crafted(&stage, &[], &["/data"], |config| {
+        config.mounts.push(Mount {
+            container_path: "/data/shared".into(),
+            host_path: shared.0.display().to_string(),
+            propagation: MountPropagation::PropagationBidirectional.into(),
+            ..Default::default()
+        });
+        mount(&stage, config, "/data/plain");
+    });
+    let id = stage.run(&config);
+    let mounts = says(&stage, &id, &["see", "mounts"]);
+    for path in ["/data", "/data/shared", "/data/plain"] {
+        let count = mounts.lines().filter(|line| line.starts_with(&format!("mounts {path} "))).count();
+        assert_eq!(count, 1, "{path}:\n{mounts}");
+    }
+    drop(shared);
+    stage.node.stop();
+}
+
+/// A directory of the node that is a shared mount, until it is dropped.
+struct Shared(PathBuf);
+
+impl Shared {
+    fn new(stage: &Stage) -> Self {
+        let path = stage.node.folder().join("shared");
+        fs::create_dir_all(&path).expect("a directory");
+        let name = path.display().to_string();
+        for words in [&["-t", "tmpfs", "tmpfs", &name][..], &["--make-shared", &name]] {
+            let status = std::process::Command::new("mount").args(words).status().expect("mount");
+            assert!(status.success(), "mount {words:?}");
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// In a pod with a user namespace an image volume belongs to its root, and what the image has there to whom the image says.
+#[test]
+fn image_volumes_in_a_user_namespace() {
+    let mut pod = host_pod("mapped");
+    let mapping = || vec![IdMapping { container_id: 0, host_id: 200_000, length: 65_536 }];
+    let linux = pod.linux.as_mut().expect("set");
+    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
+    options.expect("set").userns_options =
+        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mapping(), gids: mapping() });
+    let stage = Stage::with(pod);
+    let entries = [Entry::directory("data", 0o755), Entry::file("data/old", b"old").owned(7, 8)];
+    let config = crafted(&stage, &entries, &["/data", "/made"], read_only_root);
+    let id = stage.run(&config);
+    for path in ["/data/new", "/made/new"] {
+        assert_eq!(says(&stage, &id, &["write", path, "text"]), "", "{path}");
+        assert!(says(&stage, &id, &["stat", path]).contains(" 0 0 "), "{path}");
+    }
+    assert!(says(&stage, &id, &["stat", "/data/old"]).contains(" 7 8 "));
+    let mounts = says(&stage, &id, &["see", "mounts"]);
+    assert!(mounts.lines().any(|line| line.starts_with("mounts /proc/sys ro,")), "{mounts}");
+    let config = crafted(&stage, &[Entry::symlink("data", "/proc")], &["/data"], read_only_root);
+    let refused = refused_at_start(&stage, &config);
+    assert!(refused.message().contains("image volume /data"), "{refused}");
+    stage.node.stop();
+}
+
+/// Finding 16. A link in place of /dev would put our tmpfs over /proc: every mask of a path there was passed over as
+/// missing. Before, such a container started.
+#[test]
+fn dev_is_no_link() {
+    let stage = Stage::set();
+    for target in ["/proc", "/sys", "/etc"] {
+        let config = crafted(&stage, &[Entry::symlink("dev", target)], &[], |_| ());
+        let refused = refused_at_start(&stage, &config);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains("mount tmpfs on /dev: not a directory"), "{refused}");
+    }
+    stage.node.stop();
+}
+
+/// A link of the image does not put a volume of the pod on the kernel's directories. Before, one to /dev replaced it with
+/// the volume, and one to a directory of /sys hid what is there.
+#[test]
+fn links_do_not_lead_volumes_to_the_kernels_directories() {
+    let stage = Stage::set();
+    for target in ["/proc", "/proc/sys", "/sys", "/sys/firmware", "/dev"] {
+        let config = crafted(&stage, &[Entry::symlink("data", target)], &[], |config| {
+            mount(&stage, config, "/data");
+        });
+        let refused = refused_at_start(&stage, &config);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        let text = refused.message();
+        assert!(text.contains("on /data: too many symbolic links"), "{target}: {text}");
+    }
+    stage.node.stop();
+}
+
+/// A mask that a link of the image leads to /proc itself hides it, and all that is masked in it: it does not start.
+/// Before, it did, with nothing of /proc masked but the whole of it gone.
+#[test]
+fn a_mask_by_way_of_a_link_does_not_replace_proc() {
+    let stage = Stage::set();
+    let config = crafted(&stage, &[Entry::symlink("data", "/proc")], &[], |config| {
+        security(config).masked_paths.insert(0, "/data".into());
+    });
+    let refused = refused_at_start(&stage, &config);
+    assert!(refused.message().contains("/proc is not"), "{refused}");
+    stage.node.stop();
+}
+
+/// What is verified before exec holds in every kind of container that is right: plain, read-only, privileged, with the
+/// node's /sys and /dev as volumes, with files of its own below /proc, with a mask over all of /sys.
+#[test]
+fn right_containers_start() {
+    let mut pod = host_pod("right");
+    let linux = pod.linux.as_mut().expect("set");
+    linux.security_context.as_mut().expect("set").privileged = true;
+    let stage = Stage::with(pod);
+    let plain = |_: &mut ContainerConfig| ();
+    let node = |config: &mut ContainerConfig, path: &str, target: &str| {
+        config.mounts.push(Mount {
+            container_path: target.into(),
+            host_path: path.into(),
+            ..Default::default()
+        });
+    };
+    let nodes_own = |config: &mut ContainerConfig| {
+        node(config, "/sys", "/sys");
+        node(config, "/dev", "/dev");
+        node(config, "/proc", "/node/proc");
+    };
+    let lxcfs = |config: &mut ContainerConfig| node(config, "/proc/uptime", "/proc/uptime");
+    let masked = |config: &mut ContainerConfig| {
+        let context = security(config);
+        context.masked_paths.extend(["/sys", "/proc/uptime", "/proc/none/at/all"].map(String::from));
+        context.readonly_paths.extend(["/proc", "/dev", "/etc", "/none"].map(String::from));
+    };
+    let privileged = |config: &mut ContainerConfig| security(config).privileged = true;
+    let changes: [&dyn Fn(&mut ContainerConfig); 6] =
+        [&plain, &read_only_root, &nodes_own, &lxcfs, &masked, &privileged];
+    for (number, change) in changes.into_iter().enumerate() {
+        for tty in [false, true] {
+            let config = crafted(&stage, &[], &["/data"], |config| {
+                change(config);
+                config.tty = tty && number != 2; // the node's devpts has no terminals for a container
+            });
+            let id = stage.run(&config);
+            let said = says(&stage, &id, &["write", "/data/file", "text"]);
+            assert_eq!(said, "", "change {number}, tty {tty}");
+        }
+    }
+    stage.node.stop();
+}
