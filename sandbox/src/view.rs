@@ -148,9 +148,9 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     mount::pivot_root(c".", c".").map_err(root)?;
     mount::unmount(c".", mount::MNT_DETACH).map_err(root)?;
     sys::fs::change_directory_to(c"/").map_err(root)?;
+    sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
     // Monitors of user namespaces pass through them as other users.
     let _mask = umask::Public::begin();
-    sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
     for (index, part, tree) in trees {
         let errno =
             |error: std::io::Error| (index, sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0)));

@@ -74,11 +74,6 @@ fn open_log(path: &Path) -> OwnedFd {
     OwnedFd::from(fs::OpenOptions::new().append(true).create(true).open(path).unwrap())
 }
 
-/// The mount namespace that records take trees from.
-fn host() -> OwnedFd {
-    OwnedFd::from(fs::File::open("/proc/self/ns/mnt").unwrap())
-}
-
 impl Pod {
     fn new(name: &str, has_pid_namespace: bool) -> Self {
         Self::with_setup(name, |_| {
@@ -218,7 +213,7 @@ impl Pod {
             has_cgroup: false,
             has_oom_counter: false,
         };
-        let host = host();
+        let host = fs::File::open("/proc/self/ns/mnt").unwrap();
         let (reply, descriptors) = self.ask_for(request, &[launch.as_fd(), log.as_fd(), host.as_fd()]);
         assert_eq!(descriptors.len(), usize::from(reply == Reply::Started));
         reply
@@ -393,7 +388,7 @@ fn a_container_can_share_the_pid_namespace_of_another() {
         has_oom_counter: false,
     };
     let refused = Reply::Failed(Failure::Refused { errno: 3 });
-    let host = host();
+    let host = fs::File::open("/proc/self/ns/mnt").unwrap();
     let descriptors = [launch.as_fd(), host.as_fd()];
     assert_eq!(pod.ask(start(id(2), id(3)), &descriptors), refused);
     assert_eq!(pod.ask(start(id(2), id(1)), &descriptors), Reply::Started);

@@ -162,7 +162,7 @@ impl Pods {
             process,
             user_namespace: container.pod.record().spec.user_mappings(),
         })?;
-        let record = link.translated(record)?;
+        let record = plan::for_monitor(record, link.version())?;
         let memfd = monitor::memfd(&record)?;
         let mut descriptors = vec![memfd.as_fd()];
         descriptors.extend(streams);

@@ -131,10 +131,9 @@ impl Link {
         (1..coracle_sandbox::FRAMES_VERSION).contains(&self.version.get())
     }
 
-    /// A launch record as this monitor understands it.
-    pub(crate) fn translated(&self, record: Vec<u8>) -> Result<Vec<u8>, coracle_sandbox::Error> {
-        let version = if self.is_outdated() { self.version.get() } else { coracle_sandbox::FRAMES_VERSION };
-        coracle_sandbox::plan::for_monitor(record, version)
+    /// The version of its frames and launch records, as it said hello; 0 before that.
+    pub(crate) fn version(&self) -> u16 {
+        self.version.get()
     }
 
     /// Waits until the monitor's process has ended, and is reaped where it was this daemon's child.

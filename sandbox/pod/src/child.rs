@@ -280,9 +280,6 @@ impl<'a> Walker<'a> {
             Op::Owner { path, uid, gid } => self
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
-            Op::Verify { kernel, root_read_only, masked, read_only } => {
-                verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
-            }
             Op::SpareOwnCalls => {
                 let hands_over = self.place.as_ref().is_some_and(|place| place.second.is_some());
                 self.mark = if hands_over { Some(Mark::new()?) } else { None };
@@ -294,6 +291,9 @@ impl<'a> Walker<'a> {
                 Ok(())
             }
             Op::SharedPidNamespace => Err(Errno::EINVAL),
+            Op::Verify { kernel, root_read_only, masked, read_only } => {
+                verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
+            }
             Op::Exec { candidates, arguments, environment } => {
                 self.place.as_ref().ok_or(Errno::EINVAL)?;
                 self.leave_behind()?;

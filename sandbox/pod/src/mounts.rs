@@ -49,15 +49,7 @@ pub(crate) fn filesystem(
     }
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), attributes)?;
-    // What is made in /dev would be made, and mounted, wherever a link there leads.
-    if kind == c"proc" || kind == c"sysfs" || KERNEL.contains(&target) {
-        attach_kernel_files(root, &mounted, target)?;
-    } else {
-        let found = root.find_or_make(target, Make::Directory(0o755))?;
-        check_target(root, target, &found)?;
-        mount::attach(mounted.borrow(), found.borrow())?;
-        root.remember(target, mounted.borrow())?;
-    }
+    attach_fresh(root, kind, &mounted, target)?;
     Ok(fs::stat(mounted.borrow())?.identity)
 }
 
@@ -112,18 +104,22 @@ impl SharedProc {
         if attributes != PROC_ATTRIBUTES {
             set_attributes(tree.borrow(), attributes, false)?;
         }
-        attach_kernel_files(root, tree, target)?;
+        attach_fresh(root, c"proc", tree, target)?;
         self.is_attached = true;
         Ok(fs::stat(self.tree.borrow())?.identity)
     }
 }
 
-/// Where the kernel's files are expected they must be, or what masks them would mask something else.
-fn attach_kernel_files(root: &Root, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
+/// Mounts a file system of this kind on `target`, which is made where it is missing.
+fn attach_fresh(root: &Root, kind: &CStr, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
     let found = root.find_or_make(target, Make::Directory(0o755))?;
-    let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
-    if !fs::stat(itself.borrow())?.is_directory() {
-        return Err(Errno::ENOTDIR);
+    // Where the kernel's files are expected they must be, or what masks them would mask something else; and what is made in
+    // /dev would be made, and mounted, wherever a link there leads.
+    if kind == c"proc" || kind == c"sysfs" || KERNEL.contains(&target) {
+        let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
+        if !fs::stat(itself.borrow())?.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
     }
     check_target(root, target, &found)?;
     mount::attach(mounted.borrow(), found.borrow())?;

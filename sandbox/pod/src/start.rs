@@ -41,6 +41,18 @@ struct Standard {
     outputs: [Option<Output>; STREAMS],
 }
 
+/// The PID namespace of a container.
+struct Pids<'a> {
+    /// pidfd of a process that is in it already.
+    beside: Option<FdRef<'a>>,
+    /// The procfs to mount.
+    proc: Proc,
+    /// It is neither the monitor's nor the pod's.
+    is_own: bool,
+    /// The mount namespace of the container whose it is.
+    target: Option<FdRef<'a>>,
+}
+
 /// What the report pipe says.
 enum Report {
     Nothing,
@@ -72,26 +84,7 @@ impl Monitor<'_> {
         });
         // What else came, where the record needs it: the host's mount namespace.
         let host = descriptors.take().ok();
-        let shared = self.init.as_ref().map(|init| init.pidfd.borrow());
-        let target = match &asked.pid {
-            PidNamespace::Of(other) => Some(self.table.running(other).ok_or(Errno::ESRCH)?),
-            PidNamespace::Monitor | PidNamespace::New => None,
-        };
-        let has_own_pids = match target {
-            Some(target) => target.has_own_pids,
-            None => asked.pid == PidNamespace::New,
-        };
-        let (beside, proc) = match target.filter(|target| target.has_own_pids) {
-            // A mount of a mount namespace that belongs to a user namespace cannot be copied without those below it.
-            Some(target) if self.user.is_some() => (Some(target.pidfd.borrow()), Proc::None),
-            Some(target) => {
-                let proc = target.home.proc.ok_or(Errno::ENOENT)?;
-                (Some(target.pidfd.borrow()), Proc::OfTarget(proc))
-            }
-            None if asked.pid == PidNamespace::New => (None, Proc::None),
-            None => (shared, Proc::OfPod),
-        };
-        let target = target.and_then(|target| lend(&target.home.namespaces[MOUNTS]));
+        let Pids { beside, proc, is_own: has_own_pids, target } = self.pids(&asked.pid)?;
         let line = self.line(number, Source::ContainerReport(place), beside.is_some())?;
         let standard = self.standard(place, asked.streams)?;
         let launch = Launch {
@@ -130,6 +123,30 @@ impl Monitor<'_> {
         };
         // There is a free place, so there is room.
         self.table.containers.push(container).map_err(|_| Errno::EAGAIN)
+    }
+
+    /// Where a container's processes are to be.
+    fn pids(&self, asked: &PidNamespace) -> Result<Pids<'_>, Errno> {
+        let shared = self.init.as_ref().map(|init| init.pidfd.borrow());
+        let target = match asked {
+            PidNamespace::Monitor => {
+                return Ok(Pids { beside: shared, proc: Proc::OfPod, is_own: false, target: None });
+            }
+            PidNamespace::New => {
+                return Ok(Pids { beside: None, proc: Proc::None, is_own: true, target: None });
+            }
+            PidNamespace::Of(other) => self.table.running(other).ok_or(Errno::ESRCH)?,
+        };
+        if !target.has_own_pids {
+            return self.pids(&PidNamespace::Monitor);
+        }
+        // A mount of a mount namespace that belongs to a user namespace cannot be copied without those below it.
+        let proc = match self.user {
+            Some(_) => Proc::None,
+            None => Proc::OfTarget(target.home.proc.ok_or(Errno::ENOENT)?),
+        };
+        let mounts = lend(&target.home.namespaces[MOUNTS]);
+        Ok(Pids { beside: Some(target.pidfd.borrow()), proc, is_own: true, target: mounts })
     }
 
     /// Starts an exec, likewise.

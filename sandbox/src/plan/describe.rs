@@ -134,10 +134,10 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::IoPriority { class, level } => format!("set I/O class {class}, priority {level}"),
         Op::MemoryPolicy { mode, .. } => format!("set memory policy {:#x}", mode),
         Op::Owner { path, uid, gid } => format!("give {} to {uid}:{gid}", show(*path)),
-        Op::Verify { .. } => "check what was mounted".into(),
         Op::SpareOwnCalls => "prepare the seccomp filter".into(),
         Op::Keyring => "join the session keyring".into(),
         Op::SharedPidNamespace => "make the pod's PID namespace".into(),
+        Op::Verify { .. } => "check what was mounted".into(),
         Op::Exec { arguments, .. } => {
             let command = arguments.iter().next().map(|name| name.to_string_lossy().into_owned());
             format!("exec {}", command.unwrap_or_default())

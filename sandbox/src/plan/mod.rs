@@ -80,16 +80,25 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     Ok(waiting.finish())
 }
 
-/// The record as a monitor whose frames have this version can walk it: without the operations that it does not know.
+/// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
+/// hooks.
+pub fn needs_host(record: &[u8]) -> bool {
+    use coracle_wire::Op;
+    let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
+    coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
+}
+
+/// The record as a monitor whose frames have this version can walk it: without the operations that it does not know
+/// ([`coracle_wire::Op::since`]).
 ///
 /// # Errors
-/// [`Error::Invalid`]: the record cannot be read, or an earlier build made it and lets an image volume come after the masks,
-/// which it could undo.
+/// [`Error::Invalid`]: the record cannot be read, or a build before that version made it and lets an image volume come after
+/// the masks, which it could undo.
 pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
     use coracle_wire::Op;
     let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
     let mut known = record::Record::new();
-    let (mut has_masks, mut knows_all) = (false, true);
+    let mut has_masks = false;
     for op in coracle_wire::walk(&record).map_err(damaged)? {
         let op = op.map_err(damaged)?;
         match op {
@@ -101,13 +110,11 @@ pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
             }
             _ => {}
         }
-        if op.since() <= version {
+        if version < coracle_wire::VERSION && op.since() <= version {
             known.push(&op)?;
-        } else {
-            knows_all = false;
         }
     }
-    Ok(if knows_all { record } else { known.finish() })
+    Ok(if version < coracle_wire::VERSION { known.finish() } else { record })
 }
 
 /// Whether operation `index` of `record` failed for what the image has at the path of a mount, a link that leads where no mount
@@ -124,14 +131,6 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
         Errno::ENOENT | Errno::EPERM => matches!(op, Some(Op::BindSelf { .. })),
         _ => false,
     }
-}
-
-/// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
-/// hooks.
-pub fn needs_host(record: &[u8]) -> bool {
-    use coracle_wire::Op;
-    let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
-    coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
 }
 
 /// The seccomp filter that a launch record installs, for execs into its container.

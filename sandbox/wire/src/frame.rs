@@ -10,7 +10,7 @@ use crate::{ContainerId, ExecId, ExitRecord};
 
 /// Version of the frames, exchanged in [`Request::Hello`]. Raised when a variant or field is appended, here or to the
 /// operations of a launch record.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// Longest frame: everything long travels in a memfd, so a frame is a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;
@@ -39,7 +39,7 @@ pub enum Request {
     /// Clone a process and walk the launch record in it. Reply, once the process has exec'ed: [`Reply::Started`] with
     /// its pidfd; [`Reply::Failed`] otherwise, and nothing is left.
     /// Descriptors: launch record; then, where `streams` says so, log file; then, where set, cgroup, OOM counter; then,
-    /// where the record needs it, the mount namespace of the host (since version 4: before, monitors have it).
+    /// where the record needs it, the mount namespace of the host (since version 5: before, monitors have it).
     Start {
         /// The container; a second one with the same id is refused with EEXIST.
         container: ContainerId,

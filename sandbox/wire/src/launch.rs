@@ -443,7 +443,8 @@ impl Op<'_> {
     /// without it.
     pub fn since(&self) -> u16 {
         match self {
-            Self::Verify { .. } | Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 4,
+            Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 5,
+            Self::Verify { .. } => 4,
             _ => 1,
         }
     }

@@ -102,7 +102,7 @@ impl Pods {
         if waits {
             record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
         }
-        let record = link.translated(record)?;
+        record = plan::for_monitor(record, link.version())?;
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec, pid) = {
             let container = container.record();
