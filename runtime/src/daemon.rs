@@ -17,6 +17,7 @@ use crate::hostpath::HostPaths;
 use crate::image::{self, Images};
 use crate::network::{self, Network};
 use crate::plugins::Plugins;
+use crate::pod::modules::Modules;
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
 use crate::stats::Stats;
@@ -85,6 +86,7 @@ impl Daemon {
             capabilities: capability::bounding()?,
             cdi_directories: config.cdi.spec_dirs.clone(),
             user_namespaces: probe::user_namespaces(&root.join("layers")),
+            modules: Modules::start(),
         });
         if let Err(why) = &pods.node.user_namespaces {
             log::info!("no user namespaces for pods"; reason = why);

@@ -123,6 +123,11 @@ impl Tree {
         fs::write(path, content).expect("a file of the disk");
     }
 
+    /// Where a file is while the disk is made.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
     /// What is in a file.
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.folder.join(name)).expect("a file of the disk")

@@ -12,6 +12,7 @@ mod disk;
 mod edge;
 mod guest;
 mod initramfs;
+mod modules;
 mod programs;
 mod random;
 mod reboot;

@@ -11,8 +11,8 @@ use super::pod_config::{
 };
 use crate::error::Error;
 use crate::pod::spec::{
-    APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device, GroupsPolicy, ImageVolume,
-    Mount, MountLater, MountPropagation, Pairs, Resources, Security,
+    APPARMOR_RUNTIME_DEFAULT, APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device,
+    GroupsPolicy, ImageVolume, Mount, MountLater, MountPropagation, Pairs, Resources, Security,
 };
 use crate::rpc::v1;
 
@@ -366,12 +366,13 @@ fn apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<
     }
     match (&context.apparmor, context.apparmor_profile.as_str()) {
         (Some(profile), _) => match ProfileType::try_from(profile.profile_type) {
-            Ok(ProfileType::RuntimeDefault) => Ok(String::new()),
+            Ok(ProfileType::RuntimeDefault) => Ok(APPARMOR_RUNTIME_DEFAULT.to_owned()),
             Ok(ProfileType::Unconfined) => Ok(APPARMOR_UNCONFINED.to_owned()),
             Ok(ProfileType::Localhost) => named(&profile.localhost_ref),
             Err(_) => Err(invalid(field, &format!("has an unknown profile type {}", profile.profile_type))),
         },
-        (None, "" | "runtime/default") => Ok(String::new()),
+        (None, "") => Ok(String::new()),
+        (None, APPARMOR_RUNTIME_DEFAULT) => Ok(APPARMOR_RUNTIME_DEFAULT.to_owned()),
         (None, "unconfined") => Ok(APPARMOR_UNCONFINED.to_owned()),
         (None, name) if name.starts_with("localhost/") => named(name),
         (None, name) => Err(invalid(field, &format!("{name:?} is no profile"))),

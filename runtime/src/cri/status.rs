@@ -1,5 +1,5 @@
 //! Status (CRI section 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them show
-//! records that were set aside, and files of registries that cannot be read. Asked every 5 s: from memory.
+//! records that were set aside, files of registries that cannot be read, and what AppArmor and SELinux lack. Asked every 5 s: from memory.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -34,6 +34,8 @@ pub(crate) async fn status(
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
+    let trouble = daemon.pods.node.modules.trouble();
+    conditions.push(condition("SecurityModulesReady", trouble.map_or(Ok(()), Err)));
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),
         info: if request.verbose { info(&daemon) } else { HashMap::new() },
@@ -73,6 +75,7 @@ fn info(daemon: &Daemon) -> HashMap<String, String> {
     HashMap::from([
         ("config".to_owned(), config.to_string()),
         ("cniconfig".to_owned(), daemon.network.conflist().unwrap_or_else(|| "null".to_owned())),
+        ("security".to_owned(), daemon.pods.node.modules.report().to_string()),
         ("nri".to_owned(), daemon.plugins.report().to_string()),
         ("lastCNILoadStatus".to_owned(), json!(last).to_string()),
     ])

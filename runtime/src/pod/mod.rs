@@ -19,6 +19,7 @@ mod garbage;
 mod hooks;
 mod latch;
 mod link;
+pub(crate) mod modules;
 pub(crate) mod notices;
 mod operations;
 pub(crate) mod output;
@@ -92,6 +93,7 @@ pub(crate) struct Node {
     pub(crate) cdi_directories: Vec<PathBuf>,
     /// Whether pods can have user namespaces of their own, or why not.
     pub(crate) user_namespaces: Result<(), String>,
+    pub(crate) modules: modules::Modules,
 }
 
 impl Node {

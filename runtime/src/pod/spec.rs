@@ -259,7 +259,7 @@ pub(crate) struct Security {
     /// Path of a Localhost filter's profile on the host; empty: none asked for.
     #[serde(skip)]
     pub(crate) localhost_seccomp: String,
-    /// Name of an AppArmor profile, or [`APPARMOR_UNCONFINED`]; empty: the runtime's default.
+    /// Name of an AppArmor profile, [`APPARMOR_UNCONFINED`] or [`APPARMOR_RUNTIME_DEFAULT`]; empty: nothing was asked for.
     #[serde(skip)]
     pub(crate) apparmor: String,
     /// The label of its processes.
@@ -269,6 +269,9 @@ pub(crate) struct Security {
 
 /// No AppArmor profile, although the kernel may have some: no profile has this name.
 pub(crate) const APPARMOR_UNCONFINED: &str = "unconfined";
+
+/// The runtime's default profile, asked for by name: unlike where nothing is asked for, it must be there.
+pub(crate) const APPARMOR_RUNTIME_DEFAULT: &str = "runtime/default";
 
 /// An SELinux context; empty parts take the runtime's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

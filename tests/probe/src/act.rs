@@ -99,6 +99,22 @@ pub(crate) fn raise(signal: &str) -> Outcome {
     Ok(3)
 }
 
+/// Sends a signal to a process.
+pub(crate) fn kill(pid: &str, signal: &str) -> Outcome {
+    let signal: Signal = signal.parse().map_err(|_| format!("{signal:?} is no signal"))?;
+    let process = nix::unistd::Pid::from_raw(pid.parse().map_err(|_| format!("{pid:?} is no process"))?);
+    nix::sys::signal::kill(process, signal).map_err(|errno| format!("kill {pid}: {errno}"))?;
+    Ok(0)
+}
+
+/// Mounts a new file system of this kind.
+pub(crate) fn mount(kind: &str, target: &str) -> Outcome {
+    let flags = nix::mount::MsFlags::empty();
+    let mounted = nix::mount::mount(Some(kind), target, Some(kind), flags, None::<&str>);
+    mounted.map_err(|errno| format!("mount {target}: {errno}"))?;
+    Ok(0)
+}
+
 /// Leaves a child behind that keeps standard output open, and exits at once.
 pub(crate) fn orphan(seconds: &str) -> Outcome {
     spawn(&["sleep", seconds])?;

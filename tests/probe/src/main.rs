@@ -46,6 +46,8 @@ fn act(words: &[&str]) -> see::Outcome {
         ["trap", code] => act::trap(code),
         ["stubborn"] => act::stubborn(),
         ["raise", signal] => act::raise(signal),
+        ["kill", pid, signal] => act::kill(pid, signal),
+        ["mount", kind, target] => act::mount(kind, target),
         ["orphan", seconds] => act::orphan(seconds),
         ["tree", seconds] => act::tree(seconds),
         ["burn", mebibytes] => act::burn(mebibytes),

@@ -134,26 +134,30 @@ impl Pods {
         })
     }
 
-    /// The profile for the container's processes; what was asked for by name must be loaded.
+    /// The profile for the container's processes. What was asked for by name, the runtime's default included, must be
+    /// there; where nothing was asked for, a node that cannot have the default runs containers without.
     fn apparmor(&self, security: &spec::Security) -> Result<Option<String>, Error> {
         let name = security.apparmor.as_str();
-        let refused = |why: &str| {
-            let text = format!("config.linux.security_context.apparmor: {name:?}: {why}");
-            Err(Error::new(Kind::InvalidArgument, text))
+        let refused = |kind: Kind, why: &str| {
+            Err(Error::new(kind, format!("config.linux.security_context.apparmor: {name:?}: {why}")))
         };
+        let modules = &self.node.modules;
         match (name, lsm::apparmor()) {
             (spec::APPARMOR_UNCONFINED, _) | ("", None) => Ok(None),
-            ("", Some(apparmor)) if apparmor.is_loaded(lsm::APPARMOR_DEFAULT) => {
-                Ok(Some(lsm::APPARMOR_DEFAULT.to_owned()))
-            }
-            ("", Some(_)) => {
-                let default = lsm::APPARMOR_DEFAULT;
-                self.warn_once(format!("containers run without AppArmor: no profile {default} is loaded"));
-                Ok(None)
-            }
-            (_, None) => refused("this kernel has no AppArmor"),
+            (_, None) => refused(Kind::InvalidArgument, "this kernel has no AppArmor"),
+            ("", Some(apparmor)) => match modules.default_profile(&apparmor) {
+                Ok(profile) => Ok(Some(profile)),
+                Err(why) => {
+                    self.warn_once(format!("containers run without AppArmor: {why}"));
+                    Ok(None)
+                }
+            },
+            (spec::APPARMOR_RUNTIME_DEFAULT, Some(apparmor)) => match modules.default_profile(&apparmor) {
+                Ok(profile) => Ok(Some(profile)),
+                Err(why) => refused(Kind::FailedPrecondition, &why),
+            },
             (name, Some(apparmor)) if apparmor.is_loaded(name) => Ok(Some(name.to_owned())),
-            (_, Some(_)) => refused("the profile is not loaded"),
+            (_, Some(_)) => refused(Kind::InvalidArgument, "the profile is not loaded"),
         }
     }
 

@@ -1,0 +1,197 @@
+//! AppArmor on a kernel that has it: what confines a container is read from its own procfs, and what the default profile
+//! forbids is tried by a container with every capability, without masks and read-only paths, so that nothing else forbids it.
+//! Each attempt is made without a profile, too, where it must succeed: a refusal then has one reason only.
+
+use std::fs;
+
+use coracle_tests::cri::proto::security_profile::ProfileType;
+use coracle_tests::cri::proto::{
+    Capability, ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, SecurityProfile,
+    StatusRequest, StopContainerRequest,
+};
+use coracle_tests::node::Node;
+use coracle_tests::request::{create, exec, host_pod, security};
+use coracle_tests::stage::Stage;
+use tonic::Code;
+
+const POLICY: &str = "/sys/kernel/security/apparmor";
+/// A profile that allows everything; the harness compiles it and puts it here.
+const OTHER: &str = "/opt/coracle-test.bin";
+const DEFAULT: &str = "coracle-default (enforce)";
+
+fn loaded() -> Vec<String> {
+    let profiles = fs::read_to_string(format!("{POLICY}/profiles")).expect("AppArmor is on");
+    profiles.lines().map(str::to_owned).collect()
+}
+
+fn profile(kind: ProfileType, name: &str) -> Option<SecurityProfile> {
+    Some(SecurityProfile { profile_type: kind.into(), localhost_ref: name.into() })
+}
+
+/// What a process of a container says that confines it, by either of the kernel's files.
+#[track_caller]
+fn confinement(stage: &Stage, container: &str) -> String {
+    let read = |path: &str| {
+        let answer = stage.node.exec_sync(exec(container, &["cat", path], 60)).expect("exec");
+        assert_eq!(answer.exit_code, 0, "{}", String::from_utf8_lossy(&answer.stderr));
+        String::from_utf8(answer.stdout).expect("text").trim().to_owned()
+    };
+    // The container's first process, then the exec's own.
+    let first = read("/proc/1/attr/apparmor/current");
+    assert_eq!(read("/proc/self/attr/apparmor/current"), first, "an exec is confined as its container");
+    first
+}
+
+/// The profile is there with the daemon, before any container; each way of asking brings the one that was asked for into
+/// force, for the container and its execs, also with no_new_privs.
+#[test]
+fn each_way_of_asking_gives_its_profile() {
+    let stage = Stage::set();
+    assert!(loaded().iter().any(|line| line == DEFAULT), "{:?}", loaded());
+    fs::write(format!("{POLICY}/.replace"), fs::read(OTHER).expect("the harness made it")).expect("load");
+    type Ask = fn(&mut LinuxContainerSecurityContext);
+    let cases: [(&str, Ask, &str); 9] = [
+        ("nothing", |_| (), DEFAULT),
+        ("default", |asked| asked.apparmor = profile(ProfileType::RuntimeDefault, ""), DEFAULT),
+        ("deprecated-default", |asked| asked.apparmor_profile = "runtime/default".into(), DEFAULT),
+        ("unconfined", |asked| asked.apparmor = profile(ProfileType::Unconfined, ""), "unconfined"),
+        ("deprecated-unconfined", |asked| asked.apparmor_profile = "unconfined".into(), "unconfined"),
+        (
+            "other",
+            |asked| asked.apparmor = profile(ProfileType::Localhost, "coracle-test"),
+            "coracle-test (enforce)",
+        ),
+        (
+            "deprecated-other",
+            |asked| asked.apparmor_profile = "localhost/coracle-test".into(),
+            "coracle-test (enforce)",
+        ),
+        ("privileged", |asked| asked.privileged = true, "unconfined"),
+        ("no-new-privileges", |asked| asked.no_new_privs = true, DEFAULT),
+    ];
+    for (name, ask, expected) in cases {
+        let mut config = stage.config(name, &["sleep", "forever"]);
+        ask(security(&mut config));
+        let id = stage.run(&config);
+        assert_eq!(confinement(&stage, &id), expected, "{name}");
+    }
+    let mut config = stage.config("absent", &["true"]);
+    security(&mut config).apparmor = profile(ProfileType::Localhost, "coracle-absent");
+    let refused =
+        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("\"coracle-absent\": the profile is not loaded"), "{refused}");
+    stage.node.stop();
+}
+
+/// A container with every capability and nothing masked; `profile` is all that confines it.
+fn open(stage: &Stage, name: &str, asked: Option<SecurityProfile>) -> String {
+    let mut config: ContainerConfig = stage.config(name, &["sleep", "forever"]);
+    let context = security(&mut config);
+    context.apparmor = asked;
+    context.capabilities = Some(Capability { add_capabilities: vec!["ALL".into()], ..Default::default() });
+    stage.run(&config)
+}
+
+/// What the attempt came to: nothing where it succeeded.
+fn attempt(stage: &Stage, container: &str, words: &[&str]) -> String {
+    let answer = stage.node.exec_sync(exec(container, words, 60)).expect("exec");
+    String::from_utf8_lossy(&answer.stderr).into_owned()
+}
+
+/// Writes to the kernel's files outside of what is a container's own, kernel memory, and mounts are refused by the profile,
+/// and only by it. What an ordinary program does goes on.
+#[test]
+fn the_default_profile_forbids_what_it_says() {
+    let stage = Stage::set();
+    let confined = open(&stage, "confined", None);
+    let free = open(&stage, "free", profile(ProfileType::Unconfined, ""));
+    let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("sysctl");
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("sysctl");
+    let forbidden: [&[&str]; 8] = [
+        &["write", "/proc/sys/vm/overcommit_memory", overcommit.trim()],
+        &["write", "/proc/sys/kernel/core_pattern", pattern.trim()],
+        &["write", "/proc/sys/kernel/sched_rt_runtime_us", "950000"],
+        // Help on the console, the one command of it that changes nothing.
+        &["write", "/proc/sysrq-trigger", "h"],
+        &["hash", "/proc/1/../sysrq-trigger"],
+        &["write", "/sys/kernel/mm/transparent_hugepage/enabled", "madvise"],
+        &["mount", "tmpfs", "/tmp"],
+        &["mount", "proc", "/tmp"],
+    ];
+    for words in forbidden {
+        let refused = attempt(&stage, &confined, words);
+        let is_denied = ["EACCES", "Permission denied"].iter().any(|why| refused.contains(why));
+        assert!(is_denied, "{words:?} in a confined container: {refused:?}");
+        if words[0] != "hash" {
+            assert_eq!(attempt(&stage, &free, words), "", "{words:?} without a profile");
+        }
+    }
+    let ordinary: [&[&str]; 6] = [
+        &["write", "/file", "text"],
+        &["write", "/dev/shm/file", "text"],
+        &["write", "/dev/null", "text"],
+        &["write", "/proc/self/oom_score_adj", "500"],
+        &["write", "/proc/sys/kernel/shmmax", "18446744073692774399"],
+        &["cat", "/proc/sys/kernel/core_pattern"],
+    ];
+    for words in ordinary {
+        assert_eq!(attempt(&stage, &confined, words), "", "{words:?} in a confined container");
+    }
+    stage.node.stop();
+}
+
+/// In a shared PID namespace, a confined container with CAP_SYS_PTRACE and CAP_KILL neither reads nor signals a process
+/// that is not confined; those of the same profile reach each other, and the runtime ends them.
+#[test]
+fn signals_and_traces_stay_among_the_confined() {
+    let mut pod = host_pod("shared");
+    let linux = pod.linux.as_mut().expect("set");
+    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
+    options.expect("set").pid = NamespaceMode::Node.into();
+    let stage = Stage::with(pod);
+    let confined = open(&stage, "confined", None);
+    let other = open(&stage, "other", None);
+    let free = open(&stage, "free", profile(ProfileType::Unconfined, ""));
+    let [one, two] = [&other, &free].map(|id| stage.node.container_pid(id).to_string());
+    let environment = |pid: &str| format!("/proc/{pid}/environ");
+    for words in [["kill", &two, "SIGWINCH"].as_slice(), &["cat", &environment(&two)]] {
+        let refused = attempt(&stage, &confined, words);
+        assert!(refused.contains("EACCES") || refused.contains("ermission denied"), "{words:?}: {refused:?}");
+        assert_eq!(attempt(&stage, &free, words), "", "{words:?} without a profile");
+    }
+    for words in [["kill", &one, "SIGWINCH"].as_slice(), &["cat", &environment(&one)]] {
+        assert_eq!(attempt(&stage, &confined, words), "", "{words:?} among the confined");
+    }
+    stage
+        .node
+        .stop_container(StopContainerRequest { container_id: confined.clone(), timeout: 60 })
+        .expect("stop");
+    let status = stage.node.container(&confined);
+    assert_eq!(status.exit_code, 128 + 15, "the first signal reached it: {status:?}");
+    stage.node.stop();
+}
+
+/// Whoever restarts the node's AppArmor service takes away profiles that it does not know: the next container brings the
+/// default one back. Status says what is there.
+#[test]
+fn a_profile_that_was_unloaded_is_loaded_again() {
+    let stage = Stage::set();
+    fs::write(format!("{POLICY}/.remove"), "coracle-default").expect("unload");
+    assert!(!loaded().iter().any(|line| line == DEFAULT));
+    let id = stage.run(&stage.config("again", &["sleep", "forever"]));
+    assert_eq!(confinement(&stage, &id), DEFAULT);
+    expect_good_status(&stage.node);
+    stage.node.stop();
+}
+
+#[track_caller]
+fn expect_good_status(node: &Node) {
+    let answer = node.status(StatusRequest { verbose: true }).expect("status");
+    let conditions = answer.status.expect("a status").conditions;
+    let ours = conditions.iter().find(|one| one.r#type == "SecurityModulesReady").expect("a condition");
+    assert!(ours.status, "{ours:?}");
+    let report: serde_json::Value = serde_json::from_str(&answer.info["security"]).expect("JSON");
+    assert_eq!(report["apparmor"]["profile"], "coracle-default", "{report}");
+    assert_eq!(report["apparmor"]["loaded"], true, "{report}");
+}
