@@ -86,7 +86,7 @@ impl Daemon {
             capabilities: capability::bounding()?,
             cdi_directories: config.cdi.spec_dirs.clone(),
             user_namespaces: probe::user_namespaces(&root.join("layers")),
-            modules: Modules::start(),
+            modules: Modules::start(config.security.selinux),
         });
         if let Err(why) = &pods.node.user_namespaces {
             log::info!("no user namespaces for pods"; reason = why);

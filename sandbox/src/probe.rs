@@ -162,7 +162,7 @@ static ROWS: [Row; 39] = [
         |_| exists("/proc/pressure/cpu")),
     optional("seccomp", "CONFIG_SECCOMP_FILTER", "containers with a profile are refused",
         |_| exists("/proc/sys/kernel/seccomp/actions_avail")),
-    optional("AppArmor", "CONFIG_SECURITY_APPARMOR, boot with apparmor=1", "containers that name a profile are refused",
+    optional("AppArmor", "CONFIG_SECURITY_APPARMOR, boot with apparmor=1", "no default profile; containers that name one are refused",
         |_| have(lsm::apparmor().is_some())),
     optional("mount_setattr", "Linux 5.12", "no recursive read-only mounts",
         |kernel| kernel.since(5, 12)),

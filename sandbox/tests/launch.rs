@@ -56,6 +56,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         convenience_sysctls: true,
         oom_score_adj: Some(-998),
         user_namespace: None,
+        label: None,
     });
     let view = View::make(&[directory]).unwrap();
     let spawn = Spawn {
@@ -96,6 +97,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
             work: directory.join("work"),
             mountpoint: directory.join("mountpoint"),
             read_only: true,
+            label: None,
         },
         cgroup_joins: vec![],
         has_cgroup_namespace: true,

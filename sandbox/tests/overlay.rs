@@ -65,6 +65,7 @@ fn odd_names_and_the_order_of_layers() {
         work: pod.join("work"),
         mountpoint: pod.join("root"),
         read_only: false,
+        label: None,
     };
     let record = plan::container(&plan_of(root)).unwrap();
     let overlay = walk(&record).unwrap().flatten().find_map(|op| match op {

@@ -5,6 +5,7 @@
 mod apparmor;
 mod cuts;
 mod reboot;
+mod selinux;
 mod shelf;
 mod store;
 mod systemd;

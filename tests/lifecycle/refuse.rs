@@ -53,6 +53,62 @@ fn apparmor_profiles_that_are_not_there_are_refused() {
     stage.node.stop();
 }
 
+/// The runtime's default profile, asked for by name, is a demand: a kernel without AppArmor refuses it. Nothing asked for is
+/// none. Without the distinction a container ran unconfined that asked for the opposite.
+#[test]
+fn the_default_apparmor_profile_is_refused_where_there_is_none() {
+    use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
+    if std::path::Path::new("/sys/kernel/security/apparmor").exists() {
+        return; // tests/inside/apparmor.rs has its cases
+    }
+    let stage = Stage::set();
+    type Ask = fn(&mut ContainerConfig);
+    let asks: [Ask; 2] = [
+        |config| security(config).apparmor_profile = "runtime/default".into(),
+        |config| {
+            let profile_type = ProfileType::RuntimeDefault.into();
+            security(config).apparmor = Some(SecurityProfile { profile_type, ..Default::default() });
+        },
+    ];
+    for ask in asks {
+        let mut config = stage.config("confined", &["true"]);
+        ask(&mut config);
+        let refused =
+            stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains("\"runtime/default\": this kernel has no AppArmor"), "{refused}");
+    }
+    stage.output(&["true"], |_| ());
+    stage.output(&["true"], |config| security(config).apparmor_profile = "unconfined".into());
+    stage.node.stop();
+}
+
+/// What is asked of SELinux is ignored where the kernel has none, but not what could never be a label. With
+/// `security.selinux = "required"` no pod is made.
+#[test]
+fn selinux_options_without_selinux_are_ignored_unless_they_are_no_label() {
+    use coracle_tests::cri::proto::SeLinuxOption;
+    if std::path::Path::new("/sys/fs/selinux/enforce").exists() {
+        return; // tests/inside/selinux.rs has its cases
+    }
+    let stage = Stage::set();
+    let options = |level: &str| Some(SeLinuxOption { level: level.into(), ..Default::default() });
+    stage.output(&["true"], |config| security(config).selinux_options = options("s0:c1,c2"));
+    let mut config = stage.config("quoted", &["true"]);
+    security(&mut config).selinux_options = options("s0\",upperdir=/etc");
+    let refused =
+        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("no level");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("selinux_options.level: "), "{refused}");
+    stage.node.stop();
+    let config = "[security]\nselinux = \"required\"\n".to_owned();
+    let node = Node::with(coracle_tests::node::Options { config, ..Default::default() });
+    let refused = node.run_pod_sandbox(run(&host_pod("labelled"))).expect_err("required");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains("security.selinux requires labels"), "{refused}");
+    node.stop();
+}
+
 #[test]
 fn a_container_that_cannot_be_made_is_not_listed() {
     let stage = Stage::set();

@@ -1,7 +1,9 @@
 //! What people install, and what they ask before they do: `coracle check`, the watchdog of the unit, cross.toml as the real
-//! `cross` reads it, a release that has the same bytes twice, a package that leaves nothing behind.
+//! `cross` reads it, a release that has the same bytes twice, a package that leaves nothing behind, the compiled
+//! AppArmor profile.
 #![forbid(unsafe_code)]
 
+mod apparmor;
 mod check;
 mod completions;
 mod cross;

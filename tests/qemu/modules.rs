@@ -1,4 +1,5 @@
-//! Guests whose kernel confines containers by a security module. The tests themselves are `tests/inside/apparmor.rs`.
+//! Guests whose kernel confines containers by a security module. The tests themselves are `tests/inside/apparmor.rs` and
+//! `tests/inside/selinux.rs`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -46,4 +47,35 @@ fn apparmor_on_x86_64() {
 #[ignore = "the same profile on another CPU: make test-qemu"]
 fn apparmor_on_aarch64() {
     apparmor(Arch::Aarch64);
+}
+
+/// Debian's policy, the same with container types, and the files by which a runtime finds these.
+fn add_policies(tree: &Tree) {
+    let package = packages("selinux");
+    for name in ["debian.policy", "containers.policy"] {
+        tree.copy(&package.join(name), &format!("opt/selinux/{name}"));
+    }
+    let contexts = "etc/selinux/default/contexts/lxc_contexts";
+    tree.copy(&package.join(contexts), contexts);
+    tree.write("etc/selinux/config", "SELINUX=enforcing\nSELINUXTYPE=default\n");
+}
+
+#[track_caller]
+fn selinux(arch: Arch) {
+    let guest = Guest::with("selinux", arch, 256, &["inside"], add_policies);
+    let words = "selinux=1 security=selinux CORACLE_SUITE=inside CORACLE_TESTS=selinux::";
+    let report = guest.boot(words, LIMIT);
+    report.expect_good(&format!("SELinux on {}", arch.name()));
+    assert!(report.passed >= 4, "{}", report.console);
+}
+
+#[test]
+fn selinux_on_x86_64() {
+    selinux(Arch::X86_64);
+}
+
+#[test]
+#[ignore = "the same policy on another CPU: make test-qemu"]
+fn selinux_on_aarch64() {
+    selinux(Arch::Aarch64);
 }

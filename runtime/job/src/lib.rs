@@ -81,6 +81,13 @@ pub enum Job {
     Hook(HookJob),
     /// Ask systemd about one scope.
     Scope(ScopeJob),
+    /// Give files an SELinux label: volumes of a container.
+    Relabel {
+        /// Absolute paths of files and directories, each with all below it.
+        paths: Vec<std::path::PathBuf>,
+        /// The label.
+        label: String,
+    },
     /// Measure what trees use of the disk: writable layers.
     MeasureTrees {
         /// Absolute paths; a missing one uses nothing.
@@ -128,6 +135,8 @@ pub enum Outcome {
     RegistriesChecked(Vec<String>),
     /// Trees are gone, or the link.
     Removed,
+    /// Files have their label.
+    Relabelled,
     /// Network interfaces are where they shall be.
     Moved,
     /// The hook has ended well.

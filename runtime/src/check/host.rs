@@ -12,7 +12,7 @@ use coracle_sandbox::probe::{self, Need, State};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use crate::config::Config;
+use crate::config::{Config, Selinux};
 use crate::daemon::{network_options, program};
 use crate::network;
 
@@ -70,7 +70,7 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         clock(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
         randomness(number("/proc/sys/kernel/random/entropy_avail")),
         open_files(getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard)),
-        selinux(lsm::has_selinux()),
+        selinux(config.security.selinux, lsm::has_selinux().then(lsm::Policy::find)),
         no_other_runtime(&others, nri),
         daemon(is_serving, is_locked(&config.state), &config.listen),
     ]
@@ -298,9 +298,19 @@ fn open_files(hard: u64) -> Need {
     need("open files", without, "LimitNOFILE= of the unit, ulimit -Hn", hard >= FILES_MIN, found)
 }
 
-fn selinux(is_on: bool) -> Need {
+fn selinux(wanted: Selinux, policy: Option<Result<lsm::Policy, String>>) -> Need {
     let without = "containers have no labels of their own, and what needs them is denied";
-    need("no SELinux in the way", without, "boot with selinux=0, or permissive", !is_on, String::new())
+    let fix = "a policy with types for containers (container-selinux), or boot with selinux=0";
+    let (is_met, found) = match (wanted, policy) {
+        (Selinux::Off, Some(_)) => (false, "security.selinux is off".to_owned()),
+        (Selinux::Required, None) => {
+            (false, "security.selinux requires it, and this kernel has none".to_owned())
+        }
+        (_, None) => (true, "SELinux is not on".to_owned()),
+        (_, Some(Ok(policy))) => (true, format!("{}, {}", policy.process_type(), policy.file_type())),
+        (_, Some(Err(why))) => (false, why),
+    };
+    need("SELinux labels", without, fix, is_met, found)
 }
 
 fn no_other_runtime(others: &[(&str, &str)], nri: Option<&Path>) -> Need {

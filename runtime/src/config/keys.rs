@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use super::value::Raw;
-use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
+use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart, Selinux};
 use crate::log::Level;
 
 /// One key of the configuration.
@@ -51,6 +51,9 @@ const LEVELS: [(&str, Level); 4] =
 
 const DRIVERS: [(&str, CgroupDriver); 3] =
     [("auto", CgroupDriver::Auto), ("cgroupfs", CgroupDriver::Cgroupfs), ("systemd", CgroupDriver::Systemd)];
+
+const SELINUX: [(&str, Selinux); 3] =
+    [("auto", Selinux::Auto), ("required", Selinux::Required), ("off", Selinux::Off)];
 
 const DEFAULT_NETWORKS: [(&str, DefaultNetwork); 2] =
     [("none", DefaultNetwork::None), ("builtin", DefaultNetwork::Builtin)];
@@ -147,6 +150,9 @@ pub(crate) static KEYS: &[Key] = &[
     key!("cdi.spec_dirs" = r#"["/etc/cdi", "/var/run/cdi"]"#, restart, None, true,
         cdi.spec_dirs <- |raw| raw.paths(),
         "Where CDI spec files (devices by name) are looked for; of two for one device that in a later directory counts."),
+    key!("security.selinux" = r#""auto""#, restart, None, false,
+        security.selinux <- |raw| raw.choice(&SELINUX),
+        "SELinux labels of containers: auto where the node's policy has types for them; required: no container runs without; or off."),
     key!("registry.config" = r#""/etc/coracle/registries.yaml""#, reload, None, false,
         registry.config <- |raw| raw.path(),
         "Mirrors and credentials of registries in k3s' format. It need not exist."),

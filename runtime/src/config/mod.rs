@@ -55,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) cni: Cni,
     /// `[network]`
     pub(crate) network: Network,
+    /// `[security]`
+    pub(crate) security: Security,
     /// `[cdi]`
     pub(crate) cdi: Cdi,
     /// `[registry]`
@@ -97,6 +99,24 @@ pub(crate) enum CgroupDriver {
     Cgroupfs,
     /// Scopes, by systemd.
     Systemd,
+}
+
+/// What confines containers beside what their requests say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Security {
+    pub(crate) selinux: Selinux,
+}
+
+/// Whether containers get SELinux labels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Selinux {
+    /// Where the kernel has SELinux and its policy types for containers.
+    #[default]
+    Auto,
+    /// No container runs without a label.
+    Required,
+    /// Never; what requests say of labels is ignored.
+    Off,
 }
 
 /// Container networks.

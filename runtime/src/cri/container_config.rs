@@ -6,13 +6,12 @@
 use coracle_sandbox::{ContainerId, lsm, plan};
 
 use super::pod_config::{
-    SeccompAsked, cri_mappings, id_mappings, invalid, missing, pairs, required, seccomp, unsupported,
-    user_namespace,
+    SeccompAsked, cri_mappings, id_mappings, invalid, missing, pairs, required, seccomp, user_namespace,
 };
 use crate::error::Error;
 use crate::pod::spec::{
     APPARMOR_RUNTIME_DEFAULT, APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device,
-    GroupsPolicy, ImageVolume, Mount, MountLater, MountPropagation, Pairs, Resources, Security,
+    GroupsPolicy, ImageVolume, Mount, MountLater, MountPropagation, Pairs, Resources, Security, SelinuxLabel,
 };
 use crate::rpc::v1;
 
@@ -300,7 +299,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         SeccompAsked::Localhost(path) => (false, path),
     };
     let apparmor = apparmor(&field("apparmor"), &context)?;
-    check_selinux(&field("selinux_options"), &context)?;
+    let selinux = selinux(&field("selinux_options"), context.selinux_options.as_ref())?;
     let id = |what: &str, value: Option<v1::Int64Value>| {
         let number = |value: i64| {
             // (uid_t)-1 means "unchanged" to the kernel.
@@ -347,7 +346,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         readonly_paths,
         localhost_seccomp,
         apparmor,
-        selinux: None,
+        selinux,
     })
 }
 
@@ -379,14 +378,19 @@ fn apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<
     }
 }
 
-/// Labels that would not be applied are refused where the kernel would act on them.
-fn check_selinux(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<(), Error> {
-    let is_asked =
-        context.selinux_options.as_ref().is_some_and(|options| *options != v1::SeLinuxOption::default());
-    match is_asked && !context.privileged && lsm::has_selinux() {
-        true => Err(unsupported(field, "SELinux labels")),
-        false => Ok(()),
-    }
+/// The label that is asked for; one without any part is none.
+pub(crate) fn selinux(
+    field: &str,
+    options: Option<&v1::SeLinuxOption>,
+) -> Result<Option<SelinuxLabel>, Error> {
+    let Some(options) = options.filter(|options| **options != v1::SeLinuxOption::default()) else {
+        return Ok(None);
+    };
+    let v1::SeLinuxOption { user, role, r#type: kind, level } = options.clone();
+    let asked = lsm::Options { user, role, kind, level };
+    asked.check().map_err(|part| invalid(&format!("{field}.{part}"), "is no part of an SELinux label"))?;
+    let lsm::Options { user, role, kind, level } = asked;
+    Ok(Some(SelinuxLabel { user, role, kind, level }))
 }
 
 #[cfg(test)]

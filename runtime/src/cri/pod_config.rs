@@ -31,6 +31,10 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         security.seccomp.as_ref(),
         &security.seccomp_profile_path,
     )?;
+    let selinux = super::container_config::selinux(
+        "config.linux.security_context.selinux_options",
+        security.selinux_options.as_ref(),
+    )?;
     let options = security.namespace_options.unwrap_or_default();
     let log_directory = config.log_directory;
     if !log_directory.is_empty() && !log_directory.starts_with('/') {
@@ -55,6 +59,7 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         )?,
         overhead: linux.overhead.map(super::container_config::resources),
         resources: linux.resources.map(super::container_config::resources),
+        selinux,
     })
 }
 
@@ -171,11 +176,6 @@ pub(crate) fn missing(field: &str) -> Error {
 /// `field` holds something that cannot be.
 pub(crate) fn invalid(field: &str, why: &str) -> Error {
     Error::new(Kind::InvalidArgument, format!("{field}: {why}"))
-}
-
-/// `field` asks for something that would be silently left out.
-pub(crate) fn unsupported(field: &str, what: &str) -> Error {
-    Error::new(Kind::InvalidArgument, format!("{field}: {what} are not supported by this version of coracle"))
 }
 
 /// The field, if it is not empty.

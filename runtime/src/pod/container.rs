@@ -142,6 +142,10 @@ impl Pods {
         // What an undo needs of it, its cgroup for one, must be what is being made.
         *container.record.borrow_mut() = resolved.record.clone();
         let taken = self.take_net_devices(pod, std::mem::take(&mut resolved.net_devices)).await;
+        let taken = match taken {
+            Ok(()) => self.relabel(&resolved).await,
+            refused => refused,
+        };
         // The pod may have been stopped while plugins were asked.
         let made = taken
             .and_then(|()| self.require_ready(pod))

@@ -130,7 +130,8 @@ impl Pods {
             let text = format!("{}: it holds no seccomp filter", path.display());
             return Err(Error::new(Kind::Internal, text));
         }
-        Ok(plan::Process { seccomp, apparmor: plan::apparmor_of(&record), ..process })
+        let (apparmor, selinux) = (plan::apparmor_of(&record), plan::selinux_of(&record));
+        Ok(plan::Process { seccomp, apparmor, selinux, ..process })
     }
 
     /// Starts a command; answers with the pidfd, then with `tty` the terminal's master side, which takes the place of

@@ -51,6 +51,9 @@ pub(crate) struct PodRecord {
     /// What plugins have been told.
     #[serde(skip)]
     pub(crate) told: Told,
+    /// The SELinux level of its containers and their files; empty: they have no labels.
+    #[serde(skip)]
+    pub(crate) selinux_level: String,
     /// Its cgroups are scopes of systemd's.
     #[serde(skip)]
     pub(crate) has_scopes: bool,
@@ -423,6 +426,7 @@ mod tests {
                 user_namespace: None,
                 overhead: None,
                 resources: None,
+                selinux: None,
             },
             cgroup_parent: "/c".into(),
             owns_cgroup_parent: true,
@@ -430,6 +434,7 @@ mod tests {
             network: None,
             addresses: Vec::new(),
             told: Told::default(),
+            selinux_level: String::new(),
             has_scopes: false,
         }
     }

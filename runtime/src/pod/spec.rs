@@ -105,6 +105,9 @@ pub(crate) struct PodSpec {
     /// The sum over its containers, as the kubelet gave it last.
     #[serde(skip)]
     pub(crate) resources: Option<Resources>,
+    /// The label that was asked for the sandbox: its level is that of the pod's containers.
+    #[serde(skip)]
+    pub(crate) selinux: Option<SelinuxLabel>,
 }
 
 /// A user namespace of the pod's own (CRI section 3.2).

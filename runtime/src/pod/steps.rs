@@ -19,6 +19,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
+use coracle_sandbox::lsm::labelling_files;
 use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan, umask};
 
 use super::link::{Link, News};
@@ -105,6 +106,9 @@ impl Pods {
         let cgroup_parent = self.node.cgroup_parent_of(&spec.cgroup_parent)?;
         let has_scopes = self.node.cgroup_driver == Driver::Systemd;
         paths::cgroup(&cgroup_parent, has_scopes, &id)?;
+        let is_taken =
+            |level: &str| self.pods.borrow().values().any(|pod| pod.record().selinux_level == level);
+        let selinux_level = self.node.modules.pod_level(spec.selinux.as_ref(), is_taken)?;
         let name = spec.name.clone();
         let pod = Pod::new(PodRecord {
             id,
@@ -117,6 +121,7 @@ impl Pods {
             network: None,
             addresses: Vec::new(),
             told: Told::default(),
+            selinux_level,
             has_scopes,
         });
         self.names.borrow_mut().insert(name, id);
@@ -210,7 +215,8 @@ impl Pods {
         let directory = node.paths.pod(pod.id);
         pod.record().note(&node.paths)?;
         make_directory(&node.paths.containers(pod.id))?;
-        files::write(&directory, &pod.record().spec)?;
+        let label = node.modules.pod_file_label(&pod.record().selinux_level);
+        labelling_files(label.as_deref(), || files::write(&directory, &pod.record().spec))?;
         for directory in [
             node.paths.shm(pod.id),
             node.paths.root_mountpoint(pod.id),
@@ -424,6 +430,7 @@ impl Pods {
                 convenience_sysctls: network,
                 oom_score_adj: Some(SANDBOX_OOM_SCORE_ADJ),
                 user_namespace: record.spec.user_mappings(),
+                label: node.modules.pod_file_label(&record.selinux_level),
             })?;
             let entry = node.cgroups.entry(&pod.cgroup()?)?;
             let user = record.spec.user_mappings();

@@ -51,6 +51,9 @@ const DEVICES_SILENCE: Duration = Duration::from_secs(60);
 /// A walk of every writable layer, on flash with a cold cache.
 const MEASURE_SILENCE: Duration = Duration::from_secs(300);
 
+/// A volume with a million files on a slow card is relabelled once; the kubelet waits for two minutes and asks again.
+const RELABEL_SILENCE: Duration = Duration::from_secs(110);
+
 /// What systemd may take: the worker gives up before.
 const SCOPE_SILENCE: Duration = Duration::from_secs(70);
 
@@ -175,6 +178,7 @@ fn name(job: &Job) -> &'static str {
         Job::Scope(_) => "scope",
         Job::MeasureTrees { .. } => "measure",
         Job::LookAtHost(_) => "look",
+        Job::Relabel { .. } => "relabel",
     }
 }
 
@@ -227,6 +231,7 @@ impl Workers {
             | Job::Explain(_)
             | Job::CheckRegistries { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
+            Job::Relabel { .. } => (Lane::Devices, RELABEL_SILENCE),
             Job::Scope(_) => (Lane::Scopes, SCOPE_SILENCE),
             Job::LookAtHost(_) => (Lane::Looks, LIMIT),
             Job::Cni(cni) => (

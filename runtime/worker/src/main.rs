@@ -24,6 +24,7 @@ mod measure_trees;
 mod net_devices;
 mod pull;
 mod registries;
+mod relabel;
 mod remove_trees;
 mod report;
 mod scope;
@@ -121,6 +122,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),
         Job::LookAtHost(question) => host::look(&question).map(Outcome::Looked),
+        Job::Relabel { paths, label } => relabel::run(&paths, &label).map(|()| Outcome::Relabelled),
         Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
     }
 }

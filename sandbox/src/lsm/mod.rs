@@ -1,14 +1,10 @@
 //! Security modules of the kernel, as far as containers depend on them: AppArmor's profiles and SELinux's labels.
 
 mod apparmor;
+mod selinux;
 
 pub use apparmor::{APPARMOR_DEFAULT, AppArmor, apparmor};
+pub use selinux::{Context, Labels, Options, Policy, Refusal, has_selinux, labelling_files};
 
 pub(crate) use apparmor::APPARMOR_EXEC;
-
-use std::path::Path;
-
-/// Whether SELinux is on: its file system is mounted where it is (selinux(8)).
-pub fn has_selinux() -> bool {
-    Path::new("/sys/fs/selinux/enforce").exists()
-}
+pub(crate) use selinux::{SELINUX_EXEC, SELINUX_KEYS};

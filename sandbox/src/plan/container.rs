@@ -108,6 +108,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
 fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     process::oom_score(record, plan.process.oom_score_adj)?;
     process::apparmor(record, plan.process.apparmor.as_deref())?;
+    process::selinux(record, plan.process.selinux.as_deref())?;
     process::scheduling(record, &plan.process)?;
     for (kind, path) in &plan.namespaces {
         join(record, *kind, path)?;

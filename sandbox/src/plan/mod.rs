@@ -148,6 +148,17 @@ pub fn apparmor_of(record: &[u8]) -> Option<String> {
     })
 }
 
+/// The SELinux label of a launch record, for execs into its container.
+pub fn selinux_of(record: &[u8]) -> Option<String> {
+    let path = Text::new(crate::lsm::SELINUX_EXEC);
+    coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {
+        coracle_wire::Op::WriteFile { path: other, data, .. } if other == path => {
+            Some(String::from_utf8_lossy(data).into_owned())
+        }
+        _ => None,
+    })
+}
+
 /// An exec's launch record. Its leading operations are about the host (`WriteFile`, `Limit`, `GiveStreams`): the child
 /// walks them before it enters the container's mount namespace.
 ///
@@ -158,6 +169,7 @@ pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
     process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
+    process::selinux(&mut record, plan.process.selinux.as_deref())?;
     // What only the host's root may do, before a user namespace is joined.
     process::limits(&mut record, &plan.process)?;
     if let Some(mappings) = &plan.user_namespace {

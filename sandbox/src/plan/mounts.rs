@@ -54,7 +54,12 @@ pub(super) enum What {
     /// The slot's number is in the bind.
     Image { lowers: Vec<String>, sub_path: String, empty: PathBuf, bind: Bind },
     /// Those of cgroup v1.
-    Cgroups { binds: Vec<(String, Bind)>, links: Vec<(String, String)>, read_only: bool },
+    Cgroups {
+        binds: Vec<(String, Bind)>,
+        links: Vec<(String, String)>,
+        read_only: bool,
+        options: Vec<String>,
+    },
     /// The container's own directory, mounted on itself.
     ImageVolume,
     /// The host's /dev/null on a file, an empty directory on a directory.
@@ -64,6 +69,21 @@ pub(super) enum What {
     },
     /// What is there, mounted on itself read-only.
     ReadOnly,
+}
+
+impl What {
+    /// Labels the files of a new file system, where these are the container's own; those of procfs, sysfs and cgroups have
+    /// labels of the policy, and an mqueue file system is one for all mounts in its IPC namespace.
+    fn label(&mut self, label: &str) {
+        match self {
+            What::Fresh { kind, options, .. } if matches!(kind.to_bytes(), b"tmpfs" | b"devpts") => {
+                options.retain(|option| !option.starts_with("context="));
+                options.push(format!("context={label}"));
+            }
+            What::Cgroups { options, .. } => options.push(format!("context={label}")),
+            _ => {}
+        }
+    }
 }
 
 /// A tree of the host, attached somewhere.
@@ -94,6 +114,9 @@ pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
         .filter(|default| !(has_own_dev && path::is_within(&default.target, "/dev")))
         .collect();
     all.append(&mut asked);
+    if let Some(label) = &plan.root.label {
+        all.iter_mut().for_each(|mount| mount.what.label(label));
+    }
     Ok(all)
 }
 
@@ -143,6 +166,7 @@ fn cgroups(plan: &ContainerPlan, attributes: u64) -> Option<Planned> {
                 .collect(),
             links: links.clone(),
             read_only: attributes & READ_ONLY != 0,
+            options: vec!["mode=755".to_owned()],
         },
     };
     Some(Planned { target: CGROUP_TARGET.into(), what, is_default: true })
@@ -314,7 +338,7 @@ impl Planned {
         let What::Image { lowers, sub_path, empty, bind } = &mut self.what else { return Ok(()) };
         let directory = path::host("root", &root.layers_directory)?;
         let target = path::host("root", &root.mountpoint)?;
-        let options = overlay::read_only_options(lowers, empty)?;
+        let options = overlay::read_only_options(lowers, empty, root.label.as_deref())?;
         record.push(&Op::Overlay {
             directory: Text::new(&directory),
             options: Text::new(&options),
@@ -344,9 +368,9 @@ impl Planned {
                 let target = c_string("readonly_paths", self.target.as_bytes())?;
                 record.push(&Op::ReadOnly { target: Text::new(&target) })
             }
-            What::Cgroups { binds, links, read_only } => {
+            What::Cgroups { binds, links, read_only, options } => {
                 let attributes = NO_SUID | NO_DEV | NO_EXEC;
-                mount_fresh(record, c"tmpfs", &["mode=755".to_owned()], attributes, &self.target)?;
+                mount_fresh(record, c"tmpfs", options, attributes, &self.target)?;
                 for (name, bind) in binds {
                     bind.attach(record, &format!("{}/{name}", self.target))?;
                 }

@@ -20,16 +20,30 @@ pub(super) fn options(root: &Root) -> Result<CString, Error> {
         options.extend_from_slice(key.as_bytes());
         escape(directory.as_os_str().as_bytes(), &mut options);
     }
+    label(root.label.as_deref(), &mut options);
     finish(root.lowers.len(), &options)
 }
 
 /// Of an overlay that cannot be written: an image as a volume. `empty` is below all, for images of one layer.
-pub(super) fn read_only_options(layers: &[String], empty: &Path) -> Result<CString, Error> {
+pub(super) fn read_only_options(
+    layers: &[String],
+    empty: &Path,
+    wanted: Option<&str>,
+) -> Result<CString, Error> {
     path::host("empty directory", empty)?;
     let mut options = lowers(layers)?;
     options.push(b':');
     escape(empty.as_os_str().as_bytes(), &mut options);
+    label(wanted, &mut options);
     finish(layers.len(), &options)
+}
+
+/// Adds the SELinux label of every file of the file system. In quotes, which the kernel takes off: a level has commas
+/// (security/selinux/hooks.c, `selinux_sb_eat_lsm_opts`).
+pub(super) fn label(label: Option<&str>, options: &mut Vec<u8>) {
+    if let Some(label) = label {
+        options.extend_from_slice(format!(",context=\"{label}\"").as_bytes());
+    }
 }
 
 fn lowers(lowers: &[String]) -> Result<Vec<u8>, Error> {
@@ -90,6 +104,7 @@ mod tests {
             work: PathBuf::from("/pods/work"),
             mountpoint: PathBuf::from("/pods/root"),
             read_only: false,
+            label: None,
         }
     }
 
@@ -98,6 +113,18 @@ mod tests {
         let options = options(&root(vec!["top".into(), "sha256:1".into()])).unwrap();
         let expected = r"lowerdir=top:sha256\:1,upperdir=/pods/a\,b\:c\\d/upper,workdir=/pods/work";
         assert_eq!(options.to_str(), Ok(expected));
+    }
+
+    #[test]
+    fn a_label_comes_last_and_keeps_its_commas() {
+        let labelled = Root { label: Some("u:r:t:s0:c1,c2".into()), ..root(vec!["a".into()]) };
+        let options = options(&labelled).unwrap();
+        assert!(
+            options.to_str().unwrap().ends_with(",workdir=/pods/work,context=\"u:r:t:s0:c1,c2\""),
+            "{options:?}"
+        );
+        let image = read_only_options(&["a".into()], Path::new("/e"), labelled.label.as_deref()).unwrap();
+        assert_eq!(image.to_str(), Ok("lowerdir=a:/e,context=\"u:r:t:s0:c1,c2\""));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::path;
 use super::record::{Record, Strings, c_string};
 use super::request::{CpuScheduling, PATH_DEFAULT, Process, Scheduling, Seccomp};
 use crate::Error;
-use crate::lsm::APPARMOR_EXEC;
+use crate::lsm::{APPARMOR_EXEC, SELINUX_EXEC, SELINUX_KEYS};
 use crate::userns::UserMappings;
 
 /// File creation mask of every process (CRI section 3.9).
@@ -46,6 +46,15 @@ pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(),
     let Some(profile) = profile else { return Ok(()) };
     let data = format!("exec {profile}");
     record.push(&Op::WriteFile { path: Text::new(APPARMOR_EXEC), data: data.as_bytes(), optional: false })
+}
+
+/// As [`apparmor`]. Keys that are made for the container carry its label, too; a policy may forbid the runtime to say so, and
+/// then they are merely of no use to the container.
+pub(super) fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Error> {
+    let Some(label) = label else { return Ok(()) };
+    let data = label.as_bytes();
+    record.push(&Op::WriteFile { path: Text::new(SELINUX_KEYS), data, optional: true })?;
+    record.push(&Op::WriteFile { path: Text::new(SELINUX_EXEC), data, optional: false })
 }
 
 /// Before capabilities are dropped: some classes and policies need one.

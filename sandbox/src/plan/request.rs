@@ -39,6 +39,8 @@ pub struct SandboxPlan {
     pub oom_score_adj: Option<i32>,
     /// Of the pod's user namespace, which owns the others; `None`: the host's.
     pub user_namespace: Option<UserMappings>,
+    /// SELinux label of /dev/shm.
+    pub label: Option<String>,
 }
 
 /// The root file system: layers below, what the container writes above.
@@ -56,6 +58,8 @@ pub struct Root {
     pub mountpoint: PathBuf,
     /// `readonly_rootfs`.
     pub read_only: bool,
+    /// SELinux label of all files of it, and of the file systems that are mounted for the container alone.
+    pub label: Option<String>,
 }
 
 /// Where a mount's files come from.
@@ -220,6 +224,8 @@ pub struct Process {
     pub seccomp: Option<Seccomp>,
     /// AppArmor profile that exec brings into force.
     pub apparmor: Option<String>,
+    /// SELinux label that exec brings into force.
+    pub selinux: Option<String>,
     /// What else of it the kernel schedules by.
     pub scheduling: Scheduling,
 }

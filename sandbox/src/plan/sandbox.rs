@@ -4,7 +4,7 @@ use coracle_wire::{Op, Propagation, Text};
 
 use super::record::{Record, c_string};
 use super::request::SandboxPlan;
-use super::{path, process, sysctl};
+use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
 
@@ -52,7 +52,9 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
 fn shm_options(plan: &SandboxPlan) -> Result<std::ffi::CString, Error> {
     let (uid, gid) = plan.user_namespace.as_ref().map_or((0, 0), UserMappings::root);
     let owner = if plan.user_namespace.is_some() { format!(",uid={uid},gid={gid}") } else { String::new() };
-    c_string("shm", format!("mode=1777,size=65536k{owner}").as_bytes())
+    let mut options = format!("mode=1777,size=65536k{owner}").into_bytes();
+    overlay::label(plan.label.as_deref(), &mut options);
+    c_string("shm", &options)
 }
 
 fn host_name(name: &str) -> Result<&[u8], Error> {

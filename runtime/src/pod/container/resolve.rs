@@ -181,6 +181,9 @@ impl Pods {
             true => device::all()?,
             false => Vec::new(),
         };
+        let security = &spec.security;
+        let labels =
+            node.modules.labels(security.selinux.as_ref(), &record.selinux_level, security.privileged)?;
         Ok(plan::ContainerPlan {
             root: plan::Root {
                 layers_directory: node.paths.root.join("layers"),
@@ -189,6 +192,7 @@ impl Pods {
                 work: directory.join("work"),
                 mountpoint: node.paths.root_mountpoint(pod.id),
                 read_only: spec.security.readonly_rootfs,
+                label: labels.as_ref().map(|labels| labels.file.clone()),
             },
             cgroup_joins: Vec::new(),
             has_cgroup_namespace,
@@ -210,6 +214,7 @@ impl Pods {
             process: plan::Process {
                 seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
                 apparmor: self.apparmor(&spec.security)?,
+                selinux: labels.as_ref().and_then(|labels| labels.process.clone()),
                 ..process.launch(spec.tty)
             },
             masked_paths: spec.security.masked_paths.clone(),
@@ -250,6 +255,7 @@ impl Process {
             tty,
             seccomp: None,
             apparmor: None,
+            selinux: None,
             scheduling: plan::Scheduling::default(),
         }
     }

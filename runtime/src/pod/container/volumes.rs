@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_job::{Job, Outcome};
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
 
@@ -10,6 +11,7 @@ use super::super::record::ImageVolumeUse;
 use super::super::spec::{self, ContainerSpec, MountPropagation};
 use super::super::steps::failed;
 use super::super::{Pod, Pods};
+use super::Resolved;
 use crate::error::{Error, Kind};
 
 impl Pods {
@@ -36,6 +38,22 @@ impl Pods {
             }
         };
         spec.mounts.iter().zip(sources).map(planned).collect()
+    }
+
+    /// Gives the volumes that ask for it the SELinux label of the container's files, with all that is in them.
+    pub(in super::super) async fn relabel(&self, resolved: &Resolved) -> Result<(), Error> {
+        let Some(label) = resolved.plan.root.label.clone() else { return Ok(()) };
+        let mounts = &resolved.record.spec.mounts;
+        let asked = mounts.iter().filter(|mount| mount.selinux_relabel && mount.later.image.is_none());
+        let paths: Vec<_> = asked.map(|mount| std::path::PathBuf::from(&mount.host_path)).collect();
+        if paths.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.node.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
+        match outcome.map_err(|error| Error::from(error).context("selinux_relabel"))? {
+            Outcome::Relabelled => Ok(()),
+            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+        }
     }
 
     /// The images of the container's image volumes.

@@ -41,6 +41,10 @@ pub(super) struct Pod {
     told: Told,
     #[serde(skip_serializing_if = "is_default")]
     has_scopes: bool,
+    #[serde(skip_serializing_if = "is_default")]
+    selinux: Option<SelinuxLabel>,
+    #[serde(skip_serializing_if = "is_default")]
+    selinux_level: String,
 }
 
 impl Grown for PodRecord {
@@ -55,6 +59,8 @@ impl Grown for PodRecord {
             addresses: self.addresses.clone(),
             told: self.told,
             has_scopes: self.has_scopes,
+            selinux: spec.selinux.clone(),
+            selinux_level: self.selinux_level.clone(),
         }
     }
 
@@ -63,6 +69,8 @@ impl Grown for PodRecord {
         spec.user_namespace = later.user_namespace;
         spec.overhead = later.overhead;
         spec.resources = later.resources;
+        spec.selinux = later.selinux;
+        self.selinux_level = later.selinux_level;
         self.addresses = later.addresses;
         self.told = later.told;
         self.has_scopes = later.has_scopes;

@@ -30,6 +30,7 @@ fn process() -> Process {
         tty: false,
         seccomp: Some(Seccomp { program: vec![6; 16], flags: 0 }),
         apparmor: None,
+        selinux: None,
         scheduling: Scheduling::default(),
     }
 }
@@ -43,6 +44,7 @@ fn container_plan() -> ContainerPlan {
             work: "/pods/w".into(),
             mountpoint: "/pods/m".into(),
             read_only: false,
+            label: None,
         },
         cgroup_joins: vec!["/sys/fs/cgroup/memory/x/tasks".into()],
         has_cgroup_namespace: true,
@@ -95,6 +97,7 @@ fn sandbox_plan() -> SandboxPlan {
         convenience_sysctls: true,
         oom_score_adj: Some(-998),
         user_namespace: None,
+        label: None,
     }
 }
 

@@ -62,6 +62,49 @@ fn an_apparmor_profile_is_set_through_the_nodes_procfs() {
     assert!(words(&exec).iter().any(|word| word == set));
 }
 
+/// The process's label, and that of its keys, through the node's procfs; the files' on each file system of its own. An exec
+/// takes its container's.
+#[test]
+fn selinux_labels_are_set_before_the_root_and_on_every_file_system_of_its_own() {
+    let label = "system_u:system_r:container_t:s0:c1,c2";
+    let file = "system_u:object_r:container_file_t:s0:c1,c2";
+    let process = Process { selinux: Some(label.into()), ..process() };
+    let mut plan = ContainerPlan { process: process.clone(), ..container_plan() };
+    plan.root.label = Some(file.into());
+    let launch = container(&plan).unwrap();
+    let set = format!("write {label:?} to /proc/self/attr/exec");
+    let place = |what: &str| words(&launch).iter().position(|word| word == what);
+    assert!(place(&set).is_some() && place(&set) < place("overlay root"), "{:?}", words(&launch));
+    assert!(place(&format!("write {label:?} to /proc/self/attr/keycreate")) < place(&set));
+    assert_eq!(selinux_of(&launch).as_deref(), Some(label));
+    assert_eq!(selinux_of(&container(&container_plan()).unwrap()), None);
+    let mut labelled = Vec::new();
+    for op in ops(&launch) {
+        if let Op::Filesystem { kind, options, .. } = op {
+            let is_labelled =
+                options.iter().any(|option| option.to_bytes() == format!("context={file}").as_bytes());
+            labelled.push((kind.as_cstr().unwrap().to_str().unwrap().to_owned(), is_labelled));
+        }
+        if let Op::Overlay { options, .. } = op {
+            let options = options.as_cstr().unwrap().to_str().unwrap().to_owned();
+            assert!(options.ends_with(&format!(",context=\"{file}\"")), "{options}");
+        }
+    }
+    labelled.sort();
+    let expected = [("devpts", true), ("mqueue", false), ("proc", false), ("sysfs", false), ("tmpfs", true)];
+    let expected: Vec<_> =
+        expected.iter().map(|(kind, is_labelled)| (kind.to_string(), *is_labelled)).collect();
+    assert_eq!(labelled.into_iter().filter(|(kind, _)| kind != "cgroup2").collect::<Vec<_>>(), expected);
+    let exec = exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
+    assert!(words(&exec).contains(&set));
+    let pod = sandbox(&SandboxPlan { label: Some(file.into()), ..sandbox_plan() }).unwrap();
+    let shm = ops(&pod).into_iter().find_map(|op| match op {
+        Op::Tmpfs { options, .. } => Some(options.as_cstr().unwrap().to_str().unwrap().to_owned()),
+        _ => None,
+    });
+    assert_eq!(shm, Some(format!("mode=1777,size=65536k,context=\"{file}\"")));
+}
+
 #[test]
 fn where_a_command_is_searched() {
     let default: Vec<String> = PATH_DEFAULT.split(':').map(|directory| format!("{directory}/a")).collect();

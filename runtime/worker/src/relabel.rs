@@ -1,0 +1,182 @@
+//! SELinux labels of volumes (CRI `selinux_relabel`). Containers change a volume while it is labelled and may have filled it
+//! with anything, so nothing follows a link or crosses a mount: each name is opened without either (openat2), and the label
+//! is set on what was opened. No depth of directories costs stack or descriptors.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use coracle_job::Failure;
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, XattrFlags, openat2};
+use rustix::io::Errno;
+
+use crate::failure::{invalid, io_failure};
+
+/// Directories of the node that programs other than containers need under their own labels: relabelled, the node may no
+/// longer be logged in to or booted. What is below the last ones may be a volume.
+const NEVER: [&str; 22] = [
+    "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/media", "/mnt", "/opt",
+    "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/var/tmp",
+];
+
+/// Of these, nothing below may be relabelled, either.
+const NEVER_BELOW: [&str; 10] =
+    ["/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr"];
+
+/// The same one level down, where all of a node's state is.
+const NEVER_OF_STATE: [&str; 4] = ["/var/lib", "/var/log", "/var/cache", "/var/run"];
+
+/// Most directories of one volume that wait to be looked into.
+const DIRECTORIES_MAX: usize = 1 << 20;
+
+const LABEL: &str = "security.selinux";
+
+/// Labels each path with all below it. One that is not there is passed over: it is made, or refused, by whoever mounts it.
+/// A file system without labels is left as it is, as by every runtime: what it shows is decided by its mount options.
+pub(crate) fn run(paths: &[PathBuf], label: &str) -> Result<(), Failure> {
+    // The kernel keeps and gives labels with their NUL.
+    let label = [label.as_bytes(), b"\0"].concat();
+    paths.iter().try_for_each(|path| relabel(path, &label))
+}
+
+fn relabel(path: &Path, label: &[u8]) -> Result<(), Failure> {
+    let real = match path.canonicalize() {
+        Ok(real) => real,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(io_failure("resolve", path, &error)),
+    };
+    let is = |one: &&str| real == Path::new(one);
+    let is_below = |one: &&str| real.starts_with(one);
+    if NEVER.iter().chain(&NEVER_OF_STATE).any(is) || NEVER_BELOW.iter().any(is_below) {
+        return Err(invalid(format!("{}: the node needs it under its own label", real.display())));
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let failed = |errno: Errno| io_failure("relabel", path, &errno.into());
+    let top =
+        openat2(rustix::fs::CWD, &real, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(failed)?;
+    match set(&top, label) {
+        Err(Errno::OPNOTSUPP) => return Ok(()),
+        done => done.map_err(failed)?,
+    }
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&top).map_err(failed)?.st_mode);
+    if kind == FileType::Directory {
+        label_below(&top, label)
+            .map_err(|(below, errno)| io_failure("relabel", &path.join(below), &errno.into()))
+    } else {
+        Ok(())
+    }
+}
+
+/// Where it failed, and why.
+type Below = (PathBuf, Errno);
+
+fn label_below(top: &OwnedFd, label: &[u8]) -> Result<(), Below> {
+    use std::os::unix::ffi::OsStrExt;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    // As paths from the top.
+    let mut waiting = vec![CString::from(c".")];
+    while let Some(path) = waiting.pop() {
+        let shown = PathBuf::from(std::ffi::OsStr::from_bytes(path.as_bytes()));
+        let failed = |errno| (shown.clone(), errno);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = match openat2(top, &path, flags, Mode::empty(), resolve) {
+            Ok(directory) => directory,
+            // It is gone or something else by now.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => continue,
+            Err(errno) => return Err(failed(errno)),
+        };
+        for entry in Dir::read_from(&directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = match openat2(&directory, name, flags, Mode::empty(), resolve) {
+                Ok(file) => file,
+                Err(Errno::NOENT | Errno::XDEV) => continue,
+                Err(errno) => return Err(failed(errno)),
+            };
+            set(&file, label).map_err(failed)?;
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(failed)?.st_mode);
+            if kind == FileType::Directory {
+                if waiting.len() == DIRECTORIES_MAX {
+                    return Err(failed(Errno::NOBUFS));
+                }
+                let below = [path.as_bytes(), b"/", name.to_bytes()].concat();
+                waiting.extend(CString::new(below).ok());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sets the label of an open file, by its link in procfs: the calls on descriptors want one that was opened for reading, which
+/// has effects of its own on devices and FIFOs. A file that has the label is not written to.
+fn set(file: impl AsFd, label: &[u8]) -> Result<(), Errno> {
+    let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let mut has = [0; 256];
+    match rustix::fs::getxattr(&link, LABEL, &mut has) {
+        Ok(length) if has[..length] == *label => return Ok(()),
+        Ok(_) | Err(Errno::NODATA | Errno::RANGE) => {}
+        Err(errno) => return Err(errno),
+    }
+    rustix::fs::setxattr(&link, LABEL, label, XattrFlags::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Most of it without a kernel that has SELinux: its attribute can be set by root on any file system that has attributes.
+    fn label_of(path: &Path) -> Option<Vec<u8>> {
+        let mut label = [0; 256];
+        let length = rustix::fs::lgetxattr(path, LABEL, &mut label).ok()?;
+        Some(label[..length].to_vec())
+    }
+
+    #[test]
+    fn all_below_is_labelled_and_nothing_that_a_link_names() {
+        use std::os::unix::fs::symlink;
+        let folder = PathBuf::from(format!("/var/tmp/coracle-relabel-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let volume = folder.join("volume");
+        std::fs::create_dir_all(volume.join("a/b")).unwrap();
+        std::fs::create_dir_all(folder.join("outside")).unwrap();
+        std::fs::write(volume.join("a/b/file"), "").unwrap();
+        std::fs::write(folder.join("outside/file"), "").unwrap();
+        symlink("../outside", volume.join("link")).unwrap();
+        let before = label_of(&folder.join("outside"));
+        run(&[volume.clone(), folder.join("missing")], "u:r:t:s0:c1,c2").unwrap();
+        let expected = Some(b"u:r:t:s0:c1,c2\0".to_vec());
+        if label_of(&volume).is_none() {
+            println!("not root, or a file system without labels: nothing to see");
+            return;
+        }
+        for name in ["", "a", "a/b", "a/b/file", "link"] {
+            assert_eq!(label_of(&volume.join(name)), expected, "{name}");
+        }
+        for name in ["outside", "outside/file"] {
+            assert_eq!(label_of(&folder.join(name)), before, "{name}");
+        }
+        // A volume that is named by way of a link is the one that will be mounted.
+        symlink("volume", folder.join("alias")).unwrap();
+        run(&[folder.join("alias")], "u:r:t:s0:c3,c4").unwrap();
+        assert_eq!(label_of(&volume.join("a/b/file")), Some(b"u:r:t:s0:c3,c4\0".to_vec()));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn directories_of_the_node_keep_their_labels() {
+        for path in
+            ["/", "/etc", "/usr", "/usr/bin", "/var", "/var/lib", "/proc/self", "/dev/null", "/tmp/../etc"]
+        {
+            let refused = run(&[PathBuf::from(path)], "u:r:t:s0").unwrap_err();
+            assert!(
+                refused.message.ends_with(": the node needs it under its own label"),
+                "{path}: {refused:?}"
+            );
+        }
+    }
+}

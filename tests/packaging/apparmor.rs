@@ -1,0 +1,23 @@
+//! The compiled AppArmor profile in the daemon is what its source says.
+
+use std::fs;
+use std::process::Command;
+
+use crate::workspace;
+
+/// Compiles the profile again; fails where somebody changed the source, the features or the result alone.
+#[test]
+fn the_compiled_profile_is_its_source() {
+    let folder = workspace().join("sandbox/apparmor");
+    let made = Command::new(folder.join("compile")).output().expect("sandbox/apparmor/compile");
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "apparmor_parser: tests/tools/install test: {said}");
+    let kept = fs::read(folder.join("coracle-default.bin")).expect("the compiled profile");
+    assert!(!kept.is_empty());
+    assert!(
+        made.stdout == kept,
+        "{} bytes instead of {}: sandbox/apparmor/compile > sandbox/apparmor/coracle-default.bin, with Debian 12's apparmor_parser",
+        made.stdout.len(),
+        kept.len()
+    );
+}
