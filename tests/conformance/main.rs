@@ -136,6 +136,8 @@ fn judge(specs: &BTreeMap<String, (State, String)>, all_expected: bool) {
     assert!(wrong.is_empty(), "{} specs are not as expected:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// With `CORACLE_CRITEST_FOCUS=` set, those specs alone whose names match this expression.
+///
 /// Both runs are one test: host ports and host names of the suite are fixed, so two cannot run beside each other.
 #[test]
 fn critest_over_spdy_then_streaming_over_websocket() {
@@ -148,6 +150,11 @@ fn critest_over_spdy_then_streaming_over_websocket() {
         .collect();
     let file = node.folder().join("registries.yaml");
     fs::write(file, format!("mirrors:\n{}", mirrors.concat())).expect("registries.yaml");
+    if let Ok(focus) = std::env::var("CORACLE_CRITEST_FOCUS") {
+        let some = critest(&node, "focus", &[&format!("-ginkgo.focus={focus}")]);
+        judge(&some, false);
+        return node.stop();
+    }
     let streaming = critest(&node, "websocket", &WEBSOCKET);
     judge(&streaming, false);
     let all = critest(&node, "spdy", &[]);

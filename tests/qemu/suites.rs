@@ -86,6 +86,17 @@ fn faults() {
     whole("faults", 9);
 }
 
+/// critest's nine AppArmor specs, which it skips on a host without AppArmor, in a guest that has it.
+#[test]
+#[ignore = "too long for each run: make test-qemu"]
+fn critest_about_apparmor() {
+    let guest = Guest::with("critest-apparmor", Arch::X86_64, 768, &["conformance"], Tree::add_tools);
+    let words = "apparmor=1 security=apparmor CORACLE_SUITE=conformance CORACLE_CRITEST_FOCUS=AppArmor";
+    let report = guest.boot(words, LIMIT);
+    report.expect_good("critest about AppArmor");
+    assert!(report.console.contains("critest: 9 passed, 0 failed, 0 skipped"), "{}", report.console);
+}
+
 /// With AppArmor, which Debian's kernel has and a host of CI may not.
 #[test]
 #[ignore = "too long for each run: make test-qemu"]

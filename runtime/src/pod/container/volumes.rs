@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_job::{Job, Outcome};
 use coracle_sandbox::hostpath::Mounts;
 use coracle_job::{Job, Outcome};
 use coracle_sandbox::{Propagation, plan};
