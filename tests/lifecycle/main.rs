@@ -4,7 +4,6 @@
 
 mod containers;
 mod devices;
-mod escapes;
 mod events;
 mod exec;
 mod inside;

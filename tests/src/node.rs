@@ -38,6 +38,9 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// The state directory, when it is not `FOLDER/state`.
     pub state: Option<PathBuf>,
+    /// A program and its first arguments that become the daemon: they are followed by its program and arguments, which
+    /// they must exec. Empty: the daemon is started as it is.
+    pub wrapper: Vec<String>,
 }
 
 /// A running daemon and everything it may touch.
@@ -46,6 +49,7 @@ pub struct Node {
     root: PathBuf,
     state: PathBuf,
     environment: Vec<(String, String)>,
+    wrapper: Vec<String>,
     number: u32,
     binaries: PathBuf,
     daemon: Option<Child>,
@@ -108,6 +112,7 @@ impl Node {
             root,
             state,
             environment: options.environment,
+            wrapper: options.wrapper,
             number,
             daemon: None,
             descriptors: None,
@@ -223,16 +228,12 @@ impl Node {
             .append(true)
             .open(self.folder.join("daemon.log"))
             .expect("the daemon's log");
-        let program = self.binaries.join("coracle");
-        let mut command = match self.descriptors {
-            None => Command::new(program),
-            Some(limit) => {
-                let mut command = Command::new("prlimit");
-                command.arg(format!("--nofile={limit}")).arg(program);
-                command
-            }
-        };
-        let child = command
+        let limit = self.descriptors.map(|limit| format!("--nofile={limit}"));
+        let limit = limit.into_iter().flat_map(|limit| ["prlimit".into(), PathBuf::from(limit)]);
+        let wrapper = self.wrapper.iter().map(PathBuf::from);
+        let mut words = limit.chain(wrapper).chain([self.binaries.join("coracle")]);
+        let child = Command::new(words.next().expect("at least the daemon"))
+            .args(words)
             .args(["serve", "--log-level", "debug"])
             .arg("--config")
             .arg(self.folder.join("config.toml"))

@@ -1,9 +1,10 @@
 //! The program inside the fixture images. It is the image's only file that runs, so that a test needs no shell and no
 //! download: the first argument names what to do, the output says what a container really sees.
 //! Depends on nothing of ours: what it reports comes from the kernel alone.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod act;
+mod attack;
 mod play;
 mod see;
 mod spy;
@@ -35,6 +36,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["hash", path] => see::hash(path),
         ["ls", path] => see::list(path),
         ["stat", path] => see::stat(path),
+        ["attack", words @ ..] => attack::run(words),
         ["true"] => Ok(0),
         ["exit", code] => act::number(code).map(|code| code as u8),
         ["sleep", "forever"] => act::sleep_forever(),

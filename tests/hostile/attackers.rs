@@ -1,0 +1,145 @@
+//! Each attack from each kind of container: the kernel's files, masks, mounts, devices, system calls, signals, limits.
+
+use coracle_tests::cri::proto::{ContainerConfig, Mount};
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::request::{bridge_pod, host_pod};
+use coracle_tests::stage::Stage;
+
+use crate::{MASKED, Rights, armed, got, is_ready, mapped, reached_nothing, says, shared};
+
+/// Capability sets with which a container's root is no more than a user of the node who owns nothing: whoever has
+/// SYS_ADMIN and no user namespace may mount the kernel's files anew (docs/threat-model.md).
+const WITHOUT_SYS_ADMIN: [Rights; 4] =
+    [Rights::Default, Rights::Unfiltered, Rights::Ptrace, Rights::PtraceUnfiltered];
+
+fn words<'a>(subject: &[&'a str]) -> Vec<&'a str> {
+    [&["attack"], subject].concat()
+}
+
+#[test]
+fn no_file_of_the_kernel_opens_for_writing_and_no_mask_is_missing() {
+    for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
+        let stage = Stage::with(pod);
+        // Even all capabilities do not make a read-only mount writable.
+        for rights in Rights::EVERY {
+            let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+            let report = says(&stage, &id, &words(&["kernel"]));
+            assert!(report.contains("saw files "), "{name} {rights:?}: {report}");
+            reached_nothing(&report);
+            let report = says(&stage, &id, &words(&[&["masks"], &MASKED[..]].concat()));
+            assert!(report.contains("held /proc/keys: masked"), "{name} {rights:?}: {report}");
+            reached_nothing(&report);
+        }
+        stage.node.stop();
+    }
+}
+
+#[test]
+fn masks_stay_where_they_are_whatever_is_mounted_or_unmounted() {
+    for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
+        let stage = Stage::with(pod);
+        for rights in WITHOUT_SYS_ADMIN {
+            let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+            let report = says(&stage, &id, &words(&["mounts"]));
+            assert!(report.contains("held umount /proc"), "{name} {rights:?}: {report}");
+            reached_nothing(&report);
+            // A user namespace of its own gives it every capability, in a mount namespace whose mounts are locked.
+            let report = says(&stage, &id, &words(&["unshared"]));
+            let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_its_own(line)).collect();
+            assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}\n{report}");
+        }
+        stage.node.stop();
+    }
+}
+
+/// What root of a user namespace may by the kernel's own rules, and harms nobody: take off and change mounts it made,
+/// have a message queue, cgroups or links of its own.
+fn is_its_own(line: &str) -> bool {
+    line.starts_with("GOT bind /proc") || line.starts_with("GOT mount mqueue")
+}
+
+#[test]
+fn device_nodes_are_made_and_not_opened() {
+    for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
+        let stage = Stage::with(pod);
+        for rights in Rights::EVERY {
+            let mut config = armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]);
+            volume(&stage, &mut config, "volume", "/volume");
+            let id = stage.run(&config);
+            let report = says(&stage, &id, &words(&["devices", "/tmp", "/dev", "/dev/shm", "/volume"]));
+            assert!(report.contains("mknod /volume/attack-sda"), "{name} {rights:?}: {report}");
+            reached_nothing(&report);
+        }
+        stage.node.stop();
+    }
+}
+
+/// A directory of the node's, mounted there.
+fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) {
+    let path = stage.node.folder().join(name);
+    std::fs::create_dir_all(&path).expect("a directory");
+    let host_path = path.display().to_string();
+    config.mounts.push(Mount { container_path: target.into(), host_path, ..Default::default() });
+}
+
+/// Each of these reaches the kernel from a container without a filter: the errors there are the kernel's.
+#[test]
+fn runtime_default_refuses_what_has_broken_kernels() {
+    let stage = Stage::set();
+    let id = stage.run(&armed(&stage, "filtered", Rights::Default, &["sleep", "forever"]));
+    let report = says(&stage, &id, &words(&["calls"]));
+    let mut calls = 0;
+    for line in report.lines().filter_map(|line| line.strip_prefix("saw call ")) {
+        let (name, said) = line.split_once(' ').expect("a name and an answer");
+        calls += 1;
+        assert!(["EPERM", "ENOSYS"].contains(&said), "{name} reached the kernel, which said {said}");
+    }
+    assert_eq!(calls, 32, "{report}");
+    // The same calls are not refused by something else than the filter.
+    let id = stage.run(&armed(&stage, "unfiltered", Rights::AllUnfiltered, &["sleep", "forever"]));
+    let report = says(&stage, &id, &words(&["calls"]));
+    let refused = report.matches(" EPERM").count() + report.matches(" ENOSYS").count();
+    assert!(refused < 12, "most are refused without a filter, too: {report}");
+    stage.node.stop();
+}
+
+/// Signals and limits change nothing for processes of the runtime that a container can number, and pid 1 of a shared
+/// PID namespace goes on reaping.
+#[test]
+fn signals_and_limits_do_not_end_the_pod() {
+    for (name, pod) in
+        [("shared", shared(bridge_pod("shared"))), ("mapped", shared(mapped(bridge_pod("mapped"))))]
+    {
+        let stage = Stage::on(Node::with_bridge(), pod);
+        for rights in [Rights::Default, Rights::Unfiltered, Rights::PtraceUnfiltered] {
+            let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+            let report = says(&stage, &id, &words(&["signals"]));
+            assert!(report.contains("saw signal 1 "), "{name} {rights:?}: {report}");
+            reached_nothing(&report);
+            // It is well enough to adopt and reap: a limit of its CPU time would end it now.
+            assert!(says(&stage, &id, &words(&["orphans", "300"])).contains("done"), "{name} {rights:?}");
+            assert!(is_ready(&stage), "{name} {rights:?} ended the pod");
+            let pid = stage.node.container_pid(&id);
+            let zombies = || host_zombies(pid);
+            host::wait_until("pid 1 reaps", || zombies() == 0);
+        }
+        let next = stage.run(&stage.config("next", &["true"]));
+        assert_eq!(stage.node.exited(&next).exit_code, 0, "{name}");
+        stage.node.stop();
+    }
+}
+
+/// Zombies in the PID namespace of a process.
+fn host_zombies(pid: i32) -> usize {
+    let wanted = host::namespace(pid, "pid");
+    let entries = std::fs::read_dir("/proc").expect("procfs").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // A zombie has no namespace left; its parent has.
+    let parents = pids.filter_map(|pid| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut words = text.rsplit(')').next()?.split_whitespace();
+        (words.next()? == "Z").then(|| words.next()?.parse::<i32>().ok()).flatten()
+    });
+    parents.filter(|&parent| host::namespace(parent, "pid") == wanted).count()
+}

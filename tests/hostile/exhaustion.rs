@@ -1,0 +1,181 @@
+//! What a container can use up: processes, descriptors, logs, output of execs, connections. Others go on, and the daemon
+//! answers and stays small. Nothing here measures time.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use coracle_tests::cri::proto::{
+    AttachRequest, ContainerState, KeyValue, LinuxContainerResources, StopContainerRequest, VersionRequest,
+};
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::request::{bridge_pod, create, exec, host_pod};
+use coracle_tests::spdy::Client;
+use coracle_tests::stage::Stage;
+
+use crate::{Rights, armed, is_ready, says, shared};
+
+/// Memory of the daemon that is its own, in KiB, at most, while containers attack it: what it needs for sixteen
+/// mebibytes of output in flight, twice over, and its idle budget.
+const DAEMON_KIB_MAX: u64 = 40 << 10;
+
+/// The largest memory of the daemon seen while `work` runs.
+fn peak<T>(stage: &Stage, work: impl FnOnce() -> T) -> (u64, T) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let over = AtomicBool::new(false);
+    let pid = stage.node.pid();
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut peak = 0;
+            while !over.load(Ordering::Relaxed) {
+                peak = peak.max(host::anonymous_kib(pid));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            peak
+        });
+        let done = work();
+        over.store(true, Ordering::Relaxed);
+        (watch.join().expect("the thread ends"), done)
+    })
+}
+
+/// Without the defence the daemon grows by the whole output of all execs: 185 MiB.
+#[test]
+fn finding_14_output_of_execs_does_not_fill_the_daemon() {
+    const EXECS: usize = 12;
+    const BYTES: usize = 14 << 20;
+    let stage = Stage::set();
+    let id = stage.run(&armed(&stage, "chatty", Rights::Default, &["sleep", "forever"]));
+    let (peak, answers) = peak(&stage, || {
+        std::thread::scope(|scope| {
+            let run = |_| {
+                let client = stage.node.another();
+                let id = id.clone();
+                let bytes = BYTES.to_string();
+                scope.spawn(move || client.exec_sync(exec(&id, &["blast", &bytes], 50)))
+            };
+            let threads: Vec<_> = (0..EXECS).map(run).collect();
+            // Others are served meanwhile.
+            for _ in 0..20 {
+                stage.node.version(VersionRequest::default()).expect("the daemon answers");
+            }
+            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect::<Vec<_>>()
+        })
+    });
+    let whole = answers.iter().flatten().filter(|answer| answer.stdout.len() == BYTES).count();
+    assert!(whole > 0, "no exec was answered whole: {:?}", answers.iter().flat_map(|answer| answer.as_ref().err()).next());
+    assert!(peak < DAEMON_KIB_MAX, "the daemon had {peak} KiB");
+    assert_eq!(says(&stage, &id, &["print", "fine"]), "fine\n");
+    stage.node.stop();
+}
+
+/// Without the defence six hundred silent connections turn every other client away for half a minute.
+#[test]
+fn finding_13_silent_connections_keep_nobody_out() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("served", &["mirror"]));
+    let attach = || {
+        let ask = AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
+        stage.node.attach(ask).expect("a token").url
+    };
+    let address = attach().trim_start_matches("http://").split('/').next().expect("an address").to_owned();
+    let silent: Vec<TcpStream> = (0..600).filter_map(|_| TcpStream::connect(&address).ok()).collect();
+    assert!(silent.len() > 500, "only {} connections", silent.len());
+    for _ in 0..3 {
+        let ask = coracle_tests::cri::proto::ExecRequest {
+            container_id: id.clone(),
+            cmd: ["/probe", "print", "served"].map(String::from).to_vec(),
+            stdout: true,
+            stderr: true,
+            ..Default::default()
+        };
+        let url = stage.node.exec(ask).expect("a token").url;
+        let mut client = Client::connect(&url, "v4.channel.k8s.io");
+        let streams = client.open_stdio(&["error", "stdout", "stderr"]);
+        let outcome = client.finish_session(&streams, None);
+        assert_eq!(outcome.stdout, b"served\n");
+    }
+    drop(silent);
+    stage.node.stop();
+}
+
+/// Whatever a container has used up of its own, another starts, runs commands and stops.
+#[test]
+fn a_container_that_has_used_up_its_processes_and_descriptors_harms_no_other() {
+    let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("crowded")));
+    let resources = Some(LinuxContainerResources {
+        memory_limit_in_bytes: 256 << 20,
+        unified: [("pids.max".to_owned(), "200".to_owned())].into(),
+        ..Default::default()
+    });
+    for (name, words) in [
+        ("zombies", &["attack", "zombies", "2000"][..]),
+        ("descriptors", &["attack", "descriptors"]),
+    ] {
+        let mut config = armed(&stage, name, Rights::Unfiltered, words);
+        config.linux.as_mut().expect("set").resources.clone_from(&resources);
+        // The hybrid hierarchies of v1 do not have the unified keys.
+        let id = match stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)) {
+            Ok(made) => made.container_id,
+            Err(_) => {
+                let resources = config.linux.as_mut().and_then(|linux| linux.resources.as_mut());
+                resources.expect("set").unified.clear();
+                stage.create(&config)
+            }
+        };
+        let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id.clone() };
+        stage.node.start_container(start).expect("a start");
+        crate::wait_for_line(&stage, &id, &format!("saw {name}"));
+    }
+    let next = stage.run(&stage.config("next", &["sleep", "forever"]));
+    assert_eq!(says(&stage, &next, &["print", "fine"]), "fine\n");
+    assert!(is_ready(&stage));
+    let (peak, ()) = peak(&stage, || {
+        let stop = StopContainerRequest { container_id: next.clone(), timeout: 0 };
+        stage.node.stop_container(stop).expect("a stop");
+    });
+    assert!(peak < DAEMON_KIB_MAX, "the daemon had {peak} KiB");
+    stage.node.stop();
+}
+
+/// A container that writes as fast as it can fills its log, not the daemon.
+#[test]
+fn a_flood_of_log_lines_does_not_reach_the_daemon() {
+    let stage = Stage::set();
+    let flood = armed(&stage, "flood", Rights::Default, &["lines", "200000", "100"]);
+    let (peak, id) = peak(&stage, || {
+        let id = stage.run(&flood);
+        for _ in 0..20 {
+            stage.node.version(VersionRequest::default()).expect("the daemon answers");
+        }
+        stage.node.exited(&id);
+        id
+    });
+    assert!(peak < DAEMON_KIB_MAX, "the daemon had {peak} KiB");
+    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
+    stage.node.stop();
+}
+
+/// A huge environment is refused or run; the daemon does not keep it.
+#[test]
+fn a_huge_environment_is_not_kept_by_the_daemon() {
+    let stage = Stage::with(host_pod("large"));
+    let before = host::anonymous_kib(stage.node.pid());
+    for number in 0..4 {
+        let mut config = armed(&stage, &format!("large{number}"), Rights::Default, &["sleep", "forever"]);
+        let value = vec![b'x'; 60 << 10];
+        config.envs =
+            (0..30).map(|key| KeyValue { key: format!("KEY{key}"), value: value.clone() }).collect();
+        if let Ok(made) = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)) {
+            let start =
+                coracle_tests::cri::proto::StartContainerRequest { container_id: made.container_id };
+            // The kernel's own limit of arguments may refuse it.
+            let _ = stage.node.start_container(start);
+        }
+    }
+    // Pages of a burst go back within a while.
+    host::wait_until("the daemon is small again", || {
+        host::anonymous_kib(stage.node.pid()) < before + (8 << 10)
+    });
+    stage.node.stop();
+}

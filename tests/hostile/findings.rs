@@ -1,0 +1,372 @@
+//! The findings of an audit of this code, each by its number in docs/security.md, from the attacker's side. Each test
+//! failed before the defence was there; its doc comment says how.
+
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use coracle_tests::cri::proto::{
+    ContainerConfig, ImageSpec, Mount, RemoveContainerRequest, StartContainerRequest, VersionRequest,
+};
+use coracle_tests::host;
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{bridge_pod, create, exec, host_pod, security};
+use coracle_tests::stage::Stage;
+use nix::fcntl::AT_FDCWD;
+use nix::libc::O_NONBLOCK;
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
+use serde_json::json;
+use tonic::Code;
+
+use crate::trace::{canaries, forbidden, is_outside_of, with};
+use crate::{MASKED, Rights, armed, got, is_ready, mapped, reached_nothing, says, shared};
+
+/// Imports the probe's image with one more layer and these volumes; its id.
+#[track_caller]
+fn import(stage: &Stage, name: &str, entries: &[Entry], volumes: &[&str]) -> String {
+    let mut image = Image::probe(&stage.node.probe(), name);
+    if !entries.is_empty() {
+        image = image.plus(Layer::new(entries, Compression::Gzip));
+    }
+    let volumes: serde_json::Map<String, serde_json::Value> =
+        volumes.iter().map(|&path| (path.to_owned(), json!({}))).collect();
+    let image = image.with("Volumes", volumes.into());
+    stage.node.try_import(&image.oci_archive(&format!("example.test/{name}:1"))).expect("import");
+    image.id()
+}
+
+/// A container of an image with default rights, the kubelet's masks and a read-only root.
+fn hardened(stage: &Stage, image: &str, name: &str, words: &[&str]) -> ContainerConfig {
+    let mut config = armed(stage, name, Rights::Default, words);
+    config.image = Some(ImageSpec { image: image.into(), ..Default::default() });
+    security(&mut config).readonly_rootfs = true;
+    config
+}
+
+/// A directory of the node, mounted there.
+fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) -> PathBuf {
+    let path = stage.node.folder().join(name);
+    fs::create_dir_all(&path).expect("a directory");
+    let host_path = path.display().to_string();
+    config.mounts.push(Mount { container_path: target.into(), host_path, ..Default::default() });
+    path
+}
+
+/// Without the defence the container starts, and `attack kernel` has some hundred lines: `GOT write
+/// /proc/sys/kernel/core_pattern`, a program of the container's that the node's kernel would run as root.
+#[test]
+fn finding_01_an_image_volume_takes_no_mask_away() {
+    let stage = Stage::set();
+    let paths = ["/proc", "/proc/sys", "/proc/../proc", "/sys", "/sys/firmware", "/dev", "/dev/shm", "/./proc/"];
+    for (number, path) in paths.into_iter().enumerate() {
+        let id = import(&stage, &format!("volume{number}"), &[], &[path]);
+        let config = hardened(&stage, &id, &format!("c{number}"), &["sleep", "forever"]);
+        let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let refused = refused.expect_err(path);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{path}: {refused}");
+        assert!(refused.message().contains("volume"), "{path}: {refused}");
+    }
+    // By way of a link: refused, or all masks are there.
+    let links = [
+        ("data", "/proc"),
+        ("data", "proc/sys"),
+        ("data", "/sys/firmware"),
+        ("data", "../../proc"),
+        ("data", "/dev/../proc"),
+        ("a", "/data"),
+    ];
+    for (number, (name, target)) in links.into_iter().enumerate() {
+        let mut entries = vec![Entry::symlink(name, target)];
+        if target == "/data" {
+            entries.push(Entry::symlink("data", "/proc"));
+        }
+        let id = import(&stage, &format!("link{number}"), &entries, &[&format!("/{name}")]);
+        let config = hardened(&stage, &id, &format!("l{number}"), &["sleep", "forever"]);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let Ok(made) = made else { continue };
+        let start = StartContainerRequest { container_id: made.container_id.clone() };
+        if stage.node.start_container(start).is_err() {
+            continue;
+        }
+        let report = says(&stage, &made.container_id, &["attack", "kernel"]);
+        reached_nothing(&report);
+        let report = says(&stage, &made.container_id, &[&["attack", "masks"], &MASKED[..]].concat());
+        assert!(report.contains("held /proc/keys: masked"), "{target}: {report}");
+        reached_nothing(&report);
+    }
+    stage.node.stop();
+}
+
+/// Without the defence pid 1 is the monitor: `GOT root 1 coracle-pod`, `GOT capabilities 1`, `GOT fd 1 … the namespace
+/// mnt:[…]`, `GOT canary`.
+#[test]
+fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_node() {
+    let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
+    let canaries = canaries(&stage);
+    let forbidden = forbidden(&stage, false);
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &["sleep", "forever"]));
+    let report = says(&stage, &attacker, &with(&["look"], &canaries));
+    assert!(report.contains("saw process 1 "), "pid 1 is there: {report}");
+    reached_nothing(&report);
+    is_outside_of(&report, &forbidden);
+    // No process of the node's own is in that namespace, by whatever name.
+    let inside = host::namespace(stage.node.container_pid(&attacker), "pid");
+    for monitor in stage.node.monitors() {
+        if host::namespace(monitor.pid, "pid") == inside {
+            let capabilities = fs::read_to_string(format!("/proc/{}/status", monitor.pid)).expect("it lives");
+            let line = capabilities.lines().find(|line| line.starts_with("CapPrm:")).unwrap_or("");
+            assert_eq!(line.split_whitespace().nth(1), Some("0000000000000000"), "{monitor:?}");
+            let open = fs::read_dir(format!("/proc/{}/fd", monitor.pid)).expect("it lives").count();
+            assert_eq!(open, 0, "{monitor:?} holds descriptors");
+            let root = fs::read_dir(format!("/proc/{}/root/", monitor.pid)).expect("it has one");
+            assert_eq!(root.count(), 0, "{monitor:?} sees files");
+        }
+    }
+    assert!(is_ready(&stage));
+    stage.node.stop();
+}
+
+/// Without the defence the child of the first exec is seized before it has left the node's files: `GOT capabilities 3
+/// coracle-pod`, `GOT root 3 coracle-pod`, `GOT canary by /proc/3/root/…`.
+#[test]
+fn finding_03_a_process_appears_in_a_containers_pid_namespace_without_the_nodes_files_and_rights() {
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
+    let canaries = canaries(&stage);
+    let forbidden = forbidden(&stage, false);
+    let words = with(&["race", "2"], &canaries);
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
+    crate::wait_for_line(&stage, &attacker, "watching");
+    for round in 0..40 {
+        // The attacker may end before the last of them.
+        let _ = stage.node.exec_sync(exec(&attacker, &["true"], 5));
+        if round % 10 == 0 && stage.node.output(&attacker).contains("saw seized") {
+            break;
+        }
+    }
+    stage.node.exited(&attacker);
+    let report = stage.node.output(&attacker);
+    assert!(report.contains("saw process "), "nothing was seized: {report}");
+    reached_nothing(&report);
+    is_outside_of(&report, &forbidden);
+    stage.node.stop();
+}
+
+/// Without the defence: `GOT secret …/pods/…/launch/…`, `GOT setuid …/upper/tmp/…`.
+#[test]
+fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program() {
+    const SECRET: &str = "hunter2-of-the-environment";
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("secrets"));
+    let mut config = armed(&stage, "secret", Rights::Default, &["sleep", "forever"]);
+    config.envs.push(coracle_tests::cri::proto::KeyValue { key: "TOKEN".into(), value: SECRET.into() });
+    config.annotations.insert("secret".into(), SECRET.into());
+    let id = stage.run(&config);
+    // Root in the container leaves a program for a friend on the node.
+    let pid = stage.node.container_pid(&id);
+    let inside = PathBuf::from(format!("/proc/{pid}/root"));
+    fs::copy(inside.join("probe"), inside.join("tmp/friend")).expect("a copy in the writable layer");
+    let mode = Mode::from_bits_truncate(0o4755);
+    fchmodat(AT_FDCWD, &inside.join("tmp/friend"), mode, FchmodatFlags::FollowSymlink).expect("its root may");
+    let report = crate::files::as_nobody(&stage, SECRET);
+    reached_nothing(&report);
+    // After a restart, too, and the store has what it had.
+    let stage = crate::restarted(stage);
+    reached_nothing(&crate::files::as_nobody(&stage, SECRET));
+    stage.node.stop();
+}
+
+/// Without the defence the write goes to the writable layer: `the volume has no file`.
+#[test]
+fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
+    let stage = Stage::set();
+    // The layout of postgres:18: a volume of the image above the claim of the pod.
+    let folders = [
+        Entry::directory("var", 0o755),
+        Entry::directory("var/lib", 0o755),
+        Entry::directory("var/lib/postgresql", 0o755),
+        Entry::directory("var/lib/postgresql/data", 0o755),
+    ];
+    let id = import(&stage, "postgres", &folders, &["/var/lib/postgresql"]);
+    for is_read_only in [true, false] {
+        let name = format!("database{is_read_only}");
+        let mut config = hardened(&stage, &id, &name, &["sleep", "forever"]);
+        security(&mut config).readonly_rootfs = is_read_only;
+        let claim = volume(&stage, &mut config, &name, "/var/lib/postgresql/data");
+        fs::write(claim.join("PG_VERSION"), "18").expect("a file");
+        let container = stage.run(&config);
+        let said = says(&stage, &container, &["cat", "/var/lib/postgresql/data/PG_VERSION"]);
+        assert_eq!(said, "18", "read-only root: {is_read_only}");
+        let said = says(&stage, &container, &["write", "/var/lib/postgresql/data/row", "kept"]);
+        assert_eq!(said, "");
+        assert_eq!(fs::read_to_string(claim.join("row")).expect("the volume has the file"), "kept");
+        // The image's own volume is writable all the same.
+        assert_eq!(says(&stage, &container, &["write", "/var/lib/postgresql/other", "x"]), "");
+    }
+    // Nor does one hide the files of the pod.
+    let id = import(&stage, "etc", &[], &["/etc", "/run"]);
+    let mut config = hardened(&stage, &id, "etc", &["sleep", "forever"]);
+    let token = volume(&stage, &mut config, "token", "/run/secrets/token");
+    fs::write(token.join("token"), "of the service account").expect("a file");
+    let container = stage.run(&config);
+    let said = says(&stage, &container, &["cat", "/etc/resolv.conf"]);
+    assert!(said.contains("nameserver 192.0.2.53"), "{said}");
+    assert_eq!(says(&stage, &container, &["cat", "/run/secrets/token/token"]), "of the service account");
+    stage.node.stop();
+}
+
+/// Without the defence a container of another pod, and one in a user namespace, print `GOT key … in ring -3:
+/// from-another-container`, where the daemon has a session ring as systemd gives it.
+#[test]
+fn finding_07_each_container_has_a_session_ring_of_its_own() {
+    const NAME: &str = "coracle-hostile";
+    const TEXT: &str = "from-another-container";
+    // Under systemd the daemon is in a fresh ring, which its children inherit.
+    let stage = Stage::on(node_with_a_ring(), host_pod("keeper"));
+    let keeper = armed(&stage, "keeper", Rights::Unfiltered, &["attack", "keys", "add", NAME, TEXT]);
+    let keeper = stage.run(&keeper);
+    crate::wait_for_line(&stage, &keeper, "saw ring ");
+    let said = stage.node.output(&keeper);
+    let serials: Vec<&str> = said.split_whitespace().filter(|word| word.parse::<i64>().is_ok()).collect();
+    assert_eq!(serials.len(), 2, "a ring and a key: {said}");
+    // Names that a ring of a container has in this and other runtimes.
+    let names = [keeper.clone(), format!("_ses.{keeper}"), format!("coracle-{keeper}"), "coracle".into()];
+    for (name, pod) in [("other", host_pod("other")), ("mapped", mapped(host_pod("mapped")))] {
+        let mut pod = pod;
+        pod.log_directory = stage.node.log_directory(name);
+        let pod_id = stage.node.run_pod(&pod);
+        let mut thief =
+            coracle_tests::request::container("thief", &stage.image, &["sleep", "forever"], &pod);
+        Rights::Unfiltered.give(&mut thief);
+        let thief = stage.node.run_container(&pod_id, &thief, &pod);
+        let mut words = vec!["attack", "keys", "find", NAME];
+        words.extend(serials.iter().copied());
+        words.extend(names.iter().map(String::as_str));
+        let report = says(&stage, &thief, &words);
+        assert!(report.contains("held "), "{name}: {report}");
+        reached_nothing(&report);
+        assert!(!report.contains(TEXT), "{name}: {report}");
+    }
+    // An exec of the same container shares its ring, as a login to it would.
+    let said = says(&stage, &keeper, &["attack", "keys", "find", NAME]);
+    assert!(said.contains(&format!("GOT key {NAME} in ring -3: {TEXT}")), "{said}");
+    stage.node.stop();
+}
+
+/// Without the defence: `AF_ALG reached the kernel, which said EAFNOSUPPORT`, or `done` where it has it.
+#[test]
+fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
+    let stage = Stage::set();
+    for rights in [Rights::Default, Rights::Ptrace] {
+        let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+        let report = says(&stage, &id, &["attack", "calls"]);
+        for family in ["AF_ALG", "AF_VSOCK"] {
+            assert!(report.contains(&format!("saw call {family} EPERM")), "{rights:?}: {report}");
+        }
+    }
+    stage.node.stop();
+}
+
+/// Without the defence the daemon waits in `open(2)` for a reader, and `Version` gets no answer.
+#[test]
+fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
+    let stage = Stage::set();
+    let config = stage.config("logged", &["print", "hello"]);
+    let log = PathBuf::from(&stage.pod.log_directory).join(&config.log_path);
+    fs::create_dir_all(log.parent().expect("a directory")).expect("the log's directory");
+    nix::unistd::mkfifo(&log, Mode::from_bits_truncate(0o600)).expect("a FIFO");
+    let id = stage.create(&config);
+    let (started, answers) = std::thread::scope(|scope| {
+        let start = scope.spawn(|| {
+            let request = StartContainerRequest { container_id: id.clone() };
+            stage.node.another().start_container(request)
+        });
+        let client = stage.node.another();
+        let answers = (0..20).map(|_| client.version(VersionRequest::default()).is_ok()).collect::<Vec<_>>();
+        // Whatever came of it, the daemon must be able to go on.
+        let unblock = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&log);
+        let started = start.join().expect("the thread ends");
+        drop(unblock);
+        (started, answers)
+    });
+    assert!(answers.iter().all(|&answered| answered), "the daemon stood still");
+    let refused = started.expect_err("a FIFO is no log");
+    assert!(refused.message().contains(&log.display().to_string()), "{refused}");
+    // It goes once the name is free.
+    fs::remove_file(&log).expect("the FIFO is ours");
+    let request = RemoveContainerRequest { container_id: id };
+    stage.node.remove_container(request).expect("it can be removed");
+    let id = stage.run(&stage.config("logged", &["print", "hello"]));
+    stage.node.exited(&id);
+    assert_eq!(stage.node.output(&id), "hello\n");
+    stage.node.stop();
+}
+
+/// Without the defence the container starts, and a file system covers its /proc: `a container without the kernel's /dev`.
+#[test]
+fn finding_16_links_at_the_kernels_directories_are_refused() {
+    let stage = Stage::set();
+    for (number, (name, target)) in
+        [("dev", "/proc"), ("dev", "/tmp"), ("proc", "/tmp"), ("sys", "/proc"), ("dev", "sys")].into_iter().enumerate()
+    {
+        let id = import(&stage, &format!("linked{number}"), &[Entry::symlink(name, target)], &[]);
+        let mut config = armed(&stage, &format!("c{number}"), Rights::Default, &["sleep", "forever"]);
+        config.image = Some(ImageSpec { image: id, ..Default::default() });
+        let container = stage.create(&config);
+        let request = StartContainerRequest { container_id: container };
+        let refused = stage.node.start_container(request).expect_err("a link is no place for the kernel's files");
+        assert!(refused.message().contains(&format!("/{name}")), "{name} -> {target}: {refused}");
+    }
+    stage.node.stop();
+}
+
+/// Without the defence `kill -TERM 1` or a limit of descriptors ends the pod: it is NotReady.
+#[test]
+fn finding_18_nothing_inside_ends_a_pod_that_shares_its_pid_namespace() {
+    let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::Default, &["sleep", "forever"]));
+    for attack in ["signals", "limit"] {
+        let words = if attack == "limit" { vec!["attack", attack, "1"] } else { vec!["attack", attack] };
+        let report = says(&stage, &attacker, &words);
+        assert!(got(&report).is_empty(), "{report}");
+    }
+    let said = says(&stage, &attacker, &["print", "alive"]);
+    assert_eq!(said, "alive\n");
+    let next = stage.run(&stage.config("next", &["true"]));
+    assert_eq!(stage.node.exited(&next).exit_code, 0);
+    assert!(is_ready(&stage));
+    stage.node.stop();
+}
+
+/// Without the defence every exec fails with EINVAL once the container's first process has a user namespace of its own.
+#[test]
+fn finding_19_an_exec_joins_the_configured_user_namespace() {
+    for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
+        let stage = Stage::with(pod);
+        let container = stage.run(&armed(&stage, "main", Rights::Unfiltered, &["attack", "userns"]));
+        host::wait_until("it is elsewhere, or may not", || {
+            !stage.node.output(&container).is_empty() || !is_running(&stage, &container)
+        });
+        if !stage.node.output(&container).contains("unshared") {
+            // A kernel that lets nobody have a user namespace has nothing to show.
+            assert!(stage.node.output(&container).contains("unshare:"), "{name}");
+            stage.node.stop();
+            continue;
+        }
+        let report = says(&stage, &container, &["see", "ids"]);
+        assert!(report.contains("ids Uid 0 0 0 0"), "{name}: {report}");
+        stage.node.stop();
+    }
+}
+
+fn is_running(stage: &Stage, container: &str) -> bool {
+    use coracle_tests::cri::proto::ContainerState;
+    stage.node.container(container).state() == ContainerState::ContainerRunning
+}
+
+/// A node whose daemon has a session ring of its own, as a unit of systemd has (`KeyringMode=private`).
+fn node_with_a_ring() -> Node {
+    let probe = coracle_tests::node::binaries().join("probe").display().to_string();
+    let wrapper = [probe.as_str(), "attack", "keys", "exec"].map(str::to_owned).to_vec();
+    Node::with(Options { wrapper, ..Options::default() })
+}

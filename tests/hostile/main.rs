@@ -1,0 +1,167 @@
+//! coracle as an attacker sees it. The programs of these tests run as root inside containers, with the capabilities,
+//! filters and namespaces that ordinary pods can have, and try to name, trace, signal, limit, open or exhaust what is
+//! not theirs (`tests/probe/src/attack` has what they do). docs/threat-model.md says what is promised, and names the
+//! tests; docs/security.md has the findings and the CVEs that tests are named after.
+//!
+//! A test that finds nothing must be able to find something: each asserts beside the refusals that its attacker ran,
+//! saw processes, sent packets.
+#![forbid(unsafe_code)]
+
+mod attackers;
+mod escapes;
+mod exhaustion;
+mod files;
+mod findings;
+mod network;
+mod trace;
+
+use coracle_tests::cri::proto::{
+    Capability, ContainerConfig, IdMapping, NamespaceMode, PodSandboxConfig, PodSandboxState,
+    PodSandboxStatusRequest, SecurityProfile, UserNamespace, security_profile::ProfileType,
+};
+use coracle_tests::host::wait_until;
+use coracle_tests::request::{exec, security};
+use coracle_tests::stage::Stage;
+
+/// What kubelets of 1.31 to 1.36 ask to be masked (pkg/securitycontext; moby's list).
+const MASKED: [&str; 13] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/devices/system/cpu/cpu0/thermal_throttle",
+];
+
+/// What kubelets ask to be read-only.
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// The rights an attacker has inside its container, where it is always root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rights {
+    /// The default capabilities under RuntimeDefault.
+    Default,
+    /// The default capabilities without a filter, which is what CRI gives to who asks for none.
+    Unfiltered,
+    /// SYS_PTRACE under RuntimeDefault: the pod of Kubernetes' page about shared process namespaces.
+    Ptrace,
+    /// All capabilities under RuntimeDefault.
+    All,
+    /// SYS_PTRACE without a filter.
+    PtraceUnfiltered,
+    /// All capabilities without a filter. Not privileged: devices, masks and namespaces are as ever.
+    AllUnfiltered,
+}
+
+impl Rights {
+    const EVERY: [Rights; 6] = [
+        Rights::Default,
+        Rights::Unfiltered,
+        Rights::Ptrace,
+        Rights::All,
+        Rights::PtraceUnfiltered,
+        Rights::AllUnfiltered,
+    ];
+
+    /// Gives a container these rights, and the kubelet's masks.
+    fn give(self, config: &mut ContainerConfig) {
+        let added: &[&str] = match self {
+            Rights::Default | Rights::Unfiltered => &[],
+            Rights::Ptrace | Rights::PtraceUnfiltered => &["SYS_PTRACE"],
+            Rights::All | Rights::AllUnfiltered => &["ALL"],
+        };
+        let is_filtered = matches!(self, Rights::Default | Rights::Ptrace | Rights::All);
+        let kind = if is_filtered { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
+        let context = security(config);
+        context.capabilities = Some(Capability {
+            add_capabilities: added.iter().map(|&name| name.to_owned()).collect(),
+            ..Default::default()
+        });
+        context.seccomp = Some(SecurityProfile { profile_type: kind.into(), ..Default::default() });
+        context.masked_paths = MASKED.map(String::from).to_vec();
+        context.readonly_paths = READ_ONLY.map(String::from).to_vec();
+    }
+
+    fn may_trace(self) -> bool {
+        !matches!(self, Rights::Default | Rights::Unfiltered)
+    }
+}
+
+/// A container with these rights that runs the probe with these words.
+fn armed(stage: &Stage, name: &str, rights: Rights, words: &[&str]) -> ContainerConfig {
+    let mut config = stage.config(name, words);
+    rights.give(&mut config);
+    config
+}
+
+/// A pod whose containers share a PID namespace.
+fn shared(mut pod: PodSandboxConfig) -> PodSandboxConfig {
+    let linux = pod.linux.as_mut().expect("set");
+    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
+    options.expect("set").pid = NamespaceMode::Pod.into();
+    pod
+}
+
+/// A pod with a user namespace.
+fn mapped(mut pod: PodSandboxConfig) -> PodSandboxConfig {
+    let mapping = || vec![IdMapping { container_id: 0, host_id: 200_000, length: 65_536 }];
+    let linux = pod.linux.as_mut().expect("set");
+    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
+    options.expect("set").userns_options =
+        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mapping(), gids: mapping() });
+    pod
+}
+
+/// Makes a container see the processes of another.
+fn beside(config: &mut ContainerConfig, target: &str) {
+    let options = security(config).namespace_options.as_mut().expect("set");
+    options.pid = NamespaceMode::Target.into();
+    options.target_id = target.into();
+}
+
+/// Output and errors of the probe in a running container, whatever its exit code.
+#[track_caller]
+fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
+    let answer = stage.node.exec_sync(exec(container, words, 60)).expect("exec");
+    String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
+}
+
+/// The lines that say what an attack reached.
+fn got(report: &str) -> Vec<&str> {
+    report.lines().filter(|line| line.starts_with("GOT ")).collect()
+}
+
+/// Fails if an attack reached anything, with what, and the whole report.
+#[track_caller]
+fn reached_nothing(report: &str) {
+    let reached = got(report);
+    assert!(reached.is_empty(), "reached: {reached:#?}\nthe whole report:\n{report}");
+}
+
+/// Waits until a container has written a line that starts so.
+#[track_caller]
+fn wait_for_line(stage: &Stage, container: &str, start: &str) {
+    wait_until(&format!("{container} writes {start:?}"), || {
+        stage.node.output(container).lines().any(|line| line.starts_with(start))
+    });
+}
+
+/// Whether the stage's pod is Ready.
+fn is_ready(stage: &Stage) -> bool {
+    let ask = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), ..Default::default() };
+    let status = stage.node.pod_sandbox_status(ask).expect("status").status.expect("a status");
+    status.state() == PodSandboxState::SandboxReady
+}
+
+/// The stage with its daemon killed and started again.
+fn restarted(mut stage: Stage) -> Stage {
+    stage.node.restart();
+    stage
+}

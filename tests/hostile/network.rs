@@ -1,0 +1,78 @@
+//! The node's loopback and its sockets, from pods.
+
+use std::net::UdpSocket;
+
+use coracle_tests::cri::proto::{PortMapping, Protocol};
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::registry::free_address;
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, host_pod};
+use coracle_tests::stage::Stage;
+
+use crate::{Rights, armed, says};
+
+/// CVE-2020-8558: a packet for 127.0.0.1 in a frame to the bridge's hardware address is not a packet of the node's. The
+/// built-in portmap needs `route_localnet`, which lets it in. Without the defence the socket on loopback receives it.
+#[test]
+fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
+    let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    // A port of the node that leads to a pod: with it the bridge routes 127.0.0.0/8.
+    let mut server = bridge_pod("server");
+    server.log_directory = node.log_directory("server");
+    server.port_mappings = vec![PortMapping {
+        protocol: Protocol::Udp.into(),
+        container_port: 80,
+        host_port: i32::from(free_address().port()),
+        ..Default::default()
+    }];
+    node.run_pod(&server);
+    let stage = Stage::on(node, bridge_pod("attacker"));
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::Default, &["sleep", "forever"]));
+    let gateway = format!("{}.1", stage.node.subnet());
+    let loopback = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let open = UdpSocket::bind((gateway.as_str(), 0)).expect("the bridge has the address");
+    for socket in [&loopback, &open] {
+        socket.set_nonblocking(true).expect("a socket");
+    }
+    let port = |socket: &UdpSocket| socket.local_addr().expect("bound").port().to_string();
+    let said = says(&stage, &attacker, &["attack", "frame", "127.0.0.1", &port(&loopback), "reached"]);
+    assert!(said.contains("saw sent to 127.0.0.1"), "{said}");
+    // The same frame with an address that is open to pods arrives; the bridge keeps the order of frames.
+    let said = says(&stage, &attacker, &["attack", "frame", &gateway, &port(&open), "control"]);
+    assert!(said.contains("saw sent to"), "{said}");
+    let mut buffer = [0; 64];
+    let length = host::wait_for("the frame arrives", || open.recv(&mut buffer).ok());
+    assert_eq!(&buffer[..length], b"control");
+    let reached = loopback.recv(&mut buffer);
+    assert!(reached.is_err(), "the node's loopback heard a pod: {}", String::from_utf8_lossy(&buffer));
+    stage.node.stop();
+}
+
+/// A container on the node's network can connect to every abstract socket there; none is ours, and none appears while
+/// containers start, run commands and end.
+#[test]
+fn abstract_sockets_of_ours_never_appear() {
+    let stage = Stage::with(host_pod("sockets"));
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
+    for round in 0..8 {
+        let other = stage.run(&stage.config(&format!("other{round}"), &["sleep", "forever"]));
+        let said = says(&stage, &attacker, &["attack", "sockets"]);
+        for name in said.lines().filter_map(|line| line.strip_prefix("saw abstract ")) {
+            assert!(!name.contains("coracle") && !name.contains(&other[..12]), "{name}");
+        }
+        says(&stage, &other, &["true"]);
+    }
+    stage.node.stop();
+}
+
+/// A pod's first container sees its own network, whatever capabilities it has, and no link of the node's.
+#[test]
+fn namespaces_of_the_network_are_not_left() {
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("inside"));
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
+    let said = says(&stage, &attacker, &["cat", "/proc/net/dev"]);
+    assert!(said.contains("eth0") && !said.contains(&stage.node.bridge()), "{said}");
+    let said = says(&stage, &attacker, &["ls", "/sys/class/net"]);
+    assert!(!said.contains(&stage.node.bridge()), "{said}");
+    stage.node.stop();
+}

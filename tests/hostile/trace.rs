@@ -1,0 +1,229 @@
+//! Tracing: a container that may trace finds its own pod in its PID namespace, and nothing of the node, at any moment:
+//! while processes start, execs are made, probes storm, containers stop, the daemon restarts.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use coracle_tests::cri::proto::StopContainerRequest;
+use coracle_tests::host;
+use coracle_tests::node::Node;
+use coracle_tests::request::{bridge_pod, exec, host_pod};
+use coracle_tests::stage::Stage;
+
+use crate::{Rights, armed, beside, got, is_ready, mapped, reached_nothing, restarted, shared};
+
+/// Files of the node that nobody in a container may read: one where the daemon's files are, which the monitor's own
+/// mount namespace has, and one elsewhere.
+pub(crate) fn canaries(stage: &Stage) -> Vec<String> {
+    let places: [PathBuf; 2] = [stage.node.root().join("canary"), stage.node.folder().join("canary")];
+    let plant = |place: &PathBuf| {
+        fs::write(place, "a secret of the node").expect("a file");
+        place.display().to_string()
+    };
+    places.iter().map(plant).collect()
+}
+
+/// Words for an attack that looks for the canaries.
+pub(crate) fn with<'a>(words: &[&'a str], canaries: &'a [String]) -> Vec<&'a str> {
+    let mut all = vec!["attack"];
+    all.extend(words);
+    all.extend(canaries.iter().map(String::as_str));
+    all
+}
+
+/// Names of the namespaces that no process in a container's PID namespace may be in, as /proc shows them: those of the
+/// node, but for what the pod shares with it, and the mount namespaces of monitors.
+pub(crate) fn forbidden(stage: &Stage, is_on_the_host_network: bool) -> BTreeSet<String> {
+    let me = std::process::id() as i32;
+    let kinds: &[&str] =
+        if is_on_the_host_network { &["mnt", "pid", "ipc"] } else { &["mnt", "pid", "ipc", "net", "uts"] };
+    let mut names: BTreeSet<String> = kinds.iter().map(|kind| host::namespace(me, kind)).collect();
+    names.insert(host::namespace(me, "cgroup"));
+    let is_of_the_node = |pid: i32| host::namespace(pid, "pid") == host::namespace(me, "pid");
+    let monitors = stage.node.monitors().into_iter().filter(|monitor| is_of_the_node(monitor.pid));
+    names.extend(monitors.map(|monitor| host::namespace(monitor.pid, "mnt")));
+    names
+}
+
+/// Fails if a report shows a process in one of these namespaces.
+#[track_caller]
+pub(crate) fn is_outside_of(report: &str, forbidden: &BTreeSet<String>) {
+    let inside: Vec<&str> = report
+        .lines()
+        .filter(|line| line.starts_with("saw namespace "))
+        .filter(|line| line.rsplit(' ').next().is_some_and(|name| forbidden.contains(name)))
+        .collect();
+    assert!(inside.is_empty(), "in a namespace of the node: {inside:#?}\nthe whole report:\n{report}");
+}
+
+/// Runs a race beside `storm` and gives the attacker's report.
+#[track_caller]
+fn race(stage: &Stage, mut config: coracle_tests::cri::proto::ContainerConfig, storm: impl Fn()) -> String {
+    config.args.extend(canaries(stage));
+    let attacker = stage.run(&config);
+    crate::wait_for_line(stage, &attacker, "watching");
+    let is_over = || {
+        use coracle_tests::cri::proto::ContainerState;
+        stage.node.container(&attacker).state() == ContainerState::ContainerExited
+    };
+    while !is_over() {
+        storm();
+    }
+    let report = stage.node.output(&attacker);
+    assert!(report.contains("saw seized "), "the attacker came to no end: {report}");
+    report
+}
+
+/// The seconds of a race: enough for some hundred execs on a machine.
+const RACE: &str = "3";
+
+/// One after the other: execs of a container.
+fn storm(stage: &Stage, container: &str) {
+    for _ in 0..8 {
+        // A process that was seized may take longer than a probe may; the storm goes on.
+        let _ = stage.node.exec_sync(exec(container, &["true"], 5));
+    }
+}
+
+#[test]
+fn execs_show_nothing_of_the_node_to_a_tracer_in_its_own_pid_namespace() {
+    for rights in [Rights::Ptrace, Rights::AllUnfiltered] {
+        let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
+        let config = armed(&stage, "attacker", rights, &["attack", "race", RACE]);
+        let attacker_name = "attacker";
+        let forbidden = forbidden(&stage, false);
+        let report = race(&stage, config, || {
+            let list = coracle_tests::cri::proto::ListContainersRequest::default();
+            for found in stage.node.list_containers(list).expect("lists").containers {
+                if found.metadata.is_some_and(|about| about.name == attacker_name) {
+                    storm(&stage, &found.id);
+                }
+            }
+        });
+        assert!(!report.contains("saw seized 0"), "{rights:?}: nothing was seized: {report}");
+        reached_nothing(&report);
+        is_outside_of(&report, &forbidden);
+        stage.node.stop();
+    }
+}
+
+#[test]
+fn starts_and_stops_show_nothing_of_the_node_to_a_tracer_in_a_shared_pid_namespace() {
+    for rights in [Rights::Ptrace, Rights::AllUnfiltered] {
+        let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
+        let config = armed(&stage, "attacker", rights, &["attack", "race", RACE]);
+        let forbidden = forbidden(&stage, false);
+        let report = race(&stage, config, || {
+            let victim = stage.config(
+                &format!("victim{}", coracle_tests::request::fresh()),
+                &["sleep", "forever"],
+            );
+            let victim = stage.run(&victim);
+            storm(&stage, &victim);
+            let stop = StopContainerRequest { container_id: victim, timeout: 0 };
+            stage.node.stop_container(stop).expect("a stop");
+        });
+        assert!(!report.contains("saw seized 0"), "{rights:?}: nothing was seized: {report}");
+        reached_nothing(&report);
+        is_outside_of(&report, &forbidden);
+        assert!(is_ready(&stage), "{rights:?}");
+        stage.node.stop();
+    }
+}
+
+#[test]
+fn debug_containers_show_nothing_of_the_node_to_their_target() {
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("target"));
+    let mut config = armed(&stage, "attacker", Rights::Ptrace, &["attack", "race", RACE]);
+    config.args.extend(canaries(&stage));
+    let forbidden = forbidden(&stage, false);
+    let attacker = stage.run(&config);
+    crate::wait_for_line(&stage, &attacker, "watching");
+    let is_over = || {
+        use coracle_tests::cri::proto::ContainerState;
+        stage.node.container(&attacker).state() == ContainerState::ContainerExited
+    };
+    let mut debuggers = 0;
+    while !is_over() {
+        let mut debugger = stage.config(&format!("debug{debuggers}"), &["true"]);
+        beside(&mut debugger, &attacker);
+        let id = stage.create(&debugger);
+        // The target may have ended meanwhile; then there is no namespace to join.
+        let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id };
+        debuggers += u32::from(stage.node.start_container(start).is_ok());
+    }
+    assert!(debuggers > 0, "no debug container ever started");
+    let report = stage.node.output(&attacker);
+    assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
+    reached_nothing(&report);
+    is_outside_of(&report, &forbidden);
+    stage.node.stop();
+}
+
+#[test]
+fn a_restart_of_the_daemon_opens_no_window_for_a_tracer() {
+    let mut stage = Stage::on(Node::with_bridge(), shared(bridge_pod("restart")));
+    let canaries = canaries(&stage);
+    let words = with(&["race", RACE], &canaries);
+    let config = armed(&stage, "attacker", Rights::AllUnfiltered, &words);
+    let forbidden = forbidden(&stage, false);
+    let attacker = stage.run(&config);
+    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    crate::wait_for_line(&stage, &attacker, "watching");
+    for _ in 0..3 {
+        storm(&stage, &victim);
+        stage = restarted(stage);
+    }
+    stage.node.exited(&attacker);
+    let report = stage.node.output(&attacker);
+    assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
+    reached_nothing(&report);
+    is_outside_of(&report, &forbidden);
+    stage.node.stop();
+}
+
+#[test]
+fn a_tracer_with_every_right_finds_a_powerless_pid_1_or_none_of_ours() {
+    for (name, pod) in [
+        ("shared", shared(bridge_pod("shared"))),
+        ("own", bridge_pod("own")),
+        ("mapped", shared(mapped(bridge_pod("mapped")))),
+    ] {
+        let stage = Stage::on(Node::with_bridge(), pod);
+        let canaries = canaries(&stage);
+        let forbidden = forbidden(&stage, false);
+        for rights in Rights::EVERY {
+            let config = armed(&stage, &format!("attacker{rights:?}"), rights, &["sleep", "forever"]);
+            let attacker = stage.run(&config);
+            let report = crate::says(&stage, &attacker, &with(&["look"], &canaries));
+            let seen = report.matches("saw process ").count();
+            assert!(seen > 0, "{name} {rights:?} saw no process: {report}");
+            reached_nothing(&report);
+            is_outside_of(&report, &forbidden);
+            assert!(!report.contains("saw taken"), "{name} {rights:?} has a descriptor of ours: {report}");
+            // Namespaces are entered where files did not lead out.
+            for kind in ["mnt", "net", "uts", "cgroup", "pid"] {
+                let said = crate::says(&stage, &attacker, &["attack", "enter", "1", kind]);
+                assert!(got(&said).is_empty() && !said.contains(&stage.node.bridge()), "{name}: {said}");
+                let entered = said.lines().find(|line| line.starts_with("saw entered")).unwrap_or("");
+                let is_a_container = entered.contains("probe");
+                let is_empty = entered.contains("root= ");
+                assert!(entered.is_empty() || is_a_container || is_empty, "{name} {rights:?}: {said}");
+            }
+        }
+        assert!(is_ready(&stage), "{name}");
+        stage.node.stop();
+    }
+}
+
+#[test]
+fn processes_of_the_host_pid_pod_are_not_for_an_ordinary_container_beside_it() {
+    // A container of a pod without the host's PID namespace finds only its own processes, whoever else is there.
+    let stage = Stage::with(host_pod("plain"));
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
+    let report = crate::says(&stage, &attacker, &["attack", "look"]);
+    let others: Vec<&str> = report.lines().filter(|line| line.starts_with("saw process ")).collect();
+    assert_eq!(others.len(), 1, "its first process is the only other: {report}");
+    stage.node.stop();
+}

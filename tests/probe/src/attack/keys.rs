@@ -1,0 +1,76 @@
+//! Key rings of the kernel: what one container leaves in a ring, and what another finds.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use super::raw;
+use crate::see::Outcome;
+
+/// `keyctl(2)`: KEY_SPEC_SESSION_KEYRING.
+const SESSION: i32 = -3;
+/// `keyctl(2)`: KEY_SPEC_USER_SESSION_KEYRING.
+const USER_SESSION: i32 = -5;
+/// `keyctl(2)`: KEY_SPEC_PROCESS_KEYRING.
+const PROCESS: i32 = -2;
+
+/// Adds a key to the session ring, says the ring's serial, and stays.
+pub(crate) fn add(name: &str, text: &str) -> Outcome {
+    let key = raw::add_key(name, text, SESSION).map_err(|errno| format!("add_key: {errno}"))?;
+    let ring = raw::ring_id(SESSION).map_err(|errno| format!("session ring: {errno}"))?;
+    println!("saw ring {ring} key {key}");
+    crate::act::sleep_forever()
+}
+
+/// Becomes a program that has a new session ring: what systemd does for each unit.
+pub(crate) fn exec(program: &str, words: &[&str]) -> Outcome {
+    raw::new_session().map_err(|errno| format!("a session ring: {errno}"))?;
+    Err(format!("exec {program}: {}", Command::new(program).args(words).exec()))
+}
+
+/// Looks for a key: in the own rings, in every ring that /proc/keys lists, in rings of these serials, and in session rings
+/// of these names, joined one after the other.
+pub(crate) fn find(name: &str, rings: &[&str]) -> Outcome {
+    println!("saw ring {}", raw::ring_id(SESSION).map_or_else(|errno| errno.to_string(), |id| id.to_string()));
+    // The user session ring is the session ring of a process that has none: of the node's own uid 0.
+    for ring in [SESSION, USER_SESSION] {
+        look(&format!("ring {ring}"), i64::from(ring), name);
+    }
+    let listed = fs::read_to_string("/proc/keys").unwrap_or_default();
+    let listed = listed.lines().filter_map(|line| i64::from_str_radix(line.split(' ').next()?, 16).ok());
+    let named = rings.iter().filter_map(|ring| ring.parse().ok());
+    for serial in named.chain(listed) {
+        look(&format!("serial {serial}"), serial, name);
+        read(&format!("serial {serial}"), serial);
+        // A ring that was linked to the own is possessed.
+        if raw::link_key(serial, PROCESS).is_ok() {
+            look(&format!("linked {serial}"), i64::from(PROCESS), name);
+            read(&format!("linked {serial}"), serial);
+        }
+    }
+    for ring in rings.iter().filter(|ring| ring.parse::<i64>().is_err()) {
+        match raw::join_session(ring) {
+            Ok(_) => look(&format!("ring named {ring}"), i64::from(SESSION), name),
+            Err(errno) => println!("held ring named {ring}: {errno}"),
+        }
+    }
+    Ok(0)
+}
+
+fn look(place: &str, ring: i64, name: &str) {
+    match raw::search(ring, name) {
+        Ok(key) => match raw::read_key(key) {
+            Ok(bytes) => println!("GOT key {name} in {place}: {}", String::from_utf8_lossy(&bytes)),
+            Err(errno) => println!("GOT key {name} in {place}, not its content: {errno}"),
+        },
+        Err(errno) => println!("held {place}: {errno}"),
+    }
+}
+
+/// Reads a key by its serial; a ring reads as the serials of what is in it.
+fn read(place: &str, key: i64) {
+    match raw::read_key(key) {
+        Ok(bytes) => println!("saw content of {place}: {}", String::from_utf8_lossy(&bytes)),
+        Err(errno) => println!("held content of {place}: {errno}"),
+    }
+}

@@ -1,0 +1,55 @@
+//! What a hostile process in a container tries: one subcommand of `probe attack` per subject. Each prints one line per
+//! fact, whose first word is the verdict: `GOT` an attack that reached something it should not, `held` one that was
+//! refused and by what, `saw` what the test judges. Nothing here harms a node on which it succeeds: files are opened
+//! for writing and not written, signals go to processes of the own PID namespace.
+
+mod calls;
+mod devices;
+mod files;
+mod keys;
+mod mounts;
+mod net;
+mod raw;
+mod signals;
+mod trace;
+mod walk;
+
+use crate::act::number;
+use crate::see::Outcome;
+
+/// Runs one attack.
+pub(crate) fn run(words: &[&str]) -> Outcome {
+    match words {
+        ["race", seconds, canaries @ ..] => trace::race(number(seconds)?, canaries),
+        ["look", canaries @ ..] => trace::look(canaries),
+        ["enter", pid, kind] => trace::enter(pid, kind),
+        ["signals"] => signals::all(),
+        ["limit", pid] => signals::limit(number(pid)? as i32),
+        ["orphans", count] => signals::orphans(number(count)?),
+        ["zombies", count] => signals::zombies(number(count)?),
+        ["crowd"] => signals::crowd(),
+        ["descriptors"] => signals::descriptors(),
+        ["kernel"] => files::kernel(),
+        ["masks", paths @ ..] => files::masks(paths),
+        ["mounts"] => mounts::all(),
+        ["unshared"] => mounts::unshared(),
+        ["userns"] => mounts::user_namespace(),
+        ["devices", folders @ ..] => devices::all(folders),
+        ["calls"] => calls::all(),
+        ["keys", "add", name, text] => keys::add(name, text),
+        ["keys", "exec", program, words @ ..] => keys::exec(program, words),
+        ["keys", "find", name, rings @ ..] => keys::find(name, rings),
+        ["sockets"] => net::sockets(),
+        ["frame", address, port, text] => net::frame(address, port, text),
+        ["walk", secret] => walk::known(secret),
+        _ => Err(format!("no such attack: {words:?}")),
+    }
+}
+
+/// Prints the verdict of an attack that should be refused.
+fn verdict<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) {
+    match result {
+        Ok(_) => println!("GOT {what}"),
+        Err(error) => println!("held {what}: {error}"),
+    }
+}

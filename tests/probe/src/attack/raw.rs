@@ -1,0 +1,180 @@
+//! The system calls of attacks for which no safe wrapper exists: key rings, frames on a link, and calls made only to
+//! see who refuses them. The only `unsafe` of the probe; what it does to its own memory is safe, what it does to the
+//! node is the point.
+#![expect(unsafe_code, reason = "system calls without a safe wrapper in nix or rustix")]
+
+use std::ffi::CString;
+
+use nix::errno::Errno;
+use nix::libc::{self, c_long};
+
+/// `keyctl(2)`: KEYCTL_GET_KEYRING_ID.
+const GET_KEYRING_ID: c_long = 0;
+/// `keyctl(2)`: KEYCTL_JOIN_SESSION_KEYRING.
+const JOIN_SESSION_KEYRING: c_long = 1;
+/// `keyctl(2)`: KEYCTL_SEARCH.
+const SEARCH: c_long = 10;
+/// `keyctl(2)`: KEYCTL_READ.
+const READ: c_long = 11;
+/// `keyctl(2)`: KEYCTL_LINK.
+const LINK: c_long = 8;
+
+fn answer(value: c_long) -> Result<i64, Errno> {
+    // `c_long` is i64 on both targets, and i32 where this is built for 32-bit arm.
+    #[allow(clippy::useless_conversion, reason = "it is another type on 32-bit targets")]
+    Errno::result(value).map(i64::from)
+}
+
+fn text(text: &str) -> Result<CString, Errno> {
+    CString::new(text).map_err(|_| Errno::EINVAL)
+}
+
+/// `add_key(2)` of a key of type `user`.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn add_key(name: &str, payload: &str, ring: i32) -> Result<i64, Errno> {
+    let (kind, name) = (text("user")?, text(name)?);
+    // SAFETY: two terminated strings and a buffer with its length, all of which live through the call.
+    answer(unsafe {
+        libc::syscall(
+            libc::SYS_add_key,
+            kind.as_ptr(),
+            name.as_ptr(),
+            payload.as_ptr(),
+            payload.len(),
+            c_long::from(ring),
+        )
+    })
+}
+
+/// The serial of a ring, by its special number.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn ring_id(ring: i32) -> Result<i64, Errno> {
+    // SAFETY: numbers only.
+    answer(unsafe {
+        libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, c_long::from(ring), c_long::from(0))
+    })
+}
+
+/// Joins the session ring of this name, which is made if there is none.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn join_session(name: &str) -> Result<i64, Errno> {
+    let name = text(name)?;
+    // SAFETY: a terminated string, which lives through the call.
+    answer(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, name.as_ptr()) })
+}
+
+/// Joins a new session ring without a name.
+///
+/// # Errors
+/// What the kernel answers.
+pub(crate) fn new_session() -> Result<i64, Errno> {
+    harmless(libc::SYS_keyctl, JOIN_SESSION_KEYRING, 0)
+}
+
+/// The serial of the `user` key of this name in a ring and what it links.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn search(ring: i64, name: &str) -> Result<i64, Errno> {
+    let (kind, name) = (text("user")?, text(name)?);
+    // SAFETY: two terminated strings, which live through the call, and numbers.
+    answer(unsafe {
+        libc::syscall(libc::SYS_keyctl, SEARCH, ring, kind.as_ptr(), name.as_ptr(), c_long::from(0))
+    })
+}
+
+/// Links a key into a ring.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn link_key(key: i64, ring: i32) -> Result<i64, Errno> {
+    // SAFETY: numbers only.
+    answer(unsafe { libc::syscall(libc::SYS_keyctl, LINK, key, c_long::from(ring)) })
+}
+
+/// What a key holds, at most 256 bytes.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn read_key(key: i64) -> Result<Vec<u8>, Errno> {
+    let mut buffer = vec![0_u8; 256];
+    // SAFETY: a buffer with its length, of which the kernel fills no more.
+    let length =
+        answer(unsafe { libc::syscall(libc::SYS_keyctl, READ, key, buffer.as_mut_ptr(), buffer.len()) })?;
+    buffer.truncate(length as usize);
+    Ok(buffer)
+}
+
+/// Makes a system call whose pointers are all null: nothing of this process can be read or written, and a kernel that
+/// gets to see it answers something else than a filter.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn harmless(number: c_long, first: c_long, second: c_long) -> Result<i64, Errno> {
+    // SAFETY: the caller's list (calls.rs) holds only calls for which these numbers and null pointers are refused, or
+    // that change nothing of this process.
+    answer(unsafe {
+        let none = c_long::from(0);
+        libc::syscall(number, first, second, none, none, none, none)
+    })
+}
+
+/// Sends one packet on the link `index` to the hardware address `to`.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn send_frame(index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize, Errno> {
+    let protocol = (libc::ETH_P_IP as u16).to_be();
+    // SAFETY: numbers only.
+    let socket = answer(unsafe {
+        libc::syscall(libc::SYS_socket, libc::AF_PACKET, libc::SOCK_DGRAM, libc::c_int::from(protocol))
+    })? as libc::c_int;
+    let mut hardware = [0; 8];
+    hardware[..6].copy_from_slice(&to);
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: protocol,
+        sll_ifindex: index as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr: hardware,
+    };
+    // SAFETY: a buffer and an address, each with its length, which live through the call; the descriptor is ours.
+    let sent = unsafe {
+        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        let sent = libc::sendto(
+            socket,
+            packet.as_ptr().cast(),
+            packet.len(),
+            0,
+            (&raw const address).cast(),
+            length,
+        );
+        let sent = Errno::result(sent);
+        libc::close(socket);
+        sent
+    };
+    sent.map(|sent| sent as usize)
+}
+
+/// Sets the I/O class of another process: `ioprio_set(2)`, IOPRIO_WHO_PROCESS, idle.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn set_idle_io(pid: i32) -> Result<i64, Errno> {
+    const WHO_PROCESS: c_long = 1;
+    const IDLE: c_long = 3 << 13;
+    harmless_three(libc::SYS_ioprio_set, WHO_PROCESS, c_long::from(pid), IDLE)
+}
+
+fn harmless_three(number: c_long, first: c_long, second: c_long, third: c_long) -> Result<i64, Errno> {
+    // SAFETY: numbers only, of a call that takes no pointer.
+    answer(unsafe { libc::syscall(number, first, second, third) })
+}

@@ -1,0 +1,130 @@
+//! Signals, limits and scheduling of other processes, and crowds of own ones.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::process::{Pid as ProcessId, Resource, Rlimit, prlimit, setpriority_process};
+
+use super::{raw, trace, verdict};
+use crate::see::Outcome;
+
+/// Every signal that ends, stops or is handled by somebody, the worst last.
+const SIGNALS: [Signal; 12] = [
+    Signal::SIGCHLD,
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGPIPE,
+    Signal::SIGSTOP,
+    Signal::SIGTERM,
+    Signal::SIGSEGV,
+    Signal::SIGKILL,
+];
+
+/// Sends every signal to pid 1 and to whatever is the runtime's, and limits it; says `done` when it has.
+pub(crate) fn all() -> Outcome {
+    for pid in trace::others() {
+        let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if pid != 1 && !comm.starts_with("coracle") {
+            continue;
+        }
+        limit(pid)?;
+        for signal in SIGNALS {
+            let sent = kill(Pid::from_raw(pid), signal);
+            println!("saw signal {pid} {} {signal}: {sent:?}", comm.trim());
+        }
+    }
+    println!("done");
+    Ok(0)
+}
+
+/// Takes from a process what can be taken: descriptors, memory, CPU time, stack, its turn.
+pub(crate) fn limit(pid: i32) -> Outcome {
+    let Some(process) = ProcessId::from_raw(pid) else { return Err(format!("{pid} is no process")) };
+    let zero = Rlimit { current: Some(0), maximum: Some(0) };
+    for resource in [
+        Resource::Nofile,
+        Resource::Nproc,
+        Resource::Fsize,
+        Resource::Sigpending,
+        Resource::Stack,
+        Resource::Data,
+        Resource::As,
+        Resource::Cpu,
+    ] {
+        verdict(&format!("prlimit {resource:?} of {pid}"), prlimit(Some(process), resource, zero.clone()));
+    }
+    verdict(&format!("priority of {pid}"), setpriority_process(Some(process), 19));
+    let mut one = CpuSet::new();
+    one.set(0).map_err(|errno| format!("a set of CPUs: {errno}"))?;
+    verdict(&format!("affinity of {pid}"), sched_setaffinity(Pid::from_raw(pid), &one));
+    verdict(&format!("I/O class of {pid}"), raw::set_idle_io(pid));
+    for (file, text) in [("oom_score_adj", "1000"), ("timerslack_ns", "4000000000"), ("autogroup", "19")] {
+        verdict(&format!("{file} of {pid}"), fs::write(format!("/proc/{pid}/{file}"), text));
+    }
+    Ok(0)
+}
+
+/// Leaves so many processes to be reaped by pid 1, one after the other.
+pub(crate) fn orphans(count: u64) -> Outcome {
+    for _ in 0..count {
+        let child = Command::new("/proc/self/exe").args(["orphan", "0"]).stdout(Stdio::null()).spawn();
+        let mut child = child.map_err(|error| format!("spawn: {error}"))?;
+        child.wait().map_err(|error| format!("wait: {error}"))?;
+    }
+    println!("done");
+    Ok(0)
+}
+
+/// So many processes that have ended and are not waited for; stays.
+pub(crate) fn zombies(count: u64) -> Outcome {
+    let mut made: Vec<Child> = Vec::new();
+    for _ in 0..count {
+        match Command::new("/proc/self/exe").arg("true").spawn() {
+            Ok(child) => made.push(child),
+            Err(error) => {
+                println!("held zombie {}: {error}", made.len());
+                break;
+            }
+        }
+    }
+    println!("saw zombies {}", made.len());
+    crate::act::sleep_forever()
+}
+
+/// As many processes as there may be; says how many, and stays.
+pub(crate) fn crowd() -> Outcome {
+    const ENOUGH: usize = 100_000;
+    let mut made = Vec::new();
+    while made.len() < ENOUGH {
+        let mut command = Command::new("/proc/self/exe");
+        match command.args(["sleep", "forever"]).stdout(Stdio::null()).spawn() {
+            Ok(child) => made.push(child),
+            Err(error) => {
+                println!("saw crowd {}: {error}", made.len());
+                break;
+            }
+        }
+    }
+    crate::act::sleep_forever()
+}
+
+/// As many descriptors as there may be; says how many, and stays.
+pub(crate) fn descriptors() -> Outcome {
+    let mut open = Vec::new();
+    let error = loop {
+        match fs::File::open("/dev/null") {
+            Ok(file) => open.push(file),
+            Err(error) => break error,
+        }
+    };
+    println!("saw descriptors {}: {}", open.len(), Errno::from_raw(error.raw_os_error().unwrap_or(0)));
+    crate::act::sleep_forever()
+}

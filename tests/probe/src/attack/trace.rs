@@ -1,0 +1,302 @@
+//! Tracing whatever has a number in this PID namespace, and going through its files: what a process that may trace
+//! (CAP_SYS_PTRACE, or the same ids without it) finds of the node in its neighbourhood. The window that counts is that
+//! between the clone of a process and its exec, so new numbers are guessed and seized before they are listed anywhere.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::ptrace::{self, Options};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::see::Outcome;
+
+/// Enough to leave any directory.
+const UP: &str = "../../../../../../../../../../../../";
+
+/// How long a process that was seized may take to stop.
+const STOP_LIMIT: Duration = Duration::from_millis(200);
+
+/// `super_block.s_magic` of overlayfs: linux/magic.h.
+const OVERLAY: u64 = 0x794c_7630;
+
+/// The attacker's own place, to tell what is not of it.
+struct Own {
+    root: (u64, u64),
+    bounding: u64,
+    canaries: Vec<String>,
+    /// Mount points' devices of this mount namespace.
+    devices: Vec<u64>,
+}
+
+impl Own {
+    fn new(canaries: &[&str]) -> Result<Own, String> {
+        let root = identity(Path::new("/")).ok_or("no root")?;
+        let bounding = mask("self", "CapBnd").ok_or("no /proc/self/status")?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let places = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+        let devices = places.filter_map(|place| Some(identity(Path::new(place))?.0)).collect();
+        Ok(Own { root, bounding, canaries: canaries.iter().map(|&path| path.to_owned()).collect(), devices })
+    }
+}
+
+/// Device and inode of what a path leads to.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
+}
+
+/// A capability mask of /proc/PID/status.
+fn mask(pid: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// Seizes each new process for so many seconds, as early as can be, and looks at it while it stands.
+pub(crate) fn race(seconds: u64, canaries: &[&str]) -> Outcome {
+    let own = Own::new(canaries)?;
+    let end = Instant::now() + Duration::from_secs(seconds);
+    println!("watching");
+    let mut next = std::process::id() as i32 + 1;
+    let mut seized = 0;
+    let mut rounds = 0_u32;
+    while Instant::now() < end {
+        let mut last = next + 3;
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(512) {
+            // What was missed; the last number of this PID namespace is the last word.
+            let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+            let made = made.split_whitespace().last().and_then(|word| word.parse().ok()).unwrap_or(0);
+            last = last.max(made + 1);
+        }
+        for pid in next..=last {
+            if ptrace::seize(Pid::from_raw(pid), Options::empty()).is_ok() {
+                seized += 1;
+                hold(pid, &own);
+                next = pid + 1;
+            } else if pid < last.saturating_sub(3) {
+                next = next.max(pid + 1);
+            }
+        }
+    }
+    println!("saw seized {seized}");
+    Ok(0)
+}
+
+/// Stops a seized process, looks, and lets it go on.
+fn hold(pid: i32, own: &Own) {
+    let traced = Pid::from_raw(pid);
+    // A process that ends meanwhile has nothing to show.
+    let _ = ptrace::interrupt(traced);
+    let end = Instant::now() + STOP_LIMIT;
+    let mut status = WaitStatus::StillAlive;
+    while status == WaitStatus::StillAlive && Instant::now() < end {
+        status = waitpid(traced, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL))
+            .unwrap_or(WaitStatus::Exited(traced, 0));
+    }
+    inspect(pid, own);
+    let _ = ptrace::detach(traced, None);
+}
+
+/// Looks at every process there is, traced or not.
+pub(crate) fn look(canaries: &[&str]) -> Outcome {
+    let own = Own::new(canaries)?;
+    for pid in others() {
+        match ptrace::seize(Pid::from_raw(pid), Options::empty()) {
+            Ok(()) => {
+                println!("saw seized {pid}");
+                hold(pid, &own);
+            }
+            Err(errno) => {
+                println!("held ptrace {pid}: {errno}");
+                inspect(pid, &own);
+            }
+        }
+        write_memory(pid);
+    }
+    Ok(0)
+}
+
+/// Every process of this PID namespace but this one, by number.
+pub(super) fn others() -> Vec<i32> {
+    let own = std::process::id() as i32;
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let mut pids: Vec<i32> =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.retain(|&pid| pid != own);
+    pids.sort_unstable();
+    pids
+}
+
+/// What a process is, holds and shows.
+fn inspect(pid: i32, own: &Own) {
+    let name = pid.to_string();
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let comm = comm.trim();
+    let get = |key| mask(&name, key).unwrap_or(0);
+    let (effective, bounding) = (get("CapEff") | get("CapPrm"), get("CapBnd"));
+    println!("saw process {pid} {comm} exe={} eff={effective:x} bnd={bounding:x}", exe.display());
+    if bounding & !own.bounding != 0 {
+        println!("GOT bounding {pid} {comm}: {:x}", bounding & !own.bounding);
+    }
+    if effective & !own.bounding != 0 {
+        println!("GOT capabilities {pid} {comm}: {:x}", effective & !own.bounding);
+    }
+    for kind in ["mnt", "net", "ipc", "uts", "pid", "user", "cgroup"] {
+        if let Ok(link) = fs::read_link(format!("/proc/{pid}/ns/{kind}")) {
+            println!("saw namespace {pid} {comm} {}", link.display());
+        }
+    }
+    if fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/exe")).is_ok() {
+        println!("GOT exe {pid} {comm} for writing");
+    }
+    if let Ok(bytes) = fs::read(format!("/proc/{pid}/environ"))
+        && comm.starts_with("coracle")
+        && !bytes.is_empty()
+    {
+        println!("GOT environ {pid} {comm}: {} bytes", bytes.len());
+    }
+    for link in ["root", "cwd"] {
+        directory(pid, comm, &PathBuf::from(format!("/proc/{pid}/{link}")), link, own);
+    }
+    descriptors(pid, comm, own);
+}
+
+/// Whether a directory belongs to a container: its root, or one with the fixture image's marker.
+fn is_of_a_container(place: &Path, own: &Own) -> bool {
+    let is_own = identity(place) == Some(own.root);
+    let is_image = fs::symlink_metadata(place.join("etc/marker")).is_ok();
+    is_own || is_image
+}
+
+/// Goes through a directory of another process.
+fn directory(pid: i32, comm: &str, place: &Path, what: &str, own: &Own) {
+    for canary in &own.canaries {
+        for way in [place.join(canary.trim_start_matches('/')), place.join(format!("{UP}{canary}"))] {
+            if let Ok(bytes) = fs::read(&way) {
+                println!("GOT canary by {} {comm}: {}", way.display(), String::from_utf8_lossy(&bytes));
+            }
+        }
+    }
+    let Ok(entries) = fs::read_dir(place) else { return };
+    if is_of_a_container(place, own) {
+        return;
+    }
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names.truncate(12);
+    let kind = rustix::fs::statfs(place).map_or(0, |about| about.f_type as u64);
+    println!("saw {what} {pid} {comm} kind={kind:x} entries={}", names.join(","));
+    let is_known = identity(place).is_some_and(|(device, _)| own.devices.contains(&device));
+    if !names.is_empty() && (kind != OVERLAY) && !is_known {
+        println!("GOT {what} {pid} {comm} kind={kind:x}: {}", names.join(" "));
+    }
+    for name in ["proc/sys/kernel/core_pattern", "proc/sysrq-trigger", "sys/kernel/uevent_helper"] {
+        if fs::OpenOptions::new().write(true).open(place.join(name)).is_ok() {
+            println!("GOT {what} {pid} {comm}: {name} for writing");
+        }
+    }
+    let made = place.join("planted");
+    if fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&made).is_ok() {
+        println!("GOT {what} {pid} {comm}: a file made in it");
+        let _ = fs::remove_file(&made);
+    }
+}
+
+/// Goes through the descriptors of another process, and takes copies of them.
+fn descriptors(pid: i32, comm: &str, own: &Own) {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let number = entry.file_name().to_string_lossy().into_owned();
+        let target = fs::read_link(&path).unwrap_or_default().display().to_string();
+        let Ok(about) = fs::metadata(&path) else { continue };
+        let kind = about.file_type();
+        println!("saw fd {pid} {comm} {number} {target}");
+        if kind.is_dir() {
+            directory(pid, comm, &path, &format!("fd {number}"), own);
+            if !own.devices.contains(&about.dev()) && !is_of_a_container(&path, own) {
+                println!("GOT fd {pid} {comm} {number}: the directory {target}");
+            }
+        } else if target.starts_with("mnt:[") || target.starts_with("net:[") || target.starts_with("user:[") {
+            println!("GOT fd {pid} {comm} {number}: the namespace {target}");
+        } else if kind.is_file() && !own.devices.contains(&about.dev()) && !target.starts_with("/memfd:") {
+            println!("GOT fd {pid} {comm} {number}: the file {target}");
+        } else if kind.is_block_device() {
+            println!("GOT fd {pid} {comm} {number}: the device {target}");
+        }
+        if comm.starts_with("coracle") {
+            take(pid, comm, &number, &target);
+        }
+    }
+}
+
+/// Takes a copy of a descriptor of the runtime's: what sockets and pipes say to whom is the runtime's alone.
+fn take(pid: i32, comm: &str, number: &str, target: &str) {
+    let Some(process) = rustix::process::Pid::from_raw(pid) else { return };
+    let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return };
+    let Ok(raw) = number.parse() else { return };
+    if pidfd_getfd(&process, raw, PidfdGetfdFlags::empty()).is_ok() {
+        println!("saw taken {pid} {comm} {number} {target}");
+    }
+}
+
+/// Opens the memory of a process of the runtime's for writing.
+fn write_memory(pid: i32) {
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let path = format!("/proc/{pid}/mem");
+    if comm.starts_with("coracle") && fs::OpenOptions::new().write(true).open(path).is_ok() {
+        println!("saw memory {pid} {} for writing", comm.trim());
+    }
+}
+
+/// Enters a namespace of a process, or the one a descriptor of it is, and says what is there.
+pub(crate) fn enter(pid: &str, kind: &str) -> Outcome {
+    let path = if kind.starts_with("fd/") {
+        format!("/proc/{pid}/{kind}")
+    } else {
+        format!("/proc/{pid}/ns/{kind}")
+    };
+    let file = fs::File::open(&path).map_err(|error| format!("open {path}: {error}"))?;
+    if let Err(errno) = setns(file.as_fd(), CloneFlags::empty()) {
+        println!("held enter {path}: {errno}");
+        return Ok(0);
+    }
+    let entries = fs::read_dir("/").map_err(|error| format!("read /: {error}"))?;
+    let names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let links = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let links: Vec<&str> = links.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    println!(
+        "saw entered {path} root={} links={} hostname={}",
+        names.join(","),
+        links.join(","),
+        host.to_string_lossy()
+    );
+    Ok(0)
+}
+
+/// Starts this program once more for an attack that changes its own namespaces.
+pub(super) fn again(words: &[&str]) {
+    let output = Command::new("/proc/self/exe").args(words).output();
+    match output {
+        Ok(output) => {
+            print!("{}", String::from_utf8_lossy(&output.stdout));
+            print!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Err(error) => println!("held start again: {error}"),
+    }
+}
+
+/// What `open(2)` needs so that nothing waits and nothing becomes a terminal.
+pub(super) const CAREFUL: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
