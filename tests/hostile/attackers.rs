@@ -8,11 +8,6 @@ use coracle_tests::stage::Stage;
 
 use crate::{MASKED, Rights, armed, got, is_ready, mapped, reached_nothing, says, shared};
 
-/// Capability sets with which a container's root is no more than a user of the node who owns nothing: whoever has
-/// SYS_ADMIN and no user namespace may mount the kernel's files anew (docs/threat-model.md).
-const WITHOUT_SYS_ADMIN: [Rights; 4] =
-    [Rights::Default, Rights::Unfiltered, Rights::Ptrace, Rights::PtraceUnfiltered];
-
 fn words<'a>(subject: &[&'a str]) -> Vec<&'a str> {
     [&["attack"], subject].concat()
 }
@@ -26,7 +21,14 @@ fn no_file_of_the_kernel_opens_for_writing_and_no_mask_is_missing() {
             let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
             let report = says(&stage, &id, &words(&["kernel"]));
             assert!(report.contains("saw files "), "{name} {rights:?}: {report}");
-            reached_nothing(&report);
+            // Anybody may ask to be woken when resources are short (Documentation/accounting/psi.rst), and the kernel
+            // wants SYS_ADMIN for the ranges of memory types: no runtime protects that file from who has it.
+            let is_known = |line: &&str| {
+                line.starts_with("GOT write /proc/pressure/")
+                    || (rights.has_sys_admin() && *line == "GOT write /proc/mtrr")
+            };
+            let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_known(line)).collect();
+            assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}");
             let report = says(&stage, &id, &words(&[&["masks"], &MASKED[..]].concat()));
             assert!(report.contains("held /proc/keys: masked"), "{name} {rights:?}: {report}");
             reached_nothing(&report);
@@ -39,7 +41,8 @@ fn no_file_of_the_kernel_opens_for_writing_and_no_mask_is_missing() {
 fn masks_stay_where_they_are_whatever_is_mounted_or_unmounted() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
         let stage = Stage::with(pod);
-        for rights in WITHOUT_SYS_ADMIN {
+        // Whoever has SYS_ADMIN and no user namespace mounts the kernel's files anew (docs/threat-model.md).
+        for rights in Rights::EVERY.into_iter().filter(|rights| name == "mapped" || !rights.has_sys_admin()) {
             let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
             let report = says(&stage, &id, &words(&["mounts"]));
             assert!(report.contains("held umount /proc"), "{name} {rights:?}: {report}");
@@ -53,10 +56,10 @@ fn masks_stay_where_they_are_whatever_is_mounted_or_unmounted() {
     }
 }
 
-/// What root of a user namespace may by the kernel's own rules, and harms nobody: take off and change mounts it made,
-/// have a message queue, cgroups or links of its own.
+/// What root of a user namespace may by the kernel's own rules, and what harms nobody: a copy of its mounts with all
+/// masks, a message queue and (since Linux 6.7) binary formats of its own.
 fn is_its_own(line: &str) -> bool {
-    line.starts_with("GOT bind /proc") || line.starts_with("GOT mount mqueue")
+    ["GOT bind /proc", "GOT mount mqueue", "GOT mount binfmt_misc"].contains(&line)
 }
 
 #[test]

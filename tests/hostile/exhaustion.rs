@@ -5,7 +5,8 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
-    AttachRequest, ContainerState, KeyValue, LinuxContainerResources, StopContainerRequest, VersionRequest,
+    AttachRequest, ContainerState, ExecRequest, KeyValue, LinuxContainerResources, RemoveContainerRequest,
+    StartContainerRequest, StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
@@ -44,6 +45,8 @@ fn peak<T>(stage: &Stage, work: impl FnOnce() -> T) -> (u64, T) {
 fn finding_14_output_of_execs_does_not_fill_the_daemon() {
     const EXECS: usize = 12;
     const BYTES: usize = 14 << 20;
+    /// What an answer holds of one stream, at least: both together fit a message of gRPC.
+    const KEPT: usize = 7 << 20;
     let stage = Stage::set();
     let id = stage.run(&armed(&stage, "chatty", Rights::Default, &["sleep", "forever"]));
     let (peak, answers) = peak(&stage, || {
@@ -62,8 +65,8 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
             threads.into_iter().map(|thread| thread.join().expect("it ends")).collect::<Vec<_>>()
         })
     });
-    let whole = answers.iter().flatten().filter(|answer| answer.stdout.len() == BYTES).count();
-    assert!(whole > 0, "no exec was answered whole: {:?}", answers.iter().flat_map(|answer| answer.as_ref().err()).next());
+    let whole = answers.iter().flatten().filter(|answer| answer.stdout.len() >= KEPT).count();
+    assert!(whole > 0, "no exec was answered: {:?}", answers.iter().find_map(|answer| answer.as_ref().err()));
     assert!(peak < DAEMON_KIB_MAX, "the daemon had {peak} KiB");
     assert_eq!(says(&stage, &id, &["print", "fine"]), "fine\n");
     stage.node.stop();
@@ -73,7 +76,7 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
 #[test]
 fn finding_13_silent_connections_keep_nobody_out() {
     let stage = Stage::set();
-    let id = stage.run(&stage.config("served", &["mirror"]));
+    let id = stage.run(&stage.config("served", &["sleep", "forever"]));
     let attach = || {
         let ask = AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
         stage.node.attach(ask).expect("a token").url
@@ -82,7 +85,7 @@ fn finding_13_silent_connections_keep_nobody_out() {
     let silent: Vec<TcpStream> = (0..600).filter_map(|_| TcpStream::connect(&address).ok()).collect();
     assert!(silent.len() > 500, "only {} connections", silent.len());
     for _ in 0..3 {
-        let ask = coracle_tests::cri::proto::ExecRequest {
+        let ask = ExecRequest {
             container_id: id.clone(),
             cmd: ["/probe", "print", "served"].map(String::from).to_vec(),
             stdout: true,
@@ -108,10 +111,9 @@ fn a_container_that_has_used_up_its_processes_and_descriptors_harms_no_other() {
         unified: [("pids.max".to_owned(), "200".to_owned())].into(),
         ..Default::default()
     });
-    for (name, words) in [
-        ("zombies", &["attack", "zombies", "2000"][..]),
-        ("descriptors", &["attack", "descriptors"]),
-    ] {
+    for (name, words) in
+        [("zombies", &["attack", "zombies", "2000"][..]), ("descriptors", &["attack", "descriptors"])]
+    {
         let mut config = armed(&stage, name, Rights::Unfiltered, words);
         config.linux.as_mut().expect("set").resources.clone_from(&resources);
         // The hybrid hierarchies of v1 do not have the unified keys.
@@ -123,7 +125,7 @@ fn a_container_that_has_used_up_its_processes_and_descriptors_harms_no_other() {
                 stage.create(&config)
             }
         };
-        let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id.clone() };
+        let start = StartContainerRequest { container_id: id.clone() };
         stage.node.start_container(start).expect("a start");
         crate::wait_for_line(&stage, &id, &format!("saw {name}"));
     }
@@ -156,9 +158,9 @@ fn a_flood_of_log_lines_does_not_reach_the_daemon() {
     stage.node.stop();
 }
 
-/// A huge environment is refused or run; the daemon does not keep it.
+/// A huge environment is refused or run; once its containers are gone the daemon is as small as before.
 #[test]
-fn a_huge_environment_is_not_kept_by_the_daemon() {
+fn a_huge_environment_goes_with_its_container() {
     let stage = Stage::with(host_pod("large"));
     let before = host::anonymous_kib(stage.node.pid());
     for number in 0..4 {
@@ -166,16 +168,16 @@ fn a_huge_environment_is_not_kept_by_the_daemon() {
         let value = vec![b'x'; 60 << 10];
         config.envs =
             (0..30).map(|key| KeyValue { key: format!("KEY{key}"), value: value.clone() }).collect();
-        if let Ok(made) = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)) {
-            let start =
-                coracle_tests::cri::proto::StartContainerRequest { container_id: made.container_id };
-            // The kernel's own limit of arguments may refuse it.
-            let _ = stage.node.start_container(start);
-        }
+        let Ok(made) = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)) else {
+            continue;
+        };
+        // The kernel's own limit of arguments may refuse it.
+        let _ = stage.node.start_container(StartContainerRequest { container_id: made.container_id.clone() });
+        let remove = RemoveContainerRequest { container_id: made.container_id };
+        stage.node.remove_container(remove).expect("it goes");
     }
-    // Pages of a burst go back within a while.
-    host::wait_until("the daemon is small again", || {
-        host::anonymous_kib(stage.node.pid()) < before + (8 << 10)
-    });
+    let now = || host::anonymous_kib(stage.node.pid());
+    let is_small = host::wait_within(host::patience(), || (now() < before + (4 << 10)).then_some(()));
+    assert!(is_small.is_some(), "the daemon had {before} KiB and has {}", now());
     stage.node.stop();
 }

@@ -59,7 +59,8 @@ fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str)
 #[test]
 fn finding_01_an_image_volume_takes_no_mask_away() {
     let stage = Stage::set();
-    let paths = ["/proc", "/proc/sys", "/proc/../proc", "/sys", "/sys/firmware", "/dev", "/dev/shm", "/./proc/"];
+    let paths =
+        ["/proc", "/proc/sys", "/proc/../proc", "/sys", "/sys/firmware", "/dev", "/dev/shm", "/./proc/"];
     for (number, path) in paths.into_iter().enumerate() {
         let id = import(&stage, &format!("volume{number}"), &[], &[path]);
         let config = hardened(&stage, &id, &format!("c{number}"), &["sleep", "forever"]);
@@ -235,8 +236,7 @@ fn finding_07_each_container_has_a_session_ring_of_its_own() {
         let mut pod = pod;
         pod.log_directory = stage.node.log_directory(name);
         let pod_id = stage.node.run_pod(&pod);
-        let mut thief =
-            coracle_tests::request::container("thief", &stage.image, &["sleep", "forever"], &pod);
+        let mut thief = coracle_tests::request::container("thief", &stage.image, &["sleep", "forever"], &pod);
         Rights::Unfiltered.give(&mut thief);
         let thief = stage.node.run_container(&pod_id, &thief, &pod);
         let mut words = vec!["attack", "keys", "find", NAME];
@@ -282,14 +282,15 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
             stage.node.another().start_container(request)
         });
         let client = stage.node.another();
-        let answers = (0..20).map(|_| client.version(VersionRequest::default()).is_ok()).collect::<Vec<_>>();
+        let mut answers = (0..20).map(|_| client.version(VersionRequest::default()).is_ok());
+        let answers = answers.all(|is_answered| is_answered);
         // Whatever came of it, the daemon must be able to go on.
         let unblock = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&log);
         let started = start.join().expect("the thread ends");
         drop(unblock);
         (started, answers)
     });
-    assert!(answers.iter().all(|&answered| answered), "the daemon stood still");
+    assert!(answers, "the daemon stood still");
     let refused = started.expect_err("a FIFO is no log");
     assert!(refused.message().contains(&log.display().to_string()), "{refused}");
     // It goes once the name is free.
@@ -307,14 +308,17 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
 fn finding_16_links_at_the_kernels_directories_are_refused() {
     let stage = Stage::set();
     for (number, (name, target)) in
-        [("dev", "/proc"), ("dev", "/tmp"), ("proc", "/tmp"), ("sys", "/proc"), ("dev", "sys")].into_iter().enumerate()
+        [("dev", "/proc"), ("dev", "/tmp"), ("proc", "/tmp"), ("sys", "/proc"), ("dev", "sys")]
+            .into_iter()
+            .enumerate()
     {
         let id = import(&stage, &format!("linked{number}"), &[Entry::symlink(name, target)], &[]);
         let mut config = armed(&stage, &format!("c{number}"), Rights::Default, &["sleep", "forever"]);
         config.image = Some(ImageSpec { image: id, ..Default::default() });
         let container = stage.create(&config);
         let request = StartContainerRequest { container_id: container };
-        let refused = stage.node.start_container(request).expect_err("a link is no place for the kernel's files");
+        let refused =
+            stage.node.start_container(request).expect_err("a link is no place for the kernel's files");
         assert!(refused.message().contains(&format!("/{name}")), "{name} -> {target}: {refused}");
     }
     stage.node.stop();

@@ -89,8 +89,8 @@ impl Rights {
         context.readonly_paths = READ_ONLY.map(String::from).to_vec();
     }
 
-    fn may_trace(self) -> bool {
-        !matches!(self, Rights::Default | Rights::Unfiltered)
+    fn has_sys_admin(self) -> bool {
+        matches!(self, Rights::All | Rights::AllUnfiltered)
     }
 }
 

@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::StopContainerRequest;
+use coracle_tests::cri::proto::{
+    ContainerConfig, ContainerState, ListContainersRequest, StartContainerRequest, StopContainerRequest,
+};
 use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::request::{bridge_pod, exec, host_pod};
+use coracle_tests::request::{bridge_pod, create, exec, fresh, host_pod};
 use coracle_tests::stage::Stage;
 
 use crate::{Rights, armed, beside, got, is_ready, mapped, reached_nothing, restarted, shared};
@@ -59,14 +61,11 @@ pub(crate) fn is_outside_of(report: &str, forbidden: &BTreeSet<String>) {
 
 /// Runs a race beside `storm` and gives the attacker's report.
 #[track_caller]
-fn race(stage: &Stage, mut config: coracle_tests::cri::proto::ContainerConfig, storm: impl Fn()) -> String {
+fn race(stage: &Stage, mut config: ContainerConfig, storm: impl Fn()) -> String {
     config.args.extend(canaries(stage));
     let attacker = stage.run(&config);
     crate::wait_for_line(stage, &attacker, "watching");
-    let is_over = || {
-        use coracle_tests::cri::proto::ContainerState;
-        stage.node.container(&attacker).state() == ContainerState::ContainerExited
-    };
+    let is_over = || stage.node.container(&attacker).state() == ContainerState::ContainerExited;
     while !is_over() {
         storm();
     }
@@ -94,7 +93,7 @@ fn execs_show_nothing_of_the_node_to_a_tracer_in_its_own_pid_namespace() {
         let attacker_name = "attacker";
         let forbidden = forbidden(&stage, false);
         let report = race(&stage, config, || {
-            let list = coracle_tests::cri::proto::ListContainersRequest::default();
+            let list = ListContainersRequest::default();
             for found in stage.node.list_containers(list).expect("lists").containers {
                 if found.metadata.is_some_and(|about| about.name == attacker_name) {
                     storm(&stage, &found.id);
@@ -115,10 +114,7 @@ fn starts_and_stops_show_nothing_of_the_node_to_a_tracer_in_a_shared_pid_namespa
         let config = armed(&stage, "attacker", rights, &["attack", "race", RACE]);
         let forbidden = forbidden(&stage, false);
         let report = race(&stage, config, || {
-            let victim = stage.config(
-                &format!("victim{}", coracle_tests::request::fresh()),
-                &["sleep", "forever"],
-            );
+            let victim = stage.config(&format!("victim{}", fresh()), &["sleep", "forever"]);
             let victim = stage.run(&victim);
             storm(&stage, &victim);
             let stop = StopContainerRequest { container_id: victim, timeout: 0 };
@@ -140,19 +136,18 @@ fn debug_containers_show_nothing_of_the_node_to_their_target() {
     let forbidden = forbidden(&stage, false);
     let attacker = stage.run(&config);
     crate::wait_for_line(&stage, &attacker, "watching");
-    let is_over = || {
-        use coracle_tests::cri::proto::ContainerState;
-        stage.node.container(&attacker).state() == ContainerState::ContainerExited
-    };
+    let is_over = || stage.node.container(&attacker).state() == ContainerState::ContainerExited;
     let mut debuggers = 0;
     while !is_over() {
         let mut debugger = stage.config(&format!("debug{debuggers}"), &["true"]);
         beside(&mut debugger, &attacker);
-        let id = stage.create(&debugger);
         // The target may have ended meanwhile; then there is no namespace to join.
-        let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id };
+        let made = stage.node.create_container(create(&stage.pod_id, &debugger, &stage.pod));
+        let Ok(made) = made else { break };
+        let start = StartContainerRequest { container_id: made.container_id };
         debuggers += u32::from(stage.node.start_container(start).is_ok());
     }
+    stage.node.exited(&attacker);
     assert!(debuggers > 0, "no debug container ever started");
     let report = stage.node.output(&attacker);
     assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");

@@ -47,8 +47,7 @@ pub(crate) fn all(folders: &[&str]) -> Outcome {
             println!("saw mknod {path}");
             for (is_writing, way) in [(false, "reading"), (true, "writing")] {
                 let mut options = fs::OpenOptions::new();
-                let opened =
-                    options.read(!is_writing).write(is_writing).custom_flags(CAREFUL).open(&path);
+                let opened = options.read(!is_writing).write(is_writing).custom_flags(CAREFUL).open(&path);
                 match opened {
                     Ok(_) => println!("GOT device {name} in {folder} for {way}"),
                     Err(error) => println!("held device {name} in {folder} for {way}: {error}"),

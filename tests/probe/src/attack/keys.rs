@@ -31,7 +31,10 @@ pub(crate) fn exec(program: &str, words: &[&str]) -> Outcome {
 /// Looks for a key: in the own rings, in every ring that /proc/keys lists, in rings of these serials, and in session rings
 /// of these names, joined one after the other.
 pub(crate) fn find(name: &str, rings: &[&str]) -> Outcome {
-    println!("saw ring {}", raw::ring_id(SESSION).map_or_else(|errno| errno.to_string(), |id| id.to_string()));
+    println!(
+        "saw ring {}",
+        raw::ring_id(SESSION).map_or_else(|errno| errno.to_string(), |id| id.to_string())
+    );
     // The user session ring is the session ring of a process that has none: of the node's own uid 0.
     for ring in [SESSION, USER_SESSION] {
         look(&format!("ring {ring}"), i64::from(ring), name);

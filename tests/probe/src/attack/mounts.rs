@@ -42,22 +42,37 @@ pub(crate) fn all() -> Outcome {
             let _ = umount2(folder, MntFlags::MNT_DETACH);
         }
     }
-    verdict("bind /proc", bind("/proc", folder));
+    // Alone, without the masks below it.
+    verdict("bind /proc alone", bind("/proc", folder, MsFlags::empty()));
+    let whole = bind("/proc", folder, MsFlags::MS_REC);
+    verdict("bind /proc", whole);
     let text = fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("mountinfo: {error}"))?;
-    let places: Vec<&str> = text.lines().rev().filter_map(|line| line.split(' ').nth(4)).collect();
-    for place in &places {
+    let mounts = text.lines().rev().filter_map(|line| {
+        let mut words = line.split(' ').skip(4);
+        Some((words.next()?, words.next()?))
+    });
+    let theirs: Vec<(&str, &str)> = mounts.filter(|(place, _)| !place.starts_with(folder)).collect();
+    for (place, _) in theirs.iter().filter(|(_, options)| options.split(',').any(|option| option == "ro")) {
         let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
         let changed = mount(None::<&str>, *place, None::<&str>, flags, None::<&str>);
         verdict(&format!("remount {place}"), changed);
     }
-    for place in places.iter().filter(|place| **place != "/") {
+    for (place, _) in theirs.iter().filter(|(place, _)| *place != "/") {
         verdict(&format!("umount {place}"), umount2(*place, MntFlags::MNT_DETACH));
+    }
+    let copies: Vec<String> = MASKED
+        .iter()
+        .filter_map(|path| path.strip_prefix("/proc"))
+        .map(|path| format!("{folder}{path}"))
+        .collect();
+    if whole.is_ok() {
+        files::masks(&copies.iter().map(String::as_str).collect::<Vec<_>>())?;
     }
     files::masks(&MASKED)
 }
 
-fn bind(from: &str, to: &str) -> nix::Result<()> {
-    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
+fn bind(from: &str, to: &str, more: MsFlags) -> nix::Result<()> {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | more, None::<&str>)
 }
 
 /// The same as root of a new user and mount namespace, where the kernel lets anybody have one.

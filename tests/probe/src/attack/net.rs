@@ -14,8 +14,12 @@ use crate::see::Outcome;
 pub(crate) fn sockets() -> Outcome {
     let text = fs::read_to_string("/proc/net/unix").map_err(|error| format!("read: {error}"))?;
     for name in text.lines().filter_map(|line| line.split_whitespace().nth(7)?.strip_prefix('@')) {
-        let said = SocketAddr::from_abstract_name(name).and_then(|address| UnixStream::connect_addr(&address));
-        println!("saw abstract {name} {}", said.map_or_else(|error| error.to_string(), |_| "connected".into()));
+        let said =
+            SocketAddr::from_abstract_name(name).and_then(|address| UnixStream::connect_addr(&address));
+        println!(
+            "saw abstract {name} {}",
+            said.map_or_else(|error| error.to_string(), |_| "connected".into())
+        );
     }
     Ok(0)
 }

@@ -54,9 +54,7 @@ pub(crate) fn add_key(name: &str, payload: &str, ring: i32) -> Result<i64, Errno
 /// What the kernel, or a filter before it, answers.
 pub(crate) fn ring_id(ring: i32) -> Result<i64, Errno> {
     // SAFETY: numbers only.
-    answer(unsafe {
-        libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, c_long::from(ring), c_long::from(0))
-    })
+    answer(unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, c_long::from(ring), c_long::from(0)) })
 }
 
 /// Joins the session ring of this name, which is made if there is none.
