@@ -9,9 +9,9 @@ EDGE ?= $(shell uname -m)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
-SUITES := house lifecycle nri images network faults crictl packaging kubelet streaming conformance qemu
+SUITES := house lifecycle hostile nri images network faults crictl packaging kubelet streaming conformance qemu
 # Those that run in guests: in each `make test`, and beside them in `make test-qemu`.
-GUEST_SUITES := lifecycle inside
+GUEST_SUITES := lifecycle hostile inside
 MORE_GUEST_SUITES := nri images network faults conformance
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
 # programs, so that two checkouts on two machines give the same bytes. The last as rustc itself names them where they are not.
@@ -33,7 +33,7 @@ demo: ## a pod from nothing to gone, on any machine with Rust
 	@$(MAKE) --no-print-directory build probe
 	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
 
-test: ## everything: unit, house, life cycle, NRI, images, network, faults, crictl, a kubelet, streaming, critest, guests
+test: ## everything: unit, house, life cycle, attacks, NRI, images, network, faults, crictl, a kubelet, streaming, critest, guests
 	tests/tools/install test
 	@$(MAKE) --no-print-directory build probe guests
 	$(ENVIRONMENT) tests/tools/suites $(SUITES)

@@ -12,6 +12,7 @@ mod escapes;
 mod exhaustion;
 mod files;
 mod findings;
+mod images;
 mod network;
 mod trace;
 

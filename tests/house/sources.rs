@@ -5,8 +5,9 @@ use std::fs;
 
 use crate::{files, root, short};
 
-/// Where `unsafe` may be: the system calls, and the monitor, which has no std. All else goes through them.
-const UNSAFE: [&str; 2] = ["sandbox/sys/src/", "sandbox/pod/src/"];
+/// Where `unsafe` may be: the system calls, and the monitor, which has no std. All else goes through them, but for the
+/// program of attacks inside test images, which makes calls that nothing of ours needs.
+const UNSAFE: [&str; 3] = ["sandbox/sys/src/", "sandbox/pod/src/", "tests/probe/src/attack/raw.rs"];
 
 /// Words that say that something is not done. In pieces, because this file is checked too.
 const UNFINISHED: [&str; 4] =

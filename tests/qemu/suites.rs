@@ -37,6 +37,28 @@ fn life_cycle_on_aarch64_with_128_mib() {
     life_cycle(Arch::Aarch64, 128);
 }
 
+/// Runs every attack in a guest with this much memory: on cgroup v2, with Debian's kernel.
+#[track_caller]
+fn attacks(arch: Arch, memory_mib: u32) {
+    /// Fewer tests than that, and the guest ran something else.
+    const ATTACKS_MIN: usize = 45;
+    let filters = filters();
+    let guest = Guest::new("hostile", arch, memory_mib, &["hostile"]);
+    let report = guest.boot(&format!("CORACLE_SUITE=hostile CORACLE_TESTS={filters}"), LIMIT);
+    report.expect_good(arch.name());
+    assert!(!filters.is_empty() || report.passed >= ATTACKS_MIN, "{arch:?}: {} passed", report.passed);
+}
+
+#[test]
+fn attacks_on_x86_64() {
+    attacks(Arch::X86_64, 512);
+}
+
+#[test]
+fn attacks_on_aarch64() {
+    attacks(Arch::Aarch64, 512);
+}
+
 /// What this harness must never take for a success.
 #[test]
 fn a_guest_that_panics_hangs_or_runs_nothing_has_not_passed() {

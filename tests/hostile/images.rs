@@ -1,0 +1,381 @@
+//! Known mechanisms whose attacker is the image or the request, beside those of escapes.rs: names are those of the CVEs in
+//! runc, containerd, CRI-O and BuildKit (docs/security.md has the table).
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
+
+use coracle_tests::cri::proto::{
+    ContainerConfig, ContainerFilter, ImageSpec, Int64Value, ListContainersRequest, Mount,
+    StartContainerRequest,
+};
+use coracle_tests::host;
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::request::{create, host_pod, run, security};
+use coracle_tests::stage::Stage;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::{Rights, armed, says};
+
+/// Imports the probe's image with one more layer and one more member of its configuration; its id.
+#[track_caller]
+fn import(stage: &Stage, name: &str, entries: &[Entry], key: &str, value: Value) -> String {
+    let mut image = Image::probe(&stage.node.probe(), name).with(key, value);
+    if !entries.is_empty() {
+        image = image.plus(Layer::new(entries, Compression::Gzip));
+    }
+    stage.node.try_import(&image.oci_archive(&format!("example.test/{name}:1"))).expect("import");
+    image.id()
+}
+
+fn from_image(stage: &Stage, id: &str, name: &str, words: &[&str]) -> ContainerConfig {
+    let mut config = armed(stage, name, Rights::Default, words);
+    config.image = Some(ImageSpec { image: id.into(), ..Default::default() });
+    config
+}
+
+/// A directory of the node with a file that no container may see; the directory.
+fn secret(stage: &Stage) -> PathBuf {
+    let folder = stage.node.folder().join("secrets");
+    fs::create_dir_all(&folder).expect("a directory");
+    fs::write(folder.join("secret"), "of the node").expect("a file");
+    folder
+}
+
+/// What is in a directory of the node.
+fn names(folder: &PathBuf) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("it is there").flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A volume whose path leads out of the image is filled from inside the image, or refused.
+#[test]
+fn cve_2022_23648_image_volumes_copy_nothing_of_the_node() {
+    let stage = Stage::set();
+    let folder = secret(&stage);
+    let path = folder.display().to_string();
+    let up = "/../../../../../../../..";
+    let links = [Entry::symlink("data", &path), Entry::symlink("more", &format!("{up}{path}"))];
+    for (number, volume) in
+        ["/data".to_owned(), "/more".to_owned(), format!("{up}{path}"), path.clone()].into_iter().enumerate()
+    {
+        let name = format!("volume{number}");
+        let id = import(&stage, &name, &links, "Volumes", json!({ &volume: {} }));
+        let config = from_image(&stage, &id, &name, &["sleep", "forever"]);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let Ok(made) = made else { continue };
+        let start = StartContainerRequest { container_id: made.container_id.clone() };
+        if stage.node.start_container(start).is_err() {
+            continue;
+        }
+        for place in [&volume, &path] {
+            let said = says(&stage, &made.container_id, &["cat", &format!("{place}/secret")]);
+            assert!(!said.contains("of the node"), "{volume}: {said}");
+        }
+        says(&stage, &made.container_id, &["write", &format!("{volume}/planted"), "x"]);
+        assert_eq!(names(&folder), ["secret"], "{volume}");
+    }
+    stage.node.stop();
+}
+
+/// Files that the runtime itself puts into a container (hosts, resolv.conf, mtab in others) do not follow the image's
+/// links out of it.
+#[test]
+fn cve_2024_5154_links_in_place_of_etc_lead_nowhere() {
+    let stage = Stage::set();
+    let folder = secret(&stage);
+    let path = folder.display().to_string();
+    let cases: [&[Entry]; 3] = [
+        &[Entry::whiteout("", "etc"), Entry::symlink("etc", &format!("/../../../..{path}"))],
+        &[
+            Entry::symlink("etc/mtab", &format!("{path}/mtab")),
+            Entry::symlink("etc/hosts", &format!("{path}/hosts")),
+            Entry::symlink("etc/resolv.conf", &format!("/../../../../../..{path}/resolv.conf")),
+            Entry::symlink("etc/hostname", &format!("../../../../../..{path}/hostname")),
+        ],
+        &[Entry::symlink("dev", &path)],
+    ];
+    for (number, entries) in cases.into_iter().enumerate() {
+        let name = format!("links{number}");
+        let id = import(&stage, &name, entries, "StopSignal", json!("SIGTERM"));
+        let config = from_image(&stage, &id, &name, &["sleep", "forever"]);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        if let Ok(made) = made {
+            let start = StartContainerRequest { container_id: made.container_id };
+            let _ = stage.node.start_container(start);
+        }
+        assert_eq!(names(&folder), ["secret"], "case {number}");
+        assert_eq!(fs::read_to_string(folder.join("secret")).expect("it is there"), "of the node");
+    }
+    stage.node.stop();
+}
+
+/// A mount point that has to be made, below a directory that a neighbour exchanges for a link: it is made inside, and no
+/// file or directory appears on the node.
+#[test]
+fn cve_2024_45310_mount_points_are_made_inside() {
+    let stage = Stage::set();
+    let folder = secret(&stage);
+    let shared = stage.node.folder().join("shared");
+    fs::create_dir_all(shared.join("target")).expect("a directory");
+    symlink(&folder, shared.join("other")).expect("a link");
+    let share = |config: &mut ContainerConfig| {
+        config.mounts.push(Mount {
+            container_path: "/shared".into(),
+            host_path: shared.display().to_string(),
+            ..Default::default()
+        });
+    };
+    let mut config = stage.config("swapper", &["swap", "/shared/target", "/shared/other"]);
+    share(&mut config);
+    stage.run(&config);
+    let mut started = 0;
+    for round in 0..30 {
+        let mut config = stage.config(&format!("victim{round}"), &["true"]);
+        share(&mut config);
+        config.mounts.push(Mount {
+            container_path: format!("/shared/target/deep{round}/made"),
+            host_path: folder.display().to_string(),
+            ..Default::default()
+        });
+        let id = stage.create(&config);
+        started += u32::from(stage.node.start_container(StartContainerRequest { container_id: id }).is_ok());
+        assert_eq!(names(&folder), ["secret"], "round {round}");
+    }
+    assert!(started > 0, "no container ever started: nothing was shown");
+    stage.node.stop();
+}
+
+/// Inheritable and ambient capabilities make a file's capabilities more than the container's: there are none, in
+/// containers and in execs, with and without a user.
+#[test]
+fn cve_2022_24769_and_2022_29162_no_capability_is_inheritable() {
+    let stage = Stage::set();
+    for (name, user) in [("root", None), ("alice", Some(1000))] {
+        for rights in [Rights::Default, Rights::AllUnfiltered] {
+            let mut config = armed(&stage, &format!("{name}{rights:?}"), rights, &["sleep", "forever"]);
+            security(&mut config).run_as_user = user.map(|value| Int64Value { value });
+            let id = stage.run(&config);
+            let pid = stage.node.container_pid(&id);
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+            let said = says(&stage, &id, &["see", "caps"]);
+            for key in ["CapInh", "CapAmb"] {
+                assert!(
+                    status.contains(&format!("{key}:\t0000000000000000\n")),
+                    "{name} {rights:?}: {status}"
+                );
+                assert!(said.contains(&format!("caps {key} 0000000000000000")), "{name} {rights:?}: {said}");
+            }
+            if user.is_some() {
+                assert!(said.contains("caps CapEff 0000000000000000"), "{rights:?}: {said}");
+            }
+        }
+    }
+    stage.node.stop();
+}
+
+/// A user id that does not fit is refused, not wrapped round to root.
+#[test]
+fn cve_2024_40635_large_user_ids_do_not_become_root() {
+    let stage = Stage::set();
+    for (number, user) in
+        ["4294967296", "4294967295", "65536:4294967296", "18446744073709551616", "-1", "0x0"]
+            .into_iter()
+            .enumerate()
+    {
+        let name = format!("user{number}");
+        let id = import(&stage, &name, &[], "User", json!(user));
+        let config = from_image(&stage, &id, &name, &["see", "ids"]);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let Ok(made) = made else { continue };
+        let start = StartContainerRequest { container_id: made.container_id.clone() };
+        if stage.node.start_container(start).is_ok() {
+            stage.node.exited(&made.container_id);
+            let said = stage.node.output(&made.container_id);
+            panic!("{user} ran: {said}");
+        }
+    }
+    stage.node.stop();
+}
+
+/// The primary group is among the supplementary ones, so that a file that excludes a group excludes it there, too.
+#[test]
+fn cve_2022_2995_and_2023_25173_groups_are_whole() {
+    let stage = Stage::set();
+    let mut config = stage.config("alice", &["sleep", "forever"]);
+    security(&mut config).run_as_username = "alice".into();
+    let id = stage.run(&config);
+    let said = says(&stage, &id, &["see", "ids"]);
+    assert!(said.contains("ids Groups 1000 2000 2001"), "{said}");
+    let mut config = stage.config("number", &["sleep", "forever"]);
+    security(&mut config).run_as_user = Some(Int64Value { value: 1234 });
+    security(&mut config).supplemental_groups = vec![77];
+    let id = stage.run(&config);
+    let said = says(&stage, &id, &["see", "ids"]);
+    assert!(said.contains("ids Groups 0 77"), "{said}");
+    stage.node.stop();
+}
+
+/// The name of a working directory is a name: no line of it gets into a file of the container.
+#[test]
+fn cve_2022_4318_a_working_directory_adds_no_user() {
+    let stage = Stage::set();
+    let mut config = stage.config("liner", &["sleep", "forever"]);
+    config.working_dir = "/tmp/a\nhacker::0:0::/:/probe\n".into();
+    let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+    if let Ok(made) = made
+        && stage
+            .node
+            .start_container(StartContainerRequest { container_id: made.container_id.clone() })
+            .is_ok()
+    {
+        let said = says(&stage, &made.container_id, &["cat", "/etc/passwd"]);
+        assert!(said.contains("root:x:0:0") && !said.contains("hacker"), "{said}");
+    }
+    stage.node.stop();
+}
+
+/// A sysctl is one name and one value: neither names another file, and what is not of the pod's namespaces is refused.
+#[test]
+fn cve_2022_0811_a_sysctl_sets_no_other() {
+    let stage = Stage::set();
+    let before = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("the node's");
+    let names = [
+        ("kernel.core_pattern", "|/evil"),
+        ("kernel/core_pattern", "|/evil"),
+        ("net.ipv4.ip_forward/../../../kernel/core_pattern", "|/evil"),
+        ("net/../kernel/core_pattern", "|/evil"),
+        ("net...kernel.core_pattern", "|/evil"),
+        ("fs.mqueue.msg_max/../../../kernel/core_pattern", "|/evil"),
+        ("kernel.shm_rmid_forced", "1+kernel.core_pattern=|/evil"),
+        ("kernel.shm_rmid_forced", "1\nkernel.core_pattern=|/evil"),
+        ("vm.overcommit_memory", "1"),
+    ];
+    for (name, value) in names {
+        let mut pod = host_pod("sysctl");
+        pod.linux.as_mut().expect("set").sysctls = [(name.to_owned(), value.to_owned())].into();
+        let refused = stage.node.run_pod_sandbox(run(&pod));
+        assert!(refused.is_err(), "{name}={value:?} was taken");
+        assert_eq!(fs::read_to_string("/proc/sys/kernel/core_pattern").expect("the node's"), before);
+    }
+    stage.node.stop();
+}
+
+/// Labels and annotations of an image stay the image's: no plugin sees them as the container's own.
+#[test]
+fn cve_2026_53488_labels_of_an_image_are_not_the_containers() {
+    let stage = Stage::set();
+    let labels = json!({
+        "containerd.io/restart.logpath": "binary:///evil",
+        "io.kubernetes.container.name": "impostor",
+        "io.kubernetes.pod.uid": "impostor",
+    });
+    let id = import(&stage, "labels", &[], "Labels", labels);
+    let container = stage.run(&from_image(&stage, &id, "labels", &["sleep", "forever"]));
+    let filter = ContainerFilter { id: container.clone(), ..Default::default() };
+    let listed = stage.node.list_containers(ListContainersRequest { filter: Some(filter) }).expect("lists");
+    let status = stage.node.container(&container);
+    let all = format!("{:?} {:?} {:?}", listed.containers, status.labels, status.annotations);
+    assert!(!all.contains("evil") && !all.contains("impostor"), "{all}");
+    stage.node.stop();
+}
+
+/// Names of logs stay below the pod's log directory.
+#[test]
+fn cve_2025_0750_a_log_is_below_the_pods_directory() {
+    let stage = Stage::set();
+    for path in ["../escaped.log", "/tmp/escaped.log", "a/../../escaped.log", "a\0b"] {
+        let mut config = stage.config("log", &["true"]);
+        config.log_path = path.into();
+        let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let refused = refused.expect_err(path);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{path}: {refused}");
+    }
+    // A link in its place is not followed: root's file behind it stays as it is.
+    let folder = secret(&stage);
+    let config = stage.config("linked", &["print", "line"]);
+    let log = PathBuf::from(&stage.pod.log_directory).join(&config.log_path);
+    fs::create_dir_all(log.parent().expect("a directory")).expect("the log's directory");
+    symlink(folder.join("secret"), &log).expect("a link");
+    let id = stage.create(&config);
+    if stage.node.start_container(StartContainerRequest { container_id: id.clone() }).is_ok() {
+        stage.node.exited(&id);
+    }
+    assert_eq!(fs::read_to_string(folder.join("secret")).expect("it is there"), "of the node");
+    stage.node.stop();
+}
+
+/// Files of users are read by the worker that unpacks, within bounds, and the daemon does not grow.
+#[test]
+fn cve_2025_4437_and_2026_47262_large_files_of_users_do_not_fill_the_daemon() {
+    let stage = Stage::set();
+    let before = host::anonymous_kib(stage.node.pid());
+    for name in ["etc/passwd", "etc/group"] {
+        let mut text = b"root:x:0:0:root:/root:/probe\n".to_vec();
+        text.resize(64 << 20, b'x');
+        let layer = Layer::new(&[Entry::file(name, &text)], Compression::Gzip);
+        let image = Image::probe(&stage.node.probe(), name).plus(layer);
+        let refused = stage.node.try_import(&image.oci_archive("example.test/large:1")).expect_err(name);
+        assert!(refused.contains(name), "{refused}");
+    }
+    let now = host::anonymous_kib(stage.node.pid());
+    assert!(now < before + (8 << 10), "the daemon had {before} KiB and has {now}");
+    stage.node.stop();
+}
+
+/// A worker that unpacks goes through directories it holds open: a layer that replaces a directory by a link between two
+/// entries, and one that changes modes through a link, change nothing outside.
+#[test]
+fn cve_2021_32760_and_2025_47290_unpacking_follows_no_link() {
+    let stage = Stage::set();
+    let folder = secret(&stage);
+    let path = folder.display().to_string();
+    let before = fs::metadata(folder.join("secret")).expect("it is there").mode();
+    let up = format!("../../../../../../../../../..{path}");
+    let cases: [&[Entry]; 4] = [
+        &[Entry::symlink("way", &path), Entry::file("way/planted", b"x"), Entry::directory("way", 0o777)],
+        &[Entry::symlink("way", &up), Entry::file("way/secret", b"x").mode(0o4777)],
+        &[
+            Entry::directory("way", 0o755),
+            Entry::whiteout("", "way"),
+            Entry::symlink("way", &path),
+            Entry::whiteout("way", "secret"),
+            Entry::whiteout("way", ".wh..opq"),
+        ],
+        &[Entry::hard_link("way", &format!("{path}/secret")), Entry::file("way", b"x").mode(0o4777)],
+    ];
+    for (number, entries) in cases.into_iter().enumerate() {
+        let image = Image::probe(&stage.node.probe(), &format!("unpack{number}"))
+            .plus(Layer::new(entries, Compression::Gzip));
+        // Refused or unpacked inside the layer's own directory.
+        let _ = stage.node.try_import(&image.oci_archive(&format!("example.test/unpack{number}:1")));
+        assert_eq!(names(&folder), ["secret"], "case {number}");
+        assert_eq!(fs::read_to_string(folder.join("secret")).expect("it is there"), "of the node");
+        assert_eq!(fs::metadata(folder.join("secret")).expect("it is there").mode(), before);
+    }
+    stage.node.stop();
+}
+
+/// What a checkpoint says of itself is not read, because there is no restore: an image with its annotations and files is
+/// an image like any other (CVE-2026-50195, 53489, 53492; CVE-2024-8676).
+#[test]
+fn cve_2026_53489_and_53492_checkpoint_images_are_plain_images() {
+    let stage = Stage::set();
+    let folder = secret(&stage);
+    let entries = [
+        Entry::symlink("container.log", &folder.join("secret").display().to_string()),
+        Entry::file("config.dump", br#"{"rootfsImageName":"localhost/probe:1"}"#),
+        Entry::file("spec.dump", br#"{"annotations":{"cdi.k8s.io/evil":"vendor.test/device=all"}}"#),
+    ];
+    let labels = json!({ "io.kubernetes.cri-o.annotations.checkpoint.name": "checkpoint" });
+    let id = import(&stage, "checkpoint", &entries, "Labels", labels);
+    let container = stage.run(&from_image(&stage, &id, "restored", &["print", "an ordinary start"]));
+    stage.node.exited(&container);
+    assert_eq!(stage.node.output(&container), "an ordinary start\n");
+    stage.node.stop();
+}
