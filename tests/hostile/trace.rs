@@ -6,7 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, ContainerState, ListContainersRequest, StartContainerRequest, StopContainerRequest,
+    ContainerConfig, ContainerState, KeyValue, ListContainersRequest, StartContainerRequest,
+    StopContainerRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
@@ -220,5 +221,30 @@ fn processes_of_the_host_pid_pod_are_not_for_an_ordinary_container_beside_it() {
     let report = crate::says(&stage, &attacker, &["attack", "look"]);
     let others: Vec<&str> = report.lines().filter(|line| line.starts_with("saw process ")).collect();
     assert_eq!(others.len(), 1, "its first process is the only other: {report}");
+    stage.node.stop();
+}
+
+/// A process on its way into a container's PID namespace is a copy of the monitor, which has lines and names of all
+/// containers of the pod in its memory: none of them is in the copy.
+#[test]
+fn the_memory_of_a_new_process_holds_nothing_of_other_containers() {
+    const LINE: &str = "half-a-line-of-a-neighbour";
+    const VARIABLE: &str = "variable-of-a-neighbour";
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("memory"));
+    let mut neighbour = stage.config("neighbour", &["sleep", "forever"]);
+    neighbour.envs.push(KeyValue { key: "SECRET".into(), value: VARIABLE.into() });
+    let neighbour = stage.run(&neighbour);
+    // A line without its end stays in the monitor.
+    let talker = stage.run(&stage.config("talker", &["half", LINE]));
+    let secrets = [LINE, VARIABLE, &neighbour, &talker].map(|text| format!("memory:{text}"));
+    let words = with(&["race", RACE], &secrets);
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
+    crate::wait_for_line(&stage, &attacker, "watching");
+    while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
+        storm(&stage, &attacker);
+    }
+    let report = stage.node.output(&attacker);
+    assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
+    reached_nothing(&report);
     stage.node.stop();
 }

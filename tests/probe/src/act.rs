@@ -54,6 +54,12 @@ pub(crate) fn raw(text: &str) -> Outcome {
     Ok(0)
 }
 
+/// Text without a newline, and then nothing more.
+pub(crate) fn half(text: &str) -> Outcome {
+    raw(text)?;
+    sleep_forever()
+}
+
 /// One line on each stream.
 pub(crate) fn both() -> Outcome {
     println!("to stdout");

@@ -44,6 +44,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["print", words @ ..] => act::print(words),
         ["lines", count, bytes] => act::lines(count, bytes),
         ["raw", text] => act::raw(text),
+        ["half", text] => act::half(text),
         ["both"] => act::both(),
         ["ticks", milliseconds] => act::ticks(milliseconds),
         ["trap", code] => act::trap(code),

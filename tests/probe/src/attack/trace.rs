@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -27,11 +27,16 @@ const STOP_LIMIT: Duration = Duration::from_millis(200);
 /// `super_block.s_magic` of overlayfs: linux/magic.h.
 const OVERLAY: u64 = 0x794c_7630;
 
+/// Before a canary that is no file but a text to look for in memory.
+const SECRET: &str = "memory:";
+
 /// The attacker's own place, to tell what is not of it.
 struct Own {
     root: (u64, u64),
     bounding: u64,
     canaries: Vec<String>,
+    /// What others have written, or have in their environment.
+    secrets: Vec<String>,
     /// Mount points' devices of this mount namespace.
     devices: Vec<u64>,
 }
@@ -43,7 +48,16 @@ impl Own {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let places = mounts.lines().filter_map(|line| line.split(' ').nth(4));
         let devices = places.filter_map(|place| Some(identity(Path::new(place))?.0)).collect();
-        Ok(Own { root, bounding, canaries: canaries.iter().map(|&path| path.to_owned()).collect(), devices })
+        let (secrets, canaries): (Vec<&str>, Vec<&str>) =
+            canaries.iter().partition(|canary| canary.starts_with(SECRET));
+        let secrets = secrets.iter().filter_map(|secret| secret.strip_prefix(SECRET));
+        Ok(Own {
+            root,
+            bounding,
+            canaries: canaries.into_iter().map(str::to_owned).collect(),
+            secrets: secrets.map(str::to_owned).collect(),
+            devices,
+        })
     }
 }
 
@@ -164,10 +178,59 @@ fn inspect(pid: i32, own: &Own) {
     {
         println!("GOT environ {pid} {comm}: {} bytes", bytes.len());
     }
+    if comm.starts_with("coracle") {
+        group(pid, comm);
+        memory(pid, comm, own);
+    }
     for link in ["root", "cwd"] {
         directory(pid, comm, &PathBuf::from(format!("/proc/{pid}/{link}")), link, own);
     }
     descriptors(pid, comm, own);
+}
+
+/// Whose signals a process shares: a group without a number here has processes elsewhere, and whoever traces this one
+/// makes it say kill(0, SIGKILL) (kill(2)).
+fn group(pid: i32, comm: &str) {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    if let [_, parent, group, session, ..] = fields[..] {
+        println!("saw group {pid} {comm} parent={parent} group={group} session={session}");
+        if group == "0" && pid != 1 {
+            println!("GOT group {pid} {comm}: of processes elsewhere");
+        }
+    }
+}
+
+/// Looks for texts of others in the memory of a process.
+fn memory(pid: i32, comm: &str, own: &Own) {
+    /// More than a monitor and its records have.
+    const BYTES_MAX: u64 = 4 << 20;
+    if own.secrets.is_empty() {
+        return;
+    }
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let Ok(file) = fs::File::open(format!("/proc/{pid}/mem")) else { return };
+    let mut searched = 0;
+    for line in maps.lines() {
+        let Some((start, rest)) = line.split_once('-') else { continue };
+        let (Ok(start), Ok(end)) =
+            (u64::from_str_radix(start, 16), u64::from_str_radix(rest.split(' ').next().unwrap_or(""), 16))
+        else {
+            continue;
+        };
+        let mut bytes = vec![0; end.saturating_sub(start).min(BYTES_MAX) as usize];
+        // Parts that cannot be read, as the kernel's own.
+        if file.read_at(&mut bytes, start).is_err() {
+            continue;
+        }
+        searched += bytes.len();
+        for secret in &own.secrets {
+            if bytes.windows(secret.len()).any(|part| part == secret.as_bytes()) {
+                println!("GOT memory {pid} {comm}: {secret:?} at {start:x}");
+            }
+        }
+    }
+    println!("saw memory {pid} {comm}: {searched} bytes");
 }
 
 /// Whether a directory belongs to a container: its root, or one with the fixture image's marker.
