@@ -116,12 +116,23 @@ fn cve_2019_16884_and_2023_28642_masks_hold_whatever_the_image_has_there() {
     let refused = stage.node.start_container(StartContainerRequest { container_id: container });
     let refused = refused.expect_err("the kernel's files would be elsewhere");
     assert!(refused.message().contains("mount proc on /proc: not a directory"), "{refused}");
-    // A volume cannot stand in for the kernel's files, either.
-    let mut config = stage.config("volume", &["true"]);
-    mount(&stage, &mut config, "fake", "/proc");
-    let refused =
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("on /proc");
-    assert!(refused.message().contains("must stay the kernel's own"), "{refused}");
+    // A volume cannot stand in for the kernel's files, either, however its path is written.
+    for path in ["/proc", "/proc/sys", "/proc/self/attr", "/tmp/../proc", "/../proc/./sys", "//proc//1"] {
+        let mut config = stage.config("volume", &["true"]);
+        mount(&stage, &mut config, "fake", path);
+        let refused =
+            stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err(path);
+        assert!(refused.message().contains("proc"), "{path}: {refused}");
+    }
+    // Nor for the root.
+    for path in ["/", "/.", "//", "/tmp/.."] {
+        let mut config = stage.config("root", &["true"]);
+        mount(&stage, &mut config, "fake", path);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let Ok(made) = made else { continue };
+        let start = StartContainerRequest { container_id: made.container_id };
+        assert!(stage.node.start_container(start).is_err(), "{path:?} took a volume for the root");
+    }
     stage.node.stop();
 }
 

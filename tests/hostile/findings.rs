@@ -69,6 +69,21 @@ fn finding_01_an_image_volume_takes_no_mask_away() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{path}: {refused}");
         assert!(refused.message().contains("volume"), "{path}: {refused}");
     }
+    // The root itself is no volume, either: one on it would be writable and hide every mount.
+    for (number, path) in ["/", "/.", "//", "", "/tmp/.."].into_iter().enumerate() {
+        let id = import(&stage, &format!("root{number}"), &[], &[path]);
+        let config = hardened(&stage, &id, &format!("r{number}"), &["sleep", "forever"]);
+        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let Ok(made) = made else { continue };
+        let start = StartContainerRequest { container_id: made.container_id.clone() };
+        if stage.node.start_container(start).is_ok() {
+            let said = says(&stage, &made.container_id, &["write", "/planted", "x"]);
+            assert!(said.contains("Read-only file system"), "{path:?}: {said}");
+            let report = says(&stage, &made.container_id, &[&["attack", "masks"], &MASKED[..]].concat());
+            assert!(report.contains("held /proc/keys: masked"), "{path:?}: {report}");
+            reached_nothing(&report);
+        }
+    }
     // By way of a link: refused, or all masks are there.
     let links = [
         ("data", "/proc"),

@@ -3,14 +3,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, ContainerState, KeyValue, ListContainersRequest, StartContainerRequest,
-    StopContainerRequest,
+    ContainerConfig, ContainerState, KeyValue, ListContainersRequest, NamespaceMode, StartContainerRequest,
+    StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::Node;
+use coracle_tests::image::Image;
+use coracle_tests::node::{Node, binaries};
 use coracle_tests::request::{bridge_pod, create, exec, fresh, host_pod};
 use coracle_tests::stage::Stage;
 
@@ -213,15 +216,99 @@ fn a_tracer_with_every_right_finds_a_powerless_pid_1_or_none_of_ours() {
     }
 }
 
+/// A container in the node's PID namespace sees the runtime's processes. Without SYS_PTRACE it may trace those of its own
+/// user id that have no capability more than it (ptrace(2)), unless they are not dumpable: a process that gave up its
+/// rights to be safe must not be easier to take over for that.
 #[test]
-fn processes_of_the_host_pid_pod_are_not_for_an_ordinary_container_beside_it() {
-    // A container of a pod without the host's PID namespace finds only its own processes, whoever else is there.
-    let stage = Stage::with(host_pod("plain"));
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
-    let report = crate::says(&stage, &attacker, &["attack", "look"]);
-    let others: Vec<&str> = report.lines().filter(|line| line.starts_with("saw process ")).collect();
-    assert_eq!(others.len(), 1, "its first process is the only other: {report}");
+fn a_container_among_the_nodes_processes_traces_none_of_ours() {
+    let mut pod = host_pod("node");
+    let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
+        NamespaceMode::Node.into();
+    let stage = Stage::with(pod);
+    let attackers = [Rights::Default, Rights::Unfiltered]
+        .map(|rights| stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"])));
+    // An import that stands still: its archive comes through a FIFO.
+    let archive = Image::probe(&stage.node.probe(), "slow").oci_archive("localhost/slow:1");
+    let fifo = stage.node.folder().join("slow.tar");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    let mut import = Command::new(binaries().join("coracle"))
+        .args(["image", "--state"])
+        .arg(stage.node.state())
+        .arg("import")
+        .arg(&fifo)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    let mut writer = fs::File::options().write(true).open(&fifo).expect("somebody reads it");
+    writer.write_all(&archive[..archive.len() / 2]).expect("half of it");
+    let is_ours = |process: &host::Process| descends(process.pid, stage.node.pid());
+    host::wait_until("somebody reads the archive", || {
+        host::processes("inmate").iter().filter(|process| is_ours(process)).count() >= 2
+    });
+    for attacker in &attackers {
+        let report = crate::says(&stage, attacker, &["attack", "hunt", &stage.node.pid().to_string()]);
+        // The daemon, its worker, and the two that read.
+        assert!(report.matches("held trace").count() + report.matches("GOT traced").count() >= 4, "{report}");
+        reached_nothing(&report);
+        for monitor in stage.node.monitors() {
+            let report = crate::says(&stage, attacker, &["attack", "hunt", &monitor.pid.to_string()]);
+            let of_the_monitor = got(&report).into_iter().filter(|line| line.contains("coracle")).count();
+            assert_eq!(of_the_monitor, 0, "{report}");
+        }
+    }
+    writer.write_all(&archive[archive.len() / 2..]).expect("the rest");
+    drop(writer);
+    assert!(import.wait().expect("it ends").success());
     stage.node.stop();
+}
+
+/// Whether a process was started by another, or by one that was.
+fn descends(mut pid: i32, top: i32) -> bool {
+    while pid > 1 && pid != top {
+        pid = host::proc_value(pid, "status", "PPid").map_or(0, |parent| parent as i32);
+    }
+    pid == top
+}
+
+/// Whatever is done to a process on its way into a container's PID namespace - stopped, killed, its pipes held or written
+/// into - concerns that exec or start. The daemon answers, calls end, and all is well once the attacker is gone.
+#[test]
+fn disturbed_execs_and_starts_end_and_hold_nobody_else() {
+    for way in ["stop", "hold", "lie", "kill"] {
+        let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("disturbed")));
+        let words = ["attack", "disturb", way, "4"];
+        let attacker = stage.run(&armed(&stage, "attacker", Rights::PtraceUnfiltered, &words));
+        crate::wait_for_line(&stage, &attacker, "watching");
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                let (client, attacker) = (stage.node.another(), attacker.clone());
+                // Each ends: with its output, as timed out, or refused.
+                scope.spawn(move || client.exec_sync(exec(&attacker, &["true"], 1)));
+            }
+            let victim = stage.create(&stage.config("victim", &["sleep", "forever"]));
+            let client = stage.node.another();
+            let request = StartContainerRequest { container_id: victim };
+            scope.spawn(move || client.start_container(request));
+            for _ in 0..20 {
+                stage.node.version(VersionRequest::default()).expect("the daemon answers");
+            }
+            stage.node.exited(&attacker);
+            for victim in containers(&stage) {
+                let stop = StopContainerRequest { container_id: victim, timeout: 0 };
+                stage.node.stop_container(stop).expect("whatever state it is in, it stops");
+            }
+        });
+        let next = stage.run(&stage.config("next", &["sleep", "forever"]));
+        assert_eq!(crate::says(&stage, &next, &["print", "fine"]), "fine\n", "{way}");
+        stage.node.stop();
+    }
+}
+
+/// The ids of all containers.
+fn containers(stage: &Stage) -> Vec<String> {
+    let list = stage.node.list_containers(ListContainersRequest::default()).expect("lists").containers;
+    list.into_iter().map(|container| container.id).collect()
 }
 
 /// A process on its way into a container's PID namespace is a copy of the monitor, which has lines and names of all

@@ -22,6 +22,8 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
     match words {
         ["race", seconds, canaries @ ..] => trace::race(number(seconds)?, canaries),
         ["look", canaries @ ..] => trace::look(canaries),
+        ["hunt", pid] => trace::hunt(number(pid)? as i32),
+        ["disturb", way, seconds] => trace::disturb(way, number(seconds)?),
         ["enter", pid, kind] => trace::enter(pid, kind),
         ["signals"] => signals::all(),
         ["limit", pid] => signals::limit(number(pid)? as i32),

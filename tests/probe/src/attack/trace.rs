@@ -3,6 +3,7 @@
 //! between the clone of a process and its exec, so new numbers are guessed and seized before they are listed anywhere.
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -136,6 +138,97 @@ pub(crate) fn look(canaries: &[&str]) -> Outcome {
         write_memory(pid);
     }
     Ok(0)
+}
+
+/// From the node's PID namespace: tries to trace a process, and whatever it started and they started.
+pub(crate) fn hunt(top: i32) -> Outcome {
+    let mut hunted = 0;
+    for pid in others() {
+        let mut ancestor = pid;
+        while ancestor > 1 && ancestor != top {
+            ancestor = parent(ancestor).unwrap_or(0);
+        }
+        if ancestor != top {
+            continue;
+        }
+        hunted += 1;
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        let words: Vec<&str> = words.split(' ').take(3).collect();
+        let words = words.join(" ");
+        match ptrace::seize(Pid::from_raw(pid), Options::empty()) {
+            Ok(()) => println!("GOT traced {pid} {words}"),
+            Err(errno) => println!("held trace of {pid} {words}: {errno}"),
+        }
+        for file in ["mem", "environ", "maps"] {
+            // These open only for who may trace.
+            if fs::File::open(format!("/proc/{pid}/{file}")).is_ok() {
+                println!("GOT {file} of {pid} {words}");
+            }
+        }
+        if fs::read_dir(format!("/proc/{pid}/root/")).is_ok() {
+            println!("GOT root of {pid} {words}");
+        }
+    }
+    println!("saw hunted {hunted}");
+    Ok(0)
+}
+
+/// The parent of a process.
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Disturbs each new process of the runtime's for so many seconds: `stop` sends it SIGSTOP, `hold` keeps its pipes open,
+/// `lie` writes into them, `kill` kills it.
+pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    println!("watching");
+    let mut next = std::process::id() as i32 + 1;
+    let mut kept = Vec::new();
+    let mut disturbed = 0_u32;
+    while Instant::now() < end {
+        for pid in next..next + 4 {
+            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if comm.is_empty() {
+                continue;
+            }
+            next = pid + 1;
+            if !comm.starts_with("coracle") {
+                continue;
+            }
+            disturbed += 1;
+            match way {
+                "stop" => drop(kill(Pid::from_raw(pid), Signal::SIGSTOP)),
+                "kill" => drop(kill(Pid::from_raw(pid), Signal::SIGKILL)),
+                _ => {
+                    let pipes = pipes(pid);
+                    for mut pipe in pipes {
+                        if way == "lie" {
+                            // The size of a failure, and then what looks like a wait.
+                            let _ = pipe.write_all(b"\x07\x00\x05\x00\x00\x00w");
+                        }
+                        kept.push(pipe);
+                    }
+                }
+            }
+        }
+        // Numbers that nobody saw.
+        let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let made: i32 = made.split_whitespace().last().and_then(|word| word.parse().ok()).unwrap_or(0);
+        next = next.max(made - 2);
+    }
+    println!("saw disturbed {disturbed} kept {}", kept.len());
+    Ok(0)
+}
+
+/// Copies of the pipes and sockets that a process has beside its standard streams.
+fn pipes(pid: i32) -> Vec<fs::File> {
+    let Some(process) = rustix::process::Pid::from_raw(pid) else { return Vec::new() };
+    let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return Vec::new() };
+    let copy = |number| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok();
+    (3..32).filter_map(copy).map(fs::File::from).collect()
 }
 
 /// Every process of this PID namespace but this one, by number.
