@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_tests::cri::proto::{
@@ -45,7 +45,10 @@ pub(crate) fn forbidden(stage: &Stage, is_on_the_host_network: bool) -> BTreeSet
     let kinds: &[&str] =
         if is_on_the_host_network { &["mnt", "pid", "ipc"] } else { &["mnt", "pid", "ipc", "net", "uts"] };
     let mut names: BTreeSet<String> = kinds.iter().map(|kind| host::namespace(me, kind)).collect();
-    names.insert(host::namespace(me, "cgroup"));
+    // On v1 containers are in the node's, as in other runtimes: it shows no more than their mounts of cgroups do.
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        names.insert(host::namespace(me, "cgroup"));
+    }
     let is_of_the_node = |pid: i32| host::namespace(pid, "pid") == host::namespace(me, "pid");
     let monitors = stage.node.monitors().into_iter().filter(|monitor| is_of_the_node(monitor.pid));
     names.extend(monitors.map(|monitor| host::namespace(monitor.pid, "mnt")));
@@ -269,6 +272,28 @@ fn descends(mut pid: i32, top: i32) -> bool {
         pid = host::proc_value(pid, "status", "PPid").map_or(0, |parent| parent as i32);
     }
     pid == top
+}
+
+/// A signal to a process group goes to all of it, whatever their PID namespaces: what appears in a container's is in a group
+/// without the monitor, and whoever makes it say kill(0, SIGKILL) ends one exec.
+#[test]
+fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
+    for pod in [bridge_pod("own"), shared(bridge_pod("shared"))] {
+        let stage = Stage::on(Node::with_bridge(), pod);
+        let words = ["attack", "groups", RACE];
+        let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
+        let neighbour = stage.run(&stage.config("neighbour", &["sleep", "forever"]));
+        crate::wait_for_line(&stage, &attacker, "watching");
+        while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
+            storm(&stage, &attacker);
+            assert!(is_ready(&stage), "an exec's process ended the pod");
+        }
+        let report = stage.node.output(&attacker);
+        assert!(report.contains("saw group "), "nothing was seized: {report}");
+        assert_eq!(stage.node.container(&neighbour).state(), ContainerState::ContainerRunning);
+        assert_eq!(crate::says(&stage, &neighbour, &["print", "alive"]), "alive\n");
+        stage.node.stop();
+    }
 }
 
 /// Whatever is done to a process on its way into a container's PID namespace - stopped, killed, its pipes held or written

@@ -66,8 +66,10 @@ pub(crate) fn limit(pid: i32) -> Outcome {
     one.set(0).map_err(|errno| format!("a set of CPUs: {errno}"))?;
     verdict(&format!("affinity of {pid}"), sched_setaffinity(Pid::from_raw(pid), &one));
     verdict(&format!("I/O class of {pid}"), raw::set_idle_io(pid));
-    for (file, text) in [("oom_score_adj", "1000"), ("timerslack_ns", "4000000000"), ("autogroup", "19")] {
-        verdict(&format!("{file} of {pid}"), fs::write(format!("/proc/{pid}/{file}"), text));
+    verdict(&format!("timer slack of {pid}"), fs::write(format!("/proc/{pid}/timerslack_ns"), "4000000000"));
+    // Root may write these of any process it can number, whoever that belongs to: it makes the end of its own pod likelier.
+    for (file, text) in [("oom_score_adj", "1000"), ("autogroup", "19")] {
+        println!("saw {file} of {pid}: {:?}", fs::write(format!("/proc/{pid}/{file}"), text));
     }
     Ok(0)
 }

@@ -41,6 +41,8 @@ struct Own {
     secrets: Vec<String>,
     /// Mount points' devices of this mount namespace.
     devices: Vec<u64>,
+    /// Instead of looking: kills groups.
+    kills: bool,
 }
 
 impl Own {
@@ -59,6 +61,7 @@ impl Own {
             canaries: canaries.into_iter().map(str::to_owned).collect(),
             secrets: secrets.map(str::to_owned).collect(),
             devices,
+            kills: false,
         })
     }
 }
@@ -77,7 +80,15 @@ fn mask(pid: &str, key: &str) -> Option<u64> {
 
 /// Seizes each new process for so many seconds, as early as can be, and looks at it while it stands.
 pub(crate) fn race(seconds: u64, canaries: &[&str]) -> Outcome {
-    let own = Own::new(canaries)?;
+    chase(seconds, &Own::new(canaries)?)
+}
+
+/// The same, but what is seized kills its process group.
+pub(crate) fn kill_groups(seconds: u64) -> Outcome {
+    chase(seconds, &Own { kills: true, ..Own::new(&[])? })
+}
+
+fn chase(seconds: u64, own: &Own) -> Outcome {
     let end = Instant::now() + Duration::from_secs(seconds);
     println!("watching");
     let mut next = std::process::id() as i32 + 1;
@@ -95,7 +106,7 @@ pub(crate) fn race(seconds: u64, canaries: &[&str]) -> Outcome {
         for pid in next..=last {
             if ptrace::seize(Pid::from_raw(pid), Options::empty()).is_ok() {
                 seized += 1;
-                hold(pid, &own);
+                hold(pid, own);
                 next = pid + 1;
             } else if pid < last.saturating_sub(3) {
                 next = next.max(pid + 1);
@@ -117,7 +128,12 @@ fn hold(pid: i32, own: &Own) {
         status = waitpid(traced, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL))
             .unwrap_or(WaitStatus::Exited(traced, 0));
     }
-    inspect(pid, own);
+    if own.kills {
+        let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        kill_group(pid, comm.trim());
+    } else {
+        inspect(pid, own);
+    }
     let _ = ptrace::detach(traced, None);
 }
 
@@ -272,7 +288,6 @@ fn inspect(pid: i32, own: &Own) {
         println!("GOT environ {pid} {comm}: {} bytes", bytes.len());
     }
     if comm.starts_with("coracle") {
-        group(pid, comm);
         memory(pid, comm, own);
     }
     for link in ["root", "cwd"] {
@@ -281,17 +296,46 @@ fn inspect(pid: i32, own: &Own) {
     descriptors(pid, comm, own);
 }
 
-/// Whose signals a process shares: a group without a number here has processes elsewhere, and whoever traces this one
-/// makes it say kill(0, SIGKILL) (kill(2)).
-fn group(pid: i32, comm: &str) {
+/// Whose signals a process shares. Whoever traces one that is still in a group of the runtime's makes it say
+/// kill(0, SIGKILL), which goes to every process of that group, in whatever PID namespace (kill(2)): the test sees who is
+/// left. Says whether it was done.
+fn kill_group(pid: i32, comm: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-    if let [_, parent, group, session, ..] = fields[..] {
-        println!("saw group {pid} {comm} parent={parent} group={group} session={session}");
-        if group == "0" && pid != 1 {
-            println!("GOT group {pid} {comm}: of processes elsewhere");
-        }
+    let [_, parent, group, session, ..] = fields[..] else { return false };
+    println!("saw group {pid} {comm} parent={parent} group={group} session={session}");
+    // A group without a number here has, or had, processes elsewhere. Pid 1 has nothing to lose.
+    let is_done = group == "0" && pid != 1 && comm.starts_with("coracle") && inject_kill(pid).is_ok();
+    if is_done {
+        println!("saw group {pid} {comm} killed");
     }
+    is_done
+}
+
+/// Has a traced process that stands behind a system call make the call kill(0, SIGKILL).
+#[cfg(target_arch = "x86_64")]
+fn inject_kill(pid: i32) -> nix::Result<()> {
+    /// The instruction `syscall`, as the low bytes of a word.
+    const SYSCALL: i64 = 0x050f;
+    const BYTES: u64 = 2;
+    let traced = Pid::from_raw(pid);
+    let mut registers = ptrace::getregs(traced)?;
+    let at = registers.rip.wrapping_sub(BYTES);
+    if ptrace::read(traced, at as *mut libc::c_void)? & 0xffff != SYSCALL {
+        return Err(nix::errno::Errno::EAGAIN);
+    }
+    registers.rip = at;
+    registers.orig_rax = u64::MAX;
+    registers.rax = libc::SYS_kill as u64;
+    registers.rdi = 0;
+    registers.rsi = Signal::SIGKILL as u64;
+    ptrace::setregs(traced, registers)
+}
+
+/// The registers of other machines are not written here: the order of the steps is the same.
+#[cfg(not(target_arch = "x86_64"))]
+fn inject_kill(_: i32) -> nix::Result<()> {
+    Err(nix::errno::Errno::ENOSYS)
 }
 
 /// Looks for texts of others in the memory of a process.
