@@ -227,10 +227,14 @@ pub fn leave_network() -> Result<(), Error> {
 
 /// Gives up all capabilities but these (`CAP_…`) for good, and all ways to get any (`no_new_privs`).
 ///
+/// With them goes what kept others from tracing this process: whoever has its user id and no capability less may trace it
+/// (ptrace(2)), as root of a container in the node's PID namespace has. So it is made not dumpable before.
+///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
 pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
     let keep = names.iter().filter_map(|name| crate::capability::bit(name)).fold(0, |set, bit| set | bit);
+    process::control(Control::NotDumpable).map_err(refused("forbid", "tracing"))?;
     process::control(Control::NoNewPrivileges).map_err(refused("set", "no_new_privs"))?;
     for capability in (0..CAPABILITIES_MAX).filter(|capability| keep >> capability & 1 == 0) {
         match process::control(Control::DropBounding(capability)) {
