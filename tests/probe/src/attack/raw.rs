@@ -109,14 +109,57 @@ pub(crate) fn read_key(key: i64) -> Result<Vec<u8>, Errno> {
     Ok(buffer)
 }
 
+/// Name, number and the first two arguments; everything else is null. The kernel answers EINVAL, EFAULT, EBADF or
+/// EOPNOTSUPP to each, or succeeds without effect, where it checks arguments first.
+const CALLS: [(&str, c_long, c_long, c_long); 30] = [
+    ("io_uring_setup", libc::SYS_io_uring_setup, 0, 0),
+    ("io_uring_enter", libc::SYS_io_uring_enter, -1, 0),
+    ("io_uring_register", libc::SYS_io_uring_register, -1, 0),
+    ("bpf", libc::SYS_bpf, 9999, 0),
+    ("userfaultfd", libc::SYS_userfaultfd, 0xff, 0),
+    ("perf_event_open", libc::SYS_perf_event_open, 0, 0),
+    ("keyctl", libc::SYS_keyctl, 9999, 0),
+    ("add_key", libc::SYS_add_key, 0, 0),
+    ("request_key", libc::SYS_request_key, 0, 0),
+    ("open_by_handle_at", libc::SYS_open_by_handle_at, -1, 0),
+    ("kexec_load", libc::SYS_kexec_load, 0, 0),
+    ("init_module", libc::SYS_init_module, 0, 0),
+    ("finit_module", libc::SYS_finit_module, -1, 0),
+    ("delete_module", libc::SYS_delete_module, 0, 0),
+    ("mount", libc::SYS_mount, 0, 0),
+    ("umount2", libc::SYS_umount2, 0, 0),
+    ("pivot_root", libc::SYS_pivot_root, 0, 0),
+    ("open_tree", libc::SYS_open_tree, -1, 0),
+    ("move_mount", libc::SYS_move_mount, -1, 0),
+    ("fsopen", libc::SYS_fsopen, 0, 0),
+    ("fsconfig", libc::SYS_fsconfig, -1, 0),
+    ("mount_setattr", libc::SYS_mount_setattr, -1, 0),
+    ("setns", libc::SYS_setns, -1, 0),
+    ("unshare", libc::SYS_unshare, 0x1000_0000, 0),
+    ("swapon", libc::SYS_swapon, 0, 0),
+    ("quotactl", libc::SYS_quotactl, -1, 0),
+    ("fanotify_init", libc::SYS_fanotify_init, 0xffff, 0),
+    ("syslog", libc::SYS_syslog, 3, 0),
+    ("lookup_dcookie", libc::SYS_lookup_dcookie, 0, 0),
+    ("move_pages", libc::SYS_move_pages, 0, 0),
+];
+
+/// Families of sockets that no container needs: AF_ALG (CVE-2026-31431), AF_VSOCK.
+const FAMILIES: [(&str, c_long); 2] = [("AF_ALG", 38), ("AF_VSOCK", 40)];
+
+/// Makes each of these calls; what the kernel, or a filter before it, answers.
+pub(crate) fn calls_to_be_refused() -> Vec<(&'static str, Result<i64, Errno>)> {
+    let calls = CALLS.map(|(name, number, first, second)| (name, harmless(number, first, second)));
+    let seqpacket = c_long::from(libc::SOCK_SEQPACKET);
+    let families = FAMILIES.map(|(name, family)| (name, harmless(libc::SYS_socket, family, seqpacket)));
+    calls.into_iter().chain(families).collect()
+}
+
 /// Makes a system call whose pointers are all null: nothing of this process can be read or written, and a kernel that
 /// gets to see it answers something else than a filter.
-///
-/// # Errors
-/// What the kernel, or a filter before it, answers.
-pub(crate) fn harmless(number: c_long, first: c_long, second: c_long) -> Result<i64, Errno> {
-    // SAFETY: the caller's list (calls.rs) holds only calls for which these numbers and null pointers are refused, or
-    // that change nothing of this process.
+fn harmless(number: c_long, first: c_long, second: c_long) -> Result<i64, Errno> {
+    // SAFETY: all callers are in this file and pass calls for which these numbers and null pointers are refused, or that
+    // change no memory of this process.
     answer(unsafe {
         let none = c_long::from(0);
         libc::syscall(number, first, second, none, none, none, none)
@@ -144,21 +187,14 @@ pub(crate) fn send_frame(index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize
         sll_halen: 6,
         sll_addr: hardware,
     };
-    // SAFETY: a buffer and an address, each with its length, which live through the call; the descriptor is ours.
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: a buffer and an address, each with its length, which live through the call.
     let sent = unsafe {
-        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        let sent = libc::sendto(
-            socket,
-            packet.as_ptr().cast(),
-            packet.len(),
-            0,
-            (&raw const address).cast(),
-            length,
-        );
-        let sent = Errno::result(sent);
-        libc::close(socket);
-        sent
+        libc::sendto(socket, packet.as_ptr().cast(), packet.len(), 0, (&raw const address).cast(), length)
     };
+    let sent = Errno::result(sent);
+    // SAFETY: the descriptor is from this function and nobody else has it.
+    unsafe { libc::close(socket) };
     sent.map(|sent| sent as usize)
 }
 
@@ -169,10 +205,6 @@ pub(crate) fn send_frame(index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize
 pub(crate) fn set_idle_io(pid: i32) -> Result<i64, Errno> {
     const WHO_PROCESS: c_long = 1;
     const IDLE: c_long = 3 << 13;
-    harmless_three(libc::SYS_ioprio_set, WHO_PROCESS, c_long::from(pid), IDLE)
-}
-
-fn harmless_three(number: c_long, first: c_long, second: c_long, third: c_long) -> Result<i64, Errno> {
     // SAFETY: numbers only, of a call that takes no pointer.
-    answer(unsafe { libc::syscall(number, first, second, third) })
+    answer(unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, c_long::from(pid), IDLE) })
 }

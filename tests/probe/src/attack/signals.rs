@@ -59,7 +59,7 @@ pub(crate) fn limit(pid: i32) -> Outcome {
         Resource::As,
         Resource::Cpu,
     ] {
-        verdict(&format!("prlimit {resource:?} of {pid}"), prlimit(Some(process), resource, zero.clone()));
+        verdict(&format!("prlimit {resource:?} of {pid}"), prlimit(Some(process), resource, zero));
     }
     verdict(&format!("priority of {pid}"), setpriority_process(Some(process), 19));
     let mut one = CpuSet::new();

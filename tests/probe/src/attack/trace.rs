@@ -103,7 +103,8 @@ fn chase(seconds: u64, own: &Own) -> Outcome {
             let made = made.split_whitespace().last().and_then(|word| word.parse().ok()).unwrap_or(0);
             last = last.max(made + 1);
         }
-        for pid in next..=last {
+        let first = next;
+        for pid in first..=last {
             if ptrace::seize(Pid::from_raw(pid), Options::empty()).is_ok() {
                 seized += 1;
                 hold(pid, own);
@@ -205,7 +206,8 @@ pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
     let mut kept = Vec::new();
     let mut disturbed = 0_u32;
     while Instant::now() < end {
-        for pid in next..next + 4 {
+        let first = next;
+        for pid in first..first + 4 {
             let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             if comm.is_empty() {
                 continue;
