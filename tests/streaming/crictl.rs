@@ -220,8 +220,7 @@ fn exec_over_tls() {
         let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
         url.trim_start_matches("https://").split('/').next().expect("an address").to_owned()
     };
-    let mut idle: Vec<_> =
-        (0..100).map(|_| std::net::TcpStream::connect(&address).expect("a connection")).collect();
+    let mut idle: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).expect("a connection")).collect();
     assert_eq!(stage.node.workers().len(), 0, "a process for nothing");
     idle.last_mut().expect("a hundred").write_all(&[0x16]).expect("a byte");
     wait_until("a process for one client", || stage.node.workers().len() == 1);

@@ -39,7 +39,6 @@ pub(crate) struct Link {
     /// Nobody wants it any more; see [`Link::abandon`].
     abandoned: Latch<()>,
     ended: Latch<()>,
-    version: Cell<u16>,
 }
 
 /// Why a request has no good answer.
@@ -84,7 +83,6 @@ impl Link {
             is_closed: Cell::new(false),
             abandoned: Latch::default(),
             ended: Latch::default(),
-            version: Cell::new(0),
         });
         let reader = Rc::downgrade(&link);
         reactor::spawn(async move {

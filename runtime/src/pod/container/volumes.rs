@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use coracle_job::{Job, Outcome};
 use coracle_sandbox::hostpath::Mounts;
-use coracle_job::{Job, Outcome};
 use coracle_sandbox::{Propagation, plan};
 
 use super::super::record::ImageVolumeUse;
@@ -46,7 +45,7 @@ impl Pods {
         let Some(label) = resolved.plan.root.label.clone() else { return Ok(()) };
         let mounts = &resolved.record.spec.mounts;
         let asked = mounts.iter().filter(|mount| mount.selinux_relabel && mount.later.image.is_none());
-        let paths: Vec<_> = asked.map(|mount| std::path::PathBuf::from(&mount.host_path)).collect();
+        let paths: Vec<_> = asked.map(|mount| PathBuf::from(&mount.host_path)).collect();
         if paths.is_empty() {
             return Ok(());
         }

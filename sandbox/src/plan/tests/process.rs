@@ -231,12 +231,11 @@ fn errors_read_as_users_expect() {
 fn records_for_older_monitors_hold_what_those_know() {
     let plan = ExecPlan { cgroup_joins: vec![], process: process(), user_namespace: None };
     let record = exec(&plan).unwrap();
-    let has_keyring =
-        |record: &[u8]| coracle_wire::walk(record).unwrap().any(|op| op.unwrap() == Op::Keyring);
+    let has_keyring = |record: &[u8]| walk(record).unwrap().any(|op| op.unwrap() == Op::Keyring);
     assert!(has_keyring(&record));
     let older = for_monitor(record.clone(), 4).unwrap();
     assert!(!has_keyring(&older));
     assert_eq!(for_monitor(record.clone(), coracle_wire::VERSION).unwrap(), record);
-    let count = |record: &[u8]| coracle_wire::walk(record).unwrap().count();
-    assert!(coracle_wire::walk(&older).unwrap().all(|op| op.unwrap().since() <= 4) && count(&older) > 5);
+    let count = |record: &[u8]| walk(record).unwrap().count();
+    assert!(walk(&older).unwrap().all(|op| op.unwrap().since() <= 4) && count(&older) > 5);
 }
