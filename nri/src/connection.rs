@@ -2,7 +2,7 @@
 //!
 //! Nobody waits for the socket but these two: a call waits for its answer or its deadline, so a plugin that stops reading
 //! or answering costs one timeout and blocks nobody. Stream ids are taken and queued in one step, as the Go server refuses
-//! an id that does not grow (nri.md 1.4).
+//! an id that does not grow (NRI 1.4).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// Share of its deadline after which a plugin's own "deadline exceeded" is a timeout: its clock races with ours (1.5).
 const TIMEOUT_SHARE: f64 = 0.95;
 
-/// How a call ended (nri.md 1.5).
+/// How a call ended (NRI 1.5).
 #[derive(Debug)]
 pub(crate) enum Outcome<T> {
     Ok(T),

@@ -1,4 +1,4 @@
-//! The dispatcher: who is active, and each event of a pod told to them in order (nri.md 3).
+//! The dispatcher: who is active, and each event of a pod told to them in order (NRI 3).
 //!
 //! An event is told inside a [`Section`], which holds the order of its pod and, shared, the gate. A plugin that joins holds
 //! the gate alone, so it hears of every object either by Synchronize or by an event, never by neither (2.5). A section
@@ -51,7 +51,7 @@ pub struct Dispatcher {
     kicks: Cell<u64>,
 }
 
-/// How an outcome that is not an answer is taken (nri.md 3.3).
+/// How an outcome that is not an answer is taken (NRI 3.3).
 #[derive(Clone, Copy)]
 pub(crate) enum Policy<'a> {
     /// It can fail the CRI call.
@@ -232,7 +232,7 @@ impl Dispatcher {
         }
     }
 
-    /// Evictions that a plugin asks for; most runtimes drop them, so they are opt-in (nri.md 3.8).
+    /// Evictions that a plugin asks for; most runtimes drop them, so they are opt-in (NRI 3.8).
     pub(crate) fn evict(&self, plugin: &Plugin, evictions: Vec<api::ContainerEviction>) {
         for eviction in evictions {
             if self.settings.borrow().allow_eviction {

@@ -19,7 +19,7 @@ pub struct Stream {
     pub writer: Box<dyn AsyncWrite + Unpin>,
 }
 
-/// Everything that exists, for a plugin that joins (nri.md 2.5).
+/// Everything that exists, for a plugin that joins (NRI 2.5).
 #[derive(Default)]
 pub struct Snapshot {
     /// Pods that are up or stopped and not being removed.

@@ -1,4 +1,4 @@
-//! How a plugin comes in and goes: registration, Configure, Synchronize behind the gate, replacement, the end (nri.md 2).
+//! How a plugin comes in and goes: registration, Configure, Synchronize behind the gate, replacement, the end (NRI 2).
 //!
 //! Whoever connects cannot be told from a plugin before it registers, so every step before that is bounded in time and
 //! number, and costs the others nothing: one task per connection, no lock, 64 connections.
@@ -191,7 +191,7 @@ impl Dispatcher {
         requests: &Receiver<Incoming>,
         config: String,
     ) -> Result<(), String> {
-        // It may ask for updates while it is being synchronised (nri.md 2.5).
+        // It may ask for updates while it is being synchronised (NRI 2.5).
         let (dispatcher, serving, requests) = (Rc::clone(self), Rc::clone(plugin), requests.clone());
         self.host.spawn(Box::pin(async move { dispatcher.serve(&serving, &requests).await }));
         self.wait_for_turn(plugin).await;
@@ -323,7 +323,7 @@ impl Dispatcher {
         }
     }
 
-    /// Unsolicited updates: beside whatever event is under way (nri.md 3.7).
+    /// Unsolicited updates: beside whatever event is under way (NRI 3.7).
     async fn update_containers(
         &self,
         plugin: &Plugin,

@@ -44,7 +44,7 @@ pub mod api {
     include!(concat!(env!("OUT_DIR"), "/nri.pkg.api.v1alpha1.rs"));
 }
 
-/// The version of NRI that plugins are told; an empty one makes their library guess (nri.md 2.4).
+/// The version of NRI that plugins are told; an empty one makes their library guess (NRI 2.4).
 pub const NRI_VERSION: &str = "v0.12.2";
 
 /// All events that may be subscribed to.

@@ -1,4 +1,4 @@
-//! Puts ttrpc messages together from a byte stream, and encodes them. Only unary calls (nri.md 1.4).
+//! Puts ttrpc messages together from a byte stream, and encodes them. Only unary calls (NRI 1.4).
 //!
 //! The header, the envelope with its status and codes, and the size limit are the `ttrpc` crate's. Its reader is not used: it
 //! blocks or needs tokio, where ours takes the bytes of one multiplexed connection as they come (docs/notes/005-ttrpc.md).

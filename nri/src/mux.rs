@@ -1,4 +1,4 @@
-//! The multiplexer: two logical byte streams over one socket (nri.md 1.2), and how messages are cut into its frames.
+//! The multiplexer: two logical byte streams over one socket (NRI 1.2), and how messages are cut into its frames.
 //!
 //! ```text
 //!   | connection id, u32 | payload length, u32 | payload |       big endian

@@ -25,7 +25,7 @@ pub(crate) struct Plugin {
     pub(crate) events: Cell<i32>,
     /// Event calls under way.
     slot: Rc<Fair>,
-    /// It was built before v0.12: nine events go to it as StateChange (nri.md 3.4).
+    /// It was built before v0.12: nine events go to it as StateChange (NRI 3.4).
     is_legacy: Cell<bool>,
     undecodable: Cell<u32>,
     pub(crate) tally: RefCell<Tally>,

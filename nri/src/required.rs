@@ -1,4 +1,4 @@
-//! Plugins that a pod cannot do without: those of the configuration and those its own annotation names (nri.md 4.7).
+//! Plugins that a pod cannot do without: those of the configuration and those its own annotation names (NRI 4.7).
 
 use crate::api;
 use crate::plugin::Plugin;

@@ -1,4 +1,4 @@
-//! A pod's next event: told to the plugins in order, inside one [`Section`] (nri.md 3.1). What it announces is made visible, or
+//! A pod's next event: told to the plugins in order, inside one [`Section`] (NRI 3.1). What it announces is made visible, or
 //! undone, by the caller before the section ends.
 
 use std::rc::Rc;
@@ -61,7 +61,7 @@ macro_rules! told {
 }
 
 impl Section {
-    /// The last step of RunPodSandbox. A refusal is undone at those that were asked (nri.md 3.5).
+    /// The last step of RunPodSandbox. A refusal is undone at those that were asked (NRI 3.5).
     ///
     /// # Errors
     /// The refusal.
@@ -224,7 +224,7 @@ impl Section {
         }
     }
 
-    /// All at once; whatever is not a clear yes rejects (nri.md 4.6).
+    /// All at once; whatever is not a clear yes rejects (NRI 4.6).
     async fn ask_validators(&self, validators: &[&Rc<Plugin>], told: &Told<'_>) -> Vec<String> {
         let limit = self.dispatcher.settings.borrow().request_timeout;
         let ask = |plugin: &Rc<Plugin>| {
@@ -354,7 +354,7 @@ impl Section {
         self.tell::<api::RemoveContainerResponse>(&told).await;
     }
 
-    /// Teardown waits for nobody: a plugin that is required and absent has to compare when it comes back (nri.md 6.4, 7).
+    /// Teardown waits for nobody: a plugin that is required and absent has to compare when it comes back (NRI 6.4, 7).
     fn warn_of_missing(&self, pod: &api::PodSandbox, event: &str) {
         let required = self.required(pod);
         let active = self.dispatcher.active.borrow();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What a second live plugin of the same index and name does (nri.md 2.7).
+/// What a second live plugin of the same index and name does (NRI 2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicates {
     /// It takes the place of the first once it has joined.
@@ -13,7 +13,7 @@ pub enum Duplicates {
     Reject,
 }
 
-/// The built-in validator (nri.md 4.7).
+/// The built-in validator (NRI 4.7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DefaultValidator {
     /// Whether it is there at all.

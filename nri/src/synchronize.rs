@@ -1,4 +1,4 @@
-//! Everything that exists, in messages of a size that a plugin takes (nri.md 1.7).
+//! Everything that exists, in messages of a size that a plugin takes (NRI 1.7).
 
 use prost::Message;
 

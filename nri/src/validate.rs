@@ -1,4 +1,4 @@
-//! The built-in validator, and what the answers of validators come to (nri.md 4.6, 4.7).
+//! The built-in validator, and what the answers of validators come to (NRI 4.6, 4.7).
 
 use std::future::Future;
 use std::rc::Rc;

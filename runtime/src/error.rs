@@ -1,7 +1,7 @@
 //! The daemon's one error: what kind of failure a caller can act on, and a text that reads from the outside in.
 //! Every room below has its own enum; where such an error enters the core it becomes an [`Error`] with a [`Kind`], and
 //! each level on the way up puts in front what only it knows. `rpc/status.rs` turns kinds into gRPC codes, nothing else does.
-//! Texts follow conventions §2.2: what was tried, on what, why; lower case, no full stop.
+//! Each text says what was tried, on what, and why it failed; lower case, no full stop.
 
 use std::fmt;
 

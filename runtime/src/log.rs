@@ -4,7 +4,7 @@
 //!   time=2026-11-20T22:34:13.123Z level=info msg="pod ready" pod=3f2a9c01b7d4e ms=4
 //! ```
 //!
-//! `log::info!("pod ready"; pod = id, ms = 4)`. Spelling of keys: conventions §4.3; `pod` and `ctr` are cut to the 13
+//! `log::info!("pod ready"; pod = id, ms = 4)`. Keys are spelled alike everywhere (`pod`, `ctr`, `op`, `step`, `ms`); `pod` and `ctr` are cut to the 13
 //! digits that crictl prints. Values with anything but plain printable characters are quoted and escaped, so that no image
 //! name or plugin's message can forge a line. Writing never blocks: a line that stderr's reader leaves no room for is
 //! dropped and counted, and the next one says how many. No line is longer than [`LINE_BYTES_MAX`].

@@ -1,6 +1,6 @@
 //! Which capabilities a container's process gets. Pure but for [`bounding`], which asks the kernel what this daemon
 //! may hand out at all: a nested or restricted daemon cannot give what it lacks.
-//! Rules: CRI section 3.3 (containerd's default set and order of add and drop), CVE-2022-24769 for the empty
+//! Rules: CRI 3.3 (containerd's default set and order of add and drop), CVE-2022-24769 for the empty
 //! inheritable set.
 
 use std::str::FromStr;

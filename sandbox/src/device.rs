@@ -1,6 +1,6 @@
 //! Device nodes of the host, as a container is to have them: what a `devices` entry of a request means, and what a
 //! privileged container gets.
-//! Rules: CRI section 3.13 (a node, or every node in a directory) and 3.4 (all of /dev, less what the container has
+//! Rules: CRI 3.13 (a node, or every node in a directory) and 3.4 (all of /dev, less what the container has
 //! of its own).
 
 use std::fs;

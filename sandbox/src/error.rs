@@ -1,5 +1,5 @@
 //! The one error type of this room: a variant for each thing a caller can act on, with what was tried and on what.
-//! The texts follow conventions section 2.2: what, on what, why; lower case, no full stop.
+//! Each text says what was tried, on what, and why it failed; lower case, no full stop.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Who a container's process is: user, group and supplementary groups, resolved against the `passwd` and `group` text
 //! of the container's own root file system. Pure: the caller reads the files (inside the root, bounded) and passes
 //! bytes, which are hostile: malformed lines are skipped, nothing is trusted to be text.
-//! Rules: CRI section 3.9; KEP-3619 for the two group policies.
+//! Rules: CRI 3.9; KEP-3619 for the two group policies.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! Network namespaces kept by name: a bind mount of /proc/PID/ns/net on a file, as ip-netns(8) does it. It lives in
 //! the host's mount namespace, so that CNI plugins find it, also those in other mount namespaces that see /run/netns
-//! (CRI section 5.8). Whether the mount travels there is up to the directory's mount being shared; where it is not
+//! (CRI 5.8). Whether the mount travels there is up to the directory's mount being shared; where it is not
 //! (no systemd), the plugins that share our mount namespace still find it.
 
 use std::fs;

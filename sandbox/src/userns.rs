@@ -33,7 +33,7 @@ impl IdRange {
     }
 }
 
-/// The mappings of a pod: one range of each kind, which holds 0 (CRI section 3.2).
+/// The mappings of a pod: one range of each kind, which holds 0 (CRI 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserMappings {
     /// Of users.

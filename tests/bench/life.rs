@@ -13,7 +13,7 @@ use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, exec, host_
 use crate::Row;
 use crate::time::{Percentiles, median};
 
-/// Pods of a series; design.md asks for at least fifty.
+/// Pods of a series; at least fifty, so that a p50 means something.
 pub(crate) const RUNS: usize = 60;
 /// Series, of which the middle one counts: one that something else disturbs is left out.
 pub(crate) const SERIES: usize = 3;

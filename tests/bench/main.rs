@@ -1,4 +1,4 @@
-//! `make bench`: what design.md budgets, as one table; `make bench-long`: ten thousand pods, one after the other, and what is
+//! `make bench`: time and memory with their budgets, as one table; `make bench-long`: ten thousand pods, one after the other, and what is
 //! left of them; `make bench-steps`: each call of a pod's life; `make bench-memory`: what each page is for; `make bench-peers`:
 //! the same measurements beside containerd's. Memory is PSS from smaps_rollup, times are percentiles of at least fifty runs, over
 //! the socket, client included. Run it on a quiet machine.
@@ -22,9 +22,9 @@ use coracle_tests::node;
 
 /// A line of the table: what, its budget in words, and what was measured.
 pub(crate) struct Row {
-    /// As in design.md.
+    /// As docs/performance.md writes it.
     pub(crate) what: &'static str,
-    /// As in design.md.
+    /// As docs/performance.md writes it.
     pub(crate) budget: &'static str,
     /// With its unit.
     pub(crate) measured: String,
@@ -33,7 +33,7 @@ pub(crate) struct Row {
 /// A part of the table: its name, and what measures it.
 type Part = (&'static str, fn() -> Vec<Row>);
 
-/// The table's parts, in the order of design.md but for the last; each can be run alone, by its name.
+/// The table's parts, in the order of docs/performance.md but for the last; each can be run alone, by its name.
 const PARTS: [Part; 10] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),

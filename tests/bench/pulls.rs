@@ -1,4 +1,4 @@
-//! An image of the size that design.md's table has: 6 layers, some 19 000 files, 421 MB that gzip packs to about 110, from
+//! The image of the pull's budget: 6 layers, some 19 000 files, 421 MB that gzip packs to about 110, from
 //! Debian's registry on loopback, onto a file system that is new for each pull. Wall time, CPU of the daemon and its workers,
 //! their memory together, and what the kernel says was written to that disk, journal and inodes included.
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod citations;
 mod dependencies;
 mod fields;
 mod promises;

@@ -9,7 +9,7 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::stage::Stage;
 
-/// What critest demands values for (CRI facts A.16), but for those of a pod's network.
+/// What critest demands values for (its metrics specs), but for those of a pod's network.
 const NAMES: &str = "cpu_cfs_periods_total cpu_cfs_throttled_periods_total cpu_cfs_throttled_seconds_total \
     cpu_system_seconds_total cpu_usage_seconds_total cpu_user_seconds_total file_descriptors fs_inodes_free \
     fs_inodes_total fs_limit_bytes fs_usage_bytes last_seen memory_cache memory_failcnt memory_failures_total \

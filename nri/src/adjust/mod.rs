@@ -1,5 +1,5 @@
 //! What plugins want changed, put together: the answers to one CreateContainer or UpdateContainer, in the order of the
-//! plugins (nri.md 4).
+//! plugins (NRI 4).
 //!
 //! ```text
 //!   answer ─► check (shape) ─► claim (owners, conflicts) ─► merged ─► view, which the next plugin is shown
@@ -83,7 +83,7 @@ impl Merge {
         &self.resources
     }
 
-    /// Takes one plugin's adjustment. The order of the fields is that of the table in nri.md 4.3, and of conflicts.
+    /// Takes one plugin's adjustment. The order of the fields is that of the table in NRI 4.3, and of conflicts.
     pub(crate) fn adjust(&mut self, plugin: &str, asked: api::ContainerAdjustment) -> Result<(), String> {
         if is_empty(&asked) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Who set what: fields of one container, owned by the plugin that set them, for one request (nri.md 4.2).
+//! Who set what: fields of one container, owned by the plugin that set them, for one request (NRI 4.2).
 
 use std::collections::BTreeMap;
 

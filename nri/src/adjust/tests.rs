@@ -1,4 +1,4 @@
-//! Rules of nri.md 4, without a plugin: answers in, adjustment and view out.
+//! Rules of NRI 4, without a plugin: answers in, adjustment and view out.
 
 use super::*;
 

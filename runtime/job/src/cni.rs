@@ -1,4 +1,4 @@
-//! CNI by exec of plugins (CNI spec 1.1.0; CRI facts section 5). The worker runs them, because they may hang, fork,
+//! CNI by exec of plugins (CNI spec 1.1.0; CRI 5). The worker runs them, because they may hang, fork,
 //! and print anything; the daemon keeps the configuration and the result in the pod's record.
 
 use std::path::PathBuf;

@@ -120,7 +120,7 @@ impl Default for Limits {
 /// An image, whole: what is committed to `images/records/HEX`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// `sha256:HEX` of the config blob (CRI section 2.27).
+    /// `sha256:HEX` of the config blob (CRI 2.27).
     pub id: String,
     /// Normalised `registry/path:tag`.
     pub tags: Vec<String>,

@@ -162,7 +162,7 @@ pub struct Failure {
     pub message: String,
 }
 
-/// Kinds of failure a client acts on (CRI section 1.3).
+/// Kinds of failure a client acts on (CRI 1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureKind {
     /// No endpoint could be reached, or they answered 5xx or 429.

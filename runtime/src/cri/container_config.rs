@@ -1,7 +1,7 @@
 //! `ContainerConfig` to [`ContainerSpec`] and back: the only place that reads or writes the container's CRI fields.
 //!
 //! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
-//! changes what the container may do. Rules: CRI facts sections 2.10, 2.14, 2.36 and 3.
+//! changes what the container may do. Rules: CRI 2.10, CRI 2.14, CRI 2.36 and CRI 3.
 
 use coracle_sandbox::{ContainerId, lsm, plan};
 
@@ -18,7 +18,7 @@ use crate::rpc::v1;
 /// Device plugins of before the field put names here (CDI specification, "annotations").
 const CDI_ANNOTATION: &str = "cdi.k8s.io/";
 
-/// What a mount may be given beside its mode (CRI 1.37).
+/// What a mount may be given beside its mode (CRI API of Kubernetes 1.37).
 const MOUNT_OPTIONS: [&str; 3] = ["noexec", "nosuid", "nodev"];
 
 /// Validates `config` and takes it over.
@@ -208,7 +208,7 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
     })
 }
 
-/// An image in place of a host path (KEP-4639; CRI facts section 2.35).
+/// An image in place of a host path (KEP-4639; CRI 2.35).
 fn image_volume(mount: &v1::Mount, image: &v1::ImageSpec) -> Result<ImageVolume, Error> {
     let refused = |field: &str, why: &str| {
         let field = format!("config.mounts[{}].{field}", mount.container_path);
@@ -290,7 +290,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     let field = |what: &str| format!("config.linux.security_context.{what}");
     let is_absent = context.is_none();
     let context = context.unwrap_or_default();
-    // Both are ignored for privileged containers (CRI facts section 3.4).
+    // Both are ignored for privileged containers (CRI 3.4).
     let asked = seccomp(&field("seccomp"), context.seccomp.as_ref(), &context.seccomp_profile_path)?;
     let (wants_default_seccomp, localhost_seccomp) = match asked {
         _ if context.privileged => (false, String::new()),
@@ -350,7 +350,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     })
 }
 
-/// The profile's name for [`Security::apparmor`]: the field, else the deprecated string (CRI facts section 3.7).
+/// The profile's name for [`Security::apparmor`]: the field, else the deprecated string (CRI 3.7).
 fn apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<String, Error> {
     use v1::security_profile::ProfileType;
     let named = |name: &str| {

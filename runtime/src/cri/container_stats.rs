@@ -1,4 +1,4 @@
-//! ContainerStats, ListContainerStats and its stream (CRI section 2.22). Lists hold running containers; one that ends
+//! ContainerStats, ListContainerStats and its stream (CRI 2.22). Lists hold running containers; one that ends
 //! between listing and reading is left out.
 
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! ContainerStatus (CRI section 2.14). Mounts are those of the request, in order, and nothing else; `.info.pid` is the
+//! ContainerStatus (CRI 2.14). Mounts are those of the request, in order, and nothing else; `.info.pid` is the
 //! most used word of verbose.
 
 use std::collections::HashMap;

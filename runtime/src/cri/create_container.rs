@@ -1,4 +1,4 @@
-//! CreateContainer (CRI section 2.10).
+//! CreateContainer (CRI 2.10).
 //!
 //! | # | where | does | failure reads | leaves behind |
 //! |---|---|---|---|---|

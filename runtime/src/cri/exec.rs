@@ -22,7 +22,7 @@ pub(crate) async fn exec(daemon: Rc<Daemon>, request: v1::ExecRequest) -> Result
     Ok(v1::ExecResponse { url: daemon.streams.url(request)? })
 }
 
-/// The rules that Exec and Attach share (streaming facts §6.2).
+/// The rules that Exec and Attach share (streaming 6.2).
 pub(super) fn wanted(stdin: bool, stdout: bool, stderr: bool, tty: bool) -> Result<Wanted, Error> {
     if tty && stderr {
         return Err(invalid("stderr", "a terminal has one output: tty and stderr exclude each other"));

@@ -1,4 +1,4 @@
-//! ExecSync (CRI section 2.20). A non-zero exit is not an error; a timeout is DEADLINE_EXCEEDED and the command's whole
+//! ExecSync (CRI 2.20). A non-zero exit is not an error; a timeout is DEADLINE_EXCEEDED and the command's whole
 //! tree is dead by then; a command that cannot be exec'ed is an error with the cause in its text. The command ends with
 //! its caller. Of each stream the first 7 MiB are answered, and OK, as other runtimes answer their first 16 MiB; an error
 //! while output is read is an error of the call.

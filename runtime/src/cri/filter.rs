@@ -1,4 +1,4 @@
-//! Filters of list calls: everything given must match; no filter, or an empty one, is everything (CRI section 2.0).
+//! Filters of list calls: everything given must match; no filter, or an empty one, is everything (CRI 2.0).
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! GetContainerEvents (CRI section 2.19): every change of a pod or container, with the statuses as they were then, for the
+//! GetContainerEvents (CRI 2.19): every change of a pod or container, with the statuses as they were then, for the
 //! kubelet's evented PLEG. No replay: from the call on.
 //!
 //! Table: `pod` calls at each change → translated here, at once → one bounded queue a client → stream. A client that does

@@ -1,4 +1,4 @@
-//! ImageFsInfo (CRI facts §2.32): where images are and what they use. A kubelet takes the first entry only, runs statfs on
+//! ImageFsInfo (CRI 2.32): where images are and what they use. A kubelet takes the first entry only, runs statfs on
 //! its mountpoint, and asks every 10 s; `container_filesystems` stays empty, because writable layers are on the same one.
 
 use std::rc::Rc;

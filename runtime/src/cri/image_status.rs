@@ -1,4 +1,4 @@
-//! ImageStatus (CRI facts §2.29): the image a name or id means, or none. From memory, except for the verbose config.
+//! ImageStatus (CRI 2.29): the image a name or id means, or none. From memory, except for the verbose config.
 
 use std::collections::HashMap;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! ListContainers and its stream (CRI section 2.15). `image_id` equals Image.id: the kubelet's image garbage collection tells images
+//! ListContainers and its stream (CRI 2.15). `image_id` equals Image.id: the kubelet's image garbage collection tells images
 //! in use by it.
 
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! ListImages and its stream (CRI facts §2.28): all images, or the one that the filter names. From memory; a kubelet asks every 30 s.
+//! ListImages and its stream (CRI 2.28): all images, or the one that the filter names. From memory; a kubelet asks every 30 s.
 
 use std::rc::Rc;
 
@@ -50,7 +50,7 @@ pub(super) fn image(view: View) -> v1::Image {
     }
 }
 
-/// Who the config's `User` says that containers run as (§2.27): the kubelet checks runAsNonRoot by this, so names stay
+/// Who the config's `User` says that containers run as (CRI 2.27): the kubelet checks runAsNonRoot by this, so names stay
 /// names, and the group is cut off.
 fn user(user: &str) -> (Option<i64>, String) {
     let name = user.split(':').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! ListPodSandbox and its stream (CRI section 2.9). With ListContainers the hottest call of all: memory only.
+//! ListPodSandbox and its stream (CRI 2.9). With ListContainers the hottest call of all: memory only.
 
 use std::rc::Rc;
 

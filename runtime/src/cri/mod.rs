@@ -56,7 +56,7 @@ fn chunks<T, M>(items: Vec<T>, message: impl Fn(Vec<T>) -> M) -> impl Stream<Ite
     }))
 }
 
-/// Stop and Remove of what is not there have nothing to do (CRI section 1.3: idempotent calls).
+/// Stop and Remove of what is not there have nothing to do (CRI 1.3: idempotent calls).
 fn unknown_is_done<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -1,7 +1,7 @@
 //! `PodSandboxConfig` to [`PodSpec`] and back: the only place that reads or writes the pod's CRI fields.
 //!
 //! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
-//! changes what the pod may do (SKEW-2, SKEW-7). Rules: CRI facts sections 2.5, 2.36, 3.1, 3.12, 4.1.
+//! changes what the pod may do (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI 4.1.
 
 use coracle_job::PortMapping;
 
@@ -130,7 +130,7 @@ pub(crate) fn map(pairs: &Pairs) -> std::collections::HashMap<String, String> {
     pairs.iter().cloned().collect()
 }
 
-/// Which seccomp filter is asked for (CRI section 3.4).
+/// Which seccomp filter is asked for (CRI 3.4).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SeccompAsked {
     /// None.
@@ -243,7 +243,7 @@ fn namespaces(options: &v1::NamespaceOption) -> Result<PodNamespaces, Error> {
     })
 }
 
-/// The user namespace that is asked for; `None` is the node's (CRI section 3.2).
+/// The user namespace that is asked for; `None` is the node's (CRI 3.2).
 pub(crate) fn user_namespace(
     field: &str,
     options: Option<&v1::UserNamespace>,

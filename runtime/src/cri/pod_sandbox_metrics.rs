@@ -1,4 +1,4 @@
-//! ListMetricDescriptors, ListPodSandboxMetrics and its stream (CRI section 2.24): what the kubelet serves as
+//! ListMetricDescriptors, ListPodSandboxMetrics and its stream (CRI 2.24): what the kubelet serves as
 //! /metrics/cadvisor when it does not look itself. Names, labels and units are cAdvisor's; a value is a whole number of the
 //! unit in the name. One table says all: name, help, kind, further labels, where it comes from.
 

@@ -1,4 +1,4 @@
-//! PodSandboxStats, ListPodSandboxStats and its stream (CRI section 2.23). Lists hold sandboxes that are READY; the
+//! PodSandboxStats, ListPodSandboxStats and its stream (CRI 2.23). Lists hold sandboxes that are READY; the
 //! numbers are those of the cgroup that the kubelet made for the pod.
 
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! PodSandboxStatus (CRI section 2.8): from memory, never slow. Verbose adds what Cilium, Falco and others read: the
+//! PodSandboxStatus (CRI 2.8): from memory, never slow. Verbose adds what Cilium, Falco and others read: the
 //! sandbox's pid and its namespaces.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! PullImage (CRI facts §2.30). The pull is a task of its own in `image/`: a caller that goes away leaves it to the others.
+//! PullImage (CRI 2.30). The pull is a task of its own in `image/`: a caller that goes away leaves it to the others.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! RemoveContainer (CRI section 2.13): kills it where it runs; the log stays. An unknown id is success.
+//! RemoveContainer (CRI 2.13): kills it where it runs; the log stays. An unknown id is success.
 
 use std::rc::Rc;
 

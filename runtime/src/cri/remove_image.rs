@@ -1,4 +1,4 @@
-//! RemoveImage (CRI facts §2.31): the whole image with all its names; one that is not there is success. Its disk is freed by
+//! RemoveImage (CRI 2.31): the whole image with all its names; one that is not there is success. Its disk is freed by
 //! a worker afterwards.
 
 use std::rc::Rc;

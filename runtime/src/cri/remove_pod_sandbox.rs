@@ -1,4 +1,4 @@
-//! RemovePodSandbox (CRI section 2.7): a full stop where there was none, every container, then the record. Log files
+//! RemovePodSandbox (CRI 2.7): a full stop where there was none, every container, then the record. Log files
 //! stay: the kubelet owns them. An unknown id is success.
 
 use std::rc::Rc;

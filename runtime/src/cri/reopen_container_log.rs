@@ -1,4 +1,4 @@
-//! ReopenContainerLog (CRI section 2.17): after the answer every line goes to the new file.
+//! ReopenContainerLog (CRI 2.17): after the answer every line goes to the new file.
 
 use std::rc::Rc;
 

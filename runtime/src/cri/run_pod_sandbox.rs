@@ -1,4 +1,4 @@
-//! RunPodSandbox (CRI section 2.5).
+//! RunPodSandbox (CRI 2.5).
 //!
 //! | # | where | does | failure reads | leaves behind |
 //! |---|---|---|---|---|

@@ -1,4 +1,4 @@
-//! RuntimeConfig (CRI section 2.3, KEP-4033): which cgroup driver the kubelet must use. SYSTEMD is the enum's zero, so
+//! RuntimeConfig (CRI 2.3, KEP-4033): which cgroup driver the kubelet must use. SYSTEMD is the enum's zero, so
 //! the message is never left out.
 
 use std::rc::Rc;

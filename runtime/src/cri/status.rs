@@ -1,4 +1,4 @@
-//! Status (CRI section 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them show
+//! Status (CRI 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them show
 //! records that were set aside, files of registries that cannot be read, and what AppArmor and SELinux lack. Asked every 5 s: from memory.
 
 use std::collections::HashMap;

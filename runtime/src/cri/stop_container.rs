@@ -1,4 +1,4 @@
-//! StopContainer (CRI section 2.12): signal, grace, SIGKILL; returns when the container is EXITED. The schedule goes on
+//! StopContainer (CRI 2.12): signal, grace, SIGKILL; returns when the container is EXITED. The schedule goes on
 //! without its caller; an unknown id is success.
 
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! StopPodSandbox (CRI section 2.6): containers are killed at once, then network and namespaces go. Idempotent; an
+//! StopPodSandbox (CRI 2.6): containers are killed at once, then network and namespaces go. Idempotent; an
 //! unknown id is success.
 
 use std::rc::Rc;

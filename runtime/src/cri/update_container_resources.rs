@@ -1,4 +1,4 @@
-//! UpdateContainerResources (CRI section 2.16): in-place resize, CPU and memory managers. Zero and empty leave a field as it
+//! UpdateContainerResources (CRI 2.16): in-place resize, CPU and memory managers. Zero and empty leave a field as it
 //! is; a created container starts with the new values.
 //!
 //! Table: id and resources here → `pod` merges, applies all or nothing, commits → reply. Annotations are hints that

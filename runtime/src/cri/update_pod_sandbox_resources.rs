@@ -1,4 +1,4 @@
-//! UpdatePodSandboxResources (CRI section 2.26). The kubelet calls it after it has changed the pod's cgroup itself, so the
+//! UpdatePodSandboxResources (CRI 2.26). The kubelet calls it after it has changed the pod's cgroup itself, so the
 //! values are kept and that cgroup is not written.
 
 use std::rc::Rc;

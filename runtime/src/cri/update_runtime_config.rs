@@ -1,4 +1,4 @@
-//! UpdateRuntimeConfig (CRI section 2.4): the node's pod CIDR, kept durably and handed to CNI plugins that ask for
+//! UpdateRuntimeConfig (CRI 2.4): the node's pod CIDR, kept durably and handed to CNI plugins that ask for
 //! `ipRanges`.
 
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! The built-in sandbox image (design "The sandbox image"; PIN-3 in CRI facts §2.33). No pause image is needed, since
+//! The built-in sandbox image (design "The sandbox image"; PIN-3 in CRI 2.33). No pause image is needed, since
 //! the monitor is the pause process, but the kubelet's contract (KEP-4056) wants the image that sandboxes are made from
 //! listed and pinned. So there is one that consists of its name: it has a config document, and its id is the digest
 //! of that, like any other image's; it has no layer, is on no disk and in no registry.

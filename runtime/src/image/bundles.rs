@@ -1,4 +1,4 @@
-//! Bundles: archives and lists of images that lie in the import directories, for nodes without an uplink (CRI facts §8.2,
+//! Bundles: archives and lists of images that lie in the import directories, for nodes without an uplink (CRI 8.2,
 //! AIR-1 to AIR-7). What is in them is in the store soon after the start or a change, and pinned while the file is there.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Credentials of a PullImage request (CRI facts §2.30). They live as long as that pull, in memory and on the worker's
+//! Credentials of a PullImage request (CRI 2.30). They live as long as that pull, in memory and on the worker's
 //! stdin, and nowhere else: no `Debug` or error text here shows any of their bytes.
 
 use std::fmt;

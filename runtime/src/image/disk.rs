@@ -45,7 +45,7 @@ pub(super) struct Loaded {
     pub(super) is_complete: bool,
 }
 
-/// /etc/passwd and /etc/group of an image, for names of users (CRI facts §3.9); empty where it has none.
+/// /etc/passwd and /etc/group of an image, for names of users (CRI 3.9); empty where it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UsersFiles {
     pub(crate) passwd: Vec<u8>,

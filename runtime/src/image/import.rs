@@ -1,4 +1,4 @@
-//! Import of archives: docker-archive or OCI layout (CRI facts §8.2). The worker reads them; here their names are brought
+//! Import of archives: docker-archive or OCI layout (CRI 8.2). The worker reads them; here their names are brought
 //! into normal form, and each image is published.
 
 use std::path::Path;

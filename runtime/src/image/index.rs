@@ -1,5 +1,5 @@
 //! Which images there are, under which names, and who needs their layers. A value: no file is touched here, so that
-//! every rule of CRI facts §2.27 and §2.31 can be tested without one. [`super::records`] keeps the disk in step.
+//! every rule of CRI 2.27 and CRI 2.31 can be tested without one. [`super::records`] keeps the disk in step.
 //!
 //! What a list shows and a look-up compares is in memory, about 300 bytes an image; everything else of an image is in
 //! its record.
@@ -155,7 +155,7 @@ impl Entry {
             id,
             tags: record.tags.clone(),
             digests: record.digests.clone(),
-            // A client takes 0 for an error (§2.27).
+            // A client takes 0 for an error (CRI 2.27).
             size_bytes: record.size_bytes.max(1),
             user: record.config.user.clone(),
             layers,
@@ -228,7 +228,7 @@ impl Index {
         self.images.len()
     }
 
-    /// Finds what a client calls `text` (§2.27): an id with or without `sha256:`, a name in any spelling that normalises
+    /// Finds what a client calls `text` (CRI 2.27): an id with or without `sha256:`, a name in any spelling that normalises
     /// to one an image has, or else the beginning of one id.
     pub(crate) fn find(&self, text: &str) -> Result<Found, Invalid> {
         if let Ok(id) = text.parse::<ImageId>() {

@@ -1,5 +1,5 @@
 //! Pins that somebody set by hand (`coracle image pin`): kept on disk until they are taken back, as no configuration says
-//! them again (PIN-9 in CRI facts §2.33).
+//! them again (PIN-9 in CRI 2.33).
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! Images: which there are, what they are called, who needs them, and how they come and go. The rules are those of the
-//! CRI's ImageService (CRI facts §2.27 to §2.34); the work on blobs and layers is done by workers.
+//! CRI's ImageService (CRI 2.27 to CRI 2.34); the work on blobs and layers is done by workers.
 //!
 //! ```text
 //!   pull, import ──> worker fills blobs/ and layers/ ──> record ──> publish: check, merge, commit ──> index

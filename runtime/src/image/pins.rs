@@ -1,4 +1,4 @@
-//! Which images are pinned: a function of names and configuration, never of history (PIN-5 in CRI facts §2.33).
+//! Which images are pinned: a function of names and configuration, never of history (PIN-5 in CRI 2.33).
 
 /// What the configuration pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! PullImage (CRI facts §2.30). A pull is a task of its own; callers wait for it. Whoever asks for the same reference with
+//! PullImage (CRI 2.30). A pull is a task of its own; callers wait for it. Whoever asks for the same reference with
 //! the same credentials meanwhile joins; whoever goes away leaves the others undisturbed; when all are gone, the pull gets
 //! a grace time in which a retry can take it up again, and then its worker is killed. Parts of blobs stay for the next
 //! try.
@@ -113,7 +113,7 @@ impl Images {
     ///
     /// # Errors
     /// Not a reference; malformed credentials; what the registry, the network or the disk said. Where no endpoint could
-    /// be reached the text starts with `RegistryUnavailable:`, which a kubelet parses (CRI facts §1.3).
+    /// be reached the text starts with `RegistryUnavailable:`, which a kubelet parses (CRI 1.3).
     pub(crate) async fn pull(self: &Rc<Self>, name: &str, auth: Auth) -> Result<ImageId, Error> {
         let reference = Reference::parse(name).map_err(|invalid| {
             Error::new(Kind::InvalidArgument, format!("pull image {name:?}: {invalid}"))
@@ -284,7 +284,7 @@ async fn abandoned(running: &Running, has_left: &Receiver<()>, grace: Duration) 
     }
 }
 
-/// What a kubelet reads in the text before the first colon of a message of code UNKNOWN (CRI facts §1.3).
+/// What a kubelet reads in the text before the first colon of a message of code UNKNOWN (CRI 1.3).
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
 /// Says which pull failed; [`Kind::Unavailable`] is a worker's word for endpoints that do not answer.

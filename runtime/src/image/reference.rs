@@ -1,5 +1,5 @@
 //! Image references as the kubelet and people write them, and the one normal form that everything else uses.
-//! Pure. Rules: CRI facts §2.27; the grammar is that of the distribution project's reference package, which the kubelet
+//! Pure. Rules: CRI 2.27; the grammar is that of the distribution project's reference package, which the kubelet
 //! checks with before it asks us: what passes there must pass here and mean the same.
 //!
 //! | written | normal form |

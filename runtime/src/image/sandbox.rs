@@ -1,5 +1,5 @@
 //! What the configuration says of pins, at the start and after each SIGHUP, and the sandbox image it may name (PIN-4 and
-//! PIN-5 in CRI facts §2.33). No pod needs that image here: it is there for node tooling that expects it, so its absence
+//! PIN-5 in CRI 2.33). No pod needs that image here: it is there for node tooling that expects it, so its absence
 //! fails nothing and is made good in the background.
 
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What images use of their file system (ImageFsInfo, CRI facts §2.32): measured by a worker's walk, never in the event
+//! What images use of their file system (ImageFsInfo, CRI 2.32): measured by a worker's walk, never in the event
 //! loop. A layer does not change, so it is walked once in a daemon's life; what does change is small. Nobody who does not
 //! ask pays, and nothing is walked anew while nothing has come or gone.
 

@@ -1,7 +1,7 @@
 //! Network configuration files: bytes in, one flat list or the reason why not. Pure: `directory` brings the bytes.
 //! A list is made flat here once, so that what is recorded with a pod and sent to a worker needs nothing else to be
 //! undone: `.conf` files are wrapped, the version is chosen, plugins of the list's own folder are appended.
-//! Rules: CNI spec 1.1.0 section 1; CRI facts section 5.1.
+//! Rules: CNI spec 1.1.0 section 1; CRI 5.1.
 
 use std::collections::{BTreeMap, BTreeSet};
 

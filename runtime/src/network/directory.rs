@@ -1,6 +1,6 @@
 //! The directory of network configurations: what is in it, and which file counts.
 //! Files are small and on the local disk, so they are read in line; a reader that meets a half-written one keeps the
-//! last good list. Rules: CRI facts section 5.1.
+//! last good list. Rules: CRI 5.1.
 
 use std::fs;
 use std::io::{self, Read};

@@ -11,7 +11,7 @@
 //! What a pod was attached with is in its record before `add`, so `del` needs no configuration that may have changed or
 //! gone since. The first `add` waits until pods of an earlier boot are detached: their leases must not be handed out
 //! twice, and host-local would otherwise count them as taken.
-//! Rules: CRI facts sections 2.2, 5 and BOOT-3; docs/cni.md.
+//! Rules: CRI 2.2, CRI 5 and BOOT-3; docs/cni.md.
 
 mod builtin;
 mod conf;
@@ -41,7 +41,7 @@ use crate::{log, reactor};
 
 /// Longest STATUS: it is asked every [`STATUS_PERIOD`].
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
-/// How often plugins are asked for their STATUS (CRI facts 5.7: 5 to 10 s).
+/// How often plugins are asked for their STATUS (CRI 5.7: 5 to 10 s).
 const STATUS_PERIOD: Duration = Duration::from_secs(10);
 /// Changes that follow each other this closely are looked at once: editors and installers write, sync and rename.
 const SETTLE: Duration = Duration::from_millis(100);

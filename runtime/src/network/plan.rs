@@ -1,5 +1,5 @@
 //! What a pod's plugins are told: arguments and capabilities, from what the pod asks for. Pure.
-//! Rules: CNI conventions, "Dynamic plugin specific fields"; CRI facts sections 5.2 and 5.3.
+//! Rules: CNI conventions, "Dynamic plugin specific fields"; CRI 5.2 and CRI 5.3.
 
 use std::net::IpAddr;
 

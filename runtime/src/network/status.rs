@@ -1,6 +1,6 @@
 //! What the plugins' answers to STATUS say about the network, as a value. Pure.
 //! A plugin that is being restarted must not make the node NotReady, which would evict nothing but scare everyone: one
-//! failure after a good answer is ridden out. Rules: CRI facts section 5.7.
+//! failure after a good answer is ridden out. Rules: CRI 5.7.
 
 use super::conf::List;
 

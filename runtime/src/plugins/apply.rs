@@ -1,5 +1,5 @@
 //! A merged adjustment, done to a container that nothing has been made of yet. What this runtime cannot do fails the
-//! creation; nothing that a plugin asked for is left out in silence (nri.md 4.3, 4.4).
+//! creation; nothing that a plugin asked for is left out in silence (NRI 4.3, 4.4).
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

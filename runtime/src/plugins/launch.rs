@@ -1,5 +1,5 @@
 //! Plugins that we start: every executable `NN-name` of the plugin directory, with one end of a socket pair as descriptor 3
-//! (nri.md 2.2). Each is a task that starts its program, joins it, and starts it again when it fails.
+//! (NRI 2.2). Each is a task that starts its program, joins it, and starts it again when it fails.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};

@@ -1,4 +1,4 @@
-//! Pods and containers as plugins see them (nri.md 5): made from the records, so that they are the same before and after a
+//! Pods and containers as plugins see them (NRI 5): made from the records, so that they are the same before and after a
 //! restart, with what plugins changed laid over.
 
 use std::collections::BTreeMap;

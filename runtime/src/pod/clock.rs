@@ -1,5 +1,5 @@
 //! Wall-clock time that never goes backwards. Boards without a real-time clock boot in 1970, and clocks step; the
-//! kubelet takes the newest sandbox by `created_at` (CRI facts section 2.0; BOOT-7). So each time given out is later
+//! kubelet takes the newest sandbox by `created_at` (CRI 2.0; BOOT-7). So each time given out is later
 //! than every one before, those in the records of earlier daemons and boots included.
 
 use std::cell::Cell;

@@ -49,7 +49,7 @@ pub(crate) use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved};
 /// Longest wait for a request that the monitor answers at once.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A stop under way: the signal is out, and SIGKILL follows at `kill_at` (CRI facts section 2.12).
+/// A stop under way: the signal is out, and SIGKILL follows at `kill_at` (CRI 2.12).
 pub(super) struct Stop {
     kill_at: Cell<Instant>,
     /// A later call made `kill_at` earlier.

@@ -1,8 +1,8 @@
 //! ExecSync: one command in a running container, its output and its exit code.
 //!
 //! The output comes straight from the command's pipes to this task; the monitor only clones, reaps and reports. Every
-//! exec has a cgroup of its own below the container's, so that a timeout ends the whole tree it started (CRI facts
-//! section 2.20); what a command that ended in time left running stays, in that cgroup, until its container is over.
+//! exec has a cgroup of its own below the container's, so that a timeout ends the whole tree it started (
+//! CRI 2.20); what a command that ended in time left running stays, in that cgroup, until its container is over.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

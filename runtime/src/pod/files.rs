@@ -1,4 +1,4 @@
-//! The files every container of a pod sees in /etc: hostname, hosts, resolv.conf (CRI facts section 4.1). They lie in
+//! The files every container of a pod sees in /etc: hostname, hosts, resolv.conf (CRI 4.1). They lie in
 //! the pod's directory under `--root`, so that they are still there for a container created after a reboot of the
 //! daemon, and are bind-mounted from there.
 

@@ -62,7 +62,7 @@ use operations::Operations;
 use record::{ContainerRecord, Kept, PodRecord};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
-/// caller is told and tries again (CRI facts section 2.6).
+/// caller is told and tries again (CRI 2.6).
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Most different warnings that are remembered; texts may hold names that a client chose.
@@ -89,7 +89,7 @@ pub(crate) struct Node {
     pub(crate) cgroup_parent: String,
     /// Who makes cgroups.
     pub(crate) cgroup_driver: Driver,
-    /// The daemon's own bounding set: what ALL and privileged mean (critest facts).
+    /// The daemon's own bounding set: what ALL and privileged mean (CRI 3.3).
     pub(crate) capabilities: u64,
     /// Where CDI spec files are.
     pub(crate) cdi_directories: Vec<PathBuf>,
@@ -365,7 +365,7 @@ impl From<coracle_sandbox::Error> for Error {
     }
 }
 
-/// Looks `id` up: whole, or as a prefix that names only one (CRI facts section 2.0: never a guess).
+/// Looks `id` up: whole, or as a prefix that names only one (CRI 2.0: never a guess).
 fn find<'a, K: std::fmt::Display + 'a, V: Clone + 'a>(
     entries: impl Iterator<Item = (&'a K, &'a V)>,
     id: &str,

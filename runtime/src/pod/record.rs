@@ -199,7 +199,7 @@ pub(crate) struct ContainerImage {
     pub(crate) layers: Vec<coracle_job::Layer>,
 }
 
-/// The main process as resolved at create, which every exec repeats (CRI facts section 2.20).
+/// The main process as resolved at create, which every exec repeats (CRI 2.20).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) arguments: Vec<String>,

@@ -5,7 +5,7 @@
 //!   update ─► apply ─► tell: SetUnitProperties, in the background
 //! ```
 //! systemd takes a cgroup away when its last process has ended, and forgets the scope: it is given a moment for that, and told
-//! to where it did not (a cgroup that vanishes before systemd has looked leaves a scope without end). Rules: CRI section 3.15; `coracle_sandbox::cgroup::systemd`.
+//! to where it did not (a cgroup that vanishes before systemd has looked leaves a scope without end). Rules: CRI 3.15; `coracle_sandbox::cgroup::systemd`.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};

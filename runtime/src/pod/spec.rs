@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Pairs in the order they are stored; CRI maps have none.
 pub(crate) type Pairs = Vec<(String, String)>;
 
-/// The key of a sandbox (CRI section 2.0): one live sandbox for each.
+/// The key of a sandbox (CRI 2.0): one live sandbox for each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PodName {
     pub(crate) name: String,
@@ -48,7 +48,7 @@ pub(crate) enum Sharing {
     Node,
 }
 
-/// The pid namespaces of a pod's containers (CRI section 3.1).
+/// The pid namespaces of a pod's containers (CRI 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum PodPid {
     /// One for the pod; the monitor is its pid 1.
@@ -110,7 +110,7 @@ pub(crate) struct PodSpec {
     pub(crate) selinux: Option<SelinuxLabel>,
 }
 
-/// A user namespace of the pod's own (CRI section 3.2).
+/// A user namespace of the pod's own (CRI 3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UserNamespace {
     pub(crate) uids: Vec<IdMapping>,

@@ -129,7 +129,7 @@ impl Pod {
         matches!(self, Self::Ready)
     }
 
-    /// Whether lists show it and calls find it (CRI section 2.0).
+    /// Whether lists show it and calls find it (CRI 2.0).
     pub(crate) fn is_visible(&self) -> bool {
         !matches!(self, Self::Creating)
     }
@@ -240,7 +240,7 @@ impl Container {
 }
 
 impl Ended {
-    /// CRI's exit code (section 2.0).
+    /// CRI's exit code (CRI 2.0).
     pub(crate) fn exit_code(&self) -> i32 {
         match &self.how {
             How::Exit { exit, .. } => exit.code(),
@@ -249,7 +249,7 @@ impl Ended {
         }
     }
 
-    /// CRI's reason. OOMKilled wants both facts: the counter rose and SIGKILL ended the main process (section 2.14).
+    /// CRI's reason. OOMKilled wants both facts: the counter rose and SIGKILL ended the main process (CRI 2.14).
     pub(crate) fn reason(&self) -> &'static str {
         match &self.how {
             How::Exit { exit, oom_killed: true } if exit.code() == 128 + 9 => "OOMKilled",

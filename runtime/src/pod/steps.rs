@@ -150,7 +150,7 @@ impl Pods {
                 log::warn!("a directory stays until the next start"; pod = pod.id, error = error);
             }
         } else {
-            // Kept and listed, so that Stop and Remove try again (CRI facts section 2.0).
+            // Kept and listed, so that Stop and Remove try again (CRI 2.0).
             log_all(pod.id, &left);
             // Plugins have accepted nothing, or have heard of its end.
             pod.record.borrow_mut().told = Told { stop: true, remove: true };
@@ -536,7 +536,7 @@ impl Pods {
     }
 }
 
-/// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI facts section 2.5).
+/// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI 2.5).
 const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
 
 /// Makes a directory with its parents, for root alone.

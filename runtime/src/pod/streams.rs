@@ -79,8 +79,8 @@ impl Exec {
         self.running.has_ended();
     }
 
-    /// The client is gone; the command runs on with its output thrown away, so that it does not block (streaming facts
-    /// §6.5). A terminal is hung up instead.
+    /// The client is gone; the command runs on with its output thrown away, so that it does not block (
+    /// streaming 6.5). A terminal is hung up instead.
     pub(crate) fn abandon(self, ends: Ends) {
         log::info!("exec runs on without its client"; ctr = self.running.container_id());
         reactor::spawn(async move {

@@ -6,7 +6,7 @@
 //!                 └───────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Ours because every ready-made reactor of the smol family starts a thread at its first use (design.md, principle 1).
+//! Ours because every ready-made reactor of the smol family starts a thread at its first use (the daemon has one: ARCHITECTURE.md, "Invariants").
 //! It promises: no thread, no wakeup without work, no allocation per wait, a bounded amount of work between two looks at
 //! epoll. Signals arrive through a signalfd and processes through pidfds, so both are descriptors like any other.
 //! One reactor per thread, alive while [`run`] runs; tests on several threads each have their own.

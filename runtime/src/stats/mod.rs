@@ -5,7 +5,7 @@
 //!   writable layers ─► walked by a worker, when asked and the last walk is old ─► answered as it was then
 //!   /proc/MONITOR/net/dev ─► the pod's interfaces
 //! ```
-//! Nothing wakes up for statistics: a node that nobody asks spends nothing. Rules: CRI section 2.22, 2.23.
+//! Nothing wakes up for statistics: a node that nobody asks spends nothing. Rules: CRI 2.22, CRI 2.23.
 
 mod gauges;
 mod network;

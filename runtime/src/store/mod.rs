@@ -2,7 +2,7 @@
 //! Promises: a record is whole or absent, whatever instant the power goes; bytes that do not verify are never handed
 //! out, never deleted and never fatal. Keeps out what a record means: a body is bytes here.
 //!
-//! A record, byte by byte (conventions §1.7; formats only grow):
+//! A record, byte by byte (formats only grow):
 //!
 //! | at | bytes | what |
 //! |---|---|---|

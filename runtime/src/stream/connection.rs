@@ -5,7 +5,7 @@
 //!   send ──► output ──► transmit ──► socket       whoever sends waits while the output is full
 //! ```
 //! Back pressure is TCP's, both ways: no queue grows. A stalled stream stalls its connection, as with every server of
-//! these protocols (streaming facts §6.4).
+//! these protocols (streaming 6.4).
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -1,4 +1,4 @@
-//! Port-forward: many TCP connections into one pod, on one connection of a client (streaming facts §6.6, §6.8). Each is
+//! Port-forward: many TCP connections into one pod, on one connection of a client (streaming 6.6, §6.8). Each is
 //! a pair of streams, one for data, one for the word that it did not work.
 
 use std::cell::{Cell, RefCell};

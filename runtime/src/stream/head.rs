@@ -1,4 +1,4 @@
-//! The request that opens a session: HTTP/1.1's head, and which protocol it asks for (streaming facts §6.3, §6.7).
+//! The request that opens a session: HTTP/1.1's head, and which protocol it asks for (streaming 6.3, §6.7).
 
 use tungstenite::handshake::derive_accept_key;
 

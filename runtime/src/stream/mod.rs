@@ -1,4 +1,4 @@
-//! kubectl exec, attach and port-forward: the streaming server (streaming facts §6).
+//! kubectl exec, attach and port-forward: the streaming server (docs/specs/streaming.md).
 //!
 //! ```text
 //!   cri/{exec,attach,port_forward} ─► server::url ─► token                       (gRPC ends here)

@@ -7,7 +7,7 @@ use super::{spdy, websocket};
 pub(super) enum Peer {
     Spdy(spdy::Session),
     WebSocket(websocket::Session),
-    /// SPDY's byte stream inside WebSocket messages (streaming facts §6.9).
+    /// SPDY's byte stream inside WebSocket messages (streaming 6.9).
     Tunnel(Box<Tunnel>),
 }
 

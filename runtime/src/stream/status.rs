@@ -1,4 +1,4 @@
-//! How a session says how it went: the text or JSON of its error stream (streaming facts §6.5).
+//! How a session says how it went: the text or JSON of its error stream (streaming 6.5).
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Exec and attach: one process's streams on one connection (streaming facts §6.5, §6.7).
+//! Exec and attach: one process's streams on one connection (streaming 6.5, §6.7).
 //!
 //! ```text
 //!   client ─► stdin, resize ─► queue ─► the process          client ◄─ stdout, stderr, then one status

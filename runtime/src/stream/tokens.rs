@@ -1,5 +1,5 @@
 //! Tokens: what Exec, Attach and PortForward answer, and whoever fetches the URL shows. Unguessable, good once, and not
-//! for long (streaming facts §6.2).
+//! for long (streaming 6.2).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
 //! /etc/passwd and /etc/group of an image, taken out of its layers once, so that creating a container needs no look
-//! into a merged tree: names resolve from these copies (CRI section 3.9).
+//! into a merged tree: names resolve from these copies (CRI 3.9).
 
 use std::fs::{self, Metadata};
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Output of a container → lines of its log file, in the form the kubelet reads (CRI section 2.18):
+//! Output of a container → lines of its log file, in the form the kubelet reads (CRI 2.18):
 //!
 //! ```text
 //!   2026-03-01T07:05:09.004020000Z stderr F disk is almost full
@@ -157,7 +157,7 @@ mod tests {
         lines
     }
 
-    /// The rule of section 2.18 said once more, over the whole output.
+    /// The rule of CRI 2.18 once more, over the whole output.
     fn expected(output: &[u8]) -> Lines {
         let mut lines = Vec::new();
         for line in output.split_inclusive(|byte| *byte == b'\n') {

@@ -1,6 +1,6 @@
 //! What else a cgroup counts, for the few who ask: metrics in cAdvisor's manner. Beside `gauge`, as that is
 //! read every ten seconds for every container and this is not.
-//! Rules: CRI sections 2.22 and 2.24; Documentation/admin-guide/cgroup-v2.rst; Documentation/accounting/psi.rst.
+//! Rules: CRI 2.22 and CRI 2.24; Documentation/admin-guide/cgroup-v2.rst; Documentation/accounting/psi.rst.
 
 use super::files::{names_gone, read};
 use super::gauge::lines;

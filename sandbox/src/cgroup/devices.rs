@@ -13,7 +13,7 @@ use super::resources::DeviceRule;
 use crate::Error;
 use crate::plan::DeviceKind;
 
-/// What every container may open or make (CRI section 3.13): mknod of anything, as a node alone opens nothing; the
+/// What every container may open or make (CRI 3.13): mknod of anything, as a node alone opens nothing; the
 /// default nodes; the terminal multiplexer and all its slaves.
 const DEFAULTS: [(DeviceKind, Option<u32>, Option<u32>, &str); 10] = [
     (DeviceKind::Character, None, None, "m"),

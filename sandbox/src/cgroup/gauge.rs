@@ -1,7 +1,7 @@
 //! Statistics by descriptors that stay open: the kubelet asks for the same few files of every cgroup for as long as it
 //! lives, and to open and close one costs seven times what reading it does (docs/notes/006-kept-descriptors.md).
 //! One read a file, into a buffer that is lent; nothing is allocated for a value.
-//! Rules: CRI section 2.22. What this kernel does not count is `None`, never zero.
+//! Rules: CRI 2.22. What this kernel does not count is `None`, never zero.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use crate::Error;
 /// Longest file: `memory.stat` of Linux 6.18 has 3 KiB.
 pub const BUFFER_BYTES: usize = 16 << 10;
 
-/// v1 shows "no limit" as the largest number of pages in bytes; nobody asks for as much (CRI section 2.22).
+/// v1 shows "no limit" as the largest number of pages in bytes; nobody asks for as much (CRI 2.22).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
 /// Where the files are in the tables below.

@@ -7,7 +7,7 @@
 //! On v2 a cgroup is one directory; on v1 one in every hierarchy. A hybrid host's cgroup2 mount limits nothing, but
 //! processes can be cloned into it, counted in it and killed by it, so containers are put there, too.
 //! Every call is a few system calls on a file system without a disk. For the systemd driver see `systemd`.
-//! Rules: CRI sections 3.14 and 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
+//! Rules: CRI 3.14 and CRI 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
 
 mod detail;
 mod devices;

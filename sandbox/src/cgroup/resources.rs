@@ -1,6 +1,6 @@
 //! Limits as they are asked for, and the pure half of applying them: which value goes into which file, in which
 //! order, and what it means when the file is not there.
-//! Rules: CRI section 3.14; the weight formula of runc 1.3.2 and crun 1.23.
+//! Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
 
 use super::Version;
 use super::devices;
@@ -119,7 +119,7 @@ pub(super) enum WhenMissing {
     Refuse,
 }
 
-/// Least memory a container is started with: less than what the kernel charges for its init (CRI section 3.14).
+/// Least memory a container is started with: less than what the kernel charges for its init (CRI 3.14).
 const MEMORY_BYTES_MIN: i64 = 512 << 10;
 
 /// The scheduler's own period where none is given.

@@ -3,7 +3,7 @@
 //! systemd owns the tree of its host. A container's cgroup is made and limited by its files as everywhere, with a name that
 //! is a scope's; then systemd is asked to adopt it, with its processes, as a delegated scope. It is told the limits, too: at
 //! its next daemon-reload it would write its defaults over what it does not know. Who asks it is a worker.
-//! Rules: CRI section 3.15; systemd.slice(5), systemd.scope(5), systemd.resource-control(5); CGROUP_DELEGATION.
+//! Rules: CRI 3.15; systemd.slice(5), systemd.scope(5), systemd.resource-control(5); CGROUP_DELEGATION.
 
 use super::Version;
 use super::files::{read, write};

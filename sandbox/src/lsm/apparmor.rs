@@ -1,4 +1,4 @@
-//! AppArmor: which profiles are loaded, and the default one, which no program is needed for (CRI section 3.7).
+//! AppArmor: which profiles are loaded, and the default one, which no program is needed for (CRI 3.7).
 
 use std::fs;
 use std::io::{self, Write};

@@ -18,7 +18,7 @@ const NEW_CGROUP_NAMESPACE: u32 = 0x0200_0000;
 const S_IFCHR: u32 = 0o020_000;
 const S_IFBLK: u32 = 0o060_000;
 
-/// Nodes every container has: path, major, minor, all 0666 characters (CRI section 3.13).
+/// Nodes every container has: path, major, minor, all 0666 characters (CRI 3.13).
 const NODES: [(&str, u32, u32); 6] = [
     ("/dev/null", 1, 3),
     ("/dev/zero", 1, 5),
@@ -28,7 +28,7 @@ const NODES: [(&str, u32, u32); 6] = [
     ("/dev/tty", 5, 0),
 ];
 
-/// Links every container has in /dev (CRI section 4.3). A kernel without /proc/kcore leaves the last one dangling.
+/// Links every container has in /dev (CRI 4.3). A kernel without /proc/kcore leaves the last one dangling.
 const LINKS: [(&str, &str); 6] = [
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -59,7 +59,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     // 4. The root. After the pivot no path can name anything of the host.
     enter_root(&mut record, plan)?;
     if mounts.is_shared() {
-        // What is mounted below a bidirectional volume by a grandchild namespace has to reach it (CRI section 3.10).
+        // What is mounted below a bidirectional volume by a grandchild namespace has to reach it (CRI 3.10).
         // Only the root is there yet, so that it alone changes.
         record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
     }
@@ -82,7 +82,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     })?;
     // The terminal is mounted on /dev/console.
     process::terminal(&mut record, &plan.process)?;
-    // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI section 3.5).
+    // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI 3.5).
     let mounts = mounts.cover(&mut record)?;
     process::limits(&mut record, &plan.process)?;
     // 7. The working directory after every cover, or it would be a handle on what is below; before the root becomes

@@ -8,7 +8,7 @@
 //! Every decision about security and order is taken here, so that each rule is a table test without root, and the
 //! child only obeys. Paths are checked as text; that they stay inside the container's root is up to the child, which
 //! resolves them there (`coracle_wire::Op`).
-//! Rules: CRI sections 3 and 4; conventions section 1.5.
+//! Rules: CRI 3 and CRI 4.
 
 mod container;
 mod describe;

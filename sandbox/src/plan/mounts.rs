@@ -1,5 +1,5 @@
 //! Which mounts a container gets, what each one is made of, and what a mount that was asked for does to the default ones.
-//! Their order is [`super::mount_plan`]'s. Rules: CRI section 3.11 (replacement), 4.1 and 4.3 (the default mounts).
+//! Their order is [`super::mount_plan`]'s. Rules: CRI 3.11 (replacement), 4.1 and 4.3 (the default mounts).
 
 use std::path::{Path, PathBuf};
 

@@ -13,7 +13,7 @@ use crate::lsm::{APPARMOR_EXEC, SELINUX_EXEC, SELINUX_KEYS};
 use crate::seccomp;
 use crate::userns::UserMappings;
 
-/// File creation mask of every process (CRI section 3.9).
+/// File creation mask of every process (CRI 3.9).
 const UMASK: u32 = 0o022;
 
 /// Most directories of `PATH` that are tried; the default has six.

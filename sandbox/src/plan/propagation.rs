@@ -10,7 +10,7 @@ use crate::{Error, mountinfo};
 /// /proc/self/mountinfo: HOST_TO_CONTAINER needs a shared or slave mount, BIDIRECTIONAL a shared one.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the text other runtimes use (CRI section 3.11).
+/// [`Error::Invalid`] with the text other runtimes use (CRI 3.11).
 pub fn check_propagation(mountinfo: &str, source: &Path, propagation: Propagation) -> Result<(), Error> {
     if propagation == Propagation::Private {
         return Ok(());

@@ -33,7 +33,7 @@ pub struct SandboxPlan {
     pub shm_directory: PathBuf,
     /// Set where the UTS namespace is its own; at most 64 bytes.
     pub host_name: String,
-    /// Names with dots or slashes, and values (CRI section 3.12).
+    /// Names with dots or slashes, and values (CRI 3.12).
     pub sysctls: Vec<(String, String)>,
     /// With a network namespace: let every user bind low ports and send pings, unless `sysctls` says otherwise.
     pub convenience_sysctls: bool,
@@ -338,7 +338,7 @@ pub struct ExecPlan {
 /// Where a command is searched when the environment has no usable `PATH`, and the value it is then given (CRI 2.10).
 pub const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Masked where the request has no security context at all (CRI section 4.3; the kubelet always sends its own).
+/// Masked where the request has no security context at all (CRI 4.3; the kubelet always sends its own).
 pub const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -354,6 +354,6 @@ pub const MASKED_PATHS: &[&str] = &[
     "/sys/devices/virtual/powercap",
 ];
 
-/// Read-only where the request has no security context at all (CRI section 4.3).
+/// Read-only where the request has no security context at all (CRI 4.3).
 pub const READONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];

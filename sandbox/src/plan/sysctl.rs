@@ -1,5 +1,5 @@
 //! Sysctls of a pod: which names it may set, given the namespaces it owns, and where they are under /proc/sys.
-//! Rules: CRI section 3.12. Anything that is not of a namespace the pod owns would change the node, and is refused.
+//! Rules: CRI 3.12. Anything that is not of a namespace the pod owns would change the node, and is refused.
 
 use super::request::PodNamespaces;
 use crate::Error;

@@ -1,5 +1,5 @@
 //! RuntimeDefault: what containers may call when nobody says otherwise. The decisions are those that container runtimes
-//! have made for years (CRI section 3.4), so that images which work elsewhere work here; the data are ours.
+//! have made for years (CRI 3.4), so that images which work elsewhere work here; the data are ours.
 //!
 //! What is held back stands here, each with its reason and the capability that gives it back; what is allowed without a
 //! condition is listed in `allowed`. Every call of the table is in exactly one of the lists, which a unit test checks, so

@@ -1,5 +1,5 @@
 //! The exit record: how a container ended, written by the monitor at the moment of the event, so that it is true
-//! also when no daemon lived to see it (CRI section 7.1, RST-4).
+//! also when no daemon lived to see it (CRI 7.1, RST-4).
 //!
 //! ```text
 //!   0        4      5        6            6+n          6+n+4
@@ -22,7 +22,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// The exit code CRI shows (section 2.0): the code, or 128 + signal.
+    /// The exit code CRI shows (CRI 2.0): the code, or 128 + signal.
     pub fn code(self) -> i32 {
         match self {
             Self::Code(code) => i32::from(code),

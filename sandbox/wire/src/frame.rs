@@ -135,7 +135,7 @@ pub struct Streams {
     pub log: bool,
 }
 
-/// Which pid namespace a new container's main process lives in (CRI section 3.1).
+/// Which pid namespace a new container's main process lives in (CRI 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PidNamespace {
     /// The monitor's own: the host's, or the pod's shared one.

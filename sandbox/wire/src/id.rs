@@ -1,4 +1,4 @@
-//! Identifiers as types: 32 random bytes, printed as 64 lower-case hex digits (CRI section 2.0; cAdvisor and
+//! Identifiers as types: 32 random bytes, printed as 64 lower-case hex digits (CRI 2.0; cAdvisor and
 //! others find containers by exactly that form in cgroup paths). They can only be made from bytes or by parsing.
 
 use core::fmt;

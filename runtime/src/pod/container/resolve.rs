@@ -32,7 +32,7 @@ pub(crate) struct Resolved {
 const RLIMIT_NOFILE: u32 = 7;
 
 /// Half a million open files is what container runtimes have granted for years; soft limits stay low so that programs that
-/// loop over all descriptors stay fast (CRI facts section 3.13).
+/// loop over all descriptors stay fast (CRI 3.13).
 pub(crate) const OPEN_FILES_SOFT: u64 = 1024;
 pub(crate) const OPEN_FILES_HARD: u64 = 524_288;
 

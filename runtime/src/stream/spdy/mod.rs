@@ -1,6 +1,6 @@
 //! SPDY/3.1 as its last users speak it: the server's half of one connection, as a state machine over bytes. kubectl,
 //! crictl, the kubelet and the API server all use one library (moby/spdystream), which never sends WINDOW_UPDATE or
-//! SETTINGS and ignores both: there is no flow control but the socket's (streaming facts §6.4), so there is none here.
+//! SETTINGS and ignores both: there is no flow control but the socket's (streaming 6.4), so there is none here.
 //!
 //! ```text
 //!   word 0   1 | version 15 | type 16   control        0 | stream 31   data

@@ -1,4 +1,4 @@
-//! WebSocket (RFC 6455) as Kubernetes uses it: messages whose first byte names a channel (streaming facts §6.7). The
+//! WebSocket (RFC 6455) as Kubernetes uses it: messages whose first byte names a channel (streaming 6.7). The
 //! protocol itself is a library's, run over memory: no I/O here, [`Session::next`] takes events off what was read, and
 //! [`Session::output`] is what to write.
 //!

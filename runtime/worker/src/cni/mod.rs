@@ -1,4 +1,4 @@
-//! CNI by exec of plugins: one network configuration list, run once for one pod (CNI spec 1.1.0; CRI facts section 5).
+//! CNI by exec of plugins: one network configuration list, run once for one pod (CNI spec 1.1.0; CRI 5).
 //! The daemon never runs plugins itself, as they may hang, fork and print anything; it hands a [`CniJob`] to a worker, and
 //! this room turns it into plugin processes: [`list`] builds what each is told, [`plugin`] runs one, [`result`] reads
 //! what ADD answered.
@@ -80,7 +80,7 @@ impl Run<'_> {
             .map_err(|why| failure(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name)))
     }
 
-    /// DEL in reverse order up to the first error; what is already gone counts as deleted (CRI facts DEL-2 to DEL-4).
+    /// DEL in reverse order up to the first error; what is already gone counts as deleted (DEL-2 to DEL-4 in CRI 5.6).
     fn del(&self, previous: Option<&str>) -> Result<(), Failure> {
         let deadline = self.deadline();
         let previous = previous.filter(|_| self.list.is_since(DEL_HAS_RESULT_SINCE));

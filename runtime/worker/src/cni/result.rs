@@ -5,7 +5,7 @@
 //!     1.0, 1.1        the same without `version`; 1.1 adds fields
 //!
 //! An older shape is converted upward; one newer than the list is left as it is, as plugins may only answer so when they
-//! also read it. Rules: CNI spec 1.1.0 "Success"; CRI facts section 5.4.
+//! also read it. Rules: CNI spec 1.1.0 "Success"; CRI 5.4.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Importing archives: what `docker save` and OCI tools write, for nodes without an uplink (CRI facts section 8.2,
+//! Importing archives: what `docker save` and OCI tools write, for nodes without an uplink (CRI 8.2,
 //! AIR-2, AIR-3, AIR-8).
 //!
 //! ```text
@@ -173,7 +173,7 @@ impl Import<'_> {
                     }
                     let digest =
                         name.map(|name| format!("{}@{}", repository_of(name), named.descriptor.digest));
-                    // With a digest in the name, that decides and the tag is ignored (CRI facts section 2.27).
+                    // With a digest in the name, that decides and the tag is ignored (CRI 2.27).
                     let tag = name.filter(|name| !name.contains('@'));
                     return Ok(Some(Parts {
                         config: config_bytes,

@@ -6,8 +6,8 @@
 //!   registry of the reference ────────────────────────────────────────────────────────┴─► endpoints in order
 //! ```
 //! Read anew for each job, so a change needs no restart, and no parser of it sits in the daemon. One bad entry disables
-//! itself with a line in the log that names file and line; the rest counts. Rules: CRI facts §8.1, REG-1 to REG-10;
-//! containerd's docs/hosts.md.
+//! itself with a line in the log that names file and line; the rest counts. Rules: CRI 8.1, REG-1 to REG-10;
+//! containerd/docs/hosts.md.
 
 mod docker;
 mod explain;

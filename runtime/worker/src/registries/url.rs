@@ -1,5 +1,5 @@
-//! URLs of endpoints: what follows from a registry's name, and what people write into files (REG-3, REG-4 in CRI facts
-//! §8.1).
+//! URLs of endpoints: what follows from a registry's name, and what people write into files (REG-3, REG-4 in
+//! CRI 8.1).
 
 use std::net::IpAddr;
 

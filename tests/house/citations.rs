@@ -1,0 +1,108 @@
+//! A reader can follow each citation: sections of docs/specs that code, tests and pages cite exist, and so do the pages that they
+//! name; nothing cites a document that is not in the repository.
+//!
+//! A citation is the short name of a specification and the number of a section in it: `CRI 3.5`, `streaming 6.4`, `NRI 4.7`.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::{files, root, short};
+
+/// What a citation begins with, and where its sections are.
+const SPECIFICATIONS: [(&str, &str); 3] =
+    [("CRI ", "docs/specs/cri.md"), ("streaming ", "docs/specs/streaming.md"), ("NRI ", "docs/specs/nri.md")];
+
+/// Beginnings of citations of documents that are not here. In pieces, because this file is checked, too.
+const NOT_HERE: [&str; 6] = [
+    concat!("CRI ", "facts"),
+    concat!("CRI ", "section"),
+    concat!("facts ", "§"),
+    concat!("design", ".md"),
+    concat!("conventions", ".md"),
+    concat!("conventions ", "§"),
+];
+
+/// The numbers of a page's headings: `3.5` of `### 3.5 Title`, `3` of `## 3. Title`.
+fn headings(page: &str) -> BTreeSet<String> {
+    let text = fs::read_to_string(root().join(page)).expect("a specification");
+    let titles = text.lines().filter_map(|line| Some(line.strip_prefix('#')?.trim_start_matches('#').trim()));
+    titles
+        .filter_map(|title| {
+            let title = title.strip_prefix("Appendix ").unwrap_or(title);
+            let number = title.split(' ').next()?.trim_end_matches('.');
+            let is_number =
+                number.len() <= 5 && number.contains(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase());
+            is_number.then(|| number.to_owned())
+        })
+        .collect()
+}
+
+/// The section numbers that follow `name` in a text: `CRI 3.5` gives 3.5, `CRI v1` and `CRI RPC` nothing.
+fn cited<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    text.match_indices(name).filter_map(move |(at, _)| {
+        let is_word = text[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
+        let rest = &text[at + name.len()..];
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let number = rest[..end].trim_end_matches('.');
+        let goes_on = rest[end..].starts_with(|c: char| c.is_ascii_alphanumeric());
+        (!number.is_empty() && !is_word && !goes_on).then_some(number)
+    })
+}
+
+/// The pages of this repository that a text names: `docs/security.md`.
+fn pages(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices("docs/").filter_map(|(at, _)| {
+        let rest = &text[at..];
+        let end =
+            rest.find(|c: char| !c.is_ascii_alphanumeric() && !"/-_.".contains(c)).unwrap_or(rest.len());
+        let path = rest[..end].trim_end_matches('.');
+        let is_ours = !text[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || "/.-".contains(c));
+        (is_ours && path.ends_with(".md")).then_some(path)
+    })
+}
+
+fn texts() -> impl Iterator<Item = (String, String)> {
+    let all = files(".rs").into_iter().chain(files(".md")).chain(files(".toml")).chain(files(".proto"));
+    all.map(|path| (short(&path), fs::read_to_string(path).expect("a text file")))
+}
+
+#[test]
+fn citations_lead_to_sections_that_exist() {
+    let specifications = SPECIFICATIONS.map(|(name, page)| (name, page, headings(page)));
+    let mut dead = Vec::new();
+    for (path, text) in texts() {
+        for (name, page, sections) in &specifications {
+            let missing = cited(&text, name).filter(|number| !sections.contains(*number));
+            dead.extend(missing.map(|number| format!("{path}: {name}{number} is not in {page}")));
+        }
+        dead.extend(
+            pages(&text).filter(|page| !root().join(page).exists()).map(|page| format!("{path}: {page}")),
+        );
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn nothing_cites_documents_that_are_not_here() {
+    let mut found = Vec::new();
+    for (path, text) in texts() {
+        for (number, line) in text.lines().enumerate() {
+            found.extend(
+                NOT_HERE
+                    .iter()
+                    .filter(|word| line.contains(*word))
+                    .map(|word| format!("{path}:{}: {word}", number + 1)),
+            );
+        }
+    }
+    assert!(found.is_empty(), "cite a section of docs/specs or a public source instead: {found:#?}");
+}
+
+#[test]
+fn what_is_a_citation() {
+    let text = "Rules: CRI 3.5 and CRI 2.16. Not: CRI v1, SCRI 3.4, CRI 1.x";
+    assert_eq!(cited(text, "CRI ").collect::<Vec<_>>(), ["3.5", "2.16"]);
+    let text = "See docs/cni.md, [x](../docs/nri.md) and docs/notes/.";
+    assert_eq!(pages(text).collect::<Vec<_>>(), ["docs/cni.md"]);
+    assert!(headings("docs/specs/cri.md").contains("3.5"));
+}
