@@ -160,8 +160,8 @@ fn a_record_that_cannot_be_read_for_a_while_costs_nothing() {
             _ => fs::remove_dir(&path).expect("our folder"),
         }
         fs::rename(&aside, &path).expect("the record is back");
-        host::wait_until(&format!("{what}: it is found again"), || life.is_listed(&node));
-        assert!(life.lives() && recovered(&node).0, "{what}");
+        host::wait_until(&format!("{what}: it is found again"), || recovered(&node).0);
+        assert!(life.lives() && life.is_listed(&node), "{what}");
         assert_eq!(node.container_pid(&life.id), life.pid, "{what}");
         node.exec_sync(exec(&life.id, &["true"], 5)).expect("its layers are there, its monitor serves");
         node.stop_container(StopContainerRequest { container_id: life.id.clone(), timeout: 0 })

@@ -93,8 +93,10 @@ impl Pods {
         if let Some(unknown) = self.load_pod(id).await {
             return Some(unknown);
         }
-        // Everything is read, so that what is not listed is not to be.
-        self.unknown.borrow_mut().remove(&id);
+        // Everything is read, so that what is not listed is not to be; but not everything is known before the monitor answers.
+        if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
+            unknown.is_unread = false;
+        }
         // It was removed meanwhile, or set aside now.
         let pod = self.pods.borrow().get(&id).cloned()?;
         self.take_over(&pod).await
