@@ -26,8 +26,7 @@ pub(crate) struct OnHost {
 }
 
 impl Pods {
-    /// Looks at all of it. A missing source of a mount is made, a directory, as the other runtimes do (CRI section
-    /// 3.11).
+    /// Looks at all of it. A missing source of a mount is made, a directory, as the other runtimes do (CRI 3.11).
     pub(super) async fn look_at_host(
         &self,
         asked: &ContainerSpec,
