@@ -278,9 +278,10 @@ fn descends(mut pid: i32, top: i32) -> bool {
 fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
     for pod in [bridge_pod("own"), shared(bridge_pod("shared"))] {
         let stage = Stage::on(Node::with_bridge(), pod);
+        // Before the attacker is there: one that starts beside it may be traced like an exec.
+        let neighbour = stage.run(&stage.config("neighbour", &["sleep", "forever"]));
         let words = ["attack", "groups", RACE];
         let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
-        let neighbour = stage.run(&stage.config("neighbour", &["sleep", "forever"]));
         crate::wait_for_line(&stage, &attacker, "watching");
         while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
             storm(&stage, &attacker);
@@ -292,6 +293,23 @@ fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
         assert_eq!(crate::says(&stage, &neighbour, &["print", "alive"]), "alive\n");
         stage.node.stop();
     }
+}
+
+/// A process that has a container's filter and has not become its program may make calls that the filter refuses to
+/// others. Whoever takes it over at that moment gets no user namespace by them.
+#[test]
+fn a_process_with_a_filter_makes_no_namespaces_for_its_tracer() {
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
+    let words = ["attack", "namespaces", RACE];
+    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
+    crate::wait_for_line(&stage, &attacker, "watching");
+    while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
+        storm(&stage, &attacker);
+    }
+    let report = stage.node.output(&attacker);
+    assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
+    reached_nothing(&report);
+    stage.node.stop();
 }
 
 /// Whatever is done to a process on its way into a container's PID namespace - stopped, killed, its pipes held or written

@@ -21,6 +21,7 @@ use crate::see::Outcome;
 pub(crate) fn run(words: &[&str]) -> Outcome {
     match words {
         ["race", seconds, canaries @ ..] => trace::race(number(seconds)?, canaries),
+        ["namespaces", seconds] => trace::clone_namespaces(number(seconds)?),
         ["groups", seconds] => trace::kill_groups(number(seconds)?),
         ["look", canaries @ ..] => trace::look(canaries),
         ["hunt", pid] => trace::hunt(number(pid)? as i32),

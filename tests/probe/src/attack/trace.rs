@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::ptrace::{self, Options};
@@ -41,8 +42,8 @@ struct Own {
     secrets: Vec<String>,
     /// Mount points' devices of this mount namespace.
     devices: Vec<u64>,
-    /// Instead of looking: kills groups.
-    kills: bool,
+    /// What is done to a process that was seized.
+    way: Way,
 }
 
 impl Own {
@@ -61,9 +62,20 @@ impl Own {
             canaries: canaries.into_iter().map(str::to_owned).collect(),
             secrets: secrets.map(str::to_owned).collect(),
             devices,
-            kills: false,
+            way: Way::Look,
         })
     }
+}
+
+/// What is done to a process that was seized.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It is looked at.
+    Look,
+    /// It kills its process group.
+    Kill,
+    /// It makes a user namespace.
+    Clone,
 }
 
 /// Device and inode of what a path leads to.
@@ -85,7 +97,12 @@ pub(crate) fn race(seconds: u64, canaries: &[&str]) -> Outcome {
 
 /// The same, but what is seized kills its process group.
 pub(crate) fn kill_groups(seconds: u64) -> Outcome {
-    chase(seconds, &Own { kills: true, ..Own::new(&[])? })
+    chase(seconds, &Own { way: Way::Kill, ..Own::new(&[])? })
+}
+
+/// The same, but what is seized makes a user namespace.
+pub(crate) fn clone_namespaces(seconds: u64) -> Outcome {
+    chase(seconds, &Own { way: Way::Clone, ..Own::new(&[])? })
 }
 
 fn chase(seconds: u64, own: &Own) -> Outcome {
@@ -129,11 +146,19 @@ fn hold(pid: i32, own: &Own) {
         status = waitpid(traced, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL))
             .unwrap_or(WaitStatus::Exited(traced, 0));
     }
-    if own.kills {
-        let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        kill_group(pid, comm.trim());
-    } else {
-        inspect(pid, own);
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let comm = comm.trim();
+    match own.way {
+        Way::Look => inspect(pid, own),
+        Way::Kill => drop(kill_group(pid, comm)),
+        Way::Clone if comm.starts_with("coracle") => match inject_clone(pid) {
+            Ok(answer) if answer > 0 => println!("GOT a user namespace from {pid} {comm}: {answer}"),
+            Ok(answer) => {
+                println!("held user namespace from {pid} {comm}: {}", Errno::from_raw(-answer as i32))
+            }
+            Err(errno) => println!("saw no call of {pid} {comm}: {errno}"),
+        },
+        Way::Clone => {}
     }
     let _ = ptrace::detach(traced, None);
 }
@@ -325,7 +350,7 @@ fn inject_kill(pid: i32) -> nix::Result<()> {
     let mut registers = ptrace::getregs(traced)?;
     let at = registers.rip.wrapping_sub(BYTES);
     if ptrace::read(traced, at as *mut libc::c_void)? & 0xffff != SYSCALL {
-        return Err(nix::errno::Errno::EAGAIN);
+        return Err(Errno::EAGAIN);
     }
     registers.rip = at;
     registers.orig_rax = u64::MAX;
@@ -335,10 +360,54 @@ fn inject_kill(pid: i32) -> nix::Result<()> {
     ptrace::setregs(traced, registers)
 }
 
+/// Has a process that was seized right behind its clone make a user namespace, with all registers as the clone had them:
+/// what its filter lets the runtime do must not be what RuntimeDefault is there to refuse. The answer of the call.
+#[cfg(target_arch = "x86_64")]
+fn inject_clone(pid: i32) -> nix::Result<i64> {
+    const SYSCALL: i64 = 0x050f;
+    const BYTES: u64 = 2;
+    let traced = Pid::from_raw(pid);
+    let registers = ptrace::getregs(traced)?;
+    let mut changed = registers;
+    changed.rip = registers.rip.wrapping_sub(BYTES);
+    if ptrace::read(traced, changed.rip as *mut libc::c_void)? & 0xffff != SYSCALL {
+        return Err(Errno::EAGAIN);
+    }
+    changed.orig_rax = u64::MAX;
+    changed.rax = libc::SYS_clone as u64;
+    changed.rdi = (libc::CLONE_NEWUSER | libc::SIGCHLD) as u64;
+    changed.rsi = 0;
+    changed.rdx = 0;
+    ptrace::setregs(traced, changed)?;
+    // Into the call and out of it; of what it makes nothing is to go on.
+    for _ in 0..2 {
+        ptrace::syscall(traced, None)?;
+        let stopped = waitpid(traced, Some(WaitPidFlag::__WALL))?;
+        if !matches!(
+            stopped,
+            WaitStatus::Stopped(..) | WaitStatus::PtraceSyscall(_) | WaitStatus::PtraceEvent(..)
+        ) {
+            return Err(Errno::ECHILD);
+        }
+    }
+    let answer = ptrace::getregs(traced)?.rax as i64;
+    if answer > 0 {
+        let _ = kill(Pid::from_raw(answer as i32), Signal::SIGKILL);
+    }
+    ptrace::setregs(traced, registers)?;
+    Ok(answer)
+}
+
 /// The registers of other machines are not written here: the order of the steps is the same.
 #[cfg(not(target_arch = "x86_64"))]
+fn inject_clone(_: i32) -> nix::Result<i64> {
+    Err(Errno::ENOSYS)
+}
+
+/// As of [`inject_clone`].
+#[cfg(not(target_arch = "x86_64"))]
 fn inject_kill(_: i32) -> nix::Result<()> {
-    Err(nix::errno::Errno::ENOSYS)
+    Err(Errno::ENOSYS)
 }
 
 /// Looks for texts of others in the memory of a process.
