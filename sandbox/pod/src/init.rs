@@ -105,9 +105,9 @@ fn mount_proc() -> Result<(), Errno> {
     mount::attach(mounted.borrow(), target.borrow())
 }
 
-/// A mount namespace in which nothing is.
+/// A mount namespace in which nothing is, and a cgroup namespace that shows no other pod.
 fn enter_empty_root() -> Result<(), Errno> {
-    process::unshare(process::CLONE_NEWNS)?;
+    process::unshare(process::CLONE_NEWNS | process::CLONE_NEWCGROUP)?;
     let kind = c"tmpfs";
     let options = c"mode=555,size=4k,nr_inodes=1";
     // Any directory will do: it goes with the root below it.

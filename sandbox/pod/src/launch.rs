@@ -114,8 +114,11 @@ pub(crate) struct Place<'a> {
 /// The life of a clone up to exec; with a failure it reports and ends.
 pub(crate) fn run(launch: &Launch<'_>) -> ! {
     let mut report = launch.report;
-    let walked = process::set_capabilities(launch.permitted, launch.permitted, 0);
+    // A second process is in the process group of the first one until it leads its own, and whoever traces it makes it
+    // signal that group: the monitor must not be in it (kill(2)).
+    let walked = process::new_session();
     let walked = walked
+        .and_then(|()| process::set_capabilities(launch.permitted, launch.permitted, 0))
         .and_then(|()| enter_pids(launch.steps, launch.report))
         .and_then(|()| prepare(launch))
         .map(|(record, place)| {
@@ -161,7 +164,7 @@ fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, Place<'a>), Errno> {
         Steps::SecondExecs { second, proc } => (Some(second.pid), proc),
         Steps::One | Steps::SecondWalks(_) => (None, Proc::None),
     };
-    if second.is_none() {
+    if let Steps::SecondWalks(_) = launch.steps {
         process::new_session()?;
     }
     process::set_signal_mask(0)?;

@@ -1,11 +1,14 @@
 //! Calls of ours that a container's seccomp filter lets pass though it refuses the call: for a process that has set the
 //! filter and still has to clone and to lead a session. A marked call carries 128 random bits in arguments that it does not
-//! use, and the filter is set behind instructions that know them. Nobody else can know them: exec drops the memory they
-//! are in, and filters can be read by the node's root alone (ptrace(2), PTRACE_SECCOMP_GET_FILTER).
+//! use, and the filter is set behind instructions that know them. Exec drops the memory they are in, and filters can be read
+//! by the node's root alone (ptrace(2), PTRACE_SECCOMP_GET_FILTER). Whoever traces the process before its exec learns them
+//! all the same, from its registers; so they let nothing pass but exactly what is made here: this clone, which makes no
+//! namespace, setsid, and TIOCSCTTY.
 
 use crate::arch::AUDIT;
 use crate::bpf::{INSTRUCTION_BYTES, set_filter};
 use crate::fs::Mapping;
+use crate::sibling::CLONE_FLAGS;
 use crate::{Errno, number, process};
 
 /// What marked calls carry, in their fourth and fifth argument.
@@ -37,7 +40,9 @@ const IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7fff_0000;
 /// Instructions in front of the filter.
-const OURS: usize = 15;
+const OURS: usize = 19;
+/// ioctl(2): the controlling terminal.
+const TIOCSCTTY: u32 = 0x540e;
 
 /// As [`crate::bpf::set_filter`], but marked calls of clone, setsid and ioctl pass.
 pub fn set_filter_but_for(mark: Mark, program: &[u8], flags: u32) -> Result<(), Errno> {
@@ -60,11 +65,15 @@ fn instructions(Mark([fourth, fifth]): Mark) -> [Instruction; OURS] {
     let ((a, b), (c, d)) = (halves(fourth), halves(fifth));
     [
         (LOAD, 0, 0, 4),
-        (IF_EQUAL, 0, 13, AUDIT),
+        (IF_EQUAL, 0, 17, AUDIT),
         (LOAD, 0, 0, 0),
         (IF_EQUAL, 2, 0, number::CLONE as u32),
-        (IF_EQUAL, 1, 0, number::SETSID as u32),
-        (IF_EQUAL, 0, 9, number::IOCTL as u32),
+        (IF_EQUAL, 5, 0, number::SETSID as u32),
+        (IF_EQUAL, 2, 13, number::IOCTL as u32),
+        (LOAD, 0, 0, 16),
+        (IF_EQUAL, 2, 11, CLONE_FLAGS as u32),
+        (LOAD, 0, 0, 24),
+        (IF_EQUAL, 0, 9, TIOCSCTTY),
         (LOAD, 0, 0, 40),
         (IF_EQUAL, 0, 7, a),
         (LOAD, 0, 0, 44),

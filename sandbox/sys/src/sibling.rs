@@ -10,6 +10,8 @@ use crate::mark::Mark;
 use crate::{Errno, FdRef, number};
 
 const PAGE_BYTES: usize = 4096;
+/// CLONE_PARENT, CLONE_PARENT_SETTID, SIGCHLD: what [`clone_sibling`] asks for.
+pub(crate) const CLONE_FLAGS: usize = 0x8000 | 0x10_0000 | crate::process::SIGCHLD as usize;
 
 /// Memory that a process shares with its next child, for the pid of that child's [`clone_sibling`].
 #[derive(Debug)]
@@ -66,16 +68,12 @@ pub enum Sibling {
 /// it does not wait for that. Not clone3, which container profiles refuse with ENOSYS. EINVAL for the first process of a pid
 /// namespace.
 pub fn clone_sibling(pid: &SiblingPid, held: FdRef<'_>, mark: Mark) -> Result<Sibling, Errno> {
-    const CLONE_PARENT: usize = 0x8000;
-    const CLONE_PARENT_SETTID: usize = 0x10_0000;
-    const SIGCHLD: usize = crate::process::SIGCHLD as usize;
     pid.hide_from_children()?;
     // Without CLONE_SETTLS and CLONE_CHILD_SETTID nobody looks at these.
     let [fourth, fifth] = mark.arguments();
-    let flags = CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD;
     // SAFETY: without CLONE_VM the new process has a copy of this stack (a null stack pointer asks for that) and returns
     // on it without touching the caller's. The kernel writes one i32 to the start of a mapping that `pid` keeps alive.
-    let made = unsafe { call(number::CLONE, [flags, 0, pid.page as usize, fourth, fifth]) }?;
+    let made = unsafe { call(number::CLONE, [CLONE_FLAGS, 0, pid.page as usize, fourth, fifth]) }?;
     if made == 0 {
         return Ok(Sibling::New);
     }
