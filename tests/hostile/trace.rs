@@ -296,20 +296,28 @@ fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
 }
 
 /// A process that has a container's filter and has not become its program may make calls that the filter refuses to
-/// others. Whoever takes it over at that moment gets no user namespace by them.
+/// others. Whoever takes it over at that moment gets no user namespace by them. With no_new_privs, too, which had the filter
+/// set by the process that the tracer sees.
 #[test]
 fn a_process_with_a_filter_makes_no_namespaces_for_its_tracer() {
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
-    let words = ["attack", "namespaces", RACE];
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
-    crate::wait_for_line(&stage, &attacker, "watching");
-    while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
-        storm(&stage, &attacker);
+    for no_new_privs in [false, true] {
+        let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
+        let words = ["attack", "namespaces", RACE];
+        let mut config = armed(&stage, "attacker", Rights::Ptrace, &words);
+        coracle_tests::request::security(&mut config).no_new_privs = no_new_privs;
+        let attacker = stage.run(&config);
+        crate::wait_for_line(&stage, &attacker, "watching");
+        while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
+            storm(&stage, &attacker);
+        }
+        let report = stage.node.output(&attacker);
+        assert!(
+            !report.contains("saw seized 0"),
+            "nothing was seized, no_new_privs {no_new_privs}: {report}"
+        );
+        reached_nothing(&report);
+        stage.node.stop();
     }
-    let report = stage.node.output(&attacker);
-    assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
-    reached_nothing(&report);
-    stage.node.stop();
 }
 
 /// Whatever is done to a process on its way into a container's PID namespace - stopped, killed, its pipes held or written

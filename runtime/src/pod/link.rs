@@ -205,9 +205,6 @@ impl Link {
         loop {
             match self.monitor.receive() {
                 Ok(Some((FromMonitor::Reply { number, reply }, descriptors))) => {
-                    if let Reply::Hello { version } = reply {
-                        self.version.set(version);
-                    }
                     let waiting = self.waiting.borrow_mut().remove(&number);
                     // Nobody waits any more where the limit has passed: descriptors close here.
                     if let Some(sender) = waiting {

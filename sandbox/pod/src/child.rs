@@ -74,7 +74,6 @@ pub(crate) struct Walker<'a> {
     /// Of an exec: it has joined its container.
     is_home: bool,
     has_left: bool,
-    has_capabilities: bool,
     has_terminal: bool,
     /// What the process's own calls carry once there is a filter.
     mark: Option<Mark>,
@@ -91,7 +90,6 @@ impl<'a> Walker<'a> {
             init: None,
             is_home: false,
             has_left: false,
-            has_capabilities: false,
             has_terminal: false,
             mark: None,
         }
@@ -126,15 +124,10 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    /// Before the first operation that needs no right which the container does not have, a second process takes over, in
-    /// the container's PID namespace.
+    /// Before the exec, when it has the container's rights and filter and no others, a second process takes over, in the
+    /// container's PID namespace.
     fn hand_over(&mut self, next: &Op<'_>) -> Result<(), Errno> {
-        let is_last = match next {
-            Op::Exec { .. } => true,
-            // With no_new_privs it comes after the capabilities.
-            Op::Seccomp { .. } => self.has_capabilities,
-            _ => false,
-        };
+        let is_last = matches!(next, Op::Exec { .. });
         let Some(place) = &mut self.place else { return Ok(()) };
         let (report, second) = (place.report, place.second.take_if(|_| is_last));
         let Some(pid) = second else { return Ok(()) };
@@ -233,7 +226,6 @@ impl<'a> Walker<'a> {
             Op::Groups { gids } => process::set_groups(gids),
             Op::User { uid, gid } => set_user(uid, gid),
             Op::Capabilities { effective, permitted, inheritable, ambient } => {
-                self.has_capabilities = true;
                 process::set_capabilities(effective, permitted, inheritable)?;
                 process::control(Control::ClearAmbient)?;
                 (0..64)

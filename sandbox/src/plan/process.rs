@@ -124,7 +124,8 @@ pub(super) fn working_directory(record: &mut Record, process: &Process, create: 
 /// From root with every capability to the program. The order is forced by what each step needs:
 /// the bounding set needs CAP_SETPCAP, groups and user need CAP_SETGID and CAP_SETUID, and a filter without
 /// no_new_privs needs CAP_SYS_ADMIN, so all these come before capabilities are set; with no_new_privs the filter
-/// comes last, so that it meets none of our own calls but the exec.
+/// comes last. Of our own calls it then meets the exec, and those that hand over to a process in the container's PID
+/// namespace, which appears there with its filter ([`Op::SpareOwnCalls`]).
 pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Result<(), Error> {
     let identity = &process.identity;
     let capabilities = &process.capabilities;
@@ -134,10 +135,6 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
     let gids: Vec<u8> = identity.groups.iter().flat_map(|gid| gid.to_le_bytes()).collect();
     record.push(&Op::Groups { gids: &gids })?;
     if !process.no_new_privileges {
-        let filter = process.seccomp.as_ref();
-        if filter.is_some_and(|filter| !seccomp::lets_hand_over(&filter.program)) {
-            record.push(&Op::SpareOwnCalls)?;
-        }
         load_filter(record, process.seccomp.as_ref())?;
     }
     record.push(&Op::User { uid: identity.uid, gid: identity.gid })?;
@@ -163,6 +160,9 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
 
 fn load_filter(record: &mut Record, filter: Option<&Seccomp>) -> Result<(), Error> {
     let Some(Seccomp { program, flags }) = filter else { return Ok(()) };
+    if !seccomp::lets_hand_over(program) {
+        record.push(&Op::SpareOwnCalls)?;
+    }
     if program.is_empty() || program.len() % 8 != 0 || program.len() > SECCOMP_BYTES_MAX {
         return Err(Error::invalid("seccomp", format!("a program of {} bytes is none", program.len())));
     }
