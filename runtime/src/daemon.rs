@@ -206,20 +206,19 @@ fn boot_id() -> Result<String, Error> {
 
 /// Whether systemd runs this host: the documented test (sd_booted(3)).
 const SYSTEMD: &str = "/run/systemd/system";
-/// Where it can be asked: its own socket, the system bus.
-const SYSTEMD_SOCKETS: [&str; 2] = ["/run/systemd/private", "/run/dbus/system_bus_socket"];
+/// Where workers ask it.
+const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 
 /// Who makes cgroups. What `auto` has found out holds for this boot, since a kubelet asks once and its pods stay: the file
 /// in the state directory goes with them.
 fn cgroup_driver(wanted: CgroupDriver, state: &Path) -> Result<Driver, Error> {
-    let is_there = |path: &&str| Path::new(path).exists();
-    let runs_host = is_there(&SYSTEMD) && SYSTEMD_SOCKETS.iter().any(is_there);
+    let runs_host = [SYSTEMD, SYSTEM_BUS].into_iter().all(|path| Path::new(path).exists());
     match wanted {
         CgroupDriver::Cgroupfs => Ok(Driver::Cgroupfs),
         CgroupDriver::Systemd if runs_host => Ok(Driver::Systemd),
         CgroupDriver::Systemd => {
             let text =
-                format!("cgroup.driver: systemd does not run this host: no {SYSTEMD}, or no socket of it");
+                format!("cgroup.driver: systemd does not run this host: no {SYSTEMD}, or no {SYSTEM_BUS}");
             Err(Error::new(Kind::FailedPrecondition, text))
         }
         CgroupDriver::Auto => {

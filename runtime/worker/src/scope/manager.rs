@@ -1,25 +1,25 @@
-//! systemd's manager over D-Bus: the system bus, else systemd's own socket, where there is no bus (yet).
+//! systemd's manager over the system bus.
 //!
 //! | | by |
 //! |---|---|
-//! | StartTransientUnit on the bus | cgroups-rs' `SystemdClient::start` |
-//! | StartTransientUnit on systemd's own socket | zbus: `SystemdClient` only knows the bus |
+//! | StartTransientUnit | cgroups-rs' `SystemdClient::start` |
 //! | how a job ended | zbus: `SystemdClient` does not wait for jobs |
 //! | StopUnit | zbus: `SystemdClient::stop` hides whether the unit was there, and so whether there is a job to wait for |
 //! | SetUnitProperties | zbus: `SystemdClient::set_properties` reports success when it cannot reach the bus |
+//!
+//! systemd's own socket, /run/systemd/private, is not used: what comes from it has `org.freedesktop.systemd1` as its sender,
+//! which is no unique name, and zbus panics at that.
 
 use std::io;
-use std::path::Path;
 
 use cgroups_rs::systemd::dbus::error::Error as ClientError;
 use cgroups_rs::systemd::{NO_SUCH_UNIT, Property, SystemdClient, UNIT_MODE_REPLACE};
 use coracle_job::{Failure, FailureKind};
-use zbus::blocking::connection::Builder;
 use zbus::blocking::fdo::DBusProxy;
 use zbus::blocking::{Connection, MessageIterator};
 use zbus::message::{Body, Type};
 use zbus::names::{BusName, OwnedUniqueName};
-use zbus::zvariant::{DynamicType, ObjectPath, OwnedObjectPath, Value};
+use zbus::zvariant::{DynamicType, ObjectPath, OwnedObjectPath};
 use zbus::{Error, MatchRule};
 
 use crate::failure::failure;
@@ -28,40 +28,28 @@ const SYSTEMD: &str = "org.freedesktop.systemd1";
 const PATH: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 
-/// Units that a transient unit brings along: none.
-type NoUnits<'a> = Vec<(&'a str, Vec<(&'a str, Value<'a>)>)>;
-
 /// A connection to systemd's manager.
 pub(super) struct Manager {
     connection: Connection,
-    /// systemd's own name on the bus: whose signals count. `None` on its own socket, where nobody else is.
-    sender: Option<OwnedUniqueName>,
+    /// systemd's own name on the bus: whose signals count.
+    owner: OwnedUniqueName,
 }
 
 impl Manager {
-    /// Connects by the system bus, or where that does not work by systemd's own socket at `private`.
+    /// Connects by the system bus.
     ///
     /// # Errors
-    /// `Unavailable`: neither works; what each said.
-    pub(super) fn connect(private: &Path) -> Result<Self, Failure> {
-        Self::by_bus().or_else(|first| {
-            Self::by_socket(private).map_err(|second| {
-                let message = format!("the system bus: {first}; {}: {second}", private.display());
-                failure(FailureKind::Unavailable, message)
-            })
-        })
+    /// `Unavailable`: there is no bus, or no systemd on it.
+    pub(super) fn connect() -> Result<Self, Failure> {
+        Connection::system()
+            .and_then(Self::on)
+            .map_err(|error| failure(FailureKind::Unavailable, format!("the system bus: {error}")))
     }
 
-    fn by_bus() -> zbus::Result<Self> {
-        let connection = Connection::system()?;
+    /// systemd on the bus of this connection.
+    pub(super) fn on(connection: Connection) -> zbus::Result<Self> {
         let owner = DBusProxy::new(&connection)?.get_name_owner(BusName::try_from(SYSTEMD)?)?;
-        Ok(Self { connection, sender: Some(owner) })
-    }
-
-    /// Connects to systemd's own socket.
-    pub(super) fn by_socket(path: &Path) -> zbus::Result<Self> {
-        let address = format!("unix:path={}", path.display());
-        Ok(Self { connection: Builder::address(address.as_str())?.p2p().build()?, sender: None })
+        Ok(Self { connection, owner })
     }
 
     /// Starts a scope, and waits until systemd has: the job's result, `done` if all went well.
@@ -70,16 +58,11 @@ impl Manager {
     /// What systemd refused, in its words; what is gone is `NotFound`.
     pub(super) fn start(&self, unit: &str, properties: Vec<Property<'_>>) -> Result<String, Failure> {
         let jobs = self.jobs(unit)?;
-        if self.sender.is_some() {
-            let client = SystemdClient::new(unit, properties).and_then(|client| client.start());
-            client.map_err(|error| match error {
-                ClientError::Dbus(error) => failed("StartTransientUnit", &error),
-                ClientError::InvalidProperties => failure(FailureKind::Internal, error.to_string()),
-            })?;
-        } else {
-            let body = (unit, UNIT_MODE_REPLACE, properties, NoUnits::new());
-            self.call("StartTransientUnit", &body)?;
-        }
+        let client = SystemdClient::new(unit, properties).and_then(|client| client.start());
+        client.map_err(|error| match error {
+            ClientError::Dbus(error) => failed("StartTransientUnit", &error),
+            ClientError::InvalidProperties => failure(FailureKind::Internal, error.to_string()),
+        })?;
         // The unit is new: whatever job ends is its start.
         result(jobs, None)
     }
@@ -109,15 +92,12 @@ impl Manager {
         let listen = || {
             let rule = MatchRule::builder()
                 .msg_type(Type::Signal)
+                // Anybody may send signals on the system bus.
+                .sender(self.owner.as_ref())?
                 .path(PATH)?
                 .interface(INTERFACE)?
                 .member("JobRemoved")?
                 .arg(2, unit)?;
-            // Anybody may send signals on the system bus.
-            let rule = match &self.sender {
-                Some(name) => rule.sender(name.as_ref())?,
-                None => rule,
-            };
             MessageIterator::for_match_rule(rule.build(), &self.connection, None)
         };
         let jobs = listen().map_err(|error| failed("AddMatch", &error))?;

@@ -6,7 +6,6 @@
 
 mod manager;
 
-use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -20,16 +19,13 @@ use crate::failure::{Context, failure};
 /// Longest wait for systemd: it may be busy with a boot; the kubelet gives a start two minutes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// systemd's own socket, which only root may use and which needs no bus daemon.
-const PRIVATE: &str = "/run/systemd/private";
-
 /// Does the job.
 ///
 /// # Errors
 /// `NotFound`: systemd knows no such unit or process. `Unavailable`: it cannot be reached, or did not answer within [`LIMIT`].
 /// Otherwise `Internal`, with systemd's own words.
 pub(crate) fn run(job: &ScopeJob) -> Result<(), Failure> {
-    within(LIMIT, job, || Manager::connect(Path::new(PRIVATE)))
+    within(LIMIT, job, Manager::connect)
 }
 
 /// Does the job, with every wait in it, within `limit`.
