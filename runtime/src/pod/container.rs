@@ -64,7 +64,7 @@ impl Pods {
         spec: ContainerSpec,
     ) -> Result<ContainerId, Error> {
         if let Some(container) = self.named_container(&pod, &spec)? {
-            container.made.wait().await?;
+            container.made.wait().await.clone()?;
             return Ok(container.id);
         }
         self.require_ready(&pod)?;
@@ -76,7 +76,7 @@ impl Pods {
             Some(container) => container,
             None => self.reserve_container(&pod, spec, (&edits, on_host))?,
         };
-        container.made.wait().await?;
+        container.made.wait().await.clone()?;
         Ok(container.id)
     }
 
@@ -123,7 +123,7 @@ impl Pods {
             } else {
                 log::info!("container created"; pod = made.pod.id, ctr = made.id);
             }
-            made.made.set(result);
+            let _ = made.made.try_set(result);
         });
         Ok(container)
     }
@@ -204,7 +204,7 @@ impl Pods {
     /// The monitor saw it exit. Called from the link's reader, so nothing here waits.
     pub(super) fn container_exited(self: &Rc<Self>, exit: &ExitRecord) {
         let Some(container) = self.containers.borrow().get(&exit.container).cloned() else { return };
-        if container.exited.get().is_some() {
+        if container.exited.is_initialized() {
             return; // told again after a reconnect
         }
         if let Err(error) = self.run_first(&container) {
@@ -233,21 +233,21 @@ impl Pods {
             // The exit record stays in the monitor's directory: the next daemon finds it again.
             log::error!("exit not committed"; ctr = container.id, error = error);
         }
-        container.exited.set(());
+        let _ = container.exited.try_set(());
         self.queue_stop_told(container);
     }
 
     /// Plugins hear of the end in the pod's order: after what they are hearing now.
     fn queue_stop_told(self: &Rc<Self>, container: &Rc<Container>) {
         if !self.node.plugins.want_container_stop() {
-            container.stop_told.set(());
+            let _ = container.stop_told.try_set(());
             return;
         }
         let (pods, container) = (Rc::clone(self), Rc::clone(container));
         reactor::spawn(async move {
             let turn = pods.node.plugins.turn(&pods, &container.pod).await;
             turn.stop(&container).await;
-            container.stop_told.set(());
+            let _ = container.stop_told.try_set(());
         })
         .detach();
     }
@@ -257,7 +257,7 @@ impl Pods {
         if container.is_cleared.get() {
             return Ok(());
         }
-        let is_over = container.exited.get().is_some();
+        let is_over = container.exited.is_initialized();
         let cgroup = container.cgroup()?;
         self.node.cgroups.kill(&cgroup)?;
         self.clear_cgroup(&cgroup).await?;
@@ -329,7 +329,7 @@ impl Pods {
     }
 
     async fn wait_and_kill(&self, container: &Rc<Container>, stop: &Stop) {
-        while container.exited.get().is_none() {
+        while !container.exited.is_initialized() {
             let sooner = stop.sooner.listen();
             let now = Instant::now();
             if now >= stop.kill_at.get() {
@@ -347,7 +347,7 @@ impl Pods {
         }
         // Again and again: a fork may be ahead of the first SIGKILL.
         let end = Instant::now() + KILL_LIMIT;
-        while container.exited.get().is_none() && Instant::now() < end {
+        while !container.exited.is_initialized() && Instant::now() < end {
             match container.cgroup().and_then(|cgroup| Ok(self.node.cgroups.kill(&cgroup)?)) {
                 Ok(()) => {}
                 Err(error) => log::error!("kill"; ctr = container.id, error = error),
@@ -417,7 +417,7 @@ impl Pods {
 
     /// Plugins hear of the end of one that never ran, and of the removal; each once.
     async fn tell_removal(self: &Rc<Self>, container: &Rc<Container>) -> Turn {
-        let is_over = container.exited.get().is_some();
+        let is_over = container.exited.is_initialized();
         if is_over {
             container.stop_told.wait().await;
         }

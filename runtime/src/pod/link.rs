@@ -12,9 +12,8 @@ use std::time::Duration;
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
 use smol::channel::{Receiver, Sender};
-use smol::lock::Semaphore;
+use smol::lock::{OnceCell, Semaphore};
 
-use super::latch::Latch;
 use crate::reactor::{self, Watched};
 
 /// Requests under way at one monitor; more wait here. A monitor never waits for its daemon: one that leaves a socket full
@@ -37,8 +36,8 @@ pub(crate) struct Link {
     places: Semaphore,
     is_closed: Cell<bool>,
     /// Nobody wants it any more; see [`Link::abandon`].
-    abandoned: Latch<()>,
-    ended: Latch<()>,
+    abandoned: OnceCell<()>,
+    ended: OnceCell<()>,
 }
 
 /// Why a request has no good answer.
@@ -81,8 +80,8 @@ impl Link {
             waiting: RefCell::default(),
             places: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
-            abandoned: Latch::default(),
-            ended: Latch::default(),
+            abandoned: OnceCell::new(),
+            ended: OnceCell::new(),
         });
         let reader = Rc::downgrade(&link);
         reactor::spawn(async move {
@@ -101,8 +100,11 @@ impl Link {
                 let readable = async {
                     let _ = link.socket.readable().await;
                 };
-                smol::future::or(readable, link.abandoned.wait()).await;
-                if link.abandoned.get().is_some() {
+                let abandoned = async {
+                    link.abandoned.wait().await;
+                };
+                smol::future::or(readable, abandoned).await;
+                if link.abandoned.is_initialized() {
                     return;
                 }
             }
@@ -116,7 +118,7 @@ impl Link {
     pub(crate) fn abandon(&self) {
         self.is_closed.set(true);
         self.waiting.borrow_mut().clear();
-        self.abandoned.set(());
+        let _ = self.abandoned.try_set(());
     }
 
     /// The monitor's pid, as the node sees it.
@@ -144,7 +146,7 @@ impl Link {
         let _ = self.process.readable().await;
         // Reaps it where it is a child of this daemon; one of an earlier daemon's belongs to init.
         let _ = self.monitor.is_gone();
-        self.ended.set(());
+        let _ = self.ended.try_set(());
     }
 
     /// Asks and waits for the answer; a failure the monitor reports is [`LinkError::Failed`].

@@ -18,7 +18,6 @@ pub(crate) mod exec;
 mod files;
 mod garbage;
 mod hooks;
-mod latch;
 mod link;
 pub(crate) mod modules;
 pub(crate) mod notices;
@@ -46,7 +45,7 @@ use std::time::Duration;
 use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
 use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
-use smol::lock::Mutex;
+use smol::lock::{Mutex, OnceCell as Latch};
 
 use crate::error::{Error, Kind};
 use crate::hostpath::HostPaths;
@@ -55,7 +54,6 @@ use crate::log;
 use crate::network::Network;
 use crate::plugins::Plugins;
 use crate::workers::Workers;
-use latch::Latch;
 use link::Link;
 use notices::{Happened, Notice};
 use operations::Operations;
@@ -390,7 +388,7 @@ impl Pod {
             link: RefCell::default(),
             links: Cell::new(0),
             operation: Mutex::new(()),
-            made: Latch::default(),
+            made: Latch::new(),
             is_known: Cell::new(false),
             names: RefCell::default(),
             is_offered: Cell::new(false),
@@ -445,12 +443,12 @@ impl Container {
             pod,
             record: RefCell::new(record),
             operation: Mutex::new(()),
-            made: Latch::default(),
+            made: Latch::new(),
             is_listed: Cell::new(false),
             is_known: Cell::new(false),
-            exited: Latch::default(),
+            exited: Latch::new(),
             stop: RefCell::default(),
-            stop_told: Latch::default(),
+            stop_told: Latch::new(),
             pid: Cell::new(0),
             last_pid: Cell::new(0),
             ahead: Cell::new(None),

@@ -13,8 +13,8 @@ use std::rc::Rc;
 
 use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event;
+use smol::lock::OnceCell;
 
-use super::latch::Latch;
 use crate::error::Error;
 use crate::reactor;
 
@@ -28,7 +28,7 @@ pub(super) enum Key {
 }
 
 /// How one ended.
-type Outcome = Rc<Latch<Result<(), Error>>>;
+type Outcome = Rc<OnceCell<Result<(), Error>>>;
 
 /// Everything that is under way.
 #[derive(Default)]
@@ -53,11 +53,11 @@ impl Operations {
             self.detach(async move {
                 let result = work.await;
                 operations.shared.borrow_mut().remove(&key);
-                told.set(result);
+                let _ = told.try_set(result);
             });
             outcome
         });
-        outcome.wait().await
+        outcome.wait().await.clone()
     }
 
     /// Begins `work` and waits for it; each request has its own.
@@ -67,8 +67,10 @@ impl Operations {
     ) -> Result<(), Error> {
         let outcome = Outcome::default();
         let told = Rc::clone(&outcome);
-        self.detach(async move { told.set(work.await) });
-        outcome.wait().await
+        self.detach(async move {
+            let _ = told.try_set(work.await);
+        });
+        outcome.wait().await.clone()
     }
 
     /// Begins `work`, which tells its end itself.

@@ -127,7 +127,7 @@ impl Pods {
         self.node.clock.saw(record.created_at_ns);
         let pod = Pod::new(record);
         if pod.record().state != state::Pod::Creating {
-            pod.made.set(Ok(()));
+            let _ = pod.made.try_set(Ok(()));
             pod.is_offered.set(true);
         }
         // A pod of the same name may have been made meanwhile.
@@ -161,11 +161,11 @@ impl Pods {
             self.node.clock.saw(ended.finished_at_ns);
         }
         let container = Container::new(Rc::clone(pod), record);
-        container.made.set(Ok(()));
+        let _ = container.made.try_set(Ok(()));
         container.list();
         if container.record().state.is_over() {
-            container.exited.set(());
-            container.stop_told.set(());
+            let _ = container.exited.try_set(());
+            let _ = container.stop_told.try_set(());
         }
         if let Err(error) = self.node.images.retain(id, container.record().layer_names()) {
             log::error!("layers of a container are not held"; ctr = id, error = error);
@@ -265,7 +265,7 @@ impl Pods {
         }
         if pod.record().state == state::Pod::Creating {
             // One that this daemon makes is no business of recovery.
-            if pod.made.get().is_none() && pod.link.borrow().is_none() {
+            if !pod.made.is_initialized() && pod.link.borrow().is_none() {
                 self.undo(pod);
             }
             return None;
@@ -313,7 +313,7 @@ impl Pods {
 
     async fn take_over_containers(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
         for container in self.containers_of(pod.id) {
-            if container.exited.get().is_some() || container.pid() != 0 {
+            if container.exited.is_initialized() || container.pid() != 0 {
                 continue; // known, or just told by the monitor
             }
             let link = pod.link().ok()?;
@@ -326,7 +326,7 @@ impl Pods {
                 Err(error @ (LinkError::Silent { .. } | LinkError::Socket(_))) => {
                     return Some(Unknown::unattached(pod, error));
                 }
-                Err(LinkError::Failed(_)) if was_running && container.exited.get().is_none() => {
+                Err(LinkError::Failed(_)) if was_running && !container.exited.is_initialized() => {
                     self.end_without_monitor(&container, "the monitor does not know it");
                 }
                 Err(LinkError::Failed(_)) => {}
@@ -368,9 +368,9 @@ impl Pods {
 
     fn rebooted(self: &Rc<Self>, pod: &Rc<Pod>) {
         self.log_failed(pod, self.change(pod, PodEvent::Rebooted));
-        pod.made.set(Ok(()));
+        let _ = pod.made.try_set(Ok(()));
         for container in self.containers_of(pod.id) {
-            if container.exited.get().is_none() {
+            if !container.exited.is_initialized() {
                 let message = "the node was rebooted".to_owned();
                 self.end(&container, self.node.clock.now_ns(), How::Lost { message });
             }
@@ -393,7 +393,7 @@ impl Pods {
                 pods.log_failed(&pod, pods.change(&pod, PodEvent::UpFailed));
             }
             pods.log_failed(&pod, undone);
-            pod.made.set(Err(Error::new(
+            let _ = pod.made.try_set(Err(Error::new(
                 Kind::Unavailable,
                 "the runtime was restarted while making it: try again",
             )));

@@ -61,7 +61,7 @@ impl Pods {
                 Some(pod) => pod,
                 None => self.reserve(spec.clone())?,
             };
-            match pod.made.wait().await {
+            match pod.made.wait().await.clone() {
                 // What an earlier daemon had begun is undone, and the name is free again.
                 Err(error)
                     if error.kind() == Kind::Unavailable && pod.record().state == state::Pod::Creating => {}
@@ -130,7 +130,7 @@ impl Pods {
         self.operations.detach(async move {
             let _operation = made.operation.lock().await;
             let result = pods.up(&made).await;
-            made.made.set(result);
+            let _ = made.made.try_set(result);
         });
         Ok(pod)
     }
@@ -189,7 +189,7 @@ impl Pods {
             return;
         }
         for container in self.containers_of(pod.id) {
-            if container.exited.get().is_some() {
+            if container.exited.is_initialized() {
                 container.stop_told.wait().await;
             }
         }
