@@ -29,7 +29,7 @@ enum Labelling {
     Off,
     /// It has, and nothing for containers in its policy: why.
     Unable(String),
-    On(lsm::Policy),
+    On(Box<lsm::Policy>),
 }
 
 impl Modules {
@@ -178,7 +178,7 @@ impl Labelling {
             return Self::Off;
         }
         match lsm::Policy::find() {
-            Ok(policy) => Self::On(policy),
+            Ok(policy) => Self::On(Box::new(policy)),
             Err(why) => Self::Unable(why),
         }
     }

@@ -279,6 +279,7 @@ mod tests {
     use crate::pod::exec::pipe;
 
     /// Writes `bytes` into a pipe and closes it.
+    #[expect(clippy::disallowed_methods, reason = "the other end of a pipe that is tested, not the daemon")]
     fn writer(bytes: usize) -> (Watched, std::thread::JoinHandle<()>) {
         let (read, write) = pipe().unwrap();
         let mut write = std::fs::File::from(write);

@@ -145,7 +145,8 @@ impl Pods {
             }
             Err(damage) => {
                 // Ended before its files go.
-                if let Ok(cgroup) = pod.record().cgroup(&id) {
+                let cgroup = pod.record().cgroup(&id);
+                if let Ok(cgroup) = cgroup {
                     self.clear_killed(&cgroup).await;
                 }
                 self.set_aside(&self.node.paths.container(pod.id, id), damage);
