@@ -251,8 +251,8 @@ impl Monitor<'_> {
         let Some(container) = containers.find(|container| container.place == place) else { return };
         let ContainerState::Starting(starting) = &mut container.state else { return };
         second::adopt(starting, (&mut container.pid, &mut container.pidfd));
-        if starting.ended.is_some() {
-            return; // its first process holds the report, and ends now
+        if starting.ended.is_some() || starting.failure.is_some() {
+            return; // it is over: the answer comes with the end of its last process
         }
         match read_report(self.epoll, starting) {
             Report::Nothing => {}
@@ -261,7 +261,10 @@ impl Monitor<'_> {
                 let number = core::mem::take(&mut starting.number);
                 self.hand_over(number, Reply::Waiting, place);
             }
-            Report::Failed(failure) => starting.failure = Some(failure),
+            Report::Failed(failure) => {
+                starting.failure = Some(failure);
+                end_failed(&container.pidfd);
+            }
             Report::Executed => {
                 let number = starting.number;
                 let told = home::take_told(starting.terminal.borrow());
@@ -313,12 +316,15 @@ impl Monitor<'_> {
         let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
         second::adopt(starting, (&mut exec.pid, &mut exec.pidfd));
-        if starting.ended.is_some() {
-            return; // its first process holds the report, and ends now
+        if starting.ended.is_some() || starting.failure.is_some() {
+            return; // it is over: the answer comes with the end of its last process
         }
         match read_report(self.epoll, starting) {
             Report::Nothing | Report::Waits => {}
-            Report::Failed(failure) => starting.failure = Some(failure),
+            Report::Failed(failure) => {
+                starting.failure = Some(failure);
+                end_failed(&exec.pidfd);
+            }
             Report::Executed => {
                 let number = starting.number;
                 let master = home::take_told(starting.terminal.borrow()).terminal;
@@ -351,6 +357,12 @@ fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Res
             Ok((pid, pidfd))
         }
     }
+}
+
+/// A process that has reported a failure ends by itself, unless whoever traces it (CAP_SYS_PTRACE) wrote the report: then it
+/// would run on as a container that never started.
+fn end_failed(pidfd: &Fd) {
+    let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
 }
 
 fn read_report(epoll: FdRef<'_>, starting: &Starting) -> Report {
