@@ -54,6 +54,8 @@ fn image_fs_info_is_true_to_the_byte() {
         node.remove_image(RemoveImageRequest { image: Some(image_spec(&registry.name(name, "1"))) })
             .expect("remove");
     }
+    // Layers go a moment after their image.
+    wait_until("the layers are gone", || there().1 <= empty.1);
     let gone = agrees("nothing");
     assert!(gone.1 <= empty.1, "{empty:?} {gone:?}");
     node.stop();

@@ -215,6 +215,7 @@ fn exec_over_tls() {
         writing.join().expect("the writer ends").unwrap_or_else(|error| panic!("{error}: {said}"));
         assert!(output.stdout == text.as_bytes(), "{transport}: {} bytes: {said}", output.stdout.len());
     }
+    wait_until("the sessions before are over", || stage.node.workers().is_empty());
     // Who says nothing gets no process; who says half a word has it for a few seconds.
     let address = {
         let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
