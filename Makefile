@@ -11,8 +11,8 @@ TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
 SUITES := house lifecycle hostile nri images network faults crictl packaging kubelet streaming conformance qemu
 # Those that run in guests: in each `make test`, and beside them in `make test-qemu`.
-GUEST_SUITES := lifecycle hostile inside
-MORE_GUEST_SUITES := nri images network faults conformance
+GUEST_SUITES := lifecycle inside
+MORE_GUEST_SUITES := hostile nri images network faults conformance
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
 # programs, so that two checkouts on two machines give the same bytes. The last as rustc itself names them where they are not.
 CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)

@@ -50,11 +50,13 @@ fn attacks(arch: Arch, memory_mib: u32) {
 }
 
 #[test]
+#[ignore = "many minutes under emulation: make test-qemu"]
 fn attacks_on_x86_64() {
     attacks(Arch::X86_64, 512);
 }
 
 #[test]
+#[ignore = "many minutes under emulation: make test-qemu"]
 fn attacks_on_aarch64() {
     attacks(Arch::Aarch64, 512);
 }
