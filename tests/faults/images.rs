@@ -99,9 +99,9 @@ fn assert_whole_or_absent(node: &Node, what: &str) {
     let records = names(node, "images/records").len();
     assert_eq!(records, listed.len(), "{what}");
     // An image has three layers, and two share one.
-    let layers = layers(node).len();
+    let now = layers(node).len();
     let expected = if listed.is_empty() { 0 } else { 2 * listed.len() + 1 };
-    wait_until(&format!("{what}: {layers} layers of {} images", listed.len()), || {
+    wait_until(&format!("{what}: {now} layers of {} images", listed.len()), || {
         layers(node).len() == expected
     });
     assert_eq!(names(node, "images/users").len(), listed.len(), "{what}");
