@@ -196,7 +196,7 @@ fn disks_without_room_for_bytes_or_files_are_left_clean() {
     let (mut refused, mut taken) = (0, 0);
     let sizes =
         [600, 900, 1200, 1600, 2000, 2600, 3200, 4000, 8000].map(|kib| format!("size={kib}k,nr_inodes=2000"));
-    let counts = [30, 40, 60, 80, 110, 400].map(|inodes| format!("size=16m,nr_inodes={inodes}"));
+    let counts = [30, 40, 60, 70, 95, 110, 400].map(|inodes| format!("size=16m,nr_inodes={inodes}"));
     for limits in sizes.iter().chain(&counts) {
         let disk = SmallDisk::with(limits);
         let node = Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() });
