@@ -33,14 +33,9 @@ pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
 /// A filter for a process that only sleeps (rt_sigsuspend), ends (exit_group) and may still close what it has open
 /// (close_range); any other call is EPERM.
 pub fn only_sleep() -> Result<(), Errno> {
-    // `struct sock_filter`: operation, jumps where true and false, operand (linux/filter.h; offsets of `struct
-    // seccomp_data`: 0 the call's number, 4 the architecture).
-    const LOAD: u16 = 0x20;
-    const IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const ALLOW: u32 = 0x7fff_0000;
     const REFUSE: u32 = 0x0005_0001;
-    let program: [(u16, u8, u8, u32); 8] = [
+    // Offsets of `struct seccomp_data`: 0 the call's number, 4 the architecture.
+    let program: [Instruction; 8] = [
         (LOAD, 0, 0, 4),
         (IF_EQUAL, 0, 4, AUDIT),
         (LOAD, 0, 0, 0),
@@ -51,13 +46,24 @@ pub fn only_sleep() -> Result<(), Errno> {
         (RETURN, 0, 0, ALLOW),
     ];
     let mut bytes = [0; 8 * INSTRUCTION_BYTES];
-    for (to, (operation, yes, no, operand)) in
-        bytes.as_chunks_mut::<INSTRUCTION_BYTES>().0.iter_mut().zip(program)
-    {
-        let ([a, b], [e, f, g, h]) = (operation.to_ne_bytes(), operand.to_ne_bytes());
-        *to = [a, b, yes, no, e, f, g, h];
-    }
+    encode(&program, &mut bytes);
     set_filter(&bytes, 0)
+}
+
+/// One `struct sock_filter`: operation, jumps where true and false, operand (linux/filter.h).
+pub(crate) type Instruction = (u16, u8, u8, u32);
+pub(crate) const LOAD: u16 = 0x20;
+pub(crate) const IF_EQUAL: u16 = 0x15;
+pub(crate) const RETURN: u16 = 0x06;
+pub(crate) const ALLOW: u32 = 0x7fff_0000;
+
+/// Writes the instructions to `bytes`, which has [`INSTRUCTION_BYTES`] for each.
+pub(crate) fn encode(program: &[Instruction], bytes: &mut [u8]) {
+    let (places, _) = bytes.as_chunks_mut::<INSTRUCTION_BYTES>();
+    for (to, (operation, yes, no, operand)) in places.iter_mut().zip(program) {
+        let ([a, b], [e, f, g, h]) = (operation.to_ne_bytes(), operand.to_ne_bytes());
+        *to = [a, b, *yes, *no, e, f, g, h];
+    }
 }
 
 /// The first members of `union bpf_attr` for BPF_PROG_LOAD.

@@ -6,7 +6,7 @@
 //! namespace, setsid, and TIOCSCTTY.
 
 use crate::arch::AUDIT;
-use crate::bpf::{INSTRUCTION_BYTES, set_filter};
+use crate::bpf::{ALLOW, IF_EQUAL, INSTRUCTION_BYTES, Instruction, LOAD, RETURN, encode, set_filter};
 use crate::fs::Mapping;
 use crate::sibling::CLONE_FLAGS;
 use crate::{Errno, number, process};
@@ -33,12 +33,6 @@ impl Mark {
     }
 }
 
-/// One `struct sock_filter`: operation, jumps where true and false, operand.
-type Instruction = (u16, u8, u8, u32);
-const LOAD: u16 = 0x20;
-const IF_EQUAL: u16 = 0x15;
-const RETURN: u16 = 0x06;
-const ALLOW: u32 = 0x7fff_0000;
 /// Instructions in front of the filter.
 const OURS: usize = 19;
 /// ioctl(2): the controlling terminal.
@@ -49,11 +43,7 @@ pub fn set_filter_but_for(mark: Mark, program: &[u8], flags: u32) -> Result<(), 
     let ours = OURS * INSTRUCTION_BYTES;
     let length = ours + program.len();
     let mut all = Mapping::anonymous(length)?;
-    let (places, _) = all[..ours].as_chunks_mut::<INSTRUCTION_BYTES>();
-    for (to, (operation, yes, no, operand)) in places.iter_mut().zip(instructions(mark)) {
-        let ([a, b], [e, f, g, h]) = (operation.to_ne_bytes(), operand.to_ne_bytes());
-        *to = [a, b, yes, no, e, f, g, h];
-    }
+    encode(&instructions(mark), &mut all[..ours]);
     all[ours..length].copy_from_slice(program);
     set_filter(&all[..length], flags)
 }
