@@ -24,7 +24,11 @@ static BEFORE: OnceLock<BTreeSet<String>> = OnceLock::new();
 
 /// The daemon of the installed package: dpkg installs it unless an earlier test had it installed.
 pub(super) fn installed() -> Cri {
-    BEFORE.get_or_init(machine);
+    BEFORE.get_or_init(|| {
+        // Socket activation starts the system bus with its first client, which would else be the daemon.
+        systemctl(&["start", "dbus.service"]);
+        machine()
+    });
     if !Path::new(PROGRAM).exists() {
         dpkg("--install", PACKAGE);
     }
