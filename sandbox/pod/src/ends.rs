@@ -40,7 +40,12 @@ impl Monitor<'_> {
                 ContainerState::Starting(starting) => Some(starting),
                 ContainerState::Running | ContainerState::Exited { .. } => None,
             };
-            match second::meaning((&mut container.pid, &mut container.pidfd), starting, pid, exit) {
+            match second::meaning(
+                (&mut container.pid, &mut container.pidfd),
+                starting,
+                &self.table.spare,
+                (pid, exit),
+            ) {
                 Meaning::Stranger => {}
                 Meaning::Step => return,
                 Meaning::Over(exit) => {
@@ -56,7 +61,8 @@ impl Monitor<'_> {
                 ExecState::Starting(starting) => Some(starting),
                 ExecState::Running | ExecState::Ended(_) => None,
             };
-            match second::meaning((&mut exec.pid, &mut exec.pidfd), starting, pid, exit) {
+            match second::meaning((&mut exec.pid, &mut exec.pidfd), starting, &self.table.spare, (pid, exit))
+            {
                 Meaning::Stranger => {}
                 Meaning::Step => return,
                 Meaning::Over(exit) => {

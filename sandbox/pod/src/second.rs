@@ -2,12 +2,14 @@
 //! The first stays in the node's PID namespace, where containers do not see it, does what needs rights, clones the second
 //! into the container's PID namespace and ends. Both are children of the monitor, and their ends come in any order.
 
+use core::cell::Cell;
+
 use coracle_sys::sibling::SiblingPid;
 use coracle_sys::{Fd, process};
 use coracle_wire::Exit;
 
 use crate::serve::Monitor;
-use crate::table::{ContainerState, ExecState, Starting};
+use crate::table::{ContainerState, ExecState, Starting, Table};
 
 /// What the end of a process means for a container or an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +26,8 @@ pub(crate) enum Meaning {
 pub(crate) fn meaning(
     (pid, pidfd): (&mut i32, &mut Fd),
     starting: Option<&mut Starting>,
-    ended: i32,
-    exit: Exit,
+    spare: &Cell<Option<SiblingPid>>,
+    (ended, exit): (i32, Exit),
 ) -> Meaning {
     let is_own = *pid == ended;
     let two_steps = starting.and_then(|starting| {
@@ -43,7 +45,7 @@ pub(crate) fn meaning(
                 Meaning::Over(exit)
             }
             None => {
-                adopt(starting, (pid, pidfd));
+                adopt(starting, (pid, pidfd), spare);
                 Meaning::Step
             }
         },
@@ -57,12 +59,17 @@ pub(crate) fn meaning(
 }
 
 /// From the first process to the second, if there is one. Not once the second has been reaped: its pid may be another's.
-pub(crate) fn adopt(starting: &mut Starting, (pid, pidfd): (&mut i32, &mut Fd)) {
+/// The memory that held the pid becomes `spare`, for the next start.
+pub(crate) fn adopt(
+    starting: &mut Starting,
+    (pid, pidfd): (&mut i32, &mut Fd),
+    spare: &Cell<Option<SiblingPid>>,
+) {
     if starting.ended.is_some() {
         return;
     }
     let Some(born) = starting.second.as_ref().and_then(SiblingPid::get) else { return };
-    starting.second = None;
+    spare.set(starting.second.take());
     *pid = born;
     // Without descriptors to spare the old one stays; it refers to a process that ends.
     if let Ok(opened) = process::pidfd_open(born) {
@@ -73,14 +80,15 @@ pub(crate) fn adopt(starting: &mut Starting, (pid, pidfd): (&mut i32, &mut Fd)) 
 impl Monitor<'_> {
     /// Before whatever lives is killed.
     pub(crate) fn adopt_second_processes(&mut self) {
-        for container in &mut self.table.containers {
+        let Table { containers, execs, spare, .. } = &mut *self.table;
+        for container in containers {
             if let ContainerState::Starting(starting) = &mut container.state {
-                adopt(starting, (&mut container.pid, &mut container.pidfd));
+                adopt(starting, (&mut container.pid, &mut container.pidfd), spare);
             }
         }
-        for exec in &mut self.table.execs {
+        for exec in execs {
             if let ExecState::Starting(starting) = &mut exec.state {
-                adopt(starting, (&mut exec.pid, &mut exec.pidfd));
+                adopt(starting, (&mut exec.pid, &mut exec.pidfd), spare);
             }
         }
     }

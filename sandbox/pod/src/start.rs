@@ -85,7 +85,8 @@ impl Monitor<'_> {
         // What else came, where the record needs it: the host's mount namespace.
         let host = descriptors.take().ok();
         let Pids { beside, proc, is_own: has_own_pids, target } = self.pids(&asked.pid)?;
-        let line = self.line(number, Source::ContainerReport(place), beside.is_some())?;
+        let second = if beside.is_some() { Some(self.second_pid()?) } else { None };
+        let line = self.line(number, Source::ContainerReport(place), second)?;
         let standard = self.standard(place, asked.streams)?;
         let launch = Launch {
             record: record.borrow(),
@@ -169,7 +170,8 @@ impl Monitor<'_> {
         let has_two_steps = main.has_own_pids || self.init.is_some();
         let (name, namespaces) = (main.place, main.home.namespaces.each_ref().map(lend));
         let main = main.pidfd.borrow();
-        let line = self.line(number, Source::ExecReport(place), has_two_steps)?;
+        let second = if has_two_steps { Some(self.second_pid()?) } else { None };
+        let line = self.line(number, Source::ExecReport(place), second)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.each_ref().map(Fd::borrow),
@@ -203,8 +205,15 @@ impl Monitor<'_> {
         }
     }
 
-    fn line(&self, number: u32, source: Source, has_two_steps: bool) -> Result<Line, Errno> {
-        let second = if has_two_steps { Some(SiblingPid::new()?) } else { None };
+    /// Memory for the pid of a second process: that of an earlier start, if there is any.
+    fn second_pid(&self) -> Result<SiblingPid, Errno> {
+        match self.table.spare.take() {
+            Some(spare) => spare.renew().map(|()| spare),
+            None => SiblingPid::new(),
+        }
+    }
+
+    fn line(&self, number: u32, source: Source, second: Option<SiblingPid>) -> Result<Line, Errno> {
         let (ours, report) = fs::pipe()?;
         fs::set_nonblocking(ours.borrow())?;
         let (terminal, theirs) = socket::seqpacket_pair()?;
@@ -250,7 +259,7 @@ impl Monitor<'_> {
         let mut containers = self.table.containers.iter_mut();
         let Some(container) = containers.find(|container| container.place == place) else { return };
         let ContainerState::Starting(starting) = &mut container.state else { return };
-        second::adopt(starting, (&mut container.pid, &mut container.pidfd));
+        second::adopt(starting, (&mut container.pid, &mut container.pidfd), &self.table.spare);
         if starting.ended.is_some() || starting.failure.is_some() {
             return; // it is over: the answer comes with the end of its last process
         }
@@ -315,7 +324,7 @@ impl Monitor<'_> {
     pub(crate) fn exec_report(&mut self, place: Place) {
         let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
-        second::adopt(starting, (&mut exec.pid, &mut exec.pidfd));
+        second::adopt(starting, (&mut exec.pid, &mut exec.pidfd), &self.table.spare);
         if starting.ended.is_some() || starting.failure.is_some() {
             return; // it is over: the answer comes with the end of its last process
         }

@@ -1,6 +1,8 @@
 //! What the monitor knows of: containers and execs, in tables with a maximum. An entry has a place, a small number
 //! that its descriptors' events and its line buffers go by; a place is free again once its entry is gone.
 
+use core::cell::Cell;
+
 use coracle_sys::sibling::SiblingPid;
 use coracle_sys::{Fd, process};
 use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
@@ -28,6 +30,8 @@ pub struct Table {
     pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
     pub(crate) execs: Vec<Exec, EXECS_MAX>,
     pub(crate) attached: AllAttached,
+    /// Memory for the pid of a second process that is not in use.
+    pub(crate) spare: Cell<Option<SiblingPid>>,
 }
 
 /// Every attached client of the pod.
@@ -139,7 +143,7 @@ impl Table {
     /// An empty one.
     #[expect(clippy::new_without_default, reason = "made once, in a static, which Default cannot do")]
     pub const fn new() -> Self {
-        Self { containers: Vec::new(), execs: Vec::new(), attached: Vec::new() }
+        Self { containers: Vec::new(), execs: Vec::new(), attached: Vec::new(), spare: Cell::new(None) }
     }
 
     /// The container of this id.

@@ -33,8 +33,23 @@ impl SiblingPid {
     /// Later children of the caller do not get this memory (madvise, MADV_DONTFORK).
     pub fn hide_from_children(&self) -> Result<(), Errno> {
         const MADV_DONTFORK: usize = 10;
-        // SAFETY: the range is this value's own mapping, whose contents the call does not touch.
-        unsafe { call(number::MADVISE, [self.page as usize, PAGE_BYTES, MADV_DONTFORK]) }.map(drop)
+        self.advise(MADV_DONTFORK)
+    }
+
+    /// Makes it usable for one more child, without the cost of a new mapping: the page reads as zero and takes no memory
+    /// until it is written to (madvise, MADV_REMOVE), and later children share it again (MADV_DOFORK). Only for memory
+    /// whose pid has been read: the child that wrote it writes once.
+    pub fn renew(&self) -> Result<(), Errno> {
+        const MADV_REMOVE: usize = 9;
+        const MADV_DOFORK: usize = 11;
+        self.advise(MADV_REMOVE)?;
+        self.advise(MADV_DOFORK)
+    }
+
+    fn advise(&self, advice: usize) -> Result<(), Errno> {
+        // SAFETY: the range is this value's own mapping. No reference to its contents outlives a call of `get`, and
+        // that MADV_REMOVE makes the word zero is what an atomic allows for.
+        unsafe { call(number::MADVISE, [self.page as usize, PAGE_BYTES, advice]) }.map(drop)
     }
 
     /// The pid in the pid namespace of whoever called [`clone_sibling`]; `None` before.
@@ -105,5 +120,18 @@ mod tests {
         assert_eq!(end(first), Status::Code(3));
         let second = sibling.get().unwrap();
         assert_eq!(end(second), Status::Code(7));
+
+        sibling.hide_from_children().unwrap();
+        sibling.renew().unwrap();
+        assert_eq!(sibling.get(), None);
+        let Clone::Parent { pid: first, .. } = process::clone(0, None).unwrap() else {
+            match clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark::NONE) {
+                Ok(Sibling::New) => process::exit(8),
+                Ok(Sibling::Caller) => process::exit(4),
+                Err(_) => process::exit(9),
+            }
+        };
+        assert_eq!(end(first), Status::Code(4));
+        assert_eq!(end(sibling.get().unwrap()), Status::Code(8));
     }
 }
