@@ -161,7 +161,7 @@ fn damaged_exchanges_do_no_harm() {
 /// What the fuzz target starts from, and what it found.
 #[test]
 fn the_corpus_of_the_fuzz_target_does_no_harm() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fuzz/corpus/websocket");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/websocket");
     let mut count = 0;
     for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
         let input = std::fs::read(entry.path()).expect("a file");

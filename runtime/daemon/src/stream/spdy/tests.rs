@@ -264,7 +264,7 @@ fn damaged_exchanges_do_no_harm() {
 /// What the fuzz targets start from, and what they found.
 #[test]
 fn the_corpora_of_the_fuzz_targets_do_no_harm() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fuzz/corpus/spdy_session");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/spdy_session");
     let mut count = 0;
     for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
         let input = std::fs::read(entry.path()).expect("a file");

@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_page_has_every_need() {
-        let page = include_str!("../../../docs/check.md");
+        let page = include_str!("../../../../docs/check.md");
         let rows = page
             .lines()
             .filter_map(|line| line.strip_prefix("| "))
