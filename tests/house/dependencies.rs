@@ -5,8 +5,9 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom. An arrow that is not here is a decision to be made, in ARCHITECTURE.md first.
-const ARROWS: [(&str, &[&str]); 10] = [
-    ("coracle", &["coracle-nri", "coracle-sandbox", "coracle-job", "coracle-wire"]),
+const ARROWS: [(&str, &[&str]); 11] = [
+    ("coracle", &["coracle-base", "coracle-nri", "coracle-sandbox", "coracle-job", "coracle-wire"]),
+    ("coracle-base", &["coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-worker", &["coracle-sandbox", "coracle-job"]),
     ("coracle-job", &[]),
     ("coracle-nri", &[]),

@@ -7,13 +7,17 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Context, Error, Kind};
+use coracle_base::hostpath::HostPaths;
+use coracle_base::store::{self, Damage};
+use coracle_base::workers::{self, Workers};
+use coracle_base::{log, reactor};
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, probe, umask};
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
-use crate::error::{Context, Error, Kind};
-use crate::hostpath::HostPaths;
+use crate::control;
 use crate::image::{self, Images};
 use crate::network::{self, Network};
 use crate::plugins::Plugins;
@@ -21,10 +25,7 @@ use crate::pod::modules::Modules;
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
 use crate::stats::Stats;
-use crate::store::{self, Damage};
 use crate::stream::Streams;
-use crate::workers::{self, Workers};
-use crate::{control, log, reactor};
 
 /// Everything an RPC can reach.
 pub(crate) struct Daemon {

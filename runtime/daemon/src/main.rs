@@ -1,7 +1,7 @@
 //! coracle: the daemon a kubelet calls to run pods, and the command line that goes with it.
 //!
 //! ```text
-//!   cli ──> serve ──> config, log, reactor ──> daemon ──> rpc (the socket) ──> cri/… (one file per RPC)
+//!   cli ──> serve ──> config ──> daemon ──> rpc (the socket) ──> cri/… (one file per RPC)
 //! ```
 //!
 //! This file only chooses the subcommand.
@@ -14,25 +14,17 @@ mod containerd;
 mod control;
 mod cri;
 mod daemon;
-mod error;
-mod hostpath;
 mod image;
-mod log;
 mod metrics;
 mod network;
 mod notify;
 mod plugins;
 mod pod;
-mod reactor;
 mod rpc;
 mod serve;
 mod settle;
 mod stats;
-mod store;
 mod stream;
-#[cfg(test)]
-mod testdir;
-mod workers;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -6,9 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use coracle_base::{log, reactor};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, sendto, socket};
-
-use crate::{log, reactor};
 
 /// The unit is up: sent once the CRI socket answers.
 pub(crate) const READY: &str = "READY=1";
@@ -50,7 +49,7 @@ impl Notifier {
     pub(crate) fn tell(&self, state: &str) {
         let Some(address) = &self.address else { return };
         if let Err(error) = send(address, state) {
-            log::warn!("notify"; state = state, socket = address.display(), error = crate::error::plain(&error));
+            log::warn!("notify"; state = state, socket = address.display(), error = coracle_base::error::plain(&error));
         }
     }
 }

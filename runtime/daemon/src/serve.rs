@@ -4,6 +4,10 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Context, Error};
+use coracle_base::listen::Listener;
+use coracle_base::log;
+use coracle_base::reactor::{self, Signals};
 use coracle_sandbox::{rank, umask};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
@@ -11,11 +15,9 @@ use smol::stream::StreamExt;
 
 use crate::config::{self, Config, Problem, Sources};
 use crate::daemon::Daemon;
-use crate::error::{Context, Error};
 use crate::notify::{Notifier, READY, STOPPING};
-use crate::reactor::{self, Signals};
-use crate::rpc::{Listener, Server, Service};
-use crate::{cli, containerd, log, metrics, settle};
+use crate::rpc::{Server, Service};
+use crate::{cli, containerd, metrics, settle};
 
 /// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
 const DRAIN: Duration = Duration::from_secs(10);

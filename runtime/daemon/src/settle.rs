@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::reactor;
+use coracle_base::reactor;
 
 /// From the first work after the last time.
 const PAUSE: Duration = Duration::from_secs(10);

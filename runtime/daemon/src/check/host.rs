@@ -264,7 +264,9 @@ fn registries(config: &Config) -> Need {
             let found = if found.is_empty() { path.display().to_string() } else { found };
             need(name, without, fix, status.success(), found)
         }
-        Err(error) => need(name, without, fix, false, format!("not read: {}", crate::error::plain(&error))),
+        Err(error) => {
+            need(name, without, fix, false, format!("not read: {}", coracle_base::error::plain(&error)))
+        }
     }
 }
 

@@ -3,9 +3,10 @@
 
 use std::ops::RangeInclusive;
 
+use coracle_base::log::Level;
+
 use super::value::Raw;
 use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart, Selinux};
-use crate::log::Level;
 
 /// One key of the configuration.
 #[derive(Debug)]

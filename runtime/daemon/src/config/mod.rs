@@ -22,7 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::log::Level;
+use coracle_base::log::Level;
 
 pub(crate) use document::document;
 pub(crate) use keys::{KEYS, Key};

@@ -44,7 +44,10 @@ pub(super) fn files(file: &Path, must_exist: bool, values: &mut Values, problems
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
-    Problem { origin: Origin::File(path.into(), 0), text: format!("read: {}", crate::error::plain(error)) }
+    Problem {
+        origin: Origin::File(path.into(), 0),
+        text: format!("read: {}", coracle_base::error::plain(error)),
+    }
 }
 
 fn load(path: &Path) -> io::Result<String> {

@@ -7,8 +7,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use coracle_base::listen::PATH_BYTES_MAX;
+
 use super::Address;
-use crate::rpc::PATH_BYTES_MAX;
 
 /// Where a value was given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,9 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use coracle_base::error::plain;
+
 use super::{Answer, LINE_BYTES_MAX, Request, socket};
 use crate::cli::EXIT_USAGE;
-use crate::error::plain;
 
 /// Shown for what cannot be understood.
 const USAGE: &str = "usage: coracle image check [--repair] | explain IMAGE… | export IMAGE… -o FILE | import FILE… | \

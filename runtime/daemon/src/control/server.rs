@@ -5,15 +5,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind, plain};
+use coracle_base::listen::Listener;
+use coracle_base::log;
+use coracle_base::reactor::{self, Watched};
 use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;
 
 use super::{Answer, LINE_BYTES_MAX, Request};
-use crate::error::{Error, Kind, plain};
 use crate::image::{Checked, ImageId, Images, Pulling, View};
-use crate::log;
-use crate::reactor::{self, Watched};
-use crate::rpc::Listener;
 
 /// Requests at once; more are told to come back.
 const CONNECTIONS_MAX: usize = 16;
@@ -265,9 +265,9 @@ fn image(view: View) -> Answer {
 mod tests {
     use super::Server;
     use crate::image::{Images, Options};
-    use crate::reactor::{self, Watched};
-    use crate::testdir::TestDir;
-    use crate::workers::Workers;
+    use coracle_base::reactor::{self, Watched};
+    use coracle_base::testdir::TestDir;
+    use coracle_base::workers::Workers;
     use coracle_job::Limits;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;

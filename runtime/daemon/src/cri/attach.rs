@@ -5,9 +5,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use super::exec::wanted;
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::streams::require_running;
 use crate::rpc::v1;
 use crate::stream;

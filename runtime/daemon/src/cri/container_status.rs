@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use serde_json::json;
 
 use super::{container_config, pod_config};
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::record::ContainerRecord;
 use crate::pod::{Container, signal, spec, state};
 use crate::rpc::v1;

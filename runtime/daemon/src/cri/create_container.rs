@@ -9,10 +9,11 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use super::container_config;
 use super::pod_config::missing;
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 pub(crate) async fn create_container(

@@ -4,9 +4,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use super::pod_config::invalid;
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::streams::{Wanted, require_running};
 use crate::rpc::v1;
 use crate::stream;

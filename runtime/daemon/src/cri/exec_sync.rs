@@ -7,13 +7,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use coracle_base::error::Error;
 use prost::encoding::{self, WireType};
 use send_wrapper::SendWrapper;
 use tonic::Response;
 
 use super::pod_config::{invalid, missing};
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::exec::ExecOutput;
 use crate::pod::output::{Block, Output};
 use crate::rpc::{Pieces, v1};

@@ -7,14 +7,14 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use prost::Message;
 use smol::channel::TrySendError;
 use smol::stream::{Stream, StreamExt};
 
 use super::{container_status, pod_sandbox_status};
 use crate::daemon::Daemon;
-use crate::error::{Error, Kind};
-use crate::log;
 use crate::pod::notices::{Happened, Notice};
 use crate::rpc::v1;
 

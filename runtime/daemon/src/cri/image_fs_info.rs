@@ -4,8 +4,9 @@
 use std::rc::Rc;
 use std::time::UNIX_EPOCH;
 
+use coracle_base::error::Error;
+
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 /// Answers ImageFsInfo.

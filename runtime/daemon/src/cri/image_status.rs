@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+
 use crate::daemon::Daemon;
-use crate::error::{Error, Kind};
 use crate::image::{ImageId, Images};
 use crate::rpc::v1;
 
@@ -39,12 +40,12 @@ fn info(images: &Images, id: &ImageId) -> Result<HashMap<String, String>, Error>
 #[cfg(test)]
 mod tests {
     use super::{image_name, info};
-    use crate::error::Kind;
     use crate::image::{Images, Options};
-    use crate::reactor;
     use crate::rpc::v1;
-    use crate::testdir::TestDir;
-    use crate::workers::Workers;
+    use coracle_base::error::Kind;
+    use coracle_base::reactor;
+    use coracle_base::testdir::TestDir;
+    use coracle_base::workers::Workers;
     use coracle_job::{Limits, Registries};
 
     #[test]

@@ -3,12 +3,12 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use smol::stream::Stream;
 
 use super::container_status::{image_spec, state};
 use super::{container_config, filter, pod_config};
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::Container;
 use crate::rpc::v1;
 

@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use smol::stream::Stream;
 
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::image::View;
 use crate::rpc::v1;
 

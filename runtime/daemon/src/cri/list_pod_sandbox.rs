@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use smol::stream::Stream;
 
 use super::pod_sandbox_status::state;
 use super::{filter, pod_config};
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::Pod;
 use crate::rpc::v1;
 

@@ -40,9 +40,8 @@ pub(crate) mod list_images;
 pub(crate) mod pull_image;
 pub(crate) mod remove_image;
 
+use coracle_base::error::{Error, Kind};
 use smol::stream::Stream;
-
-use crate::error::{Error, Kind};
 
 /// Items of one message of a stream: far below what a message holds, whatever labels they have.
 const CHUNK_ITEMS: usize = 64;

@@ -3,9 +3,9 @@
 //! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
 //! changes what the pod may do (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI 4.1.
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::PortMapping;
 
-use crate::error::{Error, Kind};
 use crate::pod::spec::{
     Dns, IdMapping, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing, UserNamespace,
 };

@@ -6,11 +6,11 @@ mod table;
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use coracle_sandbox::cgroup::Detail;
 use smol::stream::Stream;
 
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::record::Limits;
 use crate::pod::{Container, Pod};
 use crate::rpc::v1;

@@ -3,12 +3,12 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
 use smol::stream::Stream;
 
 use super::container_stats::{cpu, io, item as container_item, memory, number};
 use super::{filter, pod_config};
 use crate::daemon::Daemon;
-use crate::error::{Error, Kind};
 use crate::pod::{Container, Pod};
 use crate::rpc::v1;
 use crate::stats::{Interface, Stats};

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use serde_json::json;
 
 use super::{container_status, pod_config};
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::pod::spec::{PodPid, Sharing};
 use crate::pod::{Pod, paths};
 use crate::rpc::v1;

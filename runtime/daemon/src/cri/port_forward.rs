@@ -4,9 +4,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+
 use super::pod_config::invalid;
 use crate::daemon::Daemon;
-use crate::error::{Error, Kind};
 use crate::rpc::v1;
 use crate::stream;
 

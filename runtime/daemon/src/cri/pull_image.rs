@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::image::Auth;
 use crate::rpc::v1;
 

@@ -10,9 +10,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+
 use super::pod_config;
 use crate::daemon::Daemon;
-use crate::error::{Error, Kind};
 use crate::rpc::v1;
 
 pub(crate) async fn run_pod_sandbox(

@@ -3,10 +3,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use coracle_sandbox::cgroup::Driver;
 
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 pub(crate) async fn runtime_config(

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+use coracle_base::store;
 use serde_json::json;
 
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
-use crate::store;
 
 pub(crate) async fn status(
     daemon: Rc<Daemon>,

@@ -4,9 +4,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::Error;
+
 use super::unknown_is_done;
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 /// Longest grace that is taken as it comes (a hundred years): beyond it clocks overflow.

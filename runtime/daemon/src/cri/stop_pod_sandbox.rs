@@ -3,9 +3,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use super::unknown_is_done;
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 pub(crate) async fn stop_pod_sandbox(

@@ -3,9 +3,10 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use super::container_config::resources;
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 pub(crate) async fn update_pod_sandbox_resources(

@@ -3,8 +3,9 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 pub(crate) async fn update_runtime_config(

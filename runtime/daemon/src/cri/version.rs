@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+
 use crate::daemon::Daemon;
-use crate::error::Error;
 use crate::rpc::v1;
 
 /// The only version a kubelet accepts (SKEW-6).

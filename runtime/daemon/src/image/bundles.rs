@@ -17,15 +17,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind, plain};
+use coracle_base::store::{self, Damage};
+use coracle_base::{log, reactor};
 use coracle_sandbox::hostpath;
 use serde::{Deserialize, Serialize};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
 use super::{ImageId, Images};
-use crate::error::{Error, Kind, plain};
-use crate::store::{self, Damage};
-use crate::{log, reactor};
 
 /// Their record.
 const RECORD: &str = "bundles";

@@ -3,12 +3,12 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_job::{CheckJob, Job, Outcome};
 
 use super::pull::Fill;
 use super::{ImageId, Images, builtin};
-use crate::error::{Error, Kind};
-use crate::log;
 
 /// How an image was found.
 pub(crate) enum Checked {

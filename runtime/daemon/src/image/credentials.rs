@@ -3,9 +3,8 @@
 
 use std::fmt;
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::Credentials;
-
-use crate::error::{Error, Kind};
 
 /// What a client sent: the CRI's AuthConfig, field by field. Empty means not given.
 #[derive(Clone, Default, PartialEq, Eq)]

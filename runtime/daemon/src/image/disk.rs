@@ -8,13 +8,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use coracle_base::error::{Context, Error, Kind, plain};
+use coracle_base::log;
+use coracle_base::store::{self, Damage};
 use coracle_job::ImageRecord;
 use serde::{Deserialize, Serialize};
 
 use super::index::{Entry, ImageId, LayerName};
-use crate::error::{Context, Error, Kind, plain};
-use crate::log;
-use crate::store::{self, Damage};
 
 const VERSION: u8 = 1;
 

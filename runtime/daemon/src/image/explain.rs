@@ -1,11 +1,11 @@
 //! Where an image would be asked for: `coracle image explain`. A worker reads the files, as at a pull, so what it says is
 //! what a pull does.
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{ExplainJob, ExplainedEndpoint, Job, Outcome};
 
 use super::Images;
 use super::reference::Reference;
-use crate::error::{Error, Kind};
 
 impl Images {
     /// The name in normal form, and its endpoints in the order they would be tried.

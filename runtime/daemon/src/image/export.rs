@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{ExportJob, ExportedImage, Job, Outcome};
 
 use super::Images;
 use super::pull::Fill;
 use super::reference::Reference;
-use crate::error::{Error, Kind};
 
 impl Images {
     /// Writes the images of these names or ids into `output`, an absolute path. One that is named by a tag gets that name,

@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, workers};
 use coracle_job::{ImageRecord, ImportJob, Job, Outcome};
 
 use super::pull::Fill;
 use super::reference::Reference;
 use super::{Images, Unpublished, View};
-use crate::error::{Error, Kind};
-use crate::{log, workers};
 
 /// Images of an archive as they are now, and the first that could not be imported.
 pub(super) type Imported = (Vec<View>, Result<(), Error>);

@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_base::store::{self, Damage};
+
 use super::reference::Reference;
 use super::{Images, View};
-use crate::error::{Error, Kind};
-use crate::log;
-use crate::store::{self, Damage};
 
 /// Their record: names and ids, one a line.
 const RECORD: &str = "pins";

@@ -103,7 +103,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::testdir::TestDir;
+    use coracle_base::testdir::TestDir;
 
     #[test]
     fn links_stay_inside_and_parents_end_at_the_root() {

@@ -43,12 +43,12 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use coracle_base::error::{Context, Error, Kind};
+use coracle_base::log;
+use coracle_base::workers::Workers;
 use coracle_job::{ImageRecord, Limits, Registries};
 use coracle_wire::ContainerId;
 
-use crate::error::{Context, Error, Kind};
-use crate::log;
-use crate::workers::Workers;
 use bundles::Bundles;
 use disk::{Disk, Loaded, Stored};
 use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};

@@ -9,6 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_base::reactor;
 use coracle_job::{Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
@@ -17,9 +20,6 @@ use super::pulling::{Pulling, Tracker};
 use super::reference::{Reference, Version};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
-use crate::error::{Error, Kind};
-use crate::log;
-use crate::reactor;
 
 /// How long a pull runs on when nobody waits for it: a client that was cut off is back within this, and a download that
 /// nobody wants costs no more than this.

@@ -4,10 +4,10 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use coracle_base::log;
 use coracle_job::Progress;
 
 use super::Images;
-use crate::log;
 
 /// From one line in the log to the next.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);

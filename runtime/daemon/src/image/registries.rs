@@ -4,11 +4,11 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use coracle_base::log;
+use coracle_base::reactor;
 use coracle_job::{Job, Outcome, Registries};
 
 use super::Images;
-use crate::log;
-use crate::reactor;
 
 /// Broken files that are named in Status.
 const SHOWN_MAX: usize = 8;

@@ -5,12 +5,13 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, reactor};
+
 use super::credentials::Auth;
 use super::pins::Pins;
 use super::reference::Reference;
 use super::{Images, builtin};
-use crate::error::{Error, Kind};
-use crate::{log, reactor};
 
 /// From one attempt to pull the sandbox image to the next; each pod that is made may start one.
 const PAUSE: Duration = Duration::from_secs(60);

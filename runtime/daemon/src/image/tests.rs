@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::reactor;
+use coracle_base::testdir::TestDir;
+use coracle_base::workers::Workers;
 use coracle_job::{
     Answer, Failure, FailureKind, ImageConfig, ImageRecord, Job, Layer, Limits, Outcome, write_message,
 };
 use coracle_wire::ContainerId;
 
 use super::{Auth, Images, Options, builtin};
-use crate::error::{Error, Kind};
-use crate::reactor;
-use crate::testdir::TestDir;
-use crate::workers::Workers;
 
 const TAG: &str = "reg.example/app:1";
 

@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::SystemTime;
 
+use coracle_base::error::plain;
+use coracle_base::log;
+use coracle_base::reactor;
+use coracle_base::workers::Workers;
 use coracle_job::Job;
 
 use super::disk::{Disk, LINKS, list};
 use super::index::{Index, LayerName};
-use crate::error::plain;
-use crate::log;
-use crate::reactor;
-use crate::workers::Workers;
 
 /// What directories of garbage are called; `coracle_job::image` gives workers other names with `tmp-`.
 const TRASH: &str = "tmp-trash-";

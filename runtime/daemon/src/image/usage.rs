@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
+use coracle_base::{log, reactor};
 use coracle_job::{Job, Outcome, TreeUsage};
 
 use super::Images;
 use super::disk::list;
 use super::index::LayerName;
-use crate::{log, reactor};
 
 /// What who asks waits for a walk at most; after that the last one is the answer.
 const PATIENCE: Duration = Duration::from_millis(500);

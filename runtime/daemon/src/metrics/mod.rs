@@ -1,18 +1,18 @@
 //! The daemon's own metrics, as Prometheus text on a socket that is off unless it is configured. Counting costs an addition
 //! where something happens; everything else is read when somebody asks.
 
-mod count;
+mod counters;
 mod server;
 mod text;
 
 use std::rc::Rc;
 
+use coracle_base::store;
+
 use crate::daemon::Daemon;
 use crate::pod::state;
-use crate::store;
 use text::{Kind, Text};
 
-pub(crate) use count::{rpc, worker};
 pub(crate) use server::Server;
 
 /// Everything, in the exposition format 0.0.4.
@@ -20,7 +20,7 @@ fn render(daemon: &Rc<Daemon>) -> String {
     let mut text = Text::default();
     text.family("coracle_build_info", "The version, as a label", Kind::Gauge);
     text.value("coracle_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    count::render(&mut text);
+    counters::render(&mut text);
     objects(daemon, &mut text);
     plugins(daemon, &mut text);
     process(&mut text);
@@ -103,5 +103,5 @@ fn process(text: &mut Text) {
     text.family("process_cpu_seconds_total", "CPU time", Kind::Counter);
     text.value("process_cpu_seconds_total", &[], seconds);
     text.family("process_start_time_seconds", "When the daemon was started", Kind::Gauge);
-    text.value("process_start_time_seconds", &[], count::started_s());
+    text.value("process_start_time_seconds", &[], coracle_base::counters::started_s());
 }

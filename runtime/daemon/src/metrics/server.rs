@@ -5,12 +5,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Context, Error, plain};
+use coracle_base::listen::Listener;
+use coracle_base::log;
+use coracle_base::reactor::{self, Task, Watched};
+
 use crate::config::Address;
 use crate::daemon::Daemon;
-use crate::error::{Context, Error, plain};
-use crate::log;
-use crate::reactor::{self, Task, Watched};
-use crate::rpc::Listener;
 
 /// Longest head of a request.
 const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -38,7 +39,7 @@ impl Server {
     /// # Errors
     /// The address cannot be listened on.
     pub(crate) fn start(address: &Address, daemon: Rc<Daemon>) -> Result<Self, Error> {
-        super::count::started_s();
+        coracle_base::counters::started_s();
         let door = match address {
             Address::Tcp(address) => {
                 let listener = TcpListener::bind(address).context(|| format!("metrics on {address}"))?;

@@ -8,8 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use coracle_base::error::plain;
+
 use super::conf::{self, List};
-use crate::error::plain;
 
 /// Longest file that is read; real ones have a few KiB.
 const FILE_BYTES_MAX: u64 = 256 << 10;

@@ -26,6 +26,9 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::workers::Workers;
+use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniCommand, Job, Outcome};
 use serde::{Deserialize, Serialize};
 use smol::channel::{self, Receiver, Sender};
@@ -35,9 +38,6 @@ use self::conf::List;
 use self::directory::Signature;
 pub(crate) use self::plan::{Dns, PodNetwork};
 use self::status::Health;
-use crate::error::{Error, Kind};
-use crate::workers::Workers;
-use crate::{log, reactor};
 
 /// Longest STATUS: it is asked every [`STATUS_PERIOD`].
 const STATUS_LIMIT: Duration = Duration::from_secs(5);

@@ -3,11 +3,11 @@
 
 use std::net::IpAddr;
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{Attachment, PortMapping};
 use serde_json::{Map, Value, json};
 
 use super::conf::List;
-use crate::error::{Error, Kind};
 
 /// The pod's interface, as every runtime calls it.
 pub(super) const INTERFACE: &str = "eth0";
@@ -225,8 +225,8 @@ mod tests {
     use coracle_job::PortMapping;
 
     use super::{Dns, PodNetwork, attachment, quantity};
-    use crate::error::Kind;
     use crate::network::conf::List;
+    use coracle_base::error::Kind;
 
     fn list(capabilities: &[&str]) -> List {
         let capabilities: BTreeSet<_> = capabilities.iter().map(|name| (*name).to_owned()).collect();

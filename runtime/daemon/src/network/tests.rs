@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::reactor;
 use coracle_job::{CniCommand, CniJob, CniOutcome, Job, Outcome, PortMapping};
 
 use super::{DefaultNetwork, Network, Options, PodNetwork, Recorded, RunJob};
-use crate::error::{Error, Kind};
-use crate::reactor;
 
 /// A folder for configurations, gone at the end of the test.
 pub(super) struct Folder(pub(super) PathBuf);

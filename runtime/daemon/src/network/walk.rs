@@ -10,12 +10,12 @@
 
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::reactor;
 use coracle_job::{Attachment, CniCommand, CniJob, CniOutcome, Job, Outcome};
 
 use super::builtin::{self, Part};
 use super::{Network, Recorded};
-use crate::error::{Error, Kind};
-use crate::reactor;
 
 /// Longest ADD, and as much again for taking a failed one back: together under the 4 minutes that a kubelet gives
 /// RunPodSandbox.

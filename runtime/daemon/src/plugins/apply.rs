@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
 use coracle_nri::api;
 use coracle_sandbox::cgroup::{self, CgroupPath, DeviceAccess, DeviceRule};
 use coracle_sandbox::{Propagation, plan, seccomp};
 use prost::Message;
 
 use super::limits;
-use crate::error::{Error, Kind};
 use crate::pod::spec::{ContainerPid, PodPid};
 use crate::pod::{Pod, Pods, Resolved, compile_filter};
 

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use coracle_base::error::Error;
+use coracle_base::log;
+use coracle_base::reactor;
 use coracle_nri::api;
 use coracle_nri::{Host, Level, Snapshot, Task, Verdict};
 
 use super::{limits, view};
-use crate::error::Error;
-use crate::log;
 use crate::pod::Pods;
-use crate::reactor;
 
 /// The way from the dispatcher back to the pods; they do not know each other while they are being made.
 #[derive(Default)]
@@ -119,7 +119,7 @@ pub(super) fn update_all(pods: &Rc<Pods>, updates: &[api::ContainerUpdate]) -> R
                     }
                 }
                 let text = format!("NRI update of container {:.13} failed: {why}", update.container_id);
-                return Err(Error::new(crate::error::Kind::Unknown, text));
+                return Err(Error::new(coracle_base::error::Kind::Unknown, text));
             }
         }
     }

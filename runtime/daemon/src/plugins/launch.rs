@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::Error;
+use coracle_base::log;
+use coracle_base::reactor::{self, Watched};
+use coracle_base::workers::LogLines;
 use coracle_nri::{Dispatcher, Launched};
 use coracle_sandbox::{hostpath, umask};
 use nix::errno::Errno;
@@ -23,10 +27,6 @@ use smol::channel::{Receiver, Sender};
 
 use super::socket;
 use crate::config::{self, Restart};
-use crate::error::Error;
-use crate::log;
-use crate::reactor::{self, Watched};
-use crate::workers::LogLines;
 
 /// Where a plugin finds its socket.
 const SOCKET: i32 = 3;
@@ -312,7 +312,8 @@ fn above(file: &OwnedFd) -> Result<OwnedFd, Error> {
 }
 
 fn c_string(bytes: &[u8]) -> Result<CString, Error> {
-    CString::new(bytes).map_err(|_| Error::new(crate::error::Kind::InvalidArgument, "a name holds a NUL"))
+    CString::new(bytes)
+        .map_err(|_| Error::new(coracle_base::error::Kind::InvalidArgument, "a name holds a NUL"))
 }
 
 async fn pass_on_log(output: Watched, title: String) {

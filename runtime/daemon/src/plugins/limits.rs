@@ -1,8 +1,8 @@
 //! NRI's LinuxResources and our limits, each made from the other.
 
+use coracle_base::error::{Error, Kind};
 use coracle_nri::api;
 
-use crate::error::{Error, Kind};
 use crate::pod::record::Limits;
 use crate::pod::spec::Resources;
 

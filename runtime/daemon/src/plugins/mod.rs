@@ -19,12 +19,12 @@ mod view;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_nri::api::{self, Event};
 use coracle_nri::{Created, Dispatcher, Failure, Section};
 
 use crate::config;
-use crate::error::{Error, Kind};
-use crate::log;
 use crate::pod::record::Limits;
 use crate::pod::spec::Resources;
 use crate::pod::{Container, Pod, Pods, Resolved};
@@ -171,10 +171,9 @@ impl Plugins {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        Self::new(Kind::Unknown, failure.to_string())
-    }
+/// A plugin refused, failed or did not answer: nothing that a client could act on.
+fn failed(failure: Failure) -> Error {
+    Error::new(Kind::Unknown, failure.to_string())
 }
 
 impl Turn {
@@ -193,7 +192,7 @@ impl Turn {
     /// RunPodSandbox: everything of the pod is there, and nobody sees it yet. A refusal has been undone at the plugins.
     pub(crate) async fn run_pod(&self, pod: &Pod) -> Result<(), Error> {
         if self.wants(Event::RunPodSandbox) {
-            self.section.run_pod_sandbox(&view::pod(pod)).await?;
+            self.section.run_pod_sandbox(&view::pod(pod)).await.map_err(failed)?;
         }
         Ok(())
     }
@@ -212,7 +211,10 @@ impl Turn {
     ) -> Result<(), Error> {
         if self.wants(Event::UpdatePodSandbox) {
             let told = |resources: Option<&Resources>| resources.map(limits::of_resources);
-            self.section.update_pod_sandbox(&view::pod(pod), told(overhead), told(resources)).await?;
+            self.section
+                .update_pod_sandbox(&view::pod(pod), told(overhead), told(resources))
+                .await
+                .map_err(failed)?;
         }
         Ok(())
     }
@@ -242,7 +244,7 @@ impl Turn {
     /// Updates of other containers hold when this comes back.
     pub(crate) async fn create(&self, pod: &Pod, resolved: &mut Resolved) -> Result<Offer, Error> {
         let (pod_message, container) = (view::pod(pod), view::resolved(pod, resolved));
-        let created = self.section.create_container(&pod_message, &container).await?;
+        let created = self.section.create_container(&pod_message, &container).await.map_err(failed)?;
         let offer = Offer { created, container };
         let applied = match apply::adjustment(&self.pods, pod, &offer.created.adjustment, resolved).await {
             Ok(()) => host::update_all(&self.pods, &offer.created.updates),
@@ -272,7 +274,10 @@ impl Turn {
     /// Its process is there and waits.
     pub(crate) async fn start(&self, container: &Container) -> Result<(), Error> {
         if self.wants(Event::StartContainer) {
-            self.section.start_container(&view::pod(&container.pod), &view::container(container)).await?;
+            self.section
+                .start_container(&view::pod(&container.pod), &view::container(container))
+                .await
+                .map_err(failed)?;
         }
         Ok(())
     }
@@ -291,7 +296,11 @@ impl Turn {
         wanted.resources = wanted.resources.updated(asked);
         if self.wants(Event::UpdateContainer) {
             let (pod, message) = (view::pod(&container.pod), view::container(container));
-            let updated = self.section.update_container(&pod, &message, limits::of_resources(asked)).await?;
+            let updated = self
+                .section
+                .update_container(&pod, &message, limits::of_resources(asked))
+                .await
+                .map_err(failed)?;
             if let Some(resources) = updated.resources {
                 limits::lay_over(&mut wanted, &resources)?;
             }

@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, plain};
+use coracle_base::listen::Listener;
+use coracle_base::log;
+use coracle_base::reactor::{self, Task, Watched};
 use coracle_nri::{Dispatcher, Peer, Stream};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-
-use crate::error::{Error, plain};
-use crate::log;
-use crate::reactor::{self, Task, Watched};
-use crate::rpc::Listener;
 
 /// How long to wait before the next accept when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

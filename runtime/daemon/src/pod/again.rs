@@ -6,12 +6,12 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, reactor};
 use coracle_sandbox::PodId;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::{Pod, Pods};
-use crate::error::{Error, Kind};
-use crate::{log, reactor};
 
 /// From one try to the next: doubled each time, up to the second.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::Error;
 use coracle_sandbox::netns;
 
 use super::record::{Kept, Network, PodRecord};
 use super::{Pod, Pods, paths};
-use crate::error::Error;
 use crate::network::{self, PodNetwork};
 
 impl Pods {

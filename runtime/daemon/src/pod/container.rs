@@ -16,6 +16,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, reactor};
 use coracle_job::ContainerEdits;
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{ContainerId, ExitRecord, Request, plan};
@@ -30,9 +32,7 @@ use super::spec::ContainerSpec;
 use super::state::{self, ContainerEvent, How};
 use super::steps::failed;
 use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
-use crate::error::{Error, Kind};
 use crate::plugins::Turn;
-use crate::{log, reactor};
 use on_host::OnHost;
 
 mod devices;

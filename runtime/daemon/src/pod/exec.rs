@@ -9,6 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{Exit, Failure, Request, monitor, plan};
 use nix::fcntl::OFlag;
@@ -17,9 +20,6 @@ use smol::channel::Receiver;
 use super::link::LinkError;
 use super::output::Output;
 use super::{Container, Pod, Pods};
-use crate::error::{Error, Kind};
-use crate::log;
-use crate::reactor::{self, Watched};
 
 /// How long output is still waited for after the command has ended: a child it left behind may hold the pipes open.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);

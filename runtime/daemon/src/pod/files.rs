@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use coracle_base::error::Error;
 use coracle_sandbox::hostpath::Place;
 use coracle_sandbox::umask;
 use coracle_sandbox::userns::UserMappings;
@@ -11,7 +12,6 @@ use nix::errno::Errno;
 
 use super::spec::{Dns, PodSpec, Sharing};
 use super::steps::failed;
-use crate::error::Error;
 
 /// Longest file taken over from the node: no sane /etc/hosts is longer, and it is copied for each pod.
 const BYTES_MAX: u64 = 1 << 20;

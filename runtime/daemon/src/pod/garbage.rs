@@ -5,13 +5,13 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+use coracle_base::{log, reactor};
 use coracle_job::Job;
 
 use super::Pods;
 use super::paths::Paths;
 use super::steps::failed;
-use crate::error::Error;
-use crate::{log, reactor};
 
 /// Up to so many entries are deleted by the daemon itself: about as long as starting a worker takes (0.3 ms).
 /// A container that wrote nothing leaves a record and three directories.

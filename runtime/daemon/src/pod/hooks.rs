@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_job::{Hook, HookJob, Job, Outcome};
 use serde_json::json;
 
 use super::steps::{failed, make_directory};
 use super::{Container, Pods};
-use crate::error::{Error, Kind};
-use crate::log;
 
 /// Longest time of a hook that says nothing of its own.
 const HOOK_LIMIT: Duration = Duration::from_secs(60);

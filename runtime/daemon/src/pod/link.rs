@@ -9,12 +9,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
 use smol::channel::{Receiver, Sender};
 use smol::lock::{OnceCell, Semaphore};
-
-use crate::reactor::{self, Watched};
 
 /// Requests under way at one monitor; more wait here. A monitor never waits for its daemon: one that leaves a socket full
 /// of answers is disconnected, and a socket holds some 250. What it tells unasked needs room, too.

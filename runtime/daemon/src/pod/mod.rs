@@ -42,18 +42,18 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::hostpath::HostPaths;
+use coracle_base::log;
+use coracle_base::workers::Workers;
 use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
 use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::{Mutex, OnceCell as Latch};
 
-use crate::error::{Error, Kind};
-use crate::hostpath::HostPaths;
 use crate::image::Images;
-use crate::log;
 use crate::network::Network;
 use crate::plugins::Plugins;
-use crate::workers::Workers;
 use link::Link;
 use notices::{Happened, Notice};
 use operations::Operations;
@@ -342,24 +342,6 @@ impl Pods {
     /// The containers of a pod, made or being made.
     fn containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
         self.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
-    }
-}
-
-/// What the kernel room reports, as the kinds that clients act on.
-impl From<coracle_sandbox::Error> for Error {
-    fn from(error: coracle_sandbox::Error) -> Self {
-        use coracle_sandbox::Error as Sandbox;
-        use nix::errno::Errno;
-        let kind = match &error {
-            // Not NotFound for ENOENT: to a kubelet that means the pod or container is gone.
-            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => {
-                Kind::ResourceExhausted
-            }
-            Sandbox::Kernel { .. } => Kind::Internal,
-            Sandbox::Missing { .. } => Kind::FailedPrecondition,
-            Sandbox::Invalid { .. } => Kind::InvalidArgument,
-        };
-        Self::new(kind, error.to_string())
     }
 }
 

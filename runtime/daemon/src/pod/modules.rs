@@ -3,13 +3,13 @@
 
 use std::cell::RefCell;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_sandbox::lsm;
 use serde_json::{Value, json};
 
 use super::spec::SelinuxLabel;
 use crate::config::Selinux;
-use crate::error::{Error, Kind};
-use crate::log;
 
 /// The request's field that asks for a label.
 const OPTIONS: &str = "config.linux.security_context.selinux_options";

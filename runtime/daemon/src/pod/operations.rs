@@ -11,12 +11,11 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::rc::Rc;
 
+use coracle_base::error::Error;
+use coracle_base::reactor;
 use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event;
 use smol::lock::OnceCell;
-
-use crate::error::Error;
-use crate::reactor;
 
 /// An operation that identical requests share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,7 +116,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::Kind;
+    use coracle_base::error::Kind;
 
     const ID: ContainerId = ContainerId::from_bytes([3; 32]);
 

@@ -15,10 +15,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Context, Error, Kind};
+use coracle_base::reactor::{self, Watched};
 use event_listener::{Event as Changed, listener};
-
-use crate::error::{Context, Error, Kind};
-use crate::reactor::{self, Watched};
 
 /// Most output kept of each stream; the rest is read and thrown away, as containerd and CRI-O do after 16 MiB. Both
 /// streams together stay below the 16 MiB that clients take in one message.

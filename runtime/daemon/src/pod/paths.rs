@@ -20,10 +20,9 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_base::error::{Error, Kind};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId};
-
-use crate::error::{Error, Kind};
 
 /// The two directories everything lies below.
 #[derive(Clone, Debug)]

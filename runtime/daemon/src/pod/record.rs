@@ -16,6 +16,9 @@
 
 mod later;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_base::store::{self, Damage};
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
@@ -24,9 +27,6 @@ use std::path::{Path, PathBuf};
 use super::paths::{self, Paths, RECORD};
 use super::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use super::state;
-use crate::error::{Error, Kind};
-use crate::log;
-use crate::store::{self, Damage};
 use later::Grown;
 
 /// A pod sandbox.
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_note_is_newer_until_the_next_commit_and_costs_no_more_than_itself() {
-        let dir = crate::testdir::TestDir::new("record");
+        let dir = coracle_base::testdir::TestDir::new("record");
         let paths = Paths { root: dir.path().join("root"), state: dir.path().join("state") };
         let mut record = record();
         std::fs::create_dir_all(paths.pod(record.id)).unwrap();

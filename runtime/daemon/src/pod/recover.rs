@@ -18,6 +18,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::store::{self, Damage};
+use coracle_base::{log, reactor};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::monitor::ConnectError;
 use coracle_sandbox::{ContainerId, PodId, Request, monitor, netns};
@@ -29,9 +32,6 @@ use super::state::{self, ContainerEvent, How, PodEvent};
 use super::steps::failed;
 use super::unlisted::{self, ids};
 use super::{Container, Pod, Pods, again, garbage, paths};
-use crate::error::{Error, Kind};
-use crate::store::{self, Damage};
-use crate::{log, reactor};
 
 /// Longest time one pod may delay the start.
 const ATTACH_LIMIT: Duration = Duration::from_secs(5);
@@ -99,7 +99,8 @@ impl Pods {
             None => match PodRecord::load(&self.node.paths, id) {
                 Ok(record) => self.enlist_pod(record),
                 Err(Damage::Io(error)) => {
-                    let text = format!("record of pod sandbox {id:.13}: {}", crate::error::plain(&error));
+                    let text =
+                        format!("record of pod sandbox {id:.13}: {}", coracle_base::error::plain(&error));
                     return Some(Unknown::unread(text));
                 }
                 Err(damage) => {
@@ -140,7 +141,7 @@ impl Pods {
         match ContainerRecord::load(&self.node.paths, pod.id, id) {
             Ok(record) => self.enlist_container(pod, record),
             Err(Damage::Io(error)) => {
-                let text = format!("record of container {id:.13}: {}", crate::error::plain(&error));
+                let text = format!("record of container {id:.13}: {}", coracle_base::error::plain(&error));
                 return Some(Unknown::unread(text));
             }
             Err(damage) => {
@@ -190,7 +191,7 @@ impl Pods {
                 }
                 return;
             }
-            Damage::Io(error) => crate::error::plain(&error),
+            Damage::Io(error) => coracle_base::error::plain(&error),
             Damage::Damaged(reason) => reason,
         };
         match store::quarantine(&self.node.paths.root, directory, &reason) {

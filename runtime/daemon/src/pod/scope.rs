@@ -10,12 +10,12 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::Error;
+use coracle_base::{log, reactor};
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
 use coracle_sandbox::cgroup::{CgroupPath, PropertyValue, Resources};
 
 use super::{Container, Pod, Pods};
-use crate::error::Error;
-use crate::{log, reactor};
 
 /// How long systemd may take to see that a scope is over: milliseconds, but on a node that boots.
 const FORGET_LIMIT: Duration = Duration::from_millis(500);

@@ -18,6 +18,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, reactor};
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::lsm::labelling_files;
 use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan, umask};
@@ -29,8 +31,6 @@ use super::record::{Kept, Network, PodRecord, Told};
 use super::spec::{PodPid, PodSpec};
 use super::state::{self, PodEvent};
 use super::{KILL_LIMIT, Pod, Pods, again, files, garbage, paths};
-use crate::error::{Error, Kind};
-use crate::{log, reactor};
 
 /// Longest wait for a monitor that has just been started or found again: it answers in a millisecond; a machine that
 /// swaps or a kernel that holds a namespace lock takes longer.
@@ -565,7 +565,7 @@ pub(super) fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
         Kind::ResourceExhausted => Kind::ResourceExhausted,
         _ => Kind::Internal,
     };
-    Error::new(kind, format!("{op} {}: {}", path.display(), crate::error::plain(error)))
+    Error::new(kind, format!("{op} {}: {}", path.display(), coracle_base::error::plain(error)))
 }
 
 fn log_all(pod: PodId, errors: &[Error]) {

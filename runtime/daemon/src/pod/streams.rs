@@ -7,6 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::{Exit, Failure, Request};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -16,9 +19,6 @@ use smol::channel::Receiver;
 use super::exec::{Running, pipe};
 use super::link::{Link, LinkError, errno_text};
 use super::{Container, Pod, Pods};
-use crate::error::{Error, Kind};
-use crate::log;
-use crate::reactor::{self, Watched};
 
 /// Longest wait for a request that the monitor answers at once.
 const ASK_LIMIT: Duration = Duration::from_secs(10);

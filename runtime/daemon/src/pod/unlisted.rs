@@ -11,14 +11,14 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::Error;
+use coracle_base::log;
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, Request};
 
 use super::paths::Paths;
 use super::steps::failed;
 use super::{Pod, Pods};
-use crate::error::Error;
-use crate::log;
 
 /// Longest wait for a monitor that is to forget a container.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_cannot_be_listed_is_not_empty() {
-        let dir = crate::testdir::TestDir::new("unlisted");
+        let dir = coracle_base::testdir::TestDir::new("unlisted");
         let id = ContainerId::from_bytes([2; 32]);
         std::fs::create_dir(dir.path().join(id.to_string())).unwrap();
         std::fs::write(dir.path().join("other"), "").unwrap();

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use coracle_base::reactor;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tonic::Status;
@@ -17,7 +18,7 @@ use tonic::codegen::Service as _;
 use super::v1::image_service_server::{ImageService, ImageServiceServer};
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use super::{MESSAGE_BYTES_MAX, pieces, timeout};
-use crate::{reactor, settle};
+use crate::settle;
 
 /// Answers the requests of a socket that is not CRI's.
 pub(crate) type Answer = Rc<dyn Fn(Request<Incoming>) -> Answering>;

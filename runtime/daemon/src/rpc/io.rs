@@ -7,10 +7,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use coracle_base::reactor::Watched;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use smol::io::AsyncWrite;
-
-use crate::reactor::Watched;
 
 /// One HTTP/2 frame of the default maximum size with room for its header: what one read usually brings.
 const READ_BYTES: usize = 20 * 1024;

@@ -18,7 +18,6 @@
 
 mod dispatch;
 mod io;
-mod listen;
 mod pieces;
 mod server;
 mod service;
@@ -28,7 +27,6 @@ mod tests;
 mod timeout;
 
 pub(crate) use dispatch::Answer;
-pub(crate) use listen::{Listener, PATH_BYTES_MAX};
 pub(crate) use pieces::Pieces;
 pub(crate) use server::Server;
 pub(crate) use service::Service;

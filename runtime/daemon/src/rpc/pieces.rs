@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use coracle_base::reactor;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
@@ -17,8 +18,6 @@ use send_wrapper::SendWrapper;
 use smol::stream;
 use tonic::Status;
 use tonic::body::Body;
-
-use crate::reactor;
 
 /// How long a client may take to read all of it. Longer, and the pieces would be held for a client that has stopped.
 const READ_LIMIT: Duration = Duration::from_secs(60);

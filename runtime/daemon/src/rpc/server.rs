@@ -8,16 +8,16 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use coracle_base::listen::Listener;
+use coracle_base::log;
+use coracle_base::reactor::{self, Task, Watched};
 use smol::channel::{Receiver, Sender};
 
 use super::dispatch::{Answer, Calls, Dispatch};
 use super::io::Io;
-use super::listen::Listener;
 use super::service::Service;
 use super::v1::image_service_server::ImageService;
 use super::v1::runtime_service_server::RuntimeService;
-use crate::log;
-use crate::reactor::{self, Task, Watched};
 
 /// A kubelet holds two connections, crictl one or two for a moment, agents a few; critest 1.36 two for each of its 122
 /// specs, none of which it closes. An idle connection costs 21 KiB, and only root can open one: the limit is there for
@@ -138,7 +138,7 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
             match listener.accept().await {
                 Ok(socket) => self.admit(socket),
                 Err(error) => {
-                    log::warn!("accept"; error = crate::error::plain(&error));
+                    log::warn!("accept"; error = coracle_base::error::plain(&error));
                     reactor::sleep(ACCEPT_PAUSE).await;
                 }
             }

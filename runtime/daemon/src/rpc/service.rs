@@ -10,6 +10,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Instant;
 
+use coracle_base::counters;
+use coracle_base::error::{Error, Kind};
 use send_wrapper::SendWrapper;
 use smol::stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status};
@@ -19,8 +21,6 @@ use super::v1::runtime_service_server::RuntimeService;
 use super::{status, v1};
 use crate::cri;
 use crate::daemon::Daemon;
-use crate::error::{Error, Kind};
-use crate::metrics;
 
 /// The daemon as both CRI services.
 pub(crate) struct Service(SendWrapper<Rc<Daemon>>);
@@ -130,7 +130,7 @@ where
     SendWrapper::new(async move {
         let begun = Instant::now();
         let answer = handled.await.map(Into::into).map_err(|error| status::from(&error));
-        metrics::rpc(method, code(answer.as_ref().err()), begun.elapsed());
+        counters::rpc(method, code(answer.as_ref().err()), begun.elapsed());
         answer
     })
 }
@@ -150,7 +150,7 @@ where
     SendWrapper::new(async move {
         let begun = Instant::now();
         let stream = opened.await.map_err(|error| status::from(&error));
-        metrics::rpc(method, code(stream.as_ref().err()), begun.elapsed());
+        counters::rpc(method, code(stream.as_ref().err()), begun.elapsed());
         let stream = stream?;
         let stream = stream.map(|item| item.map_err(|error| status::from(&error)));
         Ok(Response::new(Box::pin(SendWrapper::new(stream)) as Items<B>))

@@ -1,8 +1,7 @@
 //! The only table from our errors to gRPC codes. What a kubelet makes of each code: `Kind`'s docs and the CRI API.
 
+use coracle_base::error::{Error, Kind};
 use tonic::{Code, Status};
-
-use crate::error::{Error, Kind};
 
 /// Longest message of a status. It travels in a header, percent-encoded (threefold at worst), and clients bound their
 /// headers at 16 KiB.
@@ -36,7 +35,7 @@ pub(super) fn from(error: &Error) -> Status {
 #[cfg(test)]
 mod tests {
     use super::{TEXT_BYTES_MAX, from};
-    use crate::error::{Error, Kind};
+    use coracle_base::error::{Error, Kind};
     use tonic::Code;
 
     #[test]

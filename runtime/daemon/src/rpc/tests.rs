@@ -7,6 +7,9 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use coracle_base::listen::Listener;
+use coracle_base::reactor::{self, Watched, deadline, sleep};
+use coracle_base::testdir::TestDir;
 use http::Request;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
@@ -15,11 +18,9 @@ use prost::Message;
 
 use super::io::Io;
 use super::server::{CONNECTIONS_MAX, OnReactor};
-use super::{Listener, Server, Service, v1};
+use super::{Server, Service, v1};
 use crate::config::{self, Sources};
 use crate::daemon::Daemon;
-use crate::reactor::{self, Watched, deadline, sleep};
-use crate::testdir::TestDir;
 
 const LONG: Duration = Duration::from_secs(10);
 

@@ -9,12 +9,11 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::Error;
+use coracle_base::reactor;
 use coracle_sandbox::cgroup::{BUFFER_BYTES, Gauge, Sample};
 use coracle_sandbox::{ContainerId, PodId};
 use rustix::process::{Resource, getrlimit};
-
-use crate::error::Error;
-use crate::reactor;
 
 /// A rate over less than this is noise.
 const RATE_SPAN_MIN: Duration = Duration::from_secs(1);

@@ -16,14 +16,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::log;
+use coracle_base::reactor;
+use coracle_base::workers::Workers;
 use coracle_job::{Job, Outcome, TreeUsage};
 use coracle_sandbox::ContainerId;
 use coracle_sandbox::cgroup::{Gauge, Pressure, Sample, Usage};
 
-use crate::log;
 use crate::pod::{Container, Pod, Pods};
-use crate::reactor;
-use crate::workers::Workers;
 
 use gauges::{Gauges, Of};
 pub(crate) use network::Interface;
@@ -102,7 +102,7 @@ impl Stats {
     fn reading(
         &self,
         of: Of,
-        open: impl FnOnce() -> Result<Option<Gauge>, crate::error::Error>,
+        open: impl FnOnce() -> Result<Option<Gauge>, coracle_base::error::Error>,
     ) -> Option<Reading> {
         match self.gauges.read(of, open) {
             Ok(read) => {

@@ -13,12 +13,12 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use coracle_base::reactor::{self, Watched};
 use event_listener::{Event as Changed, listener};
 use nix::sys::socket::{Shutdown, shutdown};
 
 use super::event::{Broken, Event};
 use super::peer::Peer;
-use crate::reactor::{self, Watched};
 
 /// Output that waits for the socket before senders wait, too: two of the longest frames.
 pub(super) const OUTPUT_BYTES_MAX: usize = 64 << 10;

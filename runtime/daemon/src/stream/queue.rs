@@ -6,10 +6,9 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
 
+use coracle_base::reactor::Watched;
 use event_listener::{Event as Changed, listener};
 use nix::sys::socket::{Shutdown, shutdown};
-
-use crate::reactor::Watched;
 
 /// See the module.
 pub(super) struct Queue {

@@ -12,6 +12,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Context, Error, Kind};
+use coracle_base::log;
+use coracle_base::reactor::{self, Task, Watched};
+use coracle_base::workers::Workers;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::connection::{CLOSE_LIMIT, Connection, Lost, Receiver, read_through};
@@ -24,12 +28,8 @@ use super::tokens::Tokens;
 use super::websocket::Form;
 use super::{spdy, websocket};
 use crate::config::Streaming;
-use crate::error::{Context, Error, Kind};
-use crate::log;
 use crate::pod::streams::Wanted;
 use crate::pod::{Container, Pod, Pods};
-use crate::reactor::{self, Task, Watched};
-use crate::workers::Workers;
 
 /// What a client may fetch once.
 pub(crate) enum Request {
@@ -144,7 +144,7 @@ impl Streams {
                 match watched.read_with(|_| listener.accept()).await {
                     Ok((socket, _)) => server.admit(socket.into()),
                     Err(error) => {
-                        log::warn!("streaming: accept"; error = crate::error::plain(&error));
+                        log::warn!("streaming: accept"; error = coracle_base::error::plain(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }

@@ -9,16 +9,16 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::log;
+use coracle_base::reactor;
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde::Deserialize;
 
 use super::connection::{Connection, Incoming, Lost, Receiver};
 use super::queue::Queue;
 use super::status::{self, Dialect};
-use crate::log;
 use crate::pod::streams::{Ends, Exec, Wanted};
 use crate::pod::{Container, Pods};
-use crate::reactor;
 
 /// What a client may send ahead of a process that does not read its stdin.
 const STDIN_BYTES_MAX: usize = 256 << 10;

@@ -5,9 +5,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::Error;
 use data_encoding::BASE64URL_NOPAD;
-
-use crate::error::Error;
 
 /// How long a token is good.
 const LIFE: Duration = Duration::from_secs(60);

@@ -12,6 +12,8 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_sandbox::netlink::{self, Batch, Link, Network, Route, Scope, Socket, Veth};
 
@@ -19,8 +21,6 @@ use super::conf::{Base, Bridge, Main, Plan};
 use super::failed;
 use super::lease::{Lease, Leases};
 use super::result::{self, Made};
-use crate::error::{Error, Kind};
-use crate::{log, reactor};
 
 /// How long the kernel may take to let packets through a new pair: it does so in a millisecond.
 const RUNNING_LIMIT: Duration = Duration::from_secs(3);

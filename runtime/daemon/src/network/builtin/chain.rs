@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_sandbox::netlink::{self, Batch, Link, Socket};
 use sha2::{Digest as _, Sha512};
@@ -14,7 +15,6 @@ use super::attach::{set, show};
 use super::conf::{Limits, Plan};
 use super::result::{self, Made};
 use super::rules::{self, Netfilter};
-use crate::error::{Error, Kind};
 
 /// The link by which traffic of a pod makes its detour: this and as much of a digest as a name holds.
 const DETOUR: &str = "bwp";

@@ -17,13 +17,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::reactor;
 use coracle_sandbox::netlink::Network;
 use coracle_sandbox::umask;
 
 use super::failed;
 use super::range::{Range, candidates};
-use crate::error::{Error, Kind};
-use crate::reactor;
 
 /// How long a plugin may hold the lock: it does so for milliseconds.
 const LOCK_LIMIT: Duration = Duration::from_secs(20);

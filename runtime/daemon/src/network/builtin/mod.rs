@@ -23,6 +23,7 @@ mod rules;
 
 use std::path::Path;
 
+use coracle_base::error::{Error, Kind, plain};
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
@@ -31,7 +32,6 @@ pub(super) use self::rules::Netfilter;
 use super::Recorded;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
 use super::plan::INTERFACE;
-use crate::error::{Error, Kind, plain};
 
 /// The network that is there without configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

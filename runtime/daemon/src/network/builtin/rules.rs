@@ -13,12 +13,12 @@
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use coracle_base::error::Error;
+use coracle_base::log;
 use coracle_job::PortMapping;
 use coracle_sandbox::netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
 
 use super::conf::{Plan, Ports};
-use crate::error::Error;
-use crate::log;
 
 /// Our table in both families.
 const TABLE: &str = "coracle";

@@ -1,12 +1,12 @@
 //! Devices of a container: nodes that were asked for by path, and those that vendors describe by name (CDI), which bring
 //! variables, mounts and groups with them.
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, Job, Outcome};
 
 use super::super::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
 use super::super::{Pod, Pods, paths};
 use super::Resolved;
-use crate::error::{Error, Kind};
 
 impl Pods {
     /// What CDI devices ask for; a worker reads the files.

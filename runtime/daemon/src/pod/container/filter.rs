@@ -1,9 +1,8 @@
 //! From a seccomp profile to its program, with a word in the log about rules that can have no effect.
 
+use coracle_base::error::Error;
+use coracle_base::log;
 use coracle_sandbox::{plan, seccomp};
-
-use crate::error::Error;
-use crate::log;
 
 /// Most names that one line of the log lists.
 const NAMES_MAX: usize = 16;

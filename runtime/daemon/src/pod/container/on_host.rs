@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::ContainerEdits;
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::plan;
@@ -10,7 +11,6 @@ use coracle_sandbox::plan;
 use super::super::spec::{self, ContainerSpec};
 use super::super::{Container, Pods};
 use super::devices;
-use crate::error::{Error, Kind};
 
 /// Longest seccomp profile: the largest in use, a list of all calls with conditions, is some 60 KiB.
 const PROFILE_BYTES_MAX: u64 = 1 << 20;

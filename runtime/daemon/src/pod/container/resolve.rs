@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, ImageRecord};
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
 use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, seccomp};
@@ -14,7 +15,6 @@ use super::super::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use super::super::{Pod, Pods, files, state};
 use super::devices;
 use super::on_host::OnHost;
-use crate::error::{Error, Kind};
 
 /// Everything create needs.
 pub(crate) struct Resolved {

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
 
@@ -17,8 +19,6 @@ use super::super::spec::{ContainerPid, PodPid};
 use super::super::state::{self, ContainerEvent, How};
 use super::super::steps::failed;
 use super::super::{Container, Pod, Pods};
-use crate::error::{Error, Kind};
-use crate::log;
 
 /// Longest time from clone to exec: an image on slow flash, a volume on a slow network. With the look at what hung, and the end
 /// of the process, less than the two minutes that a kubelet waits.

@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
+use coracle_base::error::{Error, Kind};
+
 use super::super::record::{ContainerRecord, Kept, Limits};
 use super::super::spec::Resources;
 use super::super::{Container, Pods};
-use crate::error::{Error, Kind};
 
 impl Pods {
     /// UpdateContainerResources: all of it or nothing; status shows it at once.

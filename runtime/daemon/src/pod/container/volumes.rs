@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_base::error::{Error, Kind};
 use coracle_job::{Job, Outcome};
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
@@ -12,7 +13,6 @@ use super::super::spec::{self, ContainerSpec, MountPropagation};
 use super::super::steps::failed;
 use super::super::{Pod, Pods};
 use super::Resolved;
-use crate::error::{Error, Kind};
 
 impl Pods {
     /// All mounts that were asked for, in their order; `sources` are where those of the host really are. `empty`: a directory

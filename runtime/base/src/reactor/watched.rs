@@ -19,7 +19,7 @@ use super::driver::{Direction, POLLER, Token, WaitId};
 use super::{driver, try_driver};
 
 /// An owned descriptor that tasks can wait for.
-pub(crate) struct Watched {
+pub struct Watched {
     fd: OwnedFd,
     token: Token,
 }
@@ -32,7 +32,7 @@ impl Watched {
     ///
     /// # Panics
     /// Outside [`super::run`].
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Watched> {
+    pub fn new(fd: OwnedFd) -> io::Result<Watched> {
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
         if !flags.contains(OFlag::O_NONBLOCK) {
             fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
@@ -42,7 +42,7 @@ impl Watched {
     }
 
     /// The descriptor, for calls of the caller's own.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
@@ -50,7 +50,7 @@ impl Watched {
     ///
     /// # Errors
     /// What `poll` says; a hang-up or error of the descriptor is readiness.
-    pub(crate) async fn readable(&self) -> io::Result<()> {
+    pub async fn readable(&self) -> io::Result<()> {
         self.ready(Direction::Read, PollFlags::POLLIN | PollFlags::POLLPRI).await
     }
 
@@ -58,7 +58,7 @@ impl Watched {
     ///
     /// # Errors
     /// As [`Watched::readable`].
-    pub(crate) async fn writable(&self) -> io::Result<()> {
+    pub async fn writable(&self) -> io::Result<()> {
         self.ready(Direction::Write, PollFlags::POLLOUT).await
     }
 
@@ -74,10 +74,7 @@ impl Watched {
     ///
     /// # Errors
     /// What `call` says; `Interrupted` is tried again.
-    pub(crate) async fn read_with<T>(
-        &self,
-        call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>,
-    ) -> io::Result<T> {
+    pub async fn read_with<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         self.retry(Direction::Read, call).await
     }
 
@@ -85,10 +82,7 @@ impl Watched {
     ///
     /// # Errors
     /// What `call` says.
-    pub(crate) async fn write_with<T>(
-        &self,
-        call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>,
-    ) -> io::Result<T> {
+    pub async fn write_with<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         self.retry(Direction::Write, call).await
     }
 
@@ -110,7 +104,7 @@ impl Watched {
     ///
     /// # Errors
     /// What `read` says.
-    pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.read_with(|fd| Ok(nix::unistd::read(fd, buffer)?)).await
     }
 
@@ -118,7 +112,7 @@ impl Watched {
     ///
     /// # Errors
     /// What `write` says; how much went out before is not known then.
-    pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+    pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let count = self.write_with(|fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
             if count == 0 {
@@ -130,7 +124,7 @@ impl Watched {
     }
 
     /// For hand-written futures: calls `call`; on `WouldBlock` the task is woken at the next edge. One task per direction.
-    pub(crate) fn poll_read_with<T>(
+    pub fn poll_read_with<T>(
         &self,
         context: &Context<'_>,
         call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>,
@@ -139,7 +133,7 @@ impl Watched {
     }
 
     /// As [`Watched::poll_read_with`], for writing.
-    pub(crate) fn poll_write_with<T>(
+    pub fn poll_write_with<T>(
         &self,
         context: &Context<'_>,
         call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>,

@@ -15,9 +15,9 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The time limit of [`deadline`] passed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Elapsed {
+pub struct Elapsed {
     /// The limit that was given.
-    pub(crate) limit: Duration,
+    pub limit: Duration,
 }
 
 impl fmt::Display for Elapsed {
@@ -29,12 +29,12 @@ impl fmt::Display for Elapsed {
 impl std::error::Error for Elapsed {}
 
 /// Sleeps for `time`. Dropping it takes the timer back.
-pub(crate) fn sleep(time: Duration) -> Sleep {
+pub fn sleep(time: Duration) -> Sleep {
     sleep_until(Instant::now() + time.min(FOREVER))
 }
 
 /// Sleeps until `due`; ready at once if that has passed.
-pub(crate) fn sleep_until(due: Instant) -> Sleep {
+pub(super) fn sleep_until(due: Instant) -> Sleep {
     Sleep { due, id: None }
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn sleep_until(due: Instant) -> Sleep {
 ///
 /// # Errors
 /// [`Elapsed`] when the limit passed first.
-pub(crate) async fn deadline<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
+pub async fn deadline<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     let mut future = pin!(future);
     let mut timer = pin!(sleep(limit));
     std::future::poll_fn(|context| {
@@ -57,7 +57,7 @@ pub(crate) async fn deadline<T>(limit: Duration, future: impl Future<Output = T>
 
 /// A wait for a time; from [`sleep`] and [`sleep_until`].
 #[must_use = "a sleep waits only when awaited"]
-pub(crate) struct Sleep {
+pub struct Sleep {
     due: Instant,
     /// Some: the driver holds a timer under this id.
     id: Option<WaitId>,

@@ -19,7 +19,7 @@
 mod checksum;
 mod quarantine;
 
-pub(crate) use quarantine::{close_quarantine, damaged_count, quarantine};
+pub use quarantine::{close_quarantine, damaged_count, quarantine};
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -42,7 +42,7 @@ const CHECKSUM_BYTES: usize = 4;
 /// What a record is about. The numbers are on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// `images/records/HEX`.
     Image = 1,
     /// A pod sandbox.
@@ -59,16 +59,16 @@ pub(crate) enum Kind {
 
 /// A record that verified.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Loaded {
+pub struct Loaded {
     /// Version of the body. Newer than the reader knows: the reader's matter.
-    pub(crate) version: u8,
+    pub version: u8,
     /// The body.
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 /// Why a record cannot be had.
 #[derive(Debug)]
-pub(crate) enum Damage {
+pub enum Damage {
     /// There is none of this name.
     Absent,
     /// The disk: maybe only now, so the file stays where it is.
@@ -89,7 +89,10 @@ impl fmt::Display for Damage {
 
 /// Writes the record `name` in `dir`: temporary name, write, sync, rename, sync the directory. On an error the old
 /// record stands, except that a failed last step leaves open which of the two a power cut would find.
-pub(crate) fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
+///
+/// # Errors
+/// `ResourceExhausted` for a full disk or a body longer than 8 MiB, else what the disk says.
+pub fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
     let tried = || format!("write record {}", dir.join(name).display());
     if body.len() > BODY_BYTES_MAX {
         let text = format!("{} bytes, at most {BODY_BYTES_MAX}", body.len());
@@ -107,7 +110,10 @@ pub(crate) fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8
 
 /// As [`commit`] without a sync, for a directory below `--state`, which is made where it is missing: whole or absent whenever
 /// the daemon is killed, and gone with the next boot.
-pub(crate) fn note(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
+///
+/// # Errors
+/// What the file system says.
+pub fn note(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
     let bytes = encode(kind, version, body);
     fs::create_dir_all(dir)
         .and_then(|()| replace(dir, name, |temporary| create(temporary)?.write_all(&bytes)))
@@ -115,7 +121,10 @@ pub(crate) fn note(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8])
 }
 
 /// Takes a note away. Not there is success.
-pub(crate) fn forget_note(dir: &Path, name: &str) -> Result<(), Error> {
+///
+/// # Errors
+/// What the file system says.
+pub fn forget_note(dir: &Path, name: &str) -> Result<(), Error> {
     match fs::remove_file(dir.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::from(error).context(format!("delete note {}", dir.join(name).display())))
@@ -125,7 +134,10 @@ pub(crate) fn forget_note(dir: &Path, name: &str) -> Result<(), Error> {
 }
 
 /// Reads and verifies the record `name` in `dir`.
-pub(crate) fn load(dir: &Path, name: &str, kind: Kind) -> Result<Loaded, Damage> {
+///
+/// # Errors
+/// [`Damage`]: there is none, the disk did not give it, or its bytes do not verify.
+pub fn load(dir: &Path, name: &str, kind: Kind) -> Result<Loaded, Damage> {
     let file = match File::open(dir.join(name)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Damage::Absent),
@@ -143,7 +155,10 @@ pub(crate) fn load(dir: &Path, name: &str, kind: Kind) -> Result<Loaded, Damage>
 }
 
 /// Deletes the record `name` in `dir`, for good when this returns. Not there is success.
-pub(crate) fn remove(dir: &Path, name: &str) -> Result<(), Error> {
+///
+/// # Errors
+/// What the disk says.
+pub fn remove(dir: &Path, name: &str) -> Result<(), Error> {
     match fs::remove_file(dir.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other,
@@ -153,7 +168,10 @@ pub(crate) fn remove(dir: &Path, name: &str) -> Result<(), Error> {
 }
 
 /// Names of the records in `dir`, sorted. What a crash left half-written is deleted on the way.
-pub(crate) fn names(dir: &Path) -> Result<Vec<String>, Error> {
+///
+/// # Errors
+/// What the disk says.
+pub fn names(dir: &Path) -> Result<Vec<String>, Error> {
     let listed = || -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(dir)? {

@@ -18,13 +18,16 @@ thread_local! {
 }
 
 /// How many files were set aside since the daemon started: for Status and the metric.
-pub(crate) fn damaged_count() -> u64 {
+pub fn damaged_count() -> u64 {
     COUNT.get()
 }
 
 /// Moves `path` to `root/quarantine/NAME.N` and writes `reason` to `NAME.N.reason`. Gives the new path. Logs nothing:
 /// the caller knows what is lost.
-pub(crate) fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Error> {
+///
+/// # Errors
+/// What the disk says; a name of which 64 files are kept already.
+pub fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Error> {
     COUNT.set(COUNT.get() + 1);
     move_aside(&root.join("quarantine"), path, reason)
         .map_err(|error| Error::from(error).context(format!("set aside {}", path.display())))
@@ -32,7 +35,10 @@ pub(crate) fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathB
 
 /// Takes from other users what an earlier build gave them: a container's directory holds what it wrote, set-user-ID
 /// programs included.
-pub(crate) fn close_quarantine(root: &Path) -> Result<(), Error> {
+///
+/// # Errors
+/// What the disk says.
+pub fn close_quarantine(root: &Path) -> Result<(), Error> {
     let shelf = root.join("quarantine");
     match fs::set_permissions(&shelf, fs::Permissions::from_mode(0o700)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -1,13 +1,13 @@
 //! The daemon's one error: what kind of failure a caller can act on, and a text that reads from the outside in.
-//! Every room below has its own enum; where such an error enters the core it becomes an [`Error`] with a [`Kind`], and
-//! each level on the way up puts in front what only it knows. `rpc/status.rs` turns kinds into gRPC codes, nothing else does.
+//! The crates below have error enums of their own; where such an error enters the daemon it becomes an [`Error`] with a [`Kind`], and
+//! each level on the way up puts in front what only it knows. `rpc/status.rs` of the daemon turns kinds into gRPC codes, nothing else does.
 //! Each text says what was tried, on what, and why it failed; lower case, no full stop.
 
 use std::fmt;
 
 /// What a caller can do about a failure. The variants stand in the order of the gRPC codes they become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// The caller went away, or the daemon gave the work up.
     Cancelled,
     /// Anything no client acts on: shown to users as it is.
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
 
 /// A failure with its kind and its text. Boxed: it travels in every `Result` and is rare.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Error(Box<Inner>);
+pub struct Error(Box<Inner>);
 
 #[derive(Clone, PartialEq, Eq)]
 struct Inner {
@@ -46,31 +46,31 @@ struct Inner {
 
 impl Error {
     /// A failure of `kind`; `message` says what was tried, on what, and why it went wrong.
-    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Error {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Error {
         Error(Box::new(Inner { kind, message: message.into() }))
     }
 
     /// Puts what was tried at this level in front of the text; the kind stays.
     #[must_use]
-    pub(crate) fn context(mut self, tried: impl fmt::Display) -> Error {
+    pub fn context(mut self, tried: impl fmt::Display) -> Error {
         self.0.message = format!("{tried}: {}", self.0.message);
         self
     }
 
     /// The same text as another kind, where a level knows better what the caller can do.
     #[must_use]
-    pub(crate) fn with_kind(mut self, kind: Kind) -> Error {
+    pub fn with_kind(mut self, kind: Kind) -> Error {
         self.0.kind = kind;
         self
     }
 
     /// What the caller can do about it.
-    pub(crate) fn kind(&self) -> Kind {
+    pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
     /// The whole text, outermost level first.
-    pub(crate) fn message(&self) -> &str {
+    pub fn message(&self) -> &str {
         &self.0.message
     }
 }
@@ -113,8 +113,26 @@ impl From<nix::errno::Errno> for Error {
     }
 }
 
+impl From<coracle_sandbox::Error> for Error {
+    /// The kinds that clients can act on; what the kernel refuses is [`Kind::Internal`].
+    fn from(error: coracle_sandbox::Error) -> Self {
+        use coracle_sandbox::Error as Sandbox;
+        use nix::errno::Errno;
+        let kind = match &error {
+            // Not NotFound for ENOENT: to a kubelet that means the pod or container is gone.
+            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => {
+                Kind::ResourceExhausted
+            }
+            Sandbox::Kernel { .. } => Kind::Internal,
+            Sandbox::Missing { .. } => Kind::FailedPrecondition,
+            Sandbox::Invalid { .. } => Kind::InvalidArgument,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
 /// An I/O error's text in our spelling: lower case, and without std's ` (os error 2)`.
-pub(crate) fn plain(error: &std::io::Error) -> String {
+pub fn plain(error: &std::io::Error) -> String {
     let text = match error.raw_os_error() {
         Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
         None => error.to_string(),
@@ -130,8 +148,11 @@ pub(crate) fn plain(error: &std::io::Error) -> String {
 }
 
 /// Context for results, so that a level reads in one line.
-pub(crate) trait Context<T> {
+pub trait Context<T> {
     /// As [`Error::context`]; `tried` is only called for an error.
+    ///
+    /// # Errors
+    /// The same, with what was tried in front of its text.
     fn context<D: fmt::Display>(self, tried: impl FnOnce() -> D) -> Result<T, Error>;
 }
 

@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Kind};
 use crate::reactor::Watched;
 
 /// Longest path of a unix socket: `sun_path` of unix(7), less the closing zero.
-pub(crate) const PATH_BYTES_MAX: usize = 107;
+pub const PATH_BYTES_MAX: usize = 107;
 
 /// Owner and group may call us, others may not: whoever may call runs what they like as root.
 const SOCKET_MODE: u32 = 0o660;
@@ -30,7 +30,7 @@ const DIRECTORY_MODE: u32 = 0o710;
 static BOUND: AtomicU32 = AtomicU32::new(0);
 
 /// A socket that accepts connections. Dropping it stops that; the path stays, so that clients see "refused, try again".
-pub(crate) struct Listener {
+pub struct Listener {
     listener: UnixListener,
     watched: Watched,
 }
@@ -41,13 +41,16 @@ impl Listener {
     /// # Errors
     /// `InvalidArgument` for a path no socket can have or that something else holds, `FailedPrecondition` where another
     /// daemon answers, else what the kernel says.
-    pub(crate) fn bind(path: &Path) -> Result<Listener, Error> {
+    pub fn bind(path: &Path) -> Result<Listener, Error> {
         Listener::try_bind(path, SOCKET_MODE, DIRECTORY_MODE)
             .map_err(|error| error.context(format_args!("listen on {}", path.display())))
     }
 
     /// As [`Listener::bind`], for root alone: whoever may call can do what root can.
-    pub(crate) fn bind_for_root(path: &Path) -> Result<Listener, Error> {
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_for_root(path: &Path) -> Result<Listener, Error> {
         Listener::try_bind(path, 0o600, 0o700)
             .map_err(|error| error.context(format_args!("listen on {}", path.display())))
     }
@@ -83,7 +86,7 @@ impl Listener {
     ///
     /// # Errors
     /// What `accept` says: of one connection (`ECONNABORTED`) or of limits (`EMFILE`); later calls may work again.
-    pub(crate) async fn accept(&self) -> io::Result<Watched> {
+    pub async fn accept(&self) -> io::Result<Watched> {
         let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
         Watched::new(stream.into())
     }

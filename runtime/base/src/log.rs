@@ -29,7 +29,7 @@ const ID_DIGITS: usize = 13;
 
 /// How much a line matters. Lines above the set level are not written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
+pub enum Level {
     /// Something is lost or broken and a person should look.
     Error,
     /// We went on, with less.
@@ -43,7 +43,7 @@ pub(crate) enum Level {
 
 impl Level {
     /// As in the configuration and on the line.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Level::Error => "error",
             Level::Warn => "warn",
@@ -61,17 +61,17 @@ thread_local! {
 }
 
 /// Sets the level from now on (start, SIGHUP).
-pub(crate) fn set_level(level: Level) {
+pub fn set_level(level: Level) {
     LEVEL.store(level as u8, Ordering::Relaxed);
 }
 
 /// Whether a line of `level` would be written: for values that are dear to compute.
-pub(crate) fn is_enabled(level: Level) -> bool {
+pub fn is_enabled(level: Level) -> bool {
     level as u8 <= LEVEL.load(Ordering::Relaxed)
 }
 
 /// Writes one line; the macros call this.
-pub(crate) fn write(level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) {
+pub fn write(level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) {
     if !is_enabled(level) {
         return;
     }
@@ -199,6 +199,8 @@ fn send(line: &str) {
 }
 
 /// One line at a level: `log_line!(Level::Info, "text"; key = value, …)`. Values are anything with `Display`.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! log_line {
     ($level:expr, $message:expr $(; $($key:ident = $value:expr),+ $(,)?)?) => {
         if $crate::log::is_enabled($level) {
@@ -208,26 +210,34 @@ macro_rules! log_line {
 }
 
 /// Something is lost or broken: `log::error!("text"; key = value, …)`.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! log_error {
-    ($($line:tt)+) => { $crate::log::log_line!($crate::log::Level::Error, $($line)+) };
+    ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Error, $($line)+) };
 }
 
 /// We went on with less: `log::warn!("text"; key = value, …)`.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! log_warn {
-    ($($line:tt)+) => { $crate::log::log_line!($crate::log::Level::Warn, $($line)+) };
+    ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Warn, $($line)+) };
 }
 
 /// A change of state: `log::info!("text"; key = value, …)`.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! log_info {
-    ($($line:tt)+) => { $crate::log::log_line!($crate::log::Level::Info, $($line)+) };
+    ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Info, $($line)+) };
 }
 
 /// For whoever looks for a fault: `log::debug!("text"; key = value, …)`.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! log_debug {
-    ($($line:tt)+) => { $crate::log::log_line!($crate::log::Level::Debug, $($line)+) };
+    ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Debug, $($line)+) };
 }
 
-pub(crate) use {log_debug as debug, log_error as error, log_info as info, log_line, log_warn as warn};
+pub use crate::{log_debug as debug, log_error as error, log_info as info, log_line, log_warn as warn};
 
 #[cfg(test)]
 mod tests {

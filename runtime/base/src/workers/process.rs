@@ -1,6 +1,7 @@
 //! One worker's process: its pipes, its end. Owns the child from the line that makes it; [`Drop`] kills the process
 //! group and hands the rest to [`reap_all`], so that neither a cancelled future nor an error leaves anything behind.
 
+use std::any::Any;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +18,6 @@ use smol::channel::{Receiver, Sender};
 
 use super::Error;
 use super::answers::Answers;
-use crate::hostpath::Look;
 use crate::log;
 use crate::reactor::{self, Task, Watched};
 
@@ -42,8 +42,8 @@ pub(super) struct Remains {
     /// None where the kernel had no descriptor left for it.
     pidfd: Option<Watched>,
     log: Option<Task<String>>,
-    /// What is known of a worker that may hang in the kernel, as long as it is there.
-    _look: Option<Rc<Look>>,
+    /// Dropped with it: tells who started a worker that may hang in the kernel that it is gone.
+    _held: Option<Rc<dyn Any>>,
 }
 
 /// A running worker.
@@ -67,10 +67,10 @@ impl Process {
     pub(super) fn start_looking(
         program: &Path,
         reaper: Sender<Remains>,
-        look: Rc<Look>,
+        held: Rc<dyn Any>,
     ) -> Result<Process, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
-        Process::start_with(program, reaper, OwnedFd::from(theirs).into(), Some(ours.into()), Some(look))
+        Process::start_with(program, reaper, OwnedFd::from(theirs).into(), Some(ours.into()), Some(held))
     }
 
     fn start_with(
@@ -78,7 +78,7 @@ impl Process {
         reaper: Sender<Remains>,
         stdin: Stdio,
         socket: Option<OwnedFd>,
-        look: Option<Rc<Look>>,
+        held: Option<Rc<dyn Any>>,
     ) -> Result<Process, Error> {
         let sends_file = socket.is_some();
         let mut child = Command::new(program)
@@ -91,7 +91,7 @@ impl Process {
             .map_err(|error| Error::Start { program: program.to_owned(), error })?;
         let pipes = watch_pipes(&mut child, socket);
         let pidfd = open_pidfd(&child);
-        let mut remains = Remains { child, pidfd, log: None, _look: look };
+        let mut remains = Remains { child, pidfd, log: None, _held: held };
         match pipes {
             Ok((stdin, stdout, stderr)) => {
                 remains.log = Some(reactor::spawn(pass_on_log(stderr, remains.child.id())));
@@ -214,7 +214,7 @@ pub(super) fn start_tls(
     let stderr = child.stderr.take().and_then(|stderr| Watched::new(OwnedFd::from(stderr)).ok());
     let log = stderr.map(|stderr| reactor::spawn(pass_on_log(stderr, child.id())));
     let pidfd = open_pidfd(&child);
-    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log, _look: None }) {
+    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log, _held: None }) {
         kill_group(&unsent.into_inner().child);
     }
     Ok(())
@@ -229,7 +229,7 @@ pub(super) async fn reap_all(dead: Receiver<Remains>) {
 }
 
 async fn reap(remains: Remains) {
-    let Remains { mut child, pidfd, log, _look } = remains;
+    let Remains { mut child, pidfd, log, _held } = remains;
     if let Some(pidfd) = pidfd {
         let _ = pidfd.readable().await;
     }
@@ -298,14 +298,14 @@ async fn pass_on_log(stderr: Watched, pid: u32) -> String {
 
 /// Cuts bytes into lines of bounded length.
 #[derive(Default)]
-pub(crate) struct LogLines {
+pub struct LogLines {
     open: Vec<u8>,
     last: String,
 }
 
 impl LogLines {
     /// Calls `on_line` for each line that ends in `bytes`, without its end.
-    pub(crate) fn feed(&mut self, bytes: &[u8], mut on_line: impl FnMut(&str)) {
+    pub fn feed(&mut self, bytes: &[u8], mut on_line: impl FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (text, is_whole) = match piece.strip_suffix(b"\n") {
                 Some(text) => (text, true),

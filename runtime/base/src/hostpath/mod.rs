@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   known to the kernel, on a local file system ─► done here, some microseconds
-//!   anything else ─► a worker looks, for at most LIMIT ─► it hangs: DEADLINE_EXCEEDED, and the worker is left to the kernel
+//!   anything else ─► a worker looks, for at most LOOK_LIMIT ─► it hangs: DEADLINE_EXCEEDED, and the worker is left to the kernel
 //! ```
 //! A worker that sleeps in the kernel cannot be killed; nobody waits for it, it holds no place, and it ends when its file system
 //! answers. How many there may be is bounded, for each path and in all. Why so: docs/notes/011-paths-that-do-not-answer.md.
@@ -22,11 +22,7 @@ use coracle_sandbox::{device, plan};
 
 use crate::error::{Error, Kind};
 use crate::log;
-use crate::workers::{self, Workers};
-
-/// How long a path may take to answer. The kubelet gives a call two minutes, and a container may name a dozen paths: the first
-/// one that hangs ends the call. A network file system that is merely slow answers within a second.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+use crate::workers::{self, LOOK_LIMIT, Workers};
 
 /// Workers that may hang on one path: a retry asks again while the first still hangs, since the answer to that one may never come.
 const STUCK_ON_A_PATH_MAX: usize = 3;
@@ -35,7 +31,7 @@ const STUCK_ON_A_PATH_MAX: usize = 3;
 const STUCK_MAX: usize = 16;
 
 /// Looks, and remembers what hangs.
-pub(crate) struct HostPaths {
+pub struct HostPaths {
     workers: Rc<Workers>,
     limit: Duration,
     /// File systems that the daemon itself stands on, by the mounts of these: whatever their type, it cannot do without.
@@ -44,7 +40,7 @@ pub(crate) struct HostPaths {
 }
 
 /// A worker that looks at a path, until it is reaped.
-pub(crate) struct Look {
+struct Look {
     path: PathBuf,
     /// Nobody waits for it any more.
     is_given_up: Cell<bool>,
@@ -63,8 +59,10 @@ impl Drop for Waiting {
 }
 
 impl HostPaths {
-    pub(crate) fn new(workers: Rc<Workers>, root: &Path) -> Rc<Self> {
-        Self::with_limit(workers, root, LIMIT)
+    /// Looks through `workers`. The file systems that `root` and `/` are on are always looked at directly: the daemon cannot do
+    /// without them.
+    pub fn new(workers: Rc<Workers>, root: &Path) -> Rc<Self> {
+        Self::with_limit(workers, root, LOOK_LIMIT)
     }
 
     fn with_limit(workers: Rc<Workers>, root: &Path, limit: Duration) -> Rc<Self> {
@@ -77,7 +75,11 @@ impl HostPaths {
     }
 
     /// The source of a mount, without links; with `is_made`, a directory is made where there is nothing.
-    pub(crate) async fn source(
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` where its file system does not answer, `ResourceExhausted` where too many looks hang, else what the
+    /// kernel says; never `NotFound`.
+    pub async fn source(
         self: &Rc<Self>,
         path: &Path,
         is_made: bool,
@@ -93,7 +95,10 @@ impl HostPaths {
     }
 
     /// The devices that a path stands for.
-    pub(crate) async fn devices(
+    ///
+    /// # Errors
+    /// As [`HostPaths::source`]; `InvalidArgument` for what is no device and no directory of devices.
+    pub async fn devices(
         self: &Rc<Self>,
         path: &Path,
         container: &str,
@@ -110,7 +115,10 @@ impl HostPaths {
     }
 
     /// A regular file of at most `bytes_max`.
-    pub(crate) async fn read(self: &Rc<Self>, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+    ///
+    /// # Errors
+    /// As [`HostPaths::source`]; `InvalidArgument` for what is no regular file, or is longer.
+    pub async fn read(self: &Rc<Self>, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
         if let Some(place) = self.local(path, &mut Mounts::default()) {
             return Ok(place.read(path, bytes_max)?);
         }
@@ -121,11 +129,10 @@ impl HostPaths {
     }
 
     /// A log, opened for appending; made with its directory where it is missing.
-    pub(crate) async fn open_log(
-        self: &Rc<Self>,
-        path: &Path,
-        mounts: &mut Mounts,
-    ) -> Result<OwnedFd, Error> {
+    ///
+    /// # Errors
+    /// As [`HostPaths::source`]; `InvalidArgument` for what is no regular file.
+    pub async fn open_log(self: &Rc<Self>, path: &Path, mounts: &mut Mounts) -> Result<OwnedFd, Error> {
         if let Some((directory, name)) = hostpath::split(path)
             && let Some(place) = self.local(directory, mounts)
         {

@@ -17,7 +17,7 @@ use super::Watched;
 const SIGINFO_BYTES: usize = 128;
 
 /// The signals asked for, in the order they arrive. There is one per process: two would share them at random.
-pub(crate) struct Signals {
+pub struct Signals {
     watched: Watched,
 }
 
@@ -26,7 +26,7 @@ impl Signals {
     ///
     /// # Errors
     /// What `sigprocmask` and `signalfd` say.
-    pub(crate) fn new(signals: &[Signal]) -> io::Result<Signals> {
+    pub fn new(signals: &[Signal]) -> io::Result<Signals> {
         let mask: SigSet = signals.iter().copied().collect();
         mask.thread_block()?;
         let signal_fd = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;

@@ -31,13 +31,13 @@ use smol::LocalExecutor;
 
 use driver::Driver;
 
-pub(crate) use directory::arm;
-pub(crate) use signals::Signals;
-pub(crate) use timer::{deadline, sleep};
-pub(crate) use watched::Watched;
+pub use directory::arm;
+pub use signals::Signals;
+pub use timer::{deadline, sleep};
+pub use watched::Watched;
 
 /// A spawned task: awaits its result, cancels when dropped, runs on alone after `detach`.
-pub(crate) use smol::Task;
+pub use smol::Task;
 
 /// Polls of tasks between two looks at epoll: enough that the look costs little (1 µs), few enough that a ready timer or
 /// descriptor waits for less than a millisecond of ordinary polls.
@@ -54,7 +54,7 @@ thread_local! {
 /// # Panics
 /// Inside another `run` on the same thread, and where the kernel refuses an epoll descriptor or a wait on it: nothing
 /// can run without, so there is nobody to report to.
-pub(crate) fn run<T>(main: impl Future<Output = T>) -> T {
+pub fn run<T>(main: impl Future<Output = T>) -> T {
     let _teardown = Installed::new();
     let driver = driver();
     let executor = executor();
@@ -77,7 +77,7 @@ pub(crate) fn run<T>(main: impl Future<Output = T>) -> T {
 ///
 /// # Panics
 /// Outside [`run`].
-pub(crate) fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Task<T> {
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Task<T> {
     // Behind one pointer: the executor's code for a task is there once for each output, not for each of our futures, which
     // is 150 KB less; the allocation costs less than the page faults of that code.
     let future: Pin<Box<dyn Future<Output = T>>> = Box::pin(future);
@@ -93,33 +93,33 @@ fn spawn_boxed<T: 'static>(future: Pin<Box<dyn Future<Output = T>>>) -> Task<T> 
 }
 
 /// Whether [`run`] runs: destructors of tasks that are dropped at its end cannot spawn any more.
-pub(crate) fn is_running() -> bool {
+pub fn is_running() -> bool {
     EXECUTOR.with(|slot| slot.borrow().is_some())
 }
 
 /// Lets every other ready task, and epoll, have its turn first.
-pub(crate) async fn yield_now() {
+pub async fn yield_now() {
     smol::future::yield_now().await;
 }
 
 /// What the reactor holds right now, for the SIGUSR1 dump and for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stats {
+pub struct Stats {
     /// Tasks that are spawned and not finished.
-    pub(crate) tasks: usize,
+    pub tasks: usize,
     /// Descriptors under watch.
-    pub(crate) descriptors: usize,
+    pub descriptors: usize,
     /// Sleeps and deadlines under way.
-    pub(crate) timers: usize,
+    pub timers: usize,
     /// Turns of the loop since [`run`] began.
-    pub(crate) turns: u64,
+    pub turns: u64,
 }
 
 /// Counts of this thread's reactor.
 ///
 /// # Panics
 /// Outside [`run`].
-pub(crate) fn stats() -> Stats {
+pub fn stats() -> Stats {
     let driver = driver();
     Stats {
         tasks: TASKS.get(),

@@ -31,7 +31,10 @@ const ARRIVALS: AddWatchFlags = AddWatchFlags::IN_CREATE
 
 /// A descriptor that becomes readable at the next change of one of `directories` and the folders in it, or, while there is
 /// no such directory, at a change that may bring it. It is good for one change: look, then arm again.
-pub(crate) fn arm(directories: &[PathBuf]) -> io::Result<Watched> {
+///
+/// # Errors
+/// What inotify(7) says, limits of the user among it; directories that keep changing while they are armed.
+pub fn arm(directories: &[PathBuf]) -> io::Result<Watched> {
     for _ in 0..ARM_TRIES {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         let mut all_stable = true;

@@ -1,5 +1,5 @@
-//! Workers: short-lived processes that do what the daemon's one thread must not wait for (design, principle 1). This room
-//! starts, cancels and reaps them; it never does their work and knows none of it but the job types.
+//! Workers: short-lived processes that do what the daemon's one thread must not wait for. This module starts, cancels and reaps
+//! them; it never does their work and knows none of it but the job types.
 //!
 //! ```text
 //!   run(job) ── lane ──> spawn ──> job on stdin ──> answers on stdout ──> kill the group ──> reap
@@ -14,6 +14,7 @@ mod process;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,15 +27,14 @@ use coracle_job::{Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageEr
 use smol::channel::Sender;
 use smol::lock::{Semaphore, SemaphoreGuard};
 
+use crate::counters;
 use crate::error::{self, Kind, plain};
-use crate::hostpath::{LIMIT, Look};
-use crate::metrics;
 use crate::reactor;
-pub(crate) use process::LogLines;
+pub use process::LogLines;
 use process::{Process, Remains};
 
 /// The worker's program.
-pub(crate) const PROGRAM: &str = "coracle-worker";
+pub const PROGRAM: &str = "coracle-worker";
 
 /// How long a pull or an import may say nothing. Other runtimes give up on a pull after 5 minutes without a byte; this is
 /// longer, because it also covers the sync of a big layer on a slow card.
@@ -62,9 +62,13 @@ const CNI_GRACE: Duration = Duration::from_secs(10);
 /// What a hook's worker may take longer than the hook, which it ends itself.
 const HOOK_GRACE: Duration = Duration::from_secs(10);
 
+/// How long a path of the node may take to answer. The kubelet gives a call two minutes, and a container may name a dozen paths:
+/// the first one that hangs ends the call. A network file system that is merely slow answers within a second.
+pub const LOOK_LIMIT: Duration = Duration::from_secs(10);
+
 /// Why there is no outcome.
 #[derive(Debug)]
-pub(crate) enum Error {
+pub enum Error {
     /// The program could not be started.
     Start {
         /// The program.
@@ -116,7 +120,7 @@ impl From<Error> for error::Error {
 }
 
 /// Starts workers, not too many at once.
-pub(crate) struct Workers {
+pub struct Workers {
     /// See [`program`].
     program: PathBuf,
     lanes: [(Lane, Semaphore); 8],
@@ -185,7 +189,7 @@ impl Workers {
     ///
     /// # Panics
     /// Outside [`reactor::run`].
-    pub(crate) fn new(program: PathBuf) -> Rc<Workers> {
+    pub fn new(program: PathBuf) -> Rc<Workers> {
         let lanes = [
             (Lane::Fill, FILLS_MAX),
             (Lane::Remove, REMOVALS_MAX),
@@ -205,20 +209,18 @@ impl Workers {
 
     /// Does one job in a worker of its own, waiting for a place first. `on_progress` hears (bytes done, bytes in all).
     /// Dropping the future kills the worker and whatever it started.
-    pub(crate) async fn run(
-        &self,
-        job: Job,
-        mut on_progress: impl FnMut(u64, u64),
-    ) -> Result<Outcome, Error> {
+    ///
+    /// # Errors
+    /// [`Error`]: it could not be started, did not answer, or its answer is a failure.
+    pub async fn run(&self, job: Job, mut on_progress: impl FnMut(u64, u64)) -> Result<Outcome, Error> {
         self.run_reporting(job, |progress| on_progress(progress.bytes_done, progress.bytes_total)).await
     }
 
-    /// The same for one who wants to know all that the worker says meanwhile.
-    pub(crate) async fn run_reporting(
-        &self,
-        job: Job,
-        on_progress: impl FnMut(Progress),
-    ) -> Result<Outcome, Error> {
+    /// Like [`Workers::run`], but `on_progress` gets everything that the worker reports meanwhile.
+    ///
+    /// # Errors
+    /// As [`Workers::run`].
+    pub async fn run_reporting(&self, job: Job, on_progress: impl FnMut(Progress)) -> Result<Outcome, Error> {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
@@ -231,7 +233,7 @@ impl Workers {
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Relabel { .. } => (Lane::Devices, RELABEL_SILENCE),
             Job::Scope(_) => (Lane::Scopes, SCOPE_SILENCE),
-            Job::LookAtHost(_) => (Lane::Looks, LIMIT),
+            Job::LookAtHost(_) => (Lane::Looks, LOOK_LIMIT),
             Job::Cni(cni) => (
                 Lane::Network,
                 Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE),
@@ -241,24 +243,27 @@ impl Workers {
         let begun = Instant::now();
         let mut process = Process::start(&self.program, self.reaper.clone())?;
         let outcome = process.converse(&job, silence_max, on_progress).await;
-        metrics::worker(name(&job), outcome.is_ok(), begun.elapsed());
+        counters::worker(name(&job), outcome.is_ok(), begun.elapsed());
         outcome
     }
 
-    /// Asks about a path of the node, for at most `limit` once there is a place; a descriptor may come with the answer. `look`
-    /// is held until the worker is reaped, which may be long after the limit.
-    pub(crate) async fn look(
+    /// Asks about a path of the node, for at most `limit` once there is a place; a descriptor may come with the answer. `held`
+    /// is dropped when the worker is reaped, which may be long after the limit.
+    ///
+    /// # Errors
+    /// As [`Workers::run`]; [`Error::Silent`] once `limit` has passed.
+    pub async fn look(
         &self,
         question: HostQuestion,
-        look: Rc<Look>,
+        held: Rc<dyn Any>,
         limit: Duration,
     ) -> Result<(HostAnswer, Option<OwnedFd>), Error> {
         let _place = self.place(Lane::Looks).await;
         let begun = Instant::now();
         let job = Job::LookAtHost(question);
-        let mut process = Process::start_looking(&self.program, self.reaper.clone(), look)?;
+        let mut process = Process::start_looking(&self.program, self.reaper.clone(), held)?;
         let outcome = process.converse(&job, limit, |_| ()).await;
-        metrics::worker(name(&job), outcome.is_ok(), begun.elapsed());
+        counters::worker(name(&job), outcome.is_ok(), begun.elapsed());
         match outcome? {
             Outcome::Looked(answer) => Ok((answer, process.take_file())),
             other => Err(Error::Ended(format!("it did another job: {other:?}"))),
@@ -274,12 +279,10 @@ impl Workers {
 
     /// Ends TLS on a client's connection in a process of its own, so that neither keys nor the protocol sit in the daemon;
     /// the descriptor is what comes out of it. The worker ends when either side does.
-    pub(crate) fn terminate_tls(
-        &self,
-        client: OwnedFd,
-        certificate: &Path,
-        key: &Path,
-    ) -> Result<OwnedFd, Error> {
+    ///
+    /// # Errors
+    /// The worker could not be started.
+    pub fn terminate_tls(&self, client: OwnedFd, certificate: &Path, key: &Path) -> Result<OwnedFd, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
         let ends = (client, OwnedFd::from(theirs));
         process::start_tls(&self.program, &self.reaper, ends, (certificate, key))?;

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A directory for one test, deleted with it.
-pub(crate) struct TestDir(PathBuf);
+pub struct TestDir(PathBuf);
 
 impl TestDir {
-    pub(crate) fn new(about: &str) -> TestDir {
+    /// Makes it below the system's directory for temporary files; `about` is a part of its name.
+    pub fn new(about: &str) -> TestDir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("coracle-{about}-{}-{number}", std::process::id()));
@@ -15,14 +16,15 @@ impl TestDir {
         TestDir(path)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         &self.0
     }
 
     /// Writes an executable shell script, in which `$D` is this directory. By a process of its own: were the file
     /// open for writing in this one, a child that another test forks meanwhile would hold it open too, and running
     /// it would fail (ETXTBSY).
-    pub(crate) fn script(&self, name: &str, script: &str) -> PathBuf {
+    pub fn script(&self, name: &str, script: &str) -> PathBuf {
         let path = self.0.join(name);
         let text = format!("#!/bin/sh\nD={}\n{script}\n", self.0.display());
         let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
