@@ -5,8 +5,21 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom. An arrow that is not here is a decision to be made, in ARCHITECTURE.md first.
-const ARROWS: [(&str, &[&str]); 11] = [
-    ("coracle", &["coracle-base", "coracle-nri", "coracle-sandbox", "coracle-job", "coracle-wire"]),
+const ARROWS: [(&str, &[&str]); 13] = [
+    (
+        "coracle",
+        &[
+            "coracle-base",
+            "coracle-images",
+            "coracle-network",
+            "coracle-nri",
+            "coracle-sandbox",
+            "coracle-job",
+            "coracle-wire",
+        ],
+    ),
+    ("coracle-images", &["coracle-base", "coracle-sandbox", "coracle-job", "coracle-wire"]),
+    ("coracle-network", &["coracle-base", "coracle-sandbox", "coracle-job"]),
     ("coracle-base", &["coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-worker", &["coracle-sandbox", "coracle-job"]),
     ("coracle-job", &[]),

@@ -12,14 +12,14 @@ use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage};
 use coracle_base::workers::{self, Workers};
 use coracle_base::{log, reactor};
+use coracle_images::Images;
+use coracle_network::Network;
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, probe, umask};
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::control;
-use crate::image::{self, Images};
-use crate::network::{self, Network};
 use crate::plugins::Plugins;
 use crate::pod::modules::Modules;
 use crate::pod::paths::Paths;
@@ -57,7 +57,7 @@ impl Daemon {
         let lock = lock(&state).await?;
         let cgroup_driver = cgroup_driver(config.cgroup.driver, &state)?;
         let workers = Workers::new(program(config, workers::PROGRAM));
-        let options = image::Options {
+        let options = coracle_images::Options {
             root: root.clone(),
             keep_blobs: config.image.keep_blobs,
             limits: config.image.limits(),
@@ -66,7 +66,8 @@ impl Daemon {
         let images = Images::open(options, Rc::clone(&workers))?;
         images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
         images.import_from(config.import_directories());
-        let network = Network::new(network_options(config)?, network::in_workers(Rc::clone(&workers)));
+        let network =
+            Network::new(network_options(config)?, coracle_network::in_workers(Rc::clone(&workers)));
         network.start();
         let plugins = Plugins::new(&config.nri);
         let pods = Pods::new(Node {
@@ -181,11 +182,11 @@ pub(crate) fn program(config: &Config, name: &str) -> PathBuf {
 }
 
 /// A default network that could not be is refused here, where its keys are known, not at the first pod.
-pub(crate) fn network_options(config: &Config) -> Result<network::Options, Error> {
+pub(crate) fn network_options(config: &Config) -> Result<coracle_network::Options, Error> {
     let default = match config.network.default {
         DefaultNetwork::None => None,
         DefaultNetwork::Builtin => {
-            let default = network::DefaultNetwork {
+            let default = coracle_network::DefaultNetwork {
                 bridge: config.network.bridge.clone(),
                 subnets: config.network.subnets.clone(),
                 data_dir: config.root.join("networks"),
@@ -196,7 +197,7 @@ pub(crate) fn network_options(config: &Config) -> Result<network::Options, Error
     };
     let (conf_dir, bin_dirs) = (config.cni.conf_dir.clone(), config.cni.bin_dirs.clone());
     let runs_built_in = config.cni.built_in || default.is_some();
-    Ok(network::Options { conf_dir, bin_dirs, runs_built_in, default })
+    Ok(coracle_network::Options { conf_dir, bin_dirs, runs_built_in, default })
 }
 
 fn boot_id() -> Result<String, Error> {

@@ -14,7 +14,6 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::config::{Config, Selinux};
 use crate::daemon::{network_options, program};
-use crate::network;
 
 /// 2026-01-01: no node that runs this build lives before it, but one without a real-time clock believes so.
 const CLOCK_MIN: u64 = 1_767_225_600;
@@ -49,7 +48,7 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
     let (root, state) = (Place::of(&config.root, &mounts), Place::of(&config.state, &mounts));
     let survey = network_options(config)
         .map_err(|error| error.to_string())
-        .and_then(|options| network::survey(&options));
+        .and_then(|options| coracle_network::survey(&options));
     let alive = |path: &Path| UnixStream::connect(path).is_ok();
     let is_serving = alive(&config.listen);
     let others: Vec<_> = OTHERS.into_iter().filter(|(_, path)| alive(Path::new(path))).collect();
@@ -210,9 +209,11 @@ fn idmapped(root: &Place) -> Need {
     need("mapped owners in root", "no pods with hostUsers=false", fix, answer.is_ok(), found)
 }
 
-fn cni_network(survey: &Result<network::Survey, String>) -> Need {
+fn cni_network(survey: &Result<coracle_network::Survey, String>) -> Need {
     let found = match survey {
-        Ok(network::Survey { name, file: Some(file), .. }) => format!("network {name} of {}", file.display()),
+        Ok(coracle_network::Survey { name, file: Some(file), .. }) => {
+            format!("network {name} of {}", file.display())
+        }
         Ok(network) => network.name.clone(),
         Err(why) => why.clone(),
     };
@@ -220,7 +221,7 @@ fn cni_network(survey: &Result<network::Survey, String>) -> Need {
     need("CNI network", without, "a CNI configuration in cni.conf_dir", survey.is_ok(), found)
 }
 
-fn cni_plugins(survey: &Result<network::Survey, String>) -> Need {
+fn cni_plugins(survey: &Result<coracle_network::Survey, String>) -> Need {
     let missing = survey.as_ref().map_or(Vec::new(), |network| network.missing.clone());
     let found = if missing.is_empty() { String::new() } else { format!("no {}", missing.join(", ")) };
     let fix = "install them in a directory of cni.bin_dirs";

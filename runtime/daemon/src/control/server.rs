@@ -9,11 +9,11 @@ use coracle_base::error::{Error, Kind, plain};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
+use coracle_images::{Checked, ImageId, Images, Pulling, View};
 use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;
 
 use super::{Answer, LINE_BYTES_MAX, Request};
-use crate::image::{Checked, ImageId, Images, Pulling, View};
 
 /// Requests at once; more are told to come back.
 const CONNECTIONS_MAX: usize = 16;
@@ -264,10 +264,10 @@ fn image(view: View) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::Server;
-    use crate::image::{Images, Options};
     use coracle_base::reactor::{self, Watched};
     use coracle_base::testdir::TestDir;
     use coracle_base::workers::Workers;
+    use coracle_images::{Images, Options};
     use coracle_job::Limits;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;

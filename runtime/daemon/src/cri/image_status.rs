@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
+use coracle_images::{ImageId, Images};
 
 use crate::daemon::Daemon;
-use crate::image::{ImageId, Images};
 use crate::rpc::v1;
 
 use super::list_images::image;
@@ -40,12 +40,12 @@ fn info(images: &Images, id: &ImageId) -> Result<HashMap<String, String>, Error>
 #[cfg(test)]
 mod tests {
     use super::{image_name, info};
-    use crate::image::{Images, Options};
     use crate::rpc::v1;
     use coracle_base::error::Kind;
     use coracle_base::reactor;
     use coracle_base::testdir::TestDir;
     use coracle_base::workers::Workers;
+    use coracle_images::{Images, Options};
     use coracle_job::{Limits, Registries};
 
     #[test]

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_images::View;
 use smol::stream::Stream;
 
 use crate::daemon::Daemon;
-use crate::image::View;
 use crate::rpc::v1;
 
 /// Answers ListImages. A filter that names nothing, or nothing nameable, is an empty list.

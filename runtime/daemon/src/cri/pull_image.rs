@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_images::Auth;
 
 use crate::daemon::Daemon;
-use crate::image::Auth;
 use crate::rpc::v1;
 
 use super::image_status::image_name;

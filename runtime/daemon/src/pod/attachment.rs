@@ -3,11 +3,11 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_network::PodNetwork;
 use coracle_sandbox::netns;
 
 use super::record::{Kept, Network, PodRecord};
 use super::{Pod, Pods, paths};
-use crate::network::{self, PodNetwork};
 
 impl Pods {
     pub(super) fn make_netns(&self, pod: &Rc<Pod>) -> Result<(), Error> {
@@ -41,7 +41,7 @@ impl Pods {
         Ok(()) // committed with the state Ready
     }
 
-    pub(super) fn plan_network(&self, pod: &Pod) -> Result<network::Recorded, Error> {
+    pub(super) fn plan_network(&self, pod: &Pod) -> Result<coracle_network::Recorded, Error> {
         let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
         let pod_cidr = self.node.pod_cidr.borrow();
         self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
@@ -73,7 +73,7 @@ fn network_of<'a>(record: &'a PodRecord, id: &'a str, netns: &'a str, pod_cidr: 
         uid: &spec.name.uid,
         netns,
         port_mappings: &spec.ports,
-        dns: spec.dns.as_ref().map(|dns| network::Dns {
+        dns: spec.dns.as_ref().map(|dns| coracle_network::Dns {
             servers: &dns.servers,
             searches: &dns.searches,
             options: &dns.options,

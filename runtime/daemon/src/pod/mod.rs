@@ -46,13 +46,13 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::hostpath::HostPaths;
 use coracle_base::log;
 use coracle_base::workers::Workers;
+use coracle_images::Images;
+use coracle_network::Network;
 use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
 use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::{Mutex, OnceCell as Latch};
 
-use crate::image::Images;
-use crate::network::Network;
 use crate::plugins::Plugins;
 use link::Link;
 use notices::{Happened, Notice};
@@ -160,7 +160,7 @@ pub(crate) struct Pod {
     /// "Ready" is durable, and a note holds it back.
     is_ahead: Cell<bool>,
     /// What ADD will be asked, where that is durable already.
-    planned: RefCell<Option<crate::network::Recorded>>,
+    planned: RefCell<Option<coracle_network::Recorded>>,
     last_exec: Cell<u32>,
     execs: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
 }

@@ -72,7 +72,7 @@ pub(crate) struct Told {
 pub(crate) struct Network {
     /// As JSON inside the record, so that fields can come to it one by one.
     #[serde(with = "as_json")]
-    pub(crate) request: crate::network::Recorded,
+    pub(crate) request: coracle_network::Recorded,
     /// Addresses of the pod, primary first.
     pub(crate) addresses: Vec<String>,
     /// The final result as JSON, once ADD has succeeded.
