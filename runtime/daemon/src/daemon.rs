@@ -21,6 +21,7 @@ use coracle_sandbox::{capability, probe, umask};
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::control;
 use crate::plugins::Plugins;
+use crate::pod::lifecycle::LifecycleHooks;
 use crate::pod::modules::Modules;
 use crate::pod::paths::Paths;
 use crate::pod::{Node, Pods, clock};
@@ -79,7 +80,7 @@ impl Daemon {
             images: Rc::clone(&images),
             host_paths: HostPaths::new(Rc::clone(&workers), &root),
             workers,
-            plugins: Rc::clone(&plugins),
+            hooks: Rc::clone(&plugins) as Rc<dyn LifecycleHooks>,
             clock: clock::Clock::default(),
             boot: boot_id()?,
             pod_cidr: RefCell::new(load_pod_cidr(&root)),

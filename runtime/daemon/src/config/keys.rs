@@ -6,7 +6,8 @@ use std::ops::RangeInclusive;
 use coracle_base::log::Level;
 
 use super::value::Raw;
-use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart, Selinux};
+use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
+use crate::pod::modules::Selinux;
 
 /// One key of the configuration.
 #[derive(Debug)]

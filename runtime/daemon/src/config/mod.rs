@@ -18,7 +18,7 @@ mod tests;
 mod value;
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub(crate) struct Config {
     /// `[image]`
     pub(crate) image: Image,
     /// `[streaming]`
-    pub(crate) streaming: Streaming,
+    pub(crate) streaming: crate::stream::Options,
     /// `[nri]`
     pub(crate) nri: Nri,
     /// `[metrics]`: where Prometheus text is served; `None`: nowhere.
@@ -104,19 +104,7 @@ pub(crate) enum CgroupDriver {
 /// What confines containers beside what their requests say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Security {
-    pub(crate) selinux: Selinux,
-}
-
-/// Whether containers get SELinux labels.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Selinux {
-    /// Where the kernel has SELinux and its policy types for containers.
-    #[default]
-    Auto,
-    /// No container runs without a label.
-    Required,
-    /// Never; what requests say of labels is ignored.
-    Off,
+    pub(crate) selinux: crate::pod::modules::Selinux,
 }
 
 /// Container networks.
@@ -217,39 +205,6 @@ impl Image {
     pub(crate) fn limits(&self) -> coracle_job::Limits {
         let layer_bytes_max = u64::from(self.layer_mib_max) << 20;
         coracle_job::Limits { layer_bytes_max, ..coracle_job::Limits::default() }
-    }
-}
-
-/// The server behind exec, attach and port-forward URLs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Streaming {
-    /// The address it listens on.
-    pub(crate) address: IpAddr,
-    /// Its port; 0: any.
-    pub(crate) port: u16,
-    /// PEM files for TLS; both or neither.
-    pub(crate) certificate: Option<PathBuf>,
-    /// See `certificate`.
-    pub(crate) key: Option<PathBuf>,
-    /// Longest silence of a session; zero: no limit.
-    pub(crate) idle_timeout: Duration,
-    /// From connect to a session.
-    pub(crate) creation_timeout: Duration,
-    /// Connections at once.
-    pub(crate) sessions_max: usize,
-}
-
-impl Default for Streaming {
-    fn default() -> Streaming {
-        Streaming {
-            address: IpAddr::from([127, 0, 0, 1]),
-            port: 0,
-            certificate: None,
-            key: None,
-            idle_timeout: Duration::ZERO,
-            creation_timeout: Duration::ZERO,
-            sessions_max: 0,
-        }
     }
 }
 

@@ -2,11 +2,12 @@
 //! function per transition.
 //!
 //! ```text
-//!   pod/ ── Turn ──► view (pod → message) ──► nri::Section ──► plugins
+//!   pod/ ── Guard ──► view (pod → message) ──► nri::Section ──► plugins
 //!                    apply (adjustment → plan, record) ◄──
 //!   socket, launch: where plugins come from          host: what the dispatcher asks of us
 //! ```
-//! A [`Turn`] is the right to tell the next event of one pod; it lasts until what the event announces is true, or undone.
+//! [`Plugins`] is the engine's [`LifecycleHooks`], [`Guard`] the right to tell the next event of one pod; it lasts until what the event
+//! announces is true, or undone.
 //! Where no plugin listens, nothing is built and nothing is waited for. Rules: docs/nri.md.
 
 mod apply;
@@ -25,6 +26,7 @@ use coracle_nri::api::{self, Event};
 use coracle_nri::{Created, Dispatcher, Failure, Section};
 
 use crate::config;
+use crate::pod::lifecycle::{Event as Hook, EventGuard, LifecycleHooks, Pending};
 use crate::pod::record::Limits;
 use crate::pod::spec::Resources;
 use crate::pod::{Container, Pod, Pods, Resolved};
@@ -35,17 +37,21 @@ pub(crate) struct Plugins {
     host: Rc<host::Bridge>,
     launcher: Rc<launch::Launcher>,
     socket: RefCell<Option<socket::Socket>>,
-    settings: RefCell<config::Nri>,
+    settings: Rc<RefCell<config::Nri>>,
 }
 
 /// The right to tell one pod's next event.
-pub(crate) struct Turn {
+struct Guard {
     section: Section,
     pods: Rc<Pods>,
+    dispatcher: Rc<Dispatcher>,
+    settings: Rc<RefCell<config::Nri>>,
+    /// The container that plugins were asked about.
+    offer: RefCell<Option<Offer>>,
 }
 
 /// A container that plugins were asked about, for as long as its creation can still fail.
-pub(crate) struct Offer {
+struct Offer {
     created: Created,
     container: api::Container,
 }
@@ -61,7 +67,7 @@ impl Plugins {
             host,
             launcher: Rc::default(),
             socket: RefCell::default(),
-            settings: RefCell::new(settings.clone()),
+            settings: Rc::new(RefCell::new(settings.clone())),
         })
     }
 
@@ -134,40 +140,34 @@ impl Plugins {
     pub(crate) fn kicks(&self) -> u64 {
         self.dispatcher.kicks()
     }
+}
 
-    /// Waits for the turn of a pod's next event.
-    pub(crate) async fn turn(&self, pods: &Rc<Pods>, pod: &Pod) -> Turn {
-        Turn { section: self.dispatcher.section(&pod.id).await, pods: Rc::clone(pods) }
+impl LifecycleHooks for Plugins {
+    fn wants(&self, event: Hook) -> bool {
+        match event {
+            Hook::CreateContainer => self.dispatcher.wants_creation(),
+            Hook::StartContainer => {
+                self.dispatcher.wants(Event::StartContainer)
+                    || self.dispatcher.wants(Event::PostStartContainer)
+            }
+            Hook::StopContainer => self.dispatcher.wants(Event::StopContainer),
+            Hook::RemoveContainer => self.dispatcher.wants(Event::RemoveContainer),
+            Hook::StopPod => self.dispatcher.wants(Event::StopPodSandbox),
+            Hook::RemovePod => self.dispatcher.wants(Event::RemovePodSandbox),
+        }
     }
 
-    /// Whether anybody is asked about a container before it is made.
-    pub(crate) fn want_creation(&self) -> bool {
-        self.dispatcher.wants_creation()
-    }
-
-    /// Whether anybody hears of a container's start, before or after.
-    pub(crate) fn want_start(&self) -> bool {
-        self.dispatcher.wants(Event::StartContainer) || self.dispatcher.wants(Event::PostStartContainer)
-    }
-
-    /// Whether anybody hears of a container's end.
-    pub(crate) fn want_container_stop(&self) -> bool {
-        self.dispatcher.wants(Event::StopContainer)
-    }
-
-    /// Whether anybody hears of a container's removal.
-    pub(crate) fn want_container_remove(&self) -> bool {
-        self.dispatcher.wants(Event::RemoveContainer)
-    }
-
-    /// Whether anybody hears of a pod's end.
-    pub(crate) fn want_pod_stop(&self) -> bool {
-        self.dispatcher.wants(Event::StopPodSandbox)
-    }
-
-    /// Whether anybody hears of a pod's removal.
-    pub(crate) fn want_pod_remove(&self) -> bool {
-        self.dispatcher.wants(Event::RemovePodSandbox)
+    fn begin<'a>(&'a self, pods: &'a Rc<Pods>, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>> {
+        Box::pin(async move {
+            let guard = Guard {
+                section: self.dispatcher.section(&pod.id).await,
+                pods: Rc::clone(pods),
+                dispatcher: Rc::clone(&self.dispatcher),
+                settings: Rc::clone(&self.settings),
+                offer: RefCell::default(),
+            };
+            Box::new(guard) as Box<dyn EventGuard>
+        })
     }
 }
 
@@ -176,158 +176,183 @@ fn failed(failure: Failure) -> Error {
     Error::new(Kind::Unknown, failure.to_string())
 }
 
-impl Turn {
+impl Guard {
     fn wants(&self, event: Event) -> bool {
-        self.pods.node.plugins.dispatcher.wants(event)
+        self.dispatcher.wants(event)
     }
 
     /// Whether the pod cannot do without some plugin: one that misses its end is worth a warning.
     fn requires(&self, pod: &Pod) -> bool {
-        let by_configuration =
-            !self.pods.node.plugins.settings.borrow().default_validator.required_plugins.is_empty();
+        let by_configuration = !self.settings.borrow().default_validator.required_plugins.is_empty();
         let is_of_pod = |(key, _): &(String, String)| key.starts_with(coracle_nri::REQUIRED_ANNOTATION);
         by_configuration || pod.record().spec.annotations.iter().any(is_of_pod)
     }
+}
 
-    /// RunPodSandbox: everything of the pod is there, and nobody sees it yet. A refusal has been undone at the plugins.
-    pub(crate) async fn run_pod(&self, pod: &Pod) -> Result<(), Error> {
-        if self.wants(Event::RunPodSandbox) {
-            self.section.run_pod_sandbox(&view::pod(pod)).await.map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// The pod could not be made after all.
-    pub(crate) async fn undo_run_pod(&self, pod: &Pod) {
-        self.section.undo_run_pod_sandbox(&view::pod(pod)).await;
-    }
-
-    /// Before the pod's resources change; also where nothing is told afterwards.
-    pub(crate) async fn update_pod(
-        &self,
-        pod: &Pod,
-        overhead: Option<&Resources>,
-        resources: Option<&Resources>,
-    ) -> Result<(), Error> {
-        if self.wants(Event::UpdatePodSandbox) {
-            let told = |resources: Option<&Resources>| resources.map(limits::of_resources);
-            self.section
-                .update_pod_sandbox(&view::pod(pod), told(overhead), told(resources))
-                .await
-                .map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// After the pod's resources have changed.
-    pub(crate) async fn updated_pod(&self, pod: &Pod) {
-        if self.wants(Event::PostUpdatePodSandbox) {
-            self.section.post_update_pod_sandbox(&view::pod(pod)).await;
-        }
-    }
-
-    /// The workload has ended, the sandbox is whole.
-    pub(crate) async fn stop_pod(&self, pod: &Pod) {
-        if self.wants(Event::StopPodSandbox) || self.requires(pod) {
-            self.section.stop_pod_sandbox(&view::pod(pod)).await;
-        }
-    }
-
-    /// Just before the pod leaves the lists.
-    pub(crate) async fn remove_pod(&self, pod: &Pod) {
-        if self.wants(Event::RemovePodSandbox) || self.requires(pod) {
-            self.section.remove_pod_sandbox(&view::pod(pod)).await;
-        }
-    }
-
-    /// What is to be changed in a container that is about to be made: done to `resolved`, which nothing has been made from.
-    /// Updates of other containers hold when this comes back.
-    pub(crate) async fn create(&self, pod: &Pod, resolved: &mut Resolved) -> Result<Offer, Error> {
-        let (pod_message, container) = (view::pod(pod), view::resolved(pod, resolved));
-        let created = self.section.create_container(&pod_message, &container).await.map_err(failed)?;
-        let offer = Offer { created, container };
-        let applied = match apply::adjustment(&self.pods, pod, &offer.created.adjustment, resolved).await {
-            Ok(()) => host::update_all(&self.pods, &offer.created.updates),
-            Err(error) => Err(error.context("NRI CreateContainer failed")),
-        };
-        match applied {
-            Ok(()) => Ok(offer),
-            Err(error) => {
-                self.undo_create(offer, pod).await;
-                Err(error)
+impl EventGuard for Guard {
+    // A refusal has been undone at the plugins.
+    fn run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if self.wants(Event::RunPodSandbox) {
+                self.section.run_pod_sandbox(&view::pod(pod)).await.map_err(failed)?;
             }
-        }
+            Ok(())
+        })
     }
 
-    /// It could not be made after all.
-    pub(crate) async fn undo_create(&self, offer: Offer, pod: &Pod) {
-        self.section.undo_create_container(offer.created, &view::pod(pod), &offer.container).await;
+    fn undo_run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.section.undo_run_pod_sandbox(&view::pod(pod)).await;
+        })
     }
 
-    /// It is in the lists.
-    pub(crate) async fn created(&self, container: &Container) {
-        if self.wants(Event::PostCreateContainer) {
-            self.section.post_create_container(&view::pod(&container.pod), &view::container(container)).await;
-        }
-    }
-
-    /// Its process is there and waits.
-    pub(crate) async fn start(&self, container: &Container) -> Result<(), Error> {
-        if self.wants(Event::StartContainer) {
-            self.section
-                .start_container(&view::pod(&container.pod), &view::container(container))
-                .await
-                .map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// Its program runs.
-    pub(crate) async fn started(&self, container: &Container) {
-        if self.wants(Event::PostStartContainer) {
-            self.section.post_start_container(&view::pod(&container.pod), &view::container(container)).await;
-        }
-    }
-
-    /// What a container's limits are to become: those asked for, as plugins change them. Updates of other containers hold
-    /// when this comes back.
-    pub(crate) async fn update(&self, container: &Container, asked: &Resources) -> Result<Limits, Error> {
-        let mut wanted = container.record().limits();
-        wanted.resources = wanted.resources.updated(asked);
-        if self.wants(Event::UpdateContainer) {
-            let (pod, message) = (view::pod(&container.pod), view::container(container));
-            let updated = self
-                .section
-                .update_container(&pod, &message, limits::of_resources(asked))
-                .await
-                .map_err(failed)?;
-            if let Some(resources) = updated.resources {
-                limits::lay_over(&mut wanted, &resources)?;
+    fn update_pod<'a>(
+        &'a self,
+        pod: &'a Pod,
+        overhead: Option<&'a Resources>,
+        resources: Option<&'a Resources>,
+    ) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if self.wants(Event::UpdatePodSandbox) {
+                let told = |resources: Option<&Resources>| resources.map(limits::of_resources);
+                self.section
+                    .update_pod_sandbox(&view::pod(pod), told(overhead), told(resources))
+                    .await
+                    .map_err(failed)?;
             }
-            host::update_all(&self.pods, &updated.updates)?;
-        }
-        Ok(wanted)
+            Ok(())
+        })
     }
 
-    /// The new limits hold.
-    pub(crate) async fn updated(&self, container: &Container) {
-        if self.wants(Event::PostUpdateContainer) {
-            self.section.post_update_container(&view::pod(&container.pod), &view::container(container)).await;
-        }
+    fn updated_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostUpdatePodSandbox) {
+                self.section.post_update_pod_sandbox(&view::pod(pod)).await;
+            }
+        })
     }
 
-    /// It has ended.
-    pub(crate) async fn stop(&self, container: &Container) {
-        if self.wants(Event::StopContainer) {
-            self.section.stop_container(&view::pod(&container.pod), &view::stopped(container)).await;
-        }
+    fn stop_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::StopPodSandbox) || self.requires(pod) {
+                self.section.stop_pod_sandbox(&view::pod(pod)).await;
+            }
+        })
     }
 
-    /// Just before its storage goes.
-    pub(crate) async fn remove(&self, container: &Container) {
-        if self.wants(Event::RemoveContainer) {
-            self.section.remove_container(&view::pod(&container.pod), &view::stopped(container)).await;
-        }
+    fn remove_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::RemovePodSandbox) || self.requires(pod) {
+                self.section.remove_pod_sandbox(&view::pod(pod)).await;
+            }
+        })
+    }
+
+    fn create<'a>(&'a self, pod: &'a Pod, resolved: &'a mut Resolved) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let (pod_message, container) = (view::pod(pod), view::resolved(pod, resolved));
+            let created = self.section.create_container(&pod_message, &container).await.map_err(failed)?;
+            let applied = match apply::adjustment(&self.pods, pod, &created.adjustment, resolved).await {
+                // Updates of other containers hold when this comes back.
+                Ok(()) => host::update_all(&self.pods, &created.updates),
+                Err(error) => Err(error.context("NRI CreateContainer failed")),
+            };
+            self.offer.replace(Some(Offer { created, container }));
+            if applied.is_err() {
+                self.undo_create(pod).await;
+            }
+            applied
+        })
+    }
+
+    fn undo_create<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if let Some(Offer { created, container }) = self.offer.take() {
+                self.section.undo_create_container(created, &view::pod(pod), &container).await;
+            }
+        })
+    }
+
+    fn created<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostCreateContainer) {
+                self.section
+                    .post_create_container(&view::pod(&container.pod), &view::container(container))
+                    .await;
+            }
+        })
+    }
+
+    fn start<'a>(&'a self, container: &'a Container) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if self.wants(Event::StartContainer) {
+                self.section
+                    .start_container(&view::pod(&container.pod), &view::container(container))
+                    .await
+                    .map_err(failed)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn started<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostStartContainer) {
+                self.section
+                    .post_start_container(&view::pod(&container.pod), &view::container(container))
+                    .await;
+            }
+        })
+    }
+
+    fn update<'a>(
+        &'a self,
+        container: &'a Container,
+        asked: &'a Resources,
+        mut wanted: Limits,
+    ) -> Pending<'a, Result<Limits, Error>> {
+        Box::pin(async move {
+            if self.wants(Event::UpdateContainer) {
+                let (pod, message) = (view::pod(&container.pod), view::container(container));
+                let updated = self
+                    .section
+                    .update_container(&pod, &message, limits::of_resources(asked))
+                    .await
+                    .map_err(failed)?;
+                if let Some(resources) = updated.resources {
+                    limits::lay_over(&mut wanted, &resources)?;
+                }
+                // Updates of other containers hold when this comes back.
+                host::update_all(&self.pods, &updated.updates)?;
+            }
+            Ok(wanted)
+        })
+    }
+
+    fn updated<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostUpdateContainer) {
+                self.section
+                    .post_update_container(&view::pod(&container.pod), &view::container(container))
+                    .await;
+            }
+        })
+    }
+
+    fn stop<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::StopContainer) {
+                self.section.stop_container(&view::pod(&container.pod), &view::stopped(container)).await;
+            }
+        })
+    }
+
+    fn remove<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::RemoveContainer) {
+                self.section.remove_container(&view::pod(&container.pod), &view::stopped(container)).await;
+            }
+        })
     }
 }
 

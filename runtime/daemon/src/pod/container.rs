@@ -23,16 +23,16 @@ use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{ContainerId, ExitRecord, Request, plan};
 use event_listener::Event as Changed;
 
+use super::filesystem::failed;
 use super::hooks::Point;
+use super::lifecycle::{Event as Hook, EventGuard};
 use super::link::LinkError;
 use super::notices::Happened;
 use super::operations::Key;
 use super::record::{ContainerRecord, Kept, Told};
 use super::spec::ContainerSpec;
 use super::state::{self, ContainerEvent, How};
-use super::steps::failed;
 use super::{Container, KILL_LIMIT, Pod, Pods, garbage};
-use crate::plugins::Turn;
 use on_host::OnHost;
 
 mod devices;
@@ -135,10 +135,10 @@ impl Pods {
         mut resolved: Resolved,
     ) -> Result<(), Error> {
         let pod = &container.pod;
-        let turn = self.node.plugins.turn(self, pod).await;
-        let mut offer = None;
-        if self.node.plugins.want_creation() {
-            offer = Some(turn.create(pod, &mut resolved).await?);
+        let turn = self.node.hooks.begin(self, pod).await;
+        let is_offered = self.node.hooks.wants(Hook::CreateContainer);
+        if is_offered {
+            turn.create(pod, &mut resolved).await?;
         }
         // What an undo needs of it, its cgroup for one, must be what is being made.
         *container.record.borrow_mut() = resolved.record.clone();
@@ -152,8 +152,8 @@ impl Pods {
             .and_then(|()| self.require_ready(pod))
             .and_then(|()| self.make_container(container, resolved));
         if let Err(error) = made {
-            if let Some(offer) = offer {
-                turn.undo_create(offer, pod).await;
+            if is_offered {
+                turn.undo_create(pod).await;
             }
             return Err(error);
         }
@@ -180,10 +180,10 @@ impl Pods {
         let Resolved { resources, plan: mut launch, joins, .. } = resolved;
         let directory = node.paths.container(container.pod.id, container.id);
         let has_image_volumes = !container.record().image_volumes.is_empty();
-        super::steps::make_directory(&directory.join("work"))?;
+        super::filesystem::make_directory(&directory.join("work"))?;
         // These are root directories of file systems that users of the container enter.
         for name in ["upper"].into_iter().chain(has_image_volumes.then_some("empty")) {
-            super::steps::make_public_directory(&directory.join(name))?;
+            super::filesystem::make_public_directory(&directory.join(name))?;
         }
         if let Some(mappings) = container.pod.record().spec.user_mappings() {
             // The root directory's owner is that of the upper directory.
@@ -239,13 +239,13 @@ impl Pods {
 
     /// Plugins hear of the end in the pod's order: after what they are hearing now.
     fn queue_stop_told(self: &Rc<Self>, container: &Rc<Container>) {
-        if !self.node.plugins.want_container_stop() {
+        if !self.node.hooks.wants(Hook::StopContainer) {
             let _ = container.stop_told.try_set(());
             return;
         }
         let (pods, container) = (Rc::clone(self), Rc::clone(container));
         reactor::spawn(async move {
-            let turn = pods.node.plugins.turn(&pods, &container.pod).await;
+            let turn = pods.node.hooks.begin(&pods, &container.pod).await;
             turn.stop(&container).await;
             let _ = container.stop_told.try_set(());
         })
@@ -416,12 +416,12 @@ impl Pods {
     }
 
     /// Plugins hear of the end of one that never ran, and of the removal; each once.
-    async fn tell_removal(self: &Rc<Self>, container: &Rc<Container>) -> Turn {
+    async fn tell_removal(self: &Rc<Self>, container: &Rc<Container>) -> Box<dyn EventGuard> {
         let is_over = container.exited.is_initialized();
         if is_over {
             container.stop_told.wait().await;
         }
-        let turn = self.node.plugins.turn(self, &container.pod).await;
+        let turn = self.node.hooks.begin(self, &container.pod).await;
         // One that failed to be created has been heard the end of.
         if !container.is_visible() {
             return turn;
@@ -434,7 +434,7 @@ impl Pods {
         if !told.remove {
             container.record.borrow_mut().told = Told { stop: true, remove: true };
             // Before the event, so that it is never told twice.
-            if self.node.plugins.want_container_remove()
+            if self.node.hooks.wants(Hook::RemoveContainer)
                 && let Err(error) = container.record().commit(&self.node.paths)
             {
                 log::warn!("an event could be told again after a restart"; ctr = container.id, error = error);

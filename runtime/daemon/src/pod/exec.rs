@@ -123,7 +123,8 @@ impl Pods {
     /// since.
     fn confined(&self, container: &Container, process: plan::Process) -> Result<plan::Process, Error> {
         let path = self.node.paths.launch(container.pod.id).join(container.id.to_string());
-        let record = std::fs::read(&path).map_err(|error| super::steps::failed("read", &path, &error))?;
+        let record =
+            std::fs::read(&path).map_err(|error| super::filesystem::failed("read", &path, &error))?;
         let security = &container.record().spec.security;
         let seccomp = plan::filter_of(&record);
         if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {

@@ -10,8 +10,8 @@ use coracle_base::{log, reactor};
 use coracle_job::Job;
 
 use super::Pods;
+use super::filesystem::failed;
 use super::paths::Paths;
-use super::steps::failed;
 
 /// Up to so many entries are deleted by the daemon itself: about as long as starting a worker takes (0.3 ms).
 /// A container that wrote nothing leaves a record and three directories.
@@ -47,7 +47,7 @@ pub(super) fn sweep_all(pods: &Rc<Pods>) -> Result<(), Error> {
 
 /// Makes the directory; once, at start.
 pub(super) fn prepare(paths: &Paths) -> Result<(), Error> {
-    super::steps::make_private_directory(&paths.garbage())
+    super::filesystem::make_private_directory(&paths.garbage())
 }
 
 fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {

@@ -13,7 +13,7 @@ use coracle_base::log;
 use coracle_job::{Hook, HookJob, Job, Outcome};
 use serde_json::json;
 
-use super::steps::{failed, make_directory};
+use super::filesystem::{failed, make_directory};
 use super::{Container, Pods};
 
 /// Longest time of a hook that says nothing of its own.

@@ -16,8 +16,10 @@ pub(crate) mod clock;
 mod container;
 pub(crate) mod exec;
 mod files;
+mod filesystem;
 mod garbage;
 mod hooks;
+pub(crate) mod lifecycle;
 mod link;
 pub(crate) mod modules;
 pub(crate) mod notices;
@@ -53,7 +55,7 @@ use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::{Mutex, OnceCell as Latch};
 
-use crate::plugins::Plugins;
+use lifecycle::LifecycleHooks;
 use link::Link;
 use notices::{Happened, Notice};
 use operations::Operations;
@@ -77,7 +79,8 @@ pub(crate) struct Node {
     pub(crate) images: Rc<Images>,
     pub(crate) workers: Rc<Workers>,
     pub(crate) host_paths: Rc<HostPaths>,
-    pub(crate) plugins: Rc<Plugins>,
+    /// Who follows the life of pods.
+    pub(crate) hooks: Rc<dyn LifecycleHooks>,
     pub(crate) clock: clock::Clock,
     /// `/proc/sys/kernel/random/boot_id`.
     pub(crate) boot: String,
@@ -305,7 +308,7 @@ impl Pods {
         let pods = Rc::clone(self);
         let work = async move {
             let _operation = pod.operation.lock().await;
-            let turn = pods.node.plugins.turn(&pods, &pod).await;
+            let turn = pods.node.hooks.begin(&pods, &pod).await;
             turn.update_pod(&pod, overhead.as_ref(), resources.as_ref()).await?;
             let mut record: PodRecord = pod.record().clone();
             record.spec.overhead = overhead.or(record.spec.overhead);

@@ -9,10 +9,21 @@ use coracle_sandbox::lsm;
 use serde_json::{Value, json};
 
 use super::spec::SelinuxLabel;
-use crate::config::Selinux;
 
 /// The request's field that asks for a label.
 const OPTIONS: &str = "config.linux.security_context.selinux_options";
+
+/// Whether containers get SELinux labels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Selinux {
+    /// Where the kernel has SELinux and its policy types for containers.
+    #[default]
+    Auto,
+    /// No container runs without a label.
+    Required,
+    /// Never; what requests say of labels is ignored.
+    Off,
+}
 
 /// AppArmor and SELinux of this node.
 pub(crate) struct Modules {

@@ -26,10 +26,10 @@ use coracle_sandbox::monitor::ConnectError;
 use coracle_sandbox::{ContainerId, PodId, Request, monitor, netns};
 
 use super::again::Unknown;
+use super::filesystem::failed;
 use super::link::LinkError;
 use super::record::{ContainerRecord, PodRecord, Told};
 use super::state::{self, ContainerEvent, How, PodEvent};
-use super::steps::failed;
 use super::unlisted::{self, ids};
 use super::{Container, Pod, Pods, again, garbage, paths};
 
@@ -50,7 +50,7 @@ impl Pods {
     pub(crate) async fn recover(self: &Rc<Self>) -> Result<(), Error> {
         let paths = &self.node.paths;
         for directory in [paths.pods(), paths.pods_state()] {
-            super::steps::make_private_directory(&directory)?;
+            super::filesystem::make_private_directory(&directory)?;
         }
         store::close_quarantine(&paths.root)?;
         garbage::prepare(paths)?;

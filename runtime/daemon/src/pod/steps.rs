@@ -14,7 +14,6 @@
 //! | Plugins | nothing; the last word of RunPodSandbox is theirs | they hear that the workload has ended |
 //! | Workload | nothing; containers come and go while the pod is ready | ends every container |
 
-use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -22,8 +21,10 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::lsm::labelling_files;
-use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan, umask};
+use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 
+use super::filesystem::{failed, make_directory};
+use super::lifecycle::Event as Hook;
 use super::link::{Link, News};
 use super::notices::Happened;
 use super::operations::Key;
@@ -169,7 +170,7 @@ impl Pods {
 
     /// Plugins accept it, and it is ready, in one turn: nobody sees it in between.
     async fn make_ready(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let turn = self.node.plugins.turn(self, pod).await;
+        let turn = self.node.hooks.begin(self, pod).await;
         turn.run_pod(pod).await?;
         match self.change(pod, PodEvent::Up) {
             Ok(()) => {
@@ -193,10 +194,10 @@ impl Pods {
                 container.stop_told.wait().await;
             }
         }
-        let turn = self.node.plugins.turn(self, pod).await;
+        let turn = self.node.hooks.begin(self, pod).await;
         if !pod.record().told.stop {
             let told = Told { stop: true, ..pod.record().told };
-            self.note_told(pod, told, self.node.plugins.want_pod_stop());
+            self.note_told(pod, told, self.node.hooks.wants(Hook::StopPod));
             turn.stop_pod(pod).await;
         }
     }
@@ -307,10 +308,10 @@ impl Pods {
             for container in pods.containers_of(pod.id) {
                 pods.remove_container(container).await?;
             }
-            let turn = pods.node.plugins.turn(&pods, &pod).await;
+            let turn = pods.node.hooks.begin(&pods, &pod).await;
             if pod.is_offered.get() && !pod.record().told.remove {
                 let told = Told { remove: true, ..pod.record().told };
-                pods.note_told(&pod, told, pods.node.plugins.want_pod_remove());
+                pods.note_told(&pod, told, pods.node.hooks.wants(Hook::RemovePod));
                 turn.remove_pod(&pod).await;
             }
             pods.change(&pod, PodEvent::Remove)?;
@@ -538,35 +539,6 @@ impl Pods {
 
 /// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI 2.5).
 const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
-
-/// Makes a directory with its parents, for root alone.
-pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(path).map_err(|error| failed("make directory", path, &error))
-}
-
-/// The same for everybody to read (0755).
-pub(super) fn make_public_directory(path: &Path) -> Result<(), Error> {
-    let _mask = umask::Public::begin();
-    make_directory(path)
-}
-
-/// The same for root alone, also where it is there already: earlier builds left it open.
-pub(super) fn make_private_directory(path: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::PermissionsExt;
-    make_directory(path)?;
-    let mode = std::fs::Permissions::from_mode(0o700);
-    std::fs::set_permissions(path, mode).map_err(|error| failed("set mode of", path, &error))
-}
-
-/// A file operation of the daemon's own that did not work. Not NotFound, whatever the errno: to a kubelet that means
-/// the pod or container is gone.
-pub(super) fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
-    let kind = match Error::from(std::io::Error::from(error.kind())).kind() {
-        Kind::ResourceExhausted => Kind::ResourceExhausted,
-        _ => Kind::Internal,
-    };
-    Error::new(kind, format!("{op} {}: {}", path.display(), coracle_base::error::plain(error)))
-}
 
 fn log_all(pod: PodId, errors: &[Error]) {
     for error in errors {

@@ -16,8 +16,8 @@ use coracle_base::log;
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, Request};
 
+use super::filesystem::failed;
 use super::paths::Paths;
-use super::steps::failed;
 use super::{Pod, Pods};
 
 /// Longest wait for a monitor that is to forget a container.

@@ -22,4 +22,4 @@ mod stdio;
 mod tokens;
 mod websocket;
 
-pub(crate) use server::{Request, Streams};
+pub(crate) use server::{Options, Request, Streams};

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -27,9 +27,41 @@ use super::stdio::Stdio;
 use super::tokens::Tokens;
 use super::websocket::Form;
 use super::{spdy, websocket};
-use crate::config::Streaming;
 use crate::pod::streams::Wanted;
 use crate::pod::{Container, Pod, Pods};
+
+/// How the server behind exec, attach and port-forward URLs is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// The address it listens on.
+    pub(crate) address: IpAddr,
+    /// Its port; 0: any.
+    pub(crate) port: u16,
+    /// PEM files for TLS; both or neither.
+    pub(crate) certificate: Option<PathBuf>,
+    /// See `certificate`.
+    pub(crate) key: Option<PathBuf>,
+    /// Longest silence of a session; zero: no limit.
+    pub(crate) idle_timeout: Duration,
+    /// From connect to a session.
+    pub(crate) creation_timeout: Duration,
+    /// Connections at once.
+    pub(crate) sessions_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            address: IpAddr::from([127, 0, 0, 1]),
+            port: 0,
+            certificate: None,
+            key: None,
+            idle_timeout: Duration::ZERO,
+            creation_timeout: Duration::ZERO,
+            sessions_max: 0,
+        }
+    }
+}
 
 /// What a client may fetch once.
 pub(crate) enum Request {
@@ -92,7 +124,7 @@ pub(crate) struct Streams {
     /// `http://127.0.0.1:34567`
     base: String,
     tls: Option<Tls>,
-    options: Streaming,
+    options: Options,
     /// Connections whose token was valid.
     sessions: Cell<usize>,
     /// Those that have shown none yet, oldest first.
@@ -105,7 +137,7 @@ impl Streams {
     ///
     /// # Errors
     /// What the kernel says of the address.
-    pub(crate) fn start(options: &Streaming, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
+    pub(crate) fn start(options: &Options, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
         let tls = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some(Tls {
                 certificate: certificate.clone(),

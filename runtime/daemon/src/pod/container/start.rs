@@ -11,13 +11,14 @@ use coracle_base::log;
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
 
+use super::super::filesystem::failed;
 use super::super::hooks::Point;
+use super::super::lifecycle::Event as Hook;
 use super::super::link::LinkError;
 use super::super::operations::Key;
 use super::super::record::Kept;
 use super::super::spec::{ContainerPid, PodPid};
 use super::super::state::{self, ContainerEvent, How};
-use super::super::steps::failed;
 use super::super::{Container, Pod, Pods};
 
 /// Longest time from clone to exec: an image on slow flash, a volume on a slow network. With the look at what hung, and the end
@@ -40,7 +41,7 @@ impl Pods {
             // Nothing has been tried yet, so the same request may come again.
             pods.require_answers(&container).await.map_err(|error| error.context(container.title()))?;
             let has_hooks = !container.record().adjusted.hooks.is_empty();
-            let started = match has_hooks || pods.node.plugins.want_start() {
+            let started = match has_hooks || pods.node.hooks.wants(Hook::StartContainer) {
                 true => pods.start_in_turn(&container, at_ns).await,
                 false => match pods.launch(&container, at_ns, false).await {
                     Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
@@ -66,7 +67,7 @@ impl Pods {
             self.run_hooks(container, Point::Creating).await?;
             self.resume(container, &record).await?;
         }
-        let turn = self.node.plugins.turn(self, &container.pod).await;
+        let turn = self.node.hooks.begin(self, &container.pod).await;
         turn.start(container).await?;
         self.run_hooks(container, Point::Created).await?;
         // In a PID namespace that others are in, the process that runs is another than the one that waited.

@@ -29,11 +29,13 @@ impl Pods {
         container: &Rc<Container>,
         asked: &Resources,
     ) -> Result<(), Error> {
-        let turn = self.node.plugins.turn(self, &container.pod).await;
+        let turn = self.node.hooks.begin(self, &container.pod).await;
         if container.record().state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
         }
-        let wanted = turn.update(container, asked).await?;
+        let mut wanted = container.record().limits();
+        wanted.resources = wanted.resources.updated(asked);
+        let wanted = turn.update(container, asked, wanted).await?;
         self.set_limits(container, wanted)?;
         turn.updated(container).await;
         Ok(())

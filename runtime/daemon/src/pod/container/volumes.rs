@@ -8,9 +8,9 @@ use coracle_job::{Job, Outcome};
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
 
+use super::super::filesystem::failed;
 use super::super::record::ImageVolumeUse;
 use super::super::spec::{self, ContainerSpec, MountPropagation};
-use super::super::steps::failed;
 use super::super::{Pod, Pods};
 use super::Resolved;
 
