@@ -5,11 +5,12 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom. An arrow that is not here is a decision to be made, in ARCHITECTURE.md first.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     (
         "coracle",
         &[
             "coracle-base",
+            "coracle-engine",
             "coracle-images",
             "coracle-network",
             "coracle-nri",
@@ -17,6 +18,10 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "coracle-job",
             "coracle-wire",
         ],
+    ),
+    (
+        "coracle-engine",
+        &["coracle-base", "coracle-images", "coracle-network", "coracle-sandbox", "coracle-job"],
     ),
     ("coracle-images", &["coracle-base", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-network", &["coracle-base", "coracle-sandbox", "coracle-job"]),

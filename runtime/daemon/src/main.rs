@@ -17,7 +17,6 @@ mod daemon;
 mod metrics;
 mod notify;
 mod plugins;
-mod pod;
 mod rpc;
 mod serve;
 mod settle;

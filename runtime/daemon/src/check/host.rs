@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use coracle_engine::modules::Selinux;
 use coracle_sandbox::lsm;
 use coracle_sandbox::probe::{self, Need, State};
 use nix::sys::resource::{Resource, getrlimit};
@@ -14,7 +15,6 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::config::Config;
 use crate::daemon::{network_options, program};
-use crate::pod::modules::Selinux;
 
 /// 2026-01-01: no node that runs this build lives before it, but one without a real-time clock believes so.
 const CLOCK_MIN: u64 = 1_767_225_600;

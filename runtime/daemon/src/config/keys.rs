@@ -4,10 +4,10 @@
 use std::ops::RangeInclusive;
 
 use coracle_base::log::Level;
+use coracle_engine::modules::Selinux;
 
 use super::value::Raw;
 use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
-use crate::pod::modules::Selinux;
 
 /// One key of the configuration.
 #[derive(Debug)]

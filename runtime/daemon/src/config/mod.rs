@@ -104,7 +104,7 @@ pub(crate) enum CgroupDriver {
 /// What confines containers beside what their requests say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Security {
-    pub(crate) selinux: crate::pod::modules::Selinux,
+    pub(crate) selinux: coracle_engine::modules::Selinux,
 }
 
 /// Container networks.

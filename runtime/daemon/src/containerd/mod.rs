@@ -15,6 +15,7 @@ mod messages;
 use std::convert::Infallible;
 use std::rc::Rc;
 
+use coracle_engine::{self, state};
 use coracle_sandbox::{ContainerId, PodId};
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -30,7 +31,6 @@ use self::messages::{
     VersionResponse,
 };
 use crate::daemon::Daemon;
-use crate::pod::{self, state};
 use crate::rpc::Answer;
 
 /// containerd's namespace of what a kubelet runs.
@@ -157,8 +157,8 @@ impl Method {
 }
 
 enum Found {
-    Container(Rc<pod::Container>),
-    Pod(Rc<pod::Pod>),
+    Container(Rc<coracle_engine::Container>),
+    Pod(Rc<coracle_engine::Pod>),
 }
 
 /// Messages as bytes: the three calls share one machine.

@@ -6,10 +6,10 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::streams::require_running;
 
 use super::exec::wanted;
 use crate::daemon::Daemon;
-use crate::pod::streams::require_running;
 use crate::rpc::v1;
 use crate::stream;
 

@@ -4,14 +4,14 @@
 //! changes what the container may do. Rules: CRI 2.10, CRI 2.14, CRI 2.36 and CRI 3.
 
 use coracle_base::error::Error;
+use coracle_engine::spec::{
+    APPARMOR_RUNTIME_DEFAULT, APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device,
+    GroupsPolicy, ImageVolume, Mount, MountLater, MountPropagation, Pairs, Resources, Security, SelinuxLabel,
+};
 use coracle_sandbox::{ContainerId, lsm, plan};
 
 use super::pod_config::{
     SeccompAsked, cri_mappings, id_mappings, invalid, missing, pairs, required, seccomp, user_namespace,
-};
-use crate::pod::spec::{
-    APPARMOR_RUNTIME_DEFAULT, APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device,
-    GroupsPolicy, ImageVolume, Mount, MountLater, MountPropagation, Pairs, Resources, Security, SelinuxLabel,
 };
 use crate::rpc::v1;
 

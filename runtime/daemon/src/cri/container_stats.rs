@@ -4,12 +4,12 @@
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
+use coracle_engine::Container;
 use coracle_sandbox::cgroup::{Pressure, Stall};
 use smol::stream::Stream;
 
 use super::{container_config, filter, pod_config};
 use crate::daemon::Daemon;
-use crate::pod::Container;
 use crate::rpc::v1;
 use crate::stats::{Reading, Stats};
 

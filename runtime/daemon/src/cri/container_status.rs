@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::record::ContainerRecord;
+use coracle_engine::{Container, signal, spec, state};
 use serde_json::json;
 
 use super::{container_config, pod_config};
 use crate::daemon::Daemon;
-use crate::pod::record::ContainerRecord;
-use crate::pod::{Container, signal, spec, state};
 use crate::rpc::v1;
 
 pub(crate) async fn container_status(

@@ -5,10 +5,10 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::streams::{Wanted, require_running};
 
 use super::pod_config::invalid;
 use crate::daemon::Daemon;
-use crate::pod::streams::{Wanted, require_running};
 use crate::rpc::v1;
 use crate::stream;
 

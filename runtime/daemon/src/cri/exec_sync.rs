@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_base::error::Error;
+use coracle_engine::exec::ExecOutput;
+use coracle_engine::output::{Block, Output};
 use prost::encoding::{self, WireType};
 use send_wrapper::SendWrapper;
 use tonic::Response;
 
 use super::pod_config::{invalid, missing};
 use crate::daemon::Daemon;
-use crate::pod::exec::ExecOutput;
-use crate::pod::output::{Block, Output};
 use crate::rpc::{Pieces, v1};
 
 pub(crate) async fn exec_sync(
@@ -50,12 +50,12 @@ const EXIT_CODE: u32 = 3;
 fn encode(stdout: Output, stderr: Output, exit_code: i32) -> Vec<Bytes> {
     let mut pieces = Vec::new();
     for (tag, output) in [(STDOUT, stdout), (STDERR, stderr)] {
-        if output.len() == 0 {
+        if output.kept_bytes() == 0 {
             continue;
         }
         let mut head = Vec::new();
         encoding::encode_key(tag, WireType::LengthDelimited, &mut head);
-        encoding::encode_varint(output.len() as u64, &mut head);
+        encoding::encode_varint(output.kept_bytes() as u64, &mut head);
         pieces.push(head.into());
         let blocks = output.into_blocks().into_iter();
         pieces.extend(blocks.map(|block| Bytes::from_owner(Owned(SendWrapper::new(block)))));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::pod::spec::Pairs;
+use coracle_engine::spec::Pairs;
 
 /// An id filter: a prefix, since crictl users type 13 digits. Empty matches all.
 pub(crate) fn matches_id(id: &impl std::fmt::Display, filter: &str) -> bool {

@@ -9,13 +9,13 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
+use coracle_engine::notices::{Happened, Notice};
 use prost::Message;
 use smol::channel::TrySendError;
 use smol::stream::{Stream, StreamExt};
 
 use super::{container_status, pod_sandbox_status};
 use crate::daemon::Daemon;
-use crate::pod::notices::{Happened, Notice};
 use crate::rpc::v1;
 
 /// Events that wait for one client: a node full of pods that all change at once, several times.

@@ -4,12 +4,12 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::Container;
 use smol::stream::Stream;
 
 use super::container_status::{image_spec, state};
 use super::{container_config, filter, pod_config};
 use crate::daemon::Daemon;
-use crate::pod::Container;
 use crate::rpc::v1;
 
 pub(crate) async fn list_containers(

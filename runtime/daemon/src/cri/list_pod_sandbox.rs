@@ -3,12 +3,12 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::Pod;
 use smol::stream::Stream;
 
 use super::pod_sandbox_status::state;
 use super::{filter, pod_config};
 use crate::daemon::Daemon;
-use crate::pod::Pod;
 use crate::rpc::v1;
 
 pub(crate) async fn list_pod_sandbox(

@@ -4,11 +4,11 @@
 //! changes what the pod may do (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI 4.1.
 
 use coracle_base::error::{Error, Kind};
-use coracle_job::PortMapping;
-
-use crate::pod::spec::{
+use coracle_engine::spec::{
     Dns, IdMapping, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing, UserNamespace,
 };
+use coracle_job::PortMapping;
+
 use crate::rpc::v1;
 
 /// Validates `config` and takes it over.

@@ -7,12 +7,12 @@ mod table;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::record::Limits;
+use coracle_engine::{Container, Pod};
 use coracle_sandbox::cgroup::Detail;
 use smol::stream::Stream;
 
 use crate::daemon::Daemon;
-use crate::pod::record::Limits;
-use crate::pod::{Container, Pod};
 use crate::rpc::v1;
 use crate::stats::{Interface, Reading};
 use table::{CONTAINER, Of, POD};
@@ -157,8 +157,8 @@ fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
     let seconds = |ns: i64| u64::try_from(ns / 1_000_000_000).unwrap_or(0);
     let record = container.record();
     let started_ns = match &record.state {
-        crate::pod::state::Container::Running { started_at_ns } => *started_at_ns,
-        crate::pod::state::Container::Created | crate::pod::state::Container::Exited(_) => 0,
+        coracle_engine::state::Container::Running { started_at_ns } => *started_at_ns,
+        coracle_engine::state::Container::Created | coracle_engine::state::Container::Exited(_) => 0,
     };
     Some(Facts {
         now_s: seconds(reading.at_ns),

@@ -4,12 +4,12 @@
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
+use coracle_engine::{Container, Pod};
 use smol::stream::Stream;
 
 use super::container_stats::{cpu, io, item as container_item, memory, number};
 use super::{filter, pod_config};
 use crate::daemon::Daemon;
-use crate::pod::{Container, Pod};
 use crate::rpc::v1;
 use crate::stats::{Interface, Stats};
 

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::spec::{PodPid, Sharing};
+use coracle_engine::{Pod, paths};
 use serde_json::json;
 
 use super::{container_status, pod_config};
 use crate::daemon::Daemon;
-use crate::pod::spec::{PodPid, Sharing};
-use crate::pod::{Pod, paths};
 use crate::rpc::v1;
 
 pub(crate) async fn pod_sandbox_status(

@@ -8,9 +8,9 @@ mod text;
 use std::rc::Rc;
 
 use coracle_base::store;
+use coracle_engine::state;
 
 use crate::daemon::Daemon;
-use crate::pod::state;
 use text::{Kind, Text};
 
 pub(crate) use server::Server;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
+use coracle_engine::spec::{ContainerPid, PodPid};
+use coracle_engine::{Pod, Pods, Resolved, compile_filter};
 use coracle_nri::api;
 use coracle_sandbox::cgroup::{self, CgroupPath, DeviceAccess, DeviceRule};
 use coracle_sandbox::{Propagation, plan, seccomp};
 use prost::Message;
 
 use super::limits;
-use crate::pod::spec::{ContainerPid, PodPid};
-use crate::pod::{Pod, Pods, Resolved, compile_filter};
 
 /// Where the kernel's cache and bandwidth allocation is mounted.
 const RESCTRL: &str = "/sys/fs/resctrl";

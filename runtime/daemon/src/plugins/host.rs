@@ -7,11 +7,11 @@ use std::time::Duration;
 use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_base::reactor;
+use coracle_engine::Pods;
 use coracle_nri::api;
 use coracle_nri::{Host, Level, Snapshot, Task, Verdict};
 
 use super::{limits, view};
-use crate::pod::Pods;
 
 /// The way from the dispatcher back to the pods; they do not know each other while they are being made.
 #[derive(Default)]
@@ -41,7 +41,7 @@ impl Host for Bridge {
     fn snapshot(&self) -> Snapshot {
         let Some(pods) = self.pods() else { return Snapshot::default() };
         let pods_told = pods.pods().into_iter().filter(|pod| !pod.record().told.remove);
-        let lives = |container: &Rc<crate::pod::Container>| !container.record().state.is_over();
+        let lives = |container: &Rc<coracle_engine::Container>| !container.record().state.is_over();
         let containers = pods.containers();
         let mut told = Snapshot {
             pods: pods_told.map(|pod| view::pod(&pod)).collect(),

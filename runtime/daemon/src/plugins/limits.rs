@@ -1,10 +1,9 @@
 //! NRI's LinuxResources and our limits, each made from the other.
 
 use coracle_base::error::{Error, Kind};
+use coracle_engine::record::Limits;
+use coracle_engine::spec::Resources;
 use coracle_nri::api;
-
-use crate::pod::record::Limits;
-use crate::pod::spec::Resources;
 
 /// Resources as the CRI gave them; what it did not specify is absent.
 pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use coracle_engine::record::{ContainerRecord, PodRecord};
+use coracle_engine::spec::{ContainerPid, MountPropagation, PodPid, Sharing};
+use coracle_engine::{Container, Pod, Resolved, paths, state};
 use coracle_nri::api;
 use coracle_sandbox::netns;
 use prost::Message;
 
 use super::limits;
-use crate::pod::record::{ContainerRecord, PodRecord};
-use crate::pod::spec::{ContainerPid, MountPropagation, PodPid, Sharing};
-use crate::pod::{Container, Pod, Resolved, paths, state};
 
 /// Annotations that every container runtime gives its objects.
 const CRI: &str = "io.kubernetes.cri";
@@ -120,8 +120,8 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
         mounts: mounts(record),
         rlimits: vec![api::PosixRlimit {
             r#type: "RLIMIT_NOFILE".to_owned(),
-            soft: crate::pod::OPEN_FILES_SOFT,
-            hard: crate::pod::OPEN_FILES_HARD,
+            soft: coracle_engine::OPEN_FILES_SOFT,
+            hard: coracle_engine::OPEN_FILES_HARD,
         }],
         linux: Some(linux(pod, &pod_record, record)),
         cdi_devices: spec.cdi_devices.iter().map(|name| api::CdiDevice { name: name.clone() }).collect(),

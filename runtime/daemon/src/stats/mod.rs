@@ -19,11 +19,10 @@ use std::time::{Duration, Instant};
 use coracle_base::log;
 use coracle_base::reactor;
 use coracle_base::workers::Workers;
+use coracle_engine::{Container, Pod, Pods};
 use coracle_job::{Job, Outcome, TreeUsage};
 use coracle_sandbox::ContainerId;
 use coracle_sandbox::cgroup::{Gauge, Pressure, Sample, Usage};
-
-use crate::pod::{Container, Pod, Pods};
 
 use gauges::{Gauges, Of};
 pub(crate) use network::Interface;

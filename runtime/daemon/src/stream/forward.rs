@@ -8,10 +8,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::reactor::{self, Task};
+use coracle_engine::{Pod, Pods};
 
 use super::connection::{Connection, Incoming, Lost, Receiver};
 use super::queue::Queue;
-use crate::pod::{Pod, Pods};
 
 /// What a client may send ahead of a server that does not read. Each connection of up to 512 may hold as much.
 const QUEUE_BYTES_MAX: usize = 64 << 10;

@@ -16,6 +16,8 @@ use coracle_base::error::{Context, Error, Kind};
 use coracle_base::log;
 use coracle_base::reactor::{self, Task, Watched};
 use coracle_base::workers::Workers;
+use coracle_engine::streams::Wanted;
+use coracle_engine::{Container, Pod, Pods};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::connection::{CLOSE_LIMIT, Connection, Lost, Receiver, read_through};
@@ -27,8 +29,6 @@ use super::stdio::Stdio;
 use super::tokens::Tokens;
 use super::websocket::Form;
 use super::{spdy, websocket};
-use crate::pod::streams::Wanted;
-use crate::pod::{Container, Pod, Pods};
 
 /// How the server behind exec, attach and port-forward URLs is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]

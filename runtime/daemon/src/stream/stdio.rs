@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use coracle_base::log;
 use coracle_base::reactor;
+use coracle_engine::streams::{Ends, Exec, Wanted};
+use coracle_engine::{Container, Pods};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde::Deserialize;
 
 use super::connection::{Connection, Incoming, Lost, Receiver};
 use super::queue::Queue;
 use super::status::{self, Dialect};
-use crate::pod::streams::{Ends, Exec, Wanted};
-use crate::pod::{Container, Pods};
 
 /// What a client may send ahead of a process that does not read its stdin.
 const STDIN_BYTES_MAX: usize = 256 << 10;
