@@ -2,8 +2,8 @@
 //! whatever the daemon makes of it.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    const FOLDER: &str = "../runtime/proto";
-    const PROTO: &str = "../runtime/proto/cri.proto";
+    const FOLDER: &str = "../runtime/daemon/proto";
+    const PROTO: &str = "../runtime/daemon/proto/cri.proto";
     println!("cargo::rerun-if-changed={PROTO}");
     let files = protox::compile([PROTO], [FOLDER])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).compile_fds(files)?;

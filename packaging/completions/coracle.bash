@@ -1,4 +1,4 @@
-# Completions of coracle for bash; made by runtime/src/cli/pages.rs.
+# Completions of coracle for bash; made by runtime/daemon/src/cli/pages.rs.
 _coracle() {
     local word=${COMP_WORDS[COMP_CWORD]} words
     case ${COMP_WORDS[COMP_CWORD-1]} in

@@ -1,4 +1,4 @@
-# Completions of coracle for fish; made by runtime/src/cli/pages.rs.
+# Completions of coracle for fish; made by runtime/daemon/src/cli/pages.rs.
 complete -c coracle -f
 complete -c coracle -n __fish_use_subcommand -a serve -d 'be the daemon, until SIGTERM; pods run on'
 complete -c coracle -n __fish_use_subcommand -a check -d 'what this host has and lacks, one line each; exit 1 if pods cannot run'

@@ -39,7 +39,7 @@ impl Memory {
     }
 }
 
-/// The daemon's memory once code that a burst has mapped is let go of (runtime/src/settle.rs): ten seconds after it began.
+/// The daemon's memory once code that a burst has mapped is let go of (runtime/daemon/src/settle.rs): ten seconds after it began.
 pub(crate) fn settled(node: &Node) -> Memory {
     std::thread::sleep(AT_REST);
     Memory { pss: host::pss_kib(node.pid()) as i64, anonymous: host::anonymous_kib(node.pid()) as i64 }

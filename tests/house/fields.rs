@@ -7,7 +7,7 @@ use crate::root;
 
 /// Fields of each message of the protocol, those of other systems, which are comments here, left out.
 fn messages() -> BTreeMap<String, Vec<String>> {
-    let text = fs::read_to_string(root().join("runtime/proto/cri.proto")).expect("the protocol");
+    let text = fs::read_to_string(root().join("runtime/daemon/proto/cri.proto")).expect("the protocol");
     let mut messages: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut current = None;
     for line in text.lines() {

@@ -1,5 +1,5 @@
 //! The completions of bash, asked as bash asks them; the man pages, read as man reads them. That they agree with the program is
-//! a unit test of its own (runtime/src/cli/pages.rs).
+//! a unit test of its own (runtime/daemon/src/cli/pages.rs).
 
 use std::process::Command;
 

@@ -1,8 +1,8 @@
 //! The protocol modules of the daemon, compiled in as they are: they have no I/O and need nothing else of it.
 
-#[path = "../../../runtime/src/stream/event.rs"]
+#[path = "../../../runtime/daemon/src/stream/event.rs"]
 pub(crate) mod event;
-#[path = "../../../runtime/src/stream/spdy/mod.rs"]
+#[path = "../../../runtime/daemon/src/stream/spdy/mod.rs"]
 pub(crate) mod spdy;
-#[path = "../../../runtime/src/stream/websocket/mod.rs"]
+#[path = "../../../runtime/daemon/src/stream/websocket/mod.rs"]
 pub(crate) mod websocket;

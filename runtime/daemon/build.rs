@@ -1,0 +1,13 @@
+//! Compiles `proto/cri.proto` with protox, so that no `protoc` is needed (Debian 12's is too old for the CRI).
+//! Server side only: the tests compile the same file for their client. And how the daemon is linked: see `targets/link.inc`.
+
+include!("../../targets/link.inc");
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    const PROTO: &str = "proto/cri.proto";
+    println!("cargo::rerun-if-changed={PROTO}");
+    let files = protox::compile([PROTO], ["proto"])?;
+    tonic_prost_build::configure().build_client(false).build_transport(false).compile_fds(files)?;
+    leave_out_unwind_tables("../../targets/no-unwind.ld");
+    Ok(())
+}

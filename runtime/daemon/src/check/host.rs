@@ -1,0 +1,465 @@
+//! What the host needs beside its kernel: programs, places on disk, network, clock, limits, and no second runtime in the way.
+//! Each need is a pure function of what was read; reading is at the top.
+
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use coracle_engine::modules::Selinux;
+use coracle_sandbox::lsm;
+use coracle_sandbox::probe::{self, Need, State};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use crate::config::Config;
+use crate::daemon::{network_options, program};
+
+/// 2026-01-01: no node that runs this build lives before it, but one without a real-time clock believes so.
+const CLOCK_MIN: u64 = 1_767_225_600;
+
+/// A small node's images and pods, with nothing to spare.
+const FREE_BYTES_MIN: u64 = 256 << 20;
+
+/// What the units in packaging/ ask for is far more; this is a hundred pods with streams.
+const FILES_MIN: u64 = 16_384;
+
+/// Bits in the pool below which a generator has not been seeded (Linux before 5.18 counts up to 4096, later ones to 256).
+const RANDOM_BITS_MIN: u64 = 128;
+
+/// Sockets of other runtimes that a kubelet may use.
+const OTHERS: [(&str, &str); 4] = [
+    ("containerd", "/run/containerd/containerd.sock"),
+    ("the containerd of k3s", "/run/k3s/containerd/containerd.sock"),
+    ("CRI-O", "/run/crio/crio.sock"),
+    ("cri-dockerd", "/run/cri-dockerd.sock"),
+];
+
+/// File systems that hold layers and the writable layers of containers.
+const GOOD: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ubifs", "bcachefs", "ext3"];
+
+/// Those of which the kernel takes no writable layer, or that forget owners and modes.
+const BAD: [&str; 11] =
+    ["overlay", "nfs", "nfs4", "vfat", "exfat", "ntfs3", "cifs", "smb3", "9p", "squashfs", "erofs"];
+
+/// Every need of the host, in the order in which a node is set up.
+pub(super) fn needs(config: &Config) -> Vec<Need> {
+    let mounts = text("/proc/self/mounts");
+    let (root, state) = (Place::of(&config.root, &mounts), Place::of(&config.state, &mounts));
+    let survey = network_options(config)
+        .map_err(|error| error.to_string())
+        .and_then(|options| coracle_network::survey(&options));
+    let alive = |path: &Path| UnixStream::connect(path).is_ok();
+    let is_serving = alive(&config.listen);
+    let others: Vec<_> = OTHERS.into_iter().filter(|(_, path)| alive(Path::new(path))).collect();
+    let nri = (!is_serving && alive(&config.nri.socket_path)).then_some(config.nri.socket_path.as_path());
+    vec![
+        programs(config),
+        writable_cgroups(&mounts),
+        file_system_of_root(&root),
+        state_is_writable(&state),
+        space(&root),
+        state_on_tmpfs(&state),
+        idmapped(&root),
+        cni_network(&survey),
+        cni_plugins(&survey),
+        registries(config),
+        sysctl("ip_forward", number("/proc/sys/net/ipv4/ip_forward")),
+        bridge_sysctl(number("/proc/sys/net/bridge/bridge-nf-call-iptables")),
+        clock(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
+        randomness(number("/proc/sys/kernel/random/entropy_avail")),
+        open_files(getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard)),
+        selinux(config.security.selinux, lsm::has_selinux().then(lsm::Policy::find)),
+        no_other_runtime(&others, nri),
+        daemon(is_serving, is_locked(&config.state), &config.listen),
+    ]
+}
+
+fn need(name: &'static str, without: &'static str, fix: &'static str, is_met: bool, found: String) -> Need {
+    let state = if is_met { State::Have } else { State::Missing };
+    Need { name, is_required: false, state, found, without, fix }
+}
+
+fn required(need: Need) -> Need {
+    Need { is_required: true, ..need }
+}
+
+fn programs(config: &Config) -> Need {
+    let absent: Vec<String> = ["coracle-pod", "coracle-worker"]
+        .map(|name| program(config, name))
+        .iter()
+        .filter(|path| !path.is_file())
+        .map(|path| format!("no {}", path.display()))
+        .collect();
+    let fix = "install coracle-pod and coracle-worker beside coracle, or set program_dir";
+    required(need("programs", "no pod can be started", fix, absent.is_empty(), absent.join(", ")))
+}
+
+fn writable_cgroups(mounts: &str) -> Need {
+    let mut cgroups = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let is_writable = cgroups.any(|fields| {
+        matches!(fields.get(2), Some(&("cgroup" | "cgroup2")))
+            && fields.get(3).is_some_and(|options| options.split(',').any(|option| option == "rw"))
+    });
+    let fix = "run outside a container, or with its cgroups writable";
+    required(need("writable cgroups", "no pod can be made", fix, is_writable, String::new()))
+}
+
+/// A directory, or where it will be, and the file system there.
+struct Place {
+    path: PathBuf,
+    kind: String,
+    is_read_only: bool,
+    bytes: u64,
+    bytes_free: u64,
+    inodes: u64,
+    inodes_free: u64,
+}
+
+impl Place {
+    fn of(path: &Path, mounts: &str) -> Place {
+        let path = path.ancestors().find(|one| one.is_dir()).unwrap_or(Path::new("/"));
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let kind = kind_of(&path, mounts);
+        // What cannot be asked is treated as full: its line says so.
+        let Ok(about) = statvfs(&path) else {
+            let (bytes, bytes_free, inodes, inodes_free) = (0, 0, 0, 0);
+            return Place { path, kind, is_read_only: true, bytes, bytes_free, inodes, inodes_free };
+        };
+        Place {
+            is_read_only: about.flags().contains(FsFlags::ST_RDONLY),
+            bytes: about.blocks().saturating_mul(about.fragment_size()),
+            bytes_free: about.blocks_available().saturating_mul(about.fragment_size()),
+            inodes: about.files(),
+            inodes_free: about.files_available(),
+            path,
+            kind,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let mode = if self.is_read_only { ", read-only" } else { "" };
+        format!("{} on {}{mode}", self.kind, self.path.display())
+    }
+}
+
+/// The type of the last mount that holds `path`, by its longest mount point.
+fn kind_of(path: &Path, mounts: &str) -> String {
+    let mut best = (0, "");
+    for line in mounts.lines() {
+        let mut fields = line.split(' ').skip(1);
+        let (Some(point), Some(kind)) = (fields.next(), fields.next()) else { continue };
+        // A space in a mount point reads \040.
+        let point = point.replace("\\040", " ");
+        if path.starts_with(&point) && point.len() >= best.0 {
+            best = (point.len(), kind);
+        }
+    }
+    best.1.to_owned()
+}
+
+fn file_system_of_root(root: &Place) -> Need {
+    let is_bad = root.is_read_only || BAD.contains(&root.kind.as_str());
+    let fix = "set root to a directory on a writable ext4, xfs, btrfs or f2fs";
+    let mut need =
+        need("file system of root", "no container has a writable root", fix, !is_bad, root.describe());
+    if !is_bad && !GOOD.contains(&root.kind.as_str()) {
+        need.state = State::Unknown;
+    }
+    required(need)
+}
+
+fn state_is_writable(state: &Place) -> Need {
+    let fix = "set state to a writable directory";
+    required(need("file system of state", "no pod can be made", fix, !state.is_read_only, state.describe()))
+}
+
+fn space(root: &Place) -> Need {
+    // Some file systems make inodes as they go and count none.
+    let has_inodes = root.inodes == 0 || root.inodes_free >= root.inodes / 20;
+    let has_bytes = root.bytes_free >= FREE_BYTES_MIN && root.bytes_free >= root.bytes / 20;
+    let found = format!(
+        "{} of {} MiB and {} of {} inodes are free",
+        root.bytes_free >> 20,
+        root.bytes >> 20,
+        root.inodes_free,
+        root.inodes
+    );
+    let without = "pulls will fail and the kubelet will evict pods";
+    let fix = "make room: 256 MiB, and a twentieth of bytes and inodes";
+    need("space in root", without, fix, has_bytes && has_inodes, found)
+}
+
+fn state_on_tmpfs(state: &Place) -> Need {
+    let fix = "set state to a directory of a tmpfs: /run";
+    need(
+        "state in memory",
+        "flash wears by what no reboot needs",
+        fix,
+        state.kind == "tmpfs",
+        state.describe(),
+    )
+}
+
+/// Tries it, as the daemon does at its start: a process that lives for a moment.
+fn idmapped(root: &Place) -> Need {
+    let answer = probe::user_namespaces(&root.path);
+    let fix = "Linux 5.19 and a file system that maps owners: ext4, xfs, btrfs, f2fs";
+    let found = answer.as_ref().err().cloned().unwrap_or_default();
+    need("mapped owners in root", "no pods with hostUsers=false", fix, answer.is_ok(), found)
+}
+
+fn cni_network(survey: &Result<coracle_network::Survey, String>) -> Need {
+    let found = match survey {
+        Ok(coracle_network::Survey { name, file: Some(file), .. }) => {
+            format!("network {name} of {}", file.display())
+        }
+        Ok(network) => network.name.clone(),
+        Err(why) => why.clone(),
+    };
+    let without = "NetworkReady is false: the kubelet runs only pods on the node's network";
+    need("CNI network", without, "a CNI configuration in cni.conf_dir", survey.is_ok(), found)
+}
+
+fn cni_plugins(survey: &Result<coracle_network::Survey, String>) -> Need {
+    let missing = survey.as_ref().map_or(Vec::new(), |network| network.missing.clone());
+    let found = if missing.is_empty() { String::new() } else { format!("no {}", missing.join(", ")) };
+    let fix = "install them in a directory of cni.bin_dirs";
+    let mut need = need("CNI plugins", "no pod gets a network of its own", fix, missing.is_empty(), found);
+    if survey.is_err() {
+        need.state = State::Unknown;
+    }
+    need
+}
+
+/// The worker reads the file, as it does for a pull: no parser of it sits in this program.
+fn registries(config: &Config) -> Need {
+    let name = "registries file";
+    let (without, fix) = ("its bad entries do not count", "correct it; registry.config says where it is");
+    let path = &config.registry.config;
+    if !path.exists() {
+        return need(
+            name,
+            without,
+            fix,
+            true,
+            format!("no {}: registries are asked directly", path.display()),
+        );
+    }
+    let started = Command::new(program(config, "coracle-worker"))
+        .arg("check-registries")
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let said = started.and_then(|mut worker| {
+        let mut said = String::new();
+        if let Some(mut stdout) = worker.stdout.take() {
+            stdout.read_to_string(&mut said)?;
+        }
+        worker.wait().map(|status| (said, status))
+    });
+    match said {
+        Ok((said, status)) => {
+            let found = said.trim().replace('\n', ", ");
+            let found = if found.is_empty() { path.display().to_string() } else { found };
+            need(name, without, fix, status.success(), found)
+        }
+        Err(error) => {
+            need(name, without, fix, false, format!("not read: {}", coracle_base::error::plain(&error)))
+        }
+    }
+}
+
+fn sysctl(name: &'static str, value: Option<u64>) -> Need {
+    let fix = "sysctl net.ipv4.ip_forward=1";
+    need(name, "pods reach nothing beyond their node", fix, value == Some(1), String::new())
+}
+
+/// Where the file is absent so is the module, which is a need of its own.
+fn bridge_sysctl(value: Option<u64>) -> Need {
+    let without = "services do not reach pods of their own node";
+    let fix = "modprobe br_netfilter, sysctl net.bridge.bridge-nf-call-iptables=1";
+    need("bridge-nf-call-iptables", without, fix, value == Some(1), String::new())
+}
+
+fn clock(seconds: u64) -> Need {
+    let found = if seconds < CLOCK_MIN { "it is before 2026" } else { "" };
+    let without = "certificates of registries look not yet valid, so pulls fail";
+    need("clock", without, "set it: NTP, or a real-time clock", seconds >= CLOCK_MIN, found.into())
+}
+
+fn randomness(bits: Option<u64>) -> Need {
+    let is_seeded = bits.is_none_or(|bits| bits >= RANDOM_BITS_MIN);
+    let fix = "a hardware generator, or CONFIG_RANDOM_TRUST_CPU";
+    need("random numbers", "the first ids wait for the kernel's generator", fix, is_seeded, String::new())
+}
+
+fn open_files(hard: u64) -> Need {
+    let found = format!("{hard} at most, for this shell");
+    let without = "pods and streams at once are bounded by it";
+    need("open files", without, "LimitNOFILE= of the unit, ulimit -Hn", hard >= FILES_MIN, found)
+}
+
+fn selinux(wanted: Selinux, policy: Option<Result<lsm::Policy, String>>) -> Need {
+    let without = "containers have no labels of their own, and what needs them is denied";
+    let fix = "a policy with types for containers (container-selinux), or boot with selinux=0";
+    let (is_met, found) = match (wanted, policy) {
+        (Selinux::Off, Some(_)) => (false, "security.selinux is off".to_owned()),
+        (Selinux::Required, None) => {
+            (false, "security.selinux requires it, and this kernel has none".to_owned())
+        }
+        (_, None) => (true, "SELinux is not on".to_owned()),
+        (_, Some(Ok(policy))) => (true, format!("{}, {}", policy.process_type(), policy.file_type())),
+        (_, Some(Err(why))) => (false, why),
+    };
+    need("SELinux labels", without, fix, is_met, found)
+}
+
+fn no_other_runtime(others: &[(&str, &str)], nri: Option<&Path>) -> Need {
+    let mut found: Vec<String> =
+        others.iter().map(|(name, path)| format!("{name} serves at {path}")).collect();
+    found.extend(nri.map(|path| format!("another runtime serves NRI plugins at {}", path.display())));
+    let without = "two runtimes share CNI's addresses and the disk, and see nothing of each other";
+    let fix = "stop what the kubelet does not use, or set nri.socket_path";
+    need("no other runtime", without, fix, found.is_empty(), found.join(", "))
+}
+
+/// A daemon that answers is fine, whoever asks; one on the same state with another socket stands in the way of a start.
+fn daemon(is_serving: bool, is_locked: bool, listen: &Path) -> Need {
+    let found = match (is_serving, is_locked) {
+        (true, _) => format!("a daemon answers at {}", listen.display()),
+        (false, false) => "none runs".to_owned(),
+        (false, true) => format!("a daemon holds it and does not answer at {}", listen.display()),
+    };
+    let (without, fix) = ("a second one does not start", "stop it, or give listen as it was given there");
+    need("one daemon on state", without, fix, is_serving || !is_locked, found)
+}
+
+fn is_locked(state: &Path) -> bool {
+    // Shared and for a moment: a daemon that starts meanwhile tries again.
+    let file = std::fs::File::open(state.join("lock"));
+    file.is_ok_and(|file| file.try_lock_shared().is_err())
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+fn number(path: &str) -> Option<u64> {
+    text(path).trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "proc /proc proc rw 0 0\n/dev/vda / ext4 rw,relatime 0 0\ntmpfs /run tmpfs rw 0 0\n\
+        /dev/sda /srv/two\\040words vfat rw 0 0\noverlay / overlay rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 ro,nosuid 0 0\n";
+
+    fn place(kind: &str, is_read_only: bool, mib_free: u64) -> Place {
+        Place {
+            path: "/x".into(),
+            kind: kind.into(),
+            is_read_only,
+            bytes: 1 << 30,
+            bytes_free: mib_free << 20,
+            inodes: 100,
+            inodes_free: 50,
+        }
+    }
+
+    #[test]
+    fn a_path_is_on_the_last_and_deepest_mount() {
+        for (path, expected) in [
+            ("/var", "overlay"),
+            ("/run/coracle", "tmpfs"),
+            ("/runner", "overlay"),
+            ("/srv/two words/x", "vfat"),
+        ] {
+            assert_eq!(kind_of(Path::new(path), MOUNTS), expected, "{path}");
+        }
+        assert_eq!(kind_of(Path::new("/"), ""), "");
+    }
+
+    #[test]
+    fn cgroups_must_be_writable() {
+        assert_eq!(writable_cgroups(MOUNTS).state, State::Missing);
+        let hybrid = format!("{MOUNTS}cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\n");
+        assert_eq!(writable_cgroups(&hybrid).state, State::Have);
+    }
+
+    #[test]
+    fn file_systems_are_good_bad_or_unheard_of() {
+        let cases = [
+            (place("ext4", false, 900), State::Have),
+            (place("ext4", true, 900), State::Missing),
+            (place("overlay", false, 900), State::Missing),
+            (place("zfs", false, 900), State::Unknown),
+        ];
+        for (place, expected) in cases {
+            let need = file_system_of_root(&place);
+            assert_eq!((need.state, need.is_required), (expected, true), "{}", need.found);
+        }
+        assert_eq!(file_system_of_root(&place("ext4", true, 1)).found, "ext4 on /x, read-only");
+        assert_eq!(state_on_tmpfs(&place("tmpfs", false, 1)).state, State::Have);
+        assert_eq!(state_on_tmpfs(&place("ext4", false, 1)).state, State::Missing);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_by_bytes_and_by_inodes() {
+        assert_eq!(space(&place("ext4", false, 900)).state, State::Have);
+        let full = space(&place("ext4", false, 255));
+        assert_eq!(full.state, State::Missing);
+        assert_eq!(full.found, "255 of 1024 MiB and 50 of 100 inodes are free");
+        assert_eq!(space(&Place { inodes_free: 4, ..place("ext4", false, 900) }).state, State::Missing);
+        assert_eq!(
+            space(&Place { inodes: 0, inodes_free: 0, ..place("btrfs", false, 900) }).state,
+            State::Have
+        );
+    }
+
+    #[test]
+    fn numbers_and_neighbours() {
+        let cases = [
+            (clock(0), State::Missing),
+            (clock(CLOCK_MIN), State::Have),
+            (randomness(Some(17)), State::Missing),
+            (randomness(Some(256)), State::Have),
+            (randomness(None), State::Have),
+            (open_files(1024), State::Missing),
+            (open_files(1 << 20), State::Have),
+            (sysctl("x", Some(0)), State::Missing),
+            (sysctl("x", Some(1)), State::Have),
+            (bridge_sysctl(None), State::Missing),
+            (no_other_runtime(&[], None), State::Have),
+            (no_other_runtime(&OTHERS[..1], None), State::Missing),
+            (no_other_runtime(&[], Some(Path::new("/n"))), State::Missing),
+            (daemon(true, true, Path::new("/s")), State::Have),
+            (daemon(false, false, Path::new("/s")), State::Have),
+            (daemon(false, true, Path::new("/s")), State::Missing),
+        ];
+        for (need, expected) in cases {
+            assert_eq!(need.state, expected, "{} {}", need.name, need.found);
+            assert!(!need.is_required, "{}", need.name);
+        }
+    }
+
+    #[test]
+    fn the_page_has_every_need() {
+        let page = include_str!("../../../../docs/check.md");
+        let rows = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| "))
+            .map(|row| row.split(" | ").collect::<Vec<_>>());
+        let listed: Vec<(String, bool)> = rows
+            .skip_while(|row| row[0] != "need")
+            .skip(1)
+            .map(|row| (row[0].to_owned(), row[1] == "yes"))
+            .collect();
+        let own: Vec<(String, bool)> =
+            needs(&Config::default()).iter().map(|need| (need.name.to_owned(), need.is_required)).collect();
+        assert_eq!(listed, own);
+    }
+}

@@ -1,0 +1,201 @@
+//! Three read-only calls of containerd's API, for the cAdvisor inside of kubelets: it looks for the pod, container and image
+//! of a cgroup only there (kubernetes/kubernetes#139870), and without an answer `/metrics/cadvisor` has no such labels.
+//!
+//! | call | asked for | answered |
+//! |---|---|---|
+//! | `containerd.services.version.v1.Version/Version` | once, to see that somebody is there | our version |
+//! | `containerd.services.containers.v1.Containers/Get` | each cgroup whose name has 64 hex digits | labels, image, a spec without secrets |
+//! | `containerd.services.tasks.v1.Tasks/Get` | the same | pid and state |
+//!
+//! On a socket of its own, only where a configuration names one, and only in the namespace `k8s.io`. No other program of
+//! containerd's can do anything with it. A kubelet with PodAndContainerStatsFromCRI needs none of this.
+
+mod messages;
+
+use std::convert::Infallible;
+use std::rc::Rc;
+
+use coracle_engine::{self, state};
+use coracle_sandbox::{ContainerId, PodId};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use prost::Message;
+use smol::future::FutureExt;
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::server::{Grpc, UnaryService};
+use tonic::{Code, Status};
+
+use self::messages::{
+    Any, Container, GetContainerResponse, GetRequest, GetTaskResponse, Process, Runtime, TaskStatus,
+    VersionResponse,
+};
+use crate::daemon::Daemon;
+use crate::rpc::Answer;
+
+/// containerd's namespace of what a kubelet runs.
+const NAMESPACE: &str = "k8s.io";
+/// Metadata by which clients of containerd name it.
+const NAMESPACE_KEY: &str = "containerd-namespace";
+/// Longest request: an id.
+const REQUEST_BYTES_MAX: usize = 4096;
+/// How containerd names the type of a spec.
+const SPEC_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
+/// The label by which pod sandboxes are told from containers: a sandbox's network is its pod's.
+const KIND: &str = "io.cri-containerd.kind";
+
+/// Answers every request of a connection to containerd's socket.
+pub(crate) fn service(daemon: Rc<Daemon>) -> Answer {
+    Rc::new(move |request: Request<Incoming>| {
+        let method = Method { daemon: Rc::clone(&daemon), path: request.uri().path().to_owned() };
+        async move { Ok::<Response<Body>, Infallible>(answer(method, request).await) }.boxed_local()
+    })
+}
+
+async fn answer(method: Method, request: Request<Incoming>) -> Response<Body> {
+    Grpc::new(Raw).apply_max_message_size_config(Some(REQUEST_BYTES_MAX), None).unary(method, request).await
+}
+
+/// One call, by its path.
+struct Method {
+    daemon: Rc<Daemon>,
+    path: String,
+}
+
+impl UnaryService<Vec<u8>> for Method {
+    type Response = Vec<u8>;
+    type Future = std::future::Ready<Result<tonic::Response<Vec<u8>>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Vec<u8>>) -> Self::Future {
+        std::future::ready(self.answer(&request).map(tonic::Response::new))
+    }
+}
+
+impl Method {
+    fn answer(&self, request: &tonic::Request<Vec<u8>>) -> Result<Vec<u8>, Status> {
+        let id = || -> Result<String, Status> {
+            let is_ours = request
+                .metadata()
+                .get(NAMESPACE_KEY)
+                .is_some_and(|name| name.as_bytes() == NAMESPACE.as_bytes());
+            let asked = GetRequest::decode(request.get_ref().as_slice())
+                .map_err(|error| Status::invalid_argument(format!("the request: {error}")))?;
+            match is_ours {
+                true => Ok(asked.id),
+                false => Err(Status::not_found(format!("only the namespace {NAMESPACE} is served"))),
+            }
+        };
+        match self.path.as_str() {
+            "/containerd.services.version.v1.Version/Version" => {
+                let version = env!("CARGO_PKG_VERSION").to_owned();
+                Ok(VersionResponse { version, revision: "coracle".into() }.encode_to_vec())
+            }
+            "/containerd.services.containers.v1.Containers/Get" => {
+                let container = Some(self.container(&id()?)?);
+                Ok(GetContainerResponse { container }.encode_to_vec())
+            }
+            "/containerd.services.tasks.v1.Tasks/Get" => {
+                let process = Some(self.process(&id()?)?);
+                Ok(GetTaskResponse { process }.encode_to_vec())
+            }
+            other => Err(Status::new(Code::Unimplemented, format!("{other} is not served by coracle"))),
+        }
+    }
+
+    fn container(&self, id: &str) -> Result<Container, Status> {
+        let (labels, image, kind) = match self.find(id)? {
+            Found::Container(container) => {
+                let record = container.record();
+                (record.spec.labels.clone(), record.image.name.clone(), "container")
+            }
+            Found::Pod(pod) => (pod.record().spec.labels.clone(), String::new(), "sandbox"),
+        };
+        let kind = (KIND.to_owned(), kind.to_owned());
+        Ok(Container {
+            id: id.to_owned(),
+            labels: labels.into_iter().chain([kind]).collect(),
+            image,
+            runtime: Some(Runtime { name: "coracle".into() }),
+            // Environments may hold secrets, and nobody but the kubelet's client is known to ask.
+            spec: Some(Any {
+                type_url: SPEC_TYPE.into(),
+                value: br#"{"ociVersion":"1.2.0","process":{"cwd":"/","env":[]}}"#.to_vec(),
+            }),
+        })
+    }
+
+    fn process(&self, id: &str) -> Result<Process, Status> {
+        let (pid, status, exit_status) = match self.find(id)? {
+            Found::Container(container) => match &container.record().state {
+                state::Container::Exited(ended) => (0, TaskStatus::Stopped, ended.exit_code()),
+                state if state.is_running() => (container.pid(), TaskStatus::Running, 0),
+                _ => return Err(Status::not_found(format!("container {id:.13} was not started"))),
+            },
+            Found::Pod(pod) if pod.pid() > 0 => (pod.pid(), TaskStatus::Running, 0),
+            Found::Pod(_) => (0, TaskStatus::Stopped, 0),
+        };
+        let id = id.to_owned();
+        Ok(Process {
+            container_id: id.clone(),
+            id,
+            pid: u32::try_from(pid).unwrap_or(0),
+            status: status.into(),
+            exit_status: u32::try_from(exit_status).unwrap_or(0),
+        })
+    }
+
+    /// By its whole id: what cAdvisor has from the name of a cgroup.
+    fn find(&self, id: &str) -> Result<Found, Status> {
+        let pods = &self.daemon.pods;
+        let container = id.parse::<ContainerId>().ok().and_then(|_| pods.container(id).ok());
+        let pod = || id.parse::<PodId>().ok().and_then(|_| pods.pod(id).ok());
+        container
+            .map(Found::Container)
+            .or_else(|| pod().map(Found::Pod))
+            .ok_or_else(|| Status::not_found(format!("container {id:?}: not found")))
+    }
+}
+
+enum Found {
+    Container(Rc<coracle_engine::Container>),
+    Pod(Rc<coracle_engine::Pod>),
+}
+
+/// Messages as bytes: the three calls share one machine.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        bytes::BufMut::put_slice(to, &item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        let mut item = vec![0; bytes::Buf::remaining(from)];
+        bytes::Buf::copy_to_slice(from, &mut item);
+        Ok(Some(item))
+    }
+}

@@ -1,0 +1,24 @@
+//! Attach: the URL at which the streams of a container's main process are fetched.
+//!
+//! Table: as `exec`. Whether there is a terminal is the container's own matter; the request's word counts for the layout
+//! of streams only.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_engine::streams::require_running;
+
+use super::exec::wanted;
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+use crate::stream;
+
+pub(crate) async fn attach(
+    daemon: Rc<Daemon>,
+    request: v1::AttachRequest,
+) -> Result<v1::AttachResponse, Error> {
+    let wanted = wanted(request.stdin, request.stdout, request.stderr, request.tty)?;
+    let container = daemon.pods.container(&request.container_id)?;
+    require_running(&container)?;
+    Ok(v1::AttachResponse { url: daemon.streams.url(stream::Request::Attach { container, wanted })? })
+}

@@ -1,0 +1,131 @@
+//! ContainerStatus (CRI 2.14). Mounts are those of the request, in order, and nothing else; `.info.pid` is the
+//! most used word of verbose.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_engine::record::ContainerRecord;
+use coracle_engine::{Container, signal, spec, state};
+use serde_json::json;
+
+use super::{container_config, pod_config};
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn container_status(
+    daemon: Rc<Daemon>,
+    request: v1::ContainerStatusRequest,
+) -> Result<v1::ContainerStatusResponse, Error> {
+    let container = daemon.pods.container(&request.container_id)?;
+    Ok(v1::ContainerStatusResponse {
+        status: Some(status(&container)),
+        info: if request.verbose {
+            HashMap::from([("info".to_owned(), info(&container))])
+        } else {
+            HashMap::new()
+        },
+    })
+}
+
+/// CRI's enum for our state.
+pub(super) fn state(state: &state::Container) -> v1::ContainerState {
+    match state {
+        state::Container::Created => v1::ContainerState::ContainerCreated,
+        state::Container::Running { .. } => v1::ContainerState::ContainerRunning,
+        state::Container::Exited(_) => v1::ContainerState::ContainerExited,
+    }
+}
+
+/// The image by a name users know.
+pub(super) fn image_spec(record: &ContainerRecord) -> v1::ImageSpec {
+    v1::ImageSpec {
+        image: record.image.name.clone(),
+        user_specified_image: record.spec.user_specified_image.clone(),
+        ..Default::default()
+    }
+}
+
+/// The whole status.
+pub(super) fn status(container: &Container) -> v1::ContainerStatus {
+    let record = container.record();
+    let user = v1::LinuxContainerUser {
+        uid: record.process.uid.into(),
+        gid: record.process.gid.into(),
+        supplemental_groups: record.process.groups.iter().map(|gid| i64::from(*gid)).collect(),
+    };
+    let (started_at, ended) = match &record.state {
+        state::Container::Created => (0, None),
+        state::Container::Running { started_at_ns } => (*started_at_ns, None),
+        state::Container::Exited(ended) => (ended.started_at_ns, Some(ended)),
+    };
+    v1::ContainerStatus {
+        id: container.id.to_string(),
+        metadata: Some(container_config::metadata(&record.spec.name)),
+        state: state(&record.state).into(),
+        created_at: record.created_at_ns,
+        started_at,
+        finished_at: ended.map_or(0, |ended| ended.finished_at_ns),
+        exit_code: ended.map_or(0, state::Ended::exit_code),
+        reason: ended.map_or("", state::Ended::reason).to_owned(),
+        message: ended.map_or("", state::Ended::message).to_owned(),
+        image: Some(image_spec(&record)),
+        image_ref: record.image.reference.clone(),
+        labels: pod_config::map(&record.spec.labels),
+        annotations: pod_config::map(&record.spec.annotations),
+        mounts: mounts(&record),
+        log_path: record.log_path.clone(),
+        resources: Some(v1::ContainerResources {
+            linux: Some(container_config::linux_resources(&record.limits().resources)),
+        }),
+        image_id: record.image.id.clone(),
+        user: Some(v1::ContainerUser { linux: Some(user) }),
+        stop_signal: signal::to_cri(record.stop_signal),
+    }
+}
+
+fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
+    let mut volumes = record.image_volumes.iter();
+    let show = |mount: &spec::Mount| {
+        let image_ref =
+            mount.later.image.as_ref().and_then(|_| volumes.next()).map(|volume| volume.id.as_str());
+        container_config::cri_mount(mount, image_ref)
+    };
+    record.spec.mounts.iter().map(show).collect()
+}
+
+fn info(container: &Container) -> String {
+    let record = container.record();
+    let cgroup = container.pod.record().oci_cgroup(&container.id);
+    // Values may be secrets: the environment is left out.
+    let mounts = record
+        .spec
+        .mounts
+        .iter()
+        .map(|mount| json!({"destination": mount.container_path, "source": mount.host_path}));
+    json!({
+        "sandboxID": container.pod.id.to_string(),
+        "pid": container.pid(),
+        "snapshotter": "overlayfs",
+        "snapshotKey": container.id.to_string(),
+        "runtimeType": "coracle",
+        "runtimeSpec": {
+            "process": {
+                "args": record.process.arguments,
+                "cwd": record.process.working_directory,
+                "user": {"uid": record.process.uid, "gid": record.process.gid, "additionalGids": record.process.groups},
+                "noNewPrivileges": record.process.no_new_privileges,
+                "oomScoreAdj": record.process.oom_score_adj,
+            },
+            "root": {"readonly": record.spec.security.readonly_rootfs},
+            "mounts": mounts.collect::<Vec<_>>(),
+            "linux": {
+                "cgroupsPath": cgroup,
+                "maskedPaths": record.spec.security.masked_paths,
+                "readonlyPaths": record.spec.security.readonly_paths,
+            },
+            "annotations": pod_config::map(&record.spec.annotations),
+        },
+    })
+    .to_string()
+}

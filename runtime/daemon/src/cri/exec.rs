@@ -1,0 +1,35 @@
+//! Exec: the URL at which a command's streams are fetched. The command starts when they are.
+//!
+//! Table: ids, streams and command validated here → `stream` keeps the request under a token → reply.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_engine::streams::{Wanted, require_running};
+
+use super::pod_config::invalid;
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+use crate::stream;
+
+pub(crate) async fn exec(daemon: Rc<Daemon>, request: v1::ExecRequest) -> Result<v1::ExecResponse, Error> {
+    if request.cmd.is_empty() || request.cmd.iter().any(|word| word.contains('\0')) {
+        return Err(invalid("cmd", "is empty or holds a NUL"));
+    }
+    let wanted = wanted(request.stdin, request.stdout, request.stderr, request.tty)?;
+    let container = daemon.pods.container(&request.container_id)?;
+    require_running(&container)?;
+    let request = stream::Request::Exec { container, command: request.cmd, wanted };
+    Ok(v1::ExecResponse { url: daemon.streams.url(request)? })
+}
+
+/// The rules that Exec and Attach share (streaming 6.2).
+pub(super) fn wanted(stdin: bool, stdout: bool, stderr: bool, tty: bool) -> Result<Wanted, Error> {
+    if tty && stderr {
+        return Err(invalid("stderr", "a terminal has one output: tty and stderr exclude each other"));
+    }
+    if !(stdin || stdout || stderr) {
+        return Err(invalid("stdin, stdout, stderr", "one of them must be set"));
+    }
+    Ok(Wanted { stdin, stdout, stderr, tty })
+}

@@ -1,0 +1,83 @@
+//! ListImages and its stream (CRI 2.28): all images, or the one that the filter names. From memory; a kubelet asks every 30 s.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_images::View;
+use smol::stream::Stream;
+
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+/// Answers ListImages. A filter that names nothing, or nothing nameable, is an empty list.
+pub(crate) async fn list_images(
+    daemon: Rc<Daemon>,
+    request: v1::ListImagesRequest,
+) -> Result<v1::ListImagesResponse, Error> {
+    Ok(v1::ListImagesResponse { images: matching(&daemon, request.filter) })
+}
+
+/// The same in messages of a bounded size.
+pub(crate) async fn stream_images(
+    daemon: Rc<Daemon>,
+    request: v1::StreamImagesRequest,
+) -> Result<impl Stream<Item = Result<v1::StreamImagesResponse, Error>>, Error> {
+    Ok(super::chunks(matching(&daemon, request.filter), |images| v1::StreamImagesResponse { images }))
+}
+
+fn matching(daemon: &Daemon, filter: Option<v1::ImageFilter>) -> Vec<v1::Image> {
+    let name = filter.and_then(|filter| filter.image).map_or_else(String::new, |image| image.image);
+    let views = if name.is_empty() {
+        daemon.images.list()
+    } else {
+        daemon.images.find(&name).ok().flatten().into_iter().collect()
+    };
+    views.into_iter().map(image).collect()
+}
+
+/// An image in the CRI's words, the same in lists and statuses.
+pub(super) fn image(view: View) -> v1::Image {
+    let (uid, username) = user(&view.user);
+    v1::Image {
+        id: view.id.to_string(),
+        repo_tags: view.tags,
+        repo_digests: view.digests,
+        size: view.size_bytes,
+        uid: uid.map(|value| v1::Int64Value { value }),
+        username,
+        spec: Some(v1::ImageSpec { image: view.id.to_string(), ..v1::ImageSpec::default() }),
+        pinned: view.pinned,
+    }
+}
+
+/// Who the config's `User` says that containers run as (CRI 2.27): the kubelet checks runAsNonRoot by this, so names stay
+/// names, and the group is cut off.
+fn user(user: &str) -> (Option<i64>, String) {
+    let name = user.split(':').next().unwrap_or_default();
+    match name.parse() {
+        Ok(uid) if uid >= 0 => (Some(uid), String::new()),
+        Ok(_) | Err(_) => (None, name.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::user;
+
+    #[test]
+    fn users_read_as_critest_expects() {
+        let cases = [
+            ("", None, ""),
+            ("1002", Some(1002), ""),
+            ("www-data", None, "www-data"),
+            ("1003:GROUP", Some(1003), ""),
+            ("www-data:GROUP", None, "www-data"),
+            ("0", Some(0), ""),
+            ("-1", None, "-1"),
+            (":7", None, ""),
+        ];
+        for (text, uid, username) in cases {
+            assert_eq!(user(text), (uid, username.to_owned()), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! ListMetricDescriptors, ListPodSandboxMetrics and its stream (CRI 2.24): what the kubelet serves as
+//! /metrics/cadvisor when it does not look itself. Names, labels and units are cAdvisor's; a value is a whole number of the
+//! unit in the name. One table says all: name, help, kind, further labels, where it comes from.
+
+mod table;
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_engine::record::Limits;
+use coracle_engine::{Container, Pod};
+use coracle_sandbox::cgroup::Detail;
+use smol::stream::Stream;
+
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+use crate::stats::{Interface, Reading};
+use table::{CONTAINER, Of, POD};
+
+/// Labels that every metric has first.
+const LABELS: [&str; 5] = ["id", "name", "image", "container", "pod"];
+/// And this one, in cAdvisor's order behind them.
+const NAMESPACE: &str = "namespace";
+
+/// What a container's metrics are computed from.
+struct Facts {
+    now_s: u64,
+    started_s: u64,
+    reading: Reading,
+    detail: Detail,
+    limits: Limits,
+    /// Bytes and inodes of the writable layer.
+    layer: (u64, u64),
+    /// The file system it is on.
+    disk: Disk,
+    /// Open files and sockets of all processes.
+    open: (u64, u64),
+    /// Most files that its main process may open.
+    open_files_max: u64,
+}
+
+/// A file system.
+#[derive(Default)]
+struct Disk {
+    device: String,
+    bytes: u64,
+    inodes: u64,
+    inodes_free: u64,
+}
+
+pub(crate) async fn list_metric_descriptors(
+    _: Rc<Daemon>,
+    _: v1::ListMetricDescriptorsRequest,
+) -> Result<v1::ListMetricDescriptorsResponse, Error> {
+    let keys = |more: &[&str]| {
+        let all = LABELS.iter().chain([&NAMESPACE]).chain(more);
+        all.map(|key| (*key).to_owned()).collect()
+    };
+    let of_containers = CONTAINER.iter().map(|metric| (metric.name, metric.help, metric.labels));
+    let of_pods = POD.iter().map(|metric| (metric.name, metric.help, metric.labels));
+    let descriptor = |(name, help, labels): (&str, &str, &[&str])| v1::MetricDescriptor {
+        name: name.to_owned(),
+        help: help.to_owned(),
+        label_keys: keys(labels),
+    };
+    Ok(v1::ListMetricDescriptorsResponse {
+        descriptors: of_containers.chain(of_pods).map(descriptor).collect(),
+    })
+}
+
+pub(crate) async fn list_pod_sandbox_metrics(
+    daemon: Rc<Daemon>,
+    _: v1::ListPodSandboxMetricsRequest,
+) -> Result<v1::ListPodSandboxMetricsResponse, Error> {
+    Ok(v1::ListPodSandboxMetricsResponse { pod_metrics: all(&daemon) })
+}
+
+pub(crate) async fn stream_pod_sandbox_metrics(
+    daemon: Rc<Daemon>,
+    _: v1::StreamPodSandboxMetricsRequest,
+) -> Result<impl Stream<Item = Result<v1::StreamPodSandboxMetricsResponse, Error>>, Error> {
+    let message = |pod_sandbox_metrics| v1::StreamPodSandboxMetricsResponse { pod_sandbox_metrics };
+    Ok(super::chunks(all(&daemon), message))
+}
+
+fn all(daemon: &Daemon) -> Vec<v1::PodSandboxMetrics> {
+    let containers = daemon.stats.containers();
+    let pods = daemon.pods.pods();
+    let ready = pods.iter().filter(|pod| pod.record().state.is_ready());
+    ready.map(|pod| of_pod(daemon, pod, &containers)).collect()
+}
+
+fn of_pod(daemon: &Daemon, pod: &Pod, containers: &[Rc<Container>]) -> v1::PodSandboxMetrics {
+    let own = containers.iter().filter(|container| container.pod.id == pod.id);
+    let labels = labels(pod, &pod.id, "", "", "");
+    let interfaces = daemon.stats.interfaces(pod).unwrap_or_default();
+    v1::PodSandboxMetrics {
+        pod_sandbox_id: pod.id.to_string(),
+        metrics: interfaces.iter().flat_map(|interface| of_interface(interface, &labels)).collect(),
+        container_metrics: own.filter_map(|container| of_container(daemon, container)).collect(),
+    }
+}
+
+fn of_interface(interface: &Interface, labels: &[String]) -> Vec<v1::Metric> {
+    let metric = |metric: &table::PodMetric| {
+        let values = labels.iter().cloned().chain([interface.name.clone()]).collect();
+        message(metric.name, v1::MetricType::Counter, values, (metric.value)(interface))
+    };
+    POD.iter().map(metric).collect()
+}
+
+/// `None`: it has ended meanwhile.
+fn of_container(daemon: &Daemon, container: &Container) -> Option<v1::ContainerMetrics> {
+    let facts = facts(daemon, container)?;
+    let labels = {
+        let record = container.record();
+        labels(
+            &container.pod,
+            &container.id,
+            &container.id.to_string(),
+            &record.image.name,
+            &record.spec.name.name,
+        )
+    };
+    let metrics = CONTAINER.iter().flat_map(|metric| {
+        let Of(values) = (metric.value)(&facts);
+        let told = |(more, value): (Vec<String>, u64)| {
+            let values = labels.iter().cloned().chain(more).collect();
+            message(metric.name, metric.kind, values, value)
+        };
+        values.into_iter().map(told).collect::<Vec<_>>()
+    });
+    Some(v1::ContainerMetrics { container_id: container.id.to_string(), metrics: metrics.collect() })
+}
+
+fn labels(pod: &Pod, id: &impl std::fmt::Display, name: &str, image: &str, container: &str) -> Vec<String> {
+    let record = pod.record();
+    let path = record.cgroup(id).map(|path| path.to_string()).unwrap_or_default();
+    let of_pod = &record.spec.name;
+    [path.as_str(), name, image, container, &of_pod.name, &of_pod.namespace].map(str::to_owned).into()
+}
+
+fn message(name: &str, kind: v1::MetricType, label_values: Vec<String>, value: u64) -> v1::Metric {
+    v1::Metric {
+        name: name.to_owned(),
+        timestamp: 0, // as of now
+        metric_type: kind.into(),
+        label_values,
+        value: Some(v1::UInt64Value { value }),
+    }
+}
+
+fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
+    let reading = daemon.stats.container(container)?;
+    let detail = daemon.pods.container_detail(container).ok()??;
+    let layer = daemon.stats.layer(container);
+    let seconds = |ns: i64| u64::try_from(ns / 1_000_000_000).unwrap_or(0);
+    let record = container.record();
+    let started_ns = match &record.state {
+        coracle_engine::state::Container::Running { started_at_ns } => *started_at_ns,
+        coracle_engine::state::Container::Created | coracle_engine::state::Container::Exited(_) => 0,
+    };
+    Some(Facts {
+        now_s: seconds(reading.at_ns),
+        started_s: seconds(started_ns),
+        open: open_files(&detail.processes),
+        open_files_max: open_files_max(container.pid()),
+        disk: disk(&layer.directory),
+        layer: (layer.usage.bytes, layer.usage.inodes),
+        limits: record.limits(),
+        reading,
+        detail,
+    })
+}
+
+/// Processes of one container that are looked into; beyond it the numbers are too low, and the daemon has other work.
+const PROCESSES_MAX: usize = 256;
+
+/// The soft limit of a process; 0: it is gone, or has none.
+fn open_files_max(pid: i32) -> u64 {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Open files, and sockets among them.
+fn open_files(processes: &[i32]) -> (u64, u64) {
+    let (mut files, mut sockets) = (0, 0);
+    for pid in processes.iter().take(PROCESSES_MAX) {
+        // It may have ended.
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            files += 1;
+            let is_socket = std::fs::read_link(entry.path())
+                .is_ok_and(|target| target.to_string_lossy().starts_with("socket:"));
+            sockets += u64::from(is_socket);
+        }
+    }
+    (files, sockets)
+}
+
+fn disk(path: &std::path::Path) -> Disk {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(about) = nix::sys::statfs::statfs(path) else { return Disk::default() };
+    let device = std::fs::metadata(path).map_or(0, |found| found.dev());
+    let block = u64::try_from(about.block_size()).unwrap_or(0);
+    Disk {
+        device: format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device)),
+        bytes: about.blocks().saturating_mul(block),
+        inodes: about.files(),
+        inodes_free: about.files_free(),
+    }
+}

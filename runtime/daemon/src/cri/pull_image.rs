@@ -1,0 +1,29 @@
+//! PullImage (CRI 2.30). The pull is a task of its own in `image/`: a caller that goes away leaves it to the others.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_images::Auth;
+
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+use super::image_status::image_name;
+
+/// Answers PullImage with the image's id. The pod it is for makes no difference.
+pub(crate) async fn pull_image(
+    daemon: Rc<Daemon>,
+    request: v1::PullImageRequest,
+) -> Result<v1::PullImageResponse, Error> {
+    let name = image_name(request.image)?;
+    let auth = request.auth.map_or_else(Auth::default, |auth| Auth {
+        username: auth.username,
+        password: auth.password,
+        auth: auth.auth,
+        server_address: auth.server_address,
+        identity_token: auth.identity_token,
+        registry_token: auth.registry_token,
+    });
+    let id = daemon.images.pull(&name, auth).await?;
+    Ok(v1::PullImageResponse { image_ref: id.to_string() })
+}

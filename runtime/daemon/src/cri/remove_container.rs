@@ -1,0 +1,19 @@
+//! RemoveContainer (CRI 2.13): kills it where it runs; the log stays. An unknown id is success.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+
+use super::unknown_is_done;
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn remove_container(
+    daemon: Rc<Daemon>,
+    request: v1::RemoveContainerRequest,
+) -> Result<v1::RemoveContainerResponse, Error> {
+    if let Some(container) = unknown_is_done(daemon.pods.container(&request.container_id))? {
+        daemon.pods.remove_container(container).await?;
+    }
+    Ok(v1::RemoveContainerResponse {})
+}

@@ -1,0 +1,17 @@
+//! ReopenContainerLog (CRI 2.17): after the answer every line goes to the new file.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn reopen_container_log(
+    daemon: Rc<Daemon>,
+    request: v1::ReopenContainerLogRequest,
+) -> Result<v1::ReopenContainerLogResponse, Error> {
+    let container = daemon.pods.container(&request.container_id)?;
+    daemon.pods.reopen_log(container).await?;
+    Ok(v1::ReopenContainerLogResponse {})
+}

@@ -1,0 +1,31 @@
+//! RunPodSandbox (CRI 2.5).
+//!
+//! | # | where | does | failure reads | leaves behind |
+//! |---|---|---|---|---|
+//! | 1 | here | validates, resolves the handler | INVALID_ARGUMENT, names the field | nothing |
+//! | 2 | `pod::steps` `run` | reserves the name, joins an identical call | ALREADY_EXISTS, names the holder | a name |
+//! | 3 | `prepare` | intent record, directories | RESOURCE_EXHAUSTED on a full disk | files |
+//! | 4 | `make` | cgroup, monitor, netns, CNI | names op, target, errno; plugin and its message | recorded objects |
+//! | 5 | `change` | Creating to Ready, committed; the reply | as 3 | – |
+
+use std::rc::Rc;
+
+use coracle_base::error::{Error, Kind};
+
+use super::pod_config;
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn run_pod_sandbox(
+    daemon: Rc<Daemon>,
+    request: v1::RunPodSandboxRequest,
+) -> Result<v1::RunPodSandboxResponse, Error> {
+    if !request.runtime_handler.is_empty() {
+        let text = format!("runtime_handler: no runtime for {:?} is configured", request.runtime_handler);
+        return Err(Error::new(Kind::InvalidArgument, text));
+    }
+    let config = request.config.ok_or_else(|| pod_config::missing("config"))?;
+    let spec = pod_config::pod_spec(config, request.runtime_handler)?;
+    let id = daemon.pods.run(spec).await?;
+    Ok(v1::RunPodSandboxResponse { pod_sandbox_id: id.to_string() })
+}

@@ -1,0 +1,18 @@
+//! StartContainer (CRI 2.11): returns when the process has been exec'ed, or with the reason why not; then the
+//! container is EXITED with reason StartError.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn start_container(
+    daemon: Rc<Daemon>,
+    request: v1::StartContainerRequest,
+) -> Result<v1::StartContainerResponse, Error> {
+    let container = daemon.pods.container(&request.container_id)?;
+    daemon.pods.start_container(container).await?;
+    Ok(v1::StartContainerResponse {})
+}

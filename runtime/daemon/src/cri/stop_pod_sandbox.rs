@@ -1,0 +1,20 @@
+//! StopPodSandbox (CRI 2.6): containers are killed at once, then network and namespaces go. Idempotent; an
+//! unknown id is success.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+
+use super::unknown_is_done;
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn stop_pod_sandbox(
+    daemon: Rc<Daemon>,
+    request: v1::StopPodSandboxRequest,
+) -> Result<v1::StopPodSandboxResponse, Error> {
+    if let Some(pod) = unknown_is_done(daemon.pods.pod(&request.pod_sandbox_id))? {
+        daemon.pods.stop_pod(pod).await?;
+    }
+    Ok(v1::StopPodSandboxResponse {})
+}

@@ -1,0 +1,24 @@
+//! UpdateContainerResources (CRI 2.16): in-place resize, CPU and memory managers. Zero and empty leave a field as it
+//! is; a created container starts with the new values.
+//!
+//! Table: id and resources here → `pod` merges, applies all or nothing, commits → reply. Annotations are hints that
+//! nothing of ours takes.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+
+use super::container_config::resources;
+use crate::daemon::Daemon;
+use crate::rpc::v1;
+
+pub(crate) async fn update_container_resources(
+    daemon: Rc<Daemon>,
+    request: v1::UpdateContainerResourcesRequest,
+) -> Result<v1::UpdateContainerResourcesResponse, Error> {
+    let container = daemon.pods.container(&request.container_id)?;
+    if let Some(linux) = request.linux {
+        daemon.pods.update_container(container, resources(linux)).await?;
+    }
+    Ok(v1::UpdateContainerResourcesResponse {})
+}

@@ -1,0 +1,29 @@
+//! The counters of `coracle_base::counters` under their public names.
+
+use coracle_base::counters::{self, RPC_BOUNDS, WORKER_BOUNDS};
+
+use super::text::{Kind, Text};
+
+/// Appends RPCs and workers.
+pub(super) fn render(text: &mut Text) {
+    counters::read(|counters| {
+        text.family("coracle_rpc_total", "RPCs by method and code", Kind::Counter);
+        for ((method, code), count) in &counters.rpc_codes {
+            text.value("coracle_rpc_total", &[("method", method), ("code", code)], count);
+        }
+        text.family("coracle_rpc_seconds", "How long RPCs took", Kind::Histogram);
+        for (method, times) in &counters.rpc {
+            let labels = [("method", *method)];
+            text.histogram("coracle_rpc_seconds", &labels, &RPC_BOUNDS, &times.histogram, times.total);
+        }
+        text.family("coracle_worker_runs_total", "Worker processes by job and outcome", Kind::Counter);
+        for ((job, outcome), count) in &counters.worker_outcomes {
+            text.value("coracle_worker_runs_total", &[("job", job), ("outcome", outcome)], count);
+        }
+        text.family("coracle_worker_seconds", "How long worker processes ran", Kind::Histogram);
+        for (job, times) in &counters.workers {
+            let labels = [("job", *job)];
+            text.histogram("coracle_worker_seconds", &labels, &WORKER_BOUNDS, &times.histogram, times.total);
+        }
+    });
+}

@@ -1,0 +1,107 @@
+//! The daemon's own metrics, as Prometheus text on a socket that is off unless it is configured. Counting costs an addition
+//! where something happens; everything else is read when somebody asks.
+
+mod counters;
+mod server;
+mod text;
+
+use std::rc::Rc;
+
+use coracle_base::store;
+use coracle_engine::state;
+
+use crate::daemon::Daemon;
+use text::{Kind, Text};
+
+pub(crate) use server::Server;
+
+/// Everything, in the exposition format 0.0.4.
+fn render(daemon: &Rc<Daemon>) -> String {
+    let mut text = Text::default();
+    text.family("coracle_build_info", "The version, as a label", Kind::Gauge);
+    text.value("coracle_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    counters::render(&mut text);
+    objects(daemon, &mut text);
+    plugins(daemon, &mut text);
+    process(&mut text);
+    text.finish()
+}
+
+fn objects(daemon: &Daemon, text: &mut Text) {
+    let pods = daemon.pods.pods();
+    let ready = pods.iter().filter(|pod| pod.record().state.is_ready()).count();
+    text.family("coracle_pods", "Pod sandboxes by state", Kind::Gauge);
+    for (state, count) in [("ready", ready), ("notready", pods.len() - ready)] {
+        text.value("coracle_pods", &[("state", state)], count);
+    }
+    let mut by_state = [("created", 0), ("running", 0), ("exited", 0)];
+    for container in daemon.pods.containers() {
+        let at = match container.record().state {
+            state::Container::Created => 0,
+            state::Container::Running { .. } => 1,
+            state::Container::Exited(_) => 2,
+        };
+        by_state[at].1 += 1;
+    }
+    text.family("coracle_containers", "Containers by state", Kind::Gauge);
+    for (state, count) in by_state {
+        text.value("coracle_containers", &[("state", state)], count);
+    }
+    text.family("coracle_images", "Images in the store", Kind::Gauge);
+    text.value("coracle_images", &[], daemon.images.list().len());
+    text.family("coracle_damaged_records", "Records that were set aside as damaged", Kind::Gauge);
+    text.value("coracle_damaged_records", &[], store::damaged_count());
+    text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
+    text.value("coracle_network_ready", &[], u8::from(daemon.network.ready().is_ok()));
+}
+
+fn plugins(daemon: &Daemon, text: &mut Text) {
+    let plugins = daemon.plugins.counts();
+    text.family("coracle_nri_plugins", "Active NRI plugins", Kind::Gauge);
+    text.value("coracle_nri_plugins", &[], plugins.len());
+    text.family("coracle_nri_kicks_total", "NRI plugins disconnected for a timeout", Kind::Counter);
+    text.value("coracle_nri_kicks_total", &[], daemon.plugins.kicks());
+    text.family("coracle_nri_calls_total", "Calls to NRI plugins by event and outcome", Kind::Counter);
+    for plugin in &plugins {
+        for call in &plugin.calls {
+            for (outcome, count) in
+                [("ok", call.ok), ("error", call.error), ("timeout", call.timeout), ("lost", call.lost)]
+            {
+                let labels = [("plugin", plugin.title.as_str()), ("event", call.event), ("outcome", outcome)];
+                text.value("coracle_nri_calls_total", &labels, count);
+            }
+        }
+    }
+    text.family("coracle_nri_call_seconds", "How long calls to NRI plugins took", Kind::Histogram);
+    for plugin in &plugins {
+        for call in &plugin.calls {
+            let labels = [("plugin", plugin.title.as_str()), ("event", call.event)];
+            let bounds = coracle_nri::BUCKETS_US.map(|us| us as f64 / 1e6);
+            text.histogram("coracle_nri_call_seconds", &labels, &bounds, &call.histogram, call.total);
+        }
+    }
+}
+
+/// The process, by the names that every exporter uses.
+fn process(text: &mut Text) {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let kib = |text: &str, key: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    };
+    text.family("process_resident_memory_bytes", "Resident memory", Kind::Gauge);
+    text.value("process_resident_memory_bytes", &[], kib(&read("/proc/self/status"), "VmRSS:") * 1024);
+    text.family("coracle_memory_pss_bytes", "The daemon's share of the memory it has mapped", Kind::Gauge);
+    text.value("coracle_memory_pss_bytes", &[], kib(&read("/proc/self/smaps_rollup"), "Pss:") * 1024);
+    text.family("process_open_fds", "Open descriptors", Kind::Gauge);
+    text.value("process_open_fds", &[], std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count));
+    let used = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
+    let seconds = used.map_or(0.0, |used| {
+        let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+        seconds(used.user_time()) + seconds(used.system_time())
+    });
+    text.family("process_cpu_seconds_total", "CPU time", Kind::Counter);
+    text.value("process_cpu_seconds_total", &[], seconds);
+    text.family("process_start_time_seconds", "When the daemon was started", Kind::Gauge);
+    text.value("process_start_time_seconds", &[], coracle_base::counters::started_s());
+}

@@ -1,0 +1,115 @@
+//! The listener: one request a connection, `GET /metrics`, bounded in length, time and number.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_base::error::{Context, Error, plain};
+use coracle_base::listen::Listener;
+use coracle_base::log;
+use coracle_base::reactor::{self, Task, Watched};
+
+use crate::config::Address;
+use crate::daemon::Daemon;
+
+/// Longest head of a request.
+const HEAD_BYTES_MAX: usize = 8 << 10;
+/// How long a client may take for its request, and for the answer.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
+/// Requests at once; more are hung up on.
+const CONNECTIONS_MAX: usize = 8;
+/// How long to wait before the next accept when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves as long as it lives.
+pub(crate) struct Server {
+    _accepting: Task<()>,
+}
+
+/// Either kind of socket.
+enum Door {
+    Tcp(TcpListener, Watched),
+    Unix(Listener),
+}
+
+impl Server {
+    /// Listens.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub(crate) fn start(address: &Address, daemon: Rc<Daemon>) -> Result<Self, Error> {
+        coracle_base::counters::started_s();
+        let door = match address {
+            Address::Tcp(address) => {
+                let listener = TcpListener::bind(address).context(|| format!("metrics on {address}"))?;
+                listener.set_nonblocking(true)?;
+                let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;
+                log::info!("metrics"; address = listener.local_addr()?);
+                Door::Tcp(listener, watched)
+            }
+            Address::Unix(path) => Door::Unix(Listener::bind(path)?),
+        };
+        let connections = Rc::new(());
+        let accepting = reactor::spawn(async move {
+            loop {
+                match door.accept().await {
+                    Ok(client) if Rc::strong_count(&connections) <= CONNECTIONS_MAX => {
+                        let (daemon, place) = (Rc::clone(&daemon), Rc::clone(&connections));
+                        reactor::spawn(async move {
+                            let _place = place;
+                            // A client that is slow or gone is nobody's trouble.
+                            let _ = reactor::deadline(CLIENT_PATIENCE, serve(&client, &daemon)).await;
+                        })
+                        .detach();
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        log::warn!("accept a client of metrics"; error = plain(&error));
+                        reactor::sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        });
+        Ok(Self { _accepting: accepting })
+    }
+}
+
+impl Door {
+    async fn accept(&self) -> std::io::Result<Watched> {
+        match self {
+            Self::Tcp(listener, watched) => {
+                let (stream, _) = watched.read_with(|_| listener.accept()).await?;
+                stream.set_nonblocking(true)?;
+                Watched::new(OwnedFd::from(stream))
+            }
+            Self::Unix(listener) => listener.accept().await,
+        }
+    }
+}
+
+async fn serve(client: &Watched, daemon: &Rc<Daemon>) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    let mut buffer = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        match client.read(&mut buffer).await? {
+            0 => return Ok(()),
+            _ if head.len() > HEAD_BYTES_MAX => return Ok(()),
+            count => head.extend(&buffer[..count]),
+        }
+    }
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let (status, body) = match (words.next(), words.next()) {
+        (Some(b"GET"), Some(b"/metrics")) => ("200 OK", super::render(daemon)),
+        (Some(b"GET"), _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "GET /metrics\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        body.len()
+    );
+    client.write_all(head.as_bytes()).await?;
+    client.write_all(body.as_bytes()).await
+}

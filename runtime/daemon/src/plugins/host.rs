@@ -1,0 +1,127 @@
+//! What the dispatcher asks of us: tasks and time, what exists, changes of containers that run or wait for their start.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use coracle_base::error::Error;
+use coracle_base::log;
+use coracle_base::reactor;
+use coracle_engine::Pods;
+use coracle_nri::api;
+use coracle_nri::{Host, Level, Snapshot, Task, Verdict};
+
+use super::{limits, view};
+
+/// The way from the dispatcher back to the pods; they do not know each other while they are being made.
+#[derive(Default)]
+pub(super) struct Bridge {
+    pods: RefCell<Weak<Pods>>,
+}
+
+impl Bridge {
+    pub(super) fn know(&self, pods: Weak<Pods>) {
+        *self.pods.borrow_mut() = pods;
+    }
+
+    fn pods(&self) -> Option<Rc<Pods>> {
+        self.pods.borrow().upgrade()
+    }
+}
+
+impl Host for Bridge {
+    fn spawn(&self, task: Task) {
+        reactor::spawn(task).detach();
+    }
+
+    fn sleep(&self, duration: Duration) -> Task {
+        Box::pin(reactor::sleep(duration))
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let Some(pods) = self.pods() else { return Snapshot::default() };
+        let pods_told = pods.pods().into_iter().filter(|pod| !pod.record().told.remove);
+        let lives = |container: &Rc<coracle_engine::Container>| !container.record().state.is_over();
+        let containers = pods.containers();
+        let mut told = Snapshot {
+            pods: pods_told.map(|pod| view::pod(&pod)).collect(),
+            containers: containers.iter().filter(|one| lives(one)).map(|one| view::container(one)).collect(),
+        };
+        // Oldest first, as they would have been heard of.
+        told.pods.reverse();
+        told.containers.reverse();
+        told
+    }
+
+    fn update(&self, update: api::ContainerUpdate) -> Task<Verdict> {
+        let verdict = match self.pods() {
+            // Computing and writing is one step of this thread: nothing to wait for.
+            Some(pods) => apply(&pods, &update),
+            None => Verdict::Skipped,
+        };
+        Box::pin(std::future::ready(verdict))
+    }
+
+    fn evict(&self, eviction: api::ContainerEviction) {
+        let Some(pods) = self.pods() else { return };
+        let Some(container) = pods.container_for_plugin(&eviction.container_id) else { return };
+        log::info!("evicted by a plugin"; ctr = container.id, reason = eviction.reason);
+        reactor::spawn(async move {
+            if let Err(error) = pods.stop_container(container, Duration::ZERO).await {
+                log::warn!("eviction"; error = error);
+            }
+        })
+        .detach();
+    }
+
+    fn log(&self, level: Level, plugin: &str, text: &str) {
+        match level {
+            Level::Debug => log::debug!("plugin"; plugin = plugin, text = text),
+            Level::Info => log::info!("plugin"; plugin = plugin, text = text),
+            Level::Warn => log::warn!("plugin"; plugin = plugin, text = text),
+            Level::Error => log::error!("plugin"; plugin = plugin, text = text),
+        }
+    }
+}
+
+/// One update. A container that is gone or over is none of a plugin's faults.
+fn apply(pods: &Rc<Pods>, update: &api::ContainerUpdate) -> Verdict {
+    let Some(container) = pods.container_for_plugin(&update.container_id) else { return Verdict::Skipped };
+    if container.record().state.is_over() {
+        return Verdict::Skipped;
+    }
+    let asked = update.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let Some(asked) = asked else { return Verdict::Applied };
+    let mut wanted = container.record().limits();
+    let applied = limits::lay_over(&mut wanted, asked).and_then(|()| pods.set_limits(&container, wanted));
+    match applied {
+        Ok(()) => Verdict::Applied,
+        Err(error) => Verdict::Failed(error.to_string()),
+    }
+}
+
+/// Updates that came with another request: all of them, or none but those that may fail.
+pub(super) fn update_all(pods: &Rc<Pods>, updates: &[api::ContainerUpdate]) -> Result<(), Error> {
+    let mut before = Vec::new();
+    for update in updates {
+        let known = pods.container_for_plugin(&update.container_id);
+        before.extend(known.map(|container| (Rc::clone(&container), container.record().limits())));
+        match apply(pods, update) {
+            Verdict::Applied | Verdict::Skipped => {}
+            Verdict::Failed(why) if update.ignore_failure => {
+                log::info!("update by a plugin"; ctr = update.container_id, reason = why);
+            }
+            Verdict::Failed(why) => {
+                before.pop();
+                for (container, limits) in before.into_iter().rev() {
+                    if let Err(error) = pods.set_limits(&container, limits) {
+                        log::warn!("an update is not taken back"; ctr = container.id, error = error);
+                    }
+                }
+                let text = format!("NRI update of container {:.13} failed: {why}", update.container_id);
+                return Err(Error::new(coracle_base::error::Kind::Unknown, text));
+            }
+        }
+    }
+    Ok(())
+}

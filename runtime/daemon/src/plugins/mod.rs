@@ -1,0 +1,388 @@
+//! NRI plugins: the bridge between pods and the dispatcher. NRI's types live in this room and in `nri/`; pods call one
+//! function per transition.
+//!
+//! ```text
+//!   pod/ ── Guard ──► view (pod → message) ──► nri::Section ──► plugins
+//!                    apply (adjustment → plan, record) ◄──
+//!   socket, launch: where plugins come from          host: what the dispatcher asks of us
+//! ```
+//! [`Plugins`] is the engine's [`LifecycleHooks`], [`Guard`] the right to tell the next event of one pod; it lasts until what the event
+//! announces is true, or undone.
+//! Where no plugin listens, nothing is built and nothing is waited for. Rules: docs/nri.md.
+
+mod apply;
+mod host;
+mod launch;
+mod limits;
+mod socket;
+mod view;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_engine::lifecycle::{Event as Hook, EventGuard, LifecycleHooks, Pending};
+use coracle_engine::record::Limits;
+use coracle_engine::spec::Resources;
+use coracle_engine::{Container, Pod, Pods, Resolved};
+use coracle_nri::api::{self, Event};
+use coracle_nri::{Created, Dispatcher, Failure, Section};
+
+use crate::config;
+
+/// All plugins of this node.
+pub(crate) struct Plugins {
+    dispatcher: Rc<Dispatcher>,
+    host: Rc<host::Bridge>,
+    launcher: Rc<launch::Launcher>,
+    socket: RefCell<Option<socket::Socket>>,
+    settings: Rc<RefCell<config::Nri>>,
+}
+
+/// The right to tell one pod's next event.
+struct Guard {
+    section: Section,
+    pods: Rc<Pods>,
+    dispatcher: Rc<Dispatcher>,
+    settings: Rc<RefCell<config::Nri>>,
+    /// The container that plugins were asked about.
+    offer: RefCell<Option<Offer>>,
+}
+
+/// A container that plugins were asked about, for as long as its creation can still fail.
+struct Offer {
+    created: Created,
+    container: api::Container,
+}
+
+impl Plugins {
+    /// Without a plugin; [`Plugins::start`] lets them in.
+    pub(crate) fn new(settings: &config::Nri) -> Rc<Self> {
+        let host = Rc::new(host::Bridge::default());
+        let dispatcher =
+            Dispatcher::new(Rc::clone(&host) as Rc<dyn coracle_nri::Host>, for_dispatcher(settings));
+        Rc::new(Self {
+            dispatcher,
+            host,
+            launcher: Rc::default(),
+            socket: RefCell::default(),
+            settings: Rc::new(RefCell::new(settings.clone())),
+        })
+    }
+
+    /// Starts the plugins of the plugin directory, and comes back when each has joined or failed to; then lets others
+    /// connect. After recovery, as a plugin that joins is told of everything there is.
+    ///
+    /// # Errors
+    /// Required plugins could not connect, as the socket cannot be made.
+    pub(crate) async fn start(self: &Rc<Self>, pods: &Rc<Pods>) -> Result<(), Error> {
+        self.host.know(Rc::downgrade(pods));
+        let settings = self.settings.borrow().clone();
+        self.launcher.start(&self.dispatcher, &settings).await;
+        if settings.disable_connections {
+            return Ok(());
+        }
+        match socket::Socket::listen(&settings.socket_path, Rc::clone(&self.dispatcher)) {
+            Ok(socket) => *self.socket.borrow_mut() = Some(socket),
+            Err(error) if settings.default_validator.required_plugins.is_empty() => {
+                log::error!("no plugins can connect"; error = error);
+            }
+            Err(error) => return Err(error.context("plugins are required")),
+        }
+        Ok(())
+    }
+
+    /// New settings, from the next event on; the socket and the directories stay.
+    pub(crate) fn configure(&self, settings: &config::Nri) {
+        self.dispatcher.configure(for_dispatcher(settings));
+        self.launcher.configure(settings);
+        *self.settings.borrow_mut() = settings.clone();
+    }
+
+    /// Lets every plugin go.
+    pub(crate) async fn stop(&self) {
+        self.socket.borrow_mut().take();
+        let send_shutdown = self.settings.borrow().send_shutdown;
+        self.launcher.stop();
+        self.dispatcher.shutdown(send_shutdown).await;
+        self.launcher.ended().await;
+    }
+
+    /// Every active plugin and what is counted of it.
+    pub(crate) fn report(&self) -> serde_json::Value {
+        let plugin = |plugin: &coracle_nri::PluginReport| {
+            let calls = plugin.calls.iter().map(|call| {
+                serde_json::json!({
+                    "event": call.event, "ok": call.ok, "error": call.error, "timeout": call.timeout,
+                    "lost": call.lost, "totalMicroseconds": u64::try_from(call.total.as_micros()).unwrap_or(u64::MAX),
+                    "histogram": call.histogram,
+                })
+            });
+            serde_json::json!({
+                "plugin": plugin.title, "events": format!("{:#06x}", plugin.events), "legacy": plugin.is_legacy,
+                "strays": plugin.strays, "calls": calls.collect::<Vec<_>>(),
+            })
+        };
+        let plugins = self.dispatcher.report();
+        serde_json::json!({
+            "plugins": plugins.iter().map(plugin).collect::<Vec<_>>(),
+            "kicks": self.dispatcher.kicks(),
+        })
+    }
+
+    /// The same, for metrics.
+    pub(crate) fn counts(&self) -> Vec<coracle_nri::PluginReport> {
+        self.dispatcher.report()
+    }
+
+    /// How many were disconnected for a timeout.
+    pub(crate) fn kicks(&self) -> u64 {
+        self.dispatcher.kicks()
+    }
+}
+
+impl LifecycleHooks for Plugins {
+    fn wants(&self, event: Hook) -> bool {
+        match event {
+            Hook::CreateContainer => self.dispatcher.wants_creation(),
+            Hook::StartContainer => {
+                self.dispatcher.wants(Event::StartContainer)
+                    || self.dispatcher.wants(Event::PostStartContainer)
+            }
+            Hook::StopContainer => self.dispatcher.wants(Event::StopContainer),
+            Hook::RemoveContainer => self.dispatcher.wants(Event::RemoveContainer),
+            Hook::StopPod => self.dispatcher.wants(Event::StopPodSandbox),
+            Hook::RemovePod => self.dispatcher.wants(Event::RemovePodSandbox),
+        }
+    }
+
+    fn begin<'a>(&'a self, pods: &'a Rc<Pods>, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>> {
+        Box::pin(async move {
+            let guard = Guard {
+                section: self.dispatcher.section(&pod.id).await,
+                pods: Rc::clone(pods),
+                dispatcher: Rc::clone(&self.dispatcher),
+                settings: Rc::clone(&self.settings),
+                offer: RefCell::default(),
+            };
+            Box::new(guard) as Box<dyn EventGuard>
+        })
+    }
+}
+
+/// A plugin refused, failed or did not answer: nothing that a client could act on.
+fn failed(failure: Failure) -> Error {
+    Error::new(Kind::Unknown, failure.to_string())
+}
+
+impl Guard {
+    fn wants(&self, event: Event) -> bool {
+        self.dispatcher.wants(event)
+    }
+
+    /// Whether the pod cannot do without some plugin: one that misses its end is worth a warning.
+    fn requires(&self, pod: &Pod) -> bool {
+        let by_configuration = !self.settings.borrow().default_validator.required_plugins.is_empty();
+        let is_of_pod = |(key, _): &(String, String)| key.starts_with(coracle_nri::REQUIRED_ANNOTATION);
+        by_configuration || pod.record().spec.annotations.iter().any(is_of_pod)
+    }
+}
+
+impl EventGuard for Guard {
+    // A refusal has been undone at the plugins.
+    fn run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if self.wants(Event::RunPodSandbox) {
+                self.section.run_pod_sandbox(&view::pod(pod)).await.map_err(failed)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn undo_run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.section.undo_run_pod_sandbox(&view::pod(pod)).await;
+        })
+    }
+
+    fn update_pod<'a>(
+        &'a self,
+        pod: &'a Pod,
+        overhead: Option<&'a Resources>,
+        resources: Option<&'a Resources>,
+    ) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if self.wants(Event::UpdatePodSandbox) {
+                let told = |resources: Option<&Resources>| resources.map(limits::of_resources);
+                self.section
+                    .update_pod_sandbox(&view::pod(pod), told(overhead), told(resources))
+                    .await
+                    .map_err(failed)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn updated_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostUpdatePodSandbox) {
+                self.section.post_update_pod_sandbox(&view::pod(pod)).await;
+            }
+        })
+    }
+
+    fn stop_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::StopPodSandbox) || self.requires(pod) {
+                self.section.stop_pod_sandbox(&view::pod(pod)).await;
+            }
+        })
+    }
+
+    fn remove_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::RemovePodSandbox) || self.requires(pod) {
+                self.section.remove_pod_sandbox(&view::pod(pod)).await;
+            }
+        })
+    }
+
+    fn create<'a>(&'a self, pod: &'a Pod, resolved: &'a mut Resolved) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let (pod_message, container) = (view::pod(pod), view::resolved(pod, resolved));
+            let created = self.section.create_container(&pod_message, &container).await.map_err(failed)?;
+            let applied = match apply::adjustment(&self.pods, pod, &created.adjustment, resolved).await {
+                // Updates of other containers hold when this comes back.
+                Ok(()) => host::update_all(&self.pods, &created.updates),
+                Err(error) => Err(error.context("NRI CreateContainer failed")),
+            };
+            self.offer.replace(Some(Offer { created, container }));
+            if applied.is_err() {
+                self.undo_create(pod).await;
+            }
+            applied
+        })
+    }
+
+    fn undo_create<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if let Some(Offer { created, container }) = self.offer.take() {
+                self.section.undo_create_container(created, &view::pod(pod), &container).await;
+            }
+        })
+    }
+
+    fn created<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostCreateContainer) {
+                self.section
+                    .post_create_container(&view::pod(&container.pod), &view::container(container))
+                    .await;
+            }
+        })
+    }
+
+    fn start<'a>(&'a self, container: &'a Container) -> Pending<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if self.wants(Event::StartContainer) {
+                self.section
+                    .start_container(&view::pod(&container.pod), &view::container(container))
+                    .await
+                    .map_err(failed)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn started<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostStartContainer) {
+                self.section
+                    .post_start_container(&view::pod(&container.pod), &view::container(container))
+                    .await;
+            }
+        })
+    }
+
+    fn update<'a>(
+        &'a self,
+        container: &'a Container,
+        asked: &'a Resources,
+        mut wanted: Limits,
+    ) -> Pending<'a, Result<Limits, Error>> {
+        Box::pin(async move {
+            if self.wants(Event::UpdateContainer) {
+                let (pod, message) = (view::pod(&container.pod), view::container(container));
+                let updated = self
+                    .section
+                    .update_container(&pod, &message, limits::of_resources(asked))
+                    .await
+                    .map_err(failed)?;
+                if let Some(resources) = updated.resources {
+                    limits::lay_over(&mut wanted, &resources)?;
+                }
+                // Updates of other containers hold when this comes back.
+                host::update_all(&self.pods, &updated.updates)?;
+            }
+            Ok(wanted)
+        })
+    }
+
+    fn updated<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::PostUpdateContainer) {
+                self.section
+                    .post_update_container(&view::pod(&container.pod), &view::container(container))
+                    .await;
+            }
+        })
+    }
+
+    fn stop<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::StopContainer) {
+                self.section.stop_container(&view::pod(&container.pod), &view::stopped(container)).await;
+            }
+        })
+    }
+
+    fn remove<'a>(&'a self, container: &'a Container) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if self.wants(Event::RemoveContainer) {
+                self.section.remove_container(&view::pod(&container.pod), &view::stopped(container)).await;
+            }
+        })
+    }
+}
+
+/// The configuration as the dispatcher has it.
+fn for_dispatcher(nri: &config::Nri) -> coracle_nri::Settings {
+    let validator = &nri.default_validator;
+    coracle_nri::Settings {
+        runtime_name: nri.runtime_name.clone(),
+        runtime_version: format!("v{}", env!("CARGO_PKG_VERSION")),
+        registration_timeout: nri.plugin_registration_timeout,
+        request_timeout: nri.plugin_request_timeout,
+        sync_timeout: nri.plugin_sync_timeout,
+        fail_on_timeout: nri.fail_on_plugin_timeout,
+        duplicates: match nri.duplicate_policy {
+            config::DuplicatePolicy::Replace => coracle_nri::Duplicates::Replace,
+            config::DuplicatePolicy::Allow => coracle_nri::Duplicates::Allow,
+            config::DuplicatePolicy::Reject => coracle_nri::Duplicates::Reject,
+        },
+        max_inflight: nri.max_inflight_per_plugin,
+        allow_eviction: nri.allow_eviction,
+        validator: coracle_nri::DefaultValidator {
+            enable: validator.enable,
+            reject_oci_hook_adjustment: validator.reject_oci_hook_adjustment,
+            reject_runtime_default_seccomp_adjustment: validator.reject_runtime_default_seccomp_adjustment,
+            reject_unconfined_seccomp_adjustment: validator.reject_unconfined_seccomp_adjustment,
+            reject_custom_seccomp_adjustment: validator.reject_custom_seccomp_adjustment,
+            reject_namespace_adjustment: validator.reject_namespace_adjustment,
+            reject_sysctl_adjustment: validator.reject_sysctl_adjustment,
+            required_plugins: validator.required_plugins.clone(),
+            tolerate_missing_plugins_annotation: validator.tolerate_missing_plugins_annotation.clone(),
+        },
+    }
+}

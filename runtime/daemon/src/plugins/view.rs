@@ -1,0 +1,293 @@
+//! Pods and containers as plugins see them (NRI 5): made from the records, so that they are the same before and after a
+//! restart, with what plugins changed laid over.
+
+use std::collections::BTreeMap;
+
+use coracle_engine::record::{ContainerRecord, PodRecord};
+use coracle_engine::spec::{ContainerPid, MountPropagation, PodPid, Sharing};
+use coracle_engine::{Container, Pod, Resolved, paths, state};
+use coracle_nri::api;
+use coracle_sandbox::netns;
+use prost::Message;
+
+use super::limits;
+
+/// Annotations that every container runtime gives its objects.
+const CRI: &str = "io.kubernetes.cri";
+
+/// A pod.
+pub(super) fn pod(pod: &Pod) -> api::PodSandbox {
+    let record = pod.record();
+    let spec = &record.spec;
+    let name = &spec.name;
+    let id = pod.id.to_string();
+    let mut annotations = well_known([
+        ("container-type", "sandbox"),
+        ("sandbox-id", &id),
+        ("sandbox-name", &name.name),
+        ("sandbox-namespace", &name.namespace),
+        ("sandbox-uid", &name.uid),
+    ]);
+    annotations.extend(spec.annotations.iter().cloned());
+    let ips = match &record.network {
+        Some(network) if !network.addresses.is_empty() => &network.addresses,
+        Some(_) | None => &record.addresses,
+    };
+    api::PodSandbox {
+        name: name.name.clone(),
+        uid: name.uid.clone(),
+        namespace: name.namespace.clone(),
+        labels: spec.labels.iter().cloned().collect(),
+        annotations,
+        runtime_handler: spec.runtime_handler.clone(),
+        linux: Some(api::LinuxPodSandbox {
+            pod_overhead: spec.overhead.as_ref().map(limits::of_resources),
+            pod_resources: spec.resources.as_ref().map(limits::of_resources),
+            cgroup_parent: spec.cgroup_parent.clone(),
+            cgroups_path: record.oci_cgroup(&id),
+            namespaces: pod_namespaces(pod, &record),
+            resources: None,
+        }),
+        pid: u32::try_from(pod.pid()).unwrap_or(0),
+        ips: ips.clone(),
+        id,
+    }
+}
+
+/// Those the pod has of its own and that can be opened now.
+fn pod_namespaces(pod: &Pod, record: &PodRecord) -> Vec<api::LinuxNamespace> {
+    let namespaces = record.spec.namespaces;
+    let mut told = Vec::new();
+    let mut tell = |kind: &str, path: String| {
+        told.push(api::LinuxNamespace { r#type: kind.to_owned(), path });
+    };
+    let network = paths::netns(pod.id);
+    if namespaces.network == Sharing::Pod && netns::exists(&network) {
+        tell("network", network.to_string_lossy().into_owned());
+    }
+    let pid = pod.pid();
+    if pid > 0 {
+        let of_monitor = [
+            ("ipc", "ipc", namespaces.ipc == Sharing::Pod),
+            ("uts", "uts", namespaces.network == Sharing::Pod),
+            ("pid", "pid", namespaces.pid == PodPid::Pod),
+            ("user", "user", record.spec.user_namespace.is_some()),
+        ];
+        for (kind, file, _) in of_monitor.into_iter().filter(|(_, _, is_own)| *is_own) {
+            tell(kind, format!("/proc/{pid}/ns/{file}"));
+        }
+    }
+    told
+}
+
+/// A container that exists.
+pub(super) fn container(container: &Container) -> api::Container {
+    let record = container.record();
+    let mut told = of_record(&container.pod, &record);
+    told.pid = u32::try_from(container.pid()).unwrap_or(0);
+    told
+}
+
+/// A container that is over, or never ran.
+pub(super) fn stopped(container: &Container) -> api::Container {
+    let record = container.record();
+    let mut told = of_record(&container.pod, &record);
+    told.set_state(api::ContainerState::ContainerStopped);
+    told.pid = u32::try_from(container.last_pid()).unwrap_or(0);
+    told
+}
+
+/// A container that is about to be made.
+pub(super) fn resolved(pod: &Pod, resolved: &Resolved) -> api::Container {
+    let mut told = of_record(pod, &resolved.record);
+    told.set_state(api::ContainerState::ContainerUnknown);
+    (told.created_at, told.pid) = (0, 0);
+    told
+}
+
+fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
+    let pod_record = pod.record();
+    let (spec, process) = (&record.spec, &record.process);
+    let pod_id = pod.id.to_string();
+    let mut told = api::Container {
+        id: record.id.to_string(),
+        pod_sandbox_id: pod_id.clone(),
+        name: spec.name.name.clone(),
+        labels: spec.labels.iter().cloned().collect(),
+        annotations: annotations(&pod_record, record, &pod_id),
+        args: process.arguments.clone(),
+        env: process.environment.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect(),
+        mounts: mounts(record),
+        rlimits: vec![api::PosixRlimit {
+            r#type: "RLIMIT_NOFILE".to_owned(),
+            soft: coracle_engine::OPEN_FILES_SOFT,
+            hard: coracle_engine::OPEN_FILES_HARD,
+        }],
+        linux: Some(linux(pod, &pod_record, record)),
+        cdi_devices: spec.cdi_devices.iter().map(|name| api::CdiDevice { name: name.clone() }).collect(),
+        user: Some(api::User { uid: process.uid, gid: process.gid, additional_gids: process.groups.clone() }),
+        image: Some(api::Image {
+            name: record.image.name.clone(),
+            digest: record
+                .image
+                .reference
+                .rsplit_once('@')
+                .map(|(_, digest)| digest.to_owned())
+                .unwrap_or_default(),
+            config_digest: record.image.id.clone(),
+        }),
+        created_at: record.created_at_ns,
+        ..api::Container::default()
+    };
+    life(&mut told, &record.state);
+    if let Ok(adjustment) = api::ContainerAdjustment::decode(&record.adjusted.adjustment[..]) {
+        coracle_nri::apply_to(&mut told, &adjustment);
+    }
+    told
+}
+
+fn life(told: &mut api::Container, now: &state::Container) {
+    match now {
+        state::Container::Created => told.set_state(api::ContainerState::ContainerCreated),
+        state::Container::Running { started_at_ns } => {
+            told.set_state(api::ContainerState::ContainerRunning);
+            told.started_at = *started_at_ns;
+        }
+        state::Container::Exited(ended) => {
+            told.set_state(api::ContainerState::ContainerStopped);
+            (told.started_at, told.finished_at) = (ended.started_at_ns, ended.finished_at_ns);
+            told.exit_code = ended.exit_code();
+            told.status_reason = ended.reason().to_owned();
+            told.status_message = ended.message().to_owned();
+        }
+    }
+}
+
+fn annotations(pod: &PodRecord, record: &ContainerRecord, pod_id: &str) -> BTreeMap<String, String> {
+    let mut annotations = well_known([
+        ("container-type", "container"),
+        ("sandbox-id", pod_id),
+        ("sandbox-name", &pod.spec.name.name),
+        ("sandbox-namespace", &pod.spec.name.namespace),
+        ("container-name", &record.spec.name.name),
+        ("image-name", &record.image.name),
+    ]);
+    annotations.extend(record.spec.annotations.iter().cloned());
+    annotations
+}
+
+fn well_known<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+    pairs.into_iter().map(|(key, value)| (format!("{CRI}.{key}"), value.to_owned())).collect()
+}
+
+/// The file systems that every container has, then what was asked for, where it does not take the place of one of them.
+fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
+    const DEFAULTS: [(&str, &str, &[&str]); 7] = [
+        ("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        ("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        ("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        ("/dev/shm", "bind", &["rbind"]),
+        ("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        ("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        ("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
+    ];
+    let is_privileged = record.spec.security.privileged;
+    let default = |(destination, kind, options): (&str, &str, &[&str])| api::Mount {
+        destination: destination.to_owned(),
+        r#type: kind.to_owned(),
+        source: kind.to_owned(),
+        options: options
+            .iter()
+            .filter(|option| !(is_privileged && **option == "ro"))
+            .map(|one| (*one).to_owned())
+            .collect(),
+    };
+    let mut told: Vec<api::Mount> = DEFAULTS.into_iter().map(default).collect();
+    for mount in &record.spec.mounts {
+        let propagation = match mount.propagation {
+            MountPropagation::Private => "rprivate",
+            MountPropagation::HostToContainer => "rslave",
+            MountPropagation::Bidirectional => "rshared",
+        };
+        let options = ["rbind", propagation, if mount.readonly { "ro" } else { "rw" }];
+        told.retain(|other| other.destination != mount.container_path);
+        told.push(api::Mount {
+            destination: mount.container_path.clone(),
+            r#type: "bind".to_owned(),
+            source: mount.host_path.clone(),
+            options: options
+                .into_iter()
+                .map(str::to_owned)
+                .chain(mount.later.options.iter().cloned())
+                .collect(),
+        });
+    }
+    told
+}
+
+fn linux(pod: &Pod, pod_record: &PodRecord, record: &ContainerRecord) -> api::LinuxContainer {
+    let spec = &record.spec;
+    let security = &spec.security;
+    let profile = |profile_type: api::ProfileType, localhost_ref: &str| api::SecurityProfile {
+        profile_type: profile_type.into(),
+        localhost_ref: localhost_ref.to_owned(),
+    };
+    let seccomp_profile = match (security.localhost_seccomp.as_str(), security.wants_default_seccomp) {
+        ("", true) => Some(profile(api::ProfileType::RuntimeDefault, "")),
+        ("", false) => None,
+        (path, _) => Some(profile(api::ProfileType::Localhost, path)),
+    };
+    let cgroup = match record.adjusted.cgroup.as_str() {
+        "" => pod_record.oci_cgroup(&record.id),
+        cgroup => cgroup.to_owned(),
+    };
+    api::LinuxContainer {
+        namespaces: container_namespaces(pod, pod_record, record),
+        devices: devices(record),
+        resources: Some(limits::of_limits(&record.limits())),
+        oom_score_adj: Some(api::OptionalInt { value: record.process.oom_score_adj.into() }),
+        cgroups_path: cgroup,
+        seccomp_profile,
+        ..api::LinuxContainer::default()
+    }
+}
+
+fn container_namespaces(
+    pod: &Pod,
+    pod_record: &PodRecord,
+    record: &ContainerRecord,
+) -> Vec<api::LinuxNamespace> {
+    let mut told: Vec<_> =
+        pod_namespaces(pod, pod_record).into_iter().filter(|namespace| namespace.r#type != "pid").collect();
+    let new = |kind: &str| api::LinuxNamespace { r#type: kind.to_owned(), path: String::new() };
+    told.push(new("mount"));
+    match record.pid() {
+        ContainerPid::Own => told.push(new("pid")),
+        ContainerPid::Pod if pod_record.spec.namespaces.pid == PodPid::Pod && pod.pid() > 0 => {
+            let path = format!("/proc/{}/ns/pid", pod.pid());
+            told.push(api::LinuxNamespace { r#type: "pid".to_owned(), path });
+        }
+        ContainerPid::Pod | ContainerPid::Node | ContainerPid::Target(_) => {}
+    }
+    told
+}
+
+/// Devices that were asked for, as far as they are there.
+fn devices(record: &ContainerRecord) -> Vec<api::LinuxDevice> {
+    let found = record.spec.devices.iter().filter_map(|device| {
+        coracle_sandbox::device::resolve(std::path::Path::new(&device.host_path), &device.container_path).ok()
+    });
+    let told = |node: coracle_sandbox::plan::DeviceNode| api::LinuxDevice {
+        path: node.path,
+        r#type: match node.kind {
+            coracle_sandbox::plan::DeviceKind::Character => "c".to_owned(),
+            coracle_sandbox::plan::DeviceKind::Block => "b".to_owned(),
+        },
+        major: node.major.into(),
+        minor: node.minor.into(),
+        file_mode: Some(api::OptionalFileMode { value: node.mode }),
+        uid: Some(api::OptionalUInt32 { value: node.owner.0 }),
+        gid: Some(api::OptionalUInt32 { value: node.owner.1 }),
+    };
+    found.flatten().map(told).collect()
+}

@@ -1,0 +1,186 @@
+//! Every RPC and who answers it, one line each. To serve one more, put its handler where `unserved` stands.
+//!
+//! A handler is `async fn name(daemon: Rc<Daemon>, request: v1::XRequest) -> Result<v1::XResponse, Error>`; a stream's
+//! answers `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. Handlers may hold `Rc`s: tonic's `Send`
+//! bound is met by [`SendWrapper`], which checks the thread whenever it is touched. A handler is dropped when its caller
+//! goes away: what must not stop half-way runs as a task of its own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Instant;
+
+use coracle_base::counters;
+use coracle_base::error::{Error, Kind};
+use send_wrapper::SendWrapper;
+use smol::stream::{Stream, StreamExt};
+use tonic::{Code, Request, Response, Status};
+
+use super::v1::image_service_server::ImageService;
+use super::v1::runtime_service_server::RuntimeService;
+use super::{status, v1};
+use crate::cri;
+use crate::daemon::Daemon;
+
+/// The daemon as both CRI services.
+pub(crate) struct Service(SendWrapper<Rc<Daemon>>);
+
+impl Service {
+    /// Serves what `daemon` holds.
+    pub(crate) fn new(daemon: Rc<Daemon>) -> Service {
+        Service(SendWrapper::new(daemon))
+    }
+}
+
+macro_rules! serve {
+    ($service:ident
+        unary { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
+        streams { $($stream:ident [$type:ident]: $asked:ident => $item:ident = $source:path,)* }
+    ) => {
+        #[tonic::async_trait]
+        impl $service for Service {
+            $(
+                async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
+                    answer(self, stringify!($method), request, $handler).await
+                }
+            )*
+            $(
+                type $type = Items<v1::$item>;
+
+                async fn $stream(&self, request: Request<v1::$asked>) -> Result<Response<Self::$type>, Status> {
+                    items(self, stringify!($stream), request, $source).await
+                }
+            )*
+        }
+    };
+}
+
+serve! { RuntimeService
+    unary {
+        version: VersionRequest => VersionResponse = cri::version::version,
+        run_pod_sandbox: RunPodSandboxRequest => RunPodSandboxResponse = cri::run_pod_sandbox::run_pod_sandbox,
+        stop_pod_sandbox: StopPodSandboxRequest => StopPodSandboxResponse = cri::stop_pod_sandbox::stop_pod_sandbox,
+        remove_pod_sandbox: RemovePodSandboxRequest => RemovePodSandboxResponse = cri::remove_pod_sandbox::remove_pod_sandbox,
+        pod_sandbox_status: PodSandboxStatusRequest => PodSandboxStatusResponse = cri::pod_sandbox_status::pod_sandbox_status,
+        list_pod_sandbox: ListPodSandboxRequest => ListPodSandboxResponse = cri::list_pod_sandbox::list_pod_sandbox,
+        create_container: CreateContainerRequest => CreateContainerResponse = cri::create_container::create_container,
+        start_container: StartContainerRequest => StartContainerResponse = cri::start_container::start_container,
+        stop_container: StopContainerRequest => StopContainerResponse = cri::stop_container::stop_container,
+        remove_container: RemoveContainerRequest => RemoveContainerResponse = cri::remove_container::remove_container,
+        list_containers: ListContainersRequest => ListContainersResponse = cri::list_containers::list_containers,
+        container_status: ContainerStatusRequest => ContainerStatusResponse = cri::container_status::container_status,
+        update_container_resources: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = cri::update_container_resources::update_container_resources,
+        reopen_container_log: ReopenContainerLogRequest => ReopenContainerLogResponse = cri::reopen_container_log::reopen_container_log,
+        exec_sync: ExecSyncRequest => ExecSyncResponse = cri::exec_sync::exec_sync,
+        exec: ExecRequest => ExecResponse = cri::exec::exec,
+        attach: AttachRequest => AttachResponse = cri::attach::attach,
+        port_forward: PortForwardRequest => PortForwardResponse = cri::port_forward::port_forward,
+        container_stats: ContainerStatsRequest => ContainerStatsResponse = cri::container_stats::container_stats,
+        list_container_stats: ListContainerStatsRequest => ListContainerStatsResponse = cri::container_stats::list_container_stats,
+        pod_sandbox_stats: PodSandboxStatsRequest => PodSandboxStatsResponse = cri::pod_sandbox_stats::pod_sandbox_stats,
+        list_pod_sandbox_stats: ListPodSandboxStatsRequest => ListPodSandboxStatsResponse = cri::pod_sandbox_stats::list_pod_sandbox_stats,
+        update_runtime_config: UpdateRuntimeConfigRequest => UpdateRuntimeConfigResponse = cri::update_runtime_config::update_runtime_config,
+        status: StatusRequest => StatusResponse = cri::status::status,
+        checkpoint_container: CheckpointContainerRequest => CheckpointContainerResponse = unserved,
+        checkpoint_pod: CheckpointPodRequest => CheckpointPodResponse = unserved,
+        restore_pod: RestorePodRequest => RestorePodResponse = unserved,
+        list_metric_descriptors: ListMetricDescriptorsRequest => ListMetricDescriptorsResponse = cri::pod_sandbox_metrics::list_metric_descriptors,
+        list_pod_sandbox_metrics: ListPodSandboxMetricsRequest => ListPodSandboxMetricsResponse = cri::pod_sandbox_metrics::list_pod_sandbox_metrics,
+        runtime_config: RuntimeConfigRequest => RuntimeConfigResponse = cri::runtime_config::runtime_config,
+        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
+    }
+    streams {
+        stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = cri::list_pod_sandbox::stream_pod_sandboxes,
+        stream_containers [StreamContainersStream]: StreamContainersRequest => StreamContainersResponse = cri::list_containers::stream_containers,
+        stream_container_stats [StreamContainerStatsStream]: StreamContainerStatsRequest => StreamContainerStatsResponse = cri::container_stats::stream_container_stats,
+        stream_pod_sandbox_stats [StreamPodSandboxStatsStream]: StreamPodSandboxStatsRequest => StreamPodSandboxStatsResponse = cri::pod_sandbox_stats::stream_pod_sandbox_stats,
+        get_container_events [GetContainerEventsStream]: GetEventsRequest => ContainerEventResponse = cri::get_container_events::get_container_events,
+        stream_pod_sandbox_metrics [StreamPodSandboxMetricsStream]: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = cri::pod_sandbox_metrics::stream_pod_sandbox_metrics,
+    }
+}
+
+serve! { ImageService
+    unary {
+        list_images: ListImagesRequest => ListImagesResponse = cri::list_images::list_images,
+        image_status: ImageStatusRequest => ImageStatusResponse = cri::image_status::image_status,
+        pull_image: PullImageRequest => PullImageResponse = cri::pull_image::pull_image,
+        remove_image: RemoveImageRequest => RemoveImageResponse = cri::remove_image::remove_image,
+        image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = cri::image_fs_info::image_fs_info,
+    }
+    streams {
+        stream_images [StreamImagesStream]: StreamImagesRequest => StreamImagesResponse = cri::list_images::stream_images,
+    }
+}
+
+/// The items of a streaming answer, as tonic takes them.
+type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// One unary call.
+fn answer<A, B, M, F>(
+    service: &Service,
+    method: &'static str,
+    request: Request<A>,
+    handler: impl FnOnce(Rc<Daemon>, A) -> F,
+) -> SendWrapper<impl Future<Output = Result<Response<B>, Status>>>
+where
+    F: Future<Output = Result<M, Error>>,
+    M: Into<Response<B>>,
+{
+    let handled = handler(Rc::clone(&service.0), request.into_inner());
+    SendWrapper::new(async move {
+        let begun = Instant::now();
+        let answer = handled.await.map(Into::into).map_err(|error| status::from(&error));
+        counters::rpc(method, code(answer.as_ref().err()), begun.elapsed());
+        answer
+    })
+}
+
+/// One call that is answered by a stream.
+fn items<A, B, S, F>(
+    service: &Service,
+    method: &'static str,
+    request: Request<A>,
+    source: impl FnOnce(Rc<Daemon>, A) -> F,
+) -> SendWrapper<impl Future<Output = Result<Response<Items<B>>, Status>>>
+where
+    S: Stream<Item = Result<B, Error>> + 'static,
+    F: Future<Output = Result<S, Error>>,
+{
+    let opened = source(Rc::clone(&service.0), request.into_inner());
+    SendWrapper::new(async move {
+        let begun = Instant::now();
+        let stream = opened.await.map_err(|error| status::from(&error));
+        counters::rpc(method, code(stream.as_ref().err()), begun.elapsed());
+        let stream = stream?;
+        let stream = stream.map(|item| item.map_err(|error| status::from(&error)));
+        Ok(Response::new(Box::pin(SendWrapper::new(stream)) as Items<B>))
+    })
+}
+
+/// The code's name, as every client of gRPC knows it.
+fn code(error: Option<&Status>) -> &'static str {
+    match error.map_or(Code::Ok, Status::code) {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+/// What clients fall back from: an RPC that coracle leaves to others.
+async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<Response<B>, Error> {
+    Err(Error::new(Kind::Unimplemented, "not served by coracle"))
+}

@@ -1,0 +1,264 @@
+//! Both ends on one reactor: hyper's client against our server, through a real socket.
+
+use std::convert::Infallible;
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use coracle_base::listen::Listener;
+use coracle_base::reactor::{self, Watched, deadline, sleep};
+use coracle_base::testdir::TestDir;
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame};
+use hyper::client::conn::http2::SendRequest;
+use prost::Message;
+
+use super::io::Io;
+use super::server::{CONNECTIONS_MAX, OnReactor};
+use super::{Server, Service, v1};
+use crate::config::{self, Sources};
+use crate::daemon::Daemon;
+
+const LONG: Duration = Duration::from_secs(10);
+
+/// A daemon with a socket and directories of its own.
+struct Node {
+    server: Server,
+    dir: TestDir,
+}
+
+impl Node {
+    async fn start(name: &str) -> Node {
+        let dir = TestDir::new(name);
+        let mut config = config::load(&Sources::default()).unwrap();
+        config.root = dir.path().join("root");
+        config.state = dir.path().join("state");
+        // Loaded, but no pod is started here.
+        std::fs::write(dir.path().join("coracle-pod"), "").unwrap();
+        config.program_dir = Some(dir.path().to_owned());
+        let daemon = Daemon::start(&config).await.unwrap();
+        let listener = Listener::bind(&dir.path().join("coracle.sock")).unwrap();
+        Node { server: Server::start(listener, Service::new(daemon)), dir }
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.dir.path().join("coracle.sock")).unwrap()
+    }
+
+    async fn client(&self) -> SendRequest<Sent> {
+        let io = Io::new(Watched::new(self.connect().into()).unwrap());
+        let (client, connection) = hyper::client::conn::http2::handshake(OnReactor, io).await.unwrap();
+        reactor::spawn(async move { drop(connection.await) }).detach();
+        client
+    }
+
+    /// Waits until the server's count of calls is `calls`.
+    async fn calls(&self, calls: usize) {
+        let reached = async {
+            while self.server.counts().calls != calls {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        deadline(LONG, reached).await.unwrap();
+    }
+}
+
+/// A request's body: one gRPC message, or silence without end.
+struct Sent(Option<Bytes>);
+
+impl Sent {
+    fn message(message: &impl Message) -> Sent {
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(message.encoded_len() as u32);
+        message.encode(&mut bytes).unwrap();
+        Sent(Some(bytes.freeze()))
+    }
+
+    fn silence() -> Sent {
+        Sent(None)
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.0.take() {
+            Some(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Some(bytes) => {
+                self.0 = Some(Bytes::new());
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// A call's gRPC status, its text, and the answer's message.
+async fn call(
+    client: &mut SendRequest<Sent>,
+    path: &str,
+    timeout: Option<&str>,
+    body: Sent,
+) -> (i32, String, Bytes) {
+    let mut request = Request::post(format!("http://localhost{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    if let Some(timeout) = timeout {
+        request = request.header("grpc-timeout", timeout);
+    }
+    let response = deadline(LONG, client.send_request(request.body(body).unwrap())).await.unwrap().unwrap();
+    let (head, body) = response.into_parts();
+    let body = deadline(LONG, body.collect()).await.unwrap().unwrap();
+    let headers = body.trailers().cloned().unwrap_or(head.headers);
+    let text =
+        |name: &str| headers.get(name).map_or(String::new(), |value| value.to_str().unwrap().to_owned());
+    (text("grpc-status").parse().unwrap(), text("grpc-message"), body.to_bytes())
+}
+
+const VERSION: &str = "/runtime.v1.RuntimeService/Version";
+
+async fn version(client: &mut SendRequest<Sent>) -> v1::VersionResponse {
+    let (status, text, bytes) =
+        call(client, VERSION, None, Sent::message(&v1::VersionRequest::default())).await;
+    assert_eq!((status, text.as_str()), (0, ""));
+    v1::VersionResponse::decode(&bytes[5..]).unwrap()
+}
+
+#[test]
+fn version_answers_what_a_kubelet_accepts() {
+    reactor::run(async {
+        let node = Node::start("version").await;
+        let answer = version(&mut node.client().await).await;
+        assert_eq!((answer.version.as_str(), answer.runtime_api_version.as_str()), ("0.1.0", "v1"));
+        assert_eq!(answer.runtime_name, "coracle");
+    });
+}
+
+#[test]
+fn what_is_not_served_leaves_the_connection_usable() {
+    reactor::run(async {
+        let node = Node::start("unserved").await;
+        let mut client = node.client().await;
+        let paths = [
+            "/runtime.v1.RuntimeService/CheckpointPod",
+            "/runtime.v1.RuntimeService/NoSuchMethod",
+            "/runtime.v1alpha2.RuntimeService/Version",
+            "/grpc.health.v1.Health/Check",
+            "/",
+        ];
+        for path in paths {
+            let (status, text, _) =
+                call(&mut client, path, None, Sent::message(&v1::VersionRequest::default())).await;
+            assert_eq!(status, 12, "{path}: {text}");
+        }
+        version(&mut client).await;
+        assert_eq!(node.server.counts().connections, 1);
+    });
+}
+
+#[test]
+fn the_callers_limit_ends_a_call() {
+    reactor::run(async {
+        let node = Node::start("timeout").await;
+        let mut client = node.client().await;
+        let start = Instant::now();
+        let (status, text, _) = call(&mut client, VERSION, Some("50m"), Sent::silence()).await;
+        assert_eq!(status, 4, "{text}");
+        assert!(start.elapsed() >= Duration::from_millis(50));
+        node.calls(0).await;
+        version(&mut client).await;
+    });
+}
+
+#[test]
+fn a_caller_that_goes_away_ends_its_call() {
+    reactor::run(async {
+        let node = Node::start("cancel").await;
+        let mut client = node.client().await;
+        let waiting = reactor::spawn(async move { call(&mut client, VERSION, None, Sent::silence()).await });
+        node.calls(1).await;
+        drop(waiting);
+        node.calls(0).await;
+    });
+}
+
+#[test]
+fn messages_have_a_limit_of_16_mib() {
+    reactor::run(async {
+        let node = Node::start("size").await;
+        let mut client = node.client().await;
+        let sized = |bytes: usize| v1::VersionRequest { version: "v".repeat(bytes) };
+        let (status, text, _) =
+            call(&mut client, VERSION, None, Sent::message(&sized((16 << 20) - 16))).await;
+        assert_eq!(status, 0, "{text}");
+        let (status, text, _) = call(&mut client, VERSION, None, Sent::message(&sized(16 << 20))).await;
+        assert_eq!(status, 8, "{text}");
+        version(&mut client).await;
+    });
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    reactor::run(async {
+        let node = Node::start("limit").await;
+        let held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| node.connect()).collect();
+        let mut refused = Watched::new(node.connect().into()).unwrap();
+        let mut text = Vec::new();
+        let reading = smol::io::AsyncReadExt::read_to_end(&mut refused, &mut text);
+        deadline(LONG, reading).await.unwrap().unwrap();
+        assert!(text.ends_with(b"too many connections"), "{text:?}");
+        assert_eq!(text.len(), 9 + usize::from(text[2]), "the GOAWAY frame is as long as it says");
+        drop(held);
+        while node.server.counts().connections > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        version(&mut node.client().await).await;
+    });
+}
+
+#[test]
+fn garbage_ends_its_connection_only() {
+    reactor::run(async {
+        let node = Node::start("garbage").await;
+        let mut good = node.client().await;
+        for garbage in
+            [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff", b"\0"]
+        {
+            let bad = Watched::new(node.connect().into()).unwrap();
+            bad.write_all(garbage).await.unwrap();
+            drop(bad);
+            version(&mut good).await;
+        }
+    });
+}
+
+#[test]
+fn a_drain_waits_for_calls_and_no_longer_than_its_limit() {
+    reactor::run(async {
+        for (limit, grpc_timeout, expected) in [(LONG, "100m", 0), (Duration::from_millis(20), "10S", 1)] {
+            let node = Node::start(&format!("drain-{expected}")).await;
+            let mut client = node.client().await;
+            version(&mut client).await;
+            let waiting = reactor::spawn(async move {
+                call(&mut client, VERSION, Some(grpc_timeout), Sent::silence()).await
+            });
+            node.calls(1).await;
+            let start = Instant::now();
+            assert_eq!(node.server.drain(limit).await, expected);
+            assert!(start.elapsed() < LONG / 2);
+            assert!(UnixStream::connect(node.dir.path().join("coracle.sock")).is_err(), "still accepting");
+            if expected == 0 {
+                assert_eq!(waiting.await.0, 4, "the call under way got its answer");
+            }
+        }
+    });
+}

@@ -1,0 +1,260 @@
+//! Port-forward: many TCP connections into one pod, on one connection of a client (streaming 6.6, §6.8). Each is
+//! a pair of streams, one for data, one for the word that it did not work.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_base::reactor::{self, Task};
+use coracle_engine::{Pod, Pods};
+
+use super::connection::{Connection, Incoming, Lost, Receiver};
+use super::queue::Queue;
+
+/// What a client may send ahead of a server that does not read. Each connection of up to 512 may hold as much.
+const QUEUE_BYTES_MAX: usize = 64 << 10;
+/// How long one stream of a pair waits for the other.
+const PAIR_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may go on after the server's end; it sends its own at once, as all clients do.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// One session.
+pub(super) struct Forward {
+    connection: Rc<Connection>,
+    pods: Rc<Pods>,
+    pod: Rc<Pod>,
+    /// By data stream. Dropping one ends its TCP connection.
+    pairs: Rc<RefCell<BTreeMap<u32, Pair>>>,
+    /// By the client's number.
+    halves: RefCell<BTreeMap<u32, Half>>,
+}
+
+/// A TCP connection.
+struct Pair {
+    error: u32,
+    queue: Rc<Queue>,
+    _task: Task<()>,
+}
+
+/// A stream that waits for the other one.
+struct Half {
+    stream: u32,
+    is_error: bool,
+    _expires: Task<()>,
+}
+
+/// What a stream's headers say.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    is_error: bool,
+    port: u16,
+    /// Which streams belong together.
+    number: u32,
+}
+
+impl Asked {
+    fn parse(stream: u32, headers: &[(String, String)]) -> Option<Asked> {
+        let value =
+            |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        let is_error = match value("streamtype")? {
+            "error" => true,
+            "data" => false,
+            _ => return None,
+        };
+        let port = value("port")?.parse().ok().filter(|port| *port > 0)?;
+        let number = match value("requestid") {
+            Some(number) => number.parse().ok()?,
+            // Ancient clients: the error stream comes first, the data stream right after.
+            None if is_error => stream,
+            None => stream.checked_sub(2)?,
+        };
+        Some(Asked { is_error, port, number })
+    }
+}
+
+impl Forward {
+    pub(super) fn new(connection: Rc<Connection>, pods: Rc<Pods>, pod: Rc<Pod>) -> Forward {
+        Forward { connection, pods, pod, pairs: Rc::default(), halves: RefCell::default() }
+    }
+
+    /// Serves the client until it leaves. `ports`: those that the request named, which a WebSocket client cannot name
+    /// later.
+    pub(super) async fn run(&self, mut receiver: Receiver, ports: &[u16]) -> Lost {
+        let is_spdy = self.connection.tell(|peer| peer.spdy().is_some());
+        if !is_spdy {
+            for (index, port) in (0..).zip(ports) {
+                let (data, error) = (2 * index, 2 * index + 1);
+                self.connection.tell(|peer| {
+                    peer.send(data, &port.to_le_bytes());
+                    peer.send(error, &port.to_le_bytes());
+                });
+                self.start(*port, data, error);
+            }
+        }
+        let receive = async {
+            loop {
+                match receiver.next(&self.connection).await {
+                    Err(lost) => return lost,
+                    Ok(Incoming::Opened { stream, headers }) => self.opened(stream, &headers),
+                    Ok(Incoming::Data { stream }) => {
+                        let queue = self.pairs.borrow().get(&stream).map(|pair| Rc::clone(&pair.queue));
+                        if let Some(queue) = queue {
+                            queue.push(receiver.bytes()).await;
+                        }
+                    }
+                    Ok(Incoming::Ended { stream }) => {
+                        if let Some(pair) = self.pairs.borrow().get(&stream) {
+                            pair.queue.end();
+                        }
+                    }
+                    Ok(Incoming::Reset { stream }) => self.reset(stream),
+                }
+            }
+        };
+        smol::future::or(receive, self.connection.transmit()).await
+    }
+
+    fn opened(&self, stream: u32, headers: &[(String, String)]) {
+        let Some(Asked { is_error, port, number }) = Asked::parse(stream, headers) else {
+            self.connection.tell(|peer| peer.spdy().map(|session| session.refuse(stream)));
+            return;
+        };
+        self.connection.tell(|peer| peer.spdy().map(|session| session.reply(stream)));
+        let other = self.halves.borrow_mut().remove(&number);
+        match other {
+            Some(other) if other.is_error == is_error => {
+                let text = format!("error: {number}: a second stream of the same type");
+                say(&self.connection, if is_error { stream } else { other.stream }, &text);
+                self.connection.tell(|peer| peer.spdy().map(|session| session.refuse(stream)));
+            }
+            Some(other) if is_error => self.start(port, other.stream, stream),
+            Some(other) => self.start(port, stream, other.stream),
+            None => {
+                let connection = Rc::clone(&self.connection);
+                let expires = reactor::spawn(async move {
+                    reactor::sleep(PAIR_LIMIT).await;
+                    if is_error {
+                        say(&connection, stream, "error: timed out waiting for its data stream");
+                    }
+                    connection.tell(|peer| peer.spdy().map(|session| session.reset(stream)));
+                });
+                let half = Half { stream, is_error, _expires: expires };
+                self.halves.borrow_mut().insert(number, half);
+            }
+        }
+    }
+
+    fn start(&self, port: u16, data: u32, error: u32) {
+        let queue = Rc::new(Queue::new(QUEUE_BYTES_MAX));
+        let (connection, pods, pod) =
+            (Rc::clone(&self.connection), Rc::clone(&self.pods), Rc::clone(&self.pod));
+        // The table owns the task, so the task does not own the table.
+        let (from_client, pairs) = (Rc::clone(&queue), Rc::downgrade(&self.pairs));
+        let task = reactor::spawn(async move {
+            forward(&connection, &pods, &pod, port, (data, error), &from_client).await;
+            if let Some(pairs) = pairs.upgrade() {
+                // Its own handle goes with it, which ends what is over already.
+                pairs.borrow_mut().remove(&data);
+            }
+        });
+        self.pairs.borrow_mut().insert(data, Pair { error, queue, _task: task });
+    }
+
+    /// The client gives a connection up; the end of its error stream is still owed to it.
+    fn reset(&self, stream: u32) {
+        let pair = self.pairs.borrow_mut().remove(&stream);
+        if let Some(pair) = pair {
+            pair.queue.close();
+            self.connection.tell(|peer| peer.finish(pair.error));
+        }
+        self.halves.borrow_mut().retain(|_, half| half.stream != stream);
+    }
+}
+
+async fn forward(
+    connection: &Connection,
+    pods: &Rc<Pods>,
+    pod: &Pod,
+    port: u16,
+    (data, error): (u32, u32),
+    from_client: &Queue,
+) {
+    let socket = match pods.connect(pod, port).await {
+        Ok(socket) => Rc::new(socket),
+        Err(why) => {
+            from_client.close();
+            // The words before the cause are what clients print from other runtimes, too.
+            let text = format!(
+                "error forwarding port {port} to pod {}, uid : failed to connect to localhost:{port} inside its network \
+                 namespace: {why}",
+                pod.id
+            );
+            say(connection, error, &text);
+            connection.tell(|peer| peer.spdy().map(|session| session.reset(data)));
+            return;
+        }
+    };
+    let mut up = pin!(from_client.drain_to_socket(&socket));
+    let has_sent = Cell::new(false);
+    let sending = async {
+        up.as_mut().await;
+        has_sent.set(true);
+        std::future::pending().await
+    };
+    // An answer may take its time after the client's last byte; a client that has its answer may not.
+    let copied = smol::future::or(connection.copy(&socket, data), sending).await;
+    if let Err(broken) = copied {
+        from_client.close();
+        return say(connection, error, &format!("error forwarding port {port} to pod {}: {broken}", pod.id));
+    }
+    if !has_sent.get() {
+        // Whoever keeps it open for longer loses what it still sends.
+        let _ = reactor::deadline(LINGER, up).await;
+    }
+    from_client.close();
+    connection.tell(|peer| {
+        peer.finish(error);
+        peer.finish(data);
+    });
+}
+
+/// Text on an error stream, and its end.
+fn say(connection: &Connection, error: u32, text: &str) {
+    connection.tell(|peer| {
+        peer.send(error, text.as_bytes());
+        peer.finish(error);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Asked;
+
+    #[test]
+    fn streams_say_what_they_are_for() {
+        let asked = |stream, headers: &[(&str, &str)]| {
+            let headers: Vec<_> =
+                headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            Asked::parse(stream, &headers)
+        };
+        let data = asked(7, &[("streamtype", "data"), ("port", "80"), ("requestid", "3")]);
+        assert_eq!(data, Some(Asked { is_error: false, port: 80, number: 3 }));
+        let ancient = [5, 7].map(|stream| {
+            let kind = if stream == 5 { "error" } else { "data" };
+            asked(stream, &[("streamtype", kind), ("port", "80")]).unwrap().number
+        });
+        assert_eq!(ancient, [5, 5]);
+        for headers in [
+            &[("port", "80")][..],
+            &[("streamtype", "data")],
+            &[("streamtype", "data"), ("port", "0")],
+            &[("streamtype", "data"), ("port", "65536")],
+            &[("streamtype", "stdin"), ("port", "80")],
+            &[("streamtype", "data"), ("port", "80"), ("requestid", "x")],
+        ] {
+            assert_eq!(asked(7, headers), None, "{headers:?}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A pod's network as two of its steps: the file that holds its namespace, and the attachment by CNI.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_network::PodNetwork;
+use coracle_sandbox::netns;
+
+use crate::record::{Kept, Network, PodRecord};
+use crate::{Pod, Pods, paths};
+
+impl Pods {
+    pub(crate) fn make_netns(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        if !pod.has_network() {
+            return Ok(());
+        }
+        let pid = u32::try_from(pod.pid()).unwrap_or_default();
+        Ok(netns::pin(pid, &paths::netns(pod.id))?)
+    }
+
+    pub(crate) async fn make_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        if !pod.has_network() {
+            return Ok(());
+        }
+        let planned = pod.planned.borrow_mut().take();
+        let is_durable = planned.is_some();
+        let request = planned.map_or_else(|| self.plan_network(pod), Ok)?;
+        // Before ADD: a crash in the middle leads to DEL.
+        let mut record = pod.record().clone();
+        record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
+        match is_durable {
+            true => record.note(&self.node.paths)?,
+            false => record.commit(&self.node.paths)?,
+        }
+        *pod.record.borrow_mut() = record;
+        let outcome = self.node.network.add(&request).await?;
+        if let Some(network) = &mut pod.record.borrow_mut().network {
+            network.addresses = outcome.addresses;
+            network.result = Some(outcome.result);
+        }
+        Ok(()) // committed with the state Ready
+    }
+
+    pub(crate) fn plan_network(&self, pod: &Pod) -> Result<coracle_network::Recorded, Error> {
+        let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
+        let pod_cidr = self.node.pod_cidr.borrow();
+        self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
+    }
+
+    pub(crate) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
+        let Some(network) = pod.record().network.clone() else { return Ok(()) };
+        // After a reboot, or where somebody unmounted it, plugins release what lies outside of the namespace (DEL-2).
+        let request = match netns::exists(&paths::netns(pod.id)) {
+            true => network.request,
+            false => network.request.without_namespace(),
+        };
+        self.node.network.del(&request, network.result.as_deref()).await?;
+        let mut record = pod.record().clone();
+        record.addresses = network.addresses;
+        record.network = None;
+        record.note(&self.node.paths)?;
+        *pod.record.borrow_mut() = record;
+        Ok(())
+    }
+}
+
+fn network_of<'a>(record: &'a PodRecord, id: &'a str, netns: &'a str, pod_cidr: &'a str) -> PodNetwork<'a> {
+    let spec = &record.spec;
+    PodNetwork {
+        id,
+        name: &spec.name.name,
+        namespace: &spec.name.namespace,
+        uid: &spec.name.uid,
+        netns,
+        port_mappings: &spec.ports,
+        dns: spec.dns.as_ref().map(|dns| coracle_network::Dns {
+            servers: &dns.servers,
+            searches: &dns.searches,
+            options: &dns.options,
+        }),
+        cgroup_parent: &record.cgroup_parent,
+        annotations: &spec.annotations,
+        pod_cidr,
+    }
+}

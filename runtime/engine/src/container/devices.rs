@@ -1,0 +1,84 @@
+//! Devices of a container: nodes that were asked for by path, and those that vendors describe by name (CDI), which bring
+//! variables, mounts and groups with them.
+
+use coracle_base::error::{Error, Kind};
+use coracle_job::{ContainerEdits, Job, Outcome};
+
+use super::resolved::Resolved;
+use crate::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
+use crate::{Pod, Pods, paths};
+
+impl Pods {
+    /// What CDI devices ask for; a worker reads the files.
+    pub(crate) async fn cdi_edits(&self, names: Vec<String>) -> Result<ContainerEdits, Error> {
+        if names.is_empty() {
+            return Ok(ContainerEdits::default());
+        }
+        let job = Job::Cdi { names, directories: self.node.cdi_directories.clone() };
+        let outcome = self.node.workers.run(job, |_, _| ()).await;
+        match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
+            Outcome::Cdi(edits) => Ok(edits),
+            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+        }
+    }
+}
+
+impl Pods {
+    /// Moves network interfaces of the node into the pod's network namespace.
+    pub(crate) async fn take_net_devices(
+        &self,
+        pod: &Pod,
+        devices: Vec<(String, String)>,
+    ) -> Result<(), Error> {
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let job = Job::TakeNetDevices { netns: paths::netns(pod.id), devices };
+        match self.node.workers.run(job, |_, _| ()).await? {
+            Outcome::Moved => Ok(()),
+            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+        }
+    }
+
+    /// More CDI devices for a container that is not made yet: it is resolved anew.
+    ///
+    /// # Errors
+    /// As [`Pods::create_container`].
+    pub async fn add_devices(
+        &self,
+        pod: &Pod,
+        names: Vec<String>,
+        resolved: &mut Resolved,
+    ) -> Result<(), Error> {
+        let (id, spec, created_at_ns) =
+            (resolved.record.id, resolved.record.spec.clone(), resolved.record.created_at_ns);
+        let edits = self.cdi_edits(spec.cdi_devices.iter().cloned().chain(names).collect()).await?;
+        let on_host = self.look_at_host(&spec, &edits).await?;
+        *resolved = self.resolve(pod, id, spec, (&edits, on_host))?;
+        resolved.record.created_at_ns = created_at_ns;
+        Ok(())
+    }
+}
+
+/// The request with what its devices add. Their variables come last, so that they win.
+pub(crate) fn edited(asked: &ContainerSpec, edits: &ContainerEdits) -> ContainerSpec {
+    let mut spec = asked.clone();
+    let variables = edits.environment.iter();
+    spec.environment.extend(variables.map(|(name, value)| (name.clone(), value.clone().into_bytes())));
+    spec.devices.extend(edits.devices.iter().map(|device| Device {
+        container_path: device.path.clone(),
+        host_path: device.host_path.clone(),
+        permissions: device.permissions.clone(),
+    }));
+    spec.mounts.extend(edits.mounts.iter().map(|mount| Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        readonly: mount.is_read_only,
+        selinux_relabel: false,
+        propagation: MountPropagation::Private,
+        recursive_read_only: false,
+        later: MountLater { options: mount.options.clone(), ..MountLater::default() },
+    }));
+    spec.security.supplemental_groups.extend(&edits.groups);
+    spec
+}

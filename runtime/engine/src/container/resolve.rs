@@ -1,0 +1,513 @@
+//! From a request to what will be done: image, identity, capabilities, environment, mounts, limits. Pure but for
+//! look-ups of the image's record and of host devices; everything that can be refused is refused here, at create.
+
+use coracle_base::error::{Error, Kind};
+use coracle_job::{ContainerEdits, ImageRecord};
+use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
+use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, seccomp};
+
+use super::devices;
+use super::on_host::OnHost;
+use super::resolved::Resolved;
+use crate::record::{
+    Adjusted, Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Process, Told,
+};
+use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
+use crate::{Pod, Pods, files, state};
+
+/// getrlimit(2); the same on both targets.
+const RLIMIT_NOFILE: u32 = 7;
+
+/// Half a million open files is what container runtimes have granted for years; soft limits stay low so that programs that
+/// loop over all descriptors stay fast (CRI 3.13).
+pub const OPEN_FILES_SOFT: u64 = 1024;
+/// The hard limit of open files of containers.
+pub const OPEN_FILES_HARD: u64 = 524_288;
+
+impl Pods {
+    pub(crate) fn resolve(
+        &self,
+        pod: &Pod,
+        id: ContainerId,
+        asked: ContainerSpec,
+        (edits, on_host): (&ContainerEdits, OnHost),
+    ) -> Result<Resolved, Error> {
+        let node = &self.node;
+        // What devices add is seen in the container; status shows what was asked for.
+        let spec = devices::edited(&asked, edits);
+        if spec.security.privileged && !pod.record().spec.privileged {
+            let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
+            return Err(Error::new(Kind::InvalidArgument, text));
+        }
+        self.pid_namespace(pod, spec.pid)?; // refused here; asked again at start, when a target may have ended
+        let view = node.images.resolve(&spec.image)?;
+        let image = node.images.record(&view.id)?;
+        let process = self.process(pod, &spec, &image)?;
+        let log_path = log_path(&pod.record().spec.log_directory, &spec.log_path);
+        let image_volumes = self.image_volumes(&spec)?;
+        let plan = self.plan(pod, id, &spec, &image, &process, (&on_host, &image_volumes))?;
+        let record = ContainerRecord {
+            id,
+            pod: pod.id,
+            created_at_ns: node.clock.now_ns(),
+            image: ContainerImage {
+                id: image.id.clone(),
+                name: view.tags.first().unwrap_or(&spec.image).clone(),
+                reference: view.digests.first().unwrap_or(&image.id).clone(),
+                layers: image.layers.clone(),
+            },
+            process,
+            log_path,
+            stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
+            state: state::Container::Created,
+            image_volumes,
+            limits: None,
+            adjusted: Adjusted { hooks: edits.hooks.clone(), ..Adjusted::default() },
+            told: Told::default(),
+            spec: asked,
+        };
+        let resources = resources(&spec, &on_host.devices);
+        Ok(Resolved { record, resources, plan, joins: Vec::new(), net_devices: Vec::new() })
+    }
+
+    fn process(&self, pod: &Pod, spec: &ContainerSpec, image: &ImageRecord) -> Result<Process, Error> {
+        let arguments = arguments(spec, image)?;
+        let security = &spec.security;
+        let id = self.node.images.resolve(&image.id)?.id;
+        let users = self.node.images.users_files(&id)?;
+        let request = identity::Request {
+            user: security.run_as_user.map(i64::from),
+            user_name: security.run_as_username.clone(),
+            group: security.run_as_group.map(i64::from),
+            supplemental_groups: security.supplemental_groups.iter().map(|gid| i64::from(*gid)).collect(),
+            policy: match security.groups_policy {
+                GroupsPolicy::Merge => identity::GroupPolicy::Merge,
+                GroupsPolicy::Strict => identity::GroupPolicy::Strict,
+            },
+            image_user: image.config.user.clone(),
+        };
+        let resolved = identity::resolve(&request, &users.passwd, &users.group)?;
+        let request = capability::Request {
+            add: security.add_capabilities.clone(),
+            drop: security.drop_capabilities.clone(),
+            add_ambient: security.ambient_capabilities.clone(),
+            privileged: security.privileged,
+        };
+        let (set, warnings) = capability::resolve(&request, resolved.identity.uid, self.node.capabilities)?;
+        for warning in warnings {
+            self.warn_once(warning);
+        }
+        let hostname = files::hostname(&pod.record().spec);
+        let working_directory =
+            match (spec.working_directory.is_empty(), image.config.working_directory.is_empty()) {
+                (false, _) => spec.working_directory.clone(),
+                (true, false) => image.config.working_directory.clone(),
+                (true, true) => "/".to_owned(),
+            };
+        Ok(Process {
+            arguments,
+            environment: environment(spec, image, &hostname, &resolved.home),
+            working_directory,
+            uid: resolved.identity.uid,
+            gid: resolved.identity.gid,
+            groups: resolved.identity.groups,
+            capabilities: Capabilities {
+                bounding: set.bounding,
+                effective: set.effective,
+                permitted: set.permitted,
+                ambient: set.ambient,
+            },
+            no_new_privileges: security.no_new_privileges,
+            oom_score_adj: i32::try_from(spec.resources.oom_score_adj).unwrap_or(0),
+        })
+    }
+
+    /// The profile for the container's processes. What was asked for by name, the runtime's default included, must be
+    /// there; where nothing was asked for, a node that cannot have the default runs containers without.
+    fn apparmor(&self, security: &spec::Security) -> Result<Option<String>, Error> {
+        let name = security.apparmor.as_str();
+        let refused = |kind: Kind, why: &str| {
+            Err(Error::new(kind, format!("config.linux.security_context.apparmor: {name:?}: {why}")))
+        };
+        let modules = &self.node.modules;
+        match (name, lsm::apparmor()) {
+            (spec::APPARMOR_UNCONFINED, _) | ("", None) => Ok(None),
+            (_, None) => refused(Kind::InvalidArgument, "this kernel has no AppArmor"),
+            ("", Some(apparmor)) => match modules.default_profile(&apparmor) {
+                Ok(profile) => Ok(Some(profile)),
+                Err(why) => {
+                    self.warn_once(format!("containers run without AppArmor: {why}"));
+                    Ok(None)
+                }
+            },
+            (spec::APPARMOR_RUNTIME_DEFAULT, Some(apparmor)) => match modules.default_profile(&apparmor) {
+                Ok(profile) => Ok(Some(profile)),
+                Err(why) => refused(Kind::FailedPrecondition, &why),
+            },
+            (name, Some(apparmor)) if apparmor.is_loaded(name) => Ok(Some(name.to_owned())),
+            (_, Some(_)) => refused(Kind::InvalidArgument, "the profile is not loaded"),
+        }
+    }
+
+    fn plan(
+        &self,
+        pod: &Pod,
+        id: ContainerId,
+        spec: &ContainerSpec,
+        image: &ImageRecord,
+        process: &Process,
+        (on_host, volumes): (&OnHost, &[ImageVolumeUse]),
+    ) -> Result<plan::ContainerPlan, Error> {
+        let node = &self.node;
+        let record = pod.record();
+        let directory = node.paths.container(pod.id, id);
+        let pod_directory = node.paths.pod(pod.id);
+        let cgroup = record.cgroup(&id)?;
+        let has_cgroup_namespace =
+            node.cgroups.version() == coracle_sandbox::cgroup::Version::V2 && !spec.security.privileged;
+        let device_nodes = match spec.security.privileged {
+            true => device::all()?,
+            false => Vec::new(),
+        };
+        let security = &spec.security;
+        let labels =
+            node.modules.labels(security.selinux.as_ref(), &record.selinux_level, security.privileged)?;
+        Ok(plan::ContainerPlan {
+            root: plan::Root {
+                layers_directory: node.paths.root.join("layers"),
+                lowers: node
+                    .images
+                    .mount_names(image.layers.iter().rev().map(|layer| layer.name.as_str()))?,
+                upper: directory.join("upper"),
+                work: directory.join("work"),
+                mountpoint: node.paths.root_mountpoint(pod.id),
+                read_only: spec.security.readonly_rootfs,
+                label: labels.as_ref().map(|labels| labels.file.clone()),
+            },
+            cgroup_joins: Vec::new(),
+            has_cgroup_namespace,
+            cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
+            is_cgroup_mount_writable: false,
+            mounts: self.mounts(pod, spec, (volumes, &on_host.sources), &directory.join("empty"))?,
+            image_volumes: image.config.volumes.clone(),
+            files: plan::Files {
+                hosts: pod_directory.join("hosts"),
+                host_name: pod_directory.join("hostname"),
+                resolv_conf: pod_directory.join("resolv.conf"),
+            },
+            shm: match record.spec.namespaces.ipc {
+                Sharing::Pod => node.paths.shm(pod.id),
+                Sharing::Node => "/dev/shm".into(),
+            },
+            // Those asked for come first: of two with one path the first counts.
+            devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
+            process: plan::Process {
+                seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
+                apparmor: self.apparmor(&spec.security)?,
+                selinux: labels.as_ref().and_then(|labels| labels.process.clone()),
+                ..process.launch(spec.tty)
+            },
+            masked_paths: spec.security.masked_paths.clone(),
+            readonly_paths: spec.security.readonly_paths.clone(),
+            privileged: spec.security.privileged,
+            user_namespace: record.spec.user_mappings(),
+            without_mounts: Vec::new(),
+            namespaces: Vec::new(),
+            sysctls: Vec::new(),
+            own_namespaces: record.spec.own_namespaces(),
+        })
+    }
+}
+
+impl Process {
+    /// The same, as the launch record wants it.
+    pub(crate) fn launch(&self, tty: bool) -> plan::Process {
+        let set = self.capabilities;
+        plan::Process {
+            arguments: self.arguments.clone(),
+            environment: self.environment.clone(),
+            working_directory: self.working_directory.clone(),
+            identity: identity::Identity { uid: self.uid, gid: self.gid, groups: self.groups.clone() },
+            capabilities: capability::Capabilities {
+                bounding: set.bounding,
+                effective: set.effective,
+                permitted: set.permitted,
+                inheritable: set.ambient, // a capability can only be ambient if it is inheritable
+                ambient: set.ambient,
+            },
+            no_new_privileges: self.no_new_privileges,
+            oom_score_adj: Some(self.oom_score_adj),
+            limits: vec![plan::Limit {
+                resource: RLIMIT_NOFILE,
+                soft: OPEN_FILES_SOFT,
+                hard: OPEN_FILES_HARD,
+            }],
+            tty,
+            seccomp: None,
+            apparmor: None,
+            selinux: None,
+            scheduling: plan::Scheduling::default(),
+        }
+    }
+}
+
+/// The filter that was asked for, compiled for what the container may do.
+fn filter(
+    security: &spec::Security,
+    capabilities: u64,
+    profile: Option<&[u8]>,
+) -> Result<Option<plan::Seccomp>, Error> {
+    let path = security.localhost_seccomp.as_str();
+    let profile = match (profile, security.wants_default_seccomp) {
+        (None, false) => return Ok(None),
+        (None, true) => seccomp::runtime_default(capabilities),
+        (Some(text), _) => {
+            let named = |error: Error| {
+                error
+                    .context(format!("config.linux.security_context.seccomp: {path}"))
+                    .with_kind(Kind::InvalidArgument)
+            };
+            let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
+            seccomp::parse(text, capabilities, &release).map_err(|error| named(error.into()))?
+        }
+    };
+    Ok(Some(super::compile_filter(&security.localhost_seccomp, &profile)?))
+}
+
+/// Kubernetes' rule: a command replaces entrypoint and cmd, arguments alone replace only cmd.
+fn arguments(spec: &ContainerSpec, image: &ImageRecord) -> Result<Vec<String>, Error> {
+    let entrypoint = if spec.command.is_empty() { &image.config.entrypoint } else { &spec.command };
+    let rest = match (spec.arguments.is_empty(), spec.command.is_empty()) {
+        (false, _) => &spec.arguments[..],
+        (true, true) => &image.config.command[..],
+        (true, false) => &[],
+    };
+    let arguments: Vec<String> = entrypoint.iter().chain(rest).cloned().collect();
+    if arguments.is_empty() {
+        return Err(Error::new(
+            Kind::InvalidArgument,
+            "config.command: no command specified, and the image has none",
+        ));
+    }
+    Ok(arguments)
+}
+
+/// Defaults, the image's, the request's; the last value of a name wins and keeps the place of the first.
+fn environment(spec: &ContainerSpec, image: &ImageRecord, hostname: &str, home: &[u8]) -> Vec<Vec<u8>> {
+    let mut variables: Vec<(Vec<u8>, Vec<u8>)> =
+        vec![(b"PATH".to_vec(), plan::PATH_DEFAULT.into()), (b"HOSTNAME".to_vec(), hostname.into())];
+    if spec.tty {
+        variables.push((b"TERM".to_vec(), b"xterm".to_vec()));
+    }
+    let of_image = image.config.environment.iter().filter_map(|text| text.split_once('='));
+    let of_image = of_image.map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
+    let of_request = spec.environment.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.clone()));
+    for (name, value) in of_image.chain(of_request) {
+        match variables.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => variables.push((name, value)),
+        }
+    }
+    if !variables.iter().any(|(name, _)| name == b"HOME") {
+        let home = if home.is_empty() { b"/" } else { home };
+        variables.push((b"HOME".to_vec(), home.to_vec()));
+    }
+    variables.into_iter().map(|(name, value)| [&name[..], b"=", &value].concat()).collect()
+}
+
+fn log_path(directory: &str, path: &str) -> String {
+    match directory.is_empty() || path.is_empty() {
+        true => String::new(),
+        false => format!("{}/{path}", directory.trim_end_matches('/')),
+    }
+}
+
+fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Resources {
+    let rule = |(node, access): &(plan::DeviceNode, String)| DeviceRule {
+        kind: node.kind,
+        major: Some(node.major),
+        minor: Some(node.minor),
+        access: access.clone(),
+    };
+    let devices = match spec.security.privileged {
+        true => DeviceAccess::All,
+        false => DeviceAccess::Only(devices.iter().map(rule).collect()),
+    };
+    let limits = Limits { resources: spec.resources.clone(), ..Limits::default() };
+    Resources { devices, ..limits.of_cgroup() }
+}
+
+impl Limits {
+    /// As the cgroup wants them; devices are left alone.
+    pub fn of_cgroup(&self) -> Resources {
+        let rare = RareLimits {
+            memory_reservation_bytes: self.memory_reservation_bytes,
+            kernel_memory_bytes: self.kernel_memory_bytes,
+            kernel_tcp_bytes: self.kernel_tcp_bytes,
+            swappiness: self.swappiness,
+            disable_oom_killer: self.disable_oom_killer,
+            realtime_runtime_us: self.realtime_runtime_us,
+            realtime_period_us: self.realtime_period_us,
+        };
+        Resources { pids_max: self.pids_max, rare, ..self.resources.of_cgroup() }
+    }
+}
+
+impl spec::Resources {
+    fn of_cgroup(&self) -> Resources {
+        let hugepage = |(page_size, limit): &(String, u64)| HugepageLimit {
+            page_size: page_size.clone(),
+            limit_bytes: *limit,
+        };
+        Resources {
+            cpu_shares: self.cpu_shares,
+            cpu_quota_us: self.cpu_quota_us,
+            cpu_period_us: self.cpu_period_us,
+            memory_bytes: self.memory_limit_bytes,
+            memory_swap_bytes: self.memory_swap_limit_bytes,
+            cpuset_cpus: self.cpuset_cpus.clone(),
+            cpuset_mems: self.cpuset_mems.clone(),
+            hugepages: self.hugepage_limits.iter().map(hugepage).collect(),
+            unified: self.unified.clone(),
+            ..Resources::default()
+        }
+    }
+
+    /// These with what an update asks for over them: zero and empty leave a field as it is. The OOM score is a
+    /// process's, set when it starts, and stays.
+    pub(crate) fn updated(&self, asked: &Self) -> Self {
+        let number = |old: i64, new: i64| if new == 0 { old } else { new };
+        let text = |old: &String, new: &String| if new.is_empty() { old.clone() } else { new.clone() };
+        let mut hugepage_limits = self.hugepage_limits.clone();
+        for (size, limit) in &asked.hugepage_limits {
+            hugepage_limits.retain(|(known, _)| known != size);
+            hugepage_limits.push((size.clone(), *limit));
+        }
+        let mut unified = self.unified.clone();
+        for (name, value) in &asked.unified {
+            unified.retain(|(known, _)| known != name);
+            unified.push((name.clone(), value.clone()));
+        }
+        Self {
+            cpu_period_us: number(self.cpu_period_us, asked.cpu_period_us),
+            cpu_quota_us: number(self.cpu_quota_us, asked.cpu_quota_us),
+            cpu_shares: number(self.cpu_shares, asked.cpu_shares),
+            memory_limit_bytes: number(self.memory_limit_bytes, asked.memory_limit_bytes),
+            oom_score_adj: self.oom_score_adj,
+            cpuset_cpus: text(&self.cpuset_cpus, &asked.cpuset_cpus),
+            cpuset_mems: text(&self.cpuset_mems, &asked.cpuset_mems),
+            hugepage_limits,
+            unified,
+            memory_swap_limit_bytes: number(self.memory_swap_limit_bytes, asked.memory_swap_limit_bytes),
+        }
+    }
+}
+
+/// The request's signal, else the image's, else SIGTERM; as the kernel numbers it.
+fn stop_signal(asked: i32, of_image: &str) -> Result<i32, Error> {
+    use crate::signal;
+    match (asked, of_image) {
+        (0, "") => Ok(signal::SIGTERM),
+        (0, text) => signal::parse(text).ok_or_else(|| {
+            Error::new(Kind::InvalidArgument, format!("image config StopSignal: {text:?} is not a signal"))
+        }),
+        (number, _) => signal::of_cri(number).ok_or_else(|| {
+            Error::new(Kind::InvalidArgument, format!("config.stop_signal: {number} is unknown"))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coracle_job::ImageConfig;
+
+    fn image(entrypoint: &[&str], command: &[&str], environment: &[&str]) -> ImageRecord {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        ImageRecord {
+            id: String::new(),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size_bytes: 1,
+            layers: Vec::new(),
+            blobs: Vec::new(),
+            config: ImageConfig {
+                entrypoint: words(entrypoint),
+                command: words(command),
+                environment: words(environment),
+                ..ImageConfig::default()
+            },
+        }
+    }
+
+    fn spec(command: &[&str], arguments: &[&str]) -> ContainerSpec {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        ContainerSpec {
+            name: spec::ContainerName { name: "c".to_owned(), attempt: 0 },
+            image: "i".to_owned(),
+            user_specified_image: String::new(),
+            command: words(command),
+            arguments: words(arguments),
+            working_directory: String::new(),
+            environment: Vec::new(),
+            mounts: Vec::new(),
+            devices: Vec::new(),
+            labels: Vec::new(),
+            annotations: Vec::new(),
+            log_path: String::new(),
+            stdin: false,
+            stdin_once: false,
+            tty: false,
+            stop_signal: 0,
+            pid: spec::ContainerPid::Pod,
+            security: spec::Security {
+                run_as_user: None,
+                run_as_username: String::new(),
+                run_as_group: None,
+                supplemental_groups: Vec::new(),
+                groups_policy: GroupsPolicy::Merge,
+                add_capabilities: Vec::new(),
+                drop_capabilities: Vec::new(),
+                ambient_capabilities: Vec::new(),
+                privileged: false,
+                readonly_rootfs: false,
+                no_new_privileges: false,
+                wants_default_seccomp: false,
+                masked_paths: Vec::new(),
+                readonly_paths: Vec::new(),
+                localhost_seccomp: String::new(),
+                apparmor: String::new(),
+                selinux: None,
+            },
+            resources: spec::Resources::default(),
+            cdi_devices: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn command_and_arguments_replace_those_of_the_image_as_kubernetes_says() {
+        let no_command = image(&[], &[], &[]);
+        let image = image(&["/e"], &["c1", "c2"], &[]);
+        for (command, arguments_given, expected) in [
+            (&[][..], &[][..], &["/e", "c1", "c2"][..]),
+            (&[], &["a"], &["/e", "a"]),
+            (&["/x"], &[], &["/x"]),
+            (&["/x"], &["a"], &["/x", "a"]),
+        ] {
+            assert_eq!(arguments(&spec(command, arguments_given), &image).unwrap(), expected);
+        }
+        assert!(
+            arguments(&spec(&[], &[]), &no_command).unwrap_err().to_string().contains("no command specified")
+        );
+    }
+
+    #[test]
+    fn the_last_value_of_a_variable_wins() {
+        let mut spec = spec(&[], &[]);
+        spec.environment =
+            vec![("A".into(), b"1".to_vec()), ("PATH".into(), b"/x".to_vec()), ("A".into(), vec![255])];
+        let variables = environment(&spec, &image(&[], &[], &["PATH=/image", "B=b=c"]), "host", b"/root");
+        let expected: Vec<&[u8]> = vec![b"PATH=/x", b"HOSTNAME=host", b"B=b=c", b"A=\xff", b"HOME=/root"];
+        assert_eq!(variables, expected);
+    }
+}

@@ -1,0 +1,150 @@
+//! Operations of pods and containers belong to the daemon, not to the call that asked for them. A call only waits: where
+//! its client goes away, or its deadline passes, the operation goes on to its end, and lists show what came of it. An
+//! identical request meanwhile waits for the same operation and gets the same answer.
+//!
+//! The reason is a smol `Task`: dropping one cancels it. A call that awaited a task of its own cancelled half a start
+//! together with itself, and the container ran while the daemon took it for created.
+//! Each operation ends by itself: whatever it waits for has a limit.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_base::reactor;
+use coracle_sandbox::{ContainerId, PodId};
+use event_listener::Event;
+use smol::lock::OnceCell;
+
+/// An operation that identical requests share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Key {
+    Start(ContainerId),
+    RemoveContainer(ContainerId),
+    StopPod(PodId),
+    RemovePod(PodId),
+}
+
+/// How one ended.
+type Outcome = Rc<OnceCell<Result<(), Error>>>;
+
+/// Everything that is under way.
+#[derive(Default)]
+pub struct Operations {
+    shared: RefCell<HashMap<Key, Outcome>>,
+    running: Cell<usize>,
+    ended: Event,
+}
+
+impl Operations {
+    /// Waits for the operation of this key; `work` is begun where none is under way.
+    pub(crate) async fn share(
+        self: &Rc<Self>,
+        key: Key,
+        work: impl Future<Output = Result<(), Error>> + 'static,
+    ) -> Result<(), Error> {
+        let under_way = self.shared.borrow().get(&key).cloned();
+        let outcome = under_way.unwrap_or_else(|| {
+            let outcome = Outcome::default();
+            self.shared.borrow_mut().insert(key, Rc::clone(&outcome));
+            let (operations, told) = (Rc::clone(self), Rc::clone(&outcome));
+            self.detach(async move {
+                let result = work.await;
+                operations.shared.borrow_mut().remove(&key);
+                let _ = told.try_set(result);
+            });
+            outcome
+        });
+        outcome.wait().await.clone()
+    }
+
+    /// Begins `work` and waits for it; each request has its own.
+    pub(crate) async fn run(
+        self: &Rc<Self>,
+        work: impl Future<Output = Result<(), Error>> + 'static,
+    ) -> Result<(), Error> {
+        let outcome = Outcome::default();
+        let told = Rc::clone(&outcome);
+        self.detach(async move {
+            let _ = told.try_set(work.await);
+        });
+        outcome.wait().await.clone()
+    }
+
+    /// Begins `work`, which tells its end itself.
+    pub(crate) fn detach(self: &Rc<Self>, work: impl Future<Output = ()> + 'static) {
+        let running = Running::new(Rc::clone(self));
+        reactor::spawn(async move {
+            let _running = running;
+            work.await;
+        })
+        .detach();
+    }
+
+    /// Waits until nothing is under way.
+    pub async fn none_left(&self) {
+        loop {
+            let ended = self.ended.listen(); // before the look: an end in between is not missed
+            if self.running.get() == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+/// One operation in the count, also where the daemon ends before it.
+struct Running(Rc<Operations>);
+
+impl Running {
+    fn new(operations: Rc<Operations>) -> Self {
+        operations.running.set(operations.running.get() + 1);
+        Self(operations)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.set(self.0.running.get() - 1);
+        self.0.ended.notify(usize::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use coracle_base::error::Kind;
+
+    const ID: ContainerId = ContainerId::from_bytes([3; 32]);
+
+    /// Whoever awaits a task of its own cancels it by going away: the counter stays 0 then.
+    #[test]
+    fn an_operation_outlives_its_call_and_a_retry_joins_it() {
+        reactor::run(async {
+            let (operations, done) = (Rc::new(Operations::default()), Rc::new(Cell::new(0)));
+            let work = || {
+                let done = Rc::clone(&done);
+                async move {
+                    reactor::sleep(Duration::from_millis(20)).await;
+                    done.set(done.get() + 1);
+                    Err(Error::new(Kind::Unknown, "no such program"))
+                }
+            };
+            let gone = operations.share(Key::Start(ID), work());
+            assert!(reactor::deadline(Duration::from_millis(1), gone).await.is_err());
+            let joined = operations.share(Key::Start(ID), work()).await;
+            assert_eq!(joined.unwrap_err().message(), "no such program");
+            assert_eq!(done.get(), 1);
+            let gone = operations.run(work());
+            assert!(reactor::deadline(Duration::from_millis(1), gone).await.is_err());
+            operations.none_left().await;
+            assert_eq!(done.get(), 2);
+            // Over: the next request begins anew.
+            assert!(operations.share(Key::Start(ID), work()).await.is_err());
+            assert_eq!(done.get(), 3);
+        });
+    }
+}

@@ -1,0 +1,399 @@
+//! What ExecSync calls have read of their commands' output and not sent yet. All of it shares one budget, because the
+//! daemon's memory is the node's: twelve chatty probes used to hold 185 MiB.
+//!
+//! ```text
+//!   each stream   16 KiB of its own, so that an ordinary probe never waits
+//!   common         2 MiB for whoever comes first, block by block
+//!   large         14 MiB for one call at a time, as much as a call may have; held until its answer is sent
+//! ```
+//! A call that finds no room does not read, so the pipe fills and the kernel holds the command: that is all of the back
+//! pressure. Nobody waits in a circle: who has `large` finds room for all that it may ever keep, whatever the others
+//! hold, so it ends, and the next one gets it. A call that waits on another one inside the container, or on one whose
+//! output never ends, gets an error after [`STALL_LIMIT`].
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_base::error::{Context, Error, Kind};
+use coracle_base::reactor::{self, Watched};
+use event_listener::{Event as Changed, listener};
+
+/// Most output kept of each stream; the rest is read and thrown away, as containerd and CRI-O do after 16 MiB. Both
+/// streams together stay below the 16 MiB that clients take in one message.
+pub(crate) const STREAM_BYTES_MAX: usize = 7 << 20;
+
+/// Output of all ExecSync calls in flight, beyond what each has of its own.
+pub(crate) const BUDGET_BYTES: usize = 16 << 20;
+
+/// What one call may keep.
+const LARGE_BYTES: usize = 2 * STREAM_BYTES_MAX;
+
+const COMMON_BYTES: usize = BUDGET_BYTES - LARGE_BYTES;
+
+/// What each stream has of its own. A kubelet looks at 10 KiB of a probe's output (pkg/probe/exec, maxReadLength).
+const OWN_BYTES: usize = 16 << 10;
+
+/// A piece of the budget. Memory of this size goes back to the kernel when it is freed (musl, MMAP_THRESHOLD).
+const BLOCK_BYTES: usize = 128 << 10;
+
+/// Looks whether there is more before it asks for another block.
+const PEEK_BYTES: usize = 2 << 10;
+
+/// How long a call waits while nobody gives anything back.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// The budget of the daemon.
+pub(crate) struct Budget {
+    common_free: Cell<usize>,
+    /// The call that has `large`.
+    large: Cell<Option<u64>>,
+    last_call: Cell<u64>,
+    returned: Changed,
+}
+
+/// One call's part in the budget, until its last block is gone.
+pub(crate) struct Share {
+    budget: Rc<Budget>,
+    call: u64,
+    /// Streams that wait for room now.
+    waiting: Cell<u32>,
+    has_waited: Cell<bool>,
+}
+
+/// Where a block's bytes are counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Own,
+    Common(usize),
+    Large,
+}
+
+/// A piece of output; gives its room back when it is dropped.
+pub struct Block {
+    /// All of the capacity, zeroes beyond `filled`.
+    bytes: Vec<u8>,
+    filled: usize,
+    room: Room,
+    share: Rc<Share>,
+}
+
+/// What has been read of one stream.
+#[derive(Default)]
+pub struct Output {
+    blocks: Vec<Block>,
+    bytes: usize,
+    is_cut: bool,
+}
+
+impl Budget {
+    pub(crate) fn new() -> Rc<Budget> {
+        Rc::new(Budget {
+            common_free: Cell::new(COMMON_BYTES),
+            large: Cell::default(),
+            last_call: Cell::default(),
+            returned: Changed::new(),
+        })
+    }
+
+    /// A new call.
+    pub(crate) fn share(self: &Rc<Self>) -> Rc<Share> {
+        let call = self.last_call.get() + 1;
+        self.last_call.set(call);
+        Rc::new(Share {
+            budget: Rc::clone(self),
+            call,
+            waiting: Cell::default(),
+            has_waited: Cell::default(),
+        })
+    }
+}
+
+impl Share {
+    fn try_take(&self, bytes: usize) -> Option<Room> {
+        let Budget { common_free, large, .. } = &*self.budget;
+        match large.get() {
+            Some(call) if call == self.call => return Some(Room::Large),
+            _ if common_free.get() >= bytes => {
+                common_free.set(common_free.get() - bytes);
+                return Some(Room::Common(bytes));
+            }
+            Some(_) => return None,
+            None => {}
+        }
+        large.set(Some(self.call));
+        Some(Room::Large)
+    }
+
+    /// Waits for room.
+    ///
+    /// # Errors
+    /// Nobody has given any back for [`STALL_LIMIT`].
+    async fn take(&self, bytes: usize) -> Result<Room, Error> {
+        if let Some(room) = self.try_take(bytes) {
+            return Ok(room);
+        }
+        self.waiting.set(self.waiting.get() + 1);
+        let room = loop {
+            listener!(self.budget.returned => returned);
+            if let Some(room) = self.try_take(bytes) {
+                break Ok(room);
+            }
+            if reactor::deadline(STALL_LIMIT, returned).await.is_err() {
+                let text = format!(
+                    "its output has found no room for {} s: that of other calls holds all of {} MiB",
+                    STALL_LIMIT.as_secs(),
+                    BUDGET_BYTES >> 20
+                );
+                break Err(Error::new(Kind::ResourceExhausted, text));
+            }
+        };
+        self.waiting.set(self.waiting.get() - 1);
+        self.has_waited.set(true);
+        room
+    }
+
+    /// Whether a stream waits for room, or did since this was last asked: what is in its pipe is not read yet.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited.replace(false) || self.waiting.get() > 0
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.budget.large.get() == Some(self.call) {
+            self.budget.large.set(None);
+            self.budget.returned.notify(usize::MAX);
+        }
+    }
+}
+
+impl Block {
+    fn new(bytes: usize, room: Room, share: &Rc<Share>) -> Block {
+        Block { bytes: vec![0; bytes], filled: 0, room, share: Rc::clone(share) }
+    }
+}
+
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.filled]
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Room::Common(bytes) = self.room {
+            let budget = &self.share.budget;
+            budget.common_free.set(budget.common_free.get() + bytes);
+            budget.returned.notify(usize::MAX);
+        }
+    }
+}
+
+impl Output {
+    /// Reads until the last writer is gone; keeps the first [`STREAM_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// The pipe cannot be read; there is no room.
+    pub(crate) async fn read_to_end(&mut self, pipe: &Watched, share: &Rc<Share>) -> Result<(), Error> {
+        while self.bytes < STREAM_BYTES_MAX {
+            let count = match self.blocks.last_mut().filter(|block| block.filled < block.bytes.len()) {
+                Some(block) => {
+                    let count = pipe.read(&mut block.bytes[block.filled..]).await;
+                    let count = count.context(|| "read the command's output".to_owned())?;
+                    block.filled += count;
+                    count
+                }
+                None => self.read_into_new(pipe, share).await?,
+            };
+            if count == 0 {
+                return Ok(());
+            }
+            self.bytes += count;
+            // A fast writer would keep the loop to itself.
+            reactor::yield_now().await;
+        }
+        let mut rest = vec![0; OWN_BYTES];
+        while pipe.read(&mut rest).await.context(|| "read the command's output".to_owned())? > 0 {
+            self.is_cut = true;
+            reactor::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Reads into a block of its own. Room is asked for when there is something to keep: the end of a stream needs none.
+    async fn read_into_new(&mut self, pipe: &Watched, share: &Rc<Share>) -> Result<usize, Error> {
+        let left = STREAM_BYTES_MAX - self.bytes;
+        let mut first = [0; PEEK_BYTES];
+        let wanted = left.min(PEEK_BYTES);
+        let count =
+            pipe.read(&mut first[..wanted]).await.context(|| "read the command's output".to_owned())?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut block = if self.blocks.is_empty() {
+            Block::new(OWN_BYTES, Room::Own, share)
+        } else {
+            let bytes = left.min(BLOCK_BYTES);
+            let room = share.take(bytes).await?;
+            Block::new(bytes, room, share)
+        };
+        block.bytes[..count].copy_from_slice(&first[..count]);
+        block.filled = count;
+        self.blocks.push(block);
+        Ok(count)
+    }
+
+    /// How many bytes were kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there was more than is kept.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Whether it fits what each stream has of its own.
+    pub fn is_small(&self) -> bool {
+        self.blocks.len() <= 1
+    }
+
+    /// Its blocks, in order.
+    pub fn into_blocks(self) -> Vec<Block> {
+        self.blocks
+    }
+
+    /// All of it in one piece.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.blocks.iter().flat_map(AsRef::as_ref).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::exec::pipe;
+
+    /// Writes `bytes` into a pipe and closes it.
+    #[expect(clippy::disallowed_methods, reason = "the other end of a pipe that is tested, not the daemon")]
+    fn writer(bytes: usize) -> (Watched, std::thread::JoinHandle<()>) {
+        let (read, write) = pipe().unwrap();
+        let mut write = std::fs::File::from(write);
+        let thread = std::thread::spawn(move || {
+            let piece: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+            let mut left = bytes;
+            while left > 0 {
+                let count = left.min(piece.len());
+                // The reader may be gone.
+                if write.write_all(&piece[..count]).is_err() {
+                    return;
+                }
+                left -= count;
+            }
+        });
+        (read, thread)
+    }
+
+    fn held(budget: &Budget) -> usize {
+        COMMON_BYTES - budget.common_free.get()
+    }
+
+    #[test]
+    fn small_output_takes_nothing_of_the_budget() {
+        reactor::run(async {
+            let budget = Budget::new();
+            for bytes in [0, 1, OWN_BYTES - 1, OWN_BYTES] {
+                let share = budget.share();
+                let (read, thread) = writer(bytes);
+                let mut output = Output::default();
+                output.read_to_end(&read, &share).await.unwrap();
+                thread.join().unwrap();
+                assert_eq!((output.kept_bytes(), output.is_small(), held(&budget)), (bytes, true, 0));
+            }
+        });
+    }
+
+    #[test]
+    fn output_beyond_the_maximum_is_read_and_thrown_away() {
+        reactor::run(async {
+            let budget = Budget::new();
+            let share = budget.share();
+            let (read, thread) = writer(STREAM_BYTES_MAX + 1);
+            let mut output = Output::default();
+            output.read_to_end(&read, &share).await.unwrap();
+            thread.join().unwrap();
+            assert_eq!((output.kept_bytes(), output.is_cut()), (STREAM_BYTES_MAX, true));
+            assert!(
+                output.into_bytes().iter().enumerate().all(|(at, byte)| *byte == (at % 100_000 % 256) as u8)
+            );
+            drop(share);
+            assert_eq!((held(&budget), budget.large.get()), (0, None));
+        });
+    }
+
+    /// Calls that want more than there is, all at once: each gets all of its output, and the sum of what is held is never
+    /// over the budget. Before, each kept 14 MiB.
+    #[test]
+    fn calls_that_want_more_than_there_is_take_turns() {
+        reactor::run(async {
+            let budget = Budget::new();
+            let calls: Vec<_> = (0..6)
+                .map(|_| {
+                    let share = budget.share();
+                    reactor::spawn(async move {
+                        let pipes = [writer(5 << 20), writer(STREAM_BYTES_MAX)];
+                        let (mut one, mut two) = (Output::default(), Output::default());
+                        let (a, b) = smol::future::zip(
+                            one.read_to_end(&pipes[0].0, &share),
+                            two.read_to_end(&pipes[1].0, &share),
+                        )
+                        .await;
+                        a.and(b).unwrap();
+                        assert!(held(&share.budget) <= COMMON_BYTES);
+                        (one.kept_bytes(), two.kept_bytes())
+                    })
+                })
+                .collect();
+            for call in calls {
+                assert_eq!(call.await, (5 << 20, STREAM_BYTES_MAX));
+            }
+            assert_eq!((held(&budget), budget.large.get()), (0, None));
+        });
+    }
+
+    /// Before, an error of the read was taken for the end, and the call answered OK with what it had.
+    #[test]
+    fn output_that_cannot_be_read_is_an_error() {
+        reactor::run(async {
+            let (_read, write) = pipe().unwrap();
+            let error = Output::default()
+                .read_to_end(&Watched::new(write).unwrap(), &Budget::new().share())
+                .await
+                .unwrap_err();
+            assert!(error.to_string().contains("read the command's output"), "{error}");
+        });
+    }
+
+    #[test]
+    fn who_waits_reads_on_when_room_is_given_back() {
+        reactor::run(async {
+            let budget = Budget::new();
+            let (first, second) = (budget.share(), budget.share());
+            let mut kept: Vec<Block> = Vec::new();
+            while budget.large.get().is_none() {
+                let room = first.try_take(BLOCK_BYTES).unwrap();
+                kept.push(Block::new(BLOCK_BYTES, room, &first));
+            }
+            assert!(second.try_take(BLOCK_BYTES).is_none());
+            let waiting =
+                reactor::spawn(async move { (second.take(BLOCK_BYTES).await.is_ok(), second.has_waited()) });
+            reactor::sleep(Duration::from_millis(20)).await;
+            assert!(!waiting.is_finished());
+            kept.remove(0);
+            assert_eq!(waiting.await, (true, true));
+        });
+    }
+}

@@ -1,0 +1,136 @@
+//! Credentials of a PullImage request (CRI 2.30). They live as long as that pull, in memory and on the worker's
+//! stdin, and nowhere else: no `Debug` or error text here shows any of their bytes.
+
+use std::fmt;
+
+use coracle_base::error::{Error, Kind};
+use coracle_job::Credentials;
+
+/// What a client sent: the CRI's AuthConfig, field by field. Empty means not given.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Auth {
+    /// Name of the user.
+    pub username: String,
+    /// Its password, or what stands for one: never logged.
+    pub password: String,
+    /// base64 of `user:password`.
+    pub auth: String,
+    /// The registry they are for, as a URL or host; empty: whichever is asked.
+    pub server_address: String,
+    /// OAuth2 refresh token.
+    pub identity_token: String,
+    /// Bearer token.
+    pub registry_token: String,
+}
+
+impl fmt::Debug for Auth {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(if *self == Auth::default() { "no credentials" } else { "credentials" })
+    }
+}
+
+impl Auth {
+    /// What of it goes to `registry` (normalised): nothing, if it is meant for another.
+    ///
+    /// # Errors
+    /// `auth` is not base64 of `user:password`.
+    pub(super) fn credentials(&self, registry: &str) -> Result<Credentials, Error> {
+        if !self.server_address.is_empty() && host_of(&self.server_address) != host_of(registry) {
+            return Ok(Credentials::None);
+        }
+        if !self.username.is_empty() {
+            return Ok(Credentials::Basic {
+                username: self.username.clone(),
+                password: self.password.clone(),
+            });
+        }
+        if !self.auth.is_empty() {
+            return Credentials::from_auth(&self.auth)
+                .map_err(|why| Error::new(Kind::InvalidArgument, format!("auth.auth: {why}")));
+        }
+        if !self.identity_token.is_empty() {
+            return Ok(Credentials::Identity(self.identity_token.clone()));
+        }
+        if !self.registry_token.is_empty() {
+            return Ok(Credentials::Bearer(self.registry_token.clone()));
+        }
+        Ok(Credentials::None)
+    }
+}
+
+/// Host and port of a URL or of a bare host; all names of Docker Hub are one.
+fn host_of(address: &str) -> String {
+    let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].to_ascii_lowercase();
+    match host.as_str() {
+        "index.docker.io" | "registry-1.docker.io" => "docker.io".into(),
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Auth;
+    use coracle_job::Credentials;
+
+    fn text(credentials: &Credentials) -> String {
+        match credentials {
+            Credentials::None => "none".into(),
+            Credentials::Basic { username, password } => format!("{username} {password}"),
+            Credentials::Identity(token) => format!("identity {token}"),
+            Credentials::Bearer(token) => format!("bearer {token}"),
+        }
+    }
+
+    #[test]
+    fn the_first_field_that_is_given_decides() {
+        let auth = |set: fn(&mut Auth)| {
+            let mut auth = Auth::default();
+            set(&mut auth);
+            text(&auth.credentials("docker.io").unwrap())
+        };
+        assert_eq!(auth(|_| {}), "none");
+        assert_eq!(auth(|a| (a.username, a.password) = ("u".into(), "p".into())), "u p");
+        assert_eq!(auth(|a| a.auth = "dXNlcjpwYTpzcw==".into()), "user pa:ss");
+        assert_eq!(auth(|a| a.auth = "dXNlcjpwYXNzAAA=".into()), "user pass");
+        assert_eq!(auth(|a| a.identity_token = "i".into()), "identity i");
+        assert_eq!(auth(|a| a.registry_token = "r".into()), "bearer r");
+    }
+
+    #[test]
+    fn credentials_go_to_their_registry_only() {
+        let cases = [
+            ("", "reg:5000", true),
+            ("reg:5000", "reg:5000", true),
+            ("https://REG:5000/v2/", "reg:5000", true),
+            ("reg", "reg:5000", false),
+            ("reg:5000.evil.example", "reg:5000", false),
+            ("https://evil.example/reg:5000", "reg:5000", false),
+            ("https://index.docker.io/v1/", "docker.io", true),
+            ("docker.io", "docker.io", true),
+            ("https://index.docker.io/v1/", "quay.io", false),
+        ];
+        for (server_address, registry, expected) in cases {
+            let auth = Auth {
+                username: "u".into(),
+                password: "p".into(),
+                server_address: server_address.into(),
+                ..Auth::default()
+            };
+            let credentials = auth.credentials(registry).unwrap();
+            assert_eq!(text(&credentials) == "u p", expected, "{server_address} for {registry}");
+        }
+    }
+
+    #[test]
+    fn a_broken_auth_is_an_error_that_does_not_show_it() {
+        for auth in ["!!secret", "c2VjcmV0", "/////w==", "c2Vjc"] {
+            let error = Auth { auth: auth.into(), ..Auth::default() }.credentials("docker.io").unwrap_err();
+            assert!(error.message().starts_with("auth.auth: "), "{error}");
+            assert!(!error.message().contains("secret") && !error.message().contains(auth), "{error}");
+        }
+        let auth = Auth { password: "secret".into(), ..Auth::default() };
+        assert!(!format!("{auth:?}").contains("secret"));
+    }
+}

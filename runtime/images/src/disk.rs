@@ -1,0 +1,277 @@
+//! Where the parts of images are below `--root`, and their records. The picture is in `coracle_job::image`: workers fill
+//! blobs, layers and users files aside and rename them into place; an image exists once its record does.
+//!
+//! A record's body, version 1: postcard of [`Stored`]. It grows at its end only, so an older coracle reads a newer one's.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use coracle_base::error::{Context, Error, Kind, plain};
+use coracle_base::log;
+use coracle_base::store::{self, Damage};
+use coracle_job::ImageRecord;
+use serde::{Deserialize, Serialize};
+
+use super::index::{Entry, ImageId, LayerName};
+
+const VERSION: u8 = 1;
+
+/// Directory of links below `layers/`.
+pub(super) const LINKS: &str = "l";
+
+/// Of `images/` and `layers/`.
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// What of /etc/passwd and /etc/group a worker keeps of an image at most.
+const USERS_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Longest config document: what a registry serves as a manifest at most.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
+/// An image as it is on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stored {
+    /// See [`Entry::sequence`].
+    pub(super) sequence: u64,
+    pub(super) image: ImageRecord,
+}
+
+/// What was found at the start.
+pub(super) struct Loaded {
+    pub(super) entries: Vec<Entry>,
+    /// No record was left out.
+    pub(super) is_complete: bool,
+}
+
+/// /etc/passwd and /etc/group of an image, for names of users (CRI 3.9); empty where it has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UsersFiles {
+    /// `/etc/passwd`; empty where the image has none.
+    pub passwd: Vec<u8>,
+    /// `/etc/group`; empty where the image has none.
+    pub group: Vec<u8>,
+}
+
+/// The store's place.
+pub(super) struct Disk {
+    root: PathBuf,
+}
+
+impl Disk {
+    /// Makes the directories that are missing.
+    pub(super) fn open(root: &Path) -> Result<Disk, Error> {
+        let disk = Disk { root: root.to_owned() };
+        for dir in [disk.records(), disk.links(), disk.blobs().join("sha256"), disk.parts(), disk.users()] {
+            fs::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
+        }
+        // Images bring set-user-ID programs of any age: only root may reach them from the host (CVE-2021-41103).
+        for dir in [disk.images(), disk.layers()] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(DIRECTORY_MODE))
+                .context(|| format!("set mode of {}", dir.display()))?;
+        }
+        Ok(disk)
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub(super) fn layers(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub(super) fn blobs(&self) -> PathBuf {
+        self.root.join("images/blobs")
+    }
+
+    pub(super) fn parts(&self) -> PathBuf {
+        self.root.join("images/parts")
+    }
+
+    pub(super) fn users(&self) -> PathBuf {
+        self.root.join("images/users")
+    }
+
+    fn records(&self) -> PathBuf {
+        self.root.join("images/records")
+    }
+
+    pub(super) fn layer(&self, name: &LayerName) -> PathBuf {
+        self.layers().join(name.to_string())
+    }
+
+    fn links(&self) -> PathBuf {
+        self.layers().join(LINKS)
+    }
+
+    /// What a mount calls the layer, below the directory of layers: the name of a link to it, which is made where it is
+    /// missing. Without a sync: it is made again by the next who asks.
+    pub(super) fn mount_name(&self, layer: &LayerName) -> Result<String, Error> {
+        let Some(link) = layer.link() else { return Ok(layer.to_string()) };
+        let (path, target) = (self.links().join(&link), format!("../{layer}"));
+        let tried = || format!("link {}", path.display());
+        let name = format!("{LINKS}/{link}");
+        match fs::read_link(&path) {
+            Ok(found) if found == Path::new(&target) => return Ok(name),
+            // It would put another layer into the container.
+            Ok(found) if self.links().join(&found).is_dir() => {
+                let text = format!("layer {layer}: its short name is taken by {}", found.display());
+                return Err(Error::new(Kind::FailedPrecondition, text));
+            }
+            Ok(_) => fs::remove_file(&path).context(tried)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).context(tried),
+        }
+        symlink(&target, &path).context(tried)?;
+        Ok(name)
+    }
+
+    /// Removes links to layers that are gone. One that stays is in nobody's way.
+    pub(super) fn sweep_links(&self) {
+        let gone = list(&self.links()).into_iter().map(|name| self.links().join(name));
+        for path in gone.filter(|path| !path.exists()) {
+            if let Err(error) = fs::remove_file(&path) {
+                log::warn!("link to a layer stays"; path = path.display(), error = plain(&error));
+            }
+        }
+    }
+
+    /// Where a blob is; none for what is no digest.
+    pub(super) fn blob(&self, digest: &str) -> Option<PathBuf> {
+        let (algorithm, hex) = digest.split_once(':').filter(|_| super::reference::is_digest(digest))?;
+        Some(self.blobs().join(algorithm).join(hex))
+    }
+
+    /// Every image that is whole. What is damaged or lacks a layer is set aside with a warning and costs itself only.
+    pub(super) fn load_all(&self) -> Result<Loaded, Error> {
+        let mut loaded = Loaded { entries: Vec::new(), is_complete: true };
+        for name in store::names(&self.records())? {
+            match self.load(&name) {
+                Ok((entry, _)) => loaded.entries.push(entry),
+                Err(damage) => {
+                    loaded.is_complete = false;
+                    match damage {
+                        Damage::Damaged(reason) => self.set_aside(&name, &reason),
+                        // The disk may do better next time.
+                        Damage::Absent | Damage::Io(_) => {
+                            log::warn!("image not loaded"; image = name, error = damage);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// The record of one image.
+    pub(super) fn read(&self, id: &ImageId) -> Result<Stored, Error> {
+        match self.load(&id.hex()) {
+            Ok((_, stored)) => Ok(stored),
+            Err(damage) => {
+                let kind = if matches!(damage, Damage::Absent) { Kind::NotFound } else { Kind::Internal };
+                Err(Error::new(kind, damage.to_string()).context(format!("read record of image {id}")))
+            }
+        }
+    }
+
+    pub(super) fn commit(&self, id: &ImageId, stored: &Stored) -> Result<(), Error> {
+        let body = postcard::to_allocvec(stored)
+            .map_err(|error| Error::new(Kind::Internal, format!("encode record of image {id}: {error}")))?;
+        store::commit(&self.records(), &id.hex(), store::Kind::Image, VERSION, &body)
+    }
+
+    pub(super) fn remove(&self, id: &ImageId) -> Result<(), Error> {
+        store::remove(&self.records(), &id.hex())
+    }
+
+    /// What of `image` is not there, if anything.
+    pub(super) fn missing(&self, image: &ImageRecord) -> Option<String> {
+        let layer = image.layers.iter().find(|layer| !self.layers().join(&layer.name).is_dir());
+        if let Some(layer) = layer {
+            return Some(format!("layer {} is missing", layer.name));
+        }
+        let is_missing = |digest: &&String| self.blob(digest).is_none_or(|path| !path.is_file());
+        image.blobs.iter().find(is_missing).map(|digest| format!("blob {digest} is missing"))
+    }
+
+    /// The image's config document, as it was pulled.
+    pub(super) fn config(&self, id: &ImageId) -> Result<String, Error> {
+        let path = self.blobs().join("sha256").join(id.hex());
+        let tried = || format!("read config of image {id}");
+        let bytes = read_bounded(&path, CONFIG_BYTES_MAX).context(tried)?;
+        String::from_utf8(bytes).map_err(|_| Error::new(Kind::Internal, "it is not UTF-8").context(tried()))
+    }
+
+    pub(super) fn users_files(&self, id: &ImageId) -> Result<UsersFiles, Error> {
+        let dir = self.users().join(id.hex());
+        let read = |name: &str| match read_bounded(&dir.join(name), USERS_FILE_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            other => other.context(|| format!("read /etc/{name} of image {id}")),
+        };
+        Ok(UsersFiles { passwd: read("passwd")?, group: read("group")? })
+    }
+
+    /// The record of an image, whether or not what it says is there.
+    pub(super) fn read_unchecked(&self, id: &ImageId) -> Result<Stored, Error> {
+        let parsed = self.parse(&id.hex()).map(|(_, stored)| stored);
+        parsed.map_err(|damage| {
+            Error::new(Kind::Internal, damage.to_string()).context(format!("read record of image {id}"))
+        })
+    }
+
+    fn load(&self, name: &str) -> Result<(Entry, Stored), Damage> {
+        let (entry, stored) = self.parse(name)?;
+        match entry.layers.iter().find(|layer| !self.layer(layer).is_dir()) {
+            Some(layer) => Err(Damage::Damaged(format!("layer {layer} is missing"))),
+            None => Ok((entry, stored)),
+        }
+    }
+
+    fn parse(&self, name: &str) -> Result<(Entry, Stored), Damage> {
+        let loaded = store::load(&self.records(), name, store::Kind::Image)?;
+        let damaged = |reason: String| Damage::Damaged(reason);
+        let stored: Stored = postcard::from_bytes(&loaded.body)
+            .map_err(|error| damaged(format!("body of version {}: {error}", loaded.version)))?;
+        let entry = Entry::of(&stored.image, stored.sequence).map_err(damaged)?;
+        if entry.id.hex() != name {
+            return Err(damaged(format!("it is the record of {}", entry.id)));
+        }
+        Ok((entry, stored))
+    }
+
+    fn set_aside(&self, name: &str, reason: &str) {
+        match store::quarantine(&self.root, &self.records().join(name), reason) {
+            Ok(aside) => {
+                log::warn!("image record set aside"; image = name, reason = reason, path = aside.display())
+            }
+            Err(error) => log::warn!("image record is damaged"; image = name, reason = reason, error = error),
+        }
+    }
+}
+
+/// Reads a whole file of at most `bytes_max`.
+fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {bytes_max} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Names in a directory; what cannot be listed is empty, with a warning.
+pub(super) fn list(dir: &Path) -> Vec<String> {
+    let listed = fs::read_dir(dir).and_then(|entries| {
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>()
+    });
+    listed.unwrap_or_else(|error| {
+        log::warn!("directory not listed"; path = dir.display(), error = plain(&error));
+        Vec::new()
+    })
+}

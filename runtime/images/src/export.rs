@@ -1,0 +1,34 @@
+//! `coracle image export`: images as an archive for another node, written by a worker.
+
+use std::path::Path;
+
+use coracle_base::error::{Error, Kind};
+use coracle_job::{ExportJob, ExportedImage, Job, Outcome};
+
+use super::Images;
+use super::pull::Fill;
+use super::reference::Reference;
+
+impl Images {
+    /// Writes the images of these names or ids into `output`, an absolute path. One that is named by a tag gets that name,
+    /// else all its tags.
+    ///
+    /// # Errors
+    /// As [`Images::resolve`]; what is needed of an image was not kept; the disk.
+    pub async fn export(&self, names: &[String], output: &Path) -> Result<(), Error> {
+        let mut images = Vec::new();
+        for name in names {
+            let view = self.resolve(name)?;
+            let tag = Reference::parse(name).map(|reference| reference.to_string());
+            let tag = tag.ok().filter(|tag| view.tags.contains(tag));
+            let names = tag.map_or_else(|| view.tags.clone(), |tag| vec![tag]);
+            images.push(ExportedImage { names, image: self.record(&view.id)? });
+        }
+        let _fill = Fill::start(self);
+        let job = ExportJob { root: self.disk.root().to_owned(), output: output.to_owned(), images };
+        match self.workers.run(Job::Export(job), |_, _| {}).await? {
+            Outcome::Exported => Ok(()),
+            _ => Err(Error::new(Kind::Internal, "the worker did another job")),
+        }
+    }
+}

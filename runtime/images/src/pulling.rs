@@ -1,0 +1,132 @@
+//! How far a pull is: bytes, layers, rate, and when it may be done. For the log, where a long pull says so now and then,
+//! and for `coracle image list --pulling`.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use coracle_base::log;
+use coracle_job::Progress;
+
+use super::Images;
+
+/// From one line in the log to the next.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The rate is that of the last one to two of these.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
+
+/// A pull as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulling {
+    /// What is pulled.
+    pub name: String,
+    /// What its worker said last.
+    pub progress: Progress,
+    /// Bytes a second over the network, lately.
+    pub rate: u64,
+    /// How long it may still take; none where nothing comes, or the size is not known.
+    pub left: Option<Duration>,
+    /// How long it has taken.
+    pub since: Duration,
+}
+
+/// What is kept of a running pull.
+pub(super) struct Tracker {
+    begun: Instant,
+    progress: Cell<Progress>,
+    /// When a window began and what had been fetched then: the last window's, and this one's.
+    marks: Cell<[(Instant, u64); 2]>,
+    logged: Cell<Instant>,
+}
+
+impl Tracker {
+    pub(super) fn new(now: Instant) -> Tracker {
+        Tracker {
+            begun: now,
+            progress: Cell::default(),
+            marks: Cell::new([(now, 0); 2]),
+            logged: Cell::new(now),
+        }
+    }
+
+    /// Its worker said this; every now and then it goes to the log.
+    pub(super) fn note(&self, name: &impl ToString, progress: Progress, now: Instant) {
+        self.progress.set(progress);
+        let [_, this] = self.marks.get();
+        if now.duration_since(this.0) >= RATE_WINDOW {
+            self.marks.set([this, (now, progress.bytes_fetched)]);
+        }
+        if now.duration_since(self.logged.get()) >= LOG_INTERVAL {
+            self.logged.set(now);
+            let Pulling { name, progress, rate, left, since } = self.view(name, now);
+            log::info!(
+                "pulling image";
+                name = name,
+                bytes = progress.bytes_done,
+                of = progress.bytes_total,
+                layers = progress.layers_done,
+                of_layers = progress.layers_total,
+                rate = rate,
+                eta_s = left.map_or_else(|| "unknown".to_owned(), |left| left.as_secs().to_string()),
+                s = since.as_secs()
+            );
+        }
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.get()
+    }
+
+    pub(super) fn since(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    pub(super) fn view(&self, name: &impl ToString, now: Instant) -> Pulling {
+        let (progress, [(at, fetched), _]) = (self.progress.get(), self.marks.get());
+        let (bytes, ms) =
+            (progress.bytes_fetched.saturating_sub(fetched), now.duration_since(at).as_millis());
+        let rate = (u128::from(bytes) * 1000).checked_div(ms).unwrap_or(0) as u64;
+        let missing =
+            progress.bytes_total.checked_sub(progress.bytes_done).filter(|_| progress.bytes_total > 0);
+        let left = missing.and_then(|missing| missing.checked_div(rate)).map(Duration::from_secs);
+        Pulling { name: name.to_string(), progress, rate, left, since: now.duration_since(self.begun) }
+    }
+}
+
+impl Images {
+    /// The pulls under way.
+    pub fn pulling(&self) -> Vec<Pulling> {
+        self.pulls.views(Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_the_recent_one_and_tells_what_is_left() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let tracker = Tracker::new(begun);
+        let note = |seconds, fetched| {
+            let progress = Progress {
+                bytes_done: 500 + fetched,
+                bytes_total: 10_500,
+                bytes_fetched: fetched,
+                ..Progress::default()
+            };
+            tracker.note(&"x", progress, at(seconds));
+        };
+        assert_eq!(tracker.view(&"x", begun).left, None, "nothing is known");
+        note(2, 2000);
+        let view = tracker.view(&"x", at(2));
+        assert_eq!((view.rate, view.left), (1000, Some(Duration::from_secs(8))));
+        for seconds in 3..=20 {
+            note(seconds, 2000 + 100 * (seconds - 2));
+        }
+        assert_eq!(tracker.view(&"x", at(20)).rate, 100, "the fast start is forgotten");
+        let stalled = tracker.view(&"x", at(10_000));
+        assert_eq!((stalled.rate, stalled.left), (0, None));
+    }
+}

@@ -1,0 +1,259 @@
+//! Leases of addresses, in the files of the plugin `host-local`, so that both can take turns on one node.
+//!
+//! ```text
+//!   DIRECTORY/10.1.0.5              CONTAINER\r\nINTERFACE      taken for as long as it is there
+//!   DIRECTORY/last_reserved_ip.0    10.1.0.5                    of the first set: where the next search begins
+//!   DIRECTORY/lock                  flock(2) around every change
+//! ```
+//! No lease is synced: it is worth nothing after a power cut, when no pod lives, and the pod's record, which is on disk
+//! before, releases it. What a cut leaves can be a file without contents: as files are filled under the lock, such a file
+//! is nobody's, and is taken over.
+//! Rules: host-local 1.1.1 (plugins/ipam/host-local/backend/disk).
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coracle_base::error::{Error, Kind};
+use coracle_base::reactor;
+use coracle_sandbox::netlink::Network;
+use coracle_sandbox::umask;
+
+use super::failed;
+use super::range::{Range, candidates};
+
+/// How long a plugin may hold the lock: it does so for milliseconds.
+const LOCK_LIMIT: Duration = Duration::from_secs(20);
+/// A lease is an id and a name.
+const LEASE_BYTES_MAX: u64 = 4096;
+/// Files of a directory that are looked through for a pod's leases.
+const FILES_MAX: usize = 1 << 17;
+
+/// An address that a pod has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// With the length of its subnet's prefix.
+    pub(super) address: Network,
+    pub(super) gateway: IpAddr,
+}
+
+/// The leases of one network, locked.
+pub(super) struct Leases<'a> {
+    directory: &'a Path,
+    _lock: File,
+}
+
+impl<'a> Leases<'a> {
+    /// Waits for the lock. The directory is made.
+    pub(super) async fn lock(directory: &'a Path) -> Result<Leases<'a>, Error> {
+        let path = directory.join("lock");
+        let lock = open_lock(directory, &path)?;
+        let end = Instant::now() + LOCK_LIMIT;
+        let mut pause = Duration::from_micros(200);
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(Leases { directory, _lock: lock }),
+                Err(TryLockError::Error(error)) => return Err(failed("lock", &path, &error)),
+                Err(TryLockError::WouldBlock) if Instant::now() > end => {
+                    let text = format!("{}: held by another program for too long", path.display());
+                    return Err(Error::new(Kind::DeadlineExceeded, text));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    reactor::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    /// Takes an address of each set.
+    pub(super) fn take(&self, id: &str, interface: &str, sets: &[Vec<Range>]) -> Result<Vec<Lease>, Error> {
+        let _mask = umask::Public::begin();
+        let owner = owner(id, interface);
+        let mut leases = Vec::new();
+        for (index, set) in sets.iter().enumerate() {
+            let place = self.directory.join(format!("last_reserved_ip.{index}"));
+            let last = read(&place).and_then(|text| text.parse().ok());
+            leases.push(self.take_one(&owner, set, last, &place)?);
+        }
+        Ok(leases)
+    }
+
+    fn take_one(
+        &self,
+        owner: &str,
+        set: &[Range],
+        last: Option<IpAddr>,
+        place: &Path,
+    ) -> Result<Lease, Error> {
+        for (address, range) in candidates(set, last) {
+            let path = self.path(address);
+            if write_new(&path, owner).map_err(|error| failed("write", &path, &error))? {
+                fs::write(place, address.to_string()).map_err(|error| failed("write", place, &error))?;
+                let address = Network { address, prefix: range.subnet.prefix };
+                return Ok(Lease { address, gateway: range.gateway });
+            }
+        }
+        let subnets: Vec<_> = set.iter().map(|range| range.subnet.to_string()).collect();
+        let text = format!("no address of {} is free in {}", subnets.join(", "), self.directory.display());
+        Err(Error::new(Kind::ResourceExhausted, text))
+    }
+
+    /// Gives back what a pod has: `known` are its addresses; without them every file is looked at.
+    pub(super) fn release(&self, id: &str, interface: &str, known: &[IpAddr]) -> Result<(), Error> {
+        let owner = owner(id, interface);
+        let paths = match known {
+            [] => self.list().map_err(|error| failed("list", self.directory, &error))?,
+            known => known.iter().map(|address| self.path(*address)).collect(),
+        };
+        for path in paths {
+            // Older plugins left out the interface.
+            if !read(&path).is_some_and(|text| text == owner || text == id) {
+                continue;
+            }
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(failed("remove", &path, &error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&self) -> io::Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(self.directory)?.take(FILES_MAX) {
+            let entry = entry?;
+            if entry.file_name().to_str().is_some_and(|name| name.parse::<IpAddr>().is_ok()) {
+                paths.push(entry.path());
+            }
+        }
+        Ok(paths)
+    }
+
+    fn path(&self, address: IpAddr) -> PathBuf {
+        self.directory.join(address.to_string())
+    }
+}
+
+/// Makes the directory where it is missing. Its files have the modes that host-local gives them.
+fn open_lock(directory: &Path, path: &Path) -> Result<File, Error> {
+    let _mask = umask::Public::begin();
+    fs::create_dir_all(directory).map_err(|error| failed("make directory", directory, &error))?;
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
+    opened.map_err(|error| failed("open", path, &error))
+}
+
+/// What a lease's file holds.
+fn owner(id: &str, interface: &str) -> String {
+    format!("{id}\r\n{interface}")
+}
+
+/// Contents of a small file, without space around; `None` where it cannot be read.
+fn read(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    File::open(path).ok()?.take(LEASE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Makes a file, or fills one that is empty. False: there is one with contents.
+fn write_new(path: &Path, text: &str) -> io::Result<bool> {
+    let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::metadata(path)?.len() > 0 {
+                return Ok(false);
+            }
+            OpenOptions::new().write(true).open(path)?
+        }
+        opened => opened?,
+    };
+    let written = file.write_all(text.as_bytes());
+    if written.is_err() {
+        // The first error is the answer.
+        let _ = fs::remove_file(path);
+    }
+    written.map(|()| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::Folder;
+
+    fn set(subnet: &str) -> Vec<Range> {
+        vec![Range::new(subnet.parse().unwrap(), None, None, None).unwrap()]
+    }
+
+    fn taken(leases: &Leases<'_>, id: &str, sets: &[Vec<Range>]) -> Result<Vec<String>, String> {
+        let taken = leases.take(id, "eth0", sets).map_err(|error| error.message().to_owned())?;
+        Ok(taken.iter().map(|lease| format!("{} {}", lease.address, lease.gateway)).collect())
+    }
+
+    #[test]
+    fn leases_are_host_locals_files() {
+        let folder = Folder::new("lease");
+        let directory = folder.0.join("pods");
+        let sets = [set("10.1.0.0/29"), set("fd00::/64")];
+        reactor::run(async {
+            let leases = Leases::lock(&directory).await.unwrap();
+            let first = taken(&leases, "one", &sets).unwrap();
+            assert_eq!(first, ["10.1.0.2/29 10.1.0.1", "fd00::2/64 fd00::1"]);
+            assert_eq!(fs::read_to_string(directory.join("10.1.0.2")).unwrap(), "one\r\neth0");
+            assert_eq!(fs::read_to_string(directory.join("fd00::2")).unwrap(), "one\r\neth0");
+            assert_eq!(fs::read_to_string(directory.join("last_reserved_ip.0")).unwrap(), "10.1.0.2");
+            assert_eq!(fs::read_to_string(directory.join("last_reserved_ip.1")).unwrap(), "fd00::2");
+            // Left by a power cut, and by an older plugin.
+            fs::write(directory.join("10.1.0.3"), "").unwrap();
+            fs::write(directory.join("10.1.0.4"), "old").unwrap();
+            assert_eq!(taken(&leases, "two", &sets).unwrap()[0], "10.1.0.3/29 10.1.0.1");
+            assert_eq!(taken(&leases, "three", &sets).unwrap()[0], "10.1.0.5/29 10.1.0.1");
+            leases.release("two", "eth0", &["10.1.0.3".parse().unwrap()]).unwrap();
+            leases.release("two", "eth0", &["10.1.0.2".parse().unwrap()]).unwrap();
+            leases.release("three", "eth1", &[]).unwrap();
+            leases.release("old", "eth0", &[]).unwrap();
+            let held = |name: &str| directory.join(name).exists();
+            assert_eq!(
+                [held("10.1.0.2"), held("10.1.0.3"), held("10.1.0.4"), held("10.1.0.5")],
+                [true, false, false, true]
+            );
+            assert!(held("fd00::3"), "release of a known address looks at no other");
+            leases.release("three", "eth0", &[]).unwrap();
+            assert!(!held("10.1.0.5") && !held("fd00::4"));
+        });
+    }
+
+    #[test]
+    fn a_full_range_is_said_and_what_was_taken_is_found_again() {
+        let folder = Folder::new("lease-full");
+        let sets = [set("10.1.0.0/30"), set("10.2.0.0/30")];
+        reactor::run(async {
+            let leases = Leases::lock(&folder.0).await.unwrap();
+            fs::write(folder.0.join("10.2.0.2"), "other").unwrap();
+            let refused = taken(&leases, "one", &sets).unwrap_err();
+            assert_eq!(refused, format!("no address of 10.2.0.0/30 is free in {}", folder.0.display()));
+            leases.release("one", "eth0", &[]).unwrap();
+            fs::remove_file(folder.0.join("10.2.0.2")).unwrap();
+            assert_eq!(
+                taken(&leases, "one", &sets).unwrap(),
+                ["10.1.0.2/30 10.1.0.1", "10.2.0.2/30 10.2.0.1"]
+            );
+        });
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for() {
+        let folder = Folder::new("lease-lock");
+        reactor::run(async {
+            let held = Leases::lock(&folder.0).await.unwrap();
+            let waiting = reactor::deadline(Duration::from_millis(20), Leases::lock(&folder.0)).await;
+            assert!(waiting.is_err(), "held");
+            drop(held);
+            assert!(Leases::lock(&folder.0).await.is_ok());
+        });
+    }
+}
