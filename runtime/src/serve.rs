@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_sandbox::{rank, umask};
+use coracle_sandbox::{sched, umask};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
@@ -32,7 +32,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     log::set_level(config.log_level);
     umask::keep_private();
     raise_descriptor_limit();
-    if let Err(error) = rank::take_short_turns() {
+    if let Err(error) = sched::set_short_slice() {
         log::warn!("answers wait while other programs compute"; error = error);
     }
     match reactor::run(serve(sources, config)) {

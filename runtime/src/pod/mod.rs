@@ -42,8 +42,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_sandbox::base_mount_ns::BaseMountNamespace;
 use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
-use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
 use smol::lock::{Mutex, OnceCell as Latch};
 
@@ -72,7 +72,7 @@ pub(crate) struct Node {
     pub(crate) cgroups: Cgroups,
     pub(crate) monitor_program: coracle_sandbox::monitor::Program,
     /// Made with the first pod that is started.
-    pub(crate) view: OnceCell<View>,
+    pub(crate) view: OnceCell<BaseMountNamespace>,
     pub(crate) network: Rc<Network>,
     pub(crate) images: Rc<Images>,
     pub(crate) workers: Rc<Workers>,
@@ -98,11 +98,11 @@ pub(crate) struct Node {
 
 impl Node {
     /// What monitors see of the host's files.
-    fn view(&self) -> Result<&View, Error> {
+    fn view(&self) -> Result<&BaseMountNamespace, Error> {
         if let Some(view) = self.view.get() {
             return Ok(view);
         }
-        let view = View::make(&[&self.paths.root, &self.paths.state])?;
+        let view = BaseMountNamespace::make(&[&self.paths.root, &self.paths.state])?;
         Ok(self.view.get_or_init(|| view))
     }
 

@@ -5,7 +5,7 @@ use coracle_sys::{Errno, Fd, fs, process, socket};
 use coracle_wire::{ContainerId, FRAME_BYTES_MAX, Reply, Request, VERSION};
 
 use crate::child::Failure;
-use crate::exits;
+use crate::exit_records;
 use crate::serve::{Monitor, Phase, unwatch};
 use crate::table::{Attached, ContainerState, STREAMS};
 
@@ -145,13 +145,13 @@ impl Monitor<'_> {
             }
             self.remove_container(index);
         }
-        exits::remove(self.state.borrow(), id)
+        exit_records::remove(self.state.borrow(), id)
     }
 
     /// Frees the place of a container; its descriptors are closed.
     pub(crate) fn remove_container(&mut self, index: usize) {
         let container = self.table.containers.swap_remove(index);
-        self.table.attached.retain(|attached| attached.place != container.place);
+        self.table.attached.retain(|attached| attached.slot != container.slot);
         for output in container.outputs.iter().flatten() {
             unwatch(self.epoll, &output.file);
         }
@@ -166,12 +166,12 @@ impl Monitor<'_> {
         streams: [bool; STREAMS],
         descriptors: &mut Descriptors,
     ) -> Result<(), Errno> {
-        let place = self.table.running(container).ok_or(Errno::ESRCH)?.place;
+        let slot = self.table.running(container).ok_or(Errno::ESRCH)?.slot;
         let pipes = [descriptors.take_if(streams[0])?, descriptors.take_if(streams[1])?];
         for pipe in pipes.iter().flatten() {
             fs::set_nonblocking(pipe.borrow())?;
         }
-        self.table.attached.push(Attached { place, pipes }).map_err(|_| Errno::EAGAIN)
+        self.table.attached.push(Attached { slot, pipes }).map_err(|_| Errno::EAGAIN)
     }
 
     fn stdin(&mut self, number: u32, id: &ContainerId) {

@@ -7,13 +7,13 @@
 use core::ffi::CStr;
 
 use coracle_sys::mark::{self, Mark};
-use coracle_sys::process::{self, Control, Heirs, Pointers};
+use coracle_sys::process::{self, Control, InheritOnFork, Pointers};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
 use crate::init::{self, Init};
 use crate::keyring;
-use crate::launch::{Home, Place, become_second};
+use crate::launch::{ChildState, Destination, become_second};
 use crate::mounts;
 use crate::root::{Make, Root};
 use crate::verify::{Wanted, verify};
@@ -63,7 +63,7 @@ pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
 /// Walks a record.
 pub(crate) struct Walker<'a> {
     /// `None`: the monitor itself.
-    place: Option<Place<'a>>,
+    child: Option<ChildState<'a>>,
     /// Of the container, once inside.
     root: Option<Root>,
     trees: [Option<Fd>; TREES_MAX],
@@ -72,7 +72,7 @@ pub(crate) struct Walker<'a> {
     /// The PID namespace that the setup record makes.
     init: Option<Init>,
     /// Of an exec: it has joined its container.
-    is_home: bool,
+    has_joined: bool,
     has_left: bool,
     has_terminal: bool,
     /// What the process's own calls carry once there is a filter.
@@ -80,15 +80,15 @@ pub(crate) struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    pub(crate) fn new(place: Option<Place<'a>>) -> Self {
+    pub(crate) fn new(child: Option<ChildState<'a>>) -> Self {
         Self {
-            place,
+            child,
             root: None,
             trees: [const { None }; TREES_MAX],
             umask: UMASK,
             takes_usual_turns: false,
             init: None,
-            is_home: false,
+            has_joined: false,
             has_left: false,
             has_terminal: false,
             mark: None,
@@ -101,8 +101,8 @@ impl<'a> Walker<'a> {
         let mut index = 0;
         for op in walk(record).map_err(|_| damaged(0))? {
             let op = op.map_err(|_| damaged(index))?;
-            self.enter_home(&op)
-                .and_then(|()| self.hand_over(&op))
+            self.join_container(&op)
+                .and_then(|()| self.continue_in_second(&op))
                 .and_then(|()| self.perform(&op))
                 .map_err(|errno| Failure { index, errno })?;
             index = index.checked_add(1).ok_or(damaged(index))?;
@@ -111,27 +111,29 @@ impl<'a> Walker<'a> {
     }
 
     /// An exec joins its container before the first operation that needs it.
-    fn enter_home(&mut self, next: &Op<'_>) -> Result<(), Errno> {
-        let Some(place @ Place { home: Home::Of { .. }, .. }) = &self.place else { return Ok(()) };
+    fn join_container(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+        let Some(child @ ChildState { home: Destination::Existing { .. }, .. }) = &self.child else {
+            return Ok(());
+        };
         let is_for_the_host =
             matches!(next, Op::WriteFile { .. } | Op::Limit { .. } | Op::GiveStreams { .. });
-        if self.is_home || is_for_the_host {
+        if self.has_joined || is_for_the_host {
             return Ok(());
         }
-        place.join()?;
+        child.join()?;
         self.root = Some(Root::open()?);
-        self.is_home = true;
+        self.has_joined = true;
         Ok(())
     }
 
     /// Before the exec, when it has the container's rights and filter and no others, a second process takes over, in the
     /// container's PID namespace.
-    fn hand_over(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+    fn continue_in_second(&mut self, next: &Op<'_>) -> Result<(), Errno> {
         let is_last = matches!(next, Op::Exec { .. });
-        let Some(place) = &mut self.place else { return Ok(()) };
-        let (report, second) = (place.report, place.second.take_if(|_| is_last));
+        let Some(child) = &mut self.child else { return Ok(()) };
+        let (report, second) = (child.report, child.second.take_if(|_| is_last));
         let Some(pid) = second else { return Ok(()) };
-        self.leave_behind()?;
+        self.close_descriptors()?;
         let mark = self.mark.unwrap_or(Mark::NONE);
         become_second(pid, report, mark)?;
         process::new_session_marked(mark)?;
@@ -140,14 +142,14 @@ impl<'a> Walker<'a> {
     }
 
     /// From here on only the standard streams and the report are needed.
-    fn leave_behind(&mut self) -> Result<(), Errno> {
-        let Some(place) = self.place.as_mut().filter(|_| !core::mem::replace(&mut self.has_left, true))
+    fn close_descriptors(&mut self) -> Result<(), Errno> {
+        let Some(child) = self.child.as_mut().filter(|_| !core::mem::replace(&mut self.has_left, true))
         else {
             return Ok(());
         };
         self.root = None;
         self.trees = [const { None }; TREES_MAX];
-        place.leave_behind()
+        child.close_descriptors()
     }
 
     fn perform(&mut self, op: &Op<'_>) -> Result<(), Errno> {
@@ -220,7 +222,7 @@ impl<'a> Walker<'a> {
                 fs::change_directory(root.find(path, flags)?.borrow())
             }
             Op::BoundingSet { keep } => {
-                self.leave_behind()?;
+                self.close_descriptors()?;
                 drop_bounding(keep)
             }
             Op::Groups { gids } => process::set_groups(gids),
@@ -234,7 +236,7 @@ impl<'a> Walker<'a> {
             }
             Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
             Op::Seccomp { program, flags } => {
-                self.take_usual_turns();
+                self.reset_slice();
                 match self.mark {
                     Some(mark) => mark::set_filter_but_for(mark, program, flags),
                     None => bpf::set_filter(program, flags),
@@ -273,12 +275,12 @@ impl<'a> Walker<'a> {
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
             Op::SpareOwnCalls => {
-                let hands_over = self.place.as_ref().is_some_and(|place| place.second.is_some());
+                let hands_over = self.child.as_ref().is_some_and(|child| child.second.is_some());
                 self.mark = if hands_over { Some(Mark::new()?) } else { None };
                 Ok(())
             }
-            Op::Keyring => keyring::join(&self.place.as_ref().ok_or(Errno::EINVAL)?.keyring),
-            Op::SharedPidNamespace if self.place.is_none() => {
+            Op::Keyring => keyring::join(&self.child.as_ref().ok_or(Errno::EINVAL)?.keyring),
+            Op::SharedPidNamespace if self.child.is_none() => {
                 self.init = Some(init::start()?);
                 Ok(())
             }
@@ -287,9 +289,9 @@ impl<'a> Walker<'a> {
                 verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
             }
             Op::Exec { candidates, arguments, environment } => {
-                self.place.as_ref().ok_or(Errno::EINVAL)?;
-                self.leave_behind()?;
-                self.take_usual_turns();
+                self.child.as_ref().ok_or(Errno::EINVAL)?;
+                self.close_descriptors()?;
+                self.reset_slice();
                 process::set_umask(self.umask);
                 Err(exec(&candidates, &arguments, &environment))
             }
@@ -298,7 +300,7 @@ impl<'a> Walker<'a> {
 
     /// It is in a namespace of this kind (CLONE_NEW…) that is not the pod's.
     fn has_own(&mut self, kinds: u64) {
-        if let Some(memory) = self.place.as_mut().and_then(|place| place.memory.as_mut()) {
+        if let Some(memory) = self.child.as_mut().and_then(|child| child.memory.as_mut()) {
             memory.own |= kinds;
         }
     }
@@ -311,15 +313,15 @@ impl<'a> Walker<'a> {
         attributes: u64,
         target: &CStr,
     ) -> Result<(), Errno> {
-        let (Some(root), Some(place)) = (&self.root, &mut self.place) else { return Err(Errno::EINVAL) };
+        let (Some(root), Some(child)) = (&self.root, &mut self.child) else { return Err(Errno::EINVAL) };
         if kind != c"proc" {
             return mounts::filesystem(root, kind, options, attributes, target).map(drop);
         }
-        let identity = match place.proc()? {
+        let identity = match child.proc()? {
             Some(proc) => proc.mount(root, options, attributes, target)?,
             None => mounts::filesystem(root, kind, options, attributes, target)?,
         };
-        if let Some(memory) = place.memory.as_mut().filter(|_| target == c"/proc") {
+        if let Some(memory) = child.memory.as_mut().filter(|_| target == c"/proc") {
             memory.proc = Some(identity);
         }
         Ok(())
@@ -332,23 +334,23 @@ impl<'a> Walker<'a> {
 
     /// The monitor's short slices are for a start, not for a container's program. Before a filter, which may forbid the call;
     /// a kernel that refuses refused the monitor, too.
-    fn take_usual_turns(&mut self) {
+    fn reset_slice(&mut self) {
         if !core::mem::replace(&mut self.takes_usual_turns, true) {
-            let _ = process::set_slice(0, Heirs::Children);
+            let _ = process::set_slice(0, InheritOnFork::Yes);
         }
     }
 
     /// One byte on the report pipe is neither a failure nor its end; the answer comes on the other line.
     #[inline(never)]
     fn wait(&self) -> Result<(), Errno> {
-        let place = self.place.as_ref().ok_or(Errno::EINVAL)?;
+        let child = self.child.as_ref().ok_or(Errno::EINVAL)?;
         // The line does not block, as the monitor must not.
         let epoll = socket::epoll()?;
-        socket::watch(epoll.borrow(), place.terminal, socket::EPOLLIN, 0)?;
-        fs::write(place.report, b"w")?;
+        socket::watch(epoll.borrow(), child.terminal, socket::EPOLLIN, 0)?;
+        fs::write(child.report, b"w")?;
         let mut events = [socket::Event::default(); socket::EVENTS_MAX];
         while socket::wait(epoll.borrow(), &mut events, -1)?.is_empty() {}
-        match socket::receive(place.terminal, &mut [0; 1])?.length {
+        match socket::receive(child.terminal, &mut [0; 1])?.length {
             0 => Err(Errno::EPIPE),
             _ => Ok(()),
         }
@@ -382,8 +384,8 @@ impl<'a> Walker<'a> {
     }
 
     fn user_namespace(&self) -> Result<FdRef<'static>, Errno> {
-        match &self.place {
-            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(*user),
+        match &self.child {
+            Some(ChildState { home: Destination::New { user: Some(user), .. }, .. }) => Ok(*user),
             Some(_) | None => Err(Errno::EINVAL),
         }
     }
@@ -404,7 +406,7 @@ impl<'a> Walker<'a> {
 
     /// In the host's mount namespace, where paths are that the pod's does not have.
     fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
-        let host = self.place.as_ref().ok_or(Errno::EINVAL)?.host()?;
+        let host = self.child.as_ref().ok_or(Errno::EINVAL)?.host()?;
         let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
         process::setns(host, process::CLONE_NEWNS)?;
         let opened = open();
@@ -420,7 +422,7 @@ impl<'a> Walker<'a> {
     /// Old and new root are stacked on one place, so that no directory is needed to put the old one in
     /// (pivot_root(2), "pivot_root(".", ".")").
     fn pivot(&mut self, new_root: &CStr) -> Result<(), Errno> {
-        if self.place.is_none() {
+        if self.child.is_none() {
             return Err(Errno::EINVAL);
         }
         fs::change_directory_to(new_root)?;
@@ -433,7 +435,7 @@ impl<'a> Walker<'a> {
 
     fn terminal(&mut self) -> Result<(), Errno> {
         const TTYAUX_MAJOR: u32 = 5;
-        let (Some(place), root) = (&self.place, self.root()?) else { return Err(Errno::EINVAL) };
+        let (Some(child), root) = (&self.child, self.root()?) else { return Err(Errno::EINVAL) };
         let found = root.find(c"/dev/pts/ptmx", fs::O_PATH)?;
         let stat = fs::stat(found.borrow())?;
         if stat.mode & fs::S_IFMT != fs::S_IFCHR || stat.device_major != TTYAUX_MAJOR {
@@ -441,14 +443,14 @@ impl<'a> Walker<'a> {
         }
         let master = root.find(c"/dev/pts/ptmx", fs::O_RDWR | fs::O_NOCTTY)?;
         let slave = fs::open_terminal_peer(master.borrow())?;
-        socket::send(place.terminal, b"t", &[master.borrow()])?;
+        socket::send(child.terminal, b"t", &[master.borrow()])?;
         (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))?;
         // Else by the process that leads the session.
-        if place.second.is_none() {
+        if child.second.is_none() {
             fs::set_controlling_terminal(slave.borrow(), Mark::NONE)?;
         }
         // An exec's terminal is its own; /dev/console stays the container's.
-        if matches!(place.home, Home::Own { .. }) {
+        if matches!(child.home, Destination::New { .. }) {
             let tree = mount::clone_tree(slave.borrow(), c"", mount::AT_EMPTY_PATH)?;
             let console = root.find_or_make(c"/dev/console", Make::File)?;
             // A volume on /dev may hold a link there, to the kernel's files (CVE-2025-52565).

@@ -10,15 +10,15 @@ use coracle_sys::sibling::{self, Sibling, SiblingPid};
 use coracle_sys::{Errno, Fd, FdRef, fs};
 
 use crate::child::{self, DAMAGED, Failure, Walker};
-use crate::home::{self, KINDS, MOUNTS, Memory};
 use crate::keyring::{self, KEYRING_NAME_BYTES};
 use crate::mounts::{Identity, SharedProc};
+use crate::namespaces::{self, KINDS, MOUNTS, OwnNamespaces};
 
 /// Where a clone ends up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Home<'a> {
+pub(crate) enum Destination<'a> {
     /// In namespaces its record makes.
-    Own {
+    New {
         /// The host's mount namespace, where the record needs it: for `OpenTree` with `from_host` and `JoinNamespace`.
         host: Option<FdRef<'a>>,
         /// The pod's user namespace, where it has one.
@@ -28,7 +28,7 @@ pub(crate) enum Home<'a> {
     },
     /// In those of a container, joined before the first operation that is no `WriteFile`: an exec's record starts with
     /// joining the cgroup by paths of the host.
-    Of {
+    Existing {
         /// As in [`KINDS`].
         namespaces: [Option<FdRef<'a>>; KINDS.len()],
         /// The pod's user namespace, where it has one.
@@ -47,7 +47,7 @@ pub(crate) struct Launch<'a> {
     /// The line to the monitor: it has sent the keyring's name; `Op::Terminal` sends the master side, a start its namespaces.
     pub(crate) terminal: FdRef<'a>,
     /// Where it ends up.
-    pub(crate) home: Home<'a>,
+    pub(crate) home: Destination<'a>,
     /// How it gets into its PID namespace.
     pub(crate) steps: Steps<'a>,
     /// The capabilities that it walks the record with.
@@ -95,12 +95,12 @@ pub(crate) struct Second<'a> {
 }
 
 /// The clone's descriptors, at numbers of their own, and what else it needs on the way.
-pub(crate) struct Place<'a> {
+pub(crate) struct ChildState<'a> {
     pub(crate) report: FdRef<'static>,
     pub(crate) terminal: FdRef<'static>,
-    pub(crate) home: Home<'static>,
+    pub(crate) home: Destination<'static>,
     /// What a start tells the monitor.
-    pub(crate) memory: Option<Memory>,
+    pub(crate) memory: Option<OwnNamespaces>,
     /// Name of the session keyring.
     pub(crate) keyring: [u8; KEYRING_NAME_BYTES],
     /// A procfs of another PID namespace than this process's.
@@ -157,7 +157,7 @@ pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> 
 
 /// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 line to the monitor, 5 the
 /// host's mount namespace, 6 the user namespace, from 7 on namespaces of a container, each where there is one; no others.
-fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, Place<'a>), Errno> {
+fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, ChildState<'a>), Errno> {
     process::control(Control::NotDumpable)?;
     process::set_umask(0);
     let (second, proc) = match launch.steps {
@@ -172,25 +172,25 @@ fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, Place<'a>), Errno> {
     let (report, terminal, home) = arrange(launch)?;
     let keyring = keyring::take_name(terminal)?;
     let memory = match home {
-        Home::Own { .. } => Some(Memory::new()?),
-        Home::Of { .. } => None,
+        Destination::New { .. } => Some(OwnNamespaces::new()?),
+        Destination::Existing { .. } => None,
     };
     let (proc, target_proc) = match proc {
         Proc::None => (None, None),
         Proc::OfPod => (Some(SharedProc::open()?), None),
         Proc::OfTarget(identity) => (None, Some(identity)),
     };
-    Ok((record, Place { report, terminal, home, memory, keyring, proc, target_proc, second }))
+    Ok((record, ChildState { report, terminal, home, memory, keyring, proc, target_proc, second }))
 }
 
-fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Home<'static>), Errno> {
+fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Destination<'static>), Errno> {
     let (host, user, namespaces) = match launch.home {
-        Home::Own { host, user, target } => {
+        Destination::New { host, user, target } => {
             let mut namespaces = [None; KINDS.len()];
             namespaces[MOUNTS] = target;
             (host, user, namespaces)
         }
-        Home::Of { namespaces, user } => (None, user, namespaces),
+        Destination::Existing { namespaces, user } => (None, user, namespaces),
     };
     let kept = |file| Some((file, false));
     let ours = |file| Some((file, true));
@@ -201,32 +201,32 @@ fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Home<
     let [_, _, _, report, terminal, host, user, namespaces @ ..] =
         fs::arrange([stdin, stdout, stderr, report, terminal, host, user, a, b, c, d, e])?;
     let home = match launch.home {
-        Home::Own { .. } => Home::Own { host, user, target: namespaces[MOUNTS] },
-        Home::Of { .. } => Home::Of { namespaces, user },
+        Destination::New { .. } => Destination::New { host, user, target: namespaces[MOUNTS] },
+        Destination::Existing { .. } => Destination::Existing { namespaces, user },
     };
     Ok((report.ok_or(Errno::EINVAL)?, terminal.ok_or(Errno::EINVAL)?, home))
 }
 
-impl Place<'_> {
+impl ChildState<'_> {
     /// Of a start: the mount namespace of the host.
     pub(crate) fn host(&self) -> Result<FdRef<'static>, Errno> {
         match self.home {
-            Home::Own { host: Some(host), .. } => Ok(host),
-            Home::Own { host: None, .. } | Home::Of { .. } => Err(Errno::EINVAL),
+            Destination::New { host: Some(host), .. } => Ok(host),
+            Destination::New { host: None, .. } | Destination::Existing { .. } => Err(Errno::EINVAL),
         }
     }
 
     /// An exec joins its container.
     pub(crate) fn join(&self) -> Result<(), Errno> {
-        let Home::Of { namespaces, user } = self.home else { return Err(Errno::EINVAL) };
-        home::join(&namespaces, user)?;
+        let Destination::Existing { namespaces, user } = self.home else { return Err(Errno::EINVAL) };
+        namespaces::join(&namespaces, user)?;
         if user.is_some() { child::become_root() } else { Ok(()) }
     }
 
     /// The procfs to mount instead of a new one, where there is such.
     pub(crate) fn proc(&mut self) -> Result<Option<&mut SharedProc>, Errno> {
         if let Some(identity) = self.target_proc.take() {
-            let Home::Own { target: Some(target), .. } = self.home else { return Err(Errno::EINVAL) };
+            let Destination::New { target: Some(target), .. } = self.home else { return Err(Errno::EINVAL) };
             let own = self.memory.as_ref().ok_or(Errno::EINVAL)?.mounts()?;
             process::setns(target, process::CLONE_NEWNS)?;
             let opened = SharedProc::of_container(identity);
@@ -237,7 +237,7 @@ impl Place<'_> {
     }
 
     /// Tells the monitor what it has to know of a start, and closes all but the standard streams and the report. Once.
-    pub(crate) fn leave_behind(&mut self) -> Result<(), Errno> {
+    pub(crate) fn close_descriptors(&mut self) -> Result<(), Errno> {
         /// The first number behind the report's.
         const AFTER_REPORT: i32 = 4;
         if let Some(memory) = self.memory.take() {

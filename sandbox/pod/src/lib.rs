@@ -33,18 +33,18 @@ mod second;
 mod start;
 
 mod child;
-mod home;
 mod keyring;
 mod launch;
 mod mounts;
+mod namespaces;
 mod root;
 mod verify;
 
 mod log;
 mod output;
 
-mod ends;
-mod exits;
+mod exit_records;
+mod reap;
 
 mod table;
 

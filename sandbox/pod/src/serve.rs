@@ -11,11 +11,11 @@ use coracle_sys::{Errno, Fd, FdRef, fs};
 use coracle_wire::{Event, FRAME_BYTES_MAX, FromMonitor, Reply};
 
 use crate::child::{self, Failure};
-use crate::exits;
+use crate::exit_records;
 use crate::init::Init;
 use crate::keyring::KEYRING_NAME_BYTES;
 use crate::log::LINE_BYTES_MAX;
-use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, Place, STREAMS, Table};
+use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, STREAMS, Slot, Table};
 
 /// Scratch for reading, then a line buffer for each stream of each container.
 pub(crate) const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
@@ -36,35 +36,35 @@ pub(crate) enum Source {
     Listener,
     Connection,
     Signals,
-    ContainerReport(Place),
-    ExecReport(Place),
+    ContainerReport(Slot),
+    ExecReport(Slot),
     /// A stream of a container: 0 or 1.
-    Output(Place, usize),
+    Output(Slot, usize),
 }
 
 impl Source {
     /// As epoll's token.
     pub(crate) fn token(self) -> u64 {
-        let (kind, place) = match self {
+        let (kind, slot) = match self {
             Self::Listener => (0, 0),
             Self::Connection => (1, 0),
             Self::Signals => (2, 0),
-            Self::ContainerReport(place) => (3, place),
-            Self::ExecReport(place) => (4, place),
-            Self::Output(place, stream) => (5 + stream as u64, place),
+            Self::ContainerReport(slot) => (3, slot),
+            Self::ExecReport(slot) => (4, slot),
+            Self::Output(slot, stream) => (5 + stream as u64, slot),
         };
-        kind << 8 | u64::from(place)
+        kind << 8 | u64::from(slot)
     }
 
     fn from_token(token: u64) -> Self {
-        let place = token as Place;
+        let slot = token as Slot;
         match token >> 8 {
             0 => Self::Listener,
             1 => Self::Connection,
             2 => Self::Signals,
-            3 => Self::ContainerReport(place),
-            4 => Self::ExecReport(place),
-            kind => Self::Output(place, usize::from(kind != 5)),
+            3 => Self::ContainerReport(slot),
+            4 => Self::ExecReport(slot),
+            kind => Self::Output(slot, usize::from(kind != 5)),
         }
     }
 }
@@ -149,7 +149,7 @@ impl<'t> Monitor<'t> {
         }
         let set_up = child::set_up(setup.borrow());
         drop(setup);
-        let prepared = exits::prepare(state.borrow()).map_err(|errno| Failure { index: 0, errno });
+        let prepared = exit_records::prepare(state.borrow()).map_err(|errno| Failure { index: 0, errno });
         let (init, phase) = match prepared.and(set_up) {
             Ok(init) => (init, Phase::Serving),
             Err(failure) => (None, Phase::Failed { failure, until_ns: later(FAILED_SETUP_NS) }),
@@ -208,9 +208,9 @@ impl<'t> Monitor<'t> {
                 }
             }
             Source::Signals => self.take_signals(),
-            Source::ContainerReport(place) => self.container_report(place),
-            Source::ExecReport(place) => self.exec_report(place),
-            Source::Output(place, stream) => self.read_output(place, stream),
+            Source::ContainerReport(slot) => self.container_report(slot),
+            Source::ExecReport(slot) => self.exec_report(slot),
+            Source::Output(slot, stream) => self.read_output(slot, stream),
         }
     }
 
@@ -269,7 +269,7 @@ impl<'t> Monitor<'t> {
         if let Some(connection) = self.connection.take() {
             unwatch(self.epoll, &connection.socket);
         }
-        self.table.forget_askers();
+        self.table.forget_requesters();
         self.table.execs.retain(|exec| exec.is_alive());
     }
 

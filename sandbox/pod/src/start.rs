@@ -9,14 +9,14 @@ use coracle_wire::{ContainerId, ExecId, PidNamespace, Reply, Streams};
 
 use crate::answer::Descriptors;
 use crate::child::{FAILURE_BYTES, Failure};
-use crate::exits;
-use crate::home::{self, MOUNTS, Remembered};
+use crate::exit_records;
 use crate::keyring::KEYRING_NAME_BYTES;
-use crate::launch::{self, Home, Launch, Proc, Second, Steps, lend};
+use crate::launch::{self, Destination, Launch, Proc, Second, Steps, lend};
 use crate::log::Writer;
+use crate::namespaces::{self, ContainerNamespaces, MOUNTS};
 use crate::second;
 use crate::serve::{MEMORY_BYTES, Monitor, Phase, Source, unwatch};
-use crate::table::{Container, ContainerState, Exec, ExecState, Output, Place, STREAMS, Starting};
+use crate::table::{Container, ContainerState, Exec, ExecState, Output, STREAMS, Slot, Starting};
 
 /// `Request::Start`.
 pub(crate) struct Asked {
@@ -73,26 +73,26 @@ impl Monitor<'_> {
         if self.table.container(&asked.container).is_some() {
             return Err(Errno::EEXIST);
         }
-        let place = self.place(self.table.free_container())?;
-        self.name_keyring(place)?;
+        let slot = self.slot(self.table.free_container())?;
+        self.name_keyring(slot)?;
         let record = descriptors.take()?;
         let log = descriptors.take_if(asked.streams.log)?;
         let cgroup = descriptors.take_if(asked.has_cgroup)?;
         let oom = descriptors.take_if(asked.has_oom_counter)?.map(|counter| {
-            let kills = exits::oom_kills(counter.borrow());
+            let kills = exit_records::oom_kills(counter.borrow());
             (counter, kills)
         });
         // What else came, where the record needs it: the host's mount namespace.
         let host = descriptors.take().ok();
         let Pids { beside, proc, is_own: has_own_pids, target } = self.pids(&asked.pid)?;
-        let line = self.line(number, Source::ContainerReport(place), beside.is_some())?;
-        let standard = self.standard(place, asked.streams)?;
+        let line = self.line(number, Source::ContainerReport(slot), beside.is_some())?;
+        let standard = self.standard(slot, asked.streams)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.child.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Own { host: lend(&host), user: lend(&self.user), target },
+            home: Destination::New { host: lend(&host), user: lend(&self.user), target },
             steps: match (beside, &line.starting.second, proc) {
                 (Some(beside), Some(pid), Proc::None) => Steps::SecondWalks(Second { beside, pid }),
                 (Some(beside), Some(pid), proc) => {
@@ -103,18 +103,18 @@ impl Monitor<'_> {
             permitted: self.permitted,
         };
         let namespaces = if asked.pid == PidNamespace::New { process::CLONE_NEWPID } else { 0 };
-        let name = self.memory.get(keyring_range(place)).ok_or(Errno::EINVAL)?;
+        let name = self.memory.get(keyring_range(slot)).ok_or(Errno::EINVAL)?;
         socket::send(line.starting.terminal.borrow(), name, &[])?;
         let (pid, pidfd) = clone(namespaces, cgroup.as_ref().map(Fd::borrow), &launch)?;
         let Line { starting, .. } = line;
         let container = Container {
             id: asked.container,
-            place,
+            slot,
             pid,
             pidfd,
             state: ContainerState::Starting(starting),
             has_own_pids,
-            home: Remembered::default(),
+            home: ContainerNamespaces::default(),
             outputs: standard.outputs,
             log,
             writer: Writer::default(),
@@ -160,22 +160,22 @@ impl Monitor<'_> {
         if self.table.execs.iter().any(|other| other.id == exec) {
             return Err(Errno::EEXIST);
         }
-        let place = self.place(self.table.free_exec())?;
+        let slot = self.slot(self.table.free_exec())?;
         let record = descriptors.take()?;
         let standard = [descriptors.take()?, descriptors.take()?, descriptors.take()?];
         let cgroup = descriptors.take_if(has_cgroup)?;
         let main = self.table.running(container).ok_or(Errno::ESRCH)?;
         // Among processes of the node there is nothing to hide.
         let has_two_steps = main.has_own_pids || self.init.is_some();
-        let (name, namespaces) = (main.place, main.home.namespaces.each_ref().map(lend));
+        let (name, namespaces) = (main.slot, main.home.namespaces.each_ref().map(lend));
         let main = main.pidfd.borrow();
-        let line = self.line(number, Source::ExecReport(place), has_two_steps)?;
+        let line = self.line(number, Source::ExecReport(slot), has_two_steps)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Of { namespaces, user: lend(&self.user) },
+            home: Destination::Existing { namespaces, user: lend(&self.user) },
             steps: match &line.starting.second {
                 Some(pid) => Steps::SecondExecs { second: Second { beside: main, pid }, proc: Proc::None },
                 None => Steps::One,
@@ -186,17 +186,17 @@ impl Monitor<'_> {
         socket::send(line.starting.terminal.borrow(), name, &[])?;
         let (pid, pidfd) = clone(0, cgroup.as_ref().map(Fd::borrow), &launch)?;
         let Line { starting, .. } = line;
-        let exec = Exec { id: exec, place, pid, pidfd, state: ExecState::Starting(starting) };
+        let exec = Exec { id: exec, slot, pid, pidfd, state: ExecState::Starting(starting) };
         self.table.execs.push(exec).map_err(|_| Errno::EAGAIN)
     }
 
     /// A name for the keyring of the container at `place`. EAGAIN early in a boot.
-    fn name_keyring(&mut self, place: Place) -> Result<(), Errno> {
-        let (names, _) = self.memory[keyring_range(place)].as_chunks_mut();
+    fn name_keyring(&mut self, slot: Slot) -> Result<(), Errno> {
+        let (names, _) = self.memory[keyring_range(slot)].as_chunks_mut();
         names.first_mut().ok_or(Errno::EINVAL).and_then(process::random)
     }
 
-    fn place(&self, free: Option<Place>) -> Result<Place, Errno> {
+    fn slot(&self, free: Option<Slot>) -> Result<Slot, Errno> {
         match self.phase {
             Phase::Serving => free.ok_or(Errno::EAGAIN),
             Phase::Failed { .. } | Phase::Ending { .. } => Err(Errno::ESHUTDOWN),
@@ -221,7 +221,7 @@ impl Monitor<'_> {
         Ok(Line { starting, report, terminal: theirs })
     }
 
-    fn standard(&self, place: Place, streams: Streams) -> Result<Standard, Errno> {
+    fn standard(&self, slot: Slot, streams: Streams) -> Result<Standard, Errno> {
         let null = || fs::open(FdRef::WORKING_DIRECTORY, c"/dev/null", fs::O_RDWR, 0);
         if streams.tty {
             // Until the terminal takes their places.
@@ -235,20 +235,20 @@ impl Monitor<'_> {
         };
         let (stdout, stdout_writer) = fs::pipe()?;
         let (stderr, stderr_writer) = fs::pipe()?;
-        let outputs = [Some(self.output(place, 0, stdout)?), Some(self.output(place, 1, stderr)?)];
+        let outputs = [Some(self.output(slot, 0, stdout)?), Some(self.output(slot, 1, stderr)?)];
         Ok(Standard { child: [reader, stdout_writer, stderr_writer], stdin, outputs })
     }
 
-    fn output(&self, place: Place, stream: usize, file: Fd) -> Result<Output, Errno> {
+    fn output(&self, slot: Slot, stream: usize, file: Fd) -> Result<Output, Errno> {
         fs::set_nonblocking(file.borrow())?;
-        socket::watch(self.epoll, file.borrow(), EPOLLIN, Source::Output(place, stream).token())?;
+        socket::watch(self.epoll, file.borrow(), EPOLLIN, Source::Output(slot, stream).token())?;
         Ok(Output { file, held: 0, held_max: 0 })
     }
 
     /// A container's process has exec'ed or failed.
-    pub(crate) fn container_report(&mut self, place: Place) {
+    pub(crate) fn container_report(&mut self, slot: Slot) {
         let mut containers = self.table.containers.iter_mut();
-        let Some(container) = containers.find(|container| container.place == place) else { return };
+        let Some(container) = containers.find(|container| container.slot == slot) else { return };
         let ContainerState::Starting(starting) = &mut container.state else { return };
         second::adopt(starting, (&mut container.pid, &mut container.pidfd));
         if starting.ended.is_some() || starting.failure.is_some() {
@@ -259,7 +259,7 @@ impl Monitor<'_> {
             Report::Waits => {
                 starting.is_waiting = true;
                 let number = core::mem::take(&mut starting.number);
-                self.hand_over(number, Reply::Waiting, place);
+                self.reply_with_process(number, Reply::Waiting, slot);
             }
             Report::Failed(failure) => {
                 starting.failure = Some(failure);
@@ -267,21 +267,21 @@ impl Monitor<'_> {
             }
             Report::Executed => {
                 let number = starting.number;
-                let told = home::take_told(starting.terminal.borrow());
+                let told = namespaces::receive(starting.terminal.borrow());
                 container.state = ContainerState::Running;
                 container.home = told.home;
                 if let Some(master) = told.terminal {
-                    self.keep_terminal(place, master);
+                    self.keep_terminal(slot, master);
                 }
-                self.hand_over(number, Reply::Started, place);
+                self.reply_with_process(number, Reply::Started, slot);
             }
         }
     }
 
     /// Answers with the process.
-    fn hand_over(&mut self, number: u32, reply: Reply, place: Place) {
+    fn reply_with_process(&mut self, number: u32, reply: Reply, slot: Slot) {
         let mut containers = self.table.containers.iter();
-        let Some(container) = containers.find(|container| container.place == place) else { return };
+        let Some(container) = containers.find(|container| container.slot == slot) else { return };
         if let Ok(pidfd) = fs::duplicate(container.pidfd.borrow(), 3) {
             self.reply(number, reply, &[pidfd.borrow()]);
         }
@@ -301,19 +301,19 @@ impl Monitor<'_> {
     }
 
     /// The master side is both the container's output and what its stdin is written to.
-    fn keep_terminal(&mut self, place: Place, master: Fd) {
+    fn keep_terminal(&mut self, slot: Slot, master: Fd) {
         let kept = fs::duplicate(master.borrow(), 3).ok();
-        let output = self.output(place, 0, master).ok();
+        let output = self.output(slot, 0, master).ok();
         let mut containers = self.table.containers.iter_mut();
-        if let Some(container) = containers.find(|container| container.place == place) {
+        if let Some(container) = containers.find(|container| container.slot == slot) {
             container.outputs[0] = output;
             container.stdin = kept;
         }
     }
 
     /// An exec's process has exec'ed or failed.
-    pub(crate) fn exec_report(&mut self, place: Place) {
-        let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
+    pub(crate) fn exec_report(&mut self, slot: Slot) {
+        let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.slot == slot) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
         second::adopt(starting, (&mut exec.pid, &mut exec.pidfd));
         if starting.ended.is_some() || starting.failure.is_some() {
@@ -327,7 +327,7 @@ impl Monitor<'_> {
             }
             Report::Executed => {
                 let number = starting.number;
-                let master = home::take_told(starting.terminal.borrow()).terminal;
+                let master = namespaces::receive(starting.terminal.borrow()).terminal;
                 exec.state = ExecState::Running;
                 let Ok(pidfd) = fs::duplicate(exec.pidfd.borrow(), 3) else { return };
                 match master {
@@ -340,8 +340,8 @@ impl Monitor<'_> {
 }
 
 /// Where the name of a container's keyring is in the monitor's memory.
-fn keyring_range(place: Place) -> core::ops::Range<usize> {
-    let start = MEMORY_BYTES + usize::from(place) * KEYRING_NAME_BYTES;
+fn keyring_range(slot: Slot) -> core::ops::Range<usize> {
+    let start = MEMORY_BYTES + usize::from(slot) * KEYRING_NAME_BYTES;
     start..start + KEYRING_NAME_BYTES
 }
 

@@ -7,8 +7,8 @@ use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
 use heapless::Vec;
 
 use crate::child::Failure;
-use crate::home::Remembered;
 use crate::log::Writer;
+use crate::namespaces::ContainerNamespaces;
 
 /// Most containers of one pod, those that ended and are not forgotten included. Kubernetes has no limit of its own;
 /// pods with more than 20 are not seen. EAGAIN beyond it.
@@ -21,7 +21,7 @@ pub(crate) const ATTACHED_MAX: usize = 32;
 pub(crate) const STREAMS: usize = 2;
 
 /// An entry's number in its table.
-pub(crate) type Place = u8;
+pub(crate) type Slot = u8;
 
 /// All of them: a static of the entry, because zeroed memory takes no page until an entry is there.
 pub struct Table {
@@ -36,21 +36,21 @@ pub(crate) type AllAttached = Vec<Attached, ATTACHED_MAX>;
 /// Pipes that get a copy of a container's output.
 pub(crate) struct Attached {
     /// The container's.
-    pub(crate) place: Place,
+    pub(crate) slot: Slot,
     pub(crate) pipes: [Option<Fd>; STREAMS],
 }
 
 /// A container from its clone until it is forgotten.
 pub(crate) struct Container {
     pub(crate) id: ContainerId,
-    pub(crate) place: Place,
+    pub(crate) slot: Slot,
     pub(crate) pid: i32,
     pub(crate) pidfd: Fd,
     pub(crate) state: ContainerState,
     /// It is in a PID namespace that is not the monitor's nor the pod's.
     pub(crate) has_own_pids: bool,
     /// What its execs join.
-    pub(crate) home: Remembered,
+    pub(crate) home: ContainerNamespaces,
     /// Read ends of its streams until their end.
     pub(crate) outputs: [Option<Output>; STREAMS],
     pub(crate) log: Option<Fd>,
@@ -105,7 +105,7 @@ pub(crate) struct Output {
 /// An exec from its clone until the daemon knows its end.
 pub(crate) struct Exec {
     pub(crate) id: ExecId,
-    pub(crate) place: Place,
+    pub(crate) slot: Slot,
     pub(crate) pid: i32,
     pub(crate) pidfd: Fd,
     pub(crate) state: ExecState,
@@ -154,13 +154,13 @@ impl Table {
     }
 
     /// A place for one more container.
-    pub(crate) fn free_container(&self) -> Option<Place> {
-        lowest_free(CONTAINERS_MAX, self.containers.iter().map(|container| container.place))
+    pub(crate) fn free_container(&self) -> Option<Slot> {
+        lowest_free(CONTAINERS_MAX, self.containers.iter().map(|container| container.slot))
     }
 
     /// A place for one more exec.
-    pub(crate) fn free_exec(&self) -> Option<Place> {
-        lowest_free(EXECS_MAX, self.execs.iter().map(|exec| exec.place))
+    pub(crate) fn free_exec(&self) -> Option<Slot> {
+        lowest_free(EXECS_MAX, self.execs.iter().map(|exec| exec.slot))
     }
 
     /// Whether any process lives.
@@ -170,7 +170,7 @@ impl Table {
 
     /// What still starts: their answers go to nobody once the daemon that asked is gone. Nobody will say to go on to those
     /// that wait.
-    pub(crate) fn forget_askers(&mut self) {
+    pub(crate) fn forget_requesters(&mut self) {
         for container in &mut self.containers {
             if let ContainerState::Starting(starting) = &mut container.state {
                 starting.number = 0;
@@ -188,9 +188,9 @@ impl Table {
     }
 }
 
-fn lowest_free(count: usize, used: impl Iterator<Item = Place>) -> Option<Place> {
-    let used = used.fold(0_u128, |used, place| used | 1 << place);
-    (0..count).find(|place| used >> place & 1 == 0).map(|place| place as Place)
+fn lowest_free(count: usize, used: impl Iterator<Item = Slot>) -> Option<Slot> {
+    let used = used.fold(0_u128, |used, slot| used | 1 << slot);
+    (0..count).find(|slot| used >> slot & 1 == 0).map(|slot| slot as Slot)
 }
 
 // A set of places is the bits of a u128.

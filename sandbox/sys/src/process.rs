@@ -451,17 +451,17 @@ pub fn scheduling() -> Result<Scheduling, Errno> {
 
 /// Who inherits a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heirs {
-    /// Children, and theirs.
-    Children,
-    /// Nobody: children begin as everybody does, also with a nice value that is not below 0 (SCHED_FLAG_RESET_ON_FORK).
-    Nobody,
+pub enum InheritOnFork {
+    /// Yes, and theirs.
+    Yes,
+    /// No: children begin as everybody does, also with a nice value that is not below 0 (SCHED_FLAG_RESET_ON_FORK).
+    No,
 }
 
 /// Has the caller run in slices of so many nanoseconds, at least 100 000; 0: as everybody. Its share of the processor stays
 /// the same. Who wakes with a short slice takes the place of who runs in a long one, instead of waiting until that is over, up
 /// to 4 ms (sched(7); **Linux 6.12**: before, this changes nothing). Under another policy than the usual one it is left alone.
-pub fn set_slice(nanoseconds: u64, heirs: Heirs) -> Result<(), Errno> {
+pub fn set_slice(nanoseconds: u64, inherit: InheritOnFork) -> Result<(), Errno> {
     const USUAL: u32 = 0;
     const RESET_ON_FORK: u64 = 1;
     let mut scheduling = scheduling()?;
@@ -469,7 +469,7 @@ pub fn set_slice(nanoseconds: u64, heirs: Heirs) -> Result<(), Errno> {
         return Ok(());
     }
     scheduling.runtime = nanoseconds;
-    if heirs == Heirs::Nobody {
+    if inherit == InheritOnFork::No {
         scheduling.flags |= RESET_ON_FORK;
     }
     set_scheduling(scheduling)

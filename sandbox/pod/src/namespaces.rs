@@ -29,7 +29,7 @@ const MESSAGE_BYTES: usize = 3 + 4 + 4 + 8;
 
 /// What the monitor knows of a container's home.
 #[derive(Default)]
-pub(crate) struct Remembered {
+pub(crate) struct ContainerNamespaces {
     /// Those of its own, as in [`KINDS`].
     pub(crate) namespaces: [Option<Fd>; KINDS.len()],
     /// The procfs it was started with at /proc.
@@ -37,7 +37,7 @@ pub(crate) struct Remembered {
 }
 
 /// What a start remembers until it tells.
-pub(crate) struct Memory {
+pub(crate) struct OwnNamespaces {
     /// /proc/self/ns of the node's procfs, which is out of reach by name later.
     directory: Fd,
     /// CLONE_NEW… of those that it has made or joined.
@@ -45,7 +45,7 @@ pub(crate) struct Memory {
     pub(crate) proc: Option<Identity>,
 }
 
-impl Memory {
+impl OwnNamespaces {
     /// While the node's procfs is in view.
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = fs::O_PATH | fs::O_DIRECTORY;
@@ -85,15 +85,15 @@ impl Memory {
 
 /// What a process sent over its line before exec.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct Received {
     /// The master side of its terminal.
     pub(crate) terminal: Option<Fd>,
-    pub(crate) home: Remembered,
+    pub(crate) home: ContainerNamespaces,
 }
 
 /// Takes all of it.
-pub(crate) fn take_told(line: FdRef<'_>) -> Told {
-    let mut told = Told::default();
+pub(crate) fn receive(line: FdRef<'_>) -> Received {
+    let mut told = Received::default();
     let mut message = [0; MESSAGE_BYTES];
     while let Ok(received) = socket::receive(line, &mut message) {
         let mut files = received.descriptors.into_iter().flatten();

@@ -4,7 +4,7 @@
 use coracle_sys::process::{self, Clock, SIGCHLD, Status};
 use coracle_wire::{Exit, ExitRecord};
 
-use crate::exits;
+use crate::exit_records;
 use crate::second::{self, Meaning};
 use crate::serve::Monitor;
 use crate::table::{ContainerState, ExecState};
@@ -44,9 +44,9 @@ impl Monitor<'_> {
                 Meaning::Stranger => {}
                 Meaning::Step => return,
                 Meaning::Over(exit) => {
-                    let (pid, place) = (container.pid, container.place);
+                    let (pid, slot) = (container.pid, container.slot);
                     // What it reported comes before its end.
-                    self.container_report(place);
+                    self.container_report(slot);
                     return self.container_ended(pid, exit);
                 }
             }
@@ -60,8 +60,8 @@ impl Monitor<'_> {
                 Meaning::Stranger => {}
                 Meaning::Step => return,
                 Meaning::Over(exit) => {
-                    let (pid, place) = (exec.pid, exec.place);
-                    self.exec_report(place);
+                    let (pid, slot) = (exec.pid, exec.slot);
+                    self.exec_report(slot);
                     return self.exec_ended(pid, exit);
                 }
             }
@@ -81,8 +81,10 @@ impl Monitor<'_> {
         }
         self.drain(index);
         let container = &mut self.table.containers[index];
-        let oom_killed =
-            container.oom.take().is_some_and(|(counter, before)| exits::oom_kills(counter.borrow()) > before);
+        let oom_killed = container
+            .oom
+            .take()
+            .is_some_and(|(counter, before)| exit_records::oom_kills(counter.borrow()) > before);
         let record = ExitRecord {
             container: container.id,
             exit,
@@ -93,7 +95,7 @@ impl Monitor<'_> {
         container.stdin = None;
         container.state = ContainerState::Exited { record, is_told: false };
         // A full disk: a connected daemon learns it from the event, one that comes back from the same after Hello.
-        let _ = exits::write(self.state.borrow(), &record);
+        let _ = exit_records::write(self.state.borrow(), &record);
         self.tell();
     }
 
