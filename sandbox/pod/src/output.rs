@@ -1,5 +1,5 @@
-//! Output of containers: reads streams into one shared scratch buffer and passes the lines on to the log. Each event
-//! is one read, so that no stream starves another. Memory that output took is given back.
+//! Handles output of containers: reads streams into one shared buffer and passes the lines to the log. Each event
+//! causes one read, so that no stream starves another. Memory that output has used is returned to the kernel.
 
 use coracle_sys::{Errno, Fd, FdRef, fs};
 
@@ -7,14 +7,14 @@ use crate::log::{self, LINE_BYTES_MAX, Stream, Tag};
 use crate::serve::{Monitor, unwatch};
 use crate::table::{AllAttached, Attached, Container, STREAMS, Slot};
 
-/// A pipe cannot hold more (fs.pipe-max-size, 1 MiB unless root raises it): what is read beyond it at a container's
-/// end was written after it, by a process that outlives it.
+/// Maximum number of reads when a container ends. A pipe holds at most 1 MiB (fs.pipe-max-size, unless root raises it);
+/// anything more was written after the end by a process that outlives the container.
 const DRAIN_READS_MAX: usize = (1 << 20) / LINE_BYTES_MAX;
 
-/// From this many held bytes on a line buffer's pages are given back as soon as it is empty.
+/// Number of held bytes above which a line buffer's pages are returned to the kernel as soon as it is empty.
 const LARGE_BYTES: usize = 4096;
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadOutcome {
     Some,
@@ -23,7 +23,7 @@ enum ReadOutcome {
 }
 
 impl Monitor<'_> {
-    /// One read of a stream.
+    /// Reads once from a stream.
     pub(crate) fn read_output(&mut self, slot: Slot, stream: usize) {
         let mut containers = self.table.containers.iter_mut();
         if let Some(container) = containers.find(|container| container.slot == slot) {
@@ -33,7 +33,8 @@ impl Monitor<'_> {
         }
     }
 
-    /// At a container's end: everything that is still in its pipes, and an unfinished line, go to the log.
+    /// Writes everything that is still in a container's pipes, and an incomplete line, to the log, when the container
+    /// has ended.
     pub(crate) fn drain(&mut self, index: usize) {
         self.is_memory_used = true;
         let Some(container) = self.table.containers.get_mut(index) else { return };
@@ -50,7 +51,7 @@ impl Monitor<'_> {
         self.table.attached.retain(|attached| attached.slot != slot);
     }
 
-    /// After a quiet while: scratch and empty line buffers are given back.
+    /// Returns the shared buffer and empty line buffers to the kernel; called after a time without output.
     pub(crate) fn give_back_memory(&mut self) {
         self.is_memory_used = false;
         self.memory.give_back(0, LINE_BYTES_MAX);
@@ -67,7 +68,7 @@ impl Monitor<'_> {
     }
 }
 
-/// Where a stream's line buffer is.
+/// The range of a stream's line buffer.
 fn range(slot: Slot, stream: usize) -> (usize, usize) {
     let index = 1 + usize::from(slot) * STREAMS + stream;
     (index * LINE_BYTES_MAX, (index + 1) * LINE_BYTES_MAX)
@@ -77,14 +78,14 @@ fn name(stream: usize) -> Stream {
     if stream == 0 { Stream::Stdout } else { Stream::Stderr }
 }
 
-/// Where output goes: line buffers on the way to the log, and whoever is attached.
+/// Destinations of output: line buffers for the log, and attached clients.
 struct Sinks<'m> {
     memory: &'m mut fs::Mapping,
     attached: &'m mut AllAttached,
 }
 
-/// Passes a copy on. Who has no room for all of it is let go of: a gap would not be noticed, and waiting would hold up
-/// the container.
+/// Copies output to attached clients. A client whose pipe has no space for all of it is disconnected: a gap would go
+/// unnoticed, and waiting would block the container.
 fn copy(attached: &mut AllAttached, slot: Slot, stream: usize, bytes: &[u8]) {
     attached.retain(|one| {
         let Some(pipe) = one.pipes[stream].as_ref().filter(|_| one.slot == slot) else { return true };
@@ -92,7 +93,7 @@ fn copy(attached: &mut AllAttached, slot: Slot, stream: usize, bytes: &[u8]) {
     });
 }
 
-/// The stream is over for those attached, too.
+/// Closes the pipes of attached clients at the end of a stream.
 fn end_copies(attached: &mut [Attached], slot: Slot, stream: usize) {
     for one in attached.iter_mut().filter(|one| one.slot == slot) {
         one.pipes[stream] = None;
@@ -110,7 +111,7 @@ fn read_stream(
     let (scratch, buffers) = memory.split_at_mut(LINE_BYTES_MAX);
     let length = match fs::read(output.file.borrow(), scratch) {
         Err(Errno::EAGAIN | Errno::EINTR) => return ReadOutcome::Nothing,
-        // A terminal's end is EIO; whatever else a read says, it will not get better.
+        // A closed terminal gives EIO; other errors are permanent too.
         Ok(0) | Err(_) => {
             flush(memory, container, stream);
             if let Some(output) = container.outputs[stream].take() {
@@ -140,7 +141,7 @@ fn read_stream(
     ReadOutcome::Some
 }
 
-/// Writes an unfinished line as a partial one.
+/// Writes an incomplete line with the tag `P`.
 fn flush(memory: &mut fs::Mapping, container: &mut Container, stream: usize) {
     let Some(output) = container.outputs[stream].as_mut().filter(|output| output.held > 0) else { return };
     let log: Option<FdRef<'_>> = container.log.as_ref().map(Fd::borrow);

@@ -1,5 +1,5 @@
-//! From a request to a clone: prepares pipes, clones, and remembers what to wait for. The child's part is in
-//! `child`; how it went comes back over the report pipe, and ends here.
+//! Starts processes: prepares pipes, clones a child, and records its state. The child's part is in `launch` and
+//! `child`; it reports over a pipe, and the reports are handled here.
 
 use coracle_sys::process::{self, Clone};
 use coracle_sys::sibling::SiblingPid;
@@ -27,14 +27,14 @@ pub(crate) struct Asked {
     pub(crate) has_oom_counter: bool,
 }
 
-/// The two pairs every clone has with the monitor.
+/// The report pipe and the socket pair between the monitor and a child.
 struct Line {
     starting: Starting,
     report: Fd,
     terminal: Fd,
 }
 
-/// The standard streams of a container: what the child gets, what the monitor keeps.
+/// The standard streams of a container: the child's ends and the monitor's ends.
 struct Standard {
     child: [Fd; 3],
     stdin: Option<Fd>,
@@ -43,17 +43,17 @@ struct Standard {
 
 /// The PID namespace of a container.
 struct Pids<'a> {
-    /// pidfd of a process that is in it already.
+    /// pidfd of a process that is already in it.
     beside: Option<FdRef<'a>>,
     /// The procfs to mount.
     proc: Proc,
-    /// It is neither the monitor's nor the pod's.
+    /// Whether it is neither the monitor's nor the pod's namespace.
     is_own: bool,
-    /// The mount namespace of the container whose it is.
+    /// The mount namespace of the container that it belongs to.
     target: Option<FdRef<'a>>,
 }
 
-/// What the report pipe says.
+/// The state of the report pipe.
 enum Report {
     Nothing,
     Waits,
@@ -62,8 +62,10 @@ enum Report {
 }
 
 impl Monitor<'_> {
-    /// Starts a container; the answer comes with its report. Errors as documented at `Request::Start`; ESHUTDOWN
-    /// when the monitor is ending.
+    /// Starts a container; the reply is sent when its report arrives.
+    ///
+    /// # Errors
+    /// Those of `Request::Start`; ESHUTDOWN if the monitor is ending.
     pub(crate) fn start(
         &mut self,
         number: u32,
@@ -82,7 +84,7 @@ impl Monitor<'_> {
             let kills = exit_records::oom_kills(counter.borrow());
             (counter, kills)
         });
-        // What else came, where the record needs it: the host's mount namespace.
+        // The remaining descriptor, if the record needs it, is the host's mount namespace.
         let host = descriptors.take().ok();
         let Pids { beside, proc, is_own: has_own_pids, target } = self.pids(&asked.pid)?;
         let line = self.line(number, Source::ContainerReport(slot), beside.is_some())?;
@@ -121,11 +123,11 @@ impl Monitor<'_> {
             stdin: standard.stdin,
             oom,
         };
-        // There is a free place, so there is room.
+        // A slot is free, so there is space.
         self.table.containers.push(container).map_err(|_| Errno::EAGAIN)
     }
 
-    /// Where a container's processes are to be.
+    /// Selects the PID namespace of a container.
     fn pids(&self, asked: &PidNamespace) -> Result<Pids<'_>, Errno> {
         let shared = self.init.as_ref().map(|init| init.pidfd.borrow());
         let target = match asked {
@@ -140,7 +142,7 @@ impl Monitor<'_> {
         if !target.has_own_pids {
             return self.pids(&PidNamespace::Monitor);
         }
-        // A mount of a mount namespace that belongs to a user namespace cannot be copied without those below it.
+        // In a mount namespace of a user namespace, a mount cannot be cloned without its submounts.
         let proc = match self.user {
             Some(_) => Proc::None,
             None => Proc::OfTarget(target.home.proc.ok_or(Errno::ENOENT)?),
@@ -149,7 +151,7 @@ impl Monitor<'_> {
         Ok(Pids { beside: Some(target.pidfd.borrow()), proc, is_own: true, target: mounts })
     }
 
-    /// Starts an exec, likewise.
+    /// Starts an exec; the reply is sent when its report arrives.
     pub(crate) fn exec(
         &mut self,
         number: u32,
@@ -165,7 +167,7 @@ impl Monitor<'_> {
         let standard = [descriptors.take()?, descriptors.take()?, descriptors.take()?];
         let cgroup = descriptors.take_if(has_cgroup)?;
         let main = self.table.running(container).ok_or(Errno::ESRCH)?;
-        // Among processes of the node there is nothing to hide.
+        // In the node's PID namespace one step is enough.
         let has_two_steps = main.has_own_pids || self.init.is_some();
         let (name, namespaces) = (main.slot, main.home.namespaces.each_ref().map(lend));
         let main = main.pidfd.borrow();
@@ -190,7 +192,10 @@ impl Monitor<'_> {
         self.table.execs.push(exec).map_err(|_| Errno::EAGAIN)
     }
 
-    /// A name for the keyring of the container at `place`. EAGAIN early in a boot.
+    /// Generates the keyring name of the container in `slot`.
+    ///
+    /// # Errors
+    /// EAGAIN early during boot.
     fn name_keyring(&mut self, slot: Slot) -> Result<(), Errno> {
         let (names, _) = self.memory[keyring_range(slot)].as_chunks_mut();
         names.first_mut().ok_or(Errno::EINVAL).and_then(process::random)
@@ -224,7 +229,7 @@ impl Monitor<'_> {
     fn standard(&self, slot: Slot, streams: Streams) -> Result<Standard, Errno> {
         let null = || fs::open(FdRef::WORKING_DIRECTORY, c"/dev/null", fs::O_RDWR, 0);
         if streams.tty {
-            // Until the terminal takes their places.
+            // They are replaced by the terminal later.
             return Ok(Standard { child: [null()?, null()?, null()?], stdin: None, outputs: [None, None] });
         }
         let (reader, stdin) = if streams.stdin {
@@ -245,14 +250,14 @@ impl Monitor<'_> {
         Ok(Output { file, held: 0, held_max: 0 })
     }
 
-    /// A container's process has exec'ed or failed.
+    /// Handles the report of a container's process: it has called exec, waits, or failed.
     pub(crate) fn container_report(&mut self, slot: Slot) {
         let mut containers = self.table.containers.iter_mut();
         let Some(container) = containers.find(|container| container.slot == slot) else { return };
         let ContainerState::Starting(starting) = &mut container.state else { return };
         second::adopt(starting, (&mut container.pid, &mut container.pidfd));
         if starting.ended.is_some() || starting.failure.is_some() {
-            return; // it is over: the answer comes with the end of its last process
+            return; // it has ended: the reply is sent when its last process has been reaped
         }
         match read_report(self.epoll, starting) {
             Report::Nothing => {}
@@ -278,7 +283,7 @@ impl Monitor<'_> {
         }
     }
 
-    /// Answers with the process.
+    /// Replies with the pidfd of the process.
     fn reply_with_process(&mut self, number: u32, reply: Reply, slot: Slot) {
         let mut containers = self.table.containers.iter();
         let Some(container) = containers.find(|container| container.slot == slot) else { return };
@@ -287,7 +292,7 @@ impl Monitor<'_> {
         }
     }
 
-    /// Lets a process go on that waits; the answer comes with its next report.
+    /// Resumes a waiting process; the reply is sent when its next report arrives.
     pub(crate) fn resume(&mut self, number: u32, id: &ContainerId) -> Result<(), Errno> {
         let container = self.table.container(id).ok_or(Errno::ESRCH)?;
         let ContainerState::Starting(starting) = &mut container.state else { return Err(Errno::ESRCH) };
@@ -300,7 +305,7 @@ impl Monitor<'_> {
         Ok(())
     }
 
-    /// The master side is both the container's output and what its stdin is written to.
+    /// Stores the master side of a terminal, which is both the container's output and its stdin.
     fn keep_terminal(&mut self, slot: Slot, master: Fd) {
         let kept = fs::duplicate(master.borrow(), 3).ok();
         let output = self.output(slot, 0, master).ok();
@@ -311,13 +316,13 @@ impl Monitor<'_> {
         }
     }
 
-    /// An exec's process has exec'ed or failed.
+    /// Handles the report of an exec's process: it has called exec or failed.
     pub(crate) fn exec_report(&mut self, slot: Slot) {
         let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.slot == slot) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
         second::adopt(starting, (&mut exec.pid, &mut exec.pidfd));
         if starting.ended.is_some() || starting.failure.is_some() {
-            return; // it is over: the answer comes with the end of its last process
+            return; // it has ended: the reply is sent when its last process has been reaped
         }
         match read_report(self.epoll, starting) {
             Report::Nothing | Report::Waits => {}
@@ -339,19 +344,19 @@ impl Monitor<'_> {
     }
 }
 
-/// Where the name of a container's keyring is in the monitor's memory.
+/// The range of a container's keyring name in the monitor's memory.
 fn keyring_range(slot: Slot) -> core::ops::Range<usize> {
     let start = MEMORY_BYTES + usize::from(slot) * KEYRING_NAME_BYTES;
     start..start + KEYRING_NAME_BYTES
 }
 
-/// Clones a process that does what `launch` says.
+/// Clones a process that runs `launch`.
 fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Result<(i32, Fd), Errno> {
     match process::clone(namespaces, cgroup)? {
         Clone::Child => launch::run(launch),
         Clone::Parent { pid, pidfd } => {
             if let Steps::SecondWalks(second) | Steps::SecondExecs { second, .. } = launch.steps {
-                // It cannot fail on a mapping of ours; if it did, later children would see a pid.
+                // This cannot fail for the monitor's own mapping; if it did, later children would only see a pid.
                 let _ = second.pid.hide_from_children();
             }
             Ok((pid, pidfd))
@@ -359,8 +364,8 @@ fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Res
     }
 }
 
-/// A process that has reported a failure ends by itself, unless whoever traces it (CAP_SYS_PTRACE) wrote the report: then it
-/// would run on as a container that never started.
+/// Kills a process that has reported a failure. It exits by itself, unless a tracer (CAP_SYS_PTRACE) forged the report:
+/// then it would keep running as a container that never started.
 fn end_failed(pidfd: &Fd) {
     let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
 }
@@ -374,7 +379,7 @@ fn read_report(epoll: FdRef<'_>, starting: &Starting) -> Report {
             unwatch(epoll, &starting.report);
             Report::Executed
         }
-        // A failure is written in one piece, and longer.
+        // A failure is longer and written with one call.
         Ok(1) => Report::Waits,
         Ok(_) => {
             unwatch(epoll, &starting.report);

@@ -457,9 +457,9 @@ pub fn scheduling() -> Result<Scheduling, Errno> {
 /// Whether children inherit a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InheritOnFork {
-    /// Yes, and theirs.
+    /// Descendants inherit the slice.
     Yes,
-    /// No: children begin as everybody does, also with a nice value that is not below 0 (SCHED_FLAG_RESET_ON_FORK).
+    /// Children start with the default slice, and with nice value 0 if it was negative (SCHED_FLAG_RESET_ON_FORK).
     No,
 }
 
