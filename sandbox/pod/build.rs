@@ -1,5 +1,5 @@
-//! Links the monitor without any start-up object or libc, so that the plain `cargo build -p coracle-pod --release
-//! --target …` is enough. The compiler driver (x86_64) and a bare linker (aarch64) spell the same things differently.
+//! Links the monitor without start-up objects and libc, so that a plain `cargo build -p coracle-pod --release --target
+//! …` works. The compiler driver (x86_64) and the linker itself (aarch64) need different spellings of the same flags.
 
 use std::env;
 
@@ -10,8 +10,8 @@ fn main() {
     }
     let linker = env::var("RUSTC_LINKER").unwrap_or_default();
     let is_bare = linker.ends_with("lld") || linker.ends_with("ld");
-    // rustc adds musl's own start files, whose `_start` wants libc: ours has another name, and what it does not reach
-    // is dropped. Segments share pages and nothing is kept for a later re-protection: a page is 4 of 20 KiB.
+    // rustc adds musl's start files, whose `_start` needs libc. The monitor's entry point has another name, and
+    // unreachable code is dropped. Segments share pages, without RELRO: a page is 4 of the monitor's 20 KiB.
     let ours =
         ["--entry=coracle_pod_start", "--gc-sections", "-znoseparate-code", "-znorelro", "--build-id=none"];
     for argument in ours {

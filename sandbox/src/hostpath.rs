@@ -1,6 +1,6 @@
 //! Paths of the node that a request names and others control: sources of volumes, profiles, devices, logs. Whoever looks at
 //! one may have to wait for ever, on a network file system whose server is gone or on a FIFO without a writer, in a sleep
-//! that no signal ends. [`Place::cached`] and [`Place::is_local`] tell where that cannot happen; [`Place::open`] waits.
+//! that no signal ends. [`HostFile::cached`] and [`HostFile::is_local`] tell where that cannot happen; [`HostFile::open`] waits.
 //!
 //! ```text
 //!   openat2(O_PATH, RESOLVE_CACHED) ─► the kernel knows every part of the path, asks no file system (Linux 5.12)
@@ -70,7 +70,7 @@ const LOCAL: [&str; 35] = [
 
 /// An existing file or directory, held by a descriptor that reads nothing (O_PATH).
 #[derive(Debug)]
-pub struct Place {
+pub struct HostFile {
     fd: OwnedFd,
 }
 
@@ -80,7 +80,7 @@ pub struct Mounts {
     text: Option<String>,
 }
 
-impl Place {
+impl HostFile {
     /// Follows the path. May wait for ever.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Place {
     /// The same without an error for a longer one: what comes after `bytes_max` is left out.
     ///
     /// # Errors
-    /// As [`Place::read`].
+    /// As [`HostFile::read`].
     pub fn read_up_to(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
         let failed = |error: std::io::Error| Error::io("read", path.display(), &error);
         let kind = fstat(&self.fd).map_err(|errno| Error::kernel("look at", path.display(), errno))?;
@@ -185,7 +185,7 @@ impl Place {
     }
 }
 
-impl AsFd for Place {
+impl AsFd for HostFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -216,9 +216,9 @@ fn refuse_unless_regular(path: &Path, mode: SFlag) -> Result<(), Error> {
 /// FIFO is refused without being waited for.
 ///
 /// # Errors
-/// As [`Place::read`]; ENOENT where it is not there.
+/// As [`HostFile::read`]; ENOENT where it is not there.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
-    Place::open(path)?.read(path, bytes_max)
+    HostFile::open(path)?.read(path, bytes_max)
 }
 
 /// Sends a descriptor over a socket to [`receive_file`]'s caller.
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn what_is_no_regular_file_is_refused_at_once() {
         let folder = Folder::new("kinds");
-        let place = Place::open(&folder.0).unwrap();
+        let place = HostFile::open(&folder.0).unwrap();
         nix::unistd::mkfifo(&folder.0.join("fifo"), Mode::S_IRWXU).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(folder.0.join("socket")).unwrap();
         fs::create_dir(folder.0.join("directory")).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_log_is_made_appended_to_and_does_not_answer_eagain() {
         let folder = Folder::new("log");
-        let place = Place::open(&folder.0).unwrap();
+        let place = HostFile::open(&folder.0).unwrap();
         let path = folder.0.join("0.log");
         for text in ["one\n", "two\n"] {
             let log = place.open_log("0.log".as_ref(), &path).unwrap();
@@ -318,12 +318,12 @@ mod tests {
         fs::create_dir(&path).unwrap();
         std::os::unix::fs::symlink(&path, folder.0.join("link")).unwrap();
         // None on kernels before 5.12, where a worker looks.
-        if let Some(place) = Place::cached(&folder.0.join("link")) {
+        if let Some(place) = HostFile::cached(&folder.0.join("link")) {
             assert_eq!(place.real_path().unwrap(), path.canonicalize().unwrap());
             assert!(place.mount().is_some());
         }
-        assert!(Place::open(Path::new("/proc/self")).unwrap().is_local(&mut Mounts::default()));
-        assert!(Place::cached(&folder.0.join("absent")).is_none());
+        assert!(HostFile::open(Path::new("/proc/self")).unwrap().is_local(&mut Mounts::default()));
+        assert!(HostFile::cached(&folder.0.join("absent")).is_none());
     }
 
     #[test]

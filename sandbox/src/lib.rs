@@ -20,6 +20,7 @@ mod error;
 mod exit_record;
 mod mountinfo;
 
+pub mod base_mount_ns;
 pub mod capability;
 pub mod cgroup;
 pub mod device;
@@ -32,11 +33,10 @@ pub mod netlink;
 pub mod netns;
 pub mod plan;
 pub mod probe;
-pub mod rank;
+pub mod sched;
 pub mod seccomp;
 pub mod umask;
 pub mod userns;
-pub mod view;
 
 pub use coracle_sys::process::forget_code;
 pub use coracle_wire::{

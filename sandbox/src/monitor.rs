@@ -23,9 +23,9 @@ use coracle_sys::{self as sys, Fd, FdRef, socket};
 use coracle_wire::{DESCRIPTORS_MAX, FRAME_BYTES_MAX, FromMonitor, ToMonitor};
 use nix::errno::Errno;
 
+use crate::base_mount_ns::BaseMountNamespace;
 use crate::userns::{self, Owner, UserMappings};
-use crate::view::View;
-use crate::{Error, rank};
+use crate::{Error, sched};
 
 const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
@@ -63,7 +63,7 @@ pub struct Spawn<'a> {
     /// Its program.
     pub program: &'a Program,
     /// What it sees of the host's files.
-    pub view: &'a View,
+    pub base: &'a BaseMountNamespace,
     /// The pod's state directory, which exists.
     pub directory: &'a Path,
     /// A network namespace of its own.
@@ -294,7 +294,7 @@ struct Child<'a> {
     arguments: Pointers<'static>,
     environment: Pointers<'static>,
     program: FdRef<'a>,
-    view: &'a View,
+    base: &'a BaseMountNamespace,
 }
 
 impl<'a> Child<'a> {
@@ -308,7 +308,7 @@ impl<'a> Child<'a> {
         let mut arguments = Pointers::with_capacity(1).map_err(no_memory)?;
         arguments.push(c"coracle-pod").map_err(no_memory)?;
         let environment = Pointers::with_capacity(0).map_err(no_memory)?;
-        Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow(), view: spawn.view })
+        Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow(), base: spawn.base })
     }
 
     fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
@@ -337,14 +337,14 @@ impl<'a> Child<'a> {
         report: &mut FdRef<'_>,
     ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
         // Where the kernel refuses, the daemon has said so of itself.
-        let _ = rank::take_short_turns_with_heirs();
+        let _ = sched::set_inherited_short_slice();
         for procs in &self.procs {
             sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
                 .and_then(|file| sys::fs::write(file.borrow(), b"0"))
                 .map_err(|errno| (STEP_CGROUP, errno))?;
         }
         // Only now: the files were named by paths of the host.
-        self.view.enter().map_err(|errno| (STEP_VIEW, errno))?;
+        self.base.enter().map_err(|errno| (STEP_BASE, errno))?;
         if let Some(owner) = owner {
             owner.join().map_err(|errno| (STEP_NAMESPACES, errno))?;
         }
@@ -377,7 +377,7 @@ const STEP_CGROUP: u8 = 0;
 const STEP_DESCRIPTORS: u8 = 1;
 const STEP_EXEC: u8 = 2;
 const STEP_NAMESPACES: u8 = 3;
-const STEP_VIEW: u8 = 4;
+const STEP_BASE: u8 = 4;
 
 fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     let mut bytes = [0; OUTCOME_BYTES];
@@ -388,7 +388,7 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
             let op = match step {
                 STEP_CGROUP => "join cgroup for monitor of",
                 STEP_NAMESPACES => "join namespaces for monitor of",
-                STEP_VIEW => "make mount namespace for monitor of",
+                STEP_BASE => "make mount namespace for monitor of",
                 STEP_DESCRIPTORS => "order descriptors for monitor of",
                 _ => "execute monitor of",
             };

@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use coracle_sandbox::base_mount_ns::BaseMountNamespace;
 use coracle_sandbox::capability::Capabilities;
 use coracle_sandbox::identity::Identity;
 use coracle_sandbox::monitor::{self, Monitor, Program, Spawn};
 use coracle_sandbox::plan::{
     self, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process, Root, SandboxPlan,
 };
-use coracle_sandbox::view::View;
 use coracle_wire::{
     ContainerId, Event, Exit, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor, VERSION,
 };
@@ -59,10 +59,10 @@ fn start_monitor(directory: &Path) -> Monitor {
         user_namespace: None,
         label: None,
     });
-    let view = View::make(&[directory]).unwrap();
+    let base = BaseMountNamespace::make(&[directory]).unwrap();
     let spawn = Spawn {
         program: &program,
-        view: &view,
+        base: &base,
         directory,
         network: true,
         ipc: true,

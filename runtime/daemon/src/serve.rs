@@ -8,7 +8,7 @@ use coracle_base::error::{Context, Error};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Signals};
-use coracle_sandbox::{rank, umask};
+use coracle_sandbox::{sched, umask};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
@@ -34,7 +34,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     log::set_level(config.log_level);
     umask::keep_private();
     raise_descriptor_limit();
-    if let Err(error) = rank::take_short_turns() {
+    if let Err(error) = sched::set_short_slice() {
         log::warn!("answers wait while other programs compute"; error = error);
     }
     match reactor::run(serve(sources, config)) {

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use coracle_base::error::Error;
-use coracle_sandbox::hostpath::Place;
+use coracle_sandbox::hostpath::HostFile;
 use coracle_sandbox::umask;
 use coracle_sandbox::userns::UserMappings;
 use nix::errno::Errno;
@@ -70,7 +70,7 @@ fn resolv_conf(dns: &Dns) -> String {
 /// The node's file; empty where it has none. One that is no regular file would be waited for.
 fn copy_of(path: &str) -> Result<Vec<u8>, Error> {
     let path = Path::new(path);
-    match Place::open(path).and_then(|place| place.read_up_to(path, BYTES_MAX)) {
+    match HostFile::open(path).and_then(|place| place.read_up_to(path, BYTES_MAX)) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
         read => Ok(read?),
     }

@@ -450,7 +450,7 @@ impl Pods {
             let user = record.spec.user_mappings();
             let spawn = monitor::Spawn {
                 program: &node.monitor_program,
-                view: node.view()?,
+                base: node.view()?,
                 directory: &directory,
                 network,
                 ipc,

@@ -12,8 +12,8 @@ use coracle_base::log;
 use coracle_base::workers::Workers;
 use coracle_images::Images;
 use coracle_network::Network;
+use coracle_sandbox::base_mount_ns::BaseMountNamespace;
 use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
-use coracle_sandbox::view::View;
 use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event as Changed;
 use smol::lock::{Mutex, OnceCell as Latch};
@@ -41,7 +41,7 @@ pub struct Node {
     /// The program `coracle-pod`, sealed in memory.
     pub monitor_program: coracle_sandbox::monitor::Program,
     /// Made with the first pod that is started.
-    pub view: OnceCell<View>,
+    pub view: OnceCell<BaseMountNamespace>,
     /// Attaches pods to their network.
     pub network: Rc<Network>,
     /// What containers are made from.
@@ -74,11 +74,11 @@ pub struct Node {
 
 impl Node {
     /// What monitors see of the host's files.
-    pub(crate) fn view(&self) -> Result<&View, Error> {
+    pub(crate) fn view(&self) -> Result<&BaseMountNamespace, Error> {
         if let Some(view) = self.view.get() {
             return Ok(view);
         }
-        let view = View::make(&[&self.paths.root, &self.paths.state])?;
+        let view = BaseMountNamespace::make(&[&self.paths.root, &self.paths.state])?;
         Ok(self.view.get_or_init(|| view))
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, FailureKind, HostAnswer, HostDevice, HostQuestion};
-use coracle_sandbox::hostpath::{self, Place};
+use coracle_sandbox::hostpath::{self, HostFile};
 use coracle_sandbox::{Error, device, plan, umask};
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -28,10 +28,10 @@ pub(crate) fn look(question: &HostQuestion) -> Result<HostAnswer, Failure> {
 }
 
 fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
-    let place = match Place::open(path) {
+    let place = match HostFile::open(path) {
         Err(_) if is_made => {
             make_directory(path)?;
-            Place::open(path)
+            HostFile::open(path)
         }
         opened => opened,
     };
@@ -46,10 +46,10 @@ fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
 fn open_log(path: &Path) -> Result<(), Failure> {
     let (directory, name) = hostpath::split(path)
         .ok_or_else(|| failure(FailureKind::Invalid, format!("log {}: has no name", path.display())))?;
-    let place = match Place::open(directory) {
+    let place = match HostFile::open(directory) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => {
             make_directory(directory)?;
-            Place::open(directory)
+            HostFile::open(directory)
         }
         opened => opened,
     };

@@ -1,31 +1,34 @@
-//! Requests of the daemon: reads a frame, does what it asks, answers. A request that cannot be read is answered as
-//! unknown, so that a newer daemon can fall back.
+//! Handles requests of the daemon: reads a frame, performs the request, replies. A request that cannot be decoded is
+//! answered as unknown, so that a newer daemon can fall back.
 
 use coracle_sys::{Errno, Fd, fs, process, socket};
 use coracle_wire::{ContainerId, FRAME_BYTES_MAX, Reply, Request, VERSION};
 
 use crate::child::Failure;
-use crate::exits;
+use crate::exit_records;
 use crate::serve::{Monitor, Phase, unwatch};
 use crate::table::{Attached, ContainerState, STREAMS};
 
-/// Descriptors that came with a frame, taken in order; what is not taken is closed.
+/// The descriptors of a frame, taken in order; the remaining ones are closed on drop.
 pub(crate) struct Descriptors([Option<Fd>; socket::DESCRIPTORS_MAX]);
 
 impl Descriptors {
-    /// The next; EINVAL where there are fewer than the request needs.
+    /// The next descriptor.
+    ///
+    /// # Errors
+    /// EINVAL if there is none.
     pub(crate) fn take(&mut self) -> Result<Fd, Errno> {
         self.0.iter_mut().find_map(Option::take).ok_or(Errno::EINVAL)
     }
 
-    /// The next, where the request says there is one.
+    /// The next descriptor if the request says that there is one.
     pub(crate) fn take_if(&mut self, is_there: bool) -> Result<Option<Fd>, Errno> {
         if is_there { self.take().map(Some) } else { Ok(None) }
     }
 }
 
 impl Monitor<'_> {
-    /// Answers one frame; epoll brings the next one.
+    /// Handles one frame; epoll reports the next one.
     pub(crate) fn answer(&mut self) {
         let Some(connection) = &self.connection else { return };
         let mut buffer = [0; FRAME_BYTES_MAX];
@@ -35,7 +38,7 @@ impl Monitor<'_> {
             Ok(received) if received.length == 0 => return self.disconnect(),
             Ok(received) => received,
         };
-        // A frame is its number and the request: the number is readable also when the request is not.
+        // The number comes first in a frame, so it can be read even if the request cannot be decoded.
         let Ok((number, rest)) = postcard::take_from_bytes::<u32>(&buffer[..received.length]) else {
             return self.disconnect();
         };
@@ -50,7 +53,7 @@ impl Monitor<'_> {
         let done = match request {
             Request::Hello { .. } => return self.greet(number),
             _ if !is_greeted => Err(Errno::EPROTO),
-            // These answer later, when the process has exec'ed.
+            // These requests are answered later, after the process has called exec.
             Request::Start { container, streams, pid, has_cgroup, has_oom_counter } => {
                 let asked = crate::start::Asked { container, streams, pid, has_cgroup, has_oom_counter };
                 match self.start(number, &asked, &mut descriptors) {
@@ -109,12 +112,12 @@ impl Monitor<'_> {
         }
     }
 
-    /// The request itself cannot be done.
+    /// Replies that the request itself is refused.
     pub(crate) fn refuse(&mut self, number: u32, errno: Errno) {
         self.reply(number, Reply::Failed(coracle_wire::Failure::Refused { errno: errno.0 }), &[]);
     }
 
-    /// An operation of the record failed.
+    /// Replies that an operation of the record failed.
     pub(crate) fn reply_failure(&mut self, number: u32, failure: Failure) {
         let Failure { index, errno } = failure;
         let failure = coracle_wire::Failure::Operation { index, errno: errno.0 };
@@ -145,13 +148,13 @@ impl Monitor<'_> {
             }
             self.remove_container(index);
         }
-        exits::remove(self.state.borrow(), id)
+        exit_records::remove(self.state.borrow(), id)
     }
 
-    /// Frees the place of a container; its descriptors are closed.
+    /// Removes the table entry of a container and closes its descriptors.
     pub(crate) fn remove_container(&mut self, index: usize) {
         let container = self.table.containers.swap_remove(index);
-        self.table.attached.retain(|attached| attached.place != container.place);
+        self.table.attached.retain(|attached| attached.slot != container.slot);
         for output in container.outputs.iter().flatten() {
             unwatch(self.epoll, &output.file);
         }
@@ -166,16 +169,17 @@ impl Monitor<'_> {
         streams: [bool; STREAMS],
         descriptors: &mut Descriptors,
     ) -> Result<(), Errno> {
-        let place = self.table.running(container).ok_or(Errno::ESRCH)?.place;
+        let slot = self.table.running(container).ok_or(Errno::ESRCH)?.slot;
         let pipes = [descriptors.take_if(streams[0])?, descriptors.take_if(streams[1])?];
         for pipe in pipes.iter().flatten() {
             fs::set_nonblocking(pipe.borrow())?;
         }
-        self.table.attached.push(Attached { place, pipes }).map_err(|_| Errno::EAGAIN)
+        self.table.attached.push(Attached { slot, pipes }).map_err(|_| Errno::EAGAIN)
     }
 
     fn stdin(&mut self, number: u32, id: &ContainerId) {
-        // Taken out for the call and put back: the reply may disconnect, which wants the whole monitor.
+        // The descriptor is taken out during the call, because the reply may disconnect, which borrows the whole
+        // monitor.
         let Some(stdin) = self.table.container(id).and_then(|container| container.stdin.take()) else {
             return self.refuse(number, Errno::ENXIO);
         };

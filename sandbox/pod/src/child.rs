@@ -1,43 +1,43 @@
-//! What a clone does until it becomes the container's process: it walks the launch record, operation by operation, up to
-//! exec. No decision is taken here and nothing is allocated; the first operation that fails ends it with its number and the
-//! kernel's, over a pipe that exec closes.
+//! Executes a launch record in the cloned child, operation by operation, up to exec. It makes no decisions and
+//! allocates nothing. If an operation fails, the child reports the number of the operation and the error number over a
+//! pipe, which exec closes, and exits.
 //!
-//! The monitor walks the pod's setup record with the same code, in itself.
+//! The monitor executes the pod's setup record with the same code in its own process.
 
 use core::ffi::CStr;
 
 use coracle_sys::mark::{self, Mark};
-use coracle_sys::process::{self, Control, Heirs, Pointers};
+use coracle_sys::process::{self, Control, InheritOnFork, Pointers};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
 use crate::init::{self, Init};
 use crate::keyring;
-use crate::launch::{Home, Place, become_second};
+use crate::launch::{ChildState, Destination, become_second};
 use crate::mounts;
 use crate::root::{Make, Root};
 use crate::verify::{Wanted, verify};
 
-/// Trees a record may hold at once: slots are below it (`Op::OpenTree`).
+/// Number of slots for detached trees (`Op::OpenTree`).
 const TREES_MAX: usize = 256;
-/// Mask of a process whose record sets none.
+/// Umask of a process whose record does not set one.
 const UMASK: u32 = 0o022;
-/// The record itself cannot be read.
+/// Error number for a record that cannot be read.
 pub(crate) const DAMAGED: Errno = Errno(0);
-/// Bytes of a [`Failure`] on the pipe.
+/// Length of an encoded [`Failure`].
 pub(crate) const FAILURE_BYTES: usize = 6;
 
-/// Operation `index` failed.
+/// The failure of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// From 0.
+    /// Index of the operation, from 0.
     pub(crate) index: u16,
-    /// Why; 0: the record cannot be read.
+    /// The error; 0: the record cannot be read.
     pub(crate) errno: Errno,
 }
 
 impl Failure {
-    /// As it travels over the pipe.
+    /// Encodes the failure for the pipe.
     pub(crate) fn to_bytes(self) -> [u8; FAILURE_BYTES] {
         let mut bytes = [0; FAILURE_BYTES];
         bytes[..2].copy_from_slice(&self.index.to_ne_bytes());
@@ -45,14 +45,15 @@ impl Failure {
         bytes
     }
 
-    /// And back.
+    /// Decodes a failure from the pipe.
     pub(crate) fn from_bytes(bytes: [u8; FAILURE_BYTES]) -> Self {
         let [a, b, errno @ ..] = bytes;
         Self { index: u16::from_ne_bytes([a, b]), errno: Errno(i32::from_ne_bytes(errno)) }
     }
 }
 
-/// Walks the pod's setup record in the monitor itself; with it the PID namespace is made that containers share.
+/// Executes the pod's setup record in the monitor itself. Returns the first process of the PID namespace that
+/// containers share, if the record creates one.
 pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     let record = fs::Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
     let mut walker = Walker::new(None);
@@ -60,49 +61,49 @@ pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     Ok(walker.init)
 }
 
-/// Walks a record.
+/// Executes a record.
 pub(crate) struct Walker<'a> {
-    /// `None`: the monitor itself.
-    place: Option<Place<'a>>,
-    /// Of the container, once inside.
+    /// The child's state; `None` in the monitor itself.
+    child: Option<ChildState<'a>>,
+    /// The container's root, after pivot_root.
     root: Option<Root>,
     trees: [Option<Fd>; TREES_MAX],
     umask: u32,
     takes_usual_turns: bool,
-    /// The PID namespace that the setup record makes.
+    /// The first process of the PID namespace that the setup record creates.
     init: Option<Init>,
-    /// Of an exec: it has joined its container.
-    is_home: bool,
+    /// Whether an exec has joined its container's namespaces.
+    has_joined: bool,
     has_left: bool,
     has_terminal: bool,
-    /// What the process's own calls carry once there is a filter.
+    /// The mark of the process's own calls if a filter would refuse them.
     mark: Option<Mark>,
 }
 
 impl<'a> Walker<'a> {
-    pub(crate) fn new(place: Option<Place<'a>>) -> Self {
+    pub(crate) fn new(child: Option<ChildState<'a>>) -> Self {
         Self {
-            place,
+            child,
             root: None,
             trees: [const { None }; TREES_MAX],
             umask: UMASK,
             takes_usual_turns: false,
             init: None,
-            is_home: false,
+            has_joined: false,
             has_left: false,
             has_terminal: false,
             mark: None,
         }
     }
 
-    /// The number of operations, when all are done; a container's last one does not come back.
+    /// Executes all operations and returns their number; `Op::Exec` at the end of a container's record does not return.
     pub(crate) fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
         let damaged = |index| Failure { index, errno: DAMAGED };
         let mut index = 0;
         for op in walk(record).map_err(|_| damaged(0))? {
             let op = op.map_err(|_| damaged(index))?;
-            self.enter_home(&op)
-                .and_then(|()| self.hand_over(&op))
+            self.join_container(&op)
+                .and_then(|()| self.continue_in_second(&op))
                 .and_then(|()| self.perform(&op))
                 .map_err(|errno| Failure { index, errno })?;
             index = index.checked_add(1).ok_or(damaged(index))?;
@@ -110,28 +111,30 @@ impl<'a> Walker<'a> {
         Ok(index)
     }
 
-    /// An exec joins its container before the first operation that needs it.
-    fn enter_home(&mut self, next: &Op<'_>) -> Result<(), Errno> {
-        let Some(place @ Place { home: Home::Of { .. }, .. }) = &self.place else { return Ok(()) };
+    /// Joins the container's namespaces, for an exec, before the first operation other than `WriteFile`.
+    fn join_container(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+        let Some(child @ ChildState { home: Destination::Existing { .. }, .. }) = &self.child else {
+            return Ok(());
+        };
         let is_for_the_host =
             matches!(next, Op::WriteFile { .. } | Op::Limit { .. } | Op::GiveStreams { .. });
-        if self.is_home || is_for_the_host {
+        if self.has_joined || is_for_the_host {
             return Ok(());
         }
-        place.join()?;
+        child.join()?;
         self.root = Some(Root::open()?);
-        self.is_home = true;
+        self.has_joined = true;
         Ok(())
     }
 
-    /// Before the exec, when it has the container's rights and filter and no others, a second process takes over, in the
-    /// container's PID namespace.
-    fn hand_over(&mut self, next: &Op<'_>) -> Result<(), Errno> {
+    /// Before the exec, when the process is reduced to the container's privileges and has its filter, continues in a
+    /// second process in the container's PID namespace.
+    fn continue_in_second(&mut self, next: &Op<'_>) -> Result<(), Errno> {
         let is_last = matches!(next, Op::Exec { .. });
-        let Some(place) = &mut self.place else { return Ok(()) };
-        let (report, second) = (place.report, place.second.take_if(|_| is_last));
+        let Some(child) = &mut self.child else { return Ok(()) };
+        let (report, second) = (child.report, child.second.take_if(|_| is_last));
         let Some(pid) = second else { return Ok(()) };
-        self.leave_behind()?;
+        self.close_descriptors()?;
         let mark = self.mark.unwrap_or(Mark::NONE);
         become_second(pid, report, mark)?;
         process::new_session_marked(mark)?;
@@ -139,15 +142,16 @@ impl<'a> Walker<'a> {
         if self.has_terminal { fs::set_controlling_terminal(stdin, mark) } else { Ok(()) }
     }
 
-    /// From here on only the standard streams and the report are needed.
-    fn leave_behind(&mut self) -> Result<(), Errno> {
-        let Some(place) = self.place.as_mut().filter(|_| !core::mem::replace(&mut self.has_left, true))
+    /// Closes all descriptors except the standard streams and the report pipe, which are the only ones that are still
+    /// needed.
+    fn close_descriptors(&mut self) -> Result<(), Errno> {
+        let Some(child) = self.child.as_mut().filter(|_| !core::mem::replace(&mut self.has_left, true))
         else {
             return Ok(());
         };
         self.root = None;
         self.trees = [const { None }; TREES_MAX];
-        place.leave_behind()
+        child.close_descriptors()
     }
 
     fn perform(&mut self, op: &Op<'_>) -> Result<(), Errno> {
@@ -220,7 +224,7 @@ impl<'a> Walker<'a> {
                 fs::change_directory(root.find(path, flags)?.borrow())
             }
             Op::BoundingSet { keep } => {
-                self.leave_behind()?;
+                self.close_descriptors()?;
                 drop_bounding(keep)
             }
             Op::Groups { gids } => process::set_groups(gids),
@@ -234,7 +238,7 @@ impl<'a> Walker<'a> {
             }
             Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
             Op::Seccomp { program, flags } => {
-                self.take_usual_turns();
+                self.reset_slice();
                 match self.mark {
                     Some(mark) => mark::set_filter_but_for(mark, program, flags),
                     None => bpf::set_filter(program, flags),
@@ -273,12 +277,12 @@ impl<'a> Walker<'a> {
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
             Op::SpareOwnCalls => {
-                let hands_over = self.place.as_ref().is_some_and(|place| place.second.is_some());
+                let hands_over = self.child.as_ref().is_some_and(|child| child.second.is_some());
                 self.mark = if hands_over { Some(Mark::new()?) } else { None };
                 Ok(())
             }
-            Op::Keyring => keyring::join(&self.place.as_ref().ok_or(Errno::EINVAL)?.keyring),
-            Op::SharedPidNamespace if self.place.is_none() => {
+            Op::Keyring => keyring::join(&self.child.as_ref().ok_or(Errno::EINVAL)?.keyring),
+            Op::SharedPidNamespace if self.child.is_none() => {
                 self.init = Some(init::start()?);
                 Ok(())
             }
@@ -287,18 +291,18 @@ impl<'a> Walker<'a> {
                 verify(self.root()?, &Wanted { kernel, root_read_only, masked, read_only })
             }
             Op::Exec { candidates, arguments, environment } => {
-                self.place.as_ref().ok_or(Errno::EINVAL)?;
-                self.leave_behind()?;
-                self.take_usual_turns();
+                self.child.as_ref().ok_or(Errno::EINVAL)?;
+                self.close_descriptors()?;
+                self.reset_slice();
                 process::set_umask(self.umask);
                 Err(exec(&candidates, &arguments, &environment))
             }
         }
     }
 
-    /// It is in a namespace of this kind (CLONE_NEW…) that is not the pod's.
+    /// Records that the process is now in namespaces of these kinds (CLONE_NEW…) that are not the pod's.
     fn has_own(&mut self, kinds: u64) {
-        if let Some(memory) = self.place.as_mut().and_then(|place| place.memory.as_mut()) {
+        if let Some(memory) = self.child.as_mut().and_then(|child| child.memory.as_mut()) {
             memory.own |= kinds;
         }
     }
@@ -311,44 +315,49 @@ impl<'a> Walker<'a> {
         attributes: u64,
         target: &CStr,
     ) -> Result<(), Errno> {
-        let (Some(root), Some(place)) = (&self.root, &mut self.place) else { return Err(Errno::EINVAL) };
+        let (Some(root), Some(child)) = (&self.root, &mut self.child) else { return Err(Errno::EINVAL) };
         if kind != c"proc" {
             return mounts::filesystem(root, kind, options, attributes, target).map(drop);
         }
-        let identity = match place.proc()? {
+        let identity = match child.proc()? {
             Some(proc) => proc.mount(root, options, attributes, target)?,
             None => mounts::filesystem(root, kind, options, attributes, target)?,
         };
-        if let Some(memory) = place.memory.as_mut().filter(|_| target == c"/proc") {
+        if let Some(memory) = child.memory.as_mut().filter(|_| target == c"/proc") {
             memory.proc = Some(identity);
         }
         Ok(())
     }
 
-    /// The container's root; EINVAL for an operation inside it before there is one.
+    /// The container's root.
+    ///
+    /// # Errors
+    /// EINVAL before pivot_root.
     fn root(&self) -> Result<&Root, Errno> {
         self.root.as_ref().ok_or(Errno::EINVAL)
     }
 
-    /// The monitor's short slices are for a start, not for a container's program. Before a filter, which may forbid the call;
-    /// a kernel that refuses refused the monitor, too.
-    fn take_usual_turns(&mut self) {
+    /// Resets the scheduler slice to the default: the monitor's short slices are for the start, not for the container's
+    /// program. This comes before the seccomp filter, which may forbid the call. An error is ignored, because the
+    /// monitor's own call then failed too.
+    fn reset_slice(&mut self) {
         if !core::mem::replace(&mut self.takes_usual_turns, true) {
-            let _ = process::set_slice(0, Heirs::Children);
+            let _ = process::set_slice(0, InheritOnFork::Yes);
         }
     }
 
-    /// One byte on the report pipe is neither a failure nor its end; the answer comes on the other line.
+    /// Writes one byte to the report pipe, which is neither a failure nor EOF, and waits for the answer on the socket
+    /// to the monitor.
     #[inline(never)]
     fn wait(&self) -> Result<(), Errno> {
-        let place = self.place.as_ref().ok_or(Errno::EINVAL)?;
-        // The line does not block, as the monitor must not.
+        let child = self.child.as_ref().ok_or(Errno::EINVAL)?;
+        // The socket is non-blocking, because the monitor must not block.
         let epoll = socket::epoll()?;
-        socket::watch(epoll.borrow(), place.terminal, socket::EPOLLIN, 0)?;
-        fs::write(place.report, b"w")?;
+        socket::watch(epoll.borrow(), child.terminal, socket::EPOLLIN, 0)?;
+        fs::write(child.report, b"w")?;
         let mut events = [socket::Event::default(); socket::EVENTS_MAX];
         while socket::wait(epoll.borrow(), &mut events, -1)?.is_empty() {}
-        match socket::receive(place.terminal, &mut [0; 1])?.length {
+        match socket::receive(child.terminal, &mut [0; 1])?.length {
             0 => Err(Errno::EPIPE),
             _ => Ok(()),
         }
@@ -382,8 +391,8 @@ impl<'a> Walker<'a> {
     }
 
     fn user_namespace(&self) -> Result<FdRef<'static>, Errno> {
-        match &self.place {
-            Some(Place { home: Home::Own { user: Some(user), .. }, .. }) => Ok(*user),
+        match &self.child {
+            Some(ChildState { home: Destination::New { user: Some(user), .. }, .. }) => Ok(*user),
             Some(_) | None => Err(Errno::EINVAL),
         }
     }
@@ -402,9 +411,9 @@ impl<'a> Walker<'a> {
         self.keep(slot, tree)
     }
 
-    /// In the host's mount namespace, where paths are that the pod's does not have.
+    /// Calls `open` in the host's mount namespace, for paths that do not exist in the pod's.
     fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
-        let host = self.place.as_ref().ok_or(Errno::EINVAL)?.host()?;
+        let host = self.child.as_ref().ok_or(Errno::EINVAL)?.host()?;
         let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
         process::setns(host, process::CLONE_NEWNS)?;
         let opened = open();
@@ -417,10 +426,10 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    /// Old and new root are stacked on one place, so that no directory is needed to put the old one in
+    /// Old and new root are stacked on the same mount point, so that no directory is needed for the old one
     /// (pivot_root(2), "pivot_root(".", ".")").
     fn pivot(&mut self, new_root: &CStr) -> Result<(), Errno> {
-        if self.place.is_none() {
+        if self.child.is_none() {
             return Err(Errno::EINVAL);
         }
         fs::change_directory_to(new_root)?;
@@ -433,7 +442,7 @@ impl<'a> Walker<'a> {
 
     fn terminal(&mut self) -> Result<(), Errno> {
         const TTYAUX_MAJOR: u32 = 5;
-        let (Some(place), root) = (&self.place, self.root()?) else { return Err(Errno::EINVAL) };
+        let (Some(child), root) = (&self.child, self.root()?) else { return Err(Errno::EINVAL) };
         let found = root.find(c"/dev/pts/ptmx", fs::O_PATH)?;
         let stat = fs::stat(found.borrow())?;
         if stat.mode & fs::S_IFMT != fs::S_IFCHR || stat.device_major != TTYAUX_MAJOR {
@@ -441,17 +450,17 @@ impl<'a> Walker<'a> {
         }
         let master = root.find(c"/dev/pts/ptmx", fs::O_RDWR | fs::O_NOCTTY)?;
         let slave = fs::open_terminal_peer(master.borrow())?;
-        socket::send(place.terminal, b"t", &[master.borrow()])?;
+        socket::send(child.terminal, b"t", &[master.borrow()])?;
         (0..3).try_for_each(|stream| fs::duplicate_to(slave.borrow(), stream, false))?;
-        // Else by the process that leads the session.
-        if place.second.is_none() {
+        // Otherwise the session leader, which is the second process, sets it.
+        if child.second.is_none() {
             fs::set_controlling_terminal(slave.borrow(), Mark::NONE)?;
         }
-        // An exec's terminal is its own; /dev/console stays the container's.
-        if matches!(place.home, Home::Own { .. }) {
+        // An exec has its own terminal; /dev/console stays the container's.
+        if matches!(child.home, Destination::New { .. }) {
             let tree = mount::clone_tree(slave.borrow(), c"", mount::AT_EMPTY_PATH)?;
             let console = root.find_or_make(c"/dev/console", Make::File)?;
-            // A volume on /dev may hold a link there, to the kernel's files (CVE-2025-52565).
+            // A volume on /dev may contain a link to the kernel's files there (CVE-2025-52565).
             let itself = root.find(c"/dev/console", fs::O_PATH | fs::O_NOFOLLOW)?;
             if fs::stat(itself.borrow())?.mode & fs::S_IFMT == fs::S_IFLNK {
                 return Err(Errno::ELOOP);
@@ -481,7 +490,7 @@ fn write_file(path: &CStr, data: &[u8], is_optional: bool) -> Result<(), Errno> 
 pub(crate) fn drop_bounding(keep: u64) -> Result<(), Errno> {
     for capability in (0..64).filter(|capability| keep >> capability & 1 == 0) {
         match process::control(Control::DropBounding(capability)) {
-            // This kernel has no capability of that number, nor any above.
+            // The kernel has no capability with this or a higher number.
             Err(Errno::EINVAL) => break,
             dropped => dropped?,
         }
@@ -489,8 +498,8 @@ pub(crate) fn drop_bounding(keep: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Changes the ids; pipes and terminals among the standard streams go to the user first, so that it can open
-/// /dev/stdout again (runc: fixStdioPermissions).
+/// Changes the ids. Before that, changes the owner of pipes and terminals among the standard streams, so that the user
+/// can reopen /dev/stdout (runc: fixStdioPermissions).
 fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
     const TERMINAL_MAJORS: core::ops::RangeInclusive<u32> = 136..=143;
     give_streams(uid, |stat| match stat.mode & fs::S_IFMT {
@@ -501,29 +510,29 @@ fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
     process::control(Control::KeepCapabilities)?;
     process::set_group(gid)?;
     process::set_user(uid)?;
-    // New ids make a process what fs.suid_dumpable says.
+    // A change of ids resets the dumpable attribute to fs.suid_dumpable.
     process::control(Control::NotDumpable)
 }
 
-/// Hands the standard streams that `which` chooses to `uid`.
+/// Changes the owner of the standard streams that `which` selects to `uid`.
 fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno> {
     for stream in FdRef::STANDARD_STREAMS {
         if which(fs::stat(stream)?) {
-            // In a user namespace what is from outside cannot be given away; the open one works all the same.
+            // In a user namespace the owner of a file from outside cannot be changed; the open descriptor works anyway.
             let _ = fs::change_owner(stream, uid);
         }
     }
     Ok(())
 }
 
-/// A process that enters a user namespace is nobody there, with every capability.
+/// Becomes root of the user namespace: after entering it, a process has the overflow ids and all capabilities.
 pub(crate) fn become_root() -> Result<(), Errno> {
     process::set_group(0)?;
     process::set_user(0)?;
     process::control(Control::NotDumpable)
 }
 
-/// Comes back only with the reason why none of the candidates could be exec'ed.
+/// Returns only if none of the candidates could be executed, with the error.
 fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) -> Errno {
     let lists = pointers(arguments).and_then(|arguments| Ok((arguments, pointers(environment)?)));
     let (arguments, environment) = match lists {
@@ -564,7 +573,7 @@ mod tests {
         bytes
     }
 
-    /// Operations that change nothing but the walker.
+    /// Operations that change only the state of the walker.
     fn harmless() -> Vec<u8> {
         record(RECORD_VERSION, &[Op::Umask { mask: 0o27 }, Op::Umask { mask: 0o77 }])
     }

@@ -1,5 +1,5 @@
-//! Where the kernel starts the monitor: no libc, so the first instruction, the memory functions the compiler calls,
-//! and the end after a panic are here. Everything else is in the library.
+//! The monitor's entry point. There is no libc, so the first instruction, the memory functions that the compiler calls,
+//! and the panic handler are here. Everything else is in the library.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "the entry and the memory functions are below Rust")]
@@ -9,7 +9,7 @@ use core::arch::{asm, global_asm};
 use coracle_pod::{Inherited, Table};
 use coracle_sys::{Fd, FdRef, fs};
 
-// rsp is 16-byte aligned here and the ABI wants it so before a call; rbp 0 ends a backtrace.
+// rsp is 16-byte aligned here, as the ABI requires before a call; rbp 0 ends a backtrace.
 #[cfg(target_arch = "x86_64")]
 global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "xor ebp, ebp", "call {main}", "ud2", main = sym main);
 #[cfg(target_arch = "aarch64")]
@@ -30,10 +30,10 @@ extern "C" fn main() -> ! {
     coracle_pod::run(table, Inherited { listener, state, setup, user })
 }
 
-/// Where a monitor finds its pod's user namespace, if it has one. 7 and 8 are closed by its exec.
+/// Descriptor of the pod's user namespace, if it has one. 7 and 8 are closed by the exec.
 const USER_NAMESPACE: i32 = 6;
 
-/// A panic is a bug: there is nobody to tell but the parent, by the code.
+/// A panic is a bug; it can be reported only to the parent, through the exit code.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     coracle_sys::process::exit(101)

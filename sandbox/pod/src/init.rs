@@ -1,15 +1,15 @@
-//! The first process of a PID namespace that the containers of a pod share. It is not the monitor, because whoever may
-//! trace processes in there (CAP_SYS_PTRACE) may take over every process it can name: this one holds nothing worth taking.
-//! It has no capability, no descriptor, an empty read-only root, a user id that no container can have, and a seccomp filter
-//! that lets it sleep and end.
+//! The first process of a PID namespace that the containers of a pod share. It is not the monitor, because a container
+//! with CAP_SYS_PTRACE can take over every process in its PID namespace. This process has no privileges: no capability,
+//! no descriptor, an empty read-only root, a user id that no container can have, and a seccomp filter that only allows
+//! sleeping and exiting.
 //!
-//! The kernel reaps orphans for it (SIGCHLD is ignored), so it never runs again. No signal from inside ends it (pid 1 has no
-//! handlers, signal(7)); the monitor's SIGKILL does, and so does the monitor's end (PR_SET_PDEATHSIG). Its own end kills
-//! all that lives in the namespace (pid_namespaces(7)).
+//! The kernel reaps orphans for it (SIGCHLD is ignored), so it never wakes up. No signal from inside the namespace ends
+//! it (pid 1 has no handlers, signal(7)); SIGKILL from the monitor and the end of the monitor (PR_SET_PDEATHSIG) do.
+//! When it ends, the kernel kills all processes in the namespace (pid_namespaces(7)).
 //!
-//! It is made before any container: until then nobody can see it with the rights it starts with. That is also the moment
-//! to mount a procfs of the namespace, because a procfs shows the namespace of the process that makes it, and later no
-//! process with the right to make one is ever in there. Containers get copies of that mount.
+//! It is created before any container, so no container can see it with the privileges that it starts with. It also
+//! mounts a procfs of the namespace at that time, because a procfs shows the PID namespace of the process that mounts
+//! it, and later no privileged process is in that namespace. Containers get clones of that mount.
 
 use coracle_sys::process::{self, Clone, Control};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount};
@@ -17,23 +17,23 @@ use coracle_wire::SHARED_PROC;
 
 /// User and group of the process. Kubernetes allows ids up to 2^31 - 1.
 const NOBODY_ELSE: u32 = u32::MAX - 1;
-/// nosuid, nodev, noexec: as containers have it.
+/// nosuid, nodev, noexec: the attributes of a container's procfs.
 pub(crate) const PROC_ATTRIBUTES: u64 = 0xe;
 /// MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC.
 const EMPTY_FLAGS: u64 = 1 | 2 | 4 | 8;
-/// All is done but the last two steps.
+/// Message: all steps except the last two are done.
 const READY: u8 = b'r';
 
 /// The first process of the pod's PID namespace.
 pub(crate) struct Init {
-    /// As the monitor sees it.
+    /// Process id in the monitor's PID namespace.
     pub(crate) pid: i32,
-    /// Names the namespace, too (setns(2), Linux 5.8).
+    /// Also refers to the namespace (setns(2), Linux 5.8).
     pub(crate) pidfd: Fd,
 }
 
-/// Makes the namespace with its first process, and its procfs at [`SHARED_PROC`]. In the monitor, during its setup: it waits
-/// until the process is what it shall be.
+/// Creates the namespace with its first process, and its procfs at [`SHARED_PROC`]. Called by the monitor during its
+/// setup; waits until the process has dropped its privileges.
 pub(crate) fn start() -> Result<Init, Errno> {
     let (outcome, report) = fs::pipe()?;
     let (pid, pidfd) = match process::clone(process::CLONE_NEWPID, None)? {
@@ -54,7 +54,7 @@ pub(crate) fn start() -> Result<Init, Errno> {
     }
 }
 
-/// [`READY`] and the end of the pipe; or an error number.
+/// Reads [`READY`] and EOF, or an error number.
 fn read_outcome(outcome: &Fd) -> Result<(), Errno> {
     let mut bytes = [0; 5];
     let mut length = 0;
@@ -70,17 +70,17 @@ fn read_outcome(outcome: &Fd) -> Result<(), Errno> {
         [READY, ..] if length == 1 => Ok(()),
         [READY, errno @ ..] if length == 5 => Err(Errno(i32::from_ne_bytes(errno))),
         [a, b, c, d, _] if length == 4 => Err(Errno(i32::from_ne_bytes([a, b, c, d]))),
-        // It was killed.
+        // The process was killed.
         _ => Err(Errno::EIO),
     }
 }
 
-/// The life of the process.
+/// Runs the process.
 fn run(report: &Fd) -> ! {
     let done = mount_proc()
         .and_then(|()| enter_empty_root())
         .and_then(|()| give_up_rights())
-        // EPIPE: the monitor has ended, before its end would have been noticed.
+        // EPIPE: the monitor ended before the parent-death signal was set.
         .and_then(|()| fs::write(report.borrow(), &[READY]).map(drop))
         .and_then(|()| shut_in());
     if let Err(errno) = done {
@@ -95,7 +95,7 @@ fn run(report: &Fd) -> ! {
     }
 }
 
-/// In the monitor's mount namespace, where starts of containers take copies of it.
+/// Mounts the procfs in the monitor's mount namespace, where starts of containers clone it.
 fn mount_proc() -> Result<(), Errno> {
     let context = mount::fsopen(c"proc")?;
     mount::fs_create(context.borrow())?;
@@ -105,12 +105,12 @@ fn mount_proc() -> Result<(), Errno> {
     mount::attach(mounted.borrow(), target.borrow())
 }
 
-/// A mount namespace in which nothing is, and a cgroup namespace that shows no other pod.
+/// Enters an empty mount namespace, and a cgroup namespace that shows no other pod.
 fn enter_empty_root() -> Result<(), Errno> {
     process::unshare(process::CLONE_NEWNS | process::CLONE_NEWCGROUP)?;
     let kind = c"tmpfs";
     let options = c"mode=555,size=4k,nr_inodes=1";
-    // Any directory will do: it goes with the root below it.
+    // Any directory works as a mount point: it is detached with the old root.
     mount::mount(Some(kind), SHARED_PROC, Some(kind), EMPTY_FLAGS, Some(options))?;
     fs::change_directory_to(SHARED_PROC)?;
     mount::pivot_root(c".", c".")?;
@@ -127,14 +127,14 @@ fn give_up_rights() -> Result<(), Errno> {
     process::set_user(NOBODY_ELSE)?;
     process::set_capabilities(0, 0, 0)?;
     process::control(Control::NoNewPrivileges)?;
-    // Both may have been changed by the new ids.
+    // The change of ids may have reset both.
     process::control(Control::NotDumpable)?;
     process::control(Control::ParentDeathSignal(process::SIGKILL))
 }
 
 fn shut_in() -> Result<(), Errno> {
     match bpf::only_sleep() {
-        // A kernel without seccomp filters.
+        // The kernel has no seccomp filters.
         Err(Errno::EINVAL | Errno::ENOSYS) => Ok(()),
         set => set,
     }

@@ -1,21 +1,21 @@
-//! A session keyring for each container (keyrings(7)), shared by its main process and its execs. Without one, all would have
-//! the keyring of whoever started the daemon, and read each other's keys.
+//! A session keyring for each container (keyrings(7)), shared by its main process and its execs. Otherwise all
+//! containers would inherit the daemon's session keyring and could read each other's keys.
 //!
-//! A keyring can only be joined by its name, by whoever has its owner's id and may search it. So the name is a secret: 128
-//! random bits that the monitor draws for each container, keeps in memory which no child of its gets, and tells only the
-//! process that joins.
+//! A keyring can only be joined by its name, by a process that has the owner's id and may search it. Therefore the name
+//! is a secret: 128 random bits that the monitor generates for each container, keeps in memory that its children do not
+//! inherit, and sends only to the process that joins.
 
 use core::ffi::CStr;
 
 use coracle_sys::{Errno, FdRef, keys, socket};
 
-/// Random bytes of a name.
+/// Number of random bytes of a name.
 pub(crate) const KEYRING_NAME_BYTES: usize = 16;
 
-/// `coracle-`, two digits a byte, NUL.
+/// Length of `coracle-`, two digits per byte, and NUL.
 const TEXT_BYTES: usize = 8 + 2 * KEYRING_NAME_BYTES + 1;
 
-/// Takes the name that the monitor sent before it cloned this process.
+/// Receives the name that the monitor sent before it cloned this process.
 pub(crate) fn take_name(line: FdRef<'_>) -> Result<[u8; KEYRING_NAME_BYTES], Errno> {
     let mut name = [0; KEYRING_NAME_BYTES];
     match socket::receive(line, &mut name)?.length {
@@ -24,9 +24,9 @@ pub(crate) fn take_name(line: FdRef<'_>) -> Result<[u8; KEYRING_NAME_BYTES], Err
     }
 }
 
-/// Joins the keyring, which the first one makes. Its owner is the effective user; what counts afterwards is possession, and
-/// that user may only join it by its name. ENOSYS: there are no keys; EPERM: what started the daemon forbids the call. Both
-/// leave the process without a keyring of its own.
+/// Joins the keyring; the first call creates it. Its owner is the effective user, who may only join it by name; its
+/// possessors have all permissions. After ENOSYS (a kernel without keyrings) and EPERM (the daemon's parent forbids the
+/// call) the process has no keyring of its own.
 pub(crate) fn join(name: &[u8; KEYRING_NAME_BYTES]) -> Result<(), Errno> {
     let mut text = [0; TEXT_BYTES];
     text[..8].copy_from_slice(b"coracle-");

@@ -1,8 +1,8 @@
-//! What a clone of the monitor is given, and how it gets from the clone to its launch record: it makes itself clean, puts its
-//! descriptors in order, and walks the record (`child`).
+//! The input of a cloned child, and its path from clone to the launch record: it resets inherited state, arranges its
+//! descriptors, and executes the record (`child`).
 //!
-//! Clean means: not dumpable, so that no process of a container without rights over the node can look into it; no descriptor
-//! of the monitor; no signal blocked or ignored; a session of its own.
+//! After the reset it is not dumpable, so that container processes without privileges on the node cannot inspect it; it
+//! has no descriptor of the monitor, no blocked or ignored signal, and its own session.
 
 use coracle_sys::mark::Mark;
 use coracle_sys::process::{self, Control};
@@ -10,112 +10,113 @@ use coracle_sys::sibling::{self, Sibling, SiblingPid};
 use coracle_sys::{Errno, Fd, FdRef, fs};
 
 use crate::child::{self, DAMAGED, Failure, Walker};
-use crate::home::{self, KINDS, MOUNTS, Memory};
 use crate::keyring::{self, KEYRING_NAME_BYTES};
 use crate::mounts::{Identity, SharedProc};
+use crate::namespaces::{self, KINDS, MOUNTS, OwnNamespaces};
 
-/// Where a clone ends up.
+/// The namespaces that a child runs in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Home<'a> {
-    /// In namespaces its record makes.
-    Own {
-        /// The host's mount namespace, where the record needs it: for `OpenTree` with `from_host` and `JoinNamespace`.
+pub(crate) enum Destination<'a> {
+    /// A container: namespaces that its record creates.
+    New {
+        /// The host's mount namespace, if the record needs it: for `OpenTree` with `from_host` and `JoinNamespace`.
         host: Option<FdRef<'a>>,
-        /// The pod's user namespace, where it has one.
+        /// The pod's user namespace, if it has one.
         user: Option<FdRef<'a>>,
-        /// The mount namespace of another container, whose PID namespace is joined.
+        /// The mount namespace of the container whose PID namespace is joined.
         target: Option<FdRef<'a>>,
     },
-    /// In those of a container, joined before the first operation that is no `WriteFile`: an exec's record starts with
-    /// joining the cgroup by paths of the host.
-    Of {
-        /// As in [`KINDS`].
+    /// An exec: the namespaces of its container, joined before the first operation other than `WriteFile`, because the
+    /// record starts with joining the cgroup through paths of the host.
+    Existing {
+        /// Namespaces in the order of [`KINDS`].
         namespaces: [Option<FdRef<'a>>; KINDS.len()],
-        /// The pod's user namespace, where it has one.
+        /// The pod's user namespace, if it has one.
         user: Option<FdRef<'a>>,
     },
 }
 
-/// What a clone is given.
+/// Input of a cloned child.
 pub(crate) struct Launch<'a> {
-    /// Sealed memfd.
+    /// The launch record, a sealed memfd.
     pub(crate) record: FdRef<'a>,
     /// stdin, stdout, stderr.
     pub(crate) standard: [FdRef<'a>; 3],
     /// Write end of the pipe for a [`Failure`].
     pub(crate) report: FdRef<'a>,
-    /// The line to the monitor: it has sent the keyring's name; `Op::Terminal` sends the master side, a start its namespaces.
+    /// The socket to the monitor, on which the monitor has sent the keyring's name. `Op::Terminal` sends the master
+    /// side on it, and a start its namespaces.
     pub(crate) terminal: FdRef<'a>,
-    /// Where it ends up.
-    pub(crate) home: Home<'a>,
-    /// How it gets into its PID namespace.
+    /// The namespaces that it runs in.
+    pub(crate) home: Destination<'a>,
+    /// How it enters its PID namespace.
     pub(crate) steps: Steps<'a>,
-    /// The capabilities that it walks the record with.
+    /// The capabilities with which it executes the record.
     pub(crate) permitted: u64,
 }
 
-/// How a process gets into its PID namespace. Where other processes are in there, they may trace whatever they see
-/// (CAP_SYS_PTRACE): what appears must then have nothing that they do not have.
+/// How a process enters its PID namespace. Other processes in that namespace may have CAP_SYS_PTRACE and trace all
+/// processes that they see, so a process that becomes visible there must not have privileges that they lack.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Steps<'a> {
-    /// It was cloned into it: the namespace is new, or the monitor's own.
+    /// The process was cloned into it: the namespace is new, or the monitor's own.
     One,
-    /// A second process ([`coracle_sys::sibling`]) walks the whole record in the namespace. For pods with a user namespace:
-    /// who is in one cannot trace a process whose memory belongs to the node's (`mm->user_ns`, ptrace(2)), as it does here
-    /// until exec.
+    /// A second process ([`coracle_sys::sibling`]) executes the whole record in the namespace. For pods with a user
+    /// namespace: a process inside cannot trace a process whose memory belongs to the node's user namespace
+    /// (`mm->user_ns`, ptrace(2)), which is the case here until exec.
     SecondWalks(Second<'a>),
-    /// The record is walked outside; a second process is made when nothing is left but a filter that needs no right, and
-    /// exec.
+    /// The record is executed outside of the namespace. A second process is created in it when only exec, and possibly
+    /// a filter that needs no privilege, are left.
     SecondExecs {
-        /// How it is made.
+        /// How the second process is created.
         second: Second<'a>,
         /// The procfs that a start mounts.
         proc: Proc,
     },
 }
 
-/// Which procfs a start mounts that is outside of its PID namespace.
+/// The procfs that a start mounts if it is executed outside of its PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proc {
-    /// None: an exec.
+    /// None, for an exec.
     None,
-    /// That of the pod's PID namespace.
+    /// The procfs of the pod's PID namespace.
     OfPod,
-    /// The one that the target was started with.
+    /// The procfs that the target container was started with.
     OfTarget(Identity),
 }
 
-/// A second process.
+/// Input for the creation of a second process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Second<'a> {
     /// pidfd of a process in the PID namespace.
     pub(crate) beside: FdRef<'a>,
-    /// Where the monitor reads its pid.
+    /// The memory from which the monitor reads its pid.
     pub(crate) pid: &'a SiblingPid,
 }
 
-/// The clone's descriptors, at numbers of their own, and what else it needs on the way.
-pub(crate) struct Place<'a> {
+/// The child's descriptors, at fixed numbers, and its other state until exec.
+pub(crate) struct ChildState<'a> {
     pub(crate) report: FdRef<'static>,
     pub(crate) terminal: FdRef<'static>,
-    pub(crate) home: Home<'static>,
-    /// What a start tells the monitor.
-    pub(crate) memory: Option<Memory>,
+    pub(crate) home: Destination<'static>,
+    /// The namespaces that a start sends to the monitor.
+    pub(crate) memory: Option<OwnNamespaces>,
     /// Name of the session keyring.
     pub(crate) keyring: [u8; KEYRING_NAME_BYTES],
-    /// A procfs of another PID namespace than this process's.
+    /// A procfs of a PID namespace other than this process's.
     pub(crate) proc: Option<SharedProc>,
-    /// The procfs of a target, until `proc` is opened from it.
+    /// Identity of the target's procfs, until `proc` has been opened.
     pub(crate) target_proc: Option<Identity>,
-    /// The exec is another process's, which is still to be made.
+    /// Set if a second process has to be created for the exec.
     pub(crate) second: Option<&'a SiblingPid>,
 }
 
-/// The life of a clone up to exec; with a failure it reports and ends.
+/// Runs a child up to exec; after a failure it reports and exits.
 pub(crate) fn run(launch: &Launch<'_>) -> ! {
     let mut report = launch.report;
-    // A second process is in the process group of the first one until it leads its own, and whoever traces it makes it
-    // signal that group: the monitor must not be in it (kill(2)).
+    // The second process is in the process group of the first until it creates its own, and a tracer can make it signal
+    // that group. Therefore the monitor must not be in that group (kill(2)).
     let walked = process::new_session();
     let walked = walked
         .and_then(|()| process::set_capabilities(launch.permitted, launch.permitted, 0))
@@ -127,7 +128,7 @@ pub(crate) fn run(launch: &Launch<'_>) -> ! {
         });
     let failure = match walked {
         Ok(Err(failure)) => failure,
-        // A record without `Exec` at its end.
+        // The record has no `Exec` at its end.
         Ok(Ok(count)) => Failure { index: count, errno: DAMAGED },
         Err(errno) => Failure { index: 0, errno },
     };
@@ -135,7 +136,7 @@ pub(crate) fn run(launch: &Launch<'_>) -> ! {
     process::exit(127)
 }
 
-/// Chooses the PID namespace of the second process; one that walks the record is made here.
+/// Selects the PID namespace of the second process; for `SecondWalks` also creates that process.
 fn enter_pids(steps: Steps<'_>, report: FdRef<'_>) -> Result<(), Errno> {
     match steps {
         Steps::One => Ok(()),
@@ -147,7 +148,7 @@ fn enter_pids(steps: Steps<'_>, report: FdRef<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Comes back in the second process; the first one ends.
+/// Creates the second process. Returns only in the second; the first exits.
 pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
     match sibling::clone_sibling(pid, report, mark)? {
         Sibling::Caller => process::exit(0),
@@ -155,9 +156,10 @@ pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> 
     }
 }
 
-/// Makes the clone clean and puts its descriptors in order: 0 to 2 standard streams, 3 report, 4 line to the monitor, 5 the
-/// host's mount namespace, 6 the user namespace, from 7 on namespaces of a container, each where there is one; no others.
-fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, Place<'a>), Errno> {
+/// Resets inherited state and arranges the descriptors: 0 to 2 standard streams, 3 report pipe, 4 socket to the
+/// monitor, 5 the host's mount namespace, 6 the user namespace, from 7 on namespaces of a container, as far as they
+/// exist; all others are closed.
+fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, ChildState<'a>), Errno> {
     process::control(Control::NotDumpable)?;
     process::set_umask(0);
     let (second, proc) = match launch.steps {
@@ -172,25 +174,25 @@ fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, Place<'a>), Errno> {
     let (report, terminal, home) = arrange(launch)?;
     let keyring = keyring::take_name(terminal)?;
     let memory = match home {
-        Home::Own { .. } => Some(Memory::new()?),
-        Home::Of { .. } => None,
+        Destination::New { .. } => Some(OwnNamespaces::new()?),
+        Destination::Existing { .. } => None,
     };
     let (proc, target_proc) = match proc {
         Proc::None => (None, None),
         Proc::OfPod => (Some(SharedProc::open()?), None),
         Proc::OfTarget(identity) => (None, Some(identity)),
     };
-    Ok((record, Place { report, terminal, home, memory, keyring, proc, target_proc, second }))
+    Ok((record, ChildState { report, terminal, home, memory, keyring, proc, target_proc, second }))
 }
 
-fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Home<'static>), Errno> {
+fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Destination<'static>), Errno> {
     let (host, user, namespaces) = match launch.home {
-        Home::Own { host, user, target } => {
+        Destination::New { host, user, target } => {
             let mut namespaces = [None; KINDS.len()];
             namespaces[MOUNTS] = target;
             (host, user, namespaces)
         }
-        Home::Of { namespaces, user } => (None, user, namespaces),
+        Destination::Existing { namespaces, user } => (None, user, namespaces),
     };
     let kept = |file| Some((file, false));
     let ours = |file| Some((file, true));
@@ -201,32 +203,32 @@ fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Home<
     let [_, _, _, report, terminal, host, user, namespaces @ ..] =
         fs::arrange([stdin, stdout, stderr, report, terminal, host, user, a, b, c, d, e])?;
     let home = match launch.home {
-        Home::Own { .. } => Home::Own { host, user, target: namespaces[MOUNTS] },
-        Home::Of { .. } => Home::Of { namespaces, user },
+        Destination::New { .. } => Destination::New { host, user, target: namespaces[MOUNTS] },
+        Destination::Existing { .. } => Destination::Existing { namespaces, user },
     };
     Ok((report.ok_or(Errno::EINVAL)?, terminal.ok_or(Errno::EINVAL)?, home))
 }
 
-impl Place<'_> {
-    /// Of a start: the mount namespace of the host.
+impl ChildState<'_> {
+    /// The mount namespace of the host, for a start.
     pub(crate) fn host(&self) -> Result<FdRef<'static>, Errno> {
         match self.home {
-            Home::Own { host: Some(host), .. } => Ok(host),
-            Home::Own { host: None, .. } | Home::Of { .. } => Err(Errno::EINVAL),
+            Destination::New { host: Some(host), .. } => Ok(host),
+            Destination::New { host: None, .. } | Destination::Existing { .. } => Err(Errno::EINVAL),
         }
     }
 
-    /// An exec joins its container.
+    /// Joins the container's namespaces, for an exec.
     pub(crate) fn join(&self) -> Result<(), Errno> {
-        let Home::Of { namespaces, user } = self.home else { return Err(Errno::EINVAL) };
-        home::join(&namespaces, user)?;
+        let Destination::Existing { namespaces, user } = self.home else { return Err(Errno::EINVAL) };
+        namespaces::join(&namespaces, user)?;
         if user.is_some() { child::become_root() } else { Ok(()) }
     }
 
-    /// The procfs to mount instead of a new one, where there is such.
+    /// The procfs to mount instead of a new one, if any.
     pub(crate) fn proc(&mut self) -> Result<Option<&mut SharedProc>, Errno> {
         if let Some(identity) = self.target_proc.take() {
-            let Home::Own { target: Some(target), .. } = self.home else { return Err(Errno::EINVAL) };
+            let Destination::New { target: Some(target), .. } = self.home else { return Err(Errno::EINVAL) };
             let own = self.memory.as_ref().ok_or(Errno::EINVAL)?.mounts()?;
             process::setns(target, process::CLONE_NEWNS)?;
             let opened = SharedProc::of_container(identity);
@@ -236,9 +238,10 @@ impl Place<'_> {
         Ok(self.proc.as_mut())
     }
 
-    /// Tells the monitor what it has to know of a start, and closes all but the standard streams and the report. Once.
-    pub(crate) fn leave_behind(&mut self) -> Result<(), Errno> {
-        /// The first number behind the report's.
+    /// Sends a start's namespaces to the monitor and closes all descriptors except the standard streams and the report
+    /// pipe. Has no effect when called again.
+    pub(crate) fn close_descriptors(&mut self) -> Result<(), Errno> {
+        /// The first number after the report pipe.
         const AFTER_REPORT: i32 = 4;
         if let Some(memory) = self.memory.take() {
             memory.tell(self.terminal)?;
@@ -248,7 +251,7 @@ impl Place<'_> {
     }
 }
 
-/// Lends what may be there.
+/// Borrows an optional descriptor.
 pub(crate) fn lend(file: &Option<Fd>) -> Option<FdRef<'_>> {
     file.as_ref().map(Fd::borrow)
 }

@@ -1,33 +1,34 @@
-//! Output of a container → lines of its log file, in the form the kubelet reads (CRI 2.18):
+//! Converts output of a container to lines of its log file, in the format that the kubelet reads (CRI 2.18):
 //!
 //! ```text
 //!   2026-03-01T07:05:09.004020000Z stderr F disk is almost full
 //! ```
-//! [`split`] is pure: the same bytes give the same lines however they were cut by reads. A line is written by one
-//! call; a full disk costs lines, which are counted, and never stops the container.
+//! [`split`] is pure: the same bytes give the same lines, regardless of how reads divide them. A line is written with
+//! one call. On a full disk lines are lost and counted, and the container keeps running.
 
 use coracle_sys::process::{self, Clock};
 use coracle_sys::{Errno, FdRef, fs};
 use coracle_wire::{TIMESTAMP_BYTES, timestamp};
 
-/// Longest content of one line; longer ones are cut into pieces tagged `P` (containerd's
+/// Maximum length of a line's content in bytes; longer lines are split into parts with the tag `P` (containerd's
 /// max_container_log_line_size, which log collectors assume).
 pub(crate) const LINE_BYTES_MAX: usize = 16 * 1024;
 
-/// Timestamp (30), stream (6), tag (1) and a space after each.
+/// Length of timestamp (30), stream (6), tag (1) and a space after each.
 const PREFIX_BYTES: usize = 40;
 
-/// Whether a line of the log ends a line of the output.
+/// Whether a line of the log is the end of a line of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tag {
-    /// It does.
+    /// The end of a line.
     Full,
-    /// The reader joins the next of the same stream.
+    /// The reader appends the next line of the same stream.
     Partial,
 }
 
-/// Cuts `bytes` into lines. `held` bytes at the start of `buffer` are a line whose end has not been seen; what is
-/// left at the end of `bytes` is added there. Each line is emitted in two parts, held and new.
+/// Splits `bytes` into lines. The first `held` bytes of `buffer` are an incomplete line of earlier calls; the
+/// incomplete line at the end of `bytes` is stored there. Each line is emitted in two parts, the held one and the new
+/// one.
 pub(crate) fn split(
     buffer: &mut [u8],
     held: &mut usize,
@@ -37,7 +38,7 @@ pub(crate) fn split(
     debug_assert!(buffer.len() == LINE_BYTES_MAX && *held <= LINE_BYTES_MAX);
     while !bytes.is_empty() {
         let room = LINE_BYTES_MAX - *held;
-        // A newline right behind a whole piece still makes it a full line.
+        // A part of maximum length that is followed by a newline is a full line.
         let window = &bytes[..bytes.len().min(room + 1)];
         let (tag, used, skipped) = match window.iter().position(|byte| *byte == b'\n') {
             Some(end) => (Tag::Full, end, 1),
@@ -50,7 +51,8 @@ pub(crate) fn split(
         };
         let (mut old, mut new) = (&buffer[..*held], &bytes[..used]);
         if tag == Tag::Full {
-            // Terminals end lines in "\r\n"; the "\r" may have come with the read before.
+            // Terminals end lines with "\r
+            // "; the "\r" may be from the previous read.
             match new.strip_suffix(b"\r") {
                 Some(stripped) => new = stripped,
                 None if new.is_empty() => old = old.strip_suffix(b"\r").unwrap_or(old),
@@ -63,39 +65,40 @@ pub(crate) fn split(
     }
 }
 
-/// Which stream a line came from.
+/// The stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Also all of a terminal's output.
+    /// Standard output, or the output of a terminal.
     Stdout,
     /// Standard error.
     Stderr,
 }
 
-/// What a log keeps between two lines.
+/// State of a log between two lines.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    /// Time of the last line: the next is never earlier, whatever the wall clock does.
+    /// Time of the last line: the next is never earlier, even if the wall clock is set back.
     last_ns: i64,
-    /// Lines that could not be written.
+    /// Number of lines that could not be written.
     pub(crate) lost: u64,
 }
 
 impl Writer {
-    /// The time for lines seen now.
+    /// Returns the timestamp for lines that are read now.
     pub(crate) fn stamp(&mut self) -> i64 {
         self.last_ns = self.last_ns.max(process::now_ns(Clock::Wall));
         self.last_ns
     }
 
-    /// Appends one line to `file`; where that is not possible, counts it.
+    /// Appends one line to `file`; if that fails, counts it as lost.
     pub(crate) fn write(&mut self, file: FdRef<'_>, time_ns: i64, line: (Stream, Tag, &[u8], &[u8])) {
         let (stream, tag, old, new) = line;
         let prefix = prefix(time_ns, stream, tag);
         let length = PREFIX_BYTES + old.len() + new.len() + 1;
         match fs::write_parts(file, [&prefix, old, new, b"\n"]) {
             Ok(written) if written == length => {}
-            // The disk became full within the line: take the torn piece back, so that the next line is whole again.
+            // The disk became full in the middle of the line: remove the incomplete line, so that the next one is
+            // valid.
             Ok(written) => {
                 self.lost += 1;
                 take_back(file, written);
@@ -105,7 +108,8 @@ impl Writer {
     }
 }
 
-/// Cuts off the last `written` bytes, which this process has just appended. Best effort: the reader skips a torn line.
+/// Removes the last `written` bytes, which this process has just appended. Errors are ignored: a reader skips an
+/// incomplete line.
 fn take_back(file: FdRef<'_>, written: usize) {
     if let Ok(start) = fs::position(file).and_then(|end| end.checked_sub(written as u64).ok_or(Errno::EINVAL))
     {
@@ -130,7 +134,7 @@ fn prefix(time_ns: i64, stream: Stream, tag: Tag) -> [u8; PREFIX_BYTES] {
 mod tests {
     use super::*;
 
-    /// A small generator, so that a failure's seed gives it again.
+    /// A deterministic random number generator, so that a failure can be reproduced from its seed.
     struct Random(u64);
 
     impl Random {
@@ -157,7 +161,7 @@ mod tests {
         lines
     }
 
-    /// The rule of CRI 2.18 once more, over the whole output.
+    /// A second implementation of CRI 2.18, applied to the whole output.
     fn expected(output: &[u8]) -> Lines {
         let mut lines = Vec::new();
         for line in output.split_inclusive(|byte| *byte == b'\n') {

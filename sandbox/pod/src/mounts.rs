@@ -1,8 +1,8 @@
-//! Mounts of a container, by descriptor: targets are found inside the root ([`Root`]), trees are detached until they
-//! are attached there.
+//! Makes the mounts of a container through descriptors: targets are resolved inside the root ([`Root`]), and detached
+//! trees are attached there.
 //!
-//! `mount_setattr` is Linux 5.12. Before, flags are set by a remount through `/proc/self/fd/N`, which must be a real
-//! procfs; it reaches the top mount only, so what must hold for a whole tree is ENOSYS there.
+//! `mount_setattr` needs Linux 5.12. On older kernels flags are set by a remount through `/proc/self/fd/N`, which must
+//! be a real procfs. A remount changes the top mount only, so attributes for a whole tree give ENOSYS there.
 
 use core::ffi::CStr;
 
@@ -13,20 +13,20 @@ use coracle_wire::{Block, Propagation, SHARED_PROC};
 use crate::init::PROC_ATTRIBUTES;
 use crate::root::{KERNEL, Make, Root};
 
-/// procfs (statfs(2)).
+/// File system type of procfs (statfs(2)).
 pub(crate) const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
-/// What a tree is to be like once attached.
+/// Attributes of a tree after it has been attached.
 pub(crate) struct Wanted {
     /// MOUNT_ATTR_…
     pub(crate) attributes: u64,
-    /// For all mounts of the tree.
+    /// Whether the attributes apply to all mounts of the tree.
     pub(crate) is_recursive: bool,
-    /// Of the whole tree.
+    /// Propagation type of the whole tree.
     pub(crate) propagation: Propagation,
 }
 
-/// The flag of mount(2).
+/// The propagation flag of mount(2).
 pub(crate) fn flag(propagation: Propagation) -> u64 {
     match propagation {
         Propagation::Private => mount::MS_PRIVATE,
@@ -35,7 +35,7 @@ pub(crate) fn flag(propagation: Propagation) -> u64 {
     }
 }
 
-/// Mounts a fresh file system on `target`, which is made where it is missing; which one it is.
+/// Mounts a new file system on `target`, which is created if missing, and returns its identity.
 pub(crate) fn filesystem(
     root: &Root,
     kind: &CStr,
@@ -53,26 +53,29 @@ pub(crate) fn filesystem(
     Ok(fs::stat(mounted.borrow())?.identity)
 }
 
-/// Which file system: `(major, minor, inode)` of its root.
+/// Identity of a file system: `(major, minor, inode)` of its root.
 pub(crate) type Identity = (u32, u32, u64);
 
-/// A procfs that another process has mounted, for a container whose PID namespace the caller is not in: a new one would show
-/// the caller's.
+/// A procfs that another process has mounted, for a container in whose PID namespace the caller is not: a new procfs
+/// would show the caller's namespace.
 pub(crate) struct SharedProc {
-    /// Detached until the first use, then attached where that was.
+    /// A detached tree until the first use; afterwards attached where it was mounted first.
     tree: Fd,
     is_attached: bool,
 }
 
 impl SharedProc {
-    /// A copy of the mount at [`SHARED_PROC`], in the mount namespace of the monitor.
+    /// Clones the mount at [`SHARED_PROC`] in the mount namespace of the monitor.
     pub(crate) fn open() -> Result<Self, Errno> {
         let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0)?;
         Ok(Self { tree, is_attached: false })
     }
 
-    /// A copy of the procfs that a container was started with, at its place in that container's mount namespace; ESTALE
-    /// where another one stands there now. The caller is in that namespace.
+    /// Clones the procfs that a container was started with, from /proc in that container's mount namespace, which the
+    /// caller must be in.
+    ///
+    /// # Errors
+    /// ESTALE if another file system is mounted there now.
     pub(crate) fn of_container(started_with: Identity) -> Result<Self, Errno> {
         let flags = fs::O_PATH | fs::O_DIRECTORY | fs::O_NOFOLLOW;
         let found = fs::open(FdRef::WORKING_DIRECTORY, c"/proc", flags, 0)?;
@@ -83,7 +86,10 @@ impl SharedProc {
         Ok(Self { tree, is_attached: false })
     }
 
-    /// Mounts it on `target`, as [`filesystem`] does. EOPNOTSUPP with options: they would be those of all containers.
+    /// Mounts the procfs on `target`, like [`filesystem`].
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if there are options, because they would apply to all containers that share the superblock.
     pub(crate) fn mount(
         &mut self,
         root: &Root,
@@ -110,11 +116,11 @@ impl SharedProc {
     }
 }
 
-/// Mounts a file system of this kind on `target`, which is made where it is missing.
+/// Attaches a new file system of type `kind` at `target`, which is created if missing.
 fn attach_fresh(root: &Root, kind: &CStr, mounted: &Fd, target: &CStr) -> Result<(), Errno> {
     let found = root.find_or_make(target, Make::Directory(0o755))?;
-    // Where the kernel's files are expected they must be, or what masks them would mask something else; and what is made in
-    // /dev would be made, and mounted, wherever a link there leads.
+    // The kernel's file systems must be mounted at their exact paths: otherwise masks would cover other files, and
+    // device nodes and mounts in /dev would be created where a link leads.
     if kind == c"proc" || kind == c"sysfs" || KERNEL.contains(&target) {
         let itself = root.find(target, fs::O_PATH | fs::O_NOFOLLOW)?;
         if !fs::stat(itself.borrow())?.is_directory() {
@@ -128,7 +134,7 @@ fn attach_fresh(root: &Root, kind: &CStr, mounted: &Fd, target: &CStr) -> Result
 
 /// `key=value`, or a flag.
 fn set_option(context: FdRef<'_>, option: &CStr) -> Result<(), Errno> {
-    /// Longest key of a mount option, with its NUL: those of the kernel are below 32.
+    /// Maximum length of a mount option's key, with its NUL; the kernel's keys are shorter than 32.
     const KEY_BYTES_MAX: usize = 64;
     let bytes = option.to_bytes_with_nul();
     let Some(equals) = bytes.iter().position(|byte| *byte == b'=') else {
@@ -141,8 +147,8 @@ fn set_option(context: FdRef<'_>, option: &CStr) -> Result<(), Errno> {
     mount::fs_option(context, key, Some(value))
 }
 
-/// Refuses what a link on the way made of `target`: the root itself, or the mounts at /proc, /sys and /dev, which only
-/// mounts that name them may cover (CVE-2021-30465, CVE-2019-16884).
+/// Refuses a target that a link has led to the root itself, or to the mounts at /proc, /sys and /dev, which only a
+/// mount with exactly that path may cover (CVE-2021-30465, CVE-2019-16884).
 pub(crate) fn check_target(root: &Root, target: &CStr, found: &Fd) -> Result<(), Errno> {
     let stat = fs::stat(found.borrow())?;
     if stat.identity == fs::stat(root.directory())?.identity {
@@ -208,13 +214,13 @@ fn set_attributes(mounted: FdRef<'_>, set: u64, is_recursive: bool) -> Result<()
     if set == 0 {
         return Ok(());
     }
-    // The access time bits are one field: setting it means clearing it first.
+    // The access time bits form one field, which has to be cleared before it is set.
     let clear = if set & mount::MOUNT_ATTR_ATIME == 0 { 0 } else { mount::MOUNT_ATTR_ATIME };
     let flags = if is_recursive { mount::AT_RECURSIVE } else { 0 };
     mount::set_attributes(mounted, &Attributes { set, clear, ..Attributes::default() }, flags)
 }
 
-/// Owners in the detached `tree` as `user_namespace` maps them.
+/// Makes the detached `tree` idmapped with `user_namespace`.
 pub(crate) fn map_owners(tree: &Fd, user_namespace: FdRef<'_>, is_recursive: bool) -> Result<(), Errno> {
     let attributes = Attributes {
         set: mount::MOUNT_ATTR_IDMAP,
@@ -224,7 +230,7 @@ pub(crate) fn map_owners(tree: &Fd, user_namespace: FdRef<'_>, is_recursive: boo
     mount::set_attributes(tree.borrow(), &attributes, if is_recursive { mount::AT_RECURSIVE } else { 0 })
 }
 
-/// Covers `target`: a directory by an empty tmpfs, anything else by `null`.
+/// Masks `target`: mounts an empty tmpfs on a directory and `null` on anything else.
 pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
     let Some(target) = existing(root, target)? else { return Ok(()) };
     if !fs::stat(target.borrow())?.is_directory() {
@@ -237,7 +243,7 @@ pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
     mount::attach(empty.borrow(), target.borrow())
 }
 
-/// Binds `target` over itself read-only.
+/// Bind-mounts `target` on itself, read-only.
 pub(crate) fn read_only(root: &Root, target: &CStr) -> Result<(), Errno> {
     let Some(found) = existing(root, target)? else { return Ok(()) };
     let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH | mount::AT_RECURSIVE)?;
@@ -252,23 +258,24 @@ pub(crate) fn read_only(root: &Root, target: &CStr) -> Result<(), Errno> {
     root.remember(target, tree.borrow())
 }
 
-/// Mounts what the image has at `path` on itself (`Op::BindSelf`). Only the root's own file system may be mounted twice:
-/// a copy of procfs, sysfs or /dev would lack all masks that come after, and be writable.
+/// Bind-mounts the image's directory at `path` on itself (`Op::BindSelf`). This is allowed only for the root's own file
+/// system: a clone of procfs, sysfs or /dev would be writable and without the masks that are mounted later.
 pub(crate) fn image_volume(root: &Root, path: &CStr) -> Result<(), Errno> {
     let found = root.find_or_make(path, Make::Directory(0o755))?;
     let (stat, of_root) = (fs::stat(found.borrow())?, fs::stat(root.directory())?);
-    // By device for image volumes in image volumes, by mount for a file: OverlayFS may show the device of its layer.
+    // The device is compared for image volumes inside image volumes, the mount id for files, because OverlayFS may
+    // report the device of a layer.
     let is_on_root = stat.device() == of_root.device() || (stat.mount == of_root.mount && stat.mount != 0);
     if !is_on_root || stat.identity == of_root.identity {
         return Err(Errno::ELOOP);
     }
     let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
-    // As a peer of a shared root it would get each mount below it twice.
+    // As a peer of a shared root it would receive each submount twice.
     let wanted = Wanted { attributes: 0, is_recursive: false, propagation: Propagation::Private };
     attach_as(root, &tree, &found, &wanted)
 }
 
-/// Makes the root mount read-only, without what is mounted below.
+/// Makes the root mount read-only, without its submounts.
 pub(crate) fn read_only_root(root: &Root) -> Result<(), Errno> {
     match set_attributes(root.directory(), mount::MOUNT_ATTR_RDONLY, false) {
         Err(Errno::ENOSYS) => {
@@ -279,7 +286,7 @@ pub(crate) fn read_only_root(root: &Root) -> Result<(), Errno> {
     }
 }
 
-/// What `target` names, or `None` where nothing is.
+/// Opens `target`; `None` if it does not exist.
 pub(crate) fn existing(root: &Root, target: &CStr) -> Result<Option<Fd>, Errno> {
     match root.find(target, fs::O_PATH) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
@@ -293,7 +300,7 @@ enum MountCall {
     Attributes(u64),
 }
 
-/// The way around a missing `mount_setattr`, for an attached tree.
+/// The fallback for a kernel without `mount_setattr`, for an attached tree.
 fn remount(root: &Root, tree: &Fd, call: MountCall) -> Result<(), Errno> {
     let proc = root.find(c"/proc", fs::O_PATH | fs::O_DIRECTORY)?;
     if fs::mount_flags_and_type(proc.borrow())?.1 != PROC_SUPER_MAGIC {
@@ -323,7 +330,7 @@ fn path_of(buffer: &mut [u8; 20], number: i32) -> &CStr {
     CStr::from_bytes_until_nul(buffer).unwrap_or(c"self/fd")
 }
 
-/// The flags a mount has, for a remount that shall only add (statfs(2): ST_… are the MS_… of these).
+/// The current flags of a mount, for a remount that must keep them (statfs(2): these ST_… flags equal MS_…).
 fn kept_flags(mounted: FdRef<'_>) -> Result<u64, Errno> {
     const SAME_AS_MS: u64 = 1 | 2 | 4 | 8 | 1024 | 2048;
     const ST_RELATIME: u64 = 4096;

@@ -1,56 +1,57 @@
-//! Output of containers: reads streams into one shared scratch buffer and passes the lines on to the log. Each event
-//! is one read, so that no stream starves another. Memory that output took is given back.
+//! Handles output of containers: reads streams into one shared buffer and passes the lines to the log. Each event
+//! causes one read, so that no stream starves another. Memory that output has used is returned to the kernel.
 
 use coracle_sys::{Errno, Fd, FdRef, fs};
 
 use crate::log::{self, LINE_BYTES_MAX, Stream, Tag};
 use crate::serve::{Monitor, unwatch};
-use crate::table::{AllAttached, Attached, Container, Place, STREAMS};
+use crate::table::{AllAttached, Attached, Container, STREAMS, Slot};
 
-/// A pipe cannot hold more (fs.pipe-max-size, 1 MiB unless root raises it): what is read beyond it at a container's
-/// end was written after it, by a process that outlives it.
+/// Maximum number of reads when a container ends. A pipe holds at most 1 MiB (fs.pipe-max-size, unless root raises it);
+/// anything more was written after the end by a process that outlives the container.
 const DRAIN_READS_MAX: usize = (1 << 20) / LINE_BYTES_MAX;
 
-/// From this many held bytes on a line buffer's pages are given back as soon as it is empty.
+/// Number of held bytes above which a line buffer's pages are returned to the kernel as soon as it is empty.
 const LARGE_BYTES: usize = 4096;
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Poured {
+enum ReadOutcome {
     Some,
     Nothing,
     End,
 }
 
 impl Monitor<'_> {
-    /// One read of a stream.
-    pub(crate) fn read_output(&mut self, place: Place, stream: usize) {
+    /// Reads once from a stream.
+    pub(crate) fn read_output(&mut self, slot: Slot, stream: usize) {
         let mut containers = self.table.containers.iter_mut();
-        if let Some(container) = containers.find(|container| container.place == place) {
+        if let Some(container) = containers.find(|container| container.slot == slot) {
             self.is_memory_used = true;
             let mut sinks = Sinks { memory: &mut self.memory, attached: &mut self.table.attached };
-            pour(self.epoll, &mut sinks, container, stream);
+            read_stream(self.epoll, &mut sinks, container, stream);
         }
     }
 
-    /// At a container's end: everything that is still in its pipes, and an unfinished line, go to the log.
+    /// Writes everything that is still in a container's pipes, and an incomplete line, to the log, when the container
+    /// has ended.
     pub(crate) fn drain(&mut self, index: usize) {
         self.is_memory_used = true;
         let Some(container) = self.table.containers.get_mut(index) else { return };
         let mut sinks = Sinks { memory: &mut self.memory, attached: &mut self.table.attached };
         for stream in 0..STREAMS {
             for _ in 0..DRAIN_READS_MAX {
-                if pour(self.epoll, &mut sinks, container, stream) != Poured::Some {
+                if read_stream(self.epoll, &mut sinks, container, stream) != ReadOutcome::Some {
                     break;
                 }
             }
             flush(sinks.memory, container, stream);
         }
-        let place = container.place;
-        self.table.attached.retain(|attached| attached.place != place);
+        let slot = container.slot;
+        self.table.attached.retain(|attached| attached.slot != slot);
     }
 
-    /// After a quiet while: scratch and empty line buffers are given back.
+    /// Returns the shared buffer and empty line buffers to the kernel; called after a time without output.
     pub(crate) fn give_back_memory(&mut self) {
         self.is_memory_used = false;
         self.memory.give_back(0, LINE_BYTES_MAX);
@@ -59,7 +60,7 @@ impl Monitor<'_> {
                 if let Some(output) = output.as_mut().filter(|output| output.held == 0 && output.held_max > 0)
                 {
                     output.held_max = 0;
-                    let (from, to) = range(container.place, stream);
+                    let (from, to) = range(container.slot, stream);
                     self.memory.give_back(from, to);
                 }
             }
@@ -67,9 +68,9 @@ impl Monitor<'_> {
     }
 }
 
-/// Where a stream's line buffer is.
-fn range(place: Place, stream: usize) -> (usize, usize) {
-    let index = 1 + usize::from(place) * STREAMS + stream;
+/// The range of a stream's line buffer.
+fn range(slot: Slot, stream: usize) -> (usize, usize) {
+    let index = 1 + usize::from(slot) * STREAMS + stream;
     (index * LINE_BYTES_MAX, (index + 1) * LINE_BYTES_MAX)
 }
 
@@ -77,50 +78,55 @@ fn name(stream: usize) -> Stream {
     if stream == 0 { Stream::Stdout } else { Stream::Stderr }
 }
 
-/// Where output goes: line buffers on the way to the log, and whoever is attached.
+/// Destinations of output: line buffers for the log, and attached clients.
 struct Sinks<'m> {
     memory: &'m mut fs::Mapping,
     attached: &'m mut AllAttached,
 }
 
-/// Passes a copy on. Who has no room for all of it is let go of: a gap would not be noticed, and waiting would hold up
-/// the container.
-fn copy(attached: &mut AllAttached, place: Place, stream: usize, bytes: &[u8]) {
+/// Copies output to attached clients. A client whose pipe has no space for all of it is disconnected: a gap would go
+/// unnoticed, and waiting would block the container.
+fn copy(attached: &mut AllAttached, slot: Slot, stream: usize, bytes: &[u8]) {
     attached.retain(|one| {
-        let Some(pipe) = one.pipes[stream].as_ref().filter(|_| one.place == place) else { return true };
+        let Some(pipe) = one.pipes[stream].as_ref().filter(|_| one.slot == slot) else { return true };
         fs::write(pipe.borrow(), bytes) == Ok(bytes.len())
     });
 }
 
-/// The stream is over for those attached, too.
-fn end_copies(attached: &mut [Attached], place: Place, stream: usize) {
-    for one in attached.iter_mut().filter(|one| one.place == place) {
+/// Closes the pipes of attached clients at the end of a stream.
+fn end_copies(attached: &mut [Attached], slot: Slot, stream: usize) {
+    for one in attached.iter_mut().filter(|one| one.slot == slot) {
         one.pipes[stream] = None;
     }
 }
 
-fn pour(epoll: FdRef<'_>, sinks: &mut Sinks<'_>, container: &mut Container, stream: usize) -> Poured {
-    let Some(output) = &mut container.outputs[stream] else { return Poured::End };
+fn read_stream(
+    epoll: FdRef<'_>,
+    sinks: &mut Sinks<'_>,
+    container: &mut Container,
+    stream: usize,
+) -> ReadOutcome {
+    let Some(output) = &mut container.outputs[stream] else { return ReadOutcome::End };
     let memory = &mut *sinks.memory;
     let (scratch, buffers) = memory.split_at_mut(LINE_BYTES_MAX);
     let length = match fs::read(output.file.borrow(), scratch) {
-        Err(Errno::EAGAIN | Errno::EINTR) => return Poured::Nothing,
-        // A terminal's end is EIO; whatever else a read says, it will not get better.
+        Err(Errno::EAGAIN | Errno::EINTR) => return ReadOutcome::Nothing,
+        // A closed terminal gives EIO; other errors are permanent too.
         Ok(0) | Err(_) => {
             flush(memory, container, stream);
             if let Some(output) = container.outputs[stream].take() {
                 unwatch(epoll, &output.file);
-                let (from, to) = range(container.place, stream);
+                let (from, to) = range(container.slot, stream);
                 memory.give_back(from, to);
             }
-            end_copies(sinks.attached, container.place, stream);
-            return Poured::End;
+            end_copies(sinks.attached, container.slot, stream);
+            return ReadOutcome::End;
         }
         Ok(length) => length,
     };
-    copy(sinks.attached, container.place, stream, &scratch[..length]);
-    let Some(log) = container.log.as_ref().map(Fd::borrow) else { return Poured::Some };
-    let (from, to) = range(container.place, stream);
+    copy(sinks.attached, container.slot, stream, &scratch[..length]);
+    let Some(log) = container.log.as_ref().map(Fd::borrow) else { return ReadOutcome::Some };
+    let (from, to) = range(container.slot, stream);
     let buffer = &mut buffers[from - LINE_BYTES_MAX..to - LINE_BYTES_MAX];
     let writer = &mut container.writer;
     let time_ns = writer.stamp();
@@ -132,14 +138,14 @@ fn pour(epoll: FdRef<'_>, sinks: &mut Sinks<'_>, container: &mut Container, stre
         output.held_max = 0;
         memory.give_back(from, to);
     }
-    Poured::Some
+    ReadOutcome::Some
 }
 
-/// Writes an unfinished line as a partial one.
+/// Writes an incomplete line with the tag `P`.
 fn flush(memory: &mut fs::Mapping, container: &mut Container, stream: usize) {
     let Some(output) = container.outputs[stream].as_mut().filter(|output| output.held > 0) else { return };
     let log: Option<FdRef<'_>> = container.log.as_ref().map(Fd::borrow);
-    let (from, _) = range(container.place, stream);
+    let (from, _) = range(container.slot, stream);
     if let Some(log) = log {
         let time_ns = container.writer.stamp();
         let line = &memory[from..from + output.held];

@@ -1,27 +1,28 @@
-//! Paths of a container: every one is resolved by the kernel inside the container's root, from the root's descriptor,
-//! without magic links (openat2, Linux 5.6). An image or a shared volume may hold any link it likes; none leads out.
-//! What is missing is made component by component below the descriptor of the one before.
+//! Resolves paths of a container. The kernel resolves each path inside the container's root, from the root's
+//! descriptor, without magic links (openat2, Linux 5.6), so no link in an image or a shared volume can lead outside.
+//! Missing components are created one by one below the descriptor of their parent.
 
 use core::cell::Cell;
 use core::ffi::CStr;
 
 use coracle_sys::{Errno, Fd, FdRef, fs};
 
-/// Longest path the kernel takes, with its NUL.
+/// Maximum length of a path in the kernel, with its NUL.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// How often a look-up that raced with a rename is repeated; then EAGAIN. A container that shares a volume could
-/// rename for ever.
+/// Maximum number of retries of a resolution that raced with a rename (EAGAIN). A container that shares a volume could
+/// rename forever.
 const ATTEMPTS_MAX: u32 = 32;
 
-/// Links to nothing that are followed in making one path: a /etc/resolv.conf that points into an empty /run is one.
+/// Maximum number of dangling links that are followed when a path is created. An example is an /etc/resolv.conf that
+/// points into an empty /run.
 const LINKS_MAX: u32 = 4;
 
-/// Where a container has the kernel's own files. Which mounts were made there is remembered, so that a link of an image to
-/// one of them is told apart from the place itself.
+/// Mount points of the kernel's file systems. The mounts made there are recorded, to distinguish a link to one of them
+/// from the path itself.
 pub(crate) const KERNEL: [&CStr; 3] = [c"/proc", c"/sys", c"/dev"];
 
-/// What to make where nothing is.
+/// The kind of file to create if a path is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Make {
     /// A directory with these permission bits.
@@ -36,33 +37,33 @@ pub(crate) struct Root {
     kernel: [Cell<Made>; KERNEL.len()],
 }
 
-/// A mount that was made at one of [`KERNEL`].
+/// A mount made at one of [`KERNEL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Made {
-    /// Its id; 0: there is none, or Linux is older than 5.8.
+    /// The mount id; 0: there is no mount, or Linux is older than 5.8.
     pub(crate) mount: u64,
-    /// Its file system's device.
+    /// The device of its file system.
     pub(crate) device: (u32, u32),
 }
 
 impl Root {
-    /// That of the calling process, which must have pivoted into it.
+    /// Opens the root of the calling process, which must have called pivot_root.
     pub(crate) fn open() -> Result<Self, Errno> {
         Self::at(c"/")
     }
 
-    /// Any directory, to resolve paths inside it.
+    /// Opens any directory, to resolve paths inside it.
     pub(crate) fn at(directory: &CStr) -> Result<Self, Errno> {
         let directory = fs::open(FdRef::WORKING_DIRECTORY, directory, fs::O_PATH | fs::O_DIRECTORY, 0)?;
         Ok(Self { directory, kernel: Default::default() })
     }
 
-    /// Its descriptor.
+    /// The descriptor of the root.
     pub(crate) fn directory(&self) -> FdRef<'_> {
         self.directory.borrow()
     }
 
-    /// Remembers the mount `mounted` refers to, where `target` is one of [`KERNEL`].
+    /// Records the mount that `mounted` refers to if `target` is one of [`KERNEL`].
     pub(crate) fn remember(&self, target: &CStr, mounted: FdRef<'_>) -> Result<(), Errno> {
         let Some(index) = KERNEL.iter().position(|path| *path == target) else { return Ok(()) };
         let stat = fs::stat(mounted)?;
@@ -70,12 +71,12 @@ impl Root {
         Ok(())
     }
 
-    /// The mounts that were made at [`KERNEL`].
+    /// The recorded mounts at [`KERNEL`].
     pub(crate) fn made(&self) -> [Made; KERNEL.len()] {
         [self.kernel[0].get(), self.kernel[1].get(), self.kernel[2].get()]
     }
 
-    /// Opens what `path` names in the container.
+    /// Opens `path` in the container.
     pub(crate) fn find(&self, path: &CStr, flags: u64) -> Result<Fd, Errno> {
         let resolve = fs::RESOLVE_IN_ROOT | fs::RESOLVE_NO_MAGICLINKS;
         for _ in 0..ATTEMPTS_MAX {
@@ -87,7 +88,7 @@ impl Root {
         Err(Errno::EAGAIN)
     }
 
-    /// As [`Root::find`] with O_PATH; where nothing is, makes it and the directories (0755) on the way.
+    /// Opens `path` with O_PATH; if it is missing, creates it and its parent directories (0755).
     pub(crate) fn find_or_make(&self, path: &CStr, make: Make) -> Result<Fd, Errno> {
         match self.find(path, fs::O_PATH) {
             Err(Errno::ENOENT) => self.make(path, make, LINKS_MAX),
@@ -95,7 +96,7 @@ impl Root {
         }
     }
 
-    /// The directory that holds the last component of `path`, handed with that component to `with`.
+    /// Calls `with` with the parent directory of `path` and the last component.
     // Not inlined: its path buffers would be part of the walker's frame, and stay resident in the monitor.
     #[inline(never)]
     pub(crate) fn in_parent(
@@ -115,7 +116,7 @@ impl Root {
         with(parent.borrow(), name)
     }
 
-    /// Makes `path`; at most `links` links that lead nowhere are followed by making what they lead to.
+    /// Creates `path`; the targets of at most `links` dangling links are created too.
     fn make(&self, path: &CStr, make: Make, links: u32) -> Result<Fd, Errno> {
         let bytes = trimmed(path);
         let mut parent: Option<Fd> = None;
@@ -133,7 +134,7 @@ impl Root {
         parent.ok_or(Errno::ENOENT)
     }
 
-    /// Finds `bytes[..end]`; where nothing is, makes its last component below `parent` first.
+    /// Opens `bytes[..end]`; if it is missing, first creates its last component below `parent`.
     // Not inlined: its path buffers would be part of the walker's frame, and stay resident in the monitor.
     #[inline(never)]
     fn step(
@@ -158,7 +159,7 @@ impl Root {
         };
         match made {
             Ok(()) => self.find(prefix, fs::O_PATH),
-            // Someone was faster, or a link that leads nowhere is there.
+            // Another process has created it, or it is a dangling link.
             Err(Errno::EEXIST) => match self.find(prefix, fs::O_PATH) {
                 Err(Errno::ENOENT) => self.behind_link(parent, &bytes[..start], name, make, links),
                 found => found,
@@ -167,8 +168,8 @@ impl Root {
         }
     }
 
-    /// Makes what the link `name` leads to; `above` is the path of its directory, with its slash. The path is resolved
-    /// inside the root like every other, so that `..` and `/` end there.
+    /// Creates the target of the link `name`; `above` is the path of its directory, with the trailing slash. The target
+    /// is resolved inside the root like all paths, so that `..` and `/` stay inside.
     #[inline(never)]
     fn behind_link(
         &self,
@@ -190,7 +191,7 @@ impl Root {
     }
 }
 
-/// Without slashes at the end.
+/// The path without trailing slashes.
 fn trimmed(path: &CStr) -> &[u8] {
     let mut bytes = path.to_bytes();
     while let Some(shorter) = bytes.strip_suffix(b"/") {
@@ -200,7 +201,7 @@ fn trimmed(path: &CStr) -> &[u8] {
 }
 
 fn terminated<'a>(buffer: &'a mut [u8; PATH_BYTES_MAX], bytes: &[u8]) -> Result<&'a CStr, Errno> {
-    // One byte stays for the NUL.
+    // One byte is reserved for the NUL.
     buffer[..PATH_BYTES_MAX - 1].get_mut(..bytes.len()).ok_or(Errno::ENAMETOOLONG)?.copy_from_slice(bytes);
     CStr::from_bytes_until_nul(buffer).map_err(|_| Errno::EINVAL)
 }

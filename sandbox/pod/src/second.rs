@@ -1,6 +1,6 @@
-//! Processes that are made in two steps (`coracle_sys::sibling`): what the monitor clones is not what runs in the end.
-//! The first stays in the node's PID namespace, where containers do not see it, does what needs rights, clones the second
-//! into the container's PID namespace and ends. Both are children of the monitor, and their ends come in any order.
+//! Processes that are created in two steps (`coracle_sys::sibling`). The first stays in the node's PID namespace, where
+//! containers do not see it, performs the privileged operations, clones the second into the container's PID namespace
+//! and exits. Both are children of the monitor and can end in any order.
 
 use core::cell::Cell;
 
@@ -11,18 +11,19 @@ use coracle_wire::Exit;
 use crate::serve::Monitor;
 use crate::table::{ContainerState, ExecState, Starting, Table};
 
-/// What the end of a process means for a container or an exec.
+/// The meaning of the end of a process for a container or an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// It is none of its processes.
+    /// The process does not belong to it.
     Stranger,
-    /// It goes on.
+    /// The container or exec continues.
     Step,
-    /// It is over, in this way.
+    /// The container or exec has ended.
     Over(Exit),
 }
 
-/// What the end of `ended` means for one that has the process `pid`, and what it still `starting` waits for.
+/// Classifies the end of the process `ended` for a container or exec with the process `pid`, which may still be
+/// `starting`.
 pub(crate) fn meaning(
     (pid, pidfd): (&mut i32, &mut Fd),
     starting: Option<&mut Starting>,
@@ -35,10 +36,10 @@ pub(crate) fn meaning(
         Some((starting, born))
     });
     match two_steps {
-        // It failed before the second was born.
+        // It failed before the second process was created.
         None | Some((_, None)) if is_own => Meaning::Over(exit),
         Some((starting, Some(born))) if is_own => match starting.ended.take() {
-            // The second ended before the first: it is reaped, and nothing is left to refer to.
+            // The second ended before the first: it has been reaped, so no pidfd can be opened.
             Some(exit) => {
                 starting.second = None;
                 *pid = born;
@@ -49,7 +50,7 @@ pub(crate) fn meaning(
                 Meaning::Step
             }
         },
-        // The report is complete only with the end of the first, which holds it open.
+        // The report is complete only when the first has ended, because it holds the pipe open.
         Some((starting, Some(born))) if born == ended => {
             starting.ended = Some(exit);
             Meaning::Step
@@ -58,8 +59,8 @@ pub(crate) fn meaning(
     }
 }
 
-/// From the first process to the second, if there is one. Not once the second has been reaped: its pid may be another's.
-/// The memory that held the pid becomes `spare`, for the next start.
+/// Replaces the first process by the second, if there is one. Not after the second has been reaped, because its pid may
+/// have been reused. The memory that held the pid becomes `spare`, for the next start.
 pub(crate) fn adopt(
     starting: &mut Starting,
     (pid, pidfd): (&mut i32, &mut Fd),
@@ -71,14 +72,14 @@ pub(crate) fn adopt(
     let Some(born) = starting.second.as_ref().and_then(SiblingPid::get) else { return };
     spare.set(starting.second.take());
     *pid = born;
-    // Without descriptors to spare the old one stays; it refers to a process that ends.
+    // If no descriptor is available, the old one is kept; it refers to a process that is ending.
     if let Ok(opened) = process::pidfd_open(born) {
         *pidfd = opened;
     }
 }
 
 impl Monitor<'_> {
-    /// Before whatever lives is killed.
+    /// Replaces the first processes by the second ones, before all are killed.
     pub(crate) fn adopt_second_processes(&mut self) {
         let Table { containers, execs, spare, .. } = &mut *self.table;
         for container in containers {

@@ -1,9 +1,10 @@
-//! The loop: waits for a daemon, signals, reports of clones and output of containers, and hands each to its file.
-//! It never waits for anything else: not for a clone that is setting up, not for a daemon that does not read.
+//! The event loop: waits for the daemon, signals, reports of children and output of containers, and dispatches each to
+//! its module. It never blocks on anything else, neither on a child during its set-up nor on a daemon that does not
+//! read.
 //!
-//! At most one daemon is connected, and a new one replaces it. What it could not be told at once is marked in the
-//! table and told when its socket has room; one that leaves replies unread is disconnected, and learns from exit
-//! records when it comes back.
+//! At most one daemon is connected; a new connection replaces it. Events that do not fit into the socket are marked in
+//! the table and sent when there is space. A daemon that leaves replies unread is disconnected; it reads the exit
+//! records when it reconnects.
 
 use coracle_sys::process::{self, Clock, Control, SIGCHLD, SIGKILL, SIGTERM, Signals};
 use coracle_sys::socket::{self, EPOLLIN, EPOLLOUT, EVENTS_MAX};
@@ -11,85 +12,86 @@ use coracle_sys::{Errno, Fd, FdRef, fs};
 use coracle_wire::{Event, FRAME_BYTES_MAX, FromMonitor, Reply};
 
 use crate::child::{self, Failure};
-use crate::exits;
+use crate::exit_records;
 use crate::init::Init;
 use crate::keyring::KEYRING_NAME_BYTES;
 use crate::log::LINE_BYTES_MAX;
-use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, Place, STREAMS, Table};
+use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, STREAMS, Slot, Table};
 
-/// Scratch for reading, then a line buffer for each stream of each container.
+/// Size of the memory: a shared read buffer, then a line buffer for each stream of each container.
 pub(crate) const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
-/// After output, memory is given back once nothing has happened for this long.
+/// Memory is returned to the kernel after this time without events, in milliseconds.
 const QUIET_MS: i32 = 1000;
-/// How long a monitor whose setup failed waits to be asked why.
+/// How long a monitor whose setup failed waits for a daemon to read the reason.
 const FAILED_SETUP_NS: i64 = 30_000_000_000;
-/// How long the end waits for killed processes; what hangs in the kernel is then left to init.
+/// How long a monitor waits at its end for killed processes; processes that hang in the kernel are then reparented to
+/// init.
 const ENDING_NS: i64 = 10_000_000_000;
-/// CAP_KILL, to signal processes of every user, and CAP_SYS_ADMIN, to clone into new PID namespaces: what the monitor needs
-/// once its setup is done. All others are for its children.
+/// The effective capabilities after the setup: CAP_KILL, to signal processes of every user, and CAP_SYS_ADMIN, to clone
+/// into new PID namespaces. All others are for the monitor's children.
 const EFFECTIVE: u64 = 1 << 5 | 1 << 21;
 const EVERY_SIGNAL: Signals = Signals::MAX;
 
-/// Whose event it is: in the token's second byte, with a place in the first.
+/// Source of an event: encoded in the token's second byte, with a slot in the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Listener,
     Connection,
     Signals,
-    ContainerReport(Place),
-    ExecReport(Place),
-    /// A stream of a container: 0 or 1.
-    Output(Place, usize),
+    ContainerReport(Slot),
+    ExecReport(Slot),
+    /// Stream 0 or 1 of a container.
+    Output(Slot, usize),
 }
 
 impl Source {
-    /// As epoll's token.
+    /// Encodes the source as an epoll token.
     pub(crate) fn token(self) -> u64 {
-        let (kind, place) = match self {
+        let (kind, slot) = match self {
             Self::Listener => (0, 0),
             Self::Connection => (1, 0),
             Self::Signals => (2, 0),
-            Self::ContainerReport(place) => (3, place),
-            Self::ExecReport(place) => (4, place),
-            Self::Output(place, stream) => (5 + stream as u64, place),
+            Self::ContainerReport(slot) => (3, slot),
+            Self::ExecReport(slot) => (4, slot),
+            Self::Output(slot, stream) => (5 + stream as u64, slot),
         };
-        kind << 8 | u64::from(place)
+        kind << 8 | u64::from(slot)
     }
 
     fn from_token(token: u64) -> Self {
-        let place = token as Place;
+        let slot = token as Slot;
         match token >> 8 {
             0 => Self::Listener,
             1 => Self::Connection,
             2 => Self::Signals,
-            3 => Self::ContainerReport(place),
-            4 => Self::ExecReport(place),
-            kind => Self::Output(place, usize::from(kind != 5)),
+            3 => Self::ContainerReport(slot),
+            4 => Self::ExecReport(slot),
+            kind => Self::Output(slot, usize::from(kind != 5)),
         }
     }
 }
 
-/// What the monitor is about.
+/// Phases of the monitor.
 #[derive(Clone, Copy)]
 pub(crate) enum Phase {
     Serving,
-    /// The setup record could not be walked; somebody shall be told before the end.
+    /// The setup record failed; the reason is reported to a daemon before the exit.
     Failed {
         failure: Failure,
         until_ns: i64,
     },
-    /// Everything is killed; what remains is reaping.
+    /// All processes have been killed and are being reaped.
     Ending {
         until_ns: i64,
     },
 }
 
-/// The daemon at the other end.
+/// The connection to the daemon.
 pub(crate) struct Connection {
     pub(crate) socket: Fd,
-    /// It has said Hello; events come after that.
+    /// Whether the daemon has sent Hello; events are sent only after that.
     pub(crate) is_greeted: bool,
-    /// The socket is full; events wait.
+    /// Whether events wait for space in the socket.
     waits_for_room: bool,
 }
 
@@ -98,34 +100,34 @@ pub(crate) struct Monitor<'t> {
     pub(crate) table: &'t mut Table,
     pub(crate) epoll: FdRef<'static>,
     pub(crate) state: Fd,
-    /// The pod's user namespace, where it has one.
+    /// The pod's user namespace, if it has one.
     pub(crate) user: Option<Fd>,
-    /// Of the PID namespace that containers share, where they do.
+    /// The first process of the PID namespace that containers share, if they do.
     pub(crate) init: Option<Init>,
     listener: Fd,
     signals: Fd,
     pub(crate) connection: Option<Connection>,
     pub(crate) memory: fs::Mapping,
-    /// What its children get back, to give containers what they are to have.
+    /// The permitted capabilities, which children make effective to set up containers.
     pub(crate) permitted: u64,
-    /// Pages of `memory` may be in use.
+    /// Whether pages of `memory` may be in use.
     pub(crate) is_memory_used: bool,
     pub(crate) phase: Phase,
 }
 
-/// What the daemon starts a monitor with.
+/// Descriptors that the daemon passes to a monitor.
 pub struct Inherited {
-    /// A SOCK_SEQPACKET socket that listens.
+    /// A listening SOCK_SEQPACKET socket.
     pub listener: Fd,
     /// The pod's state directory.
     pub state: Fd,
     /// A sealed memfd with the setup record.
     pub setup: Fd,
-    /// The pod's user namespace, where it has one.
+    /// The pod's user namespace, if it has one.
     pub user: Option<Fd>,
 }
 
-/// The whole life of a monitor, from an empty table.
+/// Runs a monitor until its exit, starting with an empty table.
 pub fn run(table: &mut Table, inherited: Inherited) -> ! {
     match Monitor::new(table, inherited).and_then(|mut monitor| monitor.serve()) {
         Ok(()) => process::exit(0),
@@ -137,29 +139,29 @@ impl<'t> Monitor<'t> {
     fn new(table: &'t mut Table, inherited: Inherited) -> Result<Self, Errno> {
         let Inherited { listener, state, setup, user } = inherited;
         process::set_name(c"coracle-pod")?;
-        // Blocked signals neither end it nor interrupt it; children start with a clean slate (see `child`).
+        // Blocked signals neither end nor interrupt the monitor; children reset them (see `launch`).
         process::reset_signal_handlers();
         process::set_signal_mask(EVERY_SIGNAL)?;
         process::control(Control::NotDumpable)?;
         process::control(Control::Subreaper)?;
         match process::new_session() {
-            // It leads one already.
+            // The process is already a session leader.
             Err(Errno::EPERM) => {}
             made => made?,
         }
         let set_up = child::set_up(setup.borrow());
         drop(setup);
-        let prepared = exits::prepare(state.borrow()).map_err(|errno| Failure { index: 0, errno });
+        let prepared = exit_records::prepare(state.borrow()).map_err(|errno| Failure { index: 0, errno });
         let (init, phase) = match prepared.and(set_up) {
             Ok(init) => (init, Phase::Serving),
             Err(failure) => (None, Phase::Failed { failure, until_ns: later(FAILED_SETUP_NS) }),
         };
-        // Open as long as the monitor lives.
+        // The descriptor stays open for the lifetime of the monitor.
         let epoll = socket::epoll()?.leak();
         let signals = socket::signal_fd(process::signals(SIGCHLD) | process::signals(SIGTERM))?;
         socket::watch(epoll, listener.borrow(), EPOLLIN, Source::Listener.token())?;
         socket::watch(epoll, signals.borrow(), EPOLLIN, Source::Signals.token())?;
-        // Lines of containers, and names of their keyrings: none of a process that is being made.
+        // Output and keyring names of containers, which children must not see.
         let memory = fs::Mapping::anonymous(MEMORY_BYTES + KEYRING_NAME_BYTES * CONTAINERS_MAX)?;
         memory.wipe_in_children()?;
         let permitted = process::permitted_capabilities()?;
@@ -208,9 +210,9 @@ impl<'t> Monitor<'t> {
                 }
             }
             Source::Signals => self.take_signals(),
-            Source::ContainerReport(place) => self.container_report(place),
-            Source::ExecReport(place) => self.exec_report(place),
-            Source::Output(place, stream) => self.read_output(place, stream),
+            Source::ContainerReport(slot) => self.container_report(slot),
+            Source::ExecReport(slot) => self.exec_report(slot),
+            Source::Output(slot, stream) => self.read_output(slot, stream),
         }
     }
 
@@ -238,7 +240,7 @@ impl<'t> Monitor<'t> {
         }
     }
 
-    /// Kills everything; the loop ends once it is reaped.
+    /// Kills all processes; the loop ends when they have been reaped.
     pub(crate) fn end(&mut self) {
         if matches!(self.phase, Phase::Ending { .. }) {
             return;
@@ -249,9 +251,9 @@ impl<'t> Monitor<'t> {
         let execs = self.table.execs.iter().filter(|exec| exec.is_alive());
         let init = self.init.iter().map(|init| &init.pidfd);
         let processes = containers.map(|container| &container.pidfd).chain(execs.map(|exec| &exec.pidfd));
-        // The end of a namespace's first process is that of all in it, orphans too.
+        // When the first process of a PID namespace ends, the kernel kills all others in it, including orphans.
         for process in processes.chain(init) {
-            // ESRCH: it has just ended by itself.
+            // ESRCH: the process has just ended by itself.
             let _ = process::pidfd_signal(process.borrow(), SIGKILL);
         }
     }
@@ -264,16 +266,16 @@ impl<'t> Monitor<'t> {
         }
     }
 
-    /// Lets go of the daemon.
+    /// Closes the connection to the daemon.
     pub(crate) fn disconnect(&mut self) {
         if let Some(connection) = self.connection.take() {
             unwatch(self.epoll, &connection.socket);
         }
-        self.table.forget_askers();
+        self.table.forget_requesters();
         self.table.execs.retain(|exec| exec.is_alive());
     }
 
-    /// Sends the answer to request `number`; a daemon that lets its socket run full of replies is disconnected.
+    /// Sends the reply to request `number`; a daemon that does not read its replies is disconnected.
     pub(crate) fn reply(&mut self, number: u32, reply: Reply, descriptors: &[FdRef<'_>]) {
         let Some(connection) = self.connection.as_ref().filter(|_| number != 0) else { return };
         if send(connection, &FromMonitor::Reply { number, reply }, descriptors).is_err() {
@@ -281,11 +283,11 @@ impl<'t> Monitor<'t> {
         }
     }
 
-    /// Tells the daemon what it does not know yet: ends of containers and of execs, as long as its socket has room.
+    /// Sends pending events to the daemon, that is ends of containers and execs, as long as its socket has space.
     pub(crate) fn tell(&mut self) {
         let told = match &self.connection {
             Some(connection) if connection.is_greeted => tell_all(connection, self.table),
-            // The ids of execs mean something only to the daemon that chose them.
+            // Ids of execs are known only to the daemon that chose them.
             _ => {
                 self.table.execs.retain(|exec| exec.is_alive());
                 return;
@@ -306,7 +308,7 @@ impl<'t> Monitor<'t> {
     }
 }
 
-/// Sends events until all are told or there is no room.
+/// Sends events until all are sent or the socket is full.
 fn tell_all(connection: &Connection, table: &mut Table) -> Result<(), Errno> {
     for container in &mut table.containers {
         if let ContainerState::Exited { record, is_told: is_told @ false } = &mut container.state {
@@ -333,8 +335,8 @@ fn send(connection: &Connection, frame: &FromMonitor, descriptors: &[FdRef<'_>])
     socket::send(connection.socket.borrow(), bytes, descriptors)
 }
 
-/// Before closing what is watched: a clone may hold a copy, which would keep the entry alive. ENOENT is fine: it was
-/// not watched.
+/// Unregisters `file` from epoll, before it is closed: a copy in a child would keep the registration. ENOENT means that
+/// it was not registered.
 pub(crate) fn unwatch(epoll: FdRef<'_>, file: &Fd) {
     let _ = socket::unwatch(epoll, file.borrow());
 }

@@ -1,5 +1,5 @@
-//! From a request to a clone: prepares pipes, clones, and remembers what to wait for. The child's part is in
-//! `child`; how it went comes back over the report pipe, and ends here.
+//! Starts processes: prepares pipes, clones a child, and records its state. The child's part is in `launch` and
+//! `child`; it reports over a pipe, and the reports are handled here.
 
 use coracle_sys::process::{self, Clone};
 use coracle_sys::sibling::SiblingPid;
@@ -9,14 +9,14 @@ use coracle_wire::{ContainerId, ExecId, PidNamespace, Reply, Streams};
 
 use crate::answer::Descriptors;
 use crate::child::{FAILURE_BYTES, Failure};
-use crate::exits;
-use crate::home::{self, MOUNTS, Remembered};
+use crate::exit_records;
 use crate::keyring::KEYRING_NAME_BYTES;
-use crate::launch::{self, Home, Launch, Proc, Second, Steps, lend};
+use crate::launch::{self, Destination, Launch, Proc, Second, Steps, lend};
 use crate::log::Writer;
+use crate::namespaces::{self, ContainerNamespaces, MOUNTS};
 use crate::second;
 use crate::serve::{MEMORY_BYTES, Monitor, Phase, Source, unwatch};
-use crate::table::{Container, ContainerState, Exec, ExecState, Output, Place, STREAMS, Starting};
+use crate::table::{Container, ContainerState, Exec, ExecState, Output, STREAMS, Slot, Starting};
 
 /// `Request::Start`.
 pub(crate) struct Asked {
@@ -27,14 +27,14 @@ pub(crate) struct Asked {
     pub(crate) has_oom_counter: bool,
 }
 
-/// The two pairs every clone has with the monitor.
+/// The report pipe and the socket pair between the monitor and a child.
 struct Line {
     starting: Starting,
     report: Fd,
     terminal: Fd,
 }
 
-/// The standard streams of a container: what the child gets, what the monitor keeps.
+/// The standard streams of a container: the child's ends and the monitor's ends.
 struct Standard {
     child: [Fd; 3],
     stdin: Option<Fd>,
@@ -43,17 +43,17 @@ struct Standard {
 
 /// The PID namespace of a container.
 struct Pids<'a> {
-    /// pidfd of a process that is in it already.
+    /// pidfd of a process that is already in it.
     beside: Option<FdRef<'a>>,
     /// The procfs to mount.
     proc: Proc,
-    /// It is neither the monitor's nor the pod's.
+    /// Whether it is neither the monitor's nor the pod's namespace.
     is_own: bool,
-    /// The mount namespace of the container whose it is.
+    /// The mount namespace of the container that it belongs to.
     target: Option<FdRef<'a>>,
 }
 
-/// What the report pipe says.
+/// The state of the report pipe.
 enum Report {
     Nothing,
     Waits,
@@ -62,8 +62,10 @@ enum Report {
 }
 
 impl Monitor<'_> {
-    /// Starts a container; the answer comes with its report. Errors as documented at `Request::Start`; ESHUTDOWN
-    /// when the monitor is ending.
+    /// Starts a container; the reply is sent when its report arrives.
+    ///
+    /// # Errors
+    /// Those of `Request::Start`; ESHUTDOWN if the monitor is ending.
     pub(crate) fn start(
         &mut self,
         number: u32,
@@ -73,27 +75,27 @@ impl Monitor<'_> {
         if self.table.container(&asked.container).is_some() {
             return Err(Errno::EEXIST);
         }
-        let place = self.place(self.table.free_container())?;
-        self.name_keyring(place)?;
+        let slot = self.slot(self.table.free_container())?;
+        self.name_keyring(slot)?;
         let record = descriptors.take()?;
         let log = descriptors.take_if(asked.streams.log)?;
         let cgroup = descriptors.take_if(asked.has_cgroup)?;
         let oom = descriptors.take_if(asked.has_oom_counter)?.map(|counter| {
-            let kills = exits::oom_kills(counter.borrow());
+            let kills = exit_records::oom_kills(counter.borrow());
             (counter, kills)
         });
-        // What else came, where the record needs it: the host's mount namespace.
+        // The remaining descriptor, if the record needs it, is the host's mount namespace.
         let host = descriptors.take().ok();
         let Pids { beside, proc, is_own: has_own_pids, target } = self.pids(&asked.pid)?;
         let second = if beside.is_some() { Some(self.second_pid()?) } else { None };
-        let line = self.line(number, Source::ContainerReport(place), second)?;
-        let standard = self.standard(place, asked.streams)?;
+        let line = self.line(number, Source::ContainerReport(slot), second)?;
+        let standard = self.standard(slot, asked.streams)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.child.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Own { host: lend(&host), user: lend(&self.user), target },
+            home: Destination::New { host: lend(&host), user: lend(&self.user), target },
             steps: match (beside, &line.starting.second, proc) {
                 (Some(beside), Some(pid), Proc::None) => Steps::SecondWalks(Second { beside, pid }),
                 (Some(beside), Some(pid), proc) => {
@@ -104,29 +106,29 @@ impl Monitor<'_> {
             permitted: self.permitted,
         };
         let namespaces = if asked.pid == PidNamespace::New { process::CLONE_NEWPID } else { 0 };
-        let name = self.memory.get(keyring_range(place)).ok_or(Errno::EINVAL)?;
+        let name = self.memory.get(keyring_range(slot)).ok_or(Errno::EINVAL)?;
         socket::send(line.starting.terminal.borrow(), name, &[])?;
         let (pid, pidfd) = clone(namespaces, cgroup.as_ref().map(Fd::borrow), &launch)?;
         let Line { starting, .. } = line;
         let container = Container {
             id: asked.container,
-            place,
+            slot,
             pid,
             pidfd,
             state: ContainerState::Starting(starting),
             has_own_pids,
-            home: Remembered::default(),
+            home: ContainerNamespaces::default(),
             outputs: standard.outputs,
             log,
             writer: Writer::default(),
             stdin: standard.stdin,
             oom,
         };
-        // There is a free place, so there is room.
+        // A slot is free, so there is space.
         self.table.containers.push(container).map_err(|_| Errno::EAGAIN)
     }
 
-    /// Where a container's processes are to be.
+    /// Selects the PID namespace of a container.
     fn pids(&self, asked: &PidNamespace) -> Result<Pids<'_>, Errno> {
         let shared = self.init.as_ref().map(|init| init.pidfd.borrow());
         let target = match asked {
@@ -141,7 +143,7 @@ impl Monitor<'_> {
         if !target.has_own_pids {
             return self.pids(&PidNamespace::Monitor);
         }
-        // A mount of a mount namespace that belongs to a user namespace cannot be copied without those below it.
+        // In a mount namespace of a user namespace, a mount cannot be cloned without its submounts.
         let proc = match self.user {
             Some(_) => Proc::None,
             None => Proc::OfTarget(target.home.proc.ok_or(Errno::ENOENT)?),
@@ -150,7 +152,7 @@ impl Monitor<'_> {
         Ok(Pids { beside: Some(target.pidfd.borrow()), proc, is_own: true, target: mounts })
     }
 
-    /// Starts an exec, likewise.
+    /// Starts an exec; the reply is sent when its report arrives.
     pub(crate) fn exec(
         &mut self,
         number: u32,
@@ -161,23 +163,23 @@ impl Monitor<'_> {
         if self.table.execs.iter().any(|other| other.id == exec) {
             return Err(Errno::EEXIST);
         }
-        let place = self.place(self.table.free_exec())?;
+        let slot = self.slot(self.table.free_exec())?;
         let record = descriptors.take()?;
         let standard = [descriptors.take()?, descriptors.take()?, descriptors.take()?];
         let cgroup = descriptors.take_if(has_cgroup)?;
         let main = self.table.running(container).ok_or(Errno::ESRCH)?;
-        // Among processes of the node there is nothing to hide.
+        // In the node's PID namespace one step is enough.
         let has_two_steps = main.has_own_pids || self.init.is_some();
-        let (name, namespaces) = (main.place, main.home.namespaces.each_ref().map(lend));
+        let (name, namespaces) = (main.slot, main.home.namespaces.each_ref().map(lend));
         let main = main.pidfd.borrow();
         let second = if has_two_steps { Some(self.second_pid()?) } else { None };
-        let line = self.line(number, Source::ExecReport(place), second)?;
+        let line = self.line(number, Source::ExecReport(slot), second)?;
         let launch = Launch {
             record: record.borrow(),
             standard: standard.each_ref().map(Fd::borrow),
             report: line.report.borrow(),
             terminal: line.terminal.borrow(),
-            home: Home::Of { namespaces, user: lend(&self.user) },
+            home: Destination::Existing { namespaces, user: lend(&self.user) },
             steps: match &line.starting.second {
                 Some(pid) => Steps::SecondExecs { second: Second { beside: main, pid }, proc: Proc::None },
                 None => Steps::One,
@@ -188,17 +190,20 @@ impl Monitor<'_> {
         socket::send(line.starting.terminal.borrow(), name, &[])?;
         let (pid, pidfd) = clone(0, cgroup.as_ref().map(Fd::borrow), &launch)?;
         let Line { starting, .. } = line;
-        let exec = Exec { id: exec, place, pid, pidfd, state: ExecState::Starting(starting) };
+        let exec = Exec { id: exec, slot, pid, pidfd, state: ExecState::Starting(starting) };
         self.table.execs.push(exec).map_err(|_| Errno::EAGAIN)
     }
 
-    /// A name for the keyring of the container at `place`. EAGAIN early in a boot.
-    fn name_keyring(&mut self, place: Place) -> Result<(), Errno> {
-        let (names, _) = self.memory[keyring_range(place)].as_chunks_mut();
+    /// Generates the keyring name of the container in `slot`.
+    ///
+    /// # Errors
+    /// EAGAIN early during boot.
+    fn name_keyring(&mut self, slot: Slot) -> Result<(), Errno> {
+        let (names, _) = self.memory[keyring_range(slot)].as_chunks_mut();
         names.first_mut().ok_or(Errno::EINVAL).and_then(process::random)
     }
 
-    fn place(&self, free: Option<Place>) -> Result<Place, Errno> {
+    fn slot(&self, free: Option<Slot>) -> Result<Slot, Errno> {
         match self.phase {
             Phase::Serving => free.ok_or(Errno::EAGAIN),
             Phase::Failed { .. } | Phase::Ending { .. } => Err(Errno::ESHUTDOWN),
@@ -230,10 +235,10 @@ impl Monitor<'_> {
         Ok(Line { starting, report, terminal: theirs })
     }
 
-    fn standard(&self, place: Place, streams: Streams) -> Result<Standard, Errno> {
+    fn standard(&self, slot: Slot, streams: Streams) -> Result<Standard, Errno> {
         let null = || fs::open(FdRef::WORKING_DIRECTORY, c"/dev/null", fs::O_RDWR, 0);
         if streams.tty {
-            // Until the terminal takes their places.
+            // They are replaced by the terminal later.
             return Ok(Standard { child: [null()?, null()?, null()?], stdin: None, outputs: [None, None] });
         }
         let (reader, stdin) = if streams.stdin {
@@ -244,31 +249,31 @@ impl Monitor<'_> {
         };
         let (stdout, stdout_writer) = fs::pipe()?;
         let (stderr, stderr_writer) = fs::pipe()?;
-        let outputs = [Some(self.output(place, 0, stdout)?), Some(self.output(place, 1, stderr)?)];
+        let outputs = [Some(self.output(slot, 0, stdout)?), Some(self.output(slot, 1, stderr)?)];
         Ok(Standard { child: [reader, stdout_writer, stderr_writer], stdin, outputs })
     }
 
-    fn output(&self, place: Place, stream: usize, file: Fd) -> Result<Output, Errno> {
+    fn output(&self, slot: Slot, stream: usize, file: Fd) -> Result<Output, Errno> {
         fs::set_nonblocking(file.borrow())?;
-        socket::watch(self.epoll, file.borrow(), EPOLLIN, Source::Output(place, stream).token())?;
+        socket::watch(self.epoll, file.borrow(), EPOLLIN, Source::Output(slot, stream).token())?;
         Ok(Output { file, held: 0, held_max: 0 })
     }
 
-    /// A container's process has exec'ed or failed.
-    pub(crate) fn container_report(&mut self, place: Place) {
+    /// Handles the report of a container's process: it has called exec, waits, or failed.
+    pub(crate) fn container_report(&mut self, slot: Slot) {
         let mut containers = self.table.containers.iter_mut();
-        let Some(container) = containers.find(|container| container.place == place) else { return };
+        let Some(container) = containers.find(|container| container.slot == slot) else { return };
         let ContainerState::Starting(starting) = &mut container.state else { return };
         second::adopt(starting, (&mut container.pid, &mut container.pidfd), &self.table.spare);
         if starting.ended.is_some() || starting.failure.is_some() {
-            return; // it is over: the answer comes with the end of its last process
+            return; // it has ended: the reply is sent when its last process has been reaped
         }
         match read_report(self.epoll, starting) {
             Report::Nothing => {}
             Report::Waits => {
                 starting.is_waiting = true;
                 let number = core::mem::take(&mut starting.number);
-                self.hand_over(number, Reply::Waiting, place);
+                self.reply_with_process(number, Reply::Waiting, slot);
             }
             Report::Failed(failure) => {
                 starting.failure = Some(failure);
@@ -276,27 +281,27 @@ impl Monitor<'_> {
             }
             Report::Executed => {
                 let number = starting.number;
-                let told = home::take_told(starting.terminal.borrow());
+                let told = namespaces::receive(starting.terminal.borrow());
                 container.state = ContainerState::Running;
                 container.home = told.home;
                 if let Some(master) = told.terminal {
-                    self.keep_terminal(place, master);
+                    self.keep_terminal(slot, master);
                 }
-                self.hand_over(number, Reply::Started, place);
+                self.reply_with_process(number, Reply::Started, slot);
             }
         }
     }
 
-    /// Answers with the process.
-    fn hand_over(&mut self, number: u32, reply: Reply, place: Place) {
+    /// Replies with the pidfd of the process.
+    fn reply_with_process(&mut self, number: u32, reply: Reply, slot: Slot) {
         let mut containers = self.table.containers.iter();
-        let Some(container) = containers.find(|container| container.place == place) else { return };
+        let Some(container) = containers.find(|container| container.slot == slot) else { return };
         if let Ok(pidfd) = fs::duplicate(container.pidfd.borrow(), 3) {
             self.reply(number, reply, &[pidfd.borrow()]);
         }
     }
 
-    /// Lets a process go on that waits; the answer comes with its next report.
+    /// Resumes a waiting process; the reply is sent when its next report arrives.
     pub(crate) fn resume(&mut self, number: u32, id: &ContainerId) -> Result<(), Errno> {
         let container = self.table.container(id).ok_or(Errno::ESRCH)?;
         let ContainerState::Starting(starting) = &mut container.state else { return Err(Errno::ESRCH) };
@@ -309,24 +314,24 @@ impl Monitor<'_> {
         Ok(())
     }
 
-    /// The master side is both the container's output and what its stdin is written to.
-    fn keep_terminal(&mut self, place: Place, master: Fd) {
+    /// Stores the master side of a terminal, which is both the container's output and its stdin.
+    fn keep_terminal(&mut self, slot: Slot, master: Fd) {
         let kept = fs::duplicate(master.borrow(), 3).ok();
-        let output = self.output(place, 0, master).ok();
+        let output = self.output(slot, 0, master).ok();
         let mut containers = self.table.containers.iter_mut();
-        if let Some(container) = containers.find(|container| container.place == place) {
+        if let Some(container) = containers.find(|container| container.slot == slot) {
             container.outputs[0] = output;
             container.stdin = kept;
         }
     }
 
-    /// An exec's process has exec'ed or failed.
-    pub(crate) fn exec_report(&mut self, place: Place) {
-        let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.place == place) else { return };
+    /// Handles the report of an exec's process: it has called exec or failed.
+    pub(crate) fn exec_report(&mut self, slot: Slot) {
+        let Some(exec) = self.table.execs.iter_mut().find(|exec| exec.slot == slot) else { return };
         let ExecState::Starting(starting) = &mut exec.state else { return };
         second::adopt(starting, (&mut exec.pid, &mut exec.pidfd), &self.table.spare);
         if starting.ended.is_some() || starting.failure.is_some() {
-            return; // it is over: the answer comes with the end of its last process
+            return; // it has ended: the reply is sent when its last process has been reaped
         }
         match read_report(self.epoll, starting) {
             Report::Nothing | Report::Waits => {}
@@ -336,7 +341,7 @@ impl Monitor<'_> {
             }
             Report::Executed => {
                 let number = starting.number;
-                let master = home::take_told(starting.terminal.borrow()).terminal;
+                let master = namespaces::receive(starting.terminal.borrow()).terminal;
                 exec.state = ExecState::Running;
                 let Ok(pidfd) = fs::duplicate(exec.pidfd.borrow(), 3) else { return };
                 match master {
@@ -348,19 +353,19 @@ impl Monitor<'_> {
     }
 }
 
-/// Where the name of a container's keyring is in the monitor's memory.
-fn keyring_range(place: Place) -> core::ops::Range<usize> {
-    let start = MEMORY_BYTES + usize::from(place) * KEYRING_NAME_BYTES;
+/// The range of a container's keyring name in the monitor's memory.
+fn keyring_range(slot: Slot) -> core::ops::Range<usize> {
+    let start = MEMORY_BYTES + usize::from(slot) * KEYRING_NAME_BYTES;
     start..start + KEYRING_NAME_BYTES
 }
 
-/// Clones a process that does what `launch` says.
+/// Clones a process that runs `launch`.
 fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Result<(i32, Fd), Errno> {
     match process::clone(namespaces, cgroup)? {
         Clone::Child => launch::run(launch),
         Clone::Parent { pid, pidfd } => {
             if let Steps::SecondWalks(second) | Steps::SecondExecs { second, .. } = launch.steps {
-                // It cannot fail on a mapping of ours; if it did, later children would see a pid.
+                // This cannot fail for the monitor's own mapping; if it did, later children would only see a pid.
                 let _ = second.pid.hide_from_children();
             }
             Ok((pid, pidfd))
@@ -368,8 +373,8 @@ fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Res
     }
 }
 
-/// A process that has reported a failure ends by itself, unless whoever traces it (CAP_SYS_PTRACE) wrote the report: then it
-/// would run on as a container that never started.
+/// Kills a process that has reported a failure. It exits by itself, unless a tracer (CAP_SYS_PTRACE) forged the report:
+/// then it would keep running as a container that never started.
 fn end_failed(pidfd: &Fd) {
     let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
 }
@@ -383,7 +388,7 @@ fn read_report(epoll: FdRef<'_>, starting: &Starting) -> Report {
             unwatch(epoll, &starting.report);
             Report::Executed
         }
-        // A failure is written in one piece, and longer.
+        // A failure is longer and written with one call.
         Ok(1) => Report::Waits,
         Ok(_) => {
             unwatch(epoll, &starting.report);

@@ -1,5 +1,5 @@
-//! What the monitor knows of: containers and execs, in tables with a maximum. An entry has a place, a small number
-//! that its descriptors' events and its line buffers go by; a place is free again once its entry is gone.
+//! Tables of the monitor's containers, execs and attached clients, with fixed limits. Each entry has a slot, a small
+//! number that identifies it in epoll tokens and line buffers; the slot becomes free when the entry is removed.
 
 use core::cell::Cell;
 
@@ -9,23 +9,23 @@ use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
 use heapless::Vec;
 
 use crate::child::Failure;
-use crate::home::Remembered;
 use crate::log::Writer;
+use crate::namespaces::ContainerNamespaces;
 
-/// Most containers of one pod, those that ended and are not forgotten included. Kubernetes has no limit of its own;
-/// pods with more than 20 are not seen. EAGAIN beyond it.
+/// Maximum number of containers of a pod, including ended ones that have not been forgotten; EAGAIN beyond it.
+/// Kubernetes has no limit; pods in practice have fewer than 20.
 pub(crate) const CONTAINERS_MAX: usize = 64;
-/// Most execs of one pod at once: probes and hooks of every container and a few shells. EAGAIN beyond it.
+/// Maximum number of concurrent execs of a pod: probes and hooks of every container and a few shells; EAGAIN beyond it.
 pub(crate) const EXECS_MAX: usize = 128;
-/// Most attached clients of one pod at once. EAGAIN beyond it.
+/// Maximum number of concurrently attached clients of a pod; EAGAIN beyond it.
 pub(crate) const ATTACHED_MAX: usize = 32;
 /// stdout (or the terminal) and stderr.
 pub(crate) const STREAMS: usize = 2;
 
-/// An entry's number in its table.
-pub(crate) type Place = u8;
+/// The number of an entry in its table.
+pub(crate) type Slot = u8;
 
-/// All of them: a static of the entry, because zeroed memory takes no page until an entry is there.
+/// All tables. They are a static of the entry point, because zeroed memory uses no page before the first entry.
 pub struct Table {
     pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
     pub(crate) execs: Vec<Exec, EXECS_MAX>,
@@ -39,142 +39,142 @@ pub(crate) type AllAttached = Vec<Attached, ATTACHED_MAX>;
 
 /// Pipes that get a copy of a container's output.
 pub(crate) struct Attached {
-    /// The container's.
-    pub(crate) place: Place,
+    /// Slot of the container.
+    pub(crate) slot: Slot,
     pub(crate) pipes: [Option<Fd>; STREAMS],
 }
 
-/// A container from its clone until it is forgotten.
+/// A container, from its clone until it is forgotten.
 pub(crate) struct Container {
     pub(crate) id: ContainerId,
-    pub(crate) place: Place,
+    pub(crate) slot: Slot,
     pub(crate) pid: i32,
     pub(crate) pidfd: Fd,
     pub(crate) state: ContainerState,
-    /// It is in a PID namespace that is not the monitor's nor the pod's.
+    /// Whether it is in a PID namespace other than the monitor's and the pod's.
     pub(crate) has_own_pids: bool,
-    /// What its execs join.
-    pub(crate) home: Remembered,
-    /// Read ends of its streams until their end.
+    /// The namespaces that its execs join.
+    pub(crate) home: ContainerNamespaces,
+    /// Read ends of its streams, until EOF.
     pub(crate) outputs: [Option<Output>; STREAMS],
     pub(crate) log: Option<Fd>,
     pub(crate) writer: Writer,
-    /// Write end of its stdin, or its terminal's master side.
+    /// Write end of its stdin, or the master side of its terminal.
     pub(crate) stdin: Option<Fd>,
-    /// The counter and what it said at the start.
+    /// The OOM counter and its value at the start.
     pub(crate) oom: Option<(Fd, u64)>,
 }
 
-/// Where a container is in its life.
+/// State of a container.
 pub(crate) enum ContainerState {
-    /// Its process walks the launch record.
+    /// The process executes the launch record.
     Starting(Starting),
-    /// Its process has exec'ed.
+    /// The process has called exec.
     Running,
-    /// Its process has ended.
+    /// The process has ended.
     Exited {
         record: ExitRecord,
-        /// The daemon connected now has been told.
+        /// Whether the connected daemon has received the event.
         is_told: bool,
     },
 }
 
 /// A process between clone and exec.
 pub(crate) struct Starting {
-    /// The request to answer; 0 when the daemon that asked is gone.
+    /// Number of the request to answer; 0 if the daemon that sent it has disconnected.
     pub(crate) number: u32,
-    /// Its end: exec; bytes: a [`Failure`].
+    /// The report pipe: EOF means exec, six bytes are a [`Failure`].
     pub(crate) report: Fd,
-    /// Where a terminal's master side comes from.
+    /// The socket on which the master side of a terminal arrives.
     pub(crate) terminal: Fd,
-    /// Reported; the answer waits until the process is reaped.
+    /// The reported failure; the reply is sent when the process has been reaped.
     pub(crate) failure: Option<Failure>,
-    /// It stands at an `Op::Wait`.
+    /// Whether the process waits at an `Op::Wait`.
     pub(crate) is_waiting: bool,
-    /// The process makes another one and ends: the other's pid, as long as that has not taken its place.
+    /// The pid of the second process, for a start in two steps, until it replaces the first.
     pub(crate) second: Option<SiblingPid>,
-    /// How the other one ended, which was before the first did.
+    /// Exit of the second process if it ended before the first.
     pub(crate) ended: Option<Exit>,
 }
 
 /// One stream of a container.
 pub(crate) struct Output {
     pub(crate) file: Fd,
-    /// Bytes of an unfinished line in its buffer.
+    /// Number of bytes of an incomplete line in the buffer.
     pub(crate) held: usize,
-    /// Most of them since the buffer's pages were last given back.
+    /// Maximum of `held` since the buffer's pages were last returned to the kernel.
     pub(crate) held_max: usize,
 }
 
-/// An exec from its clone until the daemon knows its end.
+/// An exec, from its clone until the daemon has received its end.
 pub(crate) struct Exec {
     pub(crate) id: ExecId,
-    pub(crate) place: Place,
+    pub(crate) slot: Slot,
     pub(crate) pid: i32,
     pub(crate) pidfd: Fd,
     pub(crate) state: ExecState,
 }
 
-/// Where an exec is in its life.
+/// State of an exec.
 pub(crate) enum ExecState {
-    /// Its process walks the launch record.
+    /// The process executes the launch record.
     Starting(Starting),
-    /// Its process has exec'ed.
+    /// The process has called exec.
     Running,
-    /// It has ended and the daemon is still to be told.
+    /// The process has ended, and the event has not been sent yet.
     Ended(Exit),
 }
 
 impl Container {
-    /// Whether its main process lives.
+    /// Whether the main process is running.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, ContainerState::Exited { .. })
     }
 }
 
 impl Exec {
-    /// Whether its process lives.
+    /// Whether the process is running.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, ExecState::Ended(_))
     }
 }
 
 impl Table {
-    /// An empty one.
+    /// Creates empty tables.
     #[expect(clippy::new_without_default, reason = "made once, in a static, which Default cannot do")]
     pub const fn new() -> Self {
         Self { containers: Vec::new(), execs: Vec::new(), attached: Vec::new(), spare: Cell::new(None) }
     }
 
-    /// The container of this id.
+    /// The container with this id.
     pub(crate) fn container(&mut self, id: &ContainerId) -> Option<&mut Container> {
         self.containers.iter_mut().find(|container| container.id == *id)
     }
 
-    /// The container of this id, once it has exec'ed and while it lives.
+    /// The container with this id if its process has called exec and is running.
     pub(crate) fn running(&self, id: &ContainerId) -> Option<&Container> {
         let running = |container: &&Container| matches!(container.state, ContainerState::Running);
         self.containers.iter().find(|container| container.id == *id).filter(running)
     }
 
-    /// A place for one more container.
-    pub(crate) fn free_container(&self) -> Option<Place> {
-        lowest_free(CONTAINERS_MAX, self.containers.iter().map(|container| container.place))
+    /// A free slot for a container.
+    pub(crate) fn free_container(&self) -> Option<Slot> {
+        lowest_free(CONTAINERS_MAX, self.containers.iter().map(|container| container.slot))
     }
 
-    /// A place for one more exec.
-    pub(crate) fn free_exec(&self) -> Option<Place> {
-        lowest_free(EXECS_MAX, self.execs.iter().map(|exec| exec.place))
+    /// A free slot for an exec.
+    pub(crate) fn free_exec(&self) -> Option<Slot> {
+        lowest_free(EXECS_MAX, self.execs.iter().map(|exec| exec.slot))
     }
 
-    /// Whether any process lives.
+    /// Whether any process is running.
     pub(crate) fn has_processes(&self) -> bool {
         self.containers.iter().any(Container::is_alive) || self.execs.iter().any(Exec::is_alive)
     }
 
-    /// What still starts: their answers go to nobody once the daemon that asked is gone. Nobody will say to go on to those
-    /// that wait.
-    pub(crate) fn forget_askers(&mut self) {
+    /// Clears the request numbers of starting processes, because their daemon has disconnected, and kills the waiting
+    /// ones, which no daemon would resume.
+    pub(crate) fn forget_requesters(&mut self) {
         for container in &mut self.containers {
             if let ContainerState::Starting(starting) = &mut container.state {
                 starting.number = 0;
@@ -192,12 +192,12 @@ impl Table {
     }
 }
 
-fn lowest_free(count: usize, used: impl Iterator<Item = Place>) -> Option<Place> {
-    let used = used.fold(0_u128, |used, place| used | 1 << place);
-    (0..count).find(|place| used >> place & 1 == 0).map(|place| place as Place)
+fn lowest_free(count: usize, used: impl Iterator<Item = Slot>) -> Option<Slot> {
+    let used = used.fold(0_u128, |used, slot| used | 1 << slot);
+    (0..count).find(|slot| used >> slot & 1 == 0).map(|slot| slot as Slot)
 }
 
-// A set of places is the bits of a u128.
+// A set of slots is stored in the bits of a u128.
 const _: () = assert!(EXECS_MAX <= 128 && CONTAINERS_MAX <= 128);
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! What a container got, looked at before it runs (`Op::Verify`): every path is resolved again inside the root, as the
-//! container will resolve it, and what is found there is told by descriptor. The plan and the operations before this one
-//! make the mounts; this is told only what must have come of it, so that a mistake in either, a link of an image or a
-//! volume that changes meanwhile ends the start instead of starting a container without its masks.
+//! Verifies a container's mounts before it runs (`Op::Verify`). Every path is resolved again inside the root, as the
+//! container will resolve it, and the result is examined through its descriptor. The input is only the expected result,
+//! not the plan, so that an error in the plan or in an earlier operation, a link of an image, or a volume that changes
+//! meanwhile makes the start fail instead of starting a container without its masks.
 //!
-//! Mounts are told apart by their ids (STATX_MNT_ID, Linux 5.8). Nothing is read from /proc: it is what is looked at.
+//! Mounts are identified by their ids (STATX_MNT_ID, Linux 5.8). Nothing is read from /proc, because it is one of the
+//! mounts to be verified.
 
 use core::ffi::CStr;
 
@@ -13,22 +14,22 @@ use coracle_wire::{Block, KernelDirectory, Mismatch};
 use crate::mounts::{PROC_SUPER_MAGIC, existing};
 use crate::root::{KERNEL, Root};
 
-/// sysfs (statfs(2)).
+/// File system type of sysfs (statfs(2)).
 const SYSFS_MAGIC: u64 = 0x6265_6572;
-/// tmpfs (statfs(2)).
+/// File system type of tmpfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// A read-only mount or file system (statfs(2), f_flags).
+/// Flag of a read-only mount or file system (statfs(2), f_flags).
 const ST_RDONLY: u64 = 1;
-/// /dev/null.
+/// Device number of /dev/null.
 const NULL: (u32, u32) = (1, 3);
-/// Longest path the kernel takes, with its NUL.
+/// Maximum length of a path in the kernel, with its NUL.
 const PATH_BYTES_MAX: usize = 4096;
 
 /// The fields of `Op::Verify`.
 pub(crate) struct Wanted<'a> {
-    /// At [`KERNEL`].
+    /// The expected mounts at [`KERNEL`].
     pub(crate) kernel: [KernelDirectory; KERNEL.len()],
-    /// The root mount is read-only.
+    /// Whether the root mount must be read-only.
     pub(crate) root_read_only: bool,
     /// Masked paths.
     pub(crate) masked: Block<'a>,
@@ -36,7 +37,10 @@ pub(crate) struct Wanted<'a> {
     pub(crate) read_only: Block<'a>,
 }
 
-/// Checks all of it; the error is that of the first thing that is not as wanted: a [`Mismatch`] as a number.
+/// Verifies all of `wanted`.
+///
+/// # Errors
+/// The first [`Mismatch`], encoded as a number.
 // Not inlined: its path buffer would be part of the walker's frame, and stay resident in the monitor.
 #[inline(never)]
 pub(crate) fn verify(root: &Root, wanted: &Wanted<'_>) -> Result<(), Errno> {
@@ -62,7 +66,7 @@ pub(crate) fn verify(root: &Root, wanted: &Wanted<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// One thing that is looked at, with its number in a [`Mismatch`].
+/// Verifies one item and counts its number for a [`Mismatch`].
 fn check(item: &mut u16, is_right: impl FnOnce() -> Result<bool, Errno>) -> Result<(), Errno> {
     let errno = match is_right() {
         Ok(true) => {
@@ -75,7 +79,7 @@ fn check(item: &mut u16, is_right: impl FnOnce() -> Result<bool, Errno>) -> Resu
     Err(Errno(Mismatch { item: *item, errno }.to_number()))
 }
 
-/// The mount that was made there is what its name leads to: no link, and no other mount on top of it.
+/// Whether the path refers to the mount that was made there, without a link and without another mount on top of it.
 fn is_kernel_directory(root: &Root, index: usize, expected: KernelDirectory) -> Result<bool, Errno> {
     let magic = match expected {
         KernelDirectory::Unchecked => return Ok(true),
@@ -93,7 +97,7 @@ fn is_kernel_directory(root: &Root, index: usize, expected: KernelDirectory) -> 
     Ok(is_the_mount && is_of_kind)
 }
 
-/// A mask, or nothing where the kernel has nothing.
+/// Whether the path is masked, or does not exist in the kernel.
 fn is_masked(root: &Root, path: &CStr, kernel: &[KernelDirectory; KERNEL.len()]) -> Result<bool, Errno> {
     match existing(root, path)? {
         Some(found) => is_mask(found.borrow()),
@@ -101,7 +105,7 @@ fn is_masked(root: &Root, path: &CStr, kernel: &[KernelDirectory; KERNEL.len()])
     }
 }
 
-/// A mount of its own, of the device 1:3 or of an empty tmpfs that nobody writes.
+/// Whether the file is the root of a mount, either the device 1:3 or an empty read-only tmpfs.
 fn is_mask(found: FdRef<'_>) -> Result<bool, Errno> {
     let stat = fs::stat(found)?;
     if !stat.is_mount_root {
@@ -119,8 +123,9 @@ fn is_mask(found: FdRef<'_>) -> Result<bool, Errno> {
     fs::is_empty_directory(directory.borrow())
 }
 
-/// Whether what is missing is missing because this kernel does not have it: the last thing there is on the way is of the
-/// fresh procfs or sysfs, or a mask, and not of another mount in its place. True outside of these two file systems.
+/// Whether a missing path is missing because the kernel does not have it: the last existing component of the path is in
+/// the procfs or sysfs that was mounted, or is a mask, and is not in another mount. True for paths outside of these two
+/// file systems.
 fn is_missing_in_the_kernel(
     root: &Root,
     path: &CStr,
@@ -130,7 +135,7 @@ fn is_missing_in_the_kernel(
         let rest = path.to_bytes().strip_prefix(directory.to_bytes());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
     };
-    // /dev has nothing of the kernel's own.
+    // /dev is a tmpfs and has no files of the kernel.
     let of_kernel = (0..2).find(|index| is_below(KERNEL[*index]) && kernel[*index] == KernelDirectory::Fresh);
     let Some(index) = of_kernel else { return Ok(true) };
     let mut buffer = [0; PATH_BYTES_MAX];
@@ -142,7 +147,7 @@ fn is_missing_in_the_kernel(
         end = slash;
         let above = CStr::from_bytes_until_nul(&buffer).map_err(|_| Errno::EINVAL)?;
         if above == KERNEL[index] {
-            // Looked at before all paths.
+            // The mount itself has been verified before.
             return Ok(true);
         }
         if let Some(found) = existing(root, above)? {

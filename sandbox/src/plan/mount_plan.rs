@@ -31,7 +31,7 @@ const IMAGE_VOLUMES_MAX: usize = 256;
 /// The place of a mount in the order: by declaration, then by number of path components; among equals the default ones come
 /// first and then those asked for, as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum Position {
     /// /proc, /sys and /dev.
     Kernel,
     /// Declared by the image.
@@ -44,7 +44,7 @@ enum Place {
     ReadOnly,
 }
 
-impl Place {
+impl Position {
     fn of(planned: &Planned) -> Self {
         let depth = path::depth(&planned.target);
         match planned.what {
@@ -96,7 +96,7 @@ impl MountPlan {
         for target in covered("readonly_paths", plan, &plan.readonly_paths)? {
             entries.push(Planned::asked(target, mounts::What::ReadOnly));
         }
-        entries.sort_by_key(Place::of);
+        entries.sort_by_key(Position::of);
         Ok(Self { entries, root_read_only: plan.root.read_only })
     }
 
@@ -123,7 +123,7 @@ impl MountPlan {
     ) -> Result<Uncovered, Error> {
         let verify = Unverified::of(&self);
         let mut covers = self.entries;
-        let first_cover = covers.partition_point(|planned| !Place::of(planned).is_cover());
+        let first_cover = covers.partition_point(|planned| !Position::of(planned).is_cover());
         for planned in covers.drain(..first_cover) {
             planned.attach(record)?;
             after(record, &planned)?;
@@ -149,7 +149,8 @@ impl Unverified {
         };
         let masked = targets(|planned| matches!(planned.what, mounts::What::Mask { .. }));
         let kernel = KERNEL.map(|directory| {
-            let at = |planned: &&Planned| planned.target == directory && Place::of(planned) == Place::Kernel;
+            let at =
+                |planned: &&Planned| planned.target == directory && Position::of(planned) == Position::Kernel;
             match plan.entries.iter().find(at) {
                 _ if masked.iter().any(|masked| masked == directory) => KernelDirectory::Unchecked,
                 None => KernelDirectory::Unchecked,

@@ -190,7 +190,7 @@ enum Then {
     /// With the next instruction.
     Next,
     /// With what follows the condition: it holds.
-    Held,
+    Holds,
     /// With what follows the rule: it does not.
     Failed,
 }
@@ -210,7 +210,7 @@ fn block(rule: &Rule) -> Vec<Instruction> {
     let resolved = code.into_iter().enumerate().map(|(at, (instruction, holds, does_not, end))| {
         let distance = |then| match then {
             Then::Next => 0,
-            Then::Held => end - at - 1,
+            Then::Holds => end - at - 1,
             Then::Failed => failed - at - 1,
         };
         Instruction { if_true: distance(holds) as u8, if_false: distance(does_not) as u8, ..instruction }
@@ -220,7 +220,7 @@ fn block(rule: &Rule) -> Vec<Instruction> {
 
 /// One condition: arguments have 64 bits, the machine 32, so the high half decides unless it is equal.
 fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
-    use Then::{Failed, Held, Next};
+    use Then::{Failed, Holds, Next};
     let Condition { argument, compare, value } = condition;
     let (high, low) = ((value >> 32) as u32, value as u32);
     let at = ARGUMENTS + 8 * u32::from(argument);
@@ -244,14 +244,14 @@ fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
         ],
         Compare::NotEqual => vec![
             load(at + 4),
-            test(JUMP_EQUAL, high, Next, Held),
+            test(JUMP_EQUAL, high, Next, Holds),
             load(at),
             test(JUMP_EQUAL, low, Failed, Next),
         ],
-        Compare::GreaterOrEqual => ordered(JUMP_GREATER_OR_EQUAL, Next, Failed, Held, Failed),
-        Compare::Greater => ordered(JUMP_GREATER, Next, Failed, Held, Failed),
-        Compare::Less => ordered(JUMP_GREATER_OR_EQUAL, Failed, Next, Failed, Held),
-        Compare::LessOrEqual => ordered(JUMP_GREATER, Failed, Next, Failed, Held),
+        Compare::GreaterOrEqual => ordered(JUMP_GREATER_OR_EQUAL, Next, Failed, Holds, Failed),
+        Compare::Greater => ordered(JUMP_GREATER, Next, Failed, Holds, Failed),
+        Compare::Less => ordered(JUMP_GREATER_OR_EQUAL, Failed, Next, Failed, Holds),
+        Compare::LessOrEqual => ordered(JUMP_GREATER, Failed, Next, Failed, Holds),
         Compare::Masked { mask } => vec![
             load(at + 4),
             (plain(AND, (mask >> 32) as u32), Next, Next),

@@ -14,18 +14,18 @@ use super::{Action, Architecture, Compare, Condition, Profile, Rule};
 use crate::capability::bit;
 
 /// A reason to hold calls back.
-struct Held {
+struct Restricted {
     /// Any of these capabilities gives them back; none: nothing does.
-    unless: &'static [&'static str],
+    allowed_with: &'static [&'static str],
     names: &'static [&'static str],
 }
 
 const ADMIN: &str = "CAP_SYS_ADMIN";
 
-static HELD: &[Held] = &[
+static RESTRICTED: &[Restricted] = &[
     // The mount tree, and namespaces with rights over it.
-    Held {
-        unless: &[ADMIN],
+    Restricted {
+        allowed_with: &[ADMIN],
         names: &[
             "fsconfig",
             "fsmount",
@@ -42,42 +42,54 @@ static HELD: &[Held] = &[
             "unshare",
         ],
     },
-    Held { unless: &[], names: &["pivot_root"] },
-    Held { unless: &["CAP_SYS_CHROOT"], names: &["chroot"] },
+    Restricted { allowed_with: &[], names: &["pivot_root"] },
+    Restricted { allowed_with: &["CAP_SYS_CHROOT"], names: &["chroot"] },
     // A file by its handle is a file past every path that was masked.
-    Held { unless: &["CAP_DAC_READ_SEARCH"], names: &["open_by_handle_at"] },
-    Held { unless: &[ADMIN], names: &["fanotify_init", "quotactl", "quotactl_fd", "lookup_dcookie"] },
+    Restricted { allowed_with: &["CAP_DAC_READ_SEARCH"], names: &["open_by_handle_at"] },
+    Restricted {
+        allowed_with: &[ADMIN],
+        names: &["fanotify_init", "quotactl", "quotactl_fd", "lookup_dcookie"],
+    },
     // Names that belong to the pod.
-    Held { unless: &[ADMIN], names: &["setdomainname", "sethostname"] },
+    Restricted { allowed_with: &[ADMIN], names: &["setdomainname", "sethostname"] },
     // Code in the kernel, and holes into it.
-    Held { unless: &["CAP_SYS_MODULE"], names: &["delete_module", "finit_module", "init_module"] },
-    Held { unless: &["CAP_BPF", ADMIN], names: &["bpf"] },
-    Held { unless: &["CAP_PERFMON", ADMIN], names: &["perf_event_open"] },
-    Held { unless: &[], names: &["io_uring_enter", "io_uring_register", "io_uring_setup", "userfaultfd"] },
-    Held { unless: &[], names: &["kexec_file_load", "kexec_load", "vm86", "vm86old"] },
-    Held {
-        unless: &["CAP_SYS_RAWIO"],
+    Restricted {
+        allowed_with: &["CAP_SYS_MODULE"],
+        names: &["delete_module", "finit_module", "init_module"],
+    },
+    Restricted { allowed_with: &["CAP_BPF", ADMIN], names: &["bpf"] },
+    Restricted { allowed_with: &["CAP_PERFMON", ADMIN], names: &["perf_event_open"] },
+    Restricted {
+        allowed_with: &[],
+        names: &["io_uring_enter", "io_uring_register", "io_uring_setup", "userfaultfd"],
+    },
+    Restricted { allowed_with: &[], names: &["kexec_file_load", "kexec_load", "vm86", "vm86old"] },
+    Restricted {
+        allowed_with: &["CAP_SYS_RAWIO"],
         names: &["ioperm", "iopl", "pciconfig_iobase", "pciconfig_read", "pciconfig_write"],
     },
     // The kernel's keyrings know no namespaces.
-    Held { unless: &[], names: &["add_key", "keyctl", "request_key"] },
+    Restricted { allowed_with: &[], names: &["add_key", "keyctl", "request_key"] },
     // Other processes' memory and descriptors; ptrace itself checks well since Linux 4.8.
-    Held { unless: &["CAP_SYS_PTRACE"], names: &["kcmp", "pidfd_getfd", "process_madvise"] },
+    Restricted { allowed_with: &["CAP_SYS_PTRACE"], names: &["kcmp", "pidfd_getfd", "process_madvise"] },
     // The node as a whole.
-    Held { unless: &["CAP_SYS_BOOT"], names: &["reboot"] },
-    Held { unless: &[], names: &["swapoff", "swapon"] },
-    Held { unless: &["CAP_SYS_PACCT"], names: &["acct"] },
-    Held { unless: &["CAP_SYS_TIME"], names: &["clock_settime", "clock_settime64", "settimeofday", "stime"] },
-    Held { unless: &["CAP_SYS_TTY_CONFIG"], names: &["vhangup"] },
-    Held { unless: &["CAP_SYSLOG", ADMIN], names: &["syslog"] },
-    Held {
-        unless: &["CAP_SYS_NICE"],
+    Restricted { allowed_with: &["CAP_SYS_BOOT"], names: &["reboot"] },
+    Restricted { allowed_with: &[], names: &["swapoff", "swapon"] },
+    Restricted { allowed_with: &["CAP_SYS_PACCT"], names: &["acct"] },
+    Restricted {
+        allowed_with: &["CAP_SYS_TIME"],
+        names: &["clock_settime", "clock_settime64", "settimeofday", "stime"],
+    },
+    Restricted { allowed_with: &["CAP_SYS_TTY_CONFIG"], names: &["vhangup"] },
+    Restricted { allowed_with: &["CAP_SYSLOG", ADMIN], names: &["syslog"] },
+    Restricted {
+        allowed_with: &["CAP_SYS_NICE"],
         names: &["get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node"],
     },
-    Held { unless: &[], names: &["migrate_pages", "move_pages"] },
+    Restricted { allowed_with: &[], names: &["migrate_pages", "move_pages"] },
     // i386 had them before C libraries used their successors; containerd does not allow them.
-    Held {
-        unless: &[],
+    Restricted {
+        allowed_with: &[],
         names: &[
             "nice",
             "oldfstat",
@@ -95,8 +107,8 @@ static HELD: &[Held] = &[
         ],
     },
     // Dead, or never alive.
-    Held {
-        unless: &[],
+    Restricted {
+        allowed_with: &[],
         names: &[
             "_sysctl",
             "afs_syscall",
@@ -149,7 +161,10 @@ const ENOSYS: u16 = 38;
 /// The profile for a container that may have these capabilities (bit n is capability n).
 pub fn runtime_default(capabilities: u64) -> Profile {
     let has = |name: &&str| bit(name).is_some_and(|bit| capabilities & bit != 0);
-    let given = HELD.iter().filter(|held| held.unless.iter().any(has)).flat_map(|held| held.names);
+    let given = RESTRICTED
+        .iter()
+        .filter(|restricted| restricted.allowed_with.iter().any(has))
+        .flat_map(|restricted| restricted.names);
     let mut allowed: Vec<&str> = ALLOWED.iter().chain(given).copied().collect();
     let mut rules = Vec::new();
     if has(&ADMIN) {
@@ -182,8 +197,8 @@ pub fn runtime_default(capabilities: u64) -> Profile {
 /// Every call that is not in [`ALLOWED`].
 #[cfg(test)]
 pub(super) fn not_allowed() -> impl Iterator<Item = &'static str> {
-    let held = HELD.iter().flat_map(|held| held.names).chain(&NEWER).copied();
-    held.chain(["clone", "clone3", "personality", "socket"])
+    let restricted = RESTRICTED.iter().flat_map(|restricted| restricted.names).chain(&NEWER).copied();
+    restricted.chain(["clone", "clone3", "personality", "socket"])
 }
 
 /// A rule with at most one condition, on the first argument.

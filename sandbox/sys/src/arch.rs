@@ -1,4 +1,4 @@
-//! The trap instruction and the call numbers, one file per architecture, with the same surface.
+//! The system call instruction and the call numbers; one file per architecture, all with the same interface.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -18,7 +18,7 @@ const ERRNO_MAX: isize = 4095;
 /// Makes a system call with up to six arguments; missing ones are 0.
 ///
 /// # Safety
-/// Whatever the kernel reads or writes through the arguments must be valid for that, for as long as the call lasts.
+/// All memory that the kernel reads or writes through the arguments must be valid for that during the call.
 pub(crate) unsafe fn call<const N: usize>(number: usize, arguments: [usize; N]) -> Result<usize, Errno> {
     let mut all = [0; 6];
     all[..N].copy_from_slice(&arguments);

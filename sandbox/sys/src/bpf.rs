@@ -16,8 +16,10 @@ struct Program {
     instructions: *const u8,
 }
 
-/// Installs `program`, `struct sock_filter` back to back, for this process and what it starts. EINVAL where it is no
-/// whole number of instructions or too long.
+/// Installs `program`, a sequence of `struct sock_filter`, for this process and its descendants.
+///
+/// # Errors
+/// EINVAL if the length is not a multiple of an instruction's or is too long; otherwise the kernel's.
 pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
     let length = program.len() / INSTRUCTION_BYTES;
     if !program.len().is_multiple_of(INSTRUCTION_BYTES) || length > INSTRUCTIONS_MAX {
@@ -30,8 +32,10 @@ pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
     unsafe { call(number::SECCOMP, [SECCOMP_SET_MODE_FILTER, flags as usize, address]) }.map(drop)
 }
 
-/// A filter for a process that only sleeps (rt_sigsuspend), ends (exit_group) and may still close what it has open
-/// (close_range); any other call is EPERM.
+/// Installs a filter that allows only rt_sigsuspend, exit_group and close_range; any other call gives EPERM.
+///
+/// # Errors
+/// The kernel's.
 pub fn only_sleep() -> Result<(), Errno> {
     const REFUSE: u32 = 0x0005_0001;
     // Offsets of `struct seccomp_data`: 0 the call's number, 4 the architecture.
@@ -99,7 +103,10 @@ pub fn device_program(instructions: &[u64]) -> Result<Fd, Errno> {
     unsafe { call(number::BPF, [LOAD, &raw const load as usize, size_of::<Load>()]) }.map(Fd::from_call)
 }
 
-/// Attaches a program of [`device_program`] to a cgroup2 directory, beside those that are there.
+/// Attaches a program of [`device_program`] to a cgroup2 directory, in addition to programs that are already attached.
+///
+/// # Errors
+/// The kernel's.
 pub fn attach_device_program(program: FdRef<'_>, cgroup: FdRef<'_>) -> Result<(), Errno> {
     const ATTACH: usize = 8;
     const CGROUP_DEVICE: u32 = 6;

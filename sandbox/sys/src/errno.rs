@@ -1,8 +1,8 @@
-//! The kernel's error number as a type, with names for those that callers act on.
+//! The kernel's error numbers as a type, with names for the numbers that callers handle.
 
 use core::fmt;
 
-/// Why a call failed: the kernel's number.
+/// An error number of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -14,7 +14,7 @@ macro_rules! errnos {
                 pub const $name: Self = Self($number);
             )*
 
-            /// Its symbol, for those named here.
+            /// The symbol of a number that is named here.
             fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some(stringify!($name)),)*

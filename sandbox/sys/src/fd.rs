@@ -1,5 +1,5 @@
-//! Descriptors: owned and closed on drop, or borrowed. `core` has no `OwnedFd`, so these are ours; with the feature
-//! `std` they turn into std's and back.
+//! Descriptors: owned and closed on drop, or borrowed. They replace `OwnedFd` and `BorrowedFd`, which `core` does not
+//! have; with the feature `std` they can be converted to those and back.
 
 use core::marker::PhantomData;
 
@@ -11,12 +11,12 @@ use crate::number;
 pub struct Fd(i32);
 
 impl Fd {
-    /// Takes what a call just gave.
+    /// Takes ownership of a descriptor that a system call has just returned.
     pub(crate) fn from_call(result: usize) -> Self {
         Self(result as i32)
     }
 
-    /// Takes ownership of the descriptor with this number, which the process that started this one left open for it.
+    /// Takes ownership of the descriptor with this number, which this process inherited at its exec.
     ///
     /// # Safety
     /// `number` is open, and no other value owns it or will: this one closes it (the I/O safety of `std::io`).
@@ -24,17 +24,17 @@ impl Fd {
         Self(number)
     }
 
-    /// Lends it.
+    /// Borrows the descriptor.
     pub fn borrow(&self) -> FdRef<'_> {
         FdRef(self.0, PhantomData)
     }
 
-    /// Its number, for messages and `/proc/self/fd`.
+    /// The number, for messages and `/proc/self/fd`.
     pub fn number(&self) -> i32 {
         self.0
     }
 
-    /// Leaves it open for as long as this process lives: for one that exec hands on.
+    /// Keeps the descriptor open for the lifetime of the process, for a descriptor that is inherited through exec.
     pub fn leak(self) -> FdRef<'static> {
         let number = self.0;
         core::mem::forget(self);
@@ -52,7 +52,7 @@ impl Drop for Fd {
     }
 }
 
-/// A descriptor someone else owns.
+/// A borrowed descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct FdRef<'a>(pub(crate) i32, PhantomData<&'a Fd>);
 
@@ -60,26 +60,26 @@ impl FdRef<'static> {
     /// The working directory, for calls that take a directory (AT_FDCWD).
     pub const WORKING_DIRECTORY: Self = Self(-100, PhantomData);
 
-    /// Standard input, output and error, which every process of ours is started with and none closes.
+    /// Standard input, output and error. Every coracle process is started with them and never closes them.
     pub const STANDARD_STREAMS: [Self; 3] =
         [Self(0, PhantomData), Self(1, PhantomData), Self(2, PhantomData)];
 
-    /// Lends a descriptor by its number for as long as the process lives.
+    /// Borrows a descriptor by its number for the lifetime of the process.
     ///
     /// # Safety
-    /// `number` is open and nobody closes it or puts another file in its place while the result is used.
+    /// `number` is open and is neither closed nor replaced while the result is used.
     pub const unsafe fn standing(number: i32) -> Self {
         Self(number, PhantomData)
     }
 }
 
 impl FdRef<'_> {
-    /// Its number.
+    /// The number.
     pub fn number(self) -> i32 {
         self.0
     }
 
-    /// As an argument of a call.
+    /// The descriptor as an argument of a system call.
     pub(crate) fn argument(self) -> usize {
         self.0 as isize as usize
     }

@@ -1,4 +1,4 @@
-//! Files by descriptor: open beneath a root, make, write, stat, seal, map.
+//! Files through descriptors: open below a root, create, write, stat, seal, map.
 
 use core::ffi::CStr;
 use core::ops::{Deref, DerefMut};
@@ -7,19 +7,19 @@ use crate::arch::call;
 use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
-/// Read only.
+/// Open for reading.
 pub const O_RDONLY: u64 = 0;
-/// Write only.
+/// Open for writing.
 pub const O_WRONLY: u64 = 1;
-/// Both.
+/// Open for reading and writing.
 pub const O_RDWR: u64 = 2;
-/// Make it.
+/// Create the file if it does not exist.
 pub const O_CREAT: u64 = 0o100;
-/// Empty it.
+/// Truncate the file.
 pub const O_TRUNC: u64 = 0o1000;
-/// Do not make it the controlling terminal.
+/// Do not make a terminal the controlling terminal.
 pub const O_NOCTTY: u64 = 0o400;
-/// Answer EAGAIN instead of waiting.
+/// Return EAGAIN instead of blocking.
 pub const O_NONBLOCK: u64 = 0o4000;
 /// Only directories.
 #[cfg(target_arch = "x86_64")]
@@ -33,7 +33,7 @@ pub const O_NOFOLLOW: u64 = 0o400_000;
 /// The link itself, where the last part of a path is one.
 #[cfg(target_arch = "aarch64")]
 pub const O_NOFOLLOW: u64 = 0o100_000;
-/// A place in the tree, not the file's content.
+/// Open only a location in the tree, without access to the content.
 pub const O_PATH: u64 = 0o1000_0000;
 const O_CLOEXEC: u64 = 0o200_0000;
 
@@ -85,20 +85,20 @@ pub fn read_from_start(file: FdRef<'_>, buffer: &mut [u8]) -> Result<usize, Errn
     unsafe { call(number::PREAD64, [file.argument(), buffer.as_mut_ptr() as usize, buffer.len(), 0]) }
 }
 
-/// write(2): how much was taken.
+/// write(2); returns the number of written bytes.
 pub fn write(file: FdRef<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     // SAFETY: the kernel reads `len` bytes of the slice.
     unsafe { call(number::WRITE, [file.argument(), bytes.as_ptr() as usize, bytes.len()]) }
 }
 
-/// writev(2) of up to four parts: how much was taken.
+/// writev(2) of up to four parts; returns the number of written bytes.
 pub fn write_parts(file: FdRef<'_>, parts: [&[u8]; 4]) -> Result<usize, Errno> {
     let vectors = parts.map(|part| [part.as_ptr() as usize, part.len()]);
     // SAFETY: `struct iovec` is a pointer and a length, as these pairs are; each names a slice borrowed for the call.
     unsafe { call(number::WRITEV, [file.argument(), vectors.as_ptr() as usize, vectors.len()]) }
 }
 
-/// Where the next write goes to (lseek, SEEK_CUR): after an append, the end of what was written.
+/// The file offset (lseek, SEEK_CUR): after an append, the end of the written data.
 pub fn position(file: FdRef<'_>) -> Result<u64, Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::LSEEK, [file.argument(), 0, 1]) }.map(|position| position as u64)
@@ -129,7 +129,7 @@ pub fn make_node(directory: FdRef<'_>, name: &CStr, mode: u32, device: u64) -> R
     unsafe { call(number::MKNODAT, arguments) }.map(drop)
 }
 
-/// readlinkat(2): the link's content, as much of it as fits, without a NUL.
+/// readlinkat(2): writes the link's target, truncated to the buffer and without a NUL, and returns its length.
 pub fn read_link(directory: FdRef<'_>, name: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
     let arguments =
         [directory.argument(), name.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len()];
@@ -164,13 +164,13 @@ pub fn change_directory(directory: FdRef<'_>) -> Result<(), Errno> {
     unsafe { call(number::FCHDIR, [directory.argument()]) }.map(drop)
 }
 
-/// The same by its path.
+/// chdir(2).
 pub fn change_directory_to(path: &CStr) -> Result<(), Errno> {
     let directory = open(FdRef::WORKING_DIRECTORY, path, O_PATH | O_DIRECTORY, 0)?;
     change_directory(directory.borrow())
 }
 
-/// fchownat(2) of a name, never of what a link there points to.
+/// fchownat(2) of a name; symbolic links are not followed.
 pub fn change_owner_of(directory: FdRef<'_>, name: &CStr, uid: u32, gid: u32) -> Result<(), Errno> {
     const AT_SYMLINK_NOFOLLOW: usize = 0x100;
     let arguments = [
@@ -184,36 +184,36 @@ pub fn change_owner_of(directory: FdRef<'_>, name: &CStr, uid: u32, gid: u32) ->
     unsafe { call(number::FCHOWNAT, arguments) }.map(drop)
 }
 
-/// fchown(2) of the user alone.
+/// fchown(2) that changes only the user.
 pub fn change_owner(file: FdRef<'_>, uid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory; -1 leaves the group.
     unsafe { call(number::FCHOWN, [file.argument(), uid as usize, u32::MAX as usize]) }.map(drop)
 }
 
-/// What [`stat`] tells.
+/// The result of [`stat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Type and permission bits.
     pub mode: u32,
-    /// Of a device: its major number.
+    /// The major number of a device.
     pub device_major: u32,
-    /// Of a device: its minor number.
+    /// The minor number of a device.
     pub device_minor: u32,
-    /// Which file it is: file system (major, minor) and inode number.
+    /// Identity of the file: file system (major, minor) and inode number.
     pub identity: (u32, u32, u64),
-    /// The mount it was reached by, as in /proc/self/mountinfo; 0 before Linux 5.8.
+    /// Id of the mount, as in /proc/self/mountinfo; 0 before Linux 5.8.
     pub mount: u64,
-    /// Whether it is the root of that mount; false before Linux 5.8.
+    /// Whether the file is the root of that mount; false before Linux 5.8.
     pub is_mount_root: bool,
 }
 
 impl Stat {
-    /// The device of its file system: major, minor.
+    /// The device of the file system: major, minor.
     pub fn device(self) -> (u32, u32) {
         (self.identity.0, self.identity.1)
     }
 
-    /// Whether it is a directory.
+    /// Whether the file is a directory.
     pub fn is_directory(self) -> bool {
         self.mode & S_IFMT == S_IFDIR
     }
@@ -247,8 +247,8 @@ pub fn stat(file: FdRef<'_>) -> Result<Stat, Errno> {
     })
 }
 
-/// Whether a directory opened for reading has no entries but `.` and `..` (getdents64(2)). Reads from where the last call
-/// ended, so a descriptor can be asked once.
+/// Whether a directory that is open for reading has only the entries `.` and `..` (getdents64(2)). It reads from the
+/// directory's current offset, so it works once per descriptor.
 pub fn is_empty_directory(directory: FdRef<'_>) -> Result<bool, Errno> {
     // `struct linux_dirent64` is 19 bytes and the name with its NUL, in steps of 8: 24 bytes for each of the two.
     const BOTH_BYTES: usize = 48;
@@ -268,7 +268,7 @@ pub fn mount_flags_and_type(file: FdRef<'_>) -> Result<(u64, u64), Errno> {
     Ok((buffer[10], buffer[0]))
 }
 
-/// A pipe: read end, write end.
+/// pipe2(2): returns the read end and the write end.
 pub fn pipe() -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two i32 to a local that lives across the call.
@@ -276,7 +276,7 @@ pub fn pipe() -> Result<(Fd, Fd), Errno> {
     Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
-/// fcntl F_SETFL: makes the open file answer EAGAIN instead of waiting. Other status flags are cleared.
+/// fcntl F_SETFL: sets O_NONBLOCK on the open file. Other status flags are cleared.
 pub fn set_nonblocking(file: FdRef<'_>) -> Result<(), Errno> {
     // SAFETY: F_SETFL takes a number.
     unsafe { call(number::FCNTL, [file.argument(), 4, O_NONBLOCK as usize]) }.map(drop)
@@ -288,23 +288,22 @@ pub fn duplicate(file: FdRef<'_>, lowest: i32) -> Result<Fd, Errno> {
     unsafe { call(number::FCNTL, [file.argument(), 1030, lowest as usize]) }.map(Fd::from_call)
 }
 
-/// dup3(2): makes number `to` refer to the same open file, whatever it was before; kept across exec unless
-/// `close_on_exec`.
+/// dup3(2): makes descriptor `to` refer to the same open file and closes its previous file; inherited through exec
+/// unless `close_on_exec`.
 pub fn duplicate_to(file: FdRef<'_>, to: i32, close_on_exec: bool) -> Result<(), Errno> {
     let flags = if close_on_exec { O_CLOEXEC as usize } else { 0 };
-    // SAFETY: the call reads no memory. What `to` was is the caller's to know: it plans its own table.
+    // SAFETY: the call reads no memory. The caller plans its own descriptor table and knows what `to` was.
     unsafe { call(number::DUP3, [file.argument(), to as usize, flags]) }.map(drop)
 }
 
-/// Puts these open files at the numbers from 0 on and closes every other descriptor: what a fresh child hands to the
-/// program it becomes, or keeps. `true`: closed by exec. Where there is `None` the number is closed. For a fresh child
-/// only, as [`close_from`].
+/// Moves these open files to the descriptors 0, 1, … and closes all others. `true` sets close-on-exec. For `None` the
+/// descriptor is closed. Only for a new child process, like [`close_from`].
 pub fn arrange<const N: usize>(
     files: [Option<(FdRef<'_>, bool)>; N],
 ) -> Result<[Option<FdRef<'static>>; N], Errno> {
     let mut moved: [Option<Fd>; N] = [const { None }; N];
     let mut placed = [None; N];
-    // First out of the way of the numbers, so that none is overwritten before it is read.
+    // First move all files to higher numbers, so that none is overwritten before it has been duplicated.
     for (moved, file) in moved.iter_mut().zip(&files) {
         *moved = file.map(|(file, _)| duplicate(file, N as i32)).transpose()?;
     }
@@ -315,7 +314,7 @@ pub fn arrange<const N: usize>(
                 // SAFETY: the call before opened it, and it stays open: this process owns none of these numbers.
                 *placed = Some(unsafe { FdRef::standing(number) });
             }
-            // SAFETY: the call reads no memory. EBADF: there is nothing.
+            // SAFETY: the call reads no memory. EBADF: the descriptor was not open.
             None => drop(unsafe { call(number::CLOSE, [number as usize]) }),
         }
     }
@@ -324,16 +323,16 @@ pub fn arrange<const N: usize>(
     Ok(placed)
 }
 
-/// close_range (Linux 5.9): closes every descriptor from `first` up. For a fresh child only, whose owned descriptors
-/// are never looked at again.
+/// close_range (Linux 5.9): closes all descriptors from `first` up. Only for a new child process, which no longer uses
+/// its [`Fd`] values.
 pub fn close_from(first: i32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::CLOSE_RANGE, [first as usize, u32::MAX as usize, 0]) }.map(drop)
 }
 
-/// Seals of a memfd: no more seals, no shrinking, no growing, no writing.
+/// All seals of a memfd: against further seals, shrinking, growing and writing.
 pub const SEALS_ALL: u32 = 0xf;
-/// What makes a mapping of it safe to read: it can neither shrink nor change.
+/// Seals that make a mapping safe to read: the file can neither shrink nor change.
 const SEALS_FOR_MAPPING: u32 = 0x2 | 0x8;
 
 /// memfd_create (Linux 3.17), sealable.
@@ -343,8 +342,8 @@ pub fn memory_file(name: &CStr) -> Result<Fd, Errno> {
     unsafe { call(number::MEMFD_CREATE, [name.as_ptr() as usize, CLOEXEC_AND_SEALS]) }.map(Fd::from_call)
 }
 
-/// As [`memory_file`], and it may be executed whatever `vm.memfd_noexec` says (MFD_EXEC, **Linux 6.3**: EINVAL before,
-/// where every memfd may be).
+/// memfd_create, sealable and executable regardless of `vm.memfd_noexec` (MFD_EXEC, **Linux 6.3**; EINVAL before, where
+/// every memfd is executable).
 pub fn executable_memory_file(name: &CStr) -> Result<Fd, Errno> {
     const CLOEXEC_AND_SEALS_AND_EXEC: usize = 3 | 0x10;
     // SAFETY: `name` is a NUL-terminated string borrowed for the call.
@@ -364,7 +363,7 @@ pub fn seals(file: FdRef<'_>) -> Result<u32, Errno> {
     unsafe { call(number::FCNTL, [file.argument(), 1034]) }.map(|seals| seals as u32)
 }
 
-/// Memory of this process alone, unmapped on drop.
+/// Private memory of this process, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     start: *mut u8,
@@ -378,7 +377,7 @@ const MAP_PRIVATE: usize = 2;
 const MAP_ANONYMOUS: usize = 0x20;
 
 impl Mapping {
-    /// `length` zero bytes, rounded up to pages; a page takes memory once it is written to.
+    /// Maps `length` zero bytes, rounded up to pages; a page uses memory once it is written.
     pub fn anonymous(length: usize) -> Result<Self, Errno> {
         let length = length.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::ENOMEM)?;
         let arguments = [0, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, usize::MAX, 0];
@@ -387,8 +386,8 @@ impl Mapping {
         Ok(Self { start: start as *mut u8, length })
     }
 
-    /// The whole of a sealed memfd, of which `length` bytes are meant. EPERM where it could still shrink or change:
-    /// then a slice of it would not be one.
+    /// Maps a whole sealed memfd. EPERM if the seals still allow it to shrink or change, because a slice of it would
+    /// then be unsound.
     pub fn sealed(file: FdRef<'_>) -> Result<Self, Errno> {
         if seals(file)? & SEALS_FOR_MAPPING != SEALS_FOR_MAPPING {
             return Err(Errno::EPERM);
@@ -404,15 +403,16 @@ impl Mapping {
         Ok(Self { start: start as *mut u8, length })
     }
 
-    /// Children of this process find zeros here instead of a copy (madvise, MADV_WIPEONFORK, Linux 4.14). For anonymous memory.
+    /// Makes children of this process see zeros instead of a copy (madvise, MADV_WIPEONFORK, Linux 4.14). For anonymous
+    /// memory.
     pub fn wipe_in_children(&self) -> Result<(), Errno> {
         const MADV_WIPEONFORK: usize = 18;
         // SAFETY: the range is this value's own mapping; the call changes only what later children are given.
         unsafe { call(number::MADVISE, [self.start as usize, self.length, MADV_WIPEONFORK]) }.map(drop)
     }
 
-    /// Gives the whole pages in `from..to` back: they read as zero (anonymous memory) and take nothing until written
-    /// to (madvise, MADV_DONTNEED).
+    /// Returns the whole pages in `from..to` to the kernel: they then read as zero (anonymous memory) and use no memory
+    /// until they are written (madvise, MADV_DONTNEED).
     pub fn give_back(&mut self, from: usize, to: usize) {
         const MADV_DONTNEED: usize = 4;
         let from = from.next_multiple_of(PAGE_BYTES);
@@ -454,7 +454,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Unlocks the slave side of a pseudo terminal and opens it (TIOCSPTLCK; TIOCGPTPEER, Linux 4.13).
+/// Unlocks and opens the slave side of a pseudo terminal (TIOCSPTLCK; TIOCGPTPEER, Linux 4.13).
 pub fn open_terminal_peer(master: FdRef<'_>) -> Result<Fd, Errno> {
     const TIOCSPTLCK: usize = 0x4004_5431;
     const TIOCGPTPEER: usize = 0x5441;

@@ -1,21 +1,24 @@
-//! Thin system calls: one function, one call, no policy. All `unsafe` of the project is here and in the monitor's
-//! entry, so that what must be argued about can be read in one sitting.
+//! Thin wrappers of system calls: one function for one call, without policy. All `unsafe` code of the project is here
+//! and in the monitor's entry point, so that it can be reviewed in one place.
 //!
 //! ```text
-//!   arch/       the trap instruction and the numbers, per architecture
-//!   errno, fd   what every call gives: an error number, a descriptor that is owned or borrowed
+//!   arch/       the system call instruction and the numbers, per architecture
+//!   errno, fd   the results of calls: error numbers, owned and borrowed descriptors
 //!   process     clone3, exec, wait, namespaces, identity, limits, signals
-//!   sibling     a child that is made by another child
+//!   sibling     a child that is cloned by another child
 //!   keys        session keyrings
-//!   mark        calls that pass a filter which would refuse them
-//!   mount       the old mount calls and the new ones that work on descriptors
+//!   mark        calls that pass a seccomp filter that would refuse them
+//!   mount       the path-based mount calls and the newer ones on descriptors
 //!   fs          files, directories, seals, mappings
 //!   socket      SOCK_SEQPACKET with descriptors beside the message, epoll, signalfd
 //!   netlink     sockets to the kernel's network configuration
 //!   bpf         seccomp filters
 //! ```
-//! `no_std` and without libc: the monitor has neither. Descriptors are close-on-exec from the call that makes them.
-//! A function whose call is newer than Linux 5.10 says so; the caller brings the way around.
+//! `no_std` and without libc, because the monitor has neither. Descriptors are close-on-exec from their creation. The
+//! documentation of a function names the Linux version if its call is newer than 5.10; the caller provides the
+//! fallback.
+//!
+//! The error of every function is the kernel's error number, unless its documentation says more.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![expect(unsafe_code, reason = "this crate is where the project talks to the kernel")]
 

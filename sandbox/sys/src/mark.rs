@@ -1,8 +1,8 @@
-//! Calls of ours that a container's seccomp filter lets pass though it refuses the call: for a process that has set the
-//! filter and still has to clone and to lead a session. A marked call carries 128 random bits in arguments that it does not
-//! use, and the filter is set behind instructions that know them. Exec drops the memory they are in, and filters can be read
-//! by the node's root alone (ptrace(2), PTRACE_SECCOMP_GET_FILTER). Whoever traces the process before its exec learns them
-//! all the same, from its registers; so they let nothing pass but exactly what is made here: this clone, which makes no
+//! Marked system calls, which pass a container's seccomp filter even if it refuses them: for a process that has set the
+//! filter and still has to call clone and setsid. A marked call has 128 random bits in unused arguments, and
+//! instructions before the filter compare them. Exec discards the memory with these bits, and only the node's root can
+//! read filters (ptrace(2), PTRACE_SECCOMP_GET_FILTER). A process that traces the marked process before its exec can
+//! read the bits from its registers; therefore they allow only the exact calls made here: this clone, which creates no
 //! namespace, setsid, and TIOCSCTTY.
 
 use crate::arch::AUDIT;
@@ -11,15 +11,15 @@ use crate::fs::Mapping;
 use crate::sibling::CLONE_FLAGS;
 use crate::{Errno, number, process};
 
-/// What marked calls carry, in their fourth and fifth argument.
+/// The secret of marked calls, in their fourth and fifth argument.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark([u64; 2]);
 
 impl Mark {
-    /// Of calls that no filter has to know.
+    /// The value for calls that no filter restricts.
     pub const NONE: Self = Self([0; 2]);
 
-    /// A secret one. EAGAIN early in a boot.
+    /// Creates a random secret. EAGAIN early during boot.
     pub fn new() -> Result<Self, Errno> {
         let mut bytes = [0; 16];
         process::random(&mut bytes)?;
@@ -27,18 +27,18 @@ impl Mark {
         Ok(Self([u64::from_ne_bytes(words[0]), u64::from_ne_bytes(words[1])]))
     }
 
-    /// As arguments of a call.
+    /// The fourth and fifth argument of a call.
     pub(crate) fn arguments(self) -> [usize; 2] {
         self.0.map(|word| word as usize)
     }
 }
 
-/// Instructions in front of the filter.
+/// Number of instructions before the filter.
 const OURS: usize = 19;
 /// ioctl(2): the controlling terminal.
 const TIOCSCTTY: u32 = 0x540e;
 
-/// As [`crate::bpf::set_filter`], but marked calls of clone, setsid and ioctl pass.
+/// Installs a filter like [`crate::bpf::set_filter`], but marked calls of clone, setsid and ioctl pass it.
 pub fn set_filter_but_for(mark: Mark, program: &[u8], flags: u32) -> Result<(), Errno> {
     let ours = OURS * INSTRUCTION_BYTES;
     let length = ours + program.len();
@@ -48,8 +48,9 @@ pub fn set_filter_but_for(mark: Mark, program: &[u8], flags: u32) -> Result<(), 
     set_filter(&all[..length], flags)
 }
 
-/// Offsets are those of `struct seccomp_data`: the number at 0, the architecture at 4, arguments of 8 bytes from 16 on, on
-/// these architectures their low half first. A jump out of these leads to the filter behind them.
+/// The instructions before the filter. Offsets are those of `struct seccomp_data`: the call number at 0, the
+/// architecture at 4, arguments of 8 bytes from 16 on, on these architectures with the low half first. A jump past the
+/// end leads to the filter.
 fn instructions(Mark([fourth, fifth]): Mark) -> [Instruction; OURS] {
     let halves = |word: u64| (word as u32, (word >> 32) as u32);
     let ((a, b), (c, d)) = (halves(fourth), halves(fifth));

@@ -1,4 +1,4 @@
-//! Mounts: the calls that take paths (mount(2)) and those that take descriptors (Linux 5.2, `mount_setattr` 5.12).
+//! Mounts: calls with paths (mount(2)) and calls with descriptors (Linux 5.2, `mount_setattr` 5.12).
 
 use core::ffi::CStr;
 
@@ -9,27 +9,27 @@ use crate::{Errno, Fd, FdRef, number};
 pub const MS_RDONLY: u64 = 1;
 /// Change the flags of a mount.
 pub const MS_REMOUNT: u64 = 32;
-/// With [`MS_REMOUNT`]: of this mount only, not of the file system.
+/// With [`MS_REMOUNT`]: change this mount only, not the file system.
 pub const MS_BIND: u64 = 4096;
-/// With a propagation flag: of everything below, too.
+/// With a propagation flag: change all submounts too.
 pub const MS_REC: u64 = 16384;
 /// No propagation.
 pub const MS_PRIVATE: u64 = 1 << 18;
 /// Propagation from the peer group only.
 pub const MS_SLAVE: u64 = 1 << 19;
-/// Propagation both ways.
+/// Propagation in both directions.
 pub const MS_SHARED: u64 = 1 << 20;
 /// Lazy unmount (umount2(2)).
 pub const MNT_DETACH: usize = 2;
 /// Operate on the descriptor itself.
 pub const AT_EMPTY_PATH: usize = 0x1000;
-/// The whole tree.
+/// Apply to the whole tree.
 pub const AT_RECURSIVE: usize = 0x8000;
 /// Read-only (mount_setattr(2), fsmount(2)).
 pub const MOUNT_ATTR_RDONLY: u64 = 1;
-/// Owners as the user namespace given with it maps them (Linux 5.12).
+/// An idmapped mount with the given user namespace (Linux 5.12).
 pub const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
-/// The bits that choose how access times are kept; they are one field, so one is set by clearing all.
+/// The bits for access times. They form one field, so setting one requires clearing all.
 pub const MOUNT_ATTR_ATIME: u64 = 0x70;
 
 const OPEN_TREE_CLONE: usize = 1;
@@ -68,15 +68,15 @@ pub fn pivot_root(new_root: &CStr, put_old: &CStr) -> Result<(), Errno> {
     unsafe { call(number::PIVOT_ROOT, [new_root.as_ptr() as usize, put_old.as_ptr() as usize]) }.map(drop)
 }
 
-/// A detached copy of the mount at `path` (open_tree with OPEN_TREE_CLONE, Linux 5.2); `flags`: [`AT_EMPTY_PATH`],
-/// [`AT_RECURSIVE`].
+/// Clones the mount at `path` as a detached tree (open_tree with OPEN_TREE_CLONE, Linux 5.2); `flags`:
+/// [`AT_EMPTY_PATH`], [`AT_RECURSIVE`].
 pub fn clone_tree(directory: FdRef<'_>, path: &CStr, flags: usize) -> Result<Fd, Errno> {
     let arguments = [directory.argument(), path.as_ptr() as usize, OPEN_TREE_CLONE | CLOEXEC | flags];
     // SAFETY: `path` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::OPEN_TREE, arguments) }.map(Fd::from_call)
 }
 
-/// Attaches the detached tree `mount` on what `target` refers to (move_mount, Linux 5.2).
+/// Attaches the detached tree `mount` at the file or directory that `target` refers to (move_mount, Linux 5.2).
 pub fn attach(mount: FdRef<'_>, target: FdRef<'_>) -> Result<(), Errno> {
     let empty = c"".as_ptr() as usize;
     let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
@@ -84,13 +84,13 @@ pub fn attach(mount: FdRef<'_>, target: FdRef<'_>) -> Result<(), Errno> {
     unsafe { call(number::MOVE_MOUNT, [mount.argument(), empty, target.argument(), empty, flags]) }.map(drop)
 }
 
-/// Starts to describe a new file system (fsopen, Linux 5.2).
+/// Creates a configuration context for a new file system (fsopen, Linux 5.2).
 pub fn fsopen(kind: &CStr) -> Result<Fd, Errno> {
     // SAFETY: `kind` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::FSOPEN, [kind.as_ptr() as usize, FSOPEN_CLOEXEC]) }.map(Fd::from_call)
 }
 
-/// Sets an option, with or without a value (fsconfig, Linux 5.2).
+/// Sets an option of a context, with or without a value (fsconfig, Linux 5.2).
 pub fn fs_option(context: FdRef<'_>, key: &CStr, value: Option<&CStr>) -> Result<(), Errno> {
     const SET_FLAG: usize = 0;
     const SET_STRING: usize = 1;
@@ -100,14 +100,15 @@ pub fn fs_option(context: FdRef<'_>, key: &CStr, value: Option<&CStr>) -> Result
     unsafe { call(number::FSCONFIG, arguments) }.map(drop)
 }
 
-/// Makes the file system described so far (fsconfig with FSCONFIG_CMD_CREATE, Linux 5.2).
+/// Creates the configured file system (fsconfig with FSCONFIG_CMD_CREATE, Linux 5.2).
 pub fn fs_create(context: FdRef<'_>) -> Result<(), Errno> {
     const CMD_CREATE: usize = 6;
     // SAFETY: the command takes no pointers: they are 0.
     unsafe { call(number::FSCONFIG, [context.argument(), CMD_CREATE, 0, 0, 0]) }.map(drop)
 }
 
-/// A detached mount of the file system made with [`fs_create`] (fsmount, Linux 5.2); `attributes`: MOUNT_ATTR_….
+/// Creates a detached mount of a file system that [`fs_create`] created (fsmount, Linux 5.2); `attributes`:
+/// MOUNT_ATTR_….
 pub fn fsmount(context: FdRef<'_>, attributes: u64) -> Result<Fd, Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::FSMOUNT, [context.argument(), FSMOUNT_CLOEXEC, attributes as usize]) }
@@ -122,9 +123,9 @@ pub struct Attributes {
     pub set: u64,
     /// MOUNT_ATTR_… to clear.
     pub clear: u64,
-    /// MS_PRIVATE, MS_SLAVE, MS_SHARED, or 0 to leave it.
+    /// MS_PRIVATE, MS_SLAVE, MS_SHARED, or 0 for no change.
     pub propagation: u64,
-    /// A user namespace with MOUNT_ATTR_IDMAP.
+    /// Descriptor of a user namespace, for MOUNT_ATTR_IDMAP.
     pub user_namespace: u64,
 }
 

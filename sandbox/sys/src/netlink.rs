@@ -1,6 +1,6 @@
-//! Sockets of the family AF_NETLINK, which carry the kernel's network configuration. What goes over them is the
-//! callers' business: messages are sent and received with [`crate::socket::send`] and [`crate::socket::receive`], as an
-//! unnamed netlink socket talks to the kernel.
+//! AF_NETLINK sockets for the kernel's network configuration. Callers encode the messages and send and receive them
+//! with [`crate::socket::send`] and [`crate::socket::receive`]; the peer of an unconnected netlink socket is the
+//! kernel.
 
 use crate::arch::call;
 use crate::{Errno, Fd, FdRef, number};
@@ -10,14 +10,14 @@ pub const ROUTE: usize = 0;
 /// nftables and connection tracking (NETLINK_NETFILTER).
 pub const NETFILTER: usize = 12;
 
-/// Error replies leave out the request that they answer (NETLINK_CAP_ACK).
+/// Error replies do not contain the request (NETLINK_CAP_ACK).
 pub const SHORT_REPLIES: usize = 10;
 /// Error replies may carry a text (NETLINK_EXT_ACK).
 pub const ERROR_TEXTS: usize = 11;
-/// Dumps honour what the request asks for (NETLINK_GET_STRICT_CHK, Linux 4.20).
+/// Dumps apply the filters in the request (NETLINK_GET_STRICT_CHK, Linux 4.20).
 pub const STRICT: usize = 12;
 
-/// A socket of this network namespace, which it stays in wherever the process goes.
+/// Opens a socket in the current network namespace; it stays there if the process changes its namespace.
 pub fn open(protocol: usize) -> Result<Fd, Errno> {
     const AF_NETLINK: usize = 16;
     const SOCK_RAW_CLOEXEC: usize = 3 | 0o200_0000;
@@ -25,7 +25,7 @@ pub fn open(protocol: usize) -> Result<Fd, Errno> {
     unsafe { call(number::SOCKET, [AF_NETLINK, SOCK_RAW_CLOEXEC, protocol]) }.map(Fd::from_call)
 }
 
-/// Switches one of the options above on (setsockopt(2)).
+/// Enables one of the options above (setsockopt(2)).
 pub fn switch_on(socket: FdRef<'_>, option: usize) -> Result<(), Errno> {
     const SOL_NETLINK: usize = 270;
     let on: i32 = 1;

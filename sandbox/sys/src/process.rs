@@ -1,4 +1,4 @@
-//! Processes: making, replacing, waiting, namespaces, identity, limits, signals, time.
+//! Processes: clone, exec, wait, namespaces, identity, limits, signals, time.
 
 use core::ffi::CStr;
 use core::marker::PhantomData;
@@ -34,16 +34,16 @@ pub const SIGCHLD: i32 = 17;
 /// Highest signal number.
 pub const SIGNAL_MAX: i32 = 64;
 
-/// Which of the two processes this is after [`clone`].
+/// The result of [`clone`] in each of the two processes.
 #[derive(Debug)]
 pub enum Clone {
-    /// The new one.
+    /// The new process.
     Child,
-    /// The one that called, with the other's pid (as seen here) and pidfd.
+    /// The calling process.
     Parent {
         /// Process id.
         pid: i32,
-        /// Refers to the child even after its pid is used again.
+        /// Refers to the child even after its pid has been reused.
         pidfd: Fd,
     },
 }
@@ -65,9 +65,9 @@ struct CloneArguments {
     cgroup: u64,
 }
 
-/// clone3 (Linux 5.3) as fork: the child has a copy of everything. `namespaces` may hold CLONE_NEW… only; `cgroup`
-/// is the directory of a cgroup2 the child is born in (CLONE_INTO_CGROUP, Linux 5.7).
-/// In a process with threads the child has only the caller's: it must not take a lock another thread may hold.
+/// clone3 (Linux 5.3) with the semantics of fork. `namespaces` may contain only CLONE_NEW… flags; `cgroup` is the
+/// cgroup2 directory in which the child starts (CLONE_INTO_CGROUP, Linux 5.7). If the process has several threads, the
+/// child has only the calling one and must not take a lock that another thread may hold.
 pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno> {
     const CLONE_PIDFD: u64 = 0x1000;
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -95,8 +95,8 @@ pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno>
     Ok(Clone::Parent { pid: pid as i32, pidfd: Fd::from_call(pidfd as usize) })
 }
 
-/// Pointers to C strings with a null at the end, as exec wants them; kept in pages of its own, so that there is no
-/// limit but the kernel's and no heap.
+/// A null-terminated list of pointers to C strings for exec, stored in its own pages: without a heap, and limited only
+/// by the kernel.
 pub struct Pointers<'a> {
     memory: Mapping,
     used: usize,
@@ -104,14 +104,20 @@ pub struct Pointers<'a> {
 }
 
 impl<'a> Pointers<'a> {
-    /// Room for `count` strings; ENOMEM.
+    /// Allocates space for `count` strings.
+    ///
+    /// # Errors
+    /// ENOMEM.
     pub fn with_capacity(count: usize) -> Result<Self, Errno> {
         let bytes = count.checked_add(1).and_then(|count| count.checked_mul(size_of::<usize>()));
         let memory = Mapping::anonymous(bytes.ok_or(Errno::ENOMEM)?)?;
         Ok(Self { memory, used: 0, strings: PhantomData })
     }
 
-    /// Appends one; EINVAL beyond the capacity.
+    /// Appends a string.
+    ///
+    /// # Errors
+    /// EINVAL if the list is full.
     pub fn push(&mut self, text: &'a CStr) -> Result<(), Errno> {
         const WIDTH: usize = size_of::<usize>();
         let at = self.used * WIDTH;
@@ -129,7 +135,7 @@ impl<'a> Pointers<'a> {
     }
 }
 
-/// execve(2): comes back only with the reason why not.
+/// execve(2); returns only if it fails, with the error.
 pub fn exec(path: &CStr, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
     let registers = [path.as_ptr() as usize, arguments.address(), environment.address()];
     // SAFETY: `path` is NUL-terminated; both lists hold pointers to strings borrowed for `Pointers`' lifetime and end
@@ -137,7 +143,7 @@ pub fn exec(path: &CStr, arguments: &Pointers<'_>, environment: &Pointers<'_>) -
     unsafe { call(number::EXECVE, registers) }.err().unwrap_or(Errno::EINVAL)
 }
 
-/// execveat(2) with AT_EMPTY_PATH: executes the file `program` refers to.
+/// execveat(2) with AT_EMPTY_PATH: executes the file that `program` refers to; returns only if it fails.
 pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
     let empty = c"".as_ptr() as usize;
     let registers = [program.argument(), empty, arguments.address(), environment.address(), 0x1000];
@@ -145,7 +151,7 @@ pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Point
     unsafe { call(number::EXECVEAT, registers) }.err().unwrap_or(Errno::EINVAL)
 }
 
-/// Ends this process; by an invalid instruction where a seccomp filter refuses the call.
+/// Exits; if a seccomp filter refuses the call, the process ends with an invalid instruction.
 pub fn exit(code: u8) -> ! {
     loop {
         // SAFETY: exit_group reads no memory and does not return.
@@ -160,7 +166,7 @@ pub fn exit(code: u8) -> ! {
     }
 }
 
-/// How a process ended.
+/// Exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// It exited.
@@ -170,7 +176,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// From the word that wait4 writes (W_EXITCODE in the kernel's headers).
+    /// Decodes the status of wait4 (W_EXITCODE in the kernel's headers).
     fn decode(word: i32) -> Self {
         match (word & 0x7f) as u8 {
             0 => Status::Code((word >> 8) as u8),
@@ -179,8 +185,8 @@ impl Status {
     }
 }
 
-/// Reaps one child that has ended (wait4 with WNOHANG): any with `pid` -1. `None` when none has; ECHILD when there
-/// are no children.
+/// Reaps one child that has ended (wait4 with WNOHANG); `pid` -1 stands for any. `None` if none has ended; ECHILD if
+/// there are no children.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
     const WNOHANG: usize = 1;
     let mut status: i32 = 0;
@@ -190,8 +196,7 @@ pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
     Ok((reaped != 0).then_some((reaped as i32, Status::decode(status))))
 }
 
-/// Waits until this child has ended, reaps it and says how it ended (wait4). For a child that is known to end: the caller
-/// sleeps until then.
+/// Waits for this child and returns its exit status (wait4). Blocks, so it is for a child that is known to end.
 pub fn wait_status(pid: i32) -> Result<Status, Errno> {
     loop {
         let mut status: i32 = 0;
@@ -205,7 +210,7 @@ pub fn wait_status(pid: i32) -> Result<Status, Errno> {
     }
 }
 
-/// Waits until this child has ended, and reaps it (wait4): for one that is known to be ending.
+/// Waits for this child and reaps it (wait4). Blocks, so it is for a child that is known to end.
 pub fn wait(pid: i32) -> Result<(), Errno> {
     loop {
         // SAFETY: neither status nor resource usage is asked for: both pointers are null.
@@ -258,22 +263,22 @@ pub fn new_session() -> Result<(), Errno> {
     unsafe { call(number::SETSID, []) }.map(drop)
 }
 
-/// As [`new_session`], where a filter lets only marked calls pass.
+/// setsid(2) as a marked call, for a process whose filter allows only those.
 pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
     let [fourth, fifth] = mark.arguments();
     // SAFETY: the call takes nothing.
     unsafe { call(number::SETSID, [0, 0, 0, fourth, fifth]) }.map(drop)
 }
 
-/// prctl(2) whose arguments are all numbers.
+/// Operations of prctl(2) whose arguments are numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// PR_SET_DUMPABLE, 0: no ptrace, no core, /proc/PID is root's.
+    /// PR_SET_DUMPABLE 0: no ptrace, no core dump, /proc/PID belongs to root.
     NotDumpable,
     /// PR_SET_KEEPCAPS, 1: permitted capabilities survive a change of user.
     KeepCapabilities,
-    /// PR_SET_SECUREBITS to SECBIT_NO_SETUID_FIXUP or to nothing: whether capabilities stay as they are when a user id
-    /// changes (capabilities(7)).
+    /// PR_SET_SECUREBITS with SECBIT_NO_SETUID_FIXUP or 0: whether capabilities stay unchanged when a user id changes
+    /// (capabilities(7)).
     KeepEffective(bool),
     /// PR_CAPBSET_DROP of this capability.
     DropBounding(u32),
@@ -285,7 +290,7 @@ pub enum Control {
     NoNewPrivileges,
     /// PR_SET_CHILD_SUBREAPER, 1.
     Subreaper,
-    /// PR_SET_PDEATHSIG: the signal that comes when the parent ends. A change of ids or capabilities clears it.
+    /// PR_SET_PDEATHSIG: the signal sent when the parent ends. A change of ids or capabilities clears it.
     ParentDeathSignal(i32),
 }
 
@@ -307,14 +312,14 @@ pub fn control(control: Control) -> Result<(), Errno> {
     unsafe { call(number::PRCTL, arguments) }.map(drop)
 }
 
-/// The name `ps` shows (PR_SET_NAME): its first 15 bytes.
+/// Sets the process name that `ps` shows (PR_SET_NAME), truncated to 15 bytes.
 pub fn set_name(name: &CStr) -> Result<(), Errno> {
     // SAFETY: the kernel reads up to the NUL of a string borrowed for the call.
     unsafe { call(number::PRCTL, [15, name.as_ptr() as usize]) }.map(drop)
 }
 
-/// Lets go of the pages of this program's code: what is still needed comes back from the file at its next use, what only
-/// the start needed does not (madvise, MADV_DONTNEED). For static programs; elsewhere it does nothing.
+/// Drops the mapped pages of the program's code (madvise, MADV_DONTNEED); pages that are used again are read back from
+/// the file. For static programs; has no effect in others.
 pub fn forget_code() {
     unsafe extern "C" {
         static __executable_start: u8;
@@ -331,19 +336,19 @@ pub fn forget_code() {
     }
 }
 
-/// setresuid(2), all three.
+/// setresuid(2) of all three ids.
 pub fn set_user(uid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SETRESUID, [uid as usize; 3]) }.map(drop)
 }
 
-/// setresgid(2), all three.
+/// setresgid(2) of all three ids.
 pub fn set_group(gid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SETRESGID, [gid as usize; 3]) }.map(drop)
 }
 
-/// Effective user and group only, with the file system's (setresuid(2), setresgid(2)).
+/// Sets only the effective user and group, and with them the file system ids (setresuid(2), setresgid(2)).
 pub fn set_effective(uid: u32, gid: u32) -> Result<(), Errno> {
     let unchanged = u32::MAX as usize;
     // SAFETY: the call reads no memory.
@@ -385,25 +390,25 @@ pub fn permitted_capabilities() -> Result<u64, Errno> {
     Ok(u64::from(low[1]) | u64::from(high[1]) << 32)
 }
 
-/// prlimit64(2) on the caller.
+/// prlimit64(2) for the caller.
 pub fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<(), Errno> {
     let limit = [soft, hard];
     // SAFETY: the kernel reads two u64 from `limit`, which lives across the call, and writes nothing (null).
     unsafe { call(number::PRLIMIT64, [0, resource as usize, limit.as_ptr() as usize, 0]) }.map(drop)
 }
 
-/// How a process is scheduled (sched_setattr(2)).
+/// Scheduling attributes (sched_setattr(2)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
     /// SCHED_…
     pub policy: u32,
     /// SCHED_FLAG_…
     pub flags: u64,
-    /// -20 to 19.
+    /// Nice value, -20 to 19.
     pub nice: i32,
-    /// Of the realtime policies.
+    /// Priority for realtime policies.
     pub priority: u32,
-    /// Nanoseconds, of SCHED_DEADLINE; for the usual policies the slice (Linux 6.12), 0: as everybody.
+    /// Runtime of SCHED_DEADLINE in nanoseconds; for the other policies the slice (Linux 6.12), where 0 is the default.
     pub runtime: u64,
     /// Nanoseconds, of SCHED_DEADLINE.
     pub deadline: u64,
@@ -426,7 +431,7 @@ struct SchedulingAttributes {
 /// Its 48 bytes.
 const SCHEDULING_BYTES: usize = size_of::<SchedulingAttributes>();
 
-/// sched_setattr(2) on the caller.
+/// sched_setattr(2) for the caller.
 pub fn set_scheduling(scheduling: Scheduling) -> Result<(), Errno> {
     let Scheduling { policy, flags, nice, priority, runtime, deadline, period } = scheduling;
     let size = SCHEDULING_BYTES as u32;
@@ -436,7 +441,7 @@ pub fn set_scheduling(scheduling: Scheduling) -> Result<(), Errno> {
     unsafe { call(number::SCHED_SETATTR, [0, (&raw const attributes) as usize, 0]) }.map(drop)
 }
 
-/// sched_getattr(2) of the caller.
+/// sched_getattr(2) for the caller.
 pub fn scheduling() -> Result<Scheduling, Errno> {
     let mut attributes = SchedulingAttributes::default();
     let arguments = [0, (&raw mut attributes) as usize, SCHEDULING_BYTES, 0];
@@ -449,19 +454,20 @@ pub fn scheduling() -> Result<Scheduling, Errno> {
     Ok(Scheduling { policy, flags, nice, priority, runtime, deadline, period })
 }
 
-/// Who inherits a slice.
+/// Whether children inherit a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heirs {
-    /// Children, and theirs.
-    Children,
-    /// Nobody: children begin as everybody does, also with a nice value that is not below 0 (SCHED_FLAG_RESET_ON_FORK).
-    Nobody,
+pub enum InheritOnFork {
+    /// Descendants inherit the slice.
+    Yes,
+    /// Children start with the default slice, and with nice value 0 if it was negative (SCHED_FLAG_RESET_ON_FORK).
+    No,
 }
 
-/// Has the caller run in slices of so many nanoseconds, at least 100 000; 0: as everybody. Its share of the processor stays
-/// the same. Who wakes with a short slice takes the place of who runs in a long one, instead of waiting until that is over, up
-/// to 4 ms (sched(7); **Linux 6.12**: before, this changes nothing). Under another policy than the usual one it is left alone.
-pub fn set_slice(nanoseconds: u64, heirs: Heirs) -> Result<(), Errno> {
+/// Sets the length of the caller's EEVDF slices in nanoseconds, at least 100 000; 0 is the default. The caller's share
+/// of CPU time does not change. A process with a short slice that wakes up preempts one with a long slice instead of
+/// waiting for its end, up to 4 ms (sched(7); **Linux 6.12**: no effect before). Has no effect under a policy other
+/// than SCHED_OTHER.
+pub fn set_slice(nanoseconds: u64, inherit: InheritOnFork) -> Result<(), Errno> {
     const USUAL: u32 = 0;
     const RESET_ON_FORK: u64 = 1;
     let mut scheduling = scheduling()?;
@@ -469,13 +475,13 @@ pub fn set_slice(nanoseconds: u64, heirs: Heirs) -> Result<(), Errno> {
         return Ok(());
     }
     scheduling.runtime = nanoseconds;
-    if heirs == Heirs::Nobody {
+    if inherit == InheritOnFork::No {
         scheduling.flags |= RESET_ON_FORK;
     }
     set_scheduling(scheduling)
 }
 
-/// ioprio_set(2) on the caller: class 1 to 3, level 0 to 7.
+/// ioprio_set(2) for the caller: class 1 to 3, level 0 to 7.
 pub fn set_io_priority(class: u32, level: u32) -> Result<(), Errno> {
     const IOPRIO_WHO_PROCESS: usize = 1;
     let value = (class << 13 | level) as usize;
@@ -483,9 +489,9 @@ pub fn set_io_priority(class: u32, level: u32) -> Result<(), Errno> {
     unsafe { call(number::IOPRIO_SET, [IOPRIO_WHO_PROCESS, 0, value]) }.map(drop)
 }
 
-/// set_mempolicy(2) on the caller; `nodes` is a bit set, little-endian.
+/// set_mempolicy(2) for the caller; `nodes` is a bit set.
 pub fn set_memory_policy(mode: u32, nodes: &[u64]) -> Result<(), Errno> {
-    // The kernel looks at one bit less than it is told.
+    // The kernel uses one bit less than `maxnode`.
     let bits = if nodes.is_empty() { 0 } else { nodes.len() * 64 + 1 };
     // SAFETY: the kernel reads that many bits, rounded up to words, of the slice (null where there are none); the one too
     // many is never read (mm/mempolicy.c, get_nodes: `--maxnode`).
@@ -498,16 +504,16 @@ pub fn set_umask(mask: u32) {
     let _ = unsafe { call(number::UMASK, [mask as usize]) };
 }
 
-/// sethostname(2): of this UTS namespace.
+/// sethostname(2).
 pub fn set_host_name(name: &[u8]) -> Result<(), Errno> {
     // SAFETY: the kernel reads `len` bytes of the slice.
     unsafe { call(number::SETHOSTNAME, [name.as_ptr() as usize, name.len()]) }.map(drop)
 }
 
-/// Signals as a set: bit n-1 is signal n.
+/// A set of signals: bit n-1 is signal n.
 pub type Signals = u64;
 
-/// The set of one signal, from 1.
+/// The set with one signal, from 1.
 pub const fn signals(signal: i32) -> Signals {
     1 << (signal - 1)
 }
@@ -519,14 +525,13 @@ pub fn set_signal_mask(blocked: Signals) -> Result<(), Errno> {
     unsafe { call(number::RT_SIGPROCMASK, [SIG_SETMASK, &raw const blocked as usize, 0, 8]) }.map(drop)
 }
 
-/// Sleeps until a signal that is not blocked has been handled; `blocked` is the mask meanwhile (rt_sigsuspend(2)).
+/// Sleeps until a signal that is not in `blocked` has been handled (rt_sigsuspend(2)).
 pub fn sleep(blocked: Signals) {
     // SAFETY: the kernel reads one u64, the size given. It always fails, with EINTR.
     let _ = unsafe { call(number::RT_SIGSUSPEND, [&raw const blocked as usize, 8]) };
 }
 
-/// Ignores SIGCHLD: children, those of others that become this process's included, are reaped by the kernel as they end
-/// (sigaction(2)).
+/// Ignores SIGCHLD, so that the kernel reaps children, including reparented ones, when they end (sigaction(2)).
 pub fn leave_reaping_to_kernel() -> Result<(), Errno> {
     const SIG_IGN: u64 = 1;
     let action = [SIG_IGN, 0, 0, 0];
@@ -534,7 +539,10 @@ pub fn leave_reaping_to_kernel() -> Result<(), Errno> {
     unsafe { call(number::RT_SIGACTION, [SIGCHLD as usize, action.as_ptr() as usize, 0, 8]) }.map(drop)
 }
 
-/// Fills `bytes` with random ones from the kernel's generator (getrandom(2)), which must be ready: EAGAIN early in a boot.
+/// Fills `bytes` from the kernel's random number generator (getrandom(2)).
+///
+/// # Errors
+/// EAGAIN if the generator is not initialized yet, early during boot.
 pub fn random(bytes: &mut [u8; 16]) -> Result<(), Errno> {
     const GRND_NONBLOCK: usize = 1;
     // SAFETY: the kernel writes at most as many bytes as the array has, which is borrowed mutably.
@@ -543,8 +551,8 @@ pub fn random(bytes: &mut [u8; 16]) -> Result<(), Errno> {
     if length == bytes.len() { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
-/// Gives every signal its default disposition, which an exec'ed program inherits (ignored ones stay ignored across
-/// exec otherwise; Rust's runtime ignores SIGPIPE).
+/// Resets every signal to its default disposition, because ignored signals stay ignored across exec (Rust's runtime
+/// ignores SIGPIPE).
 pub fn reset_signal_handlers() {
     // `struct sigaction` of the kernel: handler SIG_DFL, no flags, no restorer, empty mask. x86_64 has 4 words and
     // aarch64 too.
@@ -556,12 +564,12 @@ pub fn reset_signal_handlers() {
     }
 }
 
-/// Which clock.
+/// Clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// Since 1970; may be set.
+    /// CLOCK_REALTIME: time since 1970; can be set.
     Wall = 0,
-    /// Since some start; never back.
+    /// CLOCK_MONOTONIC: never goes backwards.
     Monotonic = 1,
 }
 

@@ -1,7 +1,7 @@
-//! A process made in two steps: a child of the caller that, once it has done what its namespaces and rights allow, clones
-//! the process it stands for and ends. The second is a child of the first one's parent (CLONE_PARENT), which learns its
-//! pid from memory that it shares with the first one only: the second holds neither that memory nor a socket to the
-//! parent, so nothing that takes hold of it can tell the parent anything.
+//! Process creation in two steps: a first child does the part of the set-up that needs its privileges and namespaces,
+//! clones a second process and exits. The second process is a child of the first one's parent (CLONE_PARENT). The
+//! parent learns its pid from memory that it shares only with the first child: the second has neither that memory nor a
+//! socket to the parent, so an attacker who takes over the second process cannot send messages to the parent.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
@@ -10,17 +10,20 @@ use crate::mark::Mark;
 use crate::{Errno, FdRef, number};
 
 const PAGE_BYTES: usize = 4096;
-/// CLONE_PARENT, CLONE_PARENT_SETTID, SIGCHLD: what [`clone_sibling`] asks for.
+/// The flags of [`clone_sibling`]: CLONE_PARENT, CLONE_PARENT_SETTID, SIGCHLD.
 pub(crate) const CLONE_FLAGS: usize = 0x8000 | 0x10_0000 | crate::process::SIGCHLD as usize;
 
-/// Memory that a process shares with its next child, for the pid of that child's [`clone_sibling`].
+/// Memory that a process shares with its next child, which receives the pid from that child's [`clone_sibling`].
 #[derive(Debug)]
 pub struct SiblingPid {
     page: *const AtomicI32,
 }
 
 impl SiblingPid {
-    /// Makes it, for one child; ENOMEM.
+    /// Allocates the memory, for one child.
+    ///
+    /// # Errors
+    /// ENOMEM.
     pub fn new() -> Result<Self, Errno> {
         const PROT_READ_WRITE: usize = 3;
         const MAP_SHARED_ANONYMOUS: usize = 0x21;
@@ -30,7 +33,7 @@ impl SiblingPid {
         Ok(Self { page: page as *const AtomicI32 })
     }
 
-    /// Later children of the caller do not get this memory (madvise, MADV_DONTFORK).
+    /// Excludes this memory from later children of the caller (madvise, MADV_DONTFORK).
     pub fn hide_from_children(&self) -> Result<(), Errno> {
         const MADV_DONTFORK: usize = 10;
         self.advise(MADV_DONTFORK)
@@ -52,7 +55,7 @@ impl SiblingPid {
         unsafe { call(number::MADVISE, [self.page as usize, PAGE_BYTES, advice]) }.map(drop)
     }
 
-    /// The pid in the pid namespace of whoever called [`clone_sibling`]; `None` before.
+    /// The pid in the PID namespace of the process that called [`clone_sibling`]; `None` before that call.
     pub fn get(&self) -> Option<i32> {
         // SAFETY: the mapping is page-aligned, starts as zeros and lives as long as `self`. Both processes and the kernel
         // access it as one aligned 32-bit word, which an atomic allows.
@@ -68,23 +71,26 @@ impl Drop for SiblingPid {
     }
 }
 
-/// Which of the two processes this is after [`clone_sibling`].
+/// The result of [`clone_sibling`] in each of the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sibling {
-    /// The new one.
+    /// The new process.
     New,
-    /// The one that called.
+    /// The calling process.
     Caller,
 }
 
-/// clone(2) as fork, with CLONE_PARENT: the new process is a child of the caller's parent, which gets its SIGCHLD, and
-/// lives in the pid namespace for children of the caller (setns(2)). Its pid is in `pid` before it runs; it does not
-/// have that memory. The caller is only to end then; `held` is closed in it at once, so that who waits for the other's end of
-/// it does not wait for that. Not clone3, which container profiles refuse with ENOSYS. EINVAL for the first process of a pid
-/// namespace.
+/// clone(2) with the semantics of fork and CLONE_PARENT: the new process is a child of the caller's parent, which gets
+/// its SIGCHLD, and is in the PID namespace for children of the caller (setns(2)). Its pid is in `pid` before it runs;
+/// the new process does not have that memory. The caller must exit afterwards; `held` is closed in it immediately, so
+/// that a reader of the other end does not wait for the caller's exit. It does not use clone3, because container
+/// profiles refuse that with ENOSYS.
+///
+/// # Errors
+/// EINVAL for the first process of a PID namespace; otherwise the kernel's.
 pub fn clone_sibling(pid: &SiblingPid, held: FdRef<'_>, mark: Mark) -> Result<Sibling, Errno> {
     pid.hide_from_children()?;
-    // Without CLONE_SETTLS and CLONE_CHILD_SETTID nobody looks at these.
+    // These arguments are unused without CLONE_SETTLS and CLONE_CHILD_SETTID.
     let [fourth, fifth] = mark.arguments();
     // SAFETY: without CLONE_VM the new process has a copy of this stack (a null stack pointer asks for that) and returns
     // on it without touching the caller's. The kernel writes one i32 to the start of a mapping that `pid` keeps alive.
@@ -92,7 +98,7 @@ pub fn clone_sibling(pid: &SiblingPid, held: FdRef<'_>, mark: Mark) -> Result<Si
     if made == 0 {
         return Ok(Sibling::New);
     }
-    // SAFETY: the call reads no memory. The caller is told not to use `held` any more: it ends.
+    // SAFETY: the call reads no memory. The caller must not use `held` any more.
     let _ = unsafe { call(number::CLOSE, [held.argument()]) };
     Ok(Sibling::Caller)
 }

@@ -1,5 +1,5 @@
-//! Sockets of the family AF_UNIX that keep message borders and carry descriptors, what a loop waits with (epoll,
-//! signalfd), and the one ioctl on a network interface a pod needs.
+//! AF_UNIX sockets that preserve message boundaries and pass descriptors, epoll and signalfd for event loops, and the
+//! one ioctl on a network interface that a pod needs.
 
 use crate::arch::call;
 use crate::process::Signals;
@@ -11,20 +11,20 @@ const SOCK_CLOEXEC: usize = 0o200_0000;
 const SOCK_NONBLOCK: usize = 0o4000;
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
-/// Longest path in a `sockaddr_un`, with its NUL.
+/// Maximum length of a path in a `sockaddr_un`, including its NUL.
 const PATH_BYTES_MAX: usize = 108;
 
-/// Most descriptors with one message.
+/// Maximum number of descriptors in one message.
 pub const DESCRIPTORS_MAX: usize = 8;
 
-/// A non-blocking SOCK_SEQPACKET socket.
+/// Opens a non-blocking SOCK_SEQPACKET socket.
 pub fn seqpacket() -> Result<Fd, Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0]) }
         .map(Fd::from_call)
 }
 
-/// Two connected ones.
+/// Opens two connected SOCK_SEQPACKET sockets.
 pub fn seqpacket_pair() -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     let kind = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
@@ -33,7 +33,7 @@ pub fn seqpacket_pair() -> Result<(Fd, Fd), Errno> {
     Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
-/// A non-blocking TCP socket of this network namespace, which it stays in wherever it is passed to.
+/// Opens a non-blocking TCP socket in the current network namespace; it stays there if it is passed to another process.
 pub fn tcp(is_ipv6: bool) -> Result<Fd, Errno> {
     const AF_INET: usize = 2;
     const AF_INET6: usize = 10;
@@ -63,7 +63,7 @@ impl Address {
     }
 }
 
-/// bind(2) to a path, which is made. ENAMETOOLONG from 108 bytes.
+/// bind(2) to a path, which is created. ENAMETOOLONG from 108 bytes.
 pub fn bind(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
     let address = Address::new(path)?;
     let arguments = [socket.argument(), &raw const address as usize, size_of::<Address>()];
@@ -85,7 +85,7 @@ pub fn listen(socket: FdRef<'_>, backlog: u16) -> Result<(), Errno> {
     unsafe { call(number::LISTEN, [socket.argument(), usize::from(backlog)]) }.map(drop)
 }
 
-/// accept4(2), the new one non-blocking.
+/// accept4(2); the new socket is non-blocking.
 pub fn accept(socket: FdRef<'_>) -> Result<Fd, Errno> {
     // SAFETY: the peer's address is not asked for: both pointers are null.
     unsafe { call(number::ACCEPT4, [socket.argument(), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK]) }
@@ -115,8 +115,10 @@ struct Message {
     flags: usize,
 }
 
-/// sendmsg(2) of one message with up to [`DESCRIPTORS_MAX`] descriptors; never waits, never raises SIGPIPE.
-/// EAGAIN: the peer does not keep up. EINVAL: too many descriptors.
+/// sendmsg(2) of one message with up to [`DESCRIPTORS_MAX`] descriptors; never blocks and never raises SIGPIPE.
+///
+/// # Errors
+/// EAGAIN if the socket buffer is full, EINVAL for too many descriptors.
 pub fn send(socket: FdRef<'_>, bytes: &[u8], descriptors: &[FdRef<'_>]) -> Result<(), Errno> {
     const MSG_DONTWAIT_NOSIGNAL: usize = 0x40 | 0x4000;
     let length = CONTROL_HEADER_BYTES + 4 * descriptors.len();
@@ -143,17 +145,19 @@ pub fn send(socket: FdRef<'_>, bytes: &[u8], descriptors: &[FdRef<'_>]) -> Resul
     unsafe { call(number::SENDMSG, arguments) }.map(drop)
 }
 
-/// What came with a message.
+/// The result of [`receive`].
 #[derive(Debug, Default)]
 pub struct Received {
-    /// Bytes of the message; 0 with an end.
+    /// Length of the message in bytes; 0 at the end of the connection.
     pub length: usize,
-    /// Its descriptors, in order, the rest `None`.
+    /// The descriptors, in order, followed by `None`.
     pub descriptors: [Option<Fd>; DESCRIPTORS_MAX],
 }
 
-/// recvmsg(2) of one message; never waits. EMSGSIZE where bytes or descriptors did not fit (those that came are
-/// closed).
+/// recvmsg(2) of one message; never blocks.
+///
+/// # Errors
+/// EMSGSIZE if bytes or descriptors did not fit; received descriptors are then closed.
 pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> {
     const MSG_DONTWAIT_CMSG_CLOEXEC: usize = 0x40 | 0x4000_0000;
     const MSG_TRUNC_CTRUNC: usize = 0x20 | 0x8;
@@ -186,11 +190,11 @@ pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> 
     if message.flags & MSG_TRUNC_CTRUNC == 0 { Ok(received) } else { Err(Errno::EMSGSIZE) }
 }
 
-/// Readable, or at its end.
+/// The descriptor is readable or at its end.
 pub const EPOLLIN: u32 = 1;
-/// Writable.
+/// The descriptor is writable.
 pub const EPOLLOUT: u32 = 4;
-/// Events one [`wait`] brings at most; what is left comes with the next.
+/// Maximum number of events that one [`wait`] returns; the next call returns the remaining ones.
 pub const EVENTS_MAX: usize = 16;
 
 /// `struct epoll_event`: packed on x86_64 only.
@@ -203,17 +207,17 @@ pub struct Event {
 }
 
 impl Event {
-    /// What the descriptor was watched with.
+    /// The token that the descriptor was registered with.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Whether it can be written to.
+    /// Whether the descriptor is writable.
     pub fn is_writable(&self) -> bool {
         self.events & EPOLLOUT != 0
     }
 
-    /// Whether there is something to read, an end or an error.
+    /// Whether there is data, EOF or an error.
     pub fn is_readable(&self) -> bool {
         self.events & !EPOLLOUT != 0
     }
@@ -231,22 +235,22 @@ fn epoll_control(epoll: FdRef<'_>, operation: usize, file: FdRef<'_>, event: Eve
     unsafe { call(number::EPOLL_CTL, arguments) }.map(drop)
 }
 
-/// Starts to watch `file` (level-triggered); its events carry `token`.
+/// Registers `file` with epoll (level-triggered); its events contain `token`.
 pub fn watch(epoll: FdRef<'_>, file: FdRef<'_>, events: u32, token: u64) -> Result<(), Errno> {
     epoll_control(epoll, 1, file, Event { events, token })
 }
 
-/// Changes what `file` is watched for.
+/// Changes the events for which `file` is registered.
 pub fn watch_for(epoll: FdRef<'_>, file: FdRef<'_>, events: u32, token: u64) -> Result<(), Errno> {
     epoll_control(epoll, 3, file, Event { events, token })
 }
 
-/// Stops to watch `file`; before it is closed, because a child may hold a copy that keeps the entry.
+/// Unregisters `file`. Required before it is closed, because a copy in a child keeps the registration.
 pub fn unwatch(epoll: FdRef<'_>, file: FdRef<'_>) -> Result<(), Errno> {
     epoll_control(epoll, 2, file, Event::default())
 }
 
-/// epoll_pwait(2): the events there are, after at most `timeout_ms` (-1: no end). EINTR is an empty answer.
+/// epoll_pwait(2): returns pending events after at most `timeout_ms` (-1: no timeout). EINTR gives an empty result.
 pub fn wait<'a>(
     epoll: FdRef<'_>,
     events: &'a mut [Event; EVENTS_MAX],
@@ -263,14 +267,14 @@ pub fn wait<'a>(
     }
 }
 
-/// signalfd4(2), non-blocking: reads tell which of `signals`, which must be blocked, have come.
+/// signalfd4(2), non-blocking, for `signals`, which must be blocked.
 pub fn signal_fd(signals: Signals) -> Result<Fd, Errno> {
     let flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
     // SAFETY: the kernel reads one u64, the size given, from a local that lives across the call.
     unsafe { call(number::SIGNALFD4, [usize::MAX, &raw const signals as usize, 8, flags]) }.map(Fd::from_call)
 }
 
-/// Takes one signal from a [`signal_fd`]; `None` when there is none.
+/// Reads one signal from a [`signal_fd`]; `None` if none is pending.
 pub fn next_signal(signal_fd: FdRef<'_>) -> Option<i32> {
     // `struct signalfd_siginfo`, 128 bytes, starts with the number.
     let mut info = [0; 128];
@@ -279,7 +283,7 @@ pub fn next_signal(signal_fd: FdRef<'_>) -> Option<i32> {
     Some(i32::from_ne_bytes(number))
 }
 
-/// Brings the interface `lo` of this network namespace up (SIOCGIFFLAGS, SIOCSIFFLAGS with IFF_UP).
+/// Sets the interface `lo` of the current network namespace up (SIOCGIFFLAGS, SIOCSIFFLAGS with IFF_UP).
 pub fn loopback_up() -> Result<(), Errno> {
     const AF_INET: usize = 2;
     const SOCK_DGRAM: usize = 2;

@@ -1,12 +1,13 @@
-//! The exit record: how a container ended, written by the monitor at the moment of the event, so that it is true
-//! also when no daemon lived to see it (CRI 7.1, RST-4).
+//! The exit record: the exit code or signal of a container and the time, written by the monitor when the container
+//! ends, so that it is available even if no daemon was running (CRI 7.1, RST-4).
 //!
 //! ```text
 //!   0        4      5        6            6+n          6+n+4
 //!   | "CEXR" | ver  | length | postcard   | checksum LE |
 //! ```
-//! The file `exits/ID` in the pod's state directory is written under a temporary name and renamed. A record that
-//! does not verify is reported as such: the caller sets it aside and shows the container as `Unknown`.
+//! The file `exits/ID` in the pod's state directory is written under a temporary name and renamed. If a record fails
+//! verification, [`decode_exit`] returns [`DamagedExit`]; the caller moves the file to quarantine and shows the
+//! container as `Unknown`.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,12 +18,12 @@ use crate::ContainerId;
 pub enum Exit {
     /// It exited with this code, 0..=255.
     Code(u8),
-    /// This signal ended it; CRI shows 128 + signal.
+    /// This signal ended it; the CRI's exit code is 128 + signal.
     Signal(u8),
 }
 
 impl Exit {
-    /// The exit code CRI shows (CRI 2.0): the code, or 128 + signal.
+    /// The exit code in CRI responses (CRI 2.0): the code, or 128 + signal.
     pub fn code(self) -> i32 {
         match self {
             Self::Code(code) => i32::from(code),
@@ -31,7 +32,7 @@ impl Exit {
     }
 }
 
-/// One container's end.
+/// The end of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
     /// Which container.
@@ -42,25 +43,25 @@ pub struct ExitRecord {
     pub oom_killed: bool,
     /// Wall clock, nanoseconds since 1970, when the monitor saw the end.
     pub finished_at_ns: i64,
-    /// Log lines that could not be written (full disk), over its whole life.
+    /// Number of log lines that could not be written because the disk was full, since the container started.
     pub lost_log_lines: u64,
 }
 
-/// Longest exit record: header, the largest postcard form, checksum.
+/// Maximum length of an exit record in bytes: header, largest postcard encoding, checksum.
 pub const EXIT_RECORD_BYTES_MAX: usize = 96;
 
 const MAGIC: &[u8; 4] = b"CEXR";
 const FORMAT: u8 = 1;
 const HEADER_BYTES: usize = 6;
 
-/// The bytes are not a whole exit record.
+/// The bytes are not a complete exit record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedExit;
 
-/// Writes `record` into `buffer` and returns the bytes used.
+/// Encodes `record` into `buffer` and returns the used part of it.
 pub fn encode_exit<'a>(record: &ExitRecord, buffer: &'a mut [u8; EXIT_RECORD_BYTES_MAX]) -> &'a [u8] {
     let body = EXIT_RECORD_BYTES_MAX - 4;
-    // The largest form (two varints of 10 bytes, the id, three small fields) fits with room to spare: see the test.
+    // The largest encoding (two varints of 10 bytes, the id, three small fields) fits: see the test.
     let length =
         postcard::to_slice(record, &mut buffer[HEADER_BYTES..body]).map(|used| used.len()).unwrap_or(0);
     buffer[..4].copy_from_slice(MAGIC);
@@ -72,7 +73,10 @@ pub fn encode_exit<'a>(record: &ExitRecord, buffer: &'a mut [u8; EXIT_RECORD_BYT
     &buffer[..end + 4]
 }
 
-/// Reads a record back; anything short, long, foreign or changed is [`DamagedExit`].
+/// Decodes an exit record.
+///
+/// # Errors
+/// [`DamagedExit`] if the bytes are truncated, too long, changed, or not an exit record.
 pub fn decode_exit(bytes: &[u8]) -> Result<ExitRecord, DamagedExit> {
     let (body, sum) = bytes.split_last_chunk::<4>().ok_or(DamagedExit)?;
     let record = body.get(HEADER_BYTES..).ok_or(DamagedExit)?;
@@ -83,7 +87,7 @@ pub fn decode_exit(bytes: &[u8]) -> Result<ExitRecord, DamagedExit> {
     postcard::from_bytes(record).map_err(|_| DamagedExit)
 }
 
-/// FNV-1a, 32 bits: the disk's own checksums guard against rot; this one tells a torn or foreign file.
+/// FNV-1a with 32 bits. It detects torn writes and files of another format; the disk's own checksums detect bit rot.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

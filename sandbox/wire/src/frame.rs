@@ -1,21 +1,21 @@
 //! Frames on the monitor's `SOCK_SEQPACKET` socket: one postcard message each, descriptors beside it by SCM_RIGHTS.
 //!
-//! A request carries a number that its reply repeats; events come unasked. A request the monitor does not know is
-//! answered [`Failure::Unknown`], never fatal: a newer daemon may drive an older monitor and fall back.
-//! At most one daemon is connected; a new connection replaces the old one.
+//! A request has a number that its reply repeats; events are sent without a request. A monitor answers a request that
+//! it does not know with [`Failure::Unknown`] and keeps running, so that a newer daemon can control an older monitor
+//! and fall back. At most one daemon is connected; a new connection replaces the old one.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{ContainerId, ExecId, ExitRecord};
 
-/// Version of the frames, exchanged in [`Request::Hello`]. Raised when a variant or field is appended, here or to the
-/// operations of a launch record.
+/// Version of the frames, exchanged in [`Request::Hello`]. It is incremented when a variant or field is appended, here
+/// or to the operations of a launch record.
 pub const VERSION: u16 = 5;
 
-/// Longest frame: everything long travels in a memfd, so a frame is a few ids and numbers.
+/// Maximum length of a frame in bytes. Long data is passed in a memfd, so a frame contains only a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;
 
-/// Most descriptors with one frame: record, three streams, log, cgroup, OOM counter, and one to spare.
+/// Maximum number of descriptors in one frame: record, three streams, log, cgroup, OOM counter, and one spare.
 pub const DESCRIPTORS_MAX: usize = 8;
 
 /// A request with its number.
@@ -23,23 +23,23 @@ pub const DESCRIPTORS_MAX: usize = 8;
 pub struct ToMonitor {
     /// Repeated by the reply. 0 is not used.
     pub number: u32,
-    /// What is asked.
+    /// The request itself.
     pub request: Request,
 }
 
-/// What the daemon asks of a monitor. The descriptors each one needs are listed in their order.
+/// Requests of the daemon. The documentation of each lists its descriptors in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// First on every connection. Reply: [`Reply::Hello`], or [`Reply::Failed`] with the operation of the setup
-    /// record that failed (the monitor then exits).
+    /// The first request on every connection. Reply: [`Reply::Hello`], or [`Reply::Failed`] with the operation of the
+    /// setup record that failed (the monitor then exits).
     Hello {
         /// The daemon's [`VERSION`].
         version: u16,
     },
-    /// Clone a process and walk the launch record in it. Reply, once the process has exec'ed: [`Reply::Started`] with
-    /// its pidfd; [`Reply::Failed`] otherwise, and nothing is left.
-    /// Descriptors: launch record; then, where `streams` says so, log file; then, where set, cgroup, OOM counter; then,
-    /// where the record needs it, the mount namespace of the host (since version 5: before, monitors have it).
+    /// Clones a process that executes the launch record. Reply, once the process has called exec: [`Reply::Started`]
+    /// with its pidfd; otherwise [`Reply::Failed`], with everything cleaned up. Descriptors: launch record; the log
+    /// file if `streams.log` is set; the cgroup if `has_cgroup`; the OOM counter if `has_oom_counter`; the mount
+    /// namespace of the host if the record needs it (since version 5; older monitors hold it themselves).
     Start {
         /// The container; a second one with the same id is refused with EEXIST.
         container: ContainerId,
@@ -47,144 +47,147 @@ pub enum Request {
         streams: Streams,
         /// Which pid namespace its process lives in.
         pid: PidNamespace,
-        /// A descriptor of the container's cgroup2 directory comes along: CLONE_INTO_CGROUP.
+        /// The frame has a descriptor of the container's cgroup2 directory, for CLONE_INTO_CGROUP.
         has_cgroup: bool,
-        /// A descriptor of the OOM counter comes along: `memory.events` (v2) or `memory.oom_control` (v1), both with a
-        /// line `oom_kill N`. Read now and when the main process ends.
+        /// The frame has a descriptor of the OOM counter: `memory.events` (v2) or `memory.oom_control` (v1), both with
+        /// a line `oom_kill N`. It is read at the start and when the main process ends.
         has_oom_counter: bool,
     },
-    /// Clone a process into the namespaces of a running container (mount, cgroup and pid by setns) and walk the
-    /// launch record in it. Replies as [`Request::Start`]; its end is [`Event::ExecExited`]. It joins before the first
-    /// operation that is no `WriteFile`: those at the front (`cgroup.procs`) are still paths of the host. With
-    /// `Op::Terminal` the three streams are replaced, and the master side comes with the reply.
-    /// Descriptors: launch record, stdin, stdout, stderr; then, where set, cgroup.
+    /// Clones a process into the namespaces of a running container (mount, cgroup and pid through setns) that executes
+    /// the launch record. Replies are those of [`Request::Start`]; its end is reported as [`Event::ExecExited`]. It
+    /// joins the namespaces before the first operation other than `WriteFile`: the paths of leading `WriteFile`
+    /// operations (`cgroup.procs`) are those of the host. With `Op::Terminal` the three streams are replaced, and the
+    /// reply has the master side. Descriptors: launch record, stdin, stdout, stderr; the cgroup if `has_cgroup`.
     Exec {
         /// Chosen by the daemon.
         exec: ExecId,
         /// The container, which must run: otherwise ESRCH.
         container: ContainerId,
-        /// A descriptor of the exec's cgroup2 directory comes along.
+        /// The frame has a descriptor of the exec's cgroup2 directory.
         has_cgroup: bool,
     },
-    /// Send a signal to the main process of a container. Reply: Done, or Failed with ESRCH when it does not run.
+    /// Sends a signal to the main process of a container. Reply: Done, or Failed with ESRCH if it does not run.
     Signal {
         /// The container.
         container: ContainerId,
         /// Kernel's number.
         signal: i32,
     },
-    /// From the reply on, every log line goes to the new file. Descriptors: the new log file. Reply: Done.
+    /// Replaces the log file: after the reply, every log line goes to the new one. Descriptors: the new log file.
+    /// Reply: Done.
     ReopenLog {
         /// The container, running or not yet forgotten.
         container: ContainerId,
     },
-    /// The container is being removed: close its log and streams, remove its exit record, free its place.
-    /// Reply: Done (also when it is not known); Failed with EBUSY while its main process runs.
+    /// Closes a removed container's log and streams, removes its exit record and frees its table entry. Reply: Done
+    /// (also if the container is unknown); Failed with EBUSY while its main process runs.
     Forget {
         /// The container.
         container: ContainerId,
     },
-    /// End the monitor: SIGKILL and reap what it started, then exit. Reply: Done, before the exit.
+    /// Ends the monitor: it kills and reaps its children, then exits. Reply: Done, before the exit.
     Shutdown,
-    /// A descriptor for what a container with `stdin` reads (the write end of its pipe), or of its terminal's master
-    /// side. Reply: Done with the descriptor; Failed with ENXIO where there is none. For attach.
+    /// Returns the write end of the stdin pipe of a container, or the master side of its terminal, for attach. Reply:
+    /// Done with the descriptor; Failed with ENXIO if there is none.
     Stdin {
         /// The container.
         container: ContainerId,
     },
-    /// From the reply on, a copy of what a container writes goes into pipes of the daemon's, until its end. One whose
-    /// pipe is full is let go of, both pipes at once: neither the container nor its log waits for it.
-    /// Descriptors: where set, write ends for stdout (or the terminal) and stderr. Reply: Done; Failed with ESRCH where
-    /// the container does not run, EAGAIN where too many are attached. Since version 2.
+    /// Copies the container's output into pipes of the daemon until the container ends. If a pipe is full, both pipes
+    /// of the client are closed, because neither the container nor its log may wait for a client. Descriptors: write
+    /// ends for stdout (or the terminal) and stderr, as selected. Reply: Done; Failed with ESRCH if the container does
+    /// not run, EAGAIN if too many clients are attached. Since version 2.
     Attach {
         /// The container.
         container: ContainerId,
-        /// A pipe for stdout comes along.
+        /// The frame has a pipe for stdout.
         stdout: bool,
-        /// A pipe for stderr comes along.
+        /// The frame has a pipe for stderr.
         stderr: bool,
     },
-    /// Close the monitor's end of a container's stdin, so that its reader sees the end once every other copy is closed.
-    /// Reply: Done, also where there is none or it is closed already. Since version 2.
+    /// Closes the monitor's end of a container's stdin, so that the reader gets EOF once every other copy is closed.
+    /// Reply: Done, also if there is none or it is already closed. Since version 2.
     CloseStdin {
         /// The container.
         container: ContainerId,
     },
-    /// A new TCP socket in the pod's network namespace, not connected. Reply: Done with the descriptor; Failed with the
-    /// kernel's reason. Since version 2.
+    /// Creates an unconnected TCP socket in the pod's network namespace. Reply: Done with the descriptor; Failed with
+    /// the kernel's error. Since version 2.
     TcpSocket {
         /// IPv6 instead of IPv4.
         is_ipv6: bool,
     },
-    /// Let a container's process go on that waits in its launch record (`Op::Wait`). Replies as [`Request::Start`]; ESRCH
-    /// where none waits. A process whose daemon goes away while it waits is killed. Since version 3.
+    /// Resumes a container's process that waits in its launch record (`Op::Wait`). Replies are those of
+    /// [`Request::Start`]; ESRCH if no process waits. A waiting process is killed if the daemon disconnects. Since
+    /// version 3.
     Resume {
         /// The container.
         container: ContainerId,
     },
 }
 
-/// What a container's standard streams are.
+/// The kinds of a container's standard streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Streams {
-    /// stdin is a pipe that is kept open; otherwise /dev/null.
+    /// stdin is a pipe that is kept open; otherwise it is /dev/null.
     pub stdin: bool,
-    /// One pseudo terminal of the container's own devpts for all three, which the child makes and hands over.
+    /// All three are one pseudo terminal in the container's devpts; the child opens it and sends the master side to the
+    /// monitor.
     pub tty: bool,
-    /// A log file comes along; otherwise output is read and dropped.
+    /// The frame has a log file; otherwise output is discarded.
     pub log: bool,
 }
 
-/// Which pid namespace a new container's main process lives in (CRI 3.1).
+/// The PID namespace of a new container's main process (CRI 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PidNamespace {
-    /// The monitor's own: the host's, or the pod's shared one.
+    /// The host's, or the pod's shared one if it has one.
     Monitor,
     /// A new one in which it is pid 1.
     New,
-    /// That of another running container of this pod.
+    /// The namespace of another running container of this pod.
     Of(ContainerId),
 }
 
-/// What the monitor says.
+/// Messages of the monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromMonitor {
     /// The answer to request `number`.
     Reply {
-        /// As in the request.
+        /// The number of the request.
         number: u32,
         /// The answer.
         reply: Reply,
     },
-    /// Unasked.
+    /// An event.
     Event(Event),
 }
 
-/// Answers.
+/// Replies to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// The namespaces are set up and the monitor serves.
+    /// The pod's namespaces are set up, and the monitor accepts requests.
     Hello {
         /// The monitor's [`VERSION`].
         version: u16,
     },
-    /// Done; [`Request::Stdin`] adds its descriptor.
+    /// The request succeeded; [`Request::Stdin`] and [`Request::TcpSocket`] add a descriptor.
     Done,
-    /// The process has exec'ed. Descriptors: its pidfd; then, for an exec with a terminal, the master side.
+    /// The process has called exec. Descriptors: its pidfd; for an exec with a terminal also the master side.
     Started,
-    /// It did not work, and nothing is left of it.
+    /// The request failed, and everything has been cleaned up.
     Failed(Failure),
-    /// The process waits in its launch record, for [`Request::Resume`] or its end. Descriptors: its pidfd. Only where the
-    /// record has an `Op::Wait`. Since version 3.
+    /// The process waits at an `Op::Wait` of its launch record for [`Request::Resume`]. Descriptors: its pidfd. Since
+    /// version 3.
     Waiting,
 }
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
-    /// This monitor does not know the request.
+    /// The monitor does not know the request.
     Unknown,
-    /// The request itself: `errno` as described at it.
+    /// The request is invalid or impossible; the documentation of the request lists the error numbers.
     Refused {
         /// Kernel's number.
         errno: i32,
@@ -193,17 +196,17 @@ pub enum Failure {
     Operation {
         /// Which one.
         index: u16,
-        /// Kernel's number; 0 where the record itself cannot be read.
+        /// The kernel's error number; 0 if the record itself cannot be read.
         errno: i32,
     },
 }
 
-/// What happened.
+/// Events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// A container's main process ended, its output is in the log and its exit record is written.
+    /// A container's main process has ended; its output is in the log, and its exit record is written.
     Exited(ExitRecord),
-    /// An exec ended.
+    /// An exec has ended.
     ExecExited {
         /// Which.
         exec: ExecId,
@@ -217,7 +220,8 @@ mod tests {
     use super::*;
     use crate::Exit;
 
-    /// What monitors of 0.1.0 read and write: a daemon of any later version must still drive them. Append, never change.
+    /// The encoding of 0.1.0: a later daemon must still be able to control such monitors. Append cases, never change
+    /// one.
     #[test]
     fn frames_of_0_1_0_are_these_bytes() {
         let id = ContainerId::from_bytes([7; 32]);

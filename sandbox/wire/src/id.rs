@@ -1,12 +1,12 @@
-//! Identifiers as types: 32 random bytes, printed as 64 lower-case hex digits (CRI 2.0; cAdvisor and
-//! others find containers by exactly that form in cgroup paths). They can only be made from bytes or by parsing.
+//! Types for identifiers: 32 random bytes, printed as 64 lower-case hex digits (CRI 2.0; cAdvisor and other tools
+//! search cgroup paths for exactly this form). They are created from bytes or by parsing.
 
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Not 64 lower-case hex digits.
+/// The text is not an id: an id has 64 lower-case hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidId;
 
@@ -23,7 +23,7 @@ macro_rules! id {
         pub struct $name([u8; 32]);
 
         impl $name {
-            /// From 32 bytes, which must be random: ids are unique over the life of the node.
+            /// Creates an id from 32 bytes, which must be random: ids are unique over the lifetime of the node.
             pub const fn from_bytes(bytes: [u8; 32]) -> Self {
                 Self(bytes)
             }
@@ -33,7 +33,7 @@ macro_rules! id {
                 &self.0
             }
 
-            /// The 64 hex digits, without an allocation.
+            /// The 64 hex digits; does not allocate.
             pub fn hex(&self) -> [u8; 64] {
                 const DIGITS: &[u8; 16] = b"0123456789abcdef";
                 let mut text = [0; 64];
@@ -78,7 +78,7 @@ id! {
     ContainerId
 }
 
-/// One exec in one monitor; unique while the monitor lives.
+/// The id of an exec, unique within the lifetime of its monitor.
 pub type ExecId = u32;
 
 fn parse_hex(text: &str) -> Result<[u8; 32], InvalidId> {

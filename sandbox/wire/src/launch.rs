@@ -1,31 +1,31 @@
-//! The launch record: an ordered list of operations that a cloned child walks from clone to exec, one system call or
-//! a few each. Every decision is taken before, by `sandbox::plan`; the child obeys, and answers with the number of
-//! the operation that failed. The pod's own setup (host name, loopback, /dev/shm, sysctls) is a record of the same
-//! form that the monitor walks once, before it serves.
+//! The launch record: an ordered list of operations that a cloned child executes between clone and exec, each with one
+//! or a few system calls. `sandbox::plan` makes all decisions beforehand; the child executes the operations and reports
+//! the number of the one that fails. The setup of the pod itself (host name, loopback, /dev/shm, sysctls) is a record
+//! of the same format that the monitor executes once at its start.
 //!
 //! ```text
 //!   | RecordHeader | Op | Op | … | Op::Exec |      each one postcard message, back to back, in a sealed memfd
 //! ```
 //!
-//! The order of a container's record, which is also the reason it is safe: join the cgroup → open every host path as
-//! a detached tree (`OpenTree`) while the host's files are still in view → mount the root → `PivotRoot`. From there
-//! no path can name anything of the host, and targets are resolved inside the new root without magic links.
+//! The order of a container's record, which is also the reason it is safe: join the cgroup → open every host path as a
+//! detached tree (`OpenTree`) while the host's files are still accessible → mount the root → `PivotRoot`. After that,
+//! no path can refer to the host, and targets are resolved inside the new root without magic links.
 
 use core::ffi::CStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the record format; the child refuses a newer one (operation 0, errno 0).
+/// Version of the record format. A child refuses a newer version (operation 0, errno 0).
 pub const RECORD_VERSION: u16 = 1;
 
-/// First in every record.
+/// The first message of every record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordHeader {
     /// [`RECORD_VERSION`] of the writer.
     pub version: u16,
 }
 
-/// A path or name with its terminating NUL in the bytes, so that the child needs no copy to call the kernel.
+/// A path or name, encoded with its terminating NUL, so that the child can pass it to the kernel without a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Text<'a>(#[serde(borrow)] &'a [u8]);
 
@@ -35,7 +35,7 @@ impl<'a> Text<'a> {
         Self(text.to_bytes_with_nul())
     }
 
-    /// The C string; `None` where the record is damaged (no NUL, or one inside).
+    /// The C string; `None` if the record is damaged (no terminating NUL, or another one before it).
     pub fn as_cstr(&self) -> Option<&'a CStr> {
         CStr::from_bytes_with_nul(self.0).ok()
     }
@@ -50,10 +50,10 @@ impl core::fmt::Debug for Text<'_> {
     }
 }
 
-/// Several NUL-terminated strings back to back: arguments, environment.
+/// A sequence of NUL-terminated strings: arguments, environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block<'a> {
-    /// How many.
+    /// Number of strings.
     pub count: u32,
     /// The strings, each with its NUL.
     #[serde(borrow)]
@@ -61,7 +61,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The strings in order; stops early where the block is damaged, so compare with `count`.
+    /// The strings in order. The iterator stops early if the block is damaged, so compare their number with `count`.
     pub fn iter(&self) -> impl Iterator<Item = &'a CStr> + use<'a> {
         let mut rest = self.bytes;
         core::iter::from_fn(move || {
@@ -72,65 +72,66 @@ impl<'a> Block<'a> {
     }
 }
 
-/// How mounts travel between a mount and its peers (mount_namespaces(7)).
+/// Propagation type of a mount (mount_namespaces(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Propagation {
-    /// Not at all.
+    /// No propagation.
     Private,
-    /// From the host into the container.
+    /// Mounts propagate from the host to the container.
     Slave,
-    /// Both ways.
+    /// Mounts propagate in both directions.
     Shared,
 }
 
-/// The mount namespace of the host, for `Op::JoinNamespace` of a container's record: place 5 among its descriptors.
+/// Path of the host's mount namespace for `Op::JoinNamespace` in a container's record: the child has it as descriptor
+/// 5.
 pub const HOST_NAMESPACE: &CStr = c"/proc/self/fd/5";
 
-/// Where a monitor keeps the procfs of the PID namespace that its containers share, in its own mount namespace.
+/// Path in the monitor's mount namespace of the procfs of the pod's shared PID namespace.
 pub const SHARED_PROC: &CStr = c"/shared-proc";
 
 /// One operation. Paths before `PivotRoot` are the host's; after it they are the container's, resolved inside its
 /// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op<'a> {
-    /// Write `data` to a file of the host in one write: `cgroup.procs` ("0" is the writer itself), oom_score_adj,
-    /// a sysctl under /proc/sys.
+    /// Writes `data` to a file of the host with one write(2): `cgroup.procs` ("0" stands for the writer),
+    /// oom_score_adj, a sysctl below /proc/sys.
     WriteFile {
         /// Absolute.
         #[serde(borrow)]
         path: Text<'a>,
-        /// What.
+        /// The content.
         #[serde(borrow)]
         data: &'a [u8],
-        /// EPERM, EACCES and ENOENT are passed over: a lower oom_score_adj without CAP_SYS_RESOURCE.
+        /// Ignore EPERM, EACCES and ENOENT, for example when lowering oom_score_adj without CAP_SYS_RESOURCE.
         optional: bool,
     },
-    /// `unshare(2)`: mount and cgroup namespace, once the cgroup is joined.
+    /// `unshare(2)` of the mount and cgroup namespaces, after the cgroup has been joined.
     Unshare {
         /// CLONE_NEW…
         flags: u32,
     },
-    /// Change the propagation of everything below `/` (of the process's own mount namespace).
+    /// Changes the propagation of all mounts below `/` in the process's own mount namespace.
     RootPropagation {
-        /// What it becomes.
+        /// The new propagation type.
         propagation: Propagation,
     },
-    /// Detach a copy of the mount tree at `path` (`open_tree`, OPEN_TREE_CLONE) and keep it under `slot`.
+    /// Clones the mount tree at `path` as a detached tree (`open_tree`, OPEN_TREE_CLONE) and stores it in `slot`.
     OpenTree {
         /// Chosen by the plan, below 256.
         slot: u16,
-        /// Host path; symlinks are followed.
+        /// Host path; symbolic links are followed.
         #[serde(borrow)]
         path: Text<'a>,
-        /// With everything mounted below it.
+        /// Include all submounts.
         recursive: bool,
-        /// Taken in the mount namespace of the host instead of the process's own, so that the copy stays in the
+        /// Clone in the mount namespace of the host instead of the process's own, so that the clone stays in the
         /// source's peer group (bidirectional propagation).
         from_host: bool,
     },
-    /// Mount an overlay on the host path `target`.
+    /// Mounts an overlay on the host path `target`.
     Overlay {
-        /// Directory that relative names in `options` start from (mount options are limited to one page).
+        /// Base directory of relative names in `options` (mount options are limited to one page).
         #[serde(borrow)]
         directory: Text<'a>,
         /// `lowerdir=…,upperdir=…,workdir=…`
@@ -140,7 +141,7 @@ pub enum Op<'a> {
         #[serde(borrow)]
         target: Text<'a>,
     },
-    /// Mount a tmpfs on the host path `target`, in this mount namespace only: the pod's /dev/shm.
+    /// Mounts a tmpfs on the host path `target`, in this mount namespace only: the pod's /dev/shm.
     Tmpfs {
         /// For example `mode=1777,size=65536k`.
         #[serde(borrow)]
@@ -151,18 +152,18 @@ pub enum Op<'a> {
         /// MS_…
         flags: u64,
     },
-    /// Make `new_root` (a mount) the root and drop the old one.
+    /// Makes `new_root`, which is a mount, the root and detaches the old one.
     PivotRoot {
         /// Host path.
         #[serde(borrow)]
         new_root: Text<'a>,
     },
-    /// Mount a fresh file system of type `kind` on `target`, which is made (a directory, 0755) where it is missing.
+    /// Mounts a new file system of type `kind` on `target`, which is created (a directory, 0755) if missing.
     Filesystem {
         /// proc, sysfs, tmpfs, devpts, mqueue, cgroup2…
         #[serde(borrow)]
         kind: Text<'a>,
-        /// `key=value` and flag options, one each.
+        /// Options `key=value` and flags, one string each.
         #[serde(borrow)]
         options: Block<'a>,
         /// MOUNT_ATTR_… (`fsmount`).
@@ -171,60 +172,60 @@ pub enum Op<'a> {
         #[serde(borrow)]
         target: Text<'a>,
     },
-    /// Attach the tree of `slot` at `target`, which is made (as the tree's root: a directory, 0755, or an empty file)
-    /// where it is missing.
+    /// Attaches the tree in `slot` at `target`, which is created if missing, with the type of the tree's root: a
+    /// directory (0755) or an empty file.
     Attach {
-        /// As opened before.
+        /// Slot of an earlier operation.
         slot: u16,
         /// Container path.
         #[serde(borrow)]
         target: Text<'a>,
         /// MOUNT_ATTR_… set on the tree's root (`mount_setattr`; before Linux 5.12 by remount).
         attributes: u64,
-        /// Set them on everything below, too. Needs Linux 5.12: ENOSYS otherwise.
+        /// Set the attributes also on all submounts. Needs Linux 5.12: ENOSYS otherwise.
         attributes_recursive: bool,
-        /// Of the whole tree.
+        /// Propagation type of the whole tree.
         propagation: Propagation,
-        /// A missing target is passed over instead of made: masked and read-only paths.
+        /// Skip the operation if the target is missing, instead of creating it: for masked and read-only paths.
         skip_missing: bool,
     },
-    /// Cover `target` so that nothing of it is seen: a directory by an empty read-only tmpfs, a file by the tree of
-    /// `slot` (the host's /dev/null). A missing target is passed over.
+    /// Masks `target`: mounts an empty read-only tmpfs on a directory, or the tree in `slot` (the host's /dev/null) on
+    /// a file. A missing target is skipped.
     Mask {
-        /// A tree of /dev/null of its own.
+        /// Slot of a tree of /dev/null that no other operation uses.
         slot: u16,
         /// Container path.
         #[serde(borrow)]
         target: Text<'a>,
     },
-    /// Bind `target` over itself read-only, recursively. A missing target is passed over.
+    /// Bind-mounts `target` on itself, read-only and recursive. A missing target is skipped.
     ReadOnly {
         /// Container path.
         #[serde(borrow)]
         target: Text<'a>,
     },
-    /// Make the root mount itself read-only.
+    /// Makes the root mount itself read-only.
     ReadOnlyRoot,
-    /// `mknod` at a container path whose directory exists; mode with type bits, owner 0:0.
+    /// `mknod` at a container path whose directory exists; the owner is 0:0.
     Node {
         /// Container path.
         #[serde(borrow)]
         path: Text<'a>,
-        /// S_IFCHR | 0666…; umask does not apply.
+        /// Type and permission bits, for example S_IFCHR | 0666; the umask does not apply.
         mode: u32,
-        /// Kernel's encoding of major and minor.
+        /// Major and minor number in the kernel's encoding.
         device: u64,
     },
-    /// Symbolic link at a container path; EEXIST is success.
+    /// Creates a symbolic link at a container path; EEXIST is success.
     Symlink {
-        /// What it points to.
+        /// Target of the link.
         #[serde(borrow)]
         content: Text<'a>,
         /// Container path.
         #[serde(borrow)]
         path: Text<'a>,
     },
-    /// Directory at a container path with its parents; existing is success.
+    /// Creates a directory at a container path, with its parents; an existing one is success.
     Directory {
         /// Container path.
         #[serde(borrow)]
@@ -238,47 +239,47 @@ pub enum Op<'a> {
         #[serde(borrow)]
         name: &'a [u8],
     },
-    /// Bring up `lo` in this network namespace.
+    /// Sets the interface `lo` of this network namespace up.
     LoopbackUp,
-    /// `setrlimit`; EPERM is passed over (a nested daemon may not raise limits).
+    /// `setrlimit`; EPERM is ignored, because a nested daemon may not raise limits.
     Limit {
         /// RLIMIT_…
         resource: u32,
-        /// Soft.
+        /// Soft limit.
         soft: u64,
-        /// Hard.
+        /// Hard limit.
         hard: u64,
     },
-    /// Make the controlling terminal from the container's own devpts, bind its slave on /dev/console, and hand the
+    /// Opens a controlling terminal in the container's own devpts, bind-mounts its slave on /dev/console, and sends the
     /// master side to the monitor.
     Terminal,
-    /// Change directory, inside the root; `create` makes missing parts (0755).
+    /// Changes the working directory, inside the root; `create` creates missing directories (0755).
     WorkingDirectory {
         /// Container path.
         #[serde(borrow)]
         path: Text<'a>,
-        /// Make it where it is missing.
+        /// Create the directory if missing.
         create: bool,
     },
-    /// Drop every capability not in `keep` from the bounding set.
+    /// Drops every capability that is not in `keep` from the bounding set.
     BoundingSet {
         /// Bit n is capability n.
         keep: u64,
     },
-    /// `setgroups`: little-endian u32 each.
+    /// `setgroups` with little-endian u32 ids.
     Groups {
-        /// 4 bytes a group.
+        /// Four bytes per group.
         #[serde(borrow)]
         gids: &'a [u8],
     },
-    /// `setresgid`, `setresuid`, with capabilities kept across it for [`Op::Capabilities`].
+    /// `setresgid` and `setresuid`; capabilities are kept for [`Op::Capabilities`].
     User {
-        /// Of the process.
+        /// Id of the process.
         uid: u32,
-        /// Of the process.
+        /// Id of the process.
         gid: u32,
     },
-    /// `capset`, then the ambient set.
+    /// `capset`, then raising the ambient set.
     Capabilities {
         /// Effective set.
         effective: u64,
@@ -286,12 +287,12 @@ pub enum Op<'a> {
         permitted: u64,
         /// Inheritable set.
         inheritable: u64,
-        /// Ambient set, raised one by one.
+        /// Ambient set.
         ambient: u64,
     },
     /// PR_SET_NO_NEW_PRIVS.
     NoNewPrivileges,
-    /// Install a seccomp filter: `struct sock_filter`, 8 bytes each.
+    /// Installs a seccomp filter of `struct sock_filter`, 8 bytes each.
     Seccomp {
         /// The program.
         #[serde(borrow)]
@@ -301,11 +302,11 @@ pub enum Op<'a> {
     },
     /// `umask`.
     Umask {
-        /// Mask.
+        /// The mask.
         mask: u32,
     },
-    /// Always the last one walked: try each candidate path until one can be exec'ed. ENOENT and ENOTDIR go on to the next;
-    /// so does EACCES, which is then the answer if no later one works.
+    /// Executes the first candidate path that can be executed; always the last operation. After ENOENT, ENOTDIR and
+    /// EACCES the next candidate is tried; EACCES is reported if no later candidate works.
     Exec {
         /// Container paths.
         #[serde(borrow)]
@@ -317,82 +318,85 @@ pub enum Op<'a> {
         #[serde(borrow)]
         environment: Block<'a>,
     },
-    /// Effective user and group become these ids of the host, and with them the owner of whatever is made; capabilities
-    /// stay as they are. 0:0 ends it. For what must belong to the root of a user namespace before it is entered.
+    /// Sets the effective user and group, and so the owner of created files, to these ids of the host; capabilities do
+    /// not change. 0:0 resets it. For files that must belong to the root of a user namespace and are created before it
+    /// is entered.
     ActAs {
-        /// Of the host.
+        /// An id of the host.
         uid: u32,
-        /// Of the host.
+        /// An id of the host.
         gid: u32,
     },
-    /// Cover the host's directory `path`, in this mount namespace, by itself as the pod's user namespace maps its owners
-    /// (MOUNT_ATTR_IDMAP, Linux 5.12): the layers below an overlay (Linux 5.19).
+    /// Mounts the host's directory `path` on itself in this mount namespace, idmapped with the pod's user namespace
+    /// (MOUNT_ATTR_IDMAP, Linux 5.12): for the layers of an overlay (Linux 5.19).
     IdmapOver {
         /// Absolute.
         #[serde(borrow)]
         path: Text<'a>,
     },
-    /// Map the owners in the tree of `slot`, and in all that is mounted below, as the pod's user namespace does.
+    /// Makes the tree in `slot` and its submounts idmapped with the pod's user namespace.
     Idmap {
-        /// As opened before.
+        /// Slot of an earlier operation.
         slot: u16,
     },
-    /// Detach a copy of what `path` names below the host's directory `base`, resolved inside it, and keep it under `slot`.
+    /// Resolves `path` inside the host's directory `base`, clones the mount there as a detached tree, and stores it in
+    /// `slot`.
     OpenBelow {
         /// Chosen by the plan, below 256.
         slot: u16,
         /// Absolute.
         #[serde(borrow)]
         base: Text<'a>,
-        /// Relative or absolute: `base` is its root, for links on the way, too.
+        /// Relative or absolute; `base` is the root, also for symbolic links.
         #[serde(borrow)]
         path: Text<'a>,
     },
-    /// An image volume: mount the container's directory `path`, which is made where it is missing, on itself, so that it
-    /// stays writable when the root around it becomes read-only. What is mounted below is not part of it, so it comes
-    /// before all mounts but those of the kernel. ELOOP where a link of the image leads `path` out of the root's own file
+    /// An image volume: bind-mounts the container's directory `path`, which is created if missing, on itself, so that
+    /// it stays writable when the root becomes read-only. Submounts are not included, so it comes before all mounts
+    /// except those of the kernel's file systems. ELOOP if a link of the image leads `path` out of the root's own file
     /// system or to the root itself (monitors before version 4 do not check that).
     BindSelf {
         /// Container path.
         #[serde(borrow)]
         path: Text<'a>,
     },
-    /// Give the pipes among the standard streams to this id of the host, so that they can be opened again by name.
+    /// Changes the owner of the pipes among the standard streams to this id of the host, so that the process can reopen
+    /// them through /proc.
     GiveStreams {
-        /// Of the host.
+        /// An id of the host.
         uid: u32,
     },
-    /// Enter the pod's user namespace as its root, with a mount namespace that belongs to it: mounts made before are
-    /// locked there (mount_namespaces(7)).
+    /// Enters the pod's user namespace as its root, with a mount namespace that belongs to it, in which earlier mounts
+    /// are locked (mount_namespaces(7)).
     UserNamespace,
-    /// Tells the monitor that this point is reached, and waits until it says to go on (`Request::Resume`).
+    /// Reports to the monitor that this point is reached, and waits for `Request::Resume`.
     Wait,
-    /// Enter the namespace that a file of the host holds.
+    /// Enters the namespace that a file of the host refers to.
     JoinNamespace {
         /// Absolute.
         #[serde(borrow)]
         path: Text<'a>,
-        /// CLONE_NEW… of its kind.
+        /// CLONE_NEW… flag of the namespace.
         flag: u32,
     },
-    /// `sched_setattr`, before anything that needs rights for it is dropped.
+    /// `sched_setattr`; comes before the capabilities that it needs are dropped.
     Schedule {
         /// SCHED_…
         policy: u32,
         /// SCHED_FLAG_…
         flags: u64,
-        /// -20 to 19.
+        /// Nice value, -20 to 19.
         nice: i32,
-        /// Of realtime policies.
+        /// Priority for realtime policies.
         priority: u32,
         /// Runtime, deadline, period in nanoseconds.
         times: [u64; 3],
     },
     /// `ioprio_set`.
     IoPriority {
-        /// 1 realtime, 2 best effort, 3 idle.
+        /// I/O class: 1 realtime, 2 best effort, 3 idle.
         class: u32,
-        /// 0 to 7.
+        /// Level, 0 to 7.
         level: u32,
     },
     /// `set_mempolicy`.
@@ -402,45 +406,46 @@ pub enum Op<'a> {
         /// Nodes 0 to 127 as a bit set.
         nodes: [u64; 2],
     },
-    /// Give what is at a container path to a user and a group; a link there is not followed.
+    /// Changes the owner and group of the file at a container path; a symbolic link there is not followed.
     Owner {
         /// Container path.
         #[serde(borrow)]
         path: Text<'a>,
-        /// In the container.
+        /// An id in the container.
         uid: u32,
-        /// In the container.
+        /// An id in the container.
         gid: u32,
     },
-    /// When all mounts are made, and before a user namespace is entered: check by descriptor that the container has what
-    /// was planned. Changes nothing. Fails with a [`Mismatch`]. Since version 4 of the frames ([`crate::VERSION`]).
+    /// Verifies through descriptors that the resulting mounts are those that were planned, after all mounts are made
+    /// and before a user namespace is entered. Changes nothing. Fails with a [`Mismatch`]. Since version 4 of the
+    /// frames ([`crate::VERSION`]).
     Verify {
-        /// What is to be found at /proc, /sys and /dev.
+        /// The expected mounts at /proc, /sys and /dev.
         kernel: [KernelDirectory; 3],
         /// The root mount is read-only.
         root_read_only: bool,
-        /// Paths that are masked: each is the root of a mount, the device 1:3 or an empty read-only tmpfs. One that is
-        /// missing in procfs or sysfs must be missing in the very mount that was made at /proc or /sys.
+        /// Masked paths: each must be the root of a mount, either the device 1:3 or an empty read-only tmpfs. A path
+        /// that is missing in procfs or sysfs must be missing in the mount that was made at /proc or /sys.
         #[serde(borrow)]
         masked: Block<'a>,
-        /// Paths that are on a read-only mount, if there is anything.
+        /// Paths that must be on a read-only mount if they exist.
         #[serde(borrow)]
         read_only: Block<'a>,
     },
-    /// In a pod's setup record: make the PID namespace that its containers share, with a first process that only reaps and
-    /// sleeps, and its procfs at [`SHARED_PROC`].
+    /// Only in a pod's setup record: creates the PID namespace that the pod's containers share, with a first process
+    /// that only sleeps, and its procfs at [`SHARED_PROC`].
     SharedPidNamespace,
-    /// The filter of the next [`Op::Seccomp`] would keep a process from being handed over to another one, in the container's
-    /// PID namespace: where that is to be done, the process's own calls get past it.
+    /// Allows the process's own clone, setsid and TIOCSCTTY calls to pass the filter of the next [`Op::Seccomp`], which
+    /// would refuse them. They are needed if a second process is created in the container's PID namespace.
     SpareOwnCalls,
-    /// Join the container's session keyring, which a start makes, its owner the user of the process at this point. Passed
-    /// over where the kernel has no keys.
+    /// Joins the container's session keyring. A start creates it; its owner is the process's effective user at this
+    /// point. Skipped if the kernel has no keyrings.
     Keyring,
 }
 
 impl Op<'_> {
-    /// The version of the frames ([`crate::VERSION`]) from which on monitors know the operation. Records for older ones go
-    /// without it.
+    /// The frame version ([`crate::VERSION`]) since which monitors know the operation. It is left out of records for
+    /// older monitors.
     pub fn since(&self) -> u16 {
         match self {
             Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 5,
@@ -453,41 +458,41 @@ impl Op<'_> {
 /// What [`Op::Verify`] expects at /proc, /sys or /dev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelDirectory {
-    /// Nothing: it was left out, or is masked as a whole.
+    /// Not verified: the mount was left out, or is masked entirely.
     Unchecked,
-    /// A fresh procfs, sysfs or tmpfs made by this record, and no other mount on top of it.
+    /// A new procfs, sysfs or tmpfs made by this record, with no other mount on top of it.
     Fresh,
-    /// Another mount made by this record: a volume of the pod.
+    /// A volume of the pod, mounted by this record.
     Volume,
 }
 
-/// What [`Op::Verify`] found, in place of an error number of the kernel's, which is 4095 at most.
+/// The result of a failed [`Op::Verify`], encoded as a number above the kernel's error numbers (at most 4095).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// What is not as planned: 0 to 2 are /proc, /sys and /dev, 3 is the root, [`Mismatch::FIRST_PATH`] the first masked
-    /// path, and the read-only paths follow the masked ones.
+    /// The object that does not match: 0 to 2 are /proc, /sys and /dev, 3 is the root, [`Mismatch::FIRST_PATH`] is the
+    /// first masked path, and the read-only paths follow the masked ones.
     pub item: u16,
-    /// Why it could not be looked at; 0: it could, and is something else.
+    /// The error when the object was examined; 0: it was examined and does not match.
     pub errno: u16,
 }
 
 impl Mismatch {
-    /// The root.
+    /// Item number of the root.
     pub const ROOT: u16 = 3;
-    /// The first masked path.
+    /// Item number of the first masked path.
     pub const FIRST_PATH: u16 = 4;
-    /// No error number has it.
+    /// A bit that no error number has.
     const FLAG: i32 = 1 << 28;
-    /// Bits of an error number.
+    /// Number of bits of an error number.
     const ERRNO_BITS: u32 = 12;
 
-    /// The number that stands for it.
+    /// Encodes the mismatch as a number.
     pub fn to_number(self) -> i32 {
         let errno = i32::from(self.errno) & ((1 << Self::ERRNO_BITS) - 1);
         Self::FLAG | i32::from(self.item) << Self::ERRNO_BITS | errno
     }
 
-    /// And back; `None` for an error number of the kernel's.
+    /// Decodes a number; `None` for an error number of the kernel.
     pub fn from_number(number: i32) -> Option<Self> {
         if number < 0 || number & Self::FLAG == 0 {
             return None;
@@ -498,12 +503,16 @@ impl Mismatch {
     }
 }
 
-/// Operations of a record, in order. `Err` once where it cannot be read, then the end.
+/// Iterator over the operations of a record, in order. It returns `Err` once if the record cannot be read, and then
+/// ends.
 pub struct Walk<'a> {
     rest: Option<&'a [u8]>,
 }
 
-/// Starts walking a record; `Err` where the header is damaged or newer than this code.
+/// Starts reading a record.
+///
+/// # Errors
+/// The header is damaged, or its version is newer than [`RECORD_VERSION`].
 pub fn walk(record: &[u8]) -> Result<Walk<'_>, postcard::Error> {
     let (header, rest) = postcard::take_from_bytes::<RecordHeader>(record)?;
     if header.version > RECORD_VERSION {

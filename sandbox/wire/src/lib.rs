@@ -1,4 +1,4 @@
-//! What the daemon and a pod's monitor say to each other, and nothing about how either does its work.
+//! The formats that the daemon and a pod's monitor exchange. This crate contains no logic of either side.
 //!
 //! ```text
 //!   daemon                              coracle-pod
@@ -10,8 +10,8 @@
 //!     │        exits/ID  (exit record)       │   written by the monitor also while no daemon lives
 //! ```
 //!
-//! Everything here outlives a process: a daemon drives monitors that an older daemon started. So formats only
-//! grow: variants and fields are appended, never reordered or removed (tests keep the bytes of each release).
+//! These formats outlive a process: a daemon controls monitors that an older daemon started. Therefore variants and
+//! fields are only appended, never reordered or removed; tests compare the encoding with that of each release.
 //! `no_std`, no allocation: the monitor has no heap.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]

@@ -1,9 +1,9 @@
-//! Timestamps as text: those of container logs, which the monitor writes without a heap, and of the daemon's own log.
+//! Timestamps as text, for container logs, which the monitor writes without a heap, and for the daemon's own log.
 
-/// Length of a timestamp: `1970-01-01T00:00:00.000000000Z`.
+/// Length in bytes of a timestamp such as `1970-01-01T00:00:00.000000000Z`.
 pub const TIMESTAMP_BYTES: usize = 30;
 
-/// RFC 3339 in UTC, with nanoseconds, of a time in nanoseconds since 1970-01-01T00:00:00Z.
+/// Formats a time, given in nanoseconds since 1970-01-01T00:00:00Z, as RFC 3339 in UTC with nanoseconds.
 pub fn timestamp(time_ns: i64) -> [u8; TIMESTAMP_BYTES] {
     let mut text = *b"0000-00-00T00:00:00.000000000Z";
     let seconds = time_ns.div_euclid(1_000_000_000);
@@ -27,8 +27,8 @@ pub fn timestamp(time_ns: i64) -> [u8; TIMESTAMP_BYTES] {
     text
 }
 
-/// Days since 1970-01-01 as year, month and day of the Gregorian calendar. Years are counted from March, so that the leap
-/// day is the last of one; 400 of them have 146 097 days.
+/// Converts days since 1970-01-01 to year, month and day of the Gregorian calendar. Internally years start in March, so
+/// that the leap day is the last day of a year; 400 years have 146 097 days.
 fn date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468; // from 0000-03-01 to 1970-01-01
     let era = days.div_euclid(146_097);

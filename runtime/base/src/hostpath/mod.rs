@@ -17,7 +17,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use coracle_job::{FailureKind, HostAnswer, HostDevice, HostQuestion};
-use coracle_sandbox::hostpath::{self, Mounts, Place};
+use coracle_sandbox::hostpath::{self, HostFile, Mounts};
 use coracle_sandbox::{device, plan};
 
 use crate::error::{Error, Kind};
@@ -35,7 +35,7 @@ pub struct HostPaths {
     workers: Rc<Workers>,
     limit: Duration,
     /// File systems that the daemon itself stands on, by the mounts of these: whatever their type, it cannot do without.
-    own: Vec<(Place, u64)>,
+    own: Vec<(HostFile, u64)>,
     looks: RefCell<Vec<Weak<Look>>>,
 }
 
@@ -67,7 +67,7 @@ impl HostPaths {
 
     fn with_limit(workers: Rc<Workers>, root: &Path, limit: Duration) -> Rc<Self> {
         let own = [root, Path::new("/")].into_iter().filter_map(|path| {
-            let place = Place::open(path).ok()?;
+            let place = HostFile::open(path).ok()?;
             let mount = place.mount()?;
             Some((place, mount))
         });
@@ -145,8 +145,8 @@ impl HostPaths {
     }
 
     /// Held where it can be looked at without waiting.
-    fn local(&self, path: &Path, mounts: &mut Mounts) -> Option<Place> {
-        let place = Place::cached(path)?;
+    fn local(&self, path: &Path, mounts: &mut Mounts) -> Option<HostFile> {
+        let place = HostFile::cached(path)?;
         let mount = place.mount()?;
         let is_own = self.own.iter().any(|(_, own)| *own == mount);
         (is_own || place.is_local(mounts)).then_some(place)

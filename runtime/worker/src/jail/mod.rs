@@ -22,7 +22,7 @@ mod tests;
 
 use coracle_job::{Failure, FailureKind, Job};
 use coracle_sandbox::jail::Root;
-use coracle_sandbox::{Error, jail, rank};
+use coracle_sandbox::{Error, jail, sched};
 
 use crate::failure::failure;
 
@@ -220,19 +220,19 @@ fn take_away(job: &Job) -> Result<(), Error> {
         Job::Import(_) | Job::Check(_) | Job::Export(_) | Job::CheckRegistries { .. } => {
             let is_wanted_now = matches!(job, Job::Import(import) if !import.is_background);
             if !is_wanted_now {
-                note(rank::give_way());
+                note(sched::set_idle());
             }
             jail::leave_network()?;
             jail::keep_capabilities(&FILL)?;
             jail::deny(&NEVER)
         }
         Job::Pull(_) => {
-            note(rank::go_behind());
+            note(sched::set_background());
             jail::keep_capabilities(&FILL)?;
             jail::deny(&NEVER)
         }
         Job::RemoveTrees { .. } | Job::MeasureTrees { .. } => {
-            note(rank::go_behind());
+            note(sched::set_background());
             jail::keep_capabilities(&TREES)?;
             jail::deny(&[&NEVER[..], &SOCKETS].concat())
         }

@@ -3,10 +3,10 @@
 
 use core::arch::asm;
 
-/// Enters the kernel; negative results are error numbers.
+/// Makes a system call; negative results are error numbers.
 ///
 /// # Safety
-/// As for [`super::call`].
+/// The requirements of [`super::call`].
 pub(crate) unsafe fn trap(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
     // SAFETY: the registers are those of the kernel's calling convention, the two it clobbers are declared, and

@@ -1,16 +1,16 @@
-//! Exit records on disk: `exits/ID` in the pod's state directory, written the moment a container ends, so that its
-//! end is known also when no daemon lived to see it. Temporary name, sync, rename: a reader sees all or nothing.
-//! Also the OOM counter, which only matters at that moment.
+//! Exit records on disk: `exits/ID` in the pod's state directory, written when a container ends, so that the daemon can
+//! read them later if it was not running. They are written to a temporary name, synced and renamed, so a reader sees a
+//! complete record or none. Also reads the OOM counter, which is only needed at that time.
 
 use core::ffi::CStr;
 
 use coracle_sys::{Errno, FdRef, fs};
 use coracle_wire::{ContainerId, EXIT_RECORD_BYTES_MAX, ExitRecord, encode_exit};
 
-/// `exits/`, 64 digits, a letter for the temporary name, NUL.
+/// Length of `exits/`, 64 digits, a letter for the temporary name, and NUL.
 const NAME_BYTES: usize = 6 + 64 + 1 + 1;
 
-/// A name below the state directory, with its NUL.
+/// A path relative to the state directory, with its NUL.
 struct Name([u8; NAME_BYTES]);
 
 impl Name {
@@ -27,7 +27,7 @@ impl Name {
     }
 }
 
-/// Makes the directory, once.
+/// Creates the directory, once.
 pub(crate) fn prepare(state: FdRef<'_>) -> Result<(), Errno> {
     match fs::make_directory(state, c"exits", 0o700) {
         Err(Errno::EEXIST) => Ok(()),
@@ -49,7 +49,7 @@ pub(crate) fn write(state: FdRef<'_>, record: &ExitRecord) -> Result<(), Errno> 
     fs::rename(state, temporary.as_cstr(), Name::new(&record.container, 0).as_cstr())
 }
 
-/// Removes the record of `container`; not there is success.
+/// Removes the record of `container`; a missing record is success.
 pub(crate) fn remove(state: FdRef<'_>, container: &ContainerId) -> Result<(), Errno> {
     match fs::remove_file(state, Name::new(container, 0).as_cstr()) {
         Err(Errno::ENOENT) => Ok(()),
@@ -57,8 +57,8 @@ pub(crate) fn remove(state: FdRef<'_>, container: &ContainerId) -> Result<(), Er
     }
 }
 
-/// How often the OOM killer struck in a memory cgroup: the line `oom_kill N` of `memory.events` (v2) or
-/// `memory.oom_control` (v1, Linux 4.13). 0 where it cannot be read: the cgroup may be gone already.
+/// Number of OOM kills in a memory cgroup: the line `oom_kill N` of `memory.events` (v2) or `memory.oom_control` (v1,
+/// Linux 4.13). 0 if it cannot be read, because the cgroup may already be removed.
 pub(crate) fn oom_kills(counter: FdRef<'_>) -> u64 {
     let mut text = [0; 512];
     fs::read_from_start(counter, &mut text).map_or(0, |length| parse_oom_kills(&text[..length]))

@@ -1,7 +1,7 @@
 //! Who goes first on a node whose processors are busy: what a kubelet waits for, the daemon, monitors and containers that
 //! start, before pulls, and those before what nobody waits for. No weight is given for it that a container could miss.
 
-use coracle_sys::process::{self, Heirs, Scheduling};
+use coracle_sys::process::{self, InheritOnFork, Scheduling};
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -19,13 +19,13 @@ const LONG_SLICE: u64 = 100_000_000;
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
-pub fn take_short_turns() -> Result<(), Error> {
-    refused("set", "the slice", process::set_slice(SHORT_SLICE, Heirs::Nobody))
+pub fn set_short_slice() -> Result<(), Error> {
+    refused("set", "the slice", process::set_slice(SHORT_SLICE, InheritOnFork::No))
 }
 
 /// The same for a monitor, and for what it starts until that becomes a container's program.
-pub(crate) fn take_short_turns_with_heirs() -> Result<(), coracle_sys::Errno> {
-    process::set_slice(SHORT_SLICE, Heirs::Children)
+pub(crate) fn set_inherited_short_slice() -> Result<(), coracle_sys::Errno> {
+    process::set_slice(SHORT_SLICE, InheritOnFork::Yes)
 }
 
 /// Comes behind what a node is for: a tenth of an equal share of the processors but one, never in the place of who runs
@@ -34,19 +34,19 @@ pub(crate) fn take_short_turns_with_heirs() -> Result<(), coracle_sys::Errno> {
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
-pub fn go_behind() -> Result<(), Error> {
+pub fn set_background() -> Result<(), Error> {
     const NICE: i32 = 10;
     /// IOPRIO_CLASS_BE, and its last level.
     const BEST_EFFORT: u32 = 2;
     const LAST: u32 = 7;
     // Both are tried: one that is refused takes nothing from the other.
-    let ranked = rank(NICE, BEST_EFFORT, LAST);
-    leave_one_processor().and(ranked)
+    let scheduled = set(NICE, BEST_EFFORT, LAST);
+    leave_one_cpu_free().and(scheduled)
 }
 
 /// The first of those this process may run on, where there are several: a few threads that compute would keep all of them
 /// busy, and whoever wakes waits for a turn.
-fn leave_one_processor() -> Result<(), Error> {
+fn leave_one_cpu_free() -> Result<(), Error> {
     let this = Pid::from_raw(0);
     let failed = |errno| Error::kernel("set", "the processors", errno);
     let mut usable = sched_getaffinity(this).map_err(failed)?;
@@ -59,15 +59,15 @@ fn leave_one_processor() -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
-pub fn give_way() -> Result<(), Error> {
+pub fn set_idle() -> Result<(), Error> {
     /// The nicest there is (sched(7)).
     const NICE_MAX: i32 = 19;
     /// IOPRIO_CLASS_IDLE.
     const IDLE: u32 = 3;
-    rank(NICE_MAX, IDLE, 0)
+    set(NICE_MAX, IDLE, 0)
 }
 
-fn rank(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
+fn set(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
     /// SCHED_BATCH.
     const BATCH: u32 = 3;
     let scheduling = Scheduling { policy: BATCH, nice, runtime: LONG_SLICE, ..Scheduling::default() };

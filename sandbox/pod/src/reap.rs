@@ -1,27 +1,27 @@
-//! Ends of processes: reaps, and turns the end of a container into its last log lines, its exit record and an event,
-//! in this order, so that whoever sees the event sees the rest.
+//! Reaps processes. When a container ends, writes its last log lines, its exit record and an event, in this order, so
+//! that a receiver of the event finds the others complete.
 
 use coracle_sys::process::{self, Clock, SIGCHLD, Status};
 use coracle_wire::{Exit, ExitRecord};
 
-use crate::exits;
+use crate::exit_records;
 use crate::second::{self, Meaning};
 use crate::serve::Monitor;
 use crate::table::{ContainerState, ExecState};
 
-/// Processes reaped in one turn of the loop; the rest waits for the next, so that a fork bomb's orphans do not keep
-/// the daemon waiting.
+/// Maximum number of processes reaped per iteration of the loop, so that the orphans of a fork bomb do not delay the
+/// daemon's requests.
 const REAPS_MAX: usize = 256;
 
 impl Monitor<'_> {
-    /// Reaps what has ended, orphans included.
+    /// Reaps ended processes, including orphans.
     pub(crate) fn reap(&mut self) {
         for _ in 0..REAPS_MAX {
-            // Nothing has ended, or there are no children.
+            // No child has ended, or there are no children.
             let Ok(Some((pid, status))) = process::reap(-1) else { return };
             self.ended(pid, status);
         }
-        // Comes back through the signal descriptor.
+        // Makes the signal descriptor readable again, for the rest.
         let _ = process::kill(process::pid(), SIGCHLD);
     }
 
@@ -31,7 +31,7 @@ impl Monitor<'_> {
             Status::Signal(signal) => Exit::Signal(signal),
         };
         if self.init.as_ref().is_some_and(|init| init.pid == pid) {
-            // The kernel kills all that is in its namespace: the pod is over.
+            // The kernel kills all processes in its namespace, so the pod ends.
             self.init = None;
             return self.end();
         }
@@ -49,9 +49,9 @@ impl Monitor<'_> {
                 Meaning::Stranger => {}
                 Meaning::Step => return,
                 Meaning::Over(exit) => {
-                    let (pid, place) = (container.pid, container.place);
-                    // What it reported comes before its end.
-                    self.container_report(place);
+                    let (pid, slot) = (container.pid, container.slot);
+                    // Handle its report before its end.
+                    self.container_report(slot);
                     return self.container_ended(pid, exit);
                 }
             }
@@ -66,8 +66,8 @@ impl Monitor<'_> {
                 Meaning::Stranger => {}
                 Meaning::Step => return,
                 Meaning::Over(exit) => {
-                    let (pid, place) = (exec.pid, exec.place);
-                    self.exec_report(place);
+                    let (pid, slot) = (exec.pid, exec.slot);
+                    self.exec_report(slot);
                     return self.exec_ended(pid, exit);
                 }
             }
@@ -87,8 +87,10 @@ impl Monitor<'_> {
         }
         self.drain(index);
         let container = &mut self.table.containers[index];
-        let oom_killed =
-            container.oom.take().is_some_and(|(counter, before)| exits::oom_kills(counter.borrow()) > before);
+        let oom_killed = container
+            .oom
+            .take()
+            .is_some_and(|(counter, before)| exit_records::oom_kills(counter.borrow()) > before);
         let record = ExitRecord {
             container: container.id,
             exit,
@@ -98,8 +100,8 @@ impl Monitor<'_> {
         };
         container.stdin = None;
         container.state = ContainerState::Exited { record, is_told: false };
-        // A full disk: a connected daemon learns it from the event, one that comes back from the same after Hello.
-        let _ = exits::write(self.state.borrow(), &record);
+        // If the disk is full, the daemon gets the exit from the event, or after its next Hello.
+        let _ = exit_records::write(self.state.borrow(), &record);
         self.tell();
     }
 

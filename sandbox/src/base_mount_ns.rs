@@ -47,11 +47,11 @@ struct Source {
 /// A mount namespace with the kernel's file systems and some directories, all at their paths. What the host mounts or
 /// unmounts in those still arrives where its mounts are shared.
 #[derive(Debug)]
-pub struct View {
+pub struct BaseMountNamespace {
     namespace: Fd,
 }
 
-impl View {
+impl BaseMountNamespace {
     /// Makes it, with `directories` and all that is mounted below them. Their paths are absolute.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn paths_are_absolute_texts() {
         for wrong in ["", "srv", "./srv", "/a\0b"] {
-            assert!(View::make(&[Path::new(wrong)]).is_err(), "{wrong:?}");
+            assert!(BaseMountNamespace::make(&[Path::new(wrong)]).is_err(), "{wrong:?}");
         }
     }
 }

@@ -1,16 +1,16 @@
-//! The namespaces of a container: its start hands descriptors of them to the monitor, its execs join them. Not those that
-//! its main process is in: that may have made others for itself (unshare(2)) since, in which an exec would find itself
-//! without ids or files.
+//! The namespaces of a container: its start sends descriptors of them to the monitor, and its execs join them. The
+//! current namespaces of the main process are not used, because that process may have called unshare(2) since, and an
+//! exec could then lack ids or files.
 //!
-//! What is the pod's needs no descriptor: the monitor is in it, and so is whatever it clones. The PID namespace needs
-//! none either: a process cannot leave it.
+//! The pod's namespaces need no descriptors, because the monitor and its clones are in them. The PID namespace needs
+//! none either, because a process cannot leave it.
 
 use coracle_sys::{Errno, Fd, FdRef, fs, process, socket};
 
 use crate::mounts::Identity;
 
-/// Kinds a container may have of its own, in the order in which an exec joins them. The mount namespace is last: paths mean
-/// something else after it.
+/// The kinds of namespaces that a container may have of its own, in the order in which an exec joins them. The mount
+/// namespace is last, because paths resolve differently after it.
 pub(crate) const KINDS: [(u64, &core::ffi::CStr); 5] = [
     (process::CLONE_NEWCGROUP, c"cgroup"),
     (process::CLONE_NEWNET, c"net"),
@@ -19,46 +19,46 @@ pub(crate) const KINDS: [(u64, &core::ffi::CStr); 5] = [
     (process::CLONE_NEWNS, c"mnt"),
 ];
 
-/// The mount namespace among [`KINDS`].
+/// Index of the mount namespace in [`KINDS`].
 pub(crate) const MOUNTS: usize = 4;
 
 /// First byte of the message to the monitor.
 const MESSAGE: u8 = b'n';
-/// Kind, which ones as the bits of a byte, whether there is a procfs, and which.
+/// Length of the message: kind, a bit set of the namespaces, whether there is a procfs, and its identity.
 const MESSAGE_BYTES: usize = 3 + 4 + 4 + 8;
 
-/// What the monitor knows of a container's home.
+/// The monitor's descriptors of a container's namespaces.
 #[derive(Default)]
-pub(crate) struct Remembered {
-    /// Those of its own, as in [`KINDS`].
+pub(crate) struct ContainerNamespaces {
+    /// The container's own namespaces, in the order of [`KINDS`].
     pub(crate) namespaces: [Option<Fd>; KINDS.len()],
-    /// The procfs it was started with at /proc.
+    /// Identity of the procfs at /proc when the container was started.
     pub(crate) proc: Option<Identity>,
 }
 
-/// What a start remembers until it tells.
-pub(crate) struct Memory {
-    /// /proc/self/ns of the node's procfs, which is out of reach by name later.
+/// The state that a start collects and then sends to the monitor.
+pub(crate) struct OwnNamespaces {
+    /// /proc/self/ns of the node's procfs, which cannot be reached by path later.
     directory: Fd,
-    /// CLONE_NEW… of those that it has made or joined.
+    /// CLONE_NEW… flags of the namespaces that it has created or joined.
     pub(crate) own: u64,
     pub(crate) proc: Option<Identity>,
 }
 
-impl Memory {
-    /// While the node's procfs is in view.
+impl OwnNamespaces {
+    /// Opens the directory; the node's procfs must be mounted at /proc.
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = fs::O_PATH | fs::O_DIRECTORY;
         let directory = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns", flags, 0)?;
         Ok(Self { directory, own: 0, proc: None })
     }
 
-    /// The mount namespace of this process.
+    /// Opens the mount namespace of this process.
     pub(crate) fn mounts(&self) -> Result<Fd, Errno> {
         fs::open(self.directory.borrow(), KINDS[MOUNTS].1, fs::O_RDONLY, 0)
     }
 
-    /// Hands the namespaces that this process is in now, as far as they are its own, to the monitor.
+    /// Sends the current namespaces of this process that are its own to the monitor.
     pub(crate) fn tell(&self, line: FdRef<'_>) -> Result<(), Errno> {
         let mut opened: [Option<Fd>; KINDS.len()] = [const { None }; KINDS.len()];
         let mut message = [0; MESSAGE_BYTES];
@@ -83,17 +83,17 @@ impl Memory {
     }
 }
 
-/// What a process sent over its line before exec.
+/// Descriptors that a process sent over its socket before exec.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct Received {
     /// The master side of its terminal.
     pub(crate) terminal: Option<Fd>,
-    pub(crate) home: Remembered,
+    pub(crate) home: ContainerNamespaces,
 }
 
-/// Takes all of it.
-pub(crate) fn take_told(line: FdRef<'_>) -> Told {
-    let mut told = Told::default();
+/// Receives all pending messages.
+pub(crate) fn receive(line: FdRef<'_>) -> Received {
+    let mut told = Received::default();
     let mut message = [0; MESSAGE_BYTES];
     while let Ok(received) = socket::receive(line, &mut message) {
         let mut files = received.descriptors.into_iter().flatten();
@@ -116,7 +116,8 @@ pub(crate) fn take_told(line: FdRef<'_>) -> Told {
     told
 }
 
-/// Joins a container's namespaces, the pod's user namespace last: until then this is the node's root.
+/// Joins a container's namespaces, the pod's user namespace last, because the process needs the node's root privileges
+/// until then.
 pub(crate) fn join(
     namespaces: &[Option<FdRef<'_>>; KINDS.len()],
     user: Option<FdRef<'_>>,
