@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use coracle_sandbox::base_mount_ns::BaseMountNamespace;
 use coracle_sandbox::monitor::{self, ConnectError, LinkError, Monitor, Program, Spawn};
-use coracle_sandbox::view::View;
 use coracle_wire::{
     Block, ContainerId, Event, Exit, Failure, FromMonitor, Op, PidNamespace, Propagation, RECORD_VERSION,
     RecordHeader, Reply, Request, Streams, Text, ToMonitor, VERSION, decode_exit,
@@ -94,10 +94,10 @@ impl Pod {
         fs::copy("/bin/busybox", directory.join("root/bin/sh")).expect("apt-get install busybox-static");
         let setup = setup(&directory);
         let program = Program::load(&monitor_path()).unwrap();
-        let view = View::make(&[&directory]).unwrap();
+        let base = BaseMountNamespace::make(&[&directory]).unwrap();
         let spawn = Spawn {
             program: &program,
-            view: &view,
+            base: &base,
             directory: &directory,
             network: true,
             ipc: true,
@@ -558,10 +558,10 @@ fn a_monitor_that_cannot_start_leaves_nothing() {
     let directory = std::env::temp_dir().join(format!("coracle-nothing-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
     let program = Program::load(Path::new("/proc/self/status")).unwrap();
-    let view = View::make(&[&directory]).unwrap();
+    let base = BaseMountNamespace::make(&[&directory]).unwrap();
     let spawn = Spawn {
         program: &program,
-        view: &view,
+        base: &base,
         directory: &directory,
         network: false,
         ipc: false,
