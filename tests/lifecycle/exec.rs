@@ -75,6 +75,33 @@ fn the_deadline_kills_the_whole_tree() {
     stage.node.stop();
 }
 
+/// Fails where each exec leaves its cgroup behind, and where an exec gets a cgroup in which an earlier one left a process:
+/// the deadline would kill that, too.
+#[test]
+fn an_empty_cgroup_is_used_by_the_next_exec_and_one_with_processes_is_not() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
+    let cgroups = || {
+        let below = host::cgroups_below(&stage.node.cgroup_parent());
+        below.iter().filter(|path| path.to_string_lossy().contains(&format!("{id}/exec-"))).count()
+    };
+    for _ in 0..3 {
+        stage.node.exec_sync(exec(&id, &["true"], 10)).expect("exec");
+    }
+    assert_eq!(cgroups(), 1, "one is kept for the next exec");
+    let seconds = format!("{}", 300_000 + std::process::id());
+    stage.node.exec_sync(exec(&id, &["orphan", &seconds], 20)).expect("the command itself ended");
+    let late = stage.node.exec_sync(exec(&id, &["tree", "1000"], 1)).expect_err("it sleeps");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    assert_eq!(
+        count(&format!("sleep {seconds}")),
+        1,
+        "what the first exec left running is not the second one's"
+    );
+    assert_eq!(cgroups(), 1, "that with the process; the cgroup of what a deadline killed is removed");
+    stage.node.stop();
+}
+
 #[test]
 fn a_grandchild_that_holds_the_pipe_does_not_hold_the_answer() {
     let stage = Stage::set();

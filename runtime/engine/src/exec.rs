@@ -1,8 +1,9 @@
 //! ExecSync: one command in a running container, its output and its exit code.
 //!
-//! The output comes straight from the command's pipes to this task; the monitor only clones, reaps and reports. Every
-//! exec has a cgroup of its own below the container's, so that a timeout ends the whole tree it started (
-//! CRI 2.20); what a command that ended in time left running stays, in that cgroup, until its container is over.
+//! The output comes straight from the command's pipes to this task; the monitor only clones, reaps and reports. Each
+//! running exec has a cgroup of its own below the container's, so that a timeout ends all processes that it started
+//! (CRI 2.20). Processes that a command left running when it ended in time stay in that cgroup until the
+//! container ends; a cgroup that is empty is used by a later exec.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +44,8 @@ pub(crate) struct Running {
     pods: Rc<Pods>,
     container: Rc<Container>,
     number: u32,
+    /// In the name of its cgroup: that of an earlier exec whose cgroup is used again, or its own.
+    cgroup_number: u32,
     cgroup: CgroupPath,
     has_ended: bool,
 }
@@ -152,7 +155,7 @@ impl Pods {
     ) -> Result<Vec<OwnedFd>, Error> {
         let container = &running.container;
         let link = container.pod.link()?;
-        let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.number)?;
+        let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.cgroup_number)?;
         let mut process = container.record().process.clone();
         let rlimits = container.record().adjusted.rlimits.clone();
         process.arguments = command;
@@ -217,8 +220,12 @@ impl Running {
         }
         let number = container.pod.last_exec.get().wrapping_add(1);
         container.pod.last_exec.set(number);
-        let cgroup = container.cgroup()?.exec(number);
-        Ok(Self { pods: Rc::clone(pods), container, number, cgroup, has_ended: false })
+        let path = container.cgroup()?;
+        // A command may have left processes running: then the cgroup stays theirs until the container ends.
+        let is_free = |spare: &u32| matches!(pods.node.cgroups.is_populated(&path.exec(*spare)), Ok(false));
+        let cgroup_number = container.spare_exec_cgroup.take().filter(is_free).unwrap_or(number);
+        let cgroup = path.exec(cgroup_number);
+        Ok(Self { pods: Rc::clone(pods), container, number, cgroup_number, cgroup, has_ended: false })
     }
 
     /// Kills the whole tree and waits until it is gone.
@@ -232,8 +239,13 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.container.pod.execs.borrow_mut().remove(&self.number);
         if self.has_ended {
-            // Where a child lives on in it, it goes with the container.
-            let _ = self.pods.node.cgroups.unmake_exec(&self.cgroup);
+            // One is kept for the next exec: making and removing a cgroup costs a tenth of a probe's time.
+            if let Some(other) = self.container.spare_exec_cgroup.replace(Some(self.cgroup_number))
+                && let Ok(path) = self.container.cgroup()
+            {
+                // Where a child lives on in it, it goes with the container.
+                let _ = self.pods.node.cgroups.unmake_exec(&path.exec(other));
+            }
             return;
         }
         if !reactor::is_running() {

@@ -178,6 +178,8 @@ pub struct Container {
     pub(crate) pid: Cell<i32>,
     /// Of the main process, also when it has ended.
     pub(crate) last_pid: Cell<i32>,
+    /// The number in the name of an exec's cgroup that no exec uses, for the next one.
+    pub(crate) spare_exec_cgroup: Cell<Option<u32>>,
 }
 
 impl Pods {
@@ -441,6 +443,7 @@ impl Container {
             stop_told: Latch::new(),
             pid: Cell::new(0),
             last_pid: Cell::new(0),
+            spare_exec_cgroup: Cell::new(None),
             ahead: Cell::new(None),
             is_cleared: Cell::new(false),
             scope: Mutex::new(()),
