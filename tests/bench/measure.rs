@@ -11,7 +11,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::{self, Node};
-use coracle_tests::request::{container, host_pod};
+use coracle_tests::request::{container, host_pod, share_pids};
 
 use crate::Row;
 use crate::life::RUNS;
@@ -80,11 +80,10 @@ pub(crate) fn crowd() -> Vec<Row> {
         let pod_id = node.run_pod(&pod);
         node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
     }
-    let monitors = node.monitors();
-    let pods: u64 = monitors.iter().map(|monitor| host::pss_kib(monitor.pid)).sum();
+    let pods = pss_of_pods(&node);
     let daemon = host::pss_kib(node.pid());
     let everything = format!("{:.2} MB", (pods + daemon) as f64 / 1024.0);
-    let each = format!("{:.1} KiB", pods as f64 / monitors.len().max(1) as f64);
+    let each = format!("{:.1} KiB", pods as f64 / CROWD as f64);
     rows.push(Row { what: "everything of ours with 50 pods, PSS", budget: "6 MB", measured: everything });
     rows.push(Row { what: "per pod, PSS of our processes", budget: "64 KiB", measured: each });
     let before = host::cpu_time(node.pid());
@@ -98,7 +97,28 @@ pub(crate) fn crowd() -> Vec<Row> {
     let measured = format!("{} / {}", Percentiles::of(&empty), Percentiles::of(&full));
     rows.push(Row { what: "start to first answer with 0 / 50 pods", budget: "5 / 30 ms", measured });
     node.stop();
+    rows.push(shared_pids());
     rows
+}
+
+/// Memory of pods whose containers share a PID namespace: they have a pid 1 beside the monitor.
+fn shared_pids() -> Row {
+    let node = Node::start();
+    let image = node.import_probe();
+    for index in 0..CROWD {
+        let mut pod = host_pod(&format!("shared{index}"));
+        share_pids(&mut pod);
+        let pod_id = node.run_pod(&pod);
+        node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    }
+    let each = format!("{:.1} KiB", pss_of_pods(&node) as f64 / CROWD as f64);
+    node.stop();
+    Row { what: "the same with a shared PID namespace", budget: "64 KiB", measured: each }
+}
+
+/// Monitors, and the first processes of PID namespaces that containers share.
+fn pss_of_pods(node: &Node) -> u64 {
+    node.pod_processes().iter().map(|process| host::pss_kib(process.pid)).sum()
 }
 
 /// What a kubelet asks of a crowded node all day long.

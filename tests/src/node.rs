@@ -410,7 +410,9 @@ impl Node {
             .filter(|process| Some(process.pid as u32) != self.daemon.as_ref().map(Child::id));
         rests.extend(processes.map(|process| format!("process {} {}", process.pid, process.command)));
         rests.extend(self.namespaces().into_iter().map(|path| format!("namespace {}", path.display())));
-        rests.extend(self.monitors().into_iter().map(|monitor| format!("monitor {}", monitor.pid)));
+        rests.extend(
+            self.pod_processes().into_iter().map(|process| format!("{} {}", process.command, process.pid)),
+        );
         rests.extend(self.leases().into_iter().map(|lease| format!("lease {lease}")));
         for (what, place) in [("record", self.root.join("pods")), ("state", self.state().join("pods"))] {
             let entries = fs::read_dir(place).into_iter().flatten().flatten();
@@ -455,21 +457,30 @@ impl Node {
 
     /// Monitors of this node's pods.
     pub fn monitors(&self) -> Vec<host::Process> {
-        let mut monitors = Vec::new();
+        let mut processes = self.pod_processes();
+        processes.retain(|process| process.command.starts_with("coracle-pod"));
+        processes
+    }
+
+    /// The processes of ours that pods have while nothing starts: monitors, and the first processes of PID namespaces that
+    /// the containers of a pod share.
+    pub fn pod_processes(&self) -> Vec<host::Process> {
+        let mut found = Vec::new();
         for root in host::cgroup_roots() {
             let parent = root.join(self.cgroup_parent());
             for folder in host::cgroups_below(&self.cgroup_parent()).into_iter().chain([parent]) {
                 let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
                 for pid in text.lines().filter_map(|line| line.parse::<i32>().ok()) {
                     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                    let monitor = host::Process { pid, command: command.trim().to_owned() };
-                    if monitor.command.starts_with("coracle-pod") && !monitors.contains(&monitor) {
-                        monitors.push(monitor);
+                    let process = host::Process { pid, command: command.trim().to_owned() };
+                    let is_ours = ["coracle-pod", "coracle-init"].contains(&process.command.as_str());
+                    if is_ours && !found.contains(&process) {
+                        found.push(process);
                     }
                 }
             }
         }
-        monitors
+        found
     }
 
     /// Another configuration, for the next start or SIGHUP. It may say more under a heading of the usual one.

@@ -36,6 +36,14 @@ pub fn bridge_pod(name: &str) -> PodSandboxConfig {
     pod(name, NamespaceMode::Pod)
 }
 
+/// The containers of the pod share its PID namespace, if they are made from this configuration.
+pub fn share_pids(pod: &mut PodSandboxConfig) {
+    let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    if let Some(options) = context.and_then(|context| context.namespace_options.as_mut()) {
+        options.pid = NamespaceMode::Pod.into();
+    }
+}
+
 /// A pod with a unique uid.
 fn pod(name: &str, network: NamespaceMode) -> PodSandboxConfig {
     let uid = format!("uid-{name}-{}", fresh());
