@@ -64,7 +64,7 @@ pub(crate) struct Config {
     /// `[image]`
     pub(crate) image: Image,
     /// `[streaming]`
-    pub(crate) streaming: crate::stream::Options,
+    pub(crate) streaming: coracle_streaming::Options,
     /// `[nri]`
     pub(crate) nri: Nri,
     /// `[metrics]`: where Prometheus text is served; `None`: nowhere.
