@@ -9,10 +9,10 @@ use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
 
 use super::resolved::Resolved;
-use crate::filesystem::failed;
 use crate::record::ImageVolumeUse;
 use crate::spec::{self, ContainerSpec, MountPropagation};
 use crate::{Pod, Pods};
+use coracle_base::error::failed;
 
 impl Pods {
     /// All mounts that were asked for, in their order; `sources` are where those of the host really are. `empty`: a directory
