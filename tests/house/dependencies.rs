@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom. An arrow that is not here is a decision to be made, in ARCHITECTURE.md first.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     (
         "coracle",
         &[
@@ -15,10 +15,12 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "coracle-network",
             "coracle-nri",
             "coracle-sandbox",
+            "coracle-streaming",
             "coracle-job",
             "coracle-wire",
         ],
     ),
+    ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (
         "coracle-engine",
         &["coracle-base", "coracle-images", "coracle-network", "coracle-sandbox", "coracle-job"],

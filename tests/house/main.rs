@@ -6,6 +6,7 @@ mod calls;
 mod citations;
 mod dependencies;
 mod fields;
+mod modules;
 mod promises;
 mod rules;
 mod sources;
@@ -25,7 +26,7 @@ pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
     found
 }
 
-fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+pub(crate) fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of ours").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with('.') || name == "target" {
@@ -37,6 +38,22 @@ fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
             found.push(entry.path());
         }
     }
+}
+
+/// A file's text without its tests: those that are modules of their own are named in it only.
+pub(crate) fn without_tests(text: &str) -> String {
+    const MARK: &str = "#[cfg(test)]\n";
+    let mut code = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(MARK) {
+        code.push_str(before);
+        let line = after.lines().next().unwrap_or_default();
+        if line.trim_start().starts_with("mod ") && line.ends_with('{') {
+            return code;
+        }
+        rest = after.split_once('\n').map_or("", |(_, rest)| rest);
+    }
+    code + rest
 }
 
 /// A path as the workspace knows it.

@@ -4,6 +4,7 @@
 //! Each text says what was tried, on what, and why it failed; lower case, no full stop.
 
 use std::fmt;
+use std::path::Path;
 
 /// What a caller can do about a failure. The variants stand in the order of the gRPC codes they become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -145,6 +146,16 @@ pub fn plain(error: &std::io::Error) -> String {
         }
         _ => text,
     }
+}
+
+/// The error of a file operation `op` of the daemon's own on `path`: [`Kind::ResourceExhausted`] where there is no room, else
+/// [`Kind::Internal`]. Never [`Kind::NotFound`], whatever the errno: to a kubelet that means that the pod or container is gone.
+pub fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
+    let kind = match Error::from(std::io::Error::from(error.kind())).kind() {
+        Kind::ResourceExhausted => Kind::ResourceExhausted,
+        _ => Kind::Internal,
+    };
+    Error::new(kind, format!("{op} {}: {}", path.display(), plain(error)))
 }
 
 /// Context for results, so that a level reads in one line.

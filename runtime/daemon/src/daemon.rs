@@ -21,12 +21,12 @@ use coracle_network::Network;
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, probe, umask};
+use coracle_streaming::Streams;
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::control;
 use crate::plugins::Plugins;
 use crate::stats::Stats;
-use crate::stream::Streams;
 
 /// Everything an RPC can reach.
 pub(crate) struct Daemon {

@@ -21,7 +21,6 @@ mod rpc;
 mod serve;
 mod settle;
 mod stats;
-mod stream;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -11,7 +11,8 @@ use coracle_base::{log, reactor};
 use coracle_sandbox::PodId;
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::{Pod, Pods};
+use crate::Pods;
+use crate::unknown::Unknown;
 
 /// From one try to the next: doubled each time, up to the second.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -19,23 +20,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Descriptors that pods leave to everything else: connections, execs with their pipes, workers.
 const DESCRIPTORS_RESERVED: u64 = 64;
-
-/// Of one pod, what is not known yet.
-pub(crate) struct Unknown {
-    pub(crate) reason: String,
-    /// A record is not read: nobody can say which layers it needs.
-    pub(crate) is_unread: bool,
-}
-
-impl Unknown {
-    pub(crate) fn unread(reason: impl std::fmt::Display) -> Self {
-        Self { reason: reason.to_string(), is_unread: true }
-    }
-
-    pub(crate) fn unattached(pod: &Pod, reason: impl std::fmt::Display) -> Self {
-        Self { reason: format!("monitor of pod sandbox {:.13}: {reason}", pod.id), is_unread: false }
-    }
-}
 
 impl Pods {
     /// How many pods are not wholly known, and why the first of them is not.

@@ -23,7 +23,6 @@ use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{ContainerId, ExitRecord, Request, plan};
 use event_listener::Event as Changed;
 
-use crate::filesystem::failed;
 use crate::hooks::Point;
 use crate::lifecycle::{Event as Hook, EventGuard};
 use crate::link::LinkError;
@@ -34,6 +33,7 @@ use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
 use crate::table::{KILL_LIMIT, Stop};
 use crate::{Container, Pod, Pods, garbage};
+use coracle_base::error::failed;
 use on_host::OnHost;
 
 mod devices;

@@ -133,7 +133,7 @@ impl Pods {
     fn confined(&self, container: &Container, process: plan::Process) -> Result<plan::Process, Error> {
         let path = self.node.paths.launch(container.pod.id).join(container.id.to_string());
         let record =
-            std::fs::read(&path).map_err(|error| crate::filesystem::failed("read", &path, &error))?;
+            std::fs::read(&path).map_err(|error| coracle_base::error::failed("read", &path, &error))?;
         let security = &container.record().spec.security;
         let seccomp = plan::filter_of(&record);
         if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {

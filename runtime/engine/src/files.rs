@@ -10,8 +10,8 @@ use coracle_sandbox::umask;
 use coracle_sandbox::userns::UserMappings;
 use nix::errno::Errno;
 
-use crate::filesystem::failed;
 use crate::spec::{Dns, PodSpec, Sharing};
+use coracle_base::error::failed;
 
 /// Longest file taken over from the node: no sane /etc/hosts is longer, and it is copied for each pod.
 const BYTES_MAX: u64 = 1 << 20;

@@ -1,8 +1,8 @@
-//! Directories and files of the daemon's own, below its root and state directories, and what an error there means.
+//! Directories of the daemon's own, below its root and state directories.
 
 use std::path::Path;
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, failed};
 use coracle_sandbox::umask;
 
 /// Makes a directory with its parents, for root alone.
@@ -22,14 +22,4 @@ pub(crate) fn make_private_directory(path: &Path) -> Result<(), Error> {
     make_directory(path)?;
     let mode = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(path, mode).map_err(|error| failed("set mode of", path, &error))
-}
-
-/// The error of a file operation `op` that did not work. Not NotFound, whatever the errno: to a kubelet that means that the pod or
-/// container is gone.
-pub(crate) fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
-    let kind = match Error::from(std::io::Error::from(error.kind())).kind() {
-        Kind::ResourceExhausted => Kind::ResourceExhausted,
-        _ => Kind::Internal,
-    };
-    Error::new(kind, format!("{op} {}: {}", path.display(), plain(error)))
 }

@@ -10,8 +10,8 @@ use coracle_base::{log, reactor};
 use coracle_job::Job;
 
 use crate::Pods;
-use crate::filesystem::failed;
 use crate::paths::Paths;
+use coracle_base::error::failed;
 
 /// Up to so many entries are deleted by the daemon itself: about as long as starting a worker takes (0.3 ms).
 /// A container that wrote nothing leaves a record and three directories.

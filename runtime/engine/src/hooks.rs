@@ -13,8 +13,9 @@ use coracle_base::log;
 use coracle_job::{Hook, HookJob, Job, Outcome};
 use serde_json::json;
 
-use crate::filesystem::{failed, make_directory};
+use crate::filesystem::make_directory;
 use crate::{Container, Pods};
+use coracle_base::error::failed;
 
 /// Longest time of a hook that says nothing of its own.
 const HOOK_LIMIT: Duration = Duration::from_secs(60);

@@ -37,6 +37,7 @@ pub mod state;
 mod steps;
 pub mod streams;
 mod table;
+mod unknown;
 mod unlisted;
 
 pub use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};

@@ -14,11 +14,9 @@
 //! the change has not been, and nobody was told of it. That lets a commit run ahead, beside what it tells of: "ready" is on disk
 //! while the monitor still starts, and the note says "being created" until it has.
 
-mod later;
-
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
-use coracle_base::store::{self, Damage};
+use coracle_base::store::{self, Damage, Loaded};
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
@@ -27,7 +25,6 @@ use std::path::{Path, PathBuf};
 use crate::paths::{self, Paths, RECORD};
 use crate::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use crate::state;
-use later::Grown;
 
 /// A pod sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,22 +46,17 @@ pub struct PodRecord {
     /// The CNI configuration and attachment, recorded before ADD; `None`: the node's network, or nothing to undo.
     pub network: Option<Network>,
     /// Addresses of the pod, also when its network is gone.
-    #[serde(skip)]
     pub addresses: Vec<String>,
     /// What plugins have been told.
-    #[serde(skip)]
     pub told: Told,
     /// The SELinux level of its containers and their files; empty: they have no labels.
-    #[serde(skip)]
     pub(crate) selinux_level: String,
     /// Its cgroups are scopes of systemd's.
-    #[serde(skip)]
     pub has_scopes: bool,
 }
 
 /// Which events of an object plugins have been told of: each once in its life, restarts of the daemon included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Told {
     /// That it has ended.
     pub stop: bool,
@@ -125,22 +117,17 @@ pub struct ContainerRecord {
     /// Where it is in its life.
     pub state: state::Container,
     /// Its image volumes, in the order of their mounts.
-    #[serde(skip)]
     pub image_volumes: Vec<ImageVolumeUse>,
     /// Limits in force; `None`: those of the request.
-    #[serde(skip)]
     pub limits: Option<Limits>,
     /// What plugins made of it.
-    #[serde(skip)]
     pub adjusted: Adjusted,
     /// What plugins have been told.
-    #[serde(skip)]
     pub told: Told,
 }
 
 /// What a container's cgroup limits: the request, the updates since, and what only plugins ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Limits {
     /// What the CRI can ask for.
     pub resources: Resources,
@@ -164,7 +151,6 @@ pub struct Limits {
 
 /// What plugins changed at creation, as far as it is needed afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Adjusted {
     /// NRI's ContainerAdjustment without its limits, encoded: what events show of the container.
     pub adjustment: Vec<u8>,
@@ -252,8 +238,9 @@ pub struct Capabilities {
     pub(crate) ambient: u64,
 }
 
-/// Version of both bodies. What came since is behind them (`later`), so it has stayed.
-const VERSION: u8 = 1;
+/// Version of both bodies, which are postcard without names: any change of a field is another version. This build reads its own
+/// alone, since nothing has been released yet; from the first release on a new version comes with the way from the one before.
+const VERSION: u8 = 2;
 
 impl PodRecord {
     /// The cgroup of its monitor or one of its containers, from the top of every hierarchy.
@@ -390,9 +377,9 @@ impl Place {
     }
 
     /// A damaged note costs what it told, not what was committed before.
-    fn load<T: serde::de::DeserializeOwned + Grown>(&self) -> Result<T, Damage> {
+    fn load<T: serde::de::DeserializeOwned>(&self) -> Result<T, Damage> {
         let read = |directory: &Path, name: &str| {
-            store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded.body))
+            store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded))
         };
         let noted = read(&self.noted, &self.noted_name);
         let damage = match noted {
@@ -411,25 +398,21 @@ impl Place {
     }
 }
 
-fn encode<T: Serialize + Grown>(record: &T) -> Result<Vec<u8>, Error> {
-    let refused =
-        |error: &dyn std::fmt::Display| Error::new(Kind::Internal, format!("encode a record: {error}"));
-    let mut body = postcard::to_allocvec(record).map_err(|error| refused(&error))?;
-    let later = record.gather();
-    if later != T::Later::default() {
-        serde_json::to_writer(&mut body, &later).map_err(|error| refused(&error))?;
-    }
-    Ok(body)
+fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
+    postcard::to_allocvec(record)
+        .map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
 }
 
-fn decode<T: serde::de::DeserializeOwned + Grown>(body: &[u8]) -> Result<T, Damage> {
-    let damaged =
-        |error: &dyn std::fmt::Display| Damage::Damaged(format!("its body cannot be read: {error}"));
-    let (mut record, rest): (T, _) = postcard::take_from_bytes(body).map_err(|error| damaged(&error))?;
-    if !rest.is_empty() {
-        record.put(serde_json::from_slice(rest).map_err(|error| damaged(&error))?);
+fn decode<T: serde::de::DeserializeOwned>(loaded: &Loaded) -> Result<T, Damage> {
+    if loaded.version != VERSION {
+        let text = format!("its version is {}, and this build reads version {VERSION}", loaded.version);
+        return Err(Damage::Damaged(text));
     }
-    Ok(record)
+    match postcard::take_from_bytes(&loaded.body) {
+        Ok((record, [])) => Ok(record),
+        Ok((_, rest)) => Err(Damage::Damaged(format!("{} bytes follow its body", rest.len()))),
+        Err(error) => Err(Damage::Damaged(format!("its body cannot be read: {error}"))),
+    }
 }
 
 #[cfg(test)]
@@ -473,29 +456,46 @@ mod tests {
         }
     }
 
-    /// The body that 0.1.0 writes: every later version must read it. Append, never change.
+    fn loaded(body: Vec<u8>) -> Loaded {
+        Loaded { version: VERSION, body }
+    }
+
+    /// The layout of version 2, byte by byte: a change of these bytes is another version.
     #[test]
-    fn a_pod_record_of_0_1_0_is_these_bytes() {
+    fn a_pod_record_of_version_2_is_these_bytes() {
         let id = "07".repeat(32);
-        let spec = "03776562 026e73 0175 02 00 022f6c 00 00 01016b0176 00 00 00 010001 00 00";
-        let expected = format!("{id} 0162 02 {spec} 022f63 01 0202 00").replace(' ', "");
+        let spec = "03776562 026e73 0175 02 00 022f6c 00 00 01016b0176 00 00 00 010001 00 00 00 00 00 00";
+        let expected = format!("{id} 0162 02 {spec} 022f63 01 0202 00 00 0000 00 00").replace(' ', "");
         let bytes = encode(&record()).unwrap();
         assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), expected);
-        let back: PodRecord = decode(&bytes).unwrap();
-        assert_eq!(back.spec, record().spec);
     }
 
     #[test]
-    fn fields_that_came_later_come_back_and_0_1_0_stops_before_them() {
+    fn every_field_comes_back() {
         let range = IdMapping { container_id: 0, host_id: 65_536, length: 65_536 };
-        let mut grown = record();
-        grown.spec.user_namespace = Some(UserNamespace { uids: vec![range], gids: vec![range] });
-        grown.spec.resources = Some(Resources { cpu_shares: 7, ..Resources::default() });
-        let bytes = encode(&grown).unwrap();
-        assert_eq!(decode::<PodRecord>(&bytes).unwrap().spec, grown.spec);
-        assert_eq!(postcard::from_bytes::<PodRecord>(&bytes).unwrap().spec, record().spec);
-        let unknown = [encode(&record()).unwrap(), br#"{"of_a_later_version":1}"#.to_vec()].concat();
-        assert_eq!(decode::<PodRecord>(&unknown).unwrap().spec, record().spec);
+        let mut record = record();
+        record.spec.user_namespace = Some(UserNamespace { uids: vec![range], gids: vec![range] });
+        record.spec.resources = Some(Resources { cpu_shares: 7, ..Resources::default() });
+        record.addresses = vec!["10.0.0.7".into()];
+        record.told = Told { stop: true, remove: false };
+        record.selinux_level = "s0:c1,c2".into();
+        record.has_scopes = true;
+        let back: PodRecord = decode(&loaded(encode(&record).unwrap())).unwrap();
+        assert_eq!((&back.spec, &back.addresses), (&record.spec, &record.addresses));
+        assert_eq!((back.told.stop, back.told.remove, back.has_scopes), (true, false, true));
+        assert_eq!(back.selinux_level, record.selinux_level);
+    }
+
+    /// Records of builds before the first release, and of later ones: set aside with a reason, and never read as something else.
+    #[test]
+    fn records_of_other_versions_are_refused_by_their_number() {
+        for version in [1, VERSION + 1] {
+            let other = Loaded { version, body: encode(&record()).unwrap() };
+            let Err(Damage::Damaged(why)) = decode::<PodRecord>(&other) else { panic!("{version} is read") };
+            assert_eq!(why, format!("its version is {version}, and this build reads version 2"));
+        }
+        let longer = [encode(&record()).unwrap(), vec![0]].concat();
+        assert!(decode::<PodRecord>(&loaded(longer)).is_err());
     }
 
     #[test]
@@ -532,12 +532,12 @@ mod tests {
     fn damaged_bodies_are_refused() {
         let bytes = encode(&record()).unwrap();
         for cut in 0..bytes.len() {
-            assert!(decode::<PodRecord>(&bytes[..cut]).is_err(), "cut at {cut}");
+            assert!(decode::<PodRecord>(&loaded(bytes[..cut].to_vec())).is_err(), "cut at {cut}");
         }
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            let _ = decode::<PodRecord>(&damaged); // the checksum before it tells; here it only must not panic
+            let _ = decode::<PodRecord>(&loaded(damaged)); // the checksum before it tells; here it only must not panic
         }
     }
 }

@@ -25,13 +25,13 @@ use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::monitor::ConnectError;
 use coracle_sandbox::{ContainerId, PodId, Request, monitor, netns};
 
-use crate::again::Unknown;
-use crate::filesystem::failed;
 use crate::link::LinkError;
 use crate::record::{ContainerRecord, PodRecord, Told};
 use crate::state::{self, ContainerEvent, How, PodEvent};
+use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
 use crate::{Container, Pod, Pods, again, garbage, paths};
+use coracle_base::error::failed;
 
 /// Longest time one pod may delay the start.
 const ATTACH_LIMIT: Duration = Duration::from_secs(5);
@@ -285,7 +285,7 @@ impl Pods {
                 if let Some(link) = pod.link.borrow_mut().take() {
                     link.abandon();
                 }
-                Some(Unknown::unattached(pod, error))
+                Some(Unknown::unattached(pod.id, error))
             }
             Err(Unattached::Gone(error)) => {
                 if pod.record().state.is_ready() {
@@ -329,7 +329,7 @@ impl Pods {
                 // The end of the monitor is seen by the link.
                 Err(LinkError::Gone) => return None,
                 Err(error @ (LinkError::Silent { .. } | LinkError::Socket(_))) => {
-                    return Some(Unknown::unattached(pod, error));
+                    return Some(Unknown::unattached(pod.id, error));
                 }
                 Err(LinkError::Failed(_)) if was_running && !container.exited.is_initialized() => {
                     self.end_without_monitor(&container, "the monitor does not know it");

@@ -2,7 +2,7 @@
 //! record and given back by status and list calls. CRI types end in `cri/`; from here on there are only these.
 //!
 //! Values that clients must get back byte for byte (labels, annotations, mounts, resources) are kept as they came.
-//! Formats on disk only grow: fields are appended, never reordered.
+//! These types are part of the records: a change of a field changes their version (`record`).
 
 use coracle_job::PortMapping;
 use coracle_sandbox::userns::{IdRange, UserMappings};
@@ -115,16 +115,12 @@ pub struct PodSpec {
     /// Kernel parameters of its namespaces.
     pub sysctls: Pairs,
     /// `None`: the node's.
-    #[serde(skip)]
     pub user_namespace: Option<UserNamespace>,
     /// What the sandbox takes beside its containers; the kubelet has counted it into the pod's cgroup.
-    #[serde(skip)]
     pub overhead: Option<Resources>,
     /// The sum over its containers, as the kubelet gave it last.
-    #[serde(skip)]
     pub resources: Option<Resources>,
     /// The label that was asked for the sandbox: its level is that of the pod's containers.
-    #[serde(skip)]
     pub selinux: Option<SelinuxLabel>,
 }
 
@@ -221,20 +217,11 @@ pub struct Mount {
     pub propagation: MountPropagation,
     /// Whether mounts below it are read-only, too (KEP-3857).
     pub recursive_read_only: bool,
-    /// The fields that came after 0.1.0.
-    #[serde(skip)]
-    pub later: MountLater,
-}
-
-/// What came to mounts after 0.1.0 (record/later.rs).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MountLater {
     /// An image in place of the host path, which is empty then (KEP-4639).
     pub image: Option<ImageVolume>,
-    /// An idmapped mount's; empty: the source's owners are seen as they are.
+    /// User ids of an idmapped mount; empty: the source's owners are seen as they are.
     pub uid_mappings: Vec<IdMapping>,
-    /// As `uid_mappings`.
+    /// Group ids of an idmapped mount; empty: the source's owners are seen as they are.
     pub gid_mappings: Vec<IdMapping>,
     /// `noexec` and the like, checked.
     pub options: Vec<String>,
@@ -316,13 +303,10 @@ pub struct Security {
     /// Paths that are made read-only.
     pub readonly_paths: Vec<String>,
     /// Path of a Localhost filter's profile on the host; empty: none asked for.
-    #[serde(skip)]
     pub localhost_seccomp: String,
     /// Name of an AppArmor profile, [`APPARMOR_UNCONFINED`] or [`APPARMOR_RUNTIME_DEFAULT`]; empty: nothing was asked for.
-    #[serde(skip)]
     pub apparmor: String,
     /// The label of its processes.
-    #[serde(skip)]
     pub selinux: Option<SelinuxLabel>,
 }
 
@@ -387,6 +371,5 @@ pub struct ContainerSpec {
     /// Limits that were asked for.
     pub resources: Resources,
     /// Fully qualified names, `vendor/class=device`.
-    #[serde(skip)]
     pub cdi_devices: Vec<String>,
 }

@@ -23,7 +23,7 @@ use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::lsm::labelling_files;
 use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
 
-use crate::filesystem::{failed, make_directory};
+use crate::filesystem::make_directory;
 use crate::lifecycle::Event as Hook;
 use crate::link::{Link, News};
 use crate::notices::Happened;
@@ -33,6 +33,7 @@ use crate::spec::{PodPid, PodSpec};
 use crate::state::{self, PodEvent};
 use crate::table::KILL_LIMIT;
 use crate::{Pod, Pods, again, files, garbage, paths};
+use coracle_base::error::failed;
 
 /// Longest wait for a monitor that has just been started or found again: it answers in a millisecond; a machine that
 /// swaps or a kernel that holds a namespace lock takes longer.

@@ -23,7 +23,8 @@ use crate::link::Link;
 use crate::notices::{Happened, Notice};
 use crate::operations::Operations;
 use crate::record::{ContainerRecord, Kept, PodRecord};
-use crate::{again, clock, modules, notices, output, paths, spec};
+use crate::unknown::Unknown;
+use crate::{clock, modules, notices, output, paths, spec};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
 /// caller is told and tries again (CRI 2.6).
@@ -108,7 +109,7 @@ pub struct Pods {
     pub(crate) warned: RefCell<BTreeSet<String>>,
     pub(crate) listeners: notices::Listeners,
     /// What the start could not find out for now.
-    pub(crate) unknown: RefCell<BTreeMap<PodId, again::Unknown>>,
+    pub(crate) unknown: RefCell<BTreeMap<PodId, Unknown>>,
     /// What is being made, started, stopped and removed.
     pub operations: Rc<Operations>,
     /// Of every ExecSync in flight.

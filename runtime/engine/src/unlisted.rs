@@ -16,9 +16,9 @@ use coracle_base::log;
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, Request};
 
-use crate::filesystem::failed;
 use crate::paths::Paths;
 use crate::{Pod, Pods};
+use coracle_base::error::failed;
 
 /// Longest wait for a monitor that is to forget a container.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);

@@ -3,6 +3,8 @@
 //! listed and pinned. So there is one that consists of its name: it has a config document, and its id is the digest
 //! of that, like any other image's; it has no layer, is on no disk and in no registry.
 
+use std::time::Instant;
+
 use super::index::{Entry, ImageId};
 
 /// Its one tag. `.local` names nothing on the internet (RFC 6762), so no registry can ever serve something else under
@@ -17,6 +19,15 @@ pub(crate) const ID: ImageId = ImageId::from_bytes([
     0xd0, 0x05, 0xea, 0x01, 0x55, 0x79, 0x65, 0x35, 0x0b, 0x0d, 0x33, 0x08, 0x3e, 0x70, 0xaa, 0x2a, 0x01,
     0x8a, 0xf9, 0xb9, 0xb3, 0xd2, 0x63, 0x91, 0x4f, 0xcd, 0x7c, 0x40, 0x62, 0xf4, 0x96, 0x9e,
 ]);
+
+/// The sandbox image that is configured, if it is not the built-in one.
+#[derive(Default)]
+pub(crate) struct SandboxImage {
+    /// In normal form.
+    pub(crate) name: Option<String>,
+    /// When the last pull of it was begun.
+    pub(crate) tried: Option<Instant>,
+}
 
 /// As it stands in the index, beside the others; its sequence is the greatest, so that nobody takes its tag.
 pub(super) fn entry() -> Entry {

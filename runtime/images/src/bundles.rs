@@ -8,7 +8,6 @@
 //! One record remembers which file brought which images, so that an unchanged bundle costs a stat(2) and no write. A
 //! directory that cannot be read says nothing about its files: their pins stay (a medium may be mounted late).
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -18,18 +17,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind, plain};
-use coracle_base::store::{self, Damage};
 use coracle_base::{log, reactor};
 use coracle_sandbox::hostpath;
-use serde::{Deserialize, Serialize};
-use smol::channel::{Receiver, Sender};
+use smol::channel::Receiver;
 
+use super::bundle_record::{Bundle, Signature};
 use super::credentials::Auth;
 use super::{ImageId, Images};
 
-/// Their record.
-const RECORD: &str = "bundles";
-const VERSION: u8 = 1;
 /// Files of all directories that are looked at.
 const FILES_MAX: usize = 4096;
 /// Longest list of references, and most of them in it.
@@ -44,63 +39,6 @@ const ARCHIVES: [&str; 5] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"];
 const LISTS: [&str; 1] = [".txt"];
 /// Other tools take these; the files are named in the log instead of being passed over.
 const REFUSED: [&str; 4] = [".tar.bz2", ".tbz", ".tar.xz", ".tar.lz4"];
-
-/// Tells one state of a file from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Signature {
-    bytes: u64,
-    inode: u64,
-    modified_s: i64,
-    modified_ns: i64,
-}
-
-/// What a file brought.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Bundle {
-    signature: Signature,
-    /// Ids.
-    images: Vec<String>,
-    /// Nothing of it is missing.
-    is_whole: bool,
-}
-
-/// Import directories and what came from them.
-pub(super) struct Bundles {
-    directories: RefCell<Vec<PathBuf>>,
-    /// By path.
-    known: RefCell<BTreeMap<String, Bundle>>,
-    /// Tells the task that the directories are others now.
-    changed: (Sender<()>, Receiver<()>),
-}
-
-impl Bundles {
-    /// Loads the record below `images`. One that cannot be read costs an import, and the pins until that is done.
-    pub(super) fn load(images: &Path) -> Bundles {
-        let known = match store::load(images, RECORD, store::Kind::Bundles) {
-            Ok(loaded) => postcard::from_bytes(&loaded.body).unwrap_or_default(),
-            Err(Damage::Absent) => BTreeMap::new(),
-            Err(damage) => {
-                log::warn!("what the import directories brought is not known: it is imported again"; reason = damage);
-                BTreeMap::new()
-            }
-        };
-        Bundles {
-            directories: RefCell::default(),
-            known: RefCell::new(known),
-            changed: smol::channel::bounded(1),
-        }
-    }
-
-    /// Whether a bundle brought this image.
-    pub(super) fn has(&self, id: &ImageId) -> bool {
-        let known = self.known.borrow();
-        if known.is_empty() {
-            return false;
-        }
-        let id = id.to_string();
-        known.values().any(|bundle| bundle.images.contains(&id))
-    }
-}
 
 impl Images {
     /// Follows these directories from now on, instead of those before.
@@ -208,11 +146,7 @@ impl Images {
         if *self.bundles.known.borrow() == known {
             return Ok(());
         }
-        let body = postcard::to_allocvec(&known)
-            .map_err(|error| Error::new(Kind::Internal, format!("encode the record of bundles: {error}")))?;
-        store::commit(&self.disk.images(), RECORD, store::Kind::Bundles, VERSION, &body)?;
-        *self.bundles.known.borrow_mut() = known;
-        Ok(())
+        self.bundles.commit(&self.disk.images(), known)
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! A record's body, version 1: postcard of [`Stored`]. It grows at its end only, so an older coracle reads a newer one's.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -58,6 +59,10 @@ pub struct UsersFiles {
 pub(super) struct Disk {
     root: PathBuf,
 }
+
+/// The record of pins that somebody set by hand: names and ids, one a line.
+const MARKS: &str = "pins";
+const MARKS_VERSION: u8 = 1;
 
 impl Disk {
     /// Makes the directories that are missing.
@@ -252,6 +257,25 @@ impl Disk {
             }
             Err(error) => log::warn!("image record is damaged"; image = name, reason = reason, error = error),
         }
+    }
+
+    /// Pins that somebody set by hand. A record that cannot be read is logged and costs the pins: a node must start.
+    pub(super) fn marks(&self) -> BTreeSet<String> {
+        match store::load(&self.images(), MARKS, store::Kind::Pins) {
+            Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(str::to_owned).collect(),
+            Err(Damage::Absent) => BTreeSet::new(),
+            Err(damage) => {
+                log::error!("pins set by hand cannot be read: set them again"; reason = damage);
+                BTreeSet::new()
+            }
+        }
+    }
+
+    /// Writes down what [`Disk::marks`] gives from now on.
+    pub(super) fn commit_marks(&self, marks: &BTreeSet<String>) -> Result<(), Error> {
+        let body: String = marks.iter().flat_map(|mark| [mark.as_str(), "\n"]).collect();
+        store::commit(&self.images(), MARKS, store::Kind::Pins, MARKS_VERSION, body.as_bytes())
+            .map_err(|error| error.context("keep the pins"))
     }
 }
 

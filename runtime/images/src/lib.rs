@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod builtin;
+mod bundle_record;
 mod bundles;
 mod check;
 mod credentials;
@@ -21,6 +22,7 @@ mod export;
 mod import;
 mod index;
 mod marks;
+mod measured;
 mod merged;
 mod pins;
 mod pull;
@@ -50,9 +52,11 @@ use coracle_base::workers::Workers;
 use coracle_job::{ImageRecord, Limits, Registries};
 use coracle_wire::ContainerId;
 
-use bundles::Bundles;
+use builtin::SandboxImage;
+use bundle_record::Bundles;
 use disk::{Disk, Loaded, Stored};
 use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};
+use measured::Measured;
 use pins::Pins;
 use pull::Pulls;
 use trash::{Candidates, Trash};
@@ -94,7 +98,7 @@ pub struct Images {
     registries_health: registries::Health,
     limits: Limits,
     pins: RefCell<Pins>,
-    sandbox_image: RefCell<sandbox::SandboxImage>,
+    sandbox_image: RefCell<SandboxImage>,
     /// Names and ids that are pinned by hand.
     marks: RefCell<BTreeSet<String>>,
     bundles: Bundles,
@@ -106,7 +110,7 @@ pub struct Images {
     fills: Cell<u32>,
     /// Workers that have.
     filled: Cell<u64>,
-    measured: usage::Measured,
+    measured: Measured,
     /// Of the last commit.
     sequence: Cell<u64>,
     /// Every record on disk is in the index.
@@ -136,7 +140,7 @@ impl Images {
             index.insert(entry);
         }
         index.insert(builtin::entry());
-        let marks = RefCell::new(marks::load(&disk.images()));
+        let marks = RefCell::new(disk.marks());
         let bundles = Bundles::load(&disk.images());
         Ok(Rc::new(Images {
             marks,
@@ -154,7 +158,7 @@ impl Images {
             trash: Rc::default(),
             fills: Cell::new(0),
             filled: Cell::new(0),
-            measured: usage::Measured::default(),
+            measured: Measured::default(),
             sequence: Cell::new(sequence),
             is_complete,
             keeps_everything: Cell::new(false),

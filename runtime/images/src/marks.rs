@@ -2,33 +2,14 @@
 //! them again (PIN-9 in CRI 2.33).
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::log;
-use coracle_base::store::{self, Damage};
 
 use super::reference::Reference;
 use super::{Images, View};
 
-/// Their record: names and ids, one a line.
-const RECORD: &str = "pins";
-const VERSION: u8 = 1;
 /// Most of them; each is compared with every name of every image.
 const MARKS_MAX: usize = 1024;
-
-/// Loads the marks below `images`. What cannot be read is lost with a word: nothing is unpinned on purpose, but a node must
-/// start.
-pub(super) fn load(images: &Path) -> BTreeSet<String> {
-    match store::load(images, RECORD, store::Kind::Pins) {
-        Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(str::to_owned).collect(),
-        Err(Damage::Absent) => BTreeSet::new(),
-        Err(damage) => {
-            log::error!("pins set by hand cannot be read: set them again"; reason = damage);
-            BTreeSet::new()
-        }
-    }
-}
 
 impl Images {
     /// Pins the image that `name` means, an id or a reference; one that is pulled again under this reference stays pinned.
@@ -71,9 +52,7 @@ impl Images {
 
     /// Committed first, then seen.
     fn keep_marks(&self, marks: BTreeSet<String>) -> Result<(), Error> {
-        let body: String = marks.iter().flat_map(|mark| [mark.as_str(), "\n"]).collect();
-        store::commit(&self.disk.images(), RECORD, store::Kind::Pins, VERSION, body.as_bytes())
-            .map_err(|error| error.context("keep the pins"))?;
+        self.disk.commit_marks(&marks)?;
         *self.marks.borrow_mut() = marks;
         Ok(())
     }

@@ -108,6 +108,11 @@ impl Drop for Fill<'_> {
 }
 
 impl Images {
+    /// The pulls under way.
+    pub fn pulling(&self) -> Vec<Pulling> {
+        self.pulls.views(Instant::now())
+    }
+
     /// Pulls `name` and gives the image's id. A digest that is here already, and the built-in image, need no network; a
     /// tag is always asked for at its registry.
     ///

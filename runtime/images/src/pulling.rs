@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 use coracle_base::log;
 use coracle_job::Progress;
 
-use super::Images;
-
 /// From one line in the log to the next.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -90,13 +88,6 @@ impl Tracker {
             progress.bytes_total.checked_sub(progress.bytes_done).filter(|_| progress.bytes_total > 0);
         let left = missing.and_then(|missing| missing.checked_div(rate)).map(Duration::from_secs);
         Pulling { name: name.to_string(), progress, rate, left, since: now.duration_since(self.begun) }
-    }
-}
-
-impl Images {
-    /// The pulls under way.
-    pub fn pulling(&self) -> Vec<Pulling> {
-        self.pulls.views(Instant::now())
     }
 }
 

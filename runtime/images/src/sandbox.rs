@@ -8,22 +8,14 @@ use std::time::{Duration, Instant};
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
 
+use super::Images;
+use super::builtin::{self, SandboxImage};
 use super::credentials::Auth;
 use super::pins::Pins;
 use super::reference::Reference;
-use super::{Images, builtin};
 
 /// From one attempt to pull the sandbox image to the next; each pod that is made may start one.
 const PAUSE: Duration = Duration::from_secs(60);
-
-/// The sandbox image that is configured, if it is not the built-in one.
-#[derive(Default)]
-pub(super) struct SandboxImage {
-    /// In normal form.
-    name: Option<String>,
-    /// When the last pull of it was begun.
-    tried: Option<Instant>,
-}
 
 impl Images {
     /// Takes over `pinned_images` and `sandbox_image`; pins follow at once, whatever was before.

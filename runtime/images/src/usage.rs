@@ -2,10 +2,7 @@
 //! loop. A layer does not change, so it is walked once in a daemon's life; what does change is small. Nobody who does not
 //! ask pays, and nothing is walked anew while nothing has come or gone.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,6 +12,7 @@ use coracle_job::{Job, Outcome, TreeUsage};
 use super::Images;
 use super::disk::list;
 use super::index::LayerName;
+use super::measured::{Moment, Usage, Walk};
 
 /// What who asks waits for a walk at most; after that the last one is the answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -22,43 +20,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_secs(2);
 /// Blocks are counted in these whatever the file system's are (stat(2)).
 const BLOCK_BYTES: u64 = 512;
-
-/// What images use of the disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Usage {
-    /// An existing directory on their file system.
-    pub directory: PathBuf,
-    /// When this was true.
-    pub at: SystemTime,
-    /// Allocated to blobs, records and layers, each counted once.
-    pub used_bytes: u64,
-    /// Files and directories of them.
-    pub inodes_used: u64,
-}
-
-/// How many times images came, and things of the store went: two equal ones have nothing in between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Moment {
-    published: u64,
-    disposed: u64,
-    filled: u64,
-}
-
-/// The last walk.
-struct Walk {
-    moment: Moment,
-    at: SystemTime,
-    begun: Instant,
-    total: TreeUsage,
-}
-
-/// What was measured.
-#[derive(Default)]
-pub(super) struct Measured {
-    layers: RefCell<BTreeMap<String, TreeUsage>>,
-    last: RefCell<Option<Walk>>,
-    is_walking: Cell<bool>,
-}
 
 impl Images {
     /// What images use of the disk. The first answer after a start may be that of their records, where a walk takes long.

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::KEYS;
+use super::keys::KEYS;
 
 /// Width of the comments.
 const COLUMNS: usize = 100;

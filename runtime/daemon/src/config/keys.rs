@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use coracle_base::log::Level;
 use coracle_engine::modules::Selinux;
 
+use super::types::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
 use super::value::Raw;
-use super::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
 
 /// One key of the configuration.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::KEYS;
+use super::Problem;
+use super::keys::{KEYS, Key};
 use super::suggest;
 use super::value::{Origin, Raw};
-use super::{Key, Problem};
 
 /// Largest configuration file: a hundred times the default one with all its comments.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;

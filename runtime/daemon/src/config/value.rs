@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use coracle_base::listen::PATH_BYTES_MAX;
 
-use super::Address;
+use super::types::Address;
 
 /// Where a value was given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

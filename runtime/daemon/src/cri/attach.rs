@@ -11,7 +11,6 @@ use coracle_engine::streams::require_running;
 use super::exec::wanted;
 use crate::daemon::Daemon;
 use crate::rpc::v1;
-use crate::stream;
 
 pub(crate) async fn attach(
     daemon: Rc<Daemon>,
@@ -20,5 +19,7 @@ pub(crate) async fn attach(
     let wanted = wanted(request.stdin, request.stdout, request.stderr, request.tty)?;
     let container = daemon.pods.container(&request.container_id)?;
     require_running(&container)?;
-    Ok(v1::AttachResponse { url: daemon.streams.url(stream::Request::Attach { container, wanted })? })
+    Ok(v1::AttachResponse {
+        url: daemon.streams.url(coracle_streaming::Request::Attach { container, wanted })?,
+    })
 }

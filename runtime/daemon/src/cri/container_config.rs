@@ -6,7 +6,7 @@
 use coracle_base::error::Error;
 use coracle_engine::spec::{
     APPARMOR_RUNTIME_DEFAULT, APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device,
-    GroupsPolicy, ImageVolume, Mount, MountLater, MountPropagation, Pairs, Resources, Security, SelinuxLabel,
+    GroupsPolicy, ImageVolume, Mount, MountPropagation, Pairs, Resources, Security, SelinuxLabel,
 };
 use coracle_sandbox::{ContainerId, lsm, plan};
 
@@ -126,16 +126,16 @@ pub(crate) fn cri_mount(mount: &Mount, image_ref: Option<&str>) -> v1::Mount {
         selinux_relabel: mount.selinux_relabel,
         propagation: propagation.into(),
         recursive_read_only: mount.recursive_read_only,
-        uid_mappings: cri_mappings(&mount.later.uid_mappings),
-        gid_mappings: cri_mappings(&mount.later.gid_mappings),
-        image: mount.later.image.as_ref().map(|volume| v1::ImageSpec {
+        uid_mappings: cri_mappings(&mount.uid_mappings),
+        gid_mappings: cri_mappings(&mount.gid_mappings),
+        image: mount.image.as_ref().map(|volume| v1::ImageSpec {
             image: volume.image.clone(),
             user_specified_image: volume.user_specified_image.clone(),
             image_ref: image_ref.unwrap_or_default().to_owned(),
             ..Default::default()
         }),
-        image_sub_path: mount.later.image.as_ref().map(|volume| volume.sub_path.clone()).unwrap_or_default(),
-        mount_options: mount.later.options.clone(),
+        image_sub_path: mount.image.as_ref().map(|volume| volume.sub_path.clone()).unwrap_or_default(),
+        mount_options: mount.options.clone(),
     }
 }
 
@@ -199,12 +199,10 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
         selinux_relabel: mount.selinux_relabel,
         propagation,
         recursive_read_only: mount.recursive_read_only,
-        later: MountLater {
-            image,
-            options: mount.mount_options,
-            uid_mappings: id_mappings(mount.uid_mappings),
-            gid_mappings: id_mappings(mount.gid_mappings),
-        },
+        image,
+        uid_mappings: id_mappings(mount.uid_mappings),
+        gid_mappings: id_mappings(mount.gid_mappings),
+        options: mount.mount_options,
     })
 }
 

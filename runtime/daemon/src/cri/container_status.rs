@@ -87,8 +87,7 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
 fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
     let mut volumes = record.image_volumes.iter();
     let show = |mount: &spec::Mount| {
-        let image_ref =
-            mount.later.image.as_ref().and_then(|_| volumes.next()).map(|volume| volume.id.as_str());
+        let image_ref = mount.image.as_ref().and_then(|_| volumes.next()).map(|volume| volume.id.as_str());
         container_config::cri_mount(mount, image_ref)
     };
     record.spec.mounts.iter().map(show).collect()

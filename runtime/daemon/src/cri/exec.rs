@@ -10,7 +10,6 @@ use coracle_engine::streams::{Wanted, require_running};
 use super::pod_config::invalid;
 use crate::daemon::Daemon;
 use crate::rpc::v1;
-use crate::stream;
 
 pub(crate) async fn exec(daemon: Rc<Daemon>, request: v1::ExecRequest) -> Result<v1::ExecResponse, Error> {
     if request.cmd.is_empty() || request.cmd.iter().any(|word| word.contains('\0')) {
@@ -19,7 +18,7 @@ pub(crate) async fn exec(daemon: Rc<Daemon>, request: v1::ExecRequest) -> Result
     let wanted = wanted(request.stdin, request.stdout, request.stderr, request.tty)?;
     let container = daemon.pods.container(&request.container_id)?;
     require_running(&container)?;
-    let request = stream::Request::Exec { container, command: request.cmd, wanted };
+    let request = coracle_streaming::Request::Exec { container, command: request.cmd, wanted };
     Ok(v1::ExecResponse { url: daemon.streams.url(request)? })
 }
 

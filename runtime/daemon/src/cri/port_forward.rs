@@ -9,7 +9,6 @@ use coracle_base::error::{Error, Kind};
 use super::pod_config::invalid;
 use crate::daemon::Daemon;
 use crate::rpc::v1;
-use crate::stream;
 
 pub(crate) async fn port_forward(
     daemon: Rc<Daemon>,
@@ -27,5 +26,7 @@ pub(crate) async fn port_forward(
         let text = format!("pod sandbox {:.13} is {}", pod.id, pod.record().state.name());
         return Err(Error::new(Kind::FailedPrecondition, text));
     }
-    Ok(v1::PortForwardResponse { url: daemon.streams.url(stream::Request::Forward { pod, ports })? })
+    Ok(v1::PortForwardResponse {
+        url: daemon.streams.url(coracle_streaming::Request::Forward { pod, ports })?,
+    })
 }

@@ -215,11 +215,7 @@ fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
             destination: mount.container_path.clone(),
             r#type: "bind".to_owned(),
             source: mount.host_path.clone(),
-            options: options
-                .into_iter()
-                .map(str::to_owned)
-                .chain(mount.later.options.iter().cloned())
-                .collect(),
+            options: options.into_iter().map(str::to_owned).chain(mount.options.iter().cloned()).collect(),
         });
     }
     told

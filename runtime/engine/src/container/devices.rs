@@ -5,7 +5,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, Job, Outcome};
 
 use super::resolved::Resolved;
-use crate::spec::{ContainerSpec, Device, Mount, MountLater, MountPropagation};
+use crate::spec::{ContainerSpec, Device, Mount, MountPropagation};
 use crate::{Pod, Pods, paths};
 
 impl Pods {
@@ -77,7 +77,10 @@ pub(crate) fn edited(asked: &ContainerSpec, edits: &ContainerEdits) -> Container
         selinux_relabel: false,
         propagation: MountPropagation::Private,
         recursive_read_only: false,
-        later: MountLater { options: mount.options.clone(), ..MountLater::default() },
+        image: None,
+        uid_mappings: Vec::new(),
+        gid_mappings: Vec::new(),
+        options: mount.options.clone(),
     }));
     spec.security.supplemental_groups.extend(&edits.groups);
     spec

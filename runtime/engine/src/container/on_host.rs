@@ -44,7 +44,7 @@ impl Pods {
         }
         let mut sources = Vec::new();
         for mount in &spec.mounts {
-            if mount.later.image.is_some() {
+            if mount.image.is_some() {
                 sources.push(None);
                 continue;
             }
@@ -75,7 +75,7 @@ impl Pods {
     pub(crate) async fn require_answers(&self, container: &Container) -> Result<(), Error> {
         let sources: Vec<_> = {
             let record = container.record();
-            let of_host = record.spec.mounts.iter().filter(|mount| mount.later.image.is_none());
+            let of_host = record.spec.mounts.iter().filter(|mount| mount.image.is_none());
             of_host.map(|mount| (mount.host_path.clone(), mount.container_path.clone())).collect()
         };
         let mut mounts = Mounts::default();

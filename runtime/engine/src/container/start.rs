@@ -11,7 +11,6 @@ use coracle_base::log;
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
 
-use crate::filesystem::failed;
 use crate::hooks::Point;
 use crate::lifecycle::Event as Hook;
 use crate::link::LinkError;
@@ -20,6 +19,7 @@ use crate::record::Kept;
 use crate::spec::{ContainerPid, PodPid};
 use crate::state::{self, ContainerEvent, How};
 use crate::{Container, Pod, Pods};
+use coracle_base::error::failed;
 
 /// Longest time from clone to exec: an image on slow flash, a volume on a slow network. With the look at what hung, and the end
 /// of the process, less than the two minutes that a kubelet waits.

@@ -9,10 +9,10 @@ use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
 
 use super::resolved::Resolved;
-use crate::filesystem::failed;
 use crate::record::ImageVolumeUse;
 use crate::spec::{self, ContainerSpec, MountPropagation};
 use crate::{Pod, Pods};
+use coracle_base::error::failed;
 
 impl Pods {
     /// All mounts that were asked for, in their order; `sources` are where those of the host really are. `empty`: a directory
@@ -25,7 +25,7 @@ impl Pods {
         empty: &Path,
     ) -> Result<Vec<plan::Mount>, Error> {
         let mut images = images.iter();
-        let planned = |(mount, source): (&spec::Mount, &Option<PathBuf>)| match (&mount.later.image, source) {
+        let planned = |(mount, source): (&spec::Mount, &Option<PathBuf>)| match (&mount.image, source) {
             (None, source) => self.mount(pod, mount, source.as_deref()),
             (Some(volume), _) => {
                 let layers = images.next().into_iter().flat_map(|image| image.layers.iter().rev());
@@ -44,7 +44,7 @@ impl Pods {
     pub(crate) async fn relabel(&self, resolved: &Resolved) -> Result<(), Error> {
         let Some(label) = resolved.plan.root.label.clone() else { return Ok(()) };
         let mounts = &resolved.record.spec.mounts;
-        let asked = mounts.iter().filter(|mount| mount.selinux_relabel && mount.later.image.is_none());
+        let asked = mounts.iter().filter(|mount| mount.selinux_relabel && mount.image.is_none());
         let paths: Vec<_> = asked.map(|mount| PathBuf::from(&mount.host_path)).collect();
         if paths.is_empty() {
             return Ok(());
@@ -68,7 +68,7 @@ impl Pods {
             let layers = image.layers.into_iter().map(|layer| layer.name).collect();
             Ok(ImageVolumeUse { id: image.id, layers })
         };
-        let wanted = spec.mounts.iter().filter_map(|mount| Some((mount, mount.later.image.as_ref()?)));
+        let wanted = spec.mounts.iter().filter_map(|mount| Some((mount, mount.image.as_ref()?)));
         let found = wanted.map(|(mount, volume)| {
             find(volume).map_err(|error| {
                 error.context(format!("ImageVolumeMountFailed: config.mounts[{}]", mount.container_path))
@@ -124,7 +124,7 @@ fn check_propagation(real: &Path, propagation: Propagation) -> Result<(), Error>
 
 /// The mount with what does not depend on its source.
 fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
-    let has = |option: &str| mount.later.options.iter().any(|given| given == option);
+    let has = |option: &str| mount.options.iter().any(|given| given == option);
     plan::Mount {
         source,
         target: mount.container_path.clone(),
@@ -140,13 +140,12 @@ fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
 
 /// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.
 fn maps_owners(pod: &Pod, mount: &spec::Mount) -> Result<bool, Error> {
-    let later = &mount.later;
-    if later.uid_mappings.is_empty() && later.gid_mappings.is_empty() {
+    if mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty() {
         return Ok(false);
     }
     let record = pod.record();
     let is_the_pods = record.spec.user_namespace.as_ref().is_some_and(|namespace| {
-        (&namespace.uids, &namespace.gids) == (&later.uid_mappings, &later.gid_mappings)
+        (&namespace.uids, &namespace.gids) == (&mount.uid_mappings, &mount.gid_mappings)
     });
     match is_the_pods {
         true => Ok(true),

@@ -12,13 +12,12 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_sandbox::netlink::{self, Batch, Link, Network, Route, Scope, Socket, Veth};
 
 use super::conf::{Base, Bridge, Main, Plan};
-use super::failed;
 use super::lease::{Lease, Leases};
 use super::result::{self, Made};
 

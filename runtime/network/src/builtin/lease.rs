@@ -17,12 +17,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_base::reactor;
 use coracle_sandbox::netlink::Network;
 use coracle_sandbox::umask;
 
-use super::failed;
 use super::range::{Range, candidates};
 
 /// How long a plugin may hold the lock: it does so for milliseconds.

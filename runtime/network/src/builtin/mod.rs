@@ -23,7 +23,7 @@ mod rules;
 
 use std::path::Path;
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, Kind};
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
@@ -154,13 +154,4 @@ pub(super) async fn del(
         Ok(left)
     };
     work.await.map_err(|error: Error| error.context(format!("built-in network {:?} (del)", plan.network)))
-}
-
-/// A file operation that did not work. Not NotFound, which to a kubelet means that the pod is gone.
-fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
-    let kind = match Error::from(std::io::Error::from(error.kind())).kind() {
-        Kind::ResourceExhausted => Kind::ResourceExhausted,
-        _ => Kind::Internal,
-    };
-    Error::new(kind, format!("{op} {}: {}", path.display(), plain(error)))
 }

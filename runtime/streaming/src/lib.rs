@@ -4,10 +4,11 @@
 //!   cri/{exec,attach,port_forward} ─► server::url ─► token                       (gRPC ends here)
 //!   client ─► server: head, token, upgrade ─► connection ◄─► spdy │ websocket    (bytes in, events out; no I/O)
 //!                                                 │
-//!                              stdio: one process │ forward: sockets in a pod    ◄─► pod/streams: descriptors
+//!                              stdio: one process │ forward: sockets in a pod    ◄─► coracle_engine::streams
 //! ```
 //! Everything is bounded: tokens, sessions, heads, frames, what waits for a slow client, what waits for a slow process.
 //! A session that breaks ends alone.
+#![forbid(unsafe_code)]
 
 mod connection;
 mod event;
@@ -22,4 +23,4 @@ mod stdio;
 mod tokens;
 mod websocket;
 
-pub(crate) use server::{Options, Request, Streams};
+pub use server::{Options, Request, Streams};

@@ -32,21 +32,21 @@ use super::{spdy, websocket};
 
 /// How the server behind exec, attach and port-forward URLs is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Options {
+pub struct Options {
     /// The address it listens on.
-    pub(crate) address: IpAddr,
+    pub address: IpAddr,
     /// Its port; 0: any.
-    pub(crate) port: u16,
+    pub port: u16,
     /// PEM files for TLS; both or neither.
-    pub(crate) certificate: Option<PathBuf>,
+    pub certificate: Option<PathBuf>,
     /// See `certificate`.
-    pub(crate) key: Option<PathBuf>,
+    pub key: Option<PathBuf>,
     /// Longest silence of a session; zero: no limit.
-    pub(crate) idle_timeout: Duration,
+    pub idle_timeout: Duration,
     /// From connect to a session.
-    pub(crate) creation_timeout: Duration,
+    pub creation_timeout: Duration,
     /// Connections at once.
-    pub(crate) sessions_max: usize,
+    pub sessions_max: usize,
 }
 
 impl Default for Options {
@@ -64,13 +64,30 @@ impl Default for Options {
 }
 
 /// What a client may fetch once.
-pub(crate) enum Request {
+pub enum Request {
     /// A command in a container.
-    Exec { container: Rc<Container>, command: Vec<String>, wanted: Wanted },
+    Exec {
+        /// Where it runs.
+        container: Rc<Container>,
+        /// The program and its arguments.
+        command: Vec<String>,
+        /// Which streams the client has.
+        wanted: Wanted,
+    },
     /// A container's main process.
-    Attach { container: Rc<Container>, wanted: Wanted },
-    /// Ports of a pod; those named here are for clients that cannot name them later.
-    Forward { pod: Rc<Pod>, ports: Vec<u16> },
+    Attach {
+        /// The container.
+        container: Rc<Container>,
+        /// Which streams the client has.
+        wanted: Wanted,
+    },
+    /// Ports of a pod.
+    Forward {
+        /// The pod sandbox.
+        pod: Rc<Pod>,
+        /// Ports for clients that cannot name them later.
+        ports: Vec<u16>,
+    },
 }
 
 impl Request {
@@ -118,7 +135,7 @@ struct Tls {
 }
 
 /// The server.
-pub(crate) struct Streams {
+pub struct Streams {
     pods: Rc<Pods>,
     tokens: Tokens<Request>,
     /// `http://127.0.0.1:34567`
@@ -137,7 +154,7 @@ impl Streams {
     ///
     /// # Errors
     /// What the kernel says of the address.
-    pub(crate) fn start(options: &Options, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
+    pub fn start(options: &Options, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
         let tls = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some(Tls {
                 certificate: certificate.clone(),
@@ -191,7 +208,7 @@ impl Streams {
     ///
     /// # Errors
     /// The kernel gives no random bytes.
-    pub(crate) fn url(&self, request: Request) -> Result<String, Error> {
+    pub fn url(&self, request: Request) -> Result<String, Error> {
         let kind = request.kind();
         let token = self.tokens.insert(request, Instant::now())?;
         Ok(format!("{}/{kind}/{token}", self.base))

@@ -1,0 +1,264 @@
+//! What cargo does not check: imports between the files of one crate. A cycle of files is read, changed and moved as one file, so it
+//! has to be small; and a crate that grows beyond a bound wants to be two.
+//!
+//! An import is a path in a `use` line or in code that begins at `crate`, `self`, `super` or a module of the file. A re-export
+//! (`pub use`) is no import of the file that it stands in: who uses it imports from the file that it leads to. Tests are left out,
+//! and so are method calls, which name no file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{short, without_tests};
+
+/// Most files of a cycle.
+const CYCLE_FILES_MAX: usize = 3;
+
+/// Cycles that are larger, by one of their files, and how many files they have. May shrink freely; none may be added.
+const LARGER: [(&str, usize); 4] = [
+    ("runtime/worker/src/jail/start.rs", 5),
+    ("runtime/worker/src/registries/mod.rs", 5),
+    ("sandbox/pod/src/child.rs", 6),
+    ("sandbox/sys/src/process.rs", 4),
+];
+
+/// Most lines of a crate, tests not counted.
+const CRATE_LINES_MAX: usize = 12_000;
+
+/// A module by its names below the crate; the crate itself has none.
+type Module = Vec<String>;
+
+/// One file, as far as it is of interest here.
+struct File {
+    path: PathBuf,
+    code: String,
+    /// Where the names lead that it re-exports.
+    exports: BTreeMap<String, Vec<String>>,
+    imports: Vec<Vec<String>>,
+}
+
+type Crate = BTreeMap<Module, File>;
+
+/// The `src` folders of the crates; programs of tests are not among them.
+fn sources() -> Vec<PathBuf> {
+    let manifests = crate::files("Cargo.toml").into_iter().filter(|path| !short(path).starts_with("tests/"));
+    manifests.map(|path| path.with_file_name("src")).filter(|path| path.is_dir()).collect()
+}
+
+/// Every file of a crate but those of tests.
+fn read(source: &Path) -> Crate {
+    let mut found = Vec::new();
+    crate::walk(source, ".rs", &mut found);
+    let mut modules = Crate::new();
+    for path in found {
+        let inner = path.strip_prefix(source).expect("below it").with_extension("");
+        let mut module: Module = inner.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        if module.iter().any(|part| part.ends_with("tests")) {
+            continue;
+        }
+        if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+            module.pop();
+        }
+        let text = without_tests(&fs::read_to_string(&path).expect("a source file"));
+        let code: String = text
+            .lines()
+            .map(|line| line.split("//").next().unwrap_or_default())
+            .collect::<Vec<_>>()
+            .join("\n");
+        modules.insert(module, File { path, code, exports: BTreeMap::new(), imports: Vec::new() });
+    }
+    let known: BTreeSet<Module> = modules.keys().cloned().collect();
+    for (module, file) in &mut modules {
+        (file.exports, file.imports) = paths(&file.code, module, &known);
+    }
+    modules
+}
+
+/// What a file re-exports, and the paths of its other code, from the crate on.
+fn paths(
+    code: &str,
+    module: &Module,
+    known: &BTreeSet<Module>,
+) -> (BTreeMap<String, Vec<String>>, Vec<Vec<String>>) {
+    let (mut exports, mut imports) = (BTreeMap::new(), Vec::new());
+    let mut rest = String::new();
+    let mut lines = code.lines();
+    while let Some(line) = lines.next() {
+        let words = line.trim_start();
+        let is_public = words.starts_with("pub");
+        let after =
+            match words.strip_prefix("pub").map(|rest| rest.trim_start_matches(|c| c != ' ').trim_start()) {
+                Some(after) => after,
+                None => words,
+            };
+        let Some(tree) = after.strip_prefix("use ") else {
+            rest.push_str(line);
+            rest.push('\n');
+            continue;
+        };
+        let mut tree = tree.to_owned();
+        while !tree.contains(';') {
+            tree.push_str(lines.next().expect("the end of a use line"));
+        }
+        let mut leaves = Vec::new();
+        expand(&mut Vec::new(), tree.split(';').next().unwrap_or_default(), &mut leaves);
+        for (path, name) in leaves {
+            let Some(path) = from_crate(&path, module, known) else { continue };
+            match is_public {
+                true => drop(exports.insert(name, path)),
+                false => imports.push(path),
+            }
+        }
+    }
+    for path in inline(&rest) {
+        imports.extend(from_crate(&path, module, known));
+    }
+    // A re-export that the file uses itself is an import, too.
+    let is_used =
+        |name: &str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name);
+    imports.extend(exports.iter().filter(|(name, _)| is_used(name)).map(|(_, path)| path.clone()));
+    (exports, imports)
+}
+
+/// The leaves of a use tree, each with the name that it has from then on.
+fn expand(prefix: &mut Vec<String>, tree: &str, leaves: &mut Vec<(Vec<String>, String)>) {
+    let tree = tree.trim();
+    if let Some(inner) = tree.strip_prefix('{').and_then(|inner| inner.strip_suffix('}')) {
+        let mut depth = 0;
+        let parts = inner.split(|c| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            c == ',' && depth == 0
+        });
+        parts.filter(|part| !part.trim().is_empty()).for_each(|part| expand(prefix, part, leaves));
+        return;
+    }
+    if let Some((first, more)) = tree.split_once("::") {
+        prefix.push(first.trim().to_owned());
+        expand(prefix, more, leaves);
+        prefix.pop();
+        return;
+    }
+    let (last, name) = tree.split_once(" as ").unwrap_or((tree, tree));
+    let mut path = prefix.clone();
+    if last != "self" {
+        path.push(last.trim().to_owned());
+    }
+    let name =
+        if name == "self" { prefix.last().cloned().unwrap_or_default() } else { name.trim().to_owned() };
+    leaves.push((path, name));
+}
+
+/// Paths in code: names with `::` between them.
+fn inline(code: &str) -> Vec<Vec<String>> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let words = code.split(|c| !is_name(c)).filter(|word| word.contains("::") && !word.starts_with(':'));
+    words.map(|word| word.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect()).collect()
+}
+
+/// A path as seen from the crate, or none where it leads elsewhere.
+fn from_crate(path: &[String], module: &Module, known: &BTreeSet<Module>) -> Option<Vec<String>> {
+    let (first, more) = path.split_first()?;
+    let mut start = match first.as_str() {
+        "crate" => Module::new(),
+        "self" => module.clone(),
+        "super" => module[..module.len().checked_sub(1)?].to_vec(),
+        name => {
+            let child: Module = module.iter().cloned().chain([name.to_owned()]).collect();
+            known.contains(&child).then_some(child)?
+        }
+    };
+    for part in more {
+        match part.as_str() {
+            "super" => drop(start.pop()),
+            "self" => {}
+            name => start.push(name.to_owned()),
+        }
+    }
+    Some(start)
+}
+
+/// The file that a path leads to, by way of re-exports.
+fn target(crate_: &Crate, path: &[String]) -> Option<Module> {
+    let mut path = path.to_vec();
+    // No chain of re-exports is longer.
+    for _ in 0..8 {
+        let length = (0..=path.len()).rev().find(|length| crate_.contains_key(&path[..*length]))?;
+        let file = &crate_[&path[..length]];
+        match path.get(length).and_then(|name| file.exports.get(name)) {
+            Some(further) if further[..] != path[..] => path.clone_from(further),
+            _ => return Some(path[..length].to_vec()),
+        }
+    }
+    None
+}
+
+/// Sets of files that reach each other by imports, of more than one file.
+fn cycles(crate_: &Crate) -> Vec<BTreeSet<&Module>> {
+    let arrows: BTreeMap<&Module, BTreeSet<Module>> = crate_
+        .iter()
+        .map(|(module, file)| {
+            let targets = file.imports.iter().filter_map(|path| target(crate_, path));
+            (module, targets.filter(|other| other != module).collect())
+        })
+        .collect();
+    let reached = |from: &Module| -> BTreeSet<Module> {
+        let mut reached = BTreeSet::new();
+        let mut open: Vec<Module> = arrows[from].iter().cloned().collect();
+        while let Some(next) = open.pop() {
+            if reached.insert(next.clone()) {
+                open.extend(arrows[&next].iter().cloned());
+            }
+        }
+        reached
+    };
+    let all: BTreeMap<&Module, BTreeSet<Module>> =
+        crate_.keys().map(|module| (module, reached(module))).collect();
+    let mut cycles: Vec<BTreeSet<&Module>> = Vec::new();
+    for (module, beyond) in &all {
+        let is_known = cycles.iter().any(|cycle| cycle.contains(module));
+        if beyond.contains(*module) && !is_known {
+            cycles.push(
+                beyond
+                    .iter()
+                    .filter(|other| all[other].contains(*module))
+                    .map(|m| all.get_key_value(m).map_or(*module, |(key, _)| *key))
+                    .collect(),
+            );
+        }
+    }
+    cycles
+}
+
+#[test]
+fn no_cycle_of_files_is_large() {
+    let mut large = Vec::new();
+    for source in sources() {
+        let crate_ = read(&source);
+        for cycle in cycles(&crate_).into_iter().filter(|cycle| cycle.len() > CYCLE_FILES_MAX) {
+            let files: Vec<String> = cycle.iter().map(|module| short(&crate_[*module].path)).collect();
+            let is_known =
+                LARGER.iter().any(|(file, size)| files.len() <= *size && files.iter().any(|own| own == file));
+            if !is_known {
+                large.push(files);
+            }
+        }
+    }
+    assert!(large.is_empty(), "more than {CYCLE_FILES_MAX} files import each other: {large:#?}");
+}
+
+#[test]
+fn no_crate_is_large() {
+    let mut large = Vec::new();
+    for source in sources() {
+        let files = read(&source).into_values();
+        let lines: usize = files
+            .map(|file| {
+                without_tests(&fs::read_to_string(&file.path).expect("a source file")).lines().count()
+            })
+            .sum();
+        if lines > CRATE_LINES_MAX {
+            large.push((short(&source), lines));
+        }
+    }
+    assert!(large.is_empty(), "more than {CRATE_LINES_MAX} lines: {large:?}");
+}
