@@ -1,13 +1,14 @@
-//! What pods' monitors see of the host's files: what they and the starts of containers need, and nothing else. A monitor's
-//! mount namespace is copied from this one instead of the host's, and a container's from its monitor's, for two reasons:
+//! The mount namespace that monitors start from. It contains only the host mounts that monitors and starts of containers need.
+//! A monitor's mount namespace is a copy of this one instead of the host's, and a container's is a copy of its monitor's, for
+//! two reasons:
 //!
-//! - A copy costs time and kernel memory for every mount. The host's table grows with pods (volumes of the kubelet, a
-//!   network namespace in /run/netns for each), and where its mounts are shared, as systemd has them, each new one
-//!   arrives in every copy: with n pods that are n² mounts.
-//! - A mount of the host that somebody unmounts would live on in copies that it does not reach, and keep its disk busy.
+//! - A copy costs time and kernel memory for every mount. The host's mount table grows with the number of pods (volumes of the
+//!   kubelet, a network namespace in /run/netns for each). If the host's mounts are shared, as systemd sets them up, each new
+//!   mount propagates to every copy: with n pods that is n² mounts.
+//! - A mount that is unmounted on the host would live on in copies that the unmount does not reach, and keep its disk busy.
 //!
-//! Volumes, and namespaces that are given by a path, are taken in the host's own mount namespace (`Op::OpenTree`,
-//! `Op::JoinNamespace`). Paths are the host's, so that a record means the same in both.
+//! Volumes, and namespaces given by a path, are opened in the host's own mount namespace (`Op::OpenTree`,
+//! `Op::JoinNamespace`). All paths are the same as on the host, so a launch record is valid in both.
 
 use std::ffi::CString;
 use std::fs;
@@ -22,9 +23,9 @@ use nix::errno::Errno;
 
 use crate::{Error, umask, userns};
 
-/// What every monitor needs: its own cgroup, the sysctls and attributes of processes, /dev/null, the host's shared memory for
-/// pods that share its IPC namespace. The whole of sysfs, because a user namespace may mount one only where one is in view
-/// (Linux, fs/namespace.c, `mount_too_revealing`).
+/// The kernel's file systems that every monitor needs: for its cgroup, sysctls and process attributes, /dev/null, and
+/// the host's shared memory for pods in the host's IPC namespace. All of sysfs is included, because a user namespace
+/// may mount sysfs only if a complete one is visible (Linux, fs/namespace.c, `mount_too_revealing`).
 const KERNELS: [Source; 6] = [
     Source { path: "/proc", is_whole: false, is_needed: true },
     Source { path: "/sys", is_whole: false, is_needed: true },
@@ -34,28 +35,28 @@ const KERNELS: [Source; 6] = [
     Source { path: "/dev/shm", is_whole: false, is_needed: false },
 ];
 
-/// Of the file system that holds the mount points.
+/// Options of the file system that contains the mount points.
 const OPTIONS: &std::ffi::CStr = c"mode=755,size=64k";
 
 struct Source {
     path: &'static str,
-    /// With the mounts below it.
+    /// Whether submounts are included.
     is_whole: bool,
     is_needed: bool,
 }
 
-/// A mount namespace with the kernel's file systems and some directories, all at their paths. What the host mounts or
-/// unmounts in those still arrives where its mounts are shared.
+/// A mount namespace with the kernel's file systems and some directories of the host, all at their original paths.
+/// Later mounts and unmounts on the host propagate into it if the host's mounts are shared.
 #[derive(Debug)]
 pub struct BaseMountNamespace {
     namespace: Fd,
 }
 
 impl BaseMountNamespace {
-    /// Makes it, with `directories` and all that is mounted below them. Their paths are absolute.
+    /// Creates the namespace, with `directories` and all their submounts. Their paths must be absolute.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: which path, and what could not be done; nothing is left then.
+    /// [`Error::Kernel`] with the path and the operation that failed; everything is cleaned up.
     pub fn make(directories: &[&Path]) -> Result<Self, Error> {
         let parts = parts(directories)?;
         let kernel = |errno: sys::Errno| {
@@ -73,7 +74,8 @@ impl BaseMountNamespace {
                 let mut bytes = [part; REPORT_BYTES];
                 bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
                 let _ = sys::fs::write(report.borrow(), &bytes);
-                // Its namespace lives until the other end of the pipe goes; from then on in a descriptor.
+                // The process keeps the namespace alive until the pipe is closed; the parent opens a descriptor of it
+                // before.
                 let _ = sys::fs::read(wait.borrow(), &mut [0]);
                 process::exit(0)
             }
@@ -89,14 +91,14 @@ impl BaseMountNamespace {
         Ok(Self { namespace: Fd::from(OwnedFd::from(made?)) })
     }
 
-    /// Moves the caller into a copy of it.
+    /// Moves the caller into a copy of the namespace.
     pub(crate) fn enter(&self) -> Result<(), sys::Errno> {
         process::setns(self.namespace.borrow(), process::CLONE_NEWNS)?;
         process::unshare(process::CLONE_NEWNS)
     }
 }
 
-/// One path of the view: what is opened on the host, and what is made for it.
+/// One mount of the namespace, with its source on the host.
 struct Part {
     path: PathBuf,
     source: CString,
@@ -104,12 +106,12 @@ struct Part {
     is_needed: bool,
 }
 
-/// Which part, or [`DONE`] or [`ROOT`], then an error number.
+/// Length of a report: the index of a part, or [`DONE`] or [`ROOT`], followed by an error number.
 const REPORT_BYTES: usize = 5;
 const DONE: u8 = u8::MAX;
 const ROOT: u8 = u8::MAX - 1;
 
-/// Parents come before what is below them.
+/// Lists the mounts, parents before their submounts.
 fn parts(directories: &[&Path]) -> Result<Vec<Part>, Error> {
     let own = directories.iter().map(|path| (*path, true, true));
     let kernels = KERNELS.iter().map(|source| (Path::new(source.path), source.is_whole, source.is_needed));
@@ -128,10 +130,10 @@ fn parts(directories: &[&Path]) -> Result<Vec<Part>, Error> {
     Ok(parts)
 }
 
-/// In the child, which is the only process of its namespace.
+/// Makes the mounts; runs in the child, which is the only process of its namespace.
 fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     let root = |errno| (ROOT, errno);
-    // Nothing mounted here reaches the host, while what the host does still arrives.
+    // Mounts made here do not propagate to the host, but mounts of the host still propagate here.
     mount::mount(None, c"/", None, mount::MS_REC | mount::MS_SLAVE, None).map_err(root)?;
     let mut trees = Vec::new();
     for (index, part) in (0..).zip(parts) {
@@ -141,7 +143,7 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
             Ok(tree) => trees.push((index, part, tree)),
         }
     }
-    // Any directory will do to put the new root on: the old one goes, with all that is mounted on it.
+    // Any directory works as the mount point of the new root, because the old root is detached with all its mounts.
     let kind = c"tmpfs";
     mount::mount(Some(kind), c"/proc", Some(kind), 0, Some(OPTIONS)).map_err(root)?;
     sys::fs::change_directory_to(c"/proc").map_err(root)?;
@@ -149,7 +151,7 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     mount::unmount(c".", mount::MNT_DETACH).map_err(root)?;
     sys::fs::change_directory_to(c"/").map_err(root)?;
     sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
-    // Monitors of user namespaces pass through them as other users.
+    // Monitors of pods with user namespaces traverse these directories as other users.
     let _mask = umask::Public::begin();
     for (index, part, tree) in trees {
         let errno =
@@ -170,7 +172,7 @@ fn read_report(outcome: &Fd, parts: &[Part]) -> Result<(), Error> {
     };
     match sys::fs::read(outcome.borrow(), &mut bytes) {
         Ok(REPORT_BYTES) => {}
-        // It was killed.
+        // The child was killed.
         Ok(_) => return Err(failed(sys::Errno::EIO, &"the host's files")),
         Err(errno) => return Err(failed(errno, &"the host's files")),
     }

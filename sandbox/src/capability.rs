@@ -1,7 +1,6 @@
-//! Which capabilities a container's process gets. Pure but for [`bounding`], which asks the kernel what this daemon
-//! may hand out at all: a nested or restricted daemon cannot give what it lacks.
-//! Rules: CRI 3.3 (containerd's default set and order of add and drop), CVE-2022-24769 for the empty
-//! inheritable set.
+//! Computes the capabilities of a container's process. Pure, except [`bounding`], which asks the kernel for the
+//! daemon's own set: a nested or restricted daemon cannot grant capabilities that it lacks. Rules: CRI 3.3
+//! (containerd's default set and order of add and drop), CVE-2022-24769 for the empty inheritable set.
 
 use std::str::FromStr;
 
@@ -13,19 +12,20 @@ use crate::Error;
 /// The five sets of a process; bit n is capability n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What an exec can ever gain.
+    /// Limit of what an exec can gain.
     pub bounding: u64,
-    /// What counts now.
+    /// The capabilities in effect.
     pub effective: u64,
-    /// What can be made effective.
+    /// The capabilities that can be made effective.
     pub permitted: u64,
-    /// Kept for ambient capabilities only.
+    /// Used only for ambient capabilities.
     pub inheritable: u64,
-    /// Survive an exec of a plain file by a user that is not root.
+    /// Kept when a user other than root executes a file without file capabilities.
     pub ambient: u64,
 }
 
-/// What the security context asks for. Names in any case, with or without `CAP_`; `ALL` in `add` and `drop`.
+/// The request of the security context. Names may have any case and may omit `CAP_`; `add` and `drop` may contain
+/// `ALL`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// `add_capabilities`.
@@ -34,11 +34,11 @@ pub struct Request {
     pub drop: Vec<String>,
     /// `add_ambient_capabilities`.
     pub add_ambient: Vec<String>,
-    /// Everything the daemon itself can hand out, whatever the lists say.
+    /// Grants all capabilities of the daemon, regardless of the lists.
     pub privileged: bool,
 }
 
-/// What a container has when nothing is asked for: containerd's set, which pod security baselines assume.
+/// The default capabilities: containerd's set, which pod security baselines assume.
 const DEFAULT: [Capability; 14] = [
     Capability::CAP_CHOWN,
     Capability::CAP_DAC_OVERRIDE,
@@ -56,11 +56,11 @@ const DEFAULT: [Capability; 14] = [
     Capability::CAP_AUDIT_WRITE,
 ];
 
-/// Resolves the five sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: what is
-/// asked for but not in it is left out with a warning (the second value).
+/// Resolves the five sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: requested
+/// capabilities outside of it are ignored with a warning (the second value).
 ///
 /// # Errors
-/// [`Error::Invalid`] for a name that is no capability.
+/// [`Error::Invalid`] for an unknown capability name.
 pub fn resolve(request: &Request, uid: u32, available: u64) -> Result<(Capabilities, Vec<String>), Error> {
     let add = parse("add_capabilities", &request.add)?;
     let drop = parse("drop_capabilities", &request.drop)?;
@@ -81,16 +81,16 @@ pub fn resolve(request: &Request, uid: u32, available: u64) -> Result<(Capabilit
     let warnings =
         names(refused).map(|name| format!("capability {name} left out: the runtime lacks it")).collect();
     let bounding = (set & available) | ambient;
-    // A change from root to another user clears these two, but for what is ambient (capabilities(7)).
+    // A change from root to another user clears these two, except for ambient capabilities (capabilities(7)).
     let own = if uid == 0 { bounding } else { ambient };
     let sets = Capabilities { bounding, effective: own, permitted: own, inheritable: ambient, ambient };
     Ok((sets, warnings))
 }
 
-/// The bounding set of this process: all it can hand to a container.
+/// The bounding set of this process: the capabilities that it can grant to a container.
 ///
 /// # Errors
-/// [`Error::Kernel`] where the kernel does not tell.
+/// [`Error::Kernel`] if the set cannot be read.
 pub fn bounding() -> Result<u64, Error> {
     let set = caps::read(None, CapSet::Bounding)
         .map_err(|_| Error::kernel("read", "the bounding set", Errno::last()))?;
@@ -102,7 +102,7 @@ struct Parsed {
     has_all: bool,
 }
 
-/// The bit of a capability's name, `CAP_SYS_ADMIN`; `None` where no kernel has it.
+/// The bit of a capability, given a name such as `CAP_SYS_ADMIN`; `None` for an unknown name.
 pub(crate) fn bit(name: &str) -> Option<u64> {
     Capability::from_str(name).ok().map(|capability| capability.bitmask())
 }
@@ -114,7 +114,7 @@ fn parse(field: &str, names: &[String]) -> Result<Parsed, Error> {
             parsed.has_all = true;
             continue;
         }
-        // ASCII only: to full Unicode rules the letter ſ is a lower-case S.
+        // ASCII only: with the full Unicode rules the letter ſ is a lower-case S.
         let upper = name.to_ascii_uppercase();
         let canonical = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
         let capability = Capability::from_str(&canonical)
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     const EVERYTHING: u64 = (1 << 41) - 1;
-    /// `CapBnd` of a plain containerd container.
+    /// `CapBnd` of a containerd container with defaults.
     const DEFAULT_BITS: u64 = 0xa804_25fb;
     const NET_ADMIN: u64 = 1 << 12;
     const NET_RAW: u64 = 1 << 13;

@@ -1,7 +1,6 @@
-//! Device nodes of the host, as a container is to have them: what a `devices` entry of a request means, and what a
-//! privileged container gets.
-//! Rules: CRI 3.13 (a node, or every node in a directory) and 3.4 (all of /dev, less what the container has
-//! of its own).
+//! Finds the host's device nodes for a container: those of a `devices` entry in the request, or all of them for a
+//! privileged container. Rules: CRI 3.13 (a node, or every node in a directory) and 3.4 (all of /dev, less what the
+//! container has of its own).
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -10,20 +9,21 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 use crate::plan::{DeviceKind, DeviceNode};
 
-/// Most nodes of one request: a host with a thousand disks has fewer.
+/// Maximum number of nodes of one request; a host with a thousand disks has fewer.
 const NODES_MAX: usize = 8192;
 
-/// How deep directories are followed: /dev/bus/usb/001/002 and /dev/mapper are the deepest in use.
+/// Maximum depth of directories; the deepest in use is /dev/bus/usb/001/002.
 const DEPTH_MAX: usize = 8;
 
-/// Not for privileged containers either: file systems and links the container has of its own, and udev's.
+/// Names in /dev that are excluded also for privileged containers: the container's own file systems and links, and
+/// udev's files.
 const OF_THE_CONTAINER: [&str; 8] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console"];
 
-/// The nodes that `host` stands for, to appear at `container`: the device itself (links followed), or every device
-/// below a directory, under the same names.
+/// The device nodes at the host path `host`, with their paths below `container`: the device itself (links are
+/// followed), or every device below a directory.
 ///
 /// # Errors
-/// [`Error::Kernel`] where it cannot be looked at, [`Error::Invalid`] where it is neither a device nor a directory.
+/// [`Error::Kernel`] if the path cannot be read, [`Error::Invalid`] if it is neither a device nor a directory.
 pub fn resolve(host: &Path, container: &str) -> Result<Vec<DeviceNode>, Error> {
     let metadata = fs::metadata(host).map_err(|error| Error::io("look at device", host.display(), &error))?;
     if metadata.is_dir() {
@@ -35,27 +35,27 @@ pub fn resolve(host: &Path, container: &str) -> Result<Vec<DeviceNode>, Error> {
     }
 }
 
-/// Every device of the host's /dev, for a privileged container.
+/// All devices in the host's /dev, for a privileged container.
 ///
 /// # Errors
-/// [`Error::Kernel`] where /dev cannot be read.
+/// [`Error::Kernel`] if /dev cannot be read.
 pub fn all() -> Result<Vec<DeviceNode>, Error> {
     below(Path::new("/dev"), "/dev", &OF_THE_CONTAINER)
 }
 
-/// Devices below a directory, without following links: those in /dev point at nodes that are found anyway.
+/// Devices below a directory. Links are not followed, because their targets in /dev are found anyway.
 fn below(host: &Path, container: &str, without: &[&str]) -> Result<Vec<DeviceNode>, Error> {
     let mut nodes = Vec::new();
     let mut directories: Vec<(PathBuf, String, usize)> = vec![(host.to_path_buf(), container.to_string(), 0)];
     while let Some((directory, prefix, depth)) = directories.pop() {
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            // Unplugged while we looked.
+            // The device was removed meanwhile.
             Err(_) if depth > 0 => continue,
             Err(error) => return Err(Error::io("list devices", directory.display(), &error)),
         };
         for entry in entries.flatten() {
-            // A name that is no text is no device's.
+            // A name that is not valid UTF-8 is not a device's.
             let Ok(name) = entry.file_name().into_string() else { continue };
             let Ok(metadata) = entry.metadata() else { continue };
             if depth == 0 && without.contains(&name.as_str()) {

@@ -1,34 +1,34 @@
-//! The one error type of this room: a variant for each thing a caller can act on, with what was tried and on what.
-//! Each text says what was tried, on what, and why it failed; lower case, no full stop.
+//! The error type of this crate, with one variant for each case that a caller can handle. An error text names the
+//! operation, its object and the cause, in lower case and without a full stop.
 
 use std::fmt;
 
 use nix::errno::Errno;
 
-/// Why something asked of the kernel, or of a plan, did not work.
+/// An error of a system call or of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The kernel refused `op` on `target`.
+    /// A system call failed.
     Kernel {
-        /// What was tried, as a verb: `write`, `make cgroup`.
+        /// The operation, as a verb: `write`, `make cgroup`.
         op: &'static str,
-        /// On what: a path, or a path and a value.
+        /// The object: a path, or a path and a value.
         target: String,
-        /// The kernel's answer.
+        /// The error number.
         errno: Errno,
     },
-    /// This kernel lacks `feature`.
+    /// The kernel lacks a feature.
     Missing {
-        /// What is needed.
+        /// The missing feature.
         feature: &'static str,
         /// The first Linux version that has it.
         since: &'static str,
     },
-    /// What was asked cannot be done, whatever the kernel.
+    /// The request is invalid.
     Invalid {
-        /// Which part of the request.
+        /// The field of the request.
         field: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -38,7 +38,7 @@ impl Error {
         Self::Kernel { op, target: target.to_string(), errno }
     }
 
-    /// For the file calls of `std`, whose errors carry an errno or are about content (shown as EIO).
+    /// Converts an error of `std`; errors without an error number become EIO.
     pub(crate) fn io(op: &'static str, target: impl fmt::Display, error: &std::io::Error) -> Self {
         Self::kernel(op, target, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     }
@@ -47,7 +47,7 @@ impl Error {
         Self::Invalid { field: field.into(), why: why.into() }
     }
 
-    /// The kernel's answer, where there was one.
+    /// The error number, if the kernel returned one.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Kernel { errno, .. } => Some(*errno),
@@ -70,8 +70,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The C library's words for an errno, in the house style: `no such file or directory`. A leading abbreviation
-/// stays as it is: `I/O error`.
+/// The description of an error number, with a lower-case first letter: `no such file or directory`. A leading
+/// abbreviation is not changed: `I/O error`.
 pub(crate) fn describe_errno(errno: Errno) -> String {
     let text = errno.desc();
     let mut characters = text.chars();

@@ -1,4 +1,4 @@
-//! Exit records as their readers find them: files that the monitor wrote, maybe while no daemon lived.
+//! Reads exit records, which the monitor writes, possibly while no daemon is running.
 
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -7,10 +7,10 @@ use coracle_wire::{ContainerId, EXIT_RECORD_BYTES_MAX, ExitRecord, decode_exit};
 
 use crate::Error;
 
-/// The record of a container that has ended, from the pod's state directory; `None` where there is none.
+/// Reads the exit record of a container from the pod's state directory; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Kernel`] where it cannot be read, [`Error::Invalid`] where it does not verify.
+/// [`Error::Kernel`] if it cannot be read, [`Error::Invalid`] if it fails verification.
 pub fn exit_record(directory: &Path, container: ContainerId) -> Result<Option<ExitRecord>, Error> {
     let path = directory.join("exits").join(container.to_string());
     let file = match std::fs::File::open(&path) {

@@ -1,13 +1,14 @@
-//! Paths of the node that a request names and others control: sources of volumes, profiles, devices, logs. Whoever looks at
-//! one may have to wait for ever, on a network file system whose server is gone or on a FIFO without a writer, in a sleep
-//! that no signal ends. [`HostFile::cached`] and [`HostFile::is_local`] tell where that cannot happen; [`HostFile::open`] waits.
+//! Host paths in requests, which others control: sources of volumes, profiles, devices, logs. Accessing one can block
+//! forever, on a network file system whose server is unreachable or on a FIFO without a writer, in an uninterruptible
+//! sleep. [`HostFile::cached`] and [`HostFile::is_local`] detect paths for which that cannot happen; [`HostFile::open`]
+//! can block.
 //!
 //! ```text
-//!   openat2(O_PATH, RESOLVE_CACHED) ─► the kernel knows every part of the path, asks no file system (Linux 5.12)
-//!   /proc/self/fdinfo, mountinfo    ─► the mount that it is on, again without asking the file system itself
-//!   its type                        ─► a disk's or a kernel's own: now it may be asked
+//!   openat2(O_PATH, RESOLVE_CACHED) ─► resolves the path only through the dentry cache (Linux 5.12)
+//!   /proc/self/fdinfo, mountinfo    ─► finds the mount of the file, without asking its file system
+//!   type of the mount               ─► local (a disk or a kernel file system): the file may be accessed
 //! ```
-//! Everything else about the file goes by the descriptor, so that nobody can put another path in its place.
+//! All later accesses use the descriptor, so that the path cannot be exchanged meanwhile.
 
 use std::fs::{self, OpenOptions};
 use std::io::Read;
@@ -22,14 +23,14 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 
 use crate::{Error, mountinfo, umask};
 
-/// RESOLVE_CACHED of openat2(2), which nix has no name for: EAGAIN where a file system would have to be asked.
+/// RESOLVE_CACHED of openat2(2), which nix lacks: EAGAIN if a file system would have to be asked.
 const RESOLVE_CACHED: u64 = 0x20;
 
-/// What the group may read, as with other runtimes.
+/// Mode of logs: readable for the group, as with other runtimes.
 const LOG_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
-/// Types of file systems that answer without a peer: the kernel's own and those of disks. A disk that dies gives errors;
-/// one behind a network (iSCSI, NBD) is not told from others.
+/// Types of local file systems: the kernel's own and those on disks. A broken disk gives errors; a network block device
+/// (iSCSI, NBD) cannot be distinguished from a disk.
 const LOCAL: [&str; 35] = [
     "bcachefs",
     "bpf",
@@ -68,31 +69,31 @@ const LOCAL: [&str; 35] = [
     "zfs",
 ];
 
-/// An existing file or directory, held by a descriptor that reads nothing (O_PATH).
+/// An existing file or directory, open with O_PATH.
 #[derive(Debug)]
 pub struct HostFile {
     fd: OwnedFd,
 }
 
-/// The mounts of this process as they are when they are first asked for; for one look at some paths.
+/// A cache of the mount table, read at the first use; for checking a few paths at one time.
 #[derive(Debug, Default)]
 pub struct Mounts {
     text: Option<String>,
 }
 
 impl HostFile {
-    /// Follows the path. May wait for ever.
+    /// Opens the path. Can block forever.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where it leads nowhere.
+    /// [`Error::Kernel`] if it does not exist.
     pub fn open(path: &Path) -> Result<Self, Error> {
         openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .map(|fd| Self { fd })
             .map_err(|errno| Error::kernel("look at", path.display(), errno))
     }
 
-    /// Follows the path as far as the kernel can without asking a file system; never waits. `None`: it cannot tell, or the
-    /// path leads nowhere.
+    /// Opens the path if the kernel can resolve it without asking a file system; never blocks. `None` if the kernel
+    /// cannot, or if the path does not exist.
     pub fn cached(path: &Path) -> Option<Self> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
@@ -100,32 +101,32 @@ impl HostFile {
         openat2(AT_FDCWD, path, how).ok().map(|fd| Self { fd })
     }
 
-    /// The mount that it is on, by its number; never waits.
+    /// Id of the file's mount; never blocks.
     pub fn mount(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).ok()?;
         text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
     }
 
-    /// Whether its file system answers without a peer; never waits.
+    /// Whether the file system is local; never blocks.
     pub fn is_local(&self, mounts: &mut Mounts) -> bool {
         let kind = self.mount().and_then(|mount| mounts.kind(mount));
         kind.is_some_and(|kind| LOCAL.contains(&kind))
     }
 
-    /// Where it is, without links; never waits.
+    /// The path without links; never blocks.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where /proc is not there.
+    /// [`Error::Kernel`] if /proc is not mounted.
     pub fn real_path(&self) -> Result<PathBuf, Error> {
         let path = self.name();
         fs::read_link(&path).map_err(|error| Error::io("resolve", path, &error))
     }
 
-    /// Reads a whole regular file of at most `bytes_max`; anything else is refused without being waited for. `path` is for
-    /// messages.
+    /// Reads a regular file of at most `bytes_max` bytes; refuses anything else without blocking. `path` is used in
+    /// error messages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what is no regular file or is longer, [`Error::Kernel`] for what the kernel says.
+    /// [`Error::Invalid`] if it is not a regular file or too long, [`Error::Kernel`] if a system call fails.
     pub fn read(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
         let bytes = self.read_up_to(path, bytes_max + 1)?;
         match bytes.len() as u64 > bytes_max {
@@ -136,10 +137,10 @@ impl HostFile {
         }
     }
 
-    /// The same without an error for a longer one: what comes after `bytes_max` is left out.
+    /// Reads at most the first `bytes_max` bytes of a regular file.
     ///
     /// # Errors
-    /// As [`HostFile::read`].
+    /// Those of [`HostFile::read`], except that a longer file is not an error.
     pub fn read_up_to(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
         let failed = |error: std::io::Error| Error::io("read", path.display(), &error);
         let kind = fstat(&self.fd).map_err(|errno| Error::kernel("look at", path.display(), errno))?;
@@ -151,14 +152,16 @@ impl HostFile {
         Ok(bytes)
     }
 
-    /// Opens the log `name` in this directory for appending; made where it is missing, else it must be a regular file: a FIFO
-    /// would be waited for, and whoever writes in the directory can put one there. `path` is for messages.
+    /// Opens the log `name` in this directory for appending; creates it if missing. An existing one must be a regular
+    /// file, because opening a FIFO, which anyone who can write to the directory can put there, would block. `path` is
+    /// used in error messages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what is no regular file, [`Error::Kernel`] for what the kernel says.
+    /// [`Error::Invalid`] if it is not a regular file, [`Error::Kernel`] if a system call fails.
     pub fn open_log(&self, name: &std::ffi::OsStr, path: &Path) -> Result<OwnedFd, Error> {
         let failed = |errno| Error::kernel("open log", path.display(), errno);
-        // Before it is opened, so that no device hears of it; and after, since it may have been changed meanwhile.
+        // Checked before the open, so that no device is opened, and again after it, because the file may have been
+        // exchanged meanwhile.
         match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(found) => refuse_unless_regular(path, SFlag::from_bits_truncate(found.st_mode))?,
             Err(Errno::ENOENT) => {}
@@ -194,7 +197,7 @@ impl AsFd for HostFile {
 impl Mounts {
     fn kind(&mut self, mount: u64) -> Option<&str> {
         let text = self.text.get_or_insert_with(|| {
-            fs::read_to_string("/proc/self/mountinfo").unwrap_or_default() // nothing is local then
+            fs::read_to_string("/proc/self/mountinfo").unwrap_or_default() // no mount is local then
         });
         mountinfo::kind_of(text, mount)
     }
@@ -212,8 +215,8 @@ fn refuse_unless_regular(path: &Path, mode: SFlag) -> Result<(), Error> {
     Err(Error::invalid(path.display().to_string(), format!("is {what}, not a regular file")))
 }
 
-/// Reads a regular file of at most `bytes_max`, on a file system that is trusted to answer: the node's own configuration. A
-/// FIFO is refused without being waited for.
+/// Reads a regular file of at most `bytes_max` bytes of the node's own configuration, whose file system is trusted not
+/// to hang. Refuses a FIFO without blocking.
 ///
 /// # Errors
 /// As [`HostFile::read`]; ENOENT where it is not there.
@@ -221,19 +224,19 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
     HostFile::open(path)?.read(path, bytes_max)
 }
 
-/// Sends a descriptor over a socket to [`receive_file`]'s caller.
+/// Sends a descriptor over a socket, for [`receive_file`].
 ///
 /// # Errors
-/// [`Error::Kernel`] where the other end is gone.
+/// [`Error::Kernel`] if the other end is closed.
 pub fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Error> {
     sys::socket::send(socket.into(), b"f", &[file.into()])
         .map_err(|errno| Error::kernel("send descriptor", "over a socket", Errno::from_raw(errno.0)))
 }
 
-/// Takes a descriptor that has been sent.
+/// Receives a descriptor.
 ///
 /// # Errors
-/// [`Error::Kernel`] where none has: EAGAIN on a socket that does not wait, ENODATA where there was no descriptor with it.
+/// [`Error::Kernel`]: EAGAIN if nothing has arrived on a non-blocking socket, ENODATA if the message has no descriptor.
 pub fn receive_file(socket: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let failed = |errno| Error::kernel("receive descriptor", "over a socket", errno);
     let mut byte = [0; 1];
@@ -243,7 +246,7 @@ pub fn receive_file(socket: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     file.map(OwnedFd::from).ok_or(failed(Errno::ENODATA))
 }
 
-/// The directory of a log and its name there.
+/// Splits the path of a log into its directory and name.
 pub fn split(path: &Path) -> Option<(&Path, &std::ffi::OsStr)> {
     Some((path.parent()?, path.file_name()?))
 }
@@ -317,7 +320,7 @@ mod tests {
         let path = folder.0.join("volume");
         fs::create_dir(&path).unwrap();
         std::os::unix::fs::symlink(&path, folder.0.join("link")).unwrap();
-        // None on kernels before 5.12, where a worker looks.
+        // `None` on kernels before 5.12, where a worker opens the path.
         if let Some(place) = HostFile::cached(&folder.0.join("link")) {
             assert_eq!(place.real_path().unwrap(), path.canonicalize().unwrap());
             assert!(place.mount().is_some());

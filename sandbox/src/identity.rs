@@ -1,39 +1,39 @@
-//! Who a container's process is: user, group and supplementary groups, resolved against the `passwd` and `group` text
-//! of the container's own root file system. Pure: the caller reads the files (inside the root, bounded) and passes
-//! bytes, which are hostile: malformed lines are skipped, nothing is trusted to be text.
-//! Rules: CRI 3.9; KEP-3619 for the two group policies.
+//! Resolves the user, group and supplementary groups of a container's process with `passwd` and `group` of the
+//! container's root file system. Pure: the caller reads the files (inside the root, with a size limit) and passes
+//! untrusted bytes. Malformed lines are skipped, and the bytes need not be valid UTF-8. Rules: CRI 3.9; KEP-3619 for
+//! the two group policies.
 
 use std::collections::BTreeSet;
 
 use crate::Error;
 
-/// A process's identity, all in the container's numbers.
+/// User and groups of a process, as ids in the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Primary group.
+    /// Primary group id.
     pub gid: u32,
-    /// Supplementary groups, ascending, each once; the primary group is one of them.
+    /// Supplementary groups, sorted and without duplicates; they include the primary group.
     pub groups: Vec<u32>,
 }
 
-/// Which groups besides those asked for a process gets (CRI `SupplementalGroupsPolicy`).
+/// Additional groups of a process (CRI `SupplementalGroupsPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupPolicy {
-    /// Also those the image's `/etc/group` lists for the user's name.
+    /// Also the groups that the image's `/etc/group` lists for the user.
     #[default]
     Merge,
-    /// No others.
+    /// Only the requested groups.
     Strict,
 }
 
-/// What the CRI request and the image say about the user. Numbers are checked here.
+/// Values of the CRI request and the image. Numbers are validated here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// `run_as_user`.
     pub user: Option<i64>,
-    /// `run_as_username`; empty: not set. Used where `user` is not set.
+    /// `run_as_username`; empty: not set. Used if `user` is not set.
     pub user_name: String,
     /// `run_as_group`; needs `user` or `user_name`.
     pub group: Option<i64>,
@@ -45,25 +45,25 @@ pub struct Request {
     pub image_user: String,
 }
 
-/// An identity, and what else `passwd` told.
+/// An identity and the home directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
-    /// Who.
+    /// User and groups.
     pub identity: Identity,
-    /// Home directory for `HOME` where the environment sets none; `/` where `passwd` tells none.
+    /// Home directory, for `HOME` if the environment does not set it; `/` if `passwd` has none.
     pub home: Vec<u8>,
 }
 
-/// Most bytes of `passwd` or `group` worth reading: a file of 60 000 users is about 4 MiB.
+/// Maximum size of `passwd` and `group`: a file with 60 000 users has about 4 MiB.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
 
-/// Most supplementary groups a process can have (`NGROUPS_MAX` since Linux 2.6.4).
+/// Maximum number of supplementary groups of a process (`NGROUPS_MAX` since Linux 2.6.4).
 const GROUPS_MAX: usize = 65_536;
 
-/// Resolves who the process is. `passwd` and `group` are the files' content; missing files are empty text.
+/// Resolves the identity. `passwd` and `group` are the files' content; empty for missing files.
 ///
 /// # Errors
-/// [`Error::Invalid`]: a name that is not there, a group without a user, a number out of range, too many groups.
+/// [`Error::Invalid`]: an unknown name, a group without a user, a number out of range, too many groups.
 pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolved, Error> {
     for (name, text) in [("/etc/passwd", passwd), ("/etc/group", group)] {
         if text.len() > FILE_BYTES_MAX {
@@ -117,7 +117,7 @@ fn groups_of(request: &Request, user: &User<'_>, gid: u32, group: &[u8]) -> Resu
     Ok(groups.into_iter().collect())
 }
 
-/// A user as far as `passwd` knows it; name and home are empty for one it does not know.
+/// A user; name and home are empty if `passwd` does not have it.
 struct User<'a> {
     name: &'a [u8],
     uid: u32,
@@ -131,7 +131,7 @@ impl<'a> User<'a> {
         passwd_lines(passwd).find(|user| user.uid == uid).unwrap_or(unknown)
     }
 
-    /// A name comes first, as an image may well call its user `1000`; then a number.
+    /// The text is looked up as a name first, because the name of a user may be `1000`; then as a number.
     fn of_name(field: &str, name: &str, passwd: &'a [u8]) -> Result<Self, Error> {
         if let Some(user) = passwd_lines(passwd).find(|user| user.name == name.as_bytes()) {
             return Ok(user);
@@ -156,7 +156,7 @@ fn gid_of_name(name: &str, group: &[u8]) -> Result<u32, Error> {
         })
 }
 
-/// The lines `name:password:uid:gid:comment:home:shell` that are whole up to the home directory.
+/// Lines `name:password:uid:gid:comment:home:shell` that are complete up to the home directory.
 fn passwd_lines(text: &[u8]) -> impl Iterator<Item = User<'_>> {
     lines(text).filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -174,7 +174,7 @@ struct Group<'a> {
     members: &'a [u8],
 }
 
-/// The lines `name:password:gid:member,member`.
+/// Lines `name:password:gid:member,member`.
 fn group_lines(text: &[u8]) -> impl Iterator<Item = Group<'_>> {
     lines(text).filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -188,7 +188,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
 }
 
-/// A decimal id. The largest number means "no change" to the kernel and is no id.
+/// Parses a decimal id. The largest number is not an id: it means "no change" in system calls.
 fn parse_id(text: &[u8]) -> Option<u32> {
     let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let id = std::str::from_utf8(text).ok().filter(|_| is_number)?.parse().ok()?;
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(resolve(&request, b"", b""), Ok(expected));
     }
 
-    /// Property: whatever bytes the files hold, the answer keeps its promises.
+    /// Property: the result is valid for any content of the files.
     #[test]
     fn hostile_files_cannot_break_the_promises() {
         const ALPHABET: &[u8] = b":\n,0123456789aroot\r\0\xff";

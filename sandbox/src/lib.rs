@@ -1,19 +1,20 @@
-//! Everything the daemon asks of the kernel about pods, as a library: short, synchronous calls that an event loop may
-//! make, and pure functions that decide what will be asked.
+//! The kernel interface of the daemon as a library: short synchronous calls that an event loop can make, and pure
+//! functions that compute their input.
 //!
 //! ```text
 //!   request ─► identity, capability ─► plan ─► launch record ─► monitor ─► coracle-pod
 //!                   (pure)            (pure)                                   │ joins
 //!   limits ──────────────────────────────────► cgroup ◄────────────────────────┘
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
-//!   paths that may not answer ───────────────► hostpath
-//!   what monitors see of the host's files ───► view
+//!   host paths that can block ───────────────► hostpath
+//!   mount namespace of monitors ─────────────► base_mount_ns
 //!   links, addresses, routes, nftables ──────► netlink
-//!   what this kernel has ────────────────────► probe         a worker shuts itself in ─► jail
-//!   whose turn it is ────────────────────────► rank          modes of new files ─► umask
+//!   features of this kernel ─────────────────► probe         confinement of workers ─► jail
+//!   CPU and I/O scheduling ──────────────────► sched         modes of new files ─► umask
 //! ```
-//! Nothing here waits, sleeps or starts a thread; what may have to be tried again says so. Nothing here knows images,
-//! gRPC or plugins. Kernel objects are named by their callers, before they are made.
+//! No function here waits, sleeps or starts a thread, except where its documentation says so; the documentation also
+//! says which operations may have to be retried. Nothing here knows about images, gRPC or plugins. Callers name kernel
+//! objects before these are created.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -46,10 +47,10 @@ pub use coracle_wire::{
 pub use error::Error;
 pub use exit_record::exit_record;
 
-/// 32 random bytes of the kernel's generator: what ids of pods and containers are made from.
+/// 32 bytes from the kernel's random number generator, for ids of pods and containers.
 ///
 /// # Errors
-/// [`Error::Kernel`] where the kernel has no getrandom(2) or refuses it.
+/// [`Error::Kernel`] if getrandom(2) fails.
 pub fn random_id() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| {

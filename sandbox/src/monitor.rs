@@ -1,14 +1,14 @@
-//! The daemon's side of a pod's monitor: starts `coracle-pod` in the pod's namespaces, finds it again after a restart,
-//! and passes frames. It knows processes and bytes, nothing of pods' states.
+//! The daemon's side of a pod's monitor: starts `coracle-pod` in the pod's namespaces, reconnects to it after a
+//! restart, and exchanges frames. It knows nothing about the states of pods.
 //!
 //! ```text
-//!   DIR/monitor.sock   where it listens: bound here, before it exists
-//!   DIR/monitor.pid    "PID START\n": which process it is; the clone waits until this is on disk
-//!   DIR/exits/ID       written by it
+//!   DIR/monitor.sock   its socket, bound here before the monitor starts
+//!   DIR/monitor.pid    "PID START\n": its process; the clone waits until this file is written
+//!   DIR/exits/ID       exit records, written by the monitor
 //! ```
-//! All names follow from the pod's state directory, so a daemon that was killed between any two steps finds what is
-//! there: no pid file, no monitor. The program is executed from a sealed memfd: what a container could reach through
-//! /proc/PID/exe cannot be written to, and is no file of the host (CVE-2019-5736).
+//! All paths are derived from the pod's state directory, so a daemon that was killed between any two steps finds the
+//! monitor again; without a pid file there is no monitor. The program is executed from a sealed memfd: a container that
+//! opens /proc/PID/exe can neither write to it nor reach a file of the host (CVE-2019-5736).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -31,10 +31,10 @@ const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
 const PID_FILE_NEW: &str = "monitor.pid~";
 
-/// Connections that wait to be accepted; there is one daemon.
+/// Backlog of the socket; only one daemon connects.
 const BACKLOG: u16 = 4;
 
-/// The monitor's program, sealed in memory.
+/// The monitor's program in a sealed memfd.
 #[derive(Debug)]
 pub struct Program {
     file: Fd,
@@ -44,11 +44,11 @@ impl Program {
     /// Copies the program at `path` into a sealed memfd.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: it cannot be read, or memory is short.
+    /// [`Error::Kernel`] if the program cannot be read or memory is exhausted.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(|error| Error::io("read", path.display(), &error))?;
         let file = match sys::fs::executable_memory_file(c"coracle-pod") {
-            // Before Linux 6.3 there is no such flag, and no need for it.
+            // Before Linux 6.3 the flag does not exist and is not needed.
             Err(sys::Errno::EINVAL) => sys::fs::memory_file(c"coracle-pod"),
             made => made,
         };
@@ -57,28 +57,28 @@ impl Program {
     }
 }
 
-/// What a monitor is started with.
+/// Parameters for starting a monitor.
 #[derive(Debug)]
 pub struct Spawn<'a> {
-    /// Its program.
+    /// The monitor's program.
     pub program: &'a Program,
-    /// What it sees of the host's files.
+    /// The mount namespace that the monitor's is copied from.
     pub base: &'a BaseMountNamespace,
     /// The pod's state directory, which exists.
     pub directory: &'a Path,
-    /// A network namespace of its own.
+    /// Create a network namespace for the pod.
     pub network: bool,
-    /// An IPC namespace of its own.
+    /// Create an IPC namespace for the pod.
     pub ipc: bool,
-    /// A UTS namespace (host name) of its own.
+    /// Create a UTS namespace (host name) for the pod.
     pub uts: bool,
     /// A user namespace for the containers, which owns the other namespaces of the pod. The monitor stays outside.
     pub user: Option<&'a UserMappings>,
     /// The setup record; see [`coracle_wire::Op`].
     pub setup: &'a [u8],
-    /// cgroup2 directory it is born in.
+    /// The cgroup2 directory in which the monitor starts.
     pub cgroup: Option<BorrowedFd<'a>>,
-    /// `tasks` files of v1 hierarchies it joins before exec.
+    /// Files `tasks` of v1 hierarchies that the monitor joins before exec.
     pub cgroup_joins: &'a [PathBuf],
 }
 
@@ -87,29 +87,29 @@ pub struct Spawn<'a> {
 pub struct Monitor {
     /// The connection, non-blocking.
     pub socket: OwnedFd,
-    /// Process id, in the daemon's pid namespace.
+    /// Process id in the daemon's PID namespace.
     pub pid: i32,
-    /// Readable once it has ended.
+    /// pidfd of the monitor, readable when it has ended.
     pub pidfd: OwnedFd,
 }
 
-/// Why [`connect`] gave no monitor.
+/// Errors of [`connect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectError {
-    /// There is none: it never started, or has ended.
+    /// There is no monitor: it was never started, or has ended.
     NotThere,
     /// Something else.
     Failed(Error),
 }
 
-/// Why a frame did not pass.
+/// Errors of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkError {
-    /// The monitor does not keep up: try again when the socket is writable.
+    /// The socket is full: retry when it is writable.
     WouldBlock,
-    /// The monitor, or a newer connection, closed this one.
+    /// The connection was closed by the monitor or replaced by a newer one.
     Closed,
-    /// Something else; of what was received, the connection is no longer to be trusted.
+    /// Any other error. After a receive error the connection must not be used any more.
     Failed(Error),
 }
 
@@ -135,13 +135,14 @@ impl std::fmt::Display for LinkError {
 impl std::error::Error for ConnectError {}
 impl std::error::Error for LinkError {}
 
-/// Starts a monitor, in this process's PID namespace and in a mount namespace of its own, a copy of the view, and connects to it. Whether its setup worked is the
-/// answer to the first Hello. `meanwhile` is called while the process becomes its program, a millisecond on another CPU.
+/// Starts a monitor, in this process's PID namespace and in its own copy of the base mount namespace, and connects to
+/// it. The reply to the first Hello says whether its setup succeeded. `meanwhile` is called while the process executes
+/// its program, which takes about a millisecond on another CPU.
 ///
 /// # Errors
-/// [`Error::Kernel`], with nothing left but files in the directory.
+/// [`Error::Kernel`]; everything is cleaned up except files in the directory.
 pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Error> {
-    // Before the pipes: it would hold an end of them open.
+    // Created before the pipes, because the process would inherit their ends.
     let owner = spawn.user.map(|mappings| userns::make(mappings, owned_namespaces(spawn))).transpose()?;
     let directory = open_directory(spawn.directory)?;
     let inherited = Inherited {
@@ -175,7 +176,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     match started {
         Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
         Err(error) => {
-            // It has ended or ends now; a file that names it would be wrong from here on.
+            // The process has ended or ends now, so the pid file is removed.
             userns::end(pid, &pidfd);
             let _ = fs::remove_file(spawn.directory.join(PID_FILE));
             Err(error)
@@ -183,10 +184,10 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     }
 }
 
-/// Finds the monitor of `directory` again and connects to it.
+/// Reconnects to the monitor of `directory`.
 ///
 /// # Errors
-/// [`ConnectError::NotThere`] when it has ended or was never there.
+/// [`ConnectError::NotThere`] if it has ended or was never started.
 pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
     let path = directory.join(PID_FILE);
     let text = match fs::read_to_string(&path) {
@@ -195,7 +196,7 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
     };
     let damaged = || ConnectError::Failed(Error::invalid(path.display().to_string(), "is not `PID START`"));
     let (pid, start) = parse_pid_file(&text).ok_or_else(damaged)?;
-    // First the pidfd, then the check: from here on the number cannot come to mean another process.
+    // The pidfd is opened before the check, so that a reused pid is detected.
     let pidfd = match process::pidfd_open(pid) {
         Err(sys::Errno::ESRCH | sys::Errno::EINVAL) => return Err(ConnectError::NotThere),
         opened => opened.map_err(|errno| ConnectError::Failed(kernel("pidfd_open", pid, errno)))?,
@@ -214,7 +215,7 @@ impl Monitor {
     /// Sends a frame with its descriptors.
     ///
     /// # Errors
-    /// [`LinkError::WouldBlock`] when the socket is full; the frame is then not sent.
+    /// [`LinkError::WouldBlock`] if the socket is full; the frame is then not sent.
     pub fn send(&self, frame: &ToMonitor, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let mut buffer = [0; FRAME_BYTES_MAX];
         let too_long = |_| LinkError::Failed(Error::invalid("frame", "is too long"));
@@ -228,7 +229,7 @@ impl Monitor {
         }
     }
 
-    /// Takes a frame with its descriptors; `None`: nothing has come.
+    /// Receives a frame with its descriptors; `None` if none has arrived.
     ///
     /// # Errors
     /// [`LinkError::Closed`] at the end of the connection.
@@ -241,38 +242,38 @@ impl Monitor {
             Ok(received) if received.length == 0 => return Err(LinkError::Closed),
             Ok(received) => received,
         };
-        // What a newer monitor appended to a frame is left unread.
+        // Fields that a newer monitor has appended are ignored.
         let (frame, _) = postcard::take_from_bytes(&buffer[..received.length])
             .map_err(|_| LinkError::Failed(Error::invalid("frame", "cannot be read")))?;
         Ok(Some((frame, received.descriptors.into_iter().flatten().map(OwnedFd::from).collect())))
     }
 
-    /// Whether it has ended; reaps it where it is this process's child.
+    /// Whether the monitor has ended; reaps it if it is a child of this process.
     pub fn is_gone(&self) -> bool {
         matches!(process::reap(self.pid), Ok(Some(_)))
             || process::pidfd_signal(self.pidfd.as_fd().into(), 0) == Err(sys::Errno::ESRCH)
     }
 
-    /// Sends it a signal: SIGTERM ends it with all it started.
+    /// Sends a signal to the monitor: SIGTERM ends it and all its children.
     ///
     /// # Errors
-    /// [`Error::Kernel`], with ESRCH when it has ended.
+    /// [`Error::Kernel`]; ESRCH if it has ended.
     pub fn signal(&self, signal: i32) -> Result<(), Error> {
         process::pidfd_signal(self.pidfd.as_fd().into(), signal)
             .map_err(|errno| kernel("signal monitor", self.pid, errno))
     }
 }
 
-/// A sealed memfd with these bytes: for launch records.
+/// Creates a sealed memfd with these bytes, for launch records.
 ///
 /// # Errors
-/// [`Error::Kernel`] when memory is short.
+/// [`Error::Kernel`] if memory is exhausted.
 pub fn memfd(bytes: &[u8]) -> Result<OwnedFd, Error> {
     let file = sys::fs::memory_file(c"record").map_err(|errno| kernel("make memfd", "record", errno))?;
     fill(OwnedFd::from(file), bytes)
 }
 
-/// The process a pidfd refers to, as seen in this process's pid namespace; `None` once it is reaped.
+/// The pid that a pidfd refers to, in this process's PID namespace; `None` after it has been reaped.
 pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let number = FdRef::from(pidfd).number();
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
@@ -280,7 +281,7 @@ pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
     (pid > 0).then_some(pid)
 }
 
-/// What the monitor finds at 3 to 5, and /dev/null for 0 to 2. The pod's user namespace is 6, where it has one.
+/// Descriptors of the monitor: 3 to 5, and /dev/null for 0 to 2. The pod's user namespace, if it has one, is 6.
 struct Inherited {
     null: Fd,
     listener: Fd,
@@ -288,7 +289,7 @@ struct Inherited {
     setup: Fd,
 }
 
-/// The clone until exec. Everything that allocates happens before.
+/// The cloned child until exec. All allocations happen before the clone.
 struct Child<'a> {
     procs: Vec<CString>,
     arguments: Pointers<'static>,
@@ -313,7 +314,7 @@ impl<'a> Child<'a> {
 
     fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
         let mut word = [0; 1];
-        // An end instead of a byte: the daemon died before the pid file was there.
+        // EOF instead of a byte: the daemon ended before the pid file was written.
         if sys::fs::read(go.borrow(), &mut word) != Ok(1) {
             process::exit(0);
         }
@@ -324,26 +325,26 @@ impl<'a> Child<'a> {
         };
         let mut bytes = [step; OUTCOME_BYTES];
         bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
-        // Where `report` has been moved, this number is closed and that one open.
+        // If `report` has been moved to another descriptor, `report` refers to that one.
         let _ = sys::fs::write(report, &bytes);
         process::exit(127)
     }
 
-    /// Joins cgroups, orders descriptors, becomes the program: comes back only with what did not work.
+    /// Joins cgroups, arranges descriptors, executes the program; returns only if a step fails.
     fn become_monitor(
         &self,
         inherited: &Inherited,
         owner: Option<&Owner>,
         report: &mut FdRef<'_>,
     ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
-        // Where the kernel refuses, the daemon has said so of itself.
+        // An error is ignored, because the daemon has logged the same error for itself.
         let _ = sched::set_inherited_short_slice();
         for procs in &self.procs {
             sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
                 .and_then(|file| sys::fs::write(file.borrow(), b"0"))
                 .map_err(|errno| (STEP_CGROUP, errno))?;
         }
-        // Only now: the files were named by paths of the host.
+        // Entered only now, because the paths above are those of the host.
         self.base.enter().map_err(|errno| (STEP_BASE, errno))?;
         if let Some(owner) = owner {
             owner.join().map_err(|errno| (STEP_NAMESPACES, errno))?;
@@ -371,7 +372,7 @@ impl<'a> Child<'a> {
     }
 }
 
-/// A step, then an error number.
+/// Length of an outcome: a step and an error number.
 const OUTCOME_BYTES: usize = 5;
 const STEP_CGROUP: u8 = 0;
 const STEP_DESCRIPTORS: u8 = 1;
@@ -398,7 +399,7 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     }
 }
 
-/// Those that belong to the pod's user namespace, where it has one.
+/// Namespaces that belong to the pod's user namespace, if it has one.
 fn owned_namespaces(spawn: &Spawn<'_>) -> u64 {
     let asked = [
         (spawn.network, process::CLONE_NEWNET),
@@ -408,7 +409,8 @@ fn owned_namespaces(spawn: &Spawn<'_>) -> u64 {
     asked.iter().filter(|(is_asked, _)| *is_asked).fold(0, |flags, (_, flag)| flags | flag)
 }
 
-/// A path through the directory's descriptor: a socket's address has room for 107 bytes, a pod's may be longer.
+/// The socket's path through the directory's descriptor, because a socket address is limited to 107 bytes and a pod's
+/// path may be longer.
 fn socket_address(directory: &File) -> Vec<u8> {
     format!("/proc/self/fd/{}/{SOCKET}", FdRef::from(directory.as_fd()).number()).into_bytes()
 }
@@ -457,7 +459,8 @@ fn fill(file: OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// Under a temporary name, then renamed. The directory does not outlive a reboot, so nothing is synced.
+/// Writes the pid file under a temporary name and renames it. The directory does not survive a reboot, so nothing is
+/// synced.
 fn write_pid_file(directory: &Path, pid: i32) -> Result<(), Error> {
     let (new, path) = (directory.join(PID_FILE_NEW), directory.join(PID_FILE));
     let start = start_time(pid).ok_or_else(|| Error::kernel("read start time of", pid, Errno::ESRCH))?;
@@ -471,12 +474,12 @@ fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
     Some((pid, start.parse().ok()?))
 }
 
-/// When a process started, in clock ticks since boot; with its pid it names a process for good.
+/// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely.
 fn start_time(pid: i32) -> Option<u64> {
     parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Field 22 of proc_pid_stat(5). Field 2, the name, may hold anything, also spaces and parentheses.
+/// Parses field 22 of proc_pid_stat(5). Field 2, the name, may contain spaces and parentheses.
 fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(") ")?;
     after_name.split(' ').nth(22 - 3)?.trim().parse().ok()
@@ -486,7 +489,7 @@ fn kernel(op: &'static str, target: impl std::fmt::Display, errno: sys::Errno) -
     Error::kernel(op, target, Errno::from_raw(errno.0))
 }
 
-// One message carries as many descriptors as a frame may have.
+// A message can carry as many descriptors as a frame may have.
 const _: () = assert!(DESCRIPTORS_MAX == socket::DESCRIPTORS_MAX);
 
 #[cfg(test)]

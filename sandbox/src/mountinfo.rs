@@ -1,5 +1,5 @@
-//! Lines of a mountinfo file (proc_pid_mountinfo(5)), as far as this room asks: where cgroups are mounted, and whether
-//! a volume's mounts travel.
+//! Parses mountinfo files (proc_pid_mountinfo(5)), to find the cgroup mounts, the propagation of a volume's mount, and
+//! the type of a mount.
 //!
 //! ```text
 //!   36 35 98:0 /root /mnt/point rw,noatime shared:1 master:2 - ext4 /dev/root rw,errors=continue
@@ -12,15 +12,15 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub(crate) mount: PathBuf,
-    /// Has peers: what is mounted below it travels both ways.
+    /// It is shared: submounts propagate in both directions.
     pub(crate) is_shared: bool,
-    /// Has a master: what is mounted below that arrives here.
+    /// It is a slave: submounts of its master propagate to it.
     pub(crate) is_slave: bool,
     pub(crate) kind: &'a str,
     pub(crate) super_options: &'a str,
 }
 
-/// The mounts in their order; lines that are none are passed over.
+/// The mounts in order; invalid lines are skipped.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     text.lines().filter_map(|line| {
         let (mount, filesystem) = line.split_once(" - ")?;
@@ -39,7 +39,7 @@ pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     })
 }
 
-/// The type of the mount with this number.
+/// The file system type of the mount with this id.
 pub(crate) fn kind_of(text: &str, mount: u64) -> Option<&str> {
     let line = text
         .lines()
@@ -47,7 +47,7 @@ pub(crate) fn kind_of(text: &str, mount: u64) -> Option<&str> {
     line.split_once(" - ")?.1.split(' ').next()
 }
 
-/// Spaces, tabs, newlines and backslashes come as `\` and three octal digits.
+/// Decodes spaces, tabs, newlines and backslashes, which are encoded as `\` and three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_string();
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(unescape("a\\040b\\134c\\9\\12\\400"), "a b\\c\\9\\12\\400");
     }
 
-    /// Property: no cut and no flipped byte of a real file is a panic.
+    /// Property: truncating a real file or changing a byte never causes a panic.
     #[test]
     fn damaged_files_are_read_as_far_as_they_go() {
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -1,5 +1,5 @@
-//! What this kernel has, for `coracle check`: one line per need, with what is lost without it and what to switch on.
-//! Everything is read from /proc and /sys; nothing is tried out, so that asking changes nothing on the host.
+//! Detects kernel features for `coracle check`: one row per requirement, with the consequence if it is missing and the
+//! option that enables it. Everything is read from /proc and /sys, so the check changes nothing on the host.
 
 use std::fs;
 use std::path::Path;
@@ -9,39 +9,39 @@ use caps::Capability;
 use crate::cgroup::{Cgroups, Version};
 use crate::{Error, capability, lsm, userns};
 
-/// Whether a need is met.
+/// Whether a requirement is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is there.
+    /// The feature is present.
     Have,
-    /// It is not there.
+    /// The feature is missing.
     Missing,
-    /// This host does not tell without trying.
+    /// The feature cannot be detected on this host.
     Unknown,
 }
 
-/// One need of the runtime.
+/// One requirement of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// What, in a few words.
+    /// Short name.
     pub name: &'static str,
-    /// Whether no pod can run without it.
+    /// Whether pods cannot run without it.
     pub is_required: bool,
-    /// Is it met?
+    /// Whether it is met.
     pub state: State,
-    /// What was found, where that is worth saying.
+    /// What was found; may be empty.
     pub found: String,
-    /// What does not work without it, or works less.
+    /// Consequence if it is missing.
     pub without: &'static str,
-    /// What to switch on: kernel option, boot parameter, sysctl, file.
+    /// How to enable it: kernel option, boot parameter, sysctl, file.
     pub fix: &'static str,
 }
 
-/// Every need that the kernel meets or not, required ones first. `config` is the kernel's configuration where the caller has
-/// it from the kernel itself; else the distribution's file is read.
+/// All requirements on the kernel, required ones first. `config` is the kernel's configuration if the caller has read
+/// it from the kernel; otherwise the distribution's file is read.
 ///
 /// # Errors
-/// [`Error::Kernel`] where the kernel does not even tell its version.
+/// [`Error::Kernel`] if the kernel's version cannot be read.
 pub fn needs(config: Option<String>) -> Result<Vec<Need>, Error> {
     let mut kernel = Kernel::look()?;
     if let Some(config) = config {
@@ -61,30 +61,30 @@ pub fn needs(config: Option<String>) -> Result<Vec<Need>, Error> {
 /// Whether mounts can be made read-only recursively (`mount_setattr`, Linux 5.12).
 ///
 /// # Errors
-/// [`Error::Kernel`] where the kernel does not tell its version.
+/// [`Error::Kernel`] if the kernel's version cannot be read.
 pub fn has_recursive_read_only() -> Result<bool, Error> {
     Ok(kernel_version(&release()?) >= (5, 12))
 }
 
-/// Whether pods can have user namespaces of their own, with layers in `layers`: `Err` says what is missing.
+/// Checks whether pods can have user namespaces with layers in `layers`.
 ///
 /// # Errors
-/// The kernel's version, or what it cannot do.
+/// Describes the missing feature.
 pub fn user_namespaces(layers: &Path) -> Result<(), String> {
     let release = release().map_err(|error| error.to_string())?;
-    // Before, an overlay takes no layer whose owners are mapped.
+    // Older kernels do not support idmapped layers in OverlayFS.
     if kernel_version(&release) < (5, 19) {
         return Err("they need Linux 5.19".to_owned());
     }
     userns::check(layers).map_err(|error| error.to_string())
 }
 
-/// Whether pods can run: nothing required is missing.
+/// Whether pods can run, that is no required feature is missing.
 pub fn can_run(needs: &[Need]) -> bool {
     !needs.iter().any(|need| need.is_required && need.state == State::Missing)
 }
 
-/// A need as a row: the page docs/kernel.md has the same ones.
+/// One row of the table; the page docs/kernel.md has the same rows.
 struct Row {
     name: &'static str,
     is_required: bool,
@@ -111,7 +111,7 @@ const fn optional(
     Row { name, is_required: false, without, fix, state }
 }
 
-/// In the order of a pod's life, required ones first.
+/// All rows, required ones first, in the order in which a pod needs them.
 #[rustfmt::skip]
 static ROWS: [Row; 39] = [
     required("Linux 5.10", "a newer kernel", "calls that every pod needs are missing",
@@ -198,21 +198,21 @@ static ROWS: [Row; 39] = [
         |kernel| if kernel.is_v2() { State::Have } else { kernel.since(5, 15) }),
 ];
 
-/// What `uname -r` says.
+/// The output of `uname -r`.
 fn release() -> Result<String, Error> {
     let name =
         nix::sys::utsname::uname().map_err(|errno| Error::kernel("ask", "the kernel's version", errno))?;
     Ok(name.release().to_string_lossy().into_owned())
 }
 
-/// What was read of this kernel once.
+/// Data that is read once from this kernel.
 struct Kernel {
     version: (u32, u32),
     filesystems: String,
     cgroups: Option<Cgroups>,
     /// `modules.builtin` and `modules.dep` of the running kernel; empty on hosts without modules.
     modules: String,
-    /// /boot/config-RELEASE, where the distribution leaves it.
+    /// Content of /boot/config-RELEASE, if the distribution installs it.
     config: String,
     capabilities: u64,
 }
@@ -243,12 +243,12 @@ impl Kernel {
         have(self.cgroups.as_ref().is_some_and(|cgroups| cgroups.has_controller(name)))
     }
 
-    /// v1 has a controller for devices, v2 only programs. Nothing but the configuration tells of them.
+    /// v1 has a controller for devices, v2 uses eBPF programs, which only the kernel's configuration shows.
     fn device_programs(&self) -> State {
         if self.is_v2() { self.option("CGROUP_BPF") } else { State::Have }
     }
 
-    /// What the configuration says, if there is one.
+    /// State of a configuration option, if the configuration is known.
     fn option(&self, option: &str) -> State {
         let line = format!("CONFIG_{option}=");
         match self.config.lines().any(|one| one.starts_with(&line)) {
@@ -262,14 +262,14 @@ impl Kernel {
         have(self.capabilities & capability.bitmask() != 0)
     }
 
-    /// A file system is listed once its module is loaded; before that it is a module like others.
+    /// State of a file system: it is listed when its module is loaded; otherwise the module is searched.
     fn filesystem(&self, name: &str, option: &str) -> State {
         let is_listed = self.filesystems.split_ascii_whitespace().any(|word| word == name);
         if is_listed { State::Have } else { self.module(name, option) }
     }
 
-    /// Loaded, built in with parameters, on disk, or set in the configuration. A kernel without any of these files
-    /// may still have it.
+    /// State of a module: loaded, built in with parameters, on disk, or set in the configuration. `Unknown` if none of
+    /// these files exist.
     fn module(&self, name: &str, option: &str) -> State {
         let on_disk = self.modules.lines().any(|line| {
             let path = line.split(':').next().unwrap_or_default();
@@ -286,14 +286,14 @@ impl Kernel {
     }
 }
 
-/// `6.1.0-18-arm64` → (6, 1); what is not a version is older than everything.
+/// Parses `6.1.0-18-arm64` as (6, 1); an invalid version counts as older than all others.
 pub(crate) fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers =
         release.split(|character: char| !character.is_ascii_digit()).map(|part| part.parse().ok());
     (numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0))
 }
 
-/// Lists of modules have up to 1 MiB; a file that cannot be read tells nothing.
+/// Reads a file as text; empty if it cannot be read. Lists of modules have up to 1 MiB.
 fn text(path: &str) -> String {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
@@ -346,7 +346,7 @@ mod tests {
         assert!(!can_run(&needs), "{needs:#?}");
     }
 
-    /// Both ways: a row for each need, a need for each row.
+    /// The page has a row for each requirement and no others.
     #[test]
     fn the_page_on_kernels_has_every_need() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernel.md");

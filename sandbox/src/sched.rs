@@ -1,5 +1,5 @@
-//! Who goes first on a node whose processors are busy: what a kubelet waits for, the daemon, monitors and containers that
-//! start, before pulls, and those before what nobody waits for. No weight is given for it that a container could miss.
+//! CPU and I/O scheduling of coracle's processes on a busy node. The daemon, monitors and starting containers come before pulls,
+//! and pulls before background jobs. CPU weights are not raised, so containers lose no share.
 
 use coracle_sys::process::{self, InheritOnFork, Scheduling};
 use nix::errno::Errno;
@@ -8,14 +8,14 @@ use nix::unistd::Pid;
 
 use crate::Error;
 
-/// Nanoseconds; the least the kernel has.
+/// The kernel's minimum, in nanoseconds.
 const SHORT_SLICE: u64 = 100_000;
-/// Nanoseconds; the most the kernel has. Next to it everybody's are short.
+/// The kernel's maximum, in nanoseconds. All default slices are shorter.
 const LONG_SLICE: u64 = 100_000_000;
 
-/// Has this process take its turn at once when it wakes, before who is in the middle of a long slice (Linux 6.12; before, the
-/// kernel decides as it did). Its share stays what it was. What it starts begins as everybody does, and not with a nice value
-/// below 0.
+/// Sets the shortest scheduler slice for this process, so that it preempts processes with long slices when it wakes up
+/// (Linux 6.12; no effect before). Its share of CPU time does not change. Children start with the default slice and
+/// without a negative nice value.
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
@@ -23,29 +23,30 @@ pub fn set_short_slice() -> Result<(), Error> {
     refused("set", "the slice", process::set_slice(SHORT_SLICE, InheritOnFork::No))
 }
 
-/// The same for a monitor, and for what it starts until that becomes a container's program.
+/// Sets the shortest scheduler slice for a monitor and its children; a child resets it before it executes a container's
+/// program.
 pub(crate) fn set_inherited_short_slice() -> Result<(), coracle_sys::Errno> {
     process::set_slice(SHORT_SLICE, InheritOnFork::Yes)
 }
 
-/// Comes behind what a node is for: a tenth of an equal share of the processors but one, never in the place of who runs
-/// (SCHED_BATCH, sched(7)), in slices so long that whoever wakes takes its place (Linux 6.12), and last of those that do not idle at
-/// the disk (ioprio_set(2)).
+/// Makes this process run in the background: nice 10, about a tenth of an equal share, on all CPUs except one;
+/// SCHED_BATCH, so that it preempts no running process (sched(7)); long slices, so that any process that wakes up
+/// preempts it (Linux 6.12); and the lowest best-effort I/O priority (ioprio_set(2)).
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
 pub fn set_background() -> Result<(), Error> {
     const NICE: i32 = 10;
-    /// IOPRIO_CLASS_BE, and its last level.
+    /// IOPRIO_CLASS_BE and its lowest level.
     const BEST_EFFORT: u32 = 2;
     const LAST: u32 = 7;
-    // Both are tried: one that is refused takes nothing from the other.
+    // Both are applied independently: an error of one does not prevent the other.
     let scheduled = set(NICE, BEST_EFFORT, LAST);
     leave_one_cpu_free().and(scheduled)
 }
 
-/// The first of those this process may run on, where there are several: a few threads that compute would keep all of them
-/// busy, and whoever wakes waits for a turn.
+/// Removes the first CPU from this process's affinity mask if it has several. Otherwise a few busy threads would occupy
+/// all CPUs, and a process that wakes up would have to wait.
 fn leave_one_cpu_free() -> Result<(), Error> {
     let this = Pid::from_raw(0);
     let failed = |errno| Error::kernel("set", "the processors", errno);
@@ -55,12 +56,12 @@ fn leave_one_cpu_free() -> Result<(), Error> {
     usable.unset(first).and_then(|()| sched_setaffinity(this, &usable)).map_err(failed)
 }
 
-/// Runs only when nothing else wants the processor, and reads and writes when nothing else wants the disk.
+/// Makes this process run only when CPUs and disk are otherwise idle.
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
 pub fn set_idle() -> Result<(), Error> {
-    /// The nicest there is (sched(7)).
+    /// The lowest priority (sched(7)).
     const NICE_MAX: i32 = 19;
     /// IOPRIO_CLASS_IDLE.
     const IDLE: u32 = 3;

@@ -1,23 +1,23 @@
-//! Modes of new files. Daemon and workers run with umask 077, so that what nobody thought about is for root alone
-//! (CVE-2021-41103 was a directory that everybody could enter). What others must be able to use is made with
-//! [`Public`] in force: directories of logs and volumes, cgroups, sockets, and everything that another program makes.
+//! Modes of new files. Daemon and workers run with umask 077, so that files are accessible to root only by default
+//! (CVE-2021-41103 was a directory that every user could enter). Files that other users need are created while a
+//! [`Public`] exists: directories of logs and volumes, cgroups, sockets, and files that other programs create.
 //!
-//! The mask belongs to the process, so this is for processes with one thread.
+//! The umask is an attribute of the process, so this module is for processes with one thread.
 
 use nix::sys::stat::{Mode, umask};
 
-/// What is taken from the mode of a file that is ours alone.
+/// Umask for private files.
 const PRIVATE: Mode = Mode::S_IRWXG.union(Mode::S_IRWXO);
 
-/// The usual mask: only the owner may write.
+/// The usual umask: only the owner may write.
 const USUAL: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
 
-/// From now on new files are for their owner alone, unless a [`Public`] is in force.
+/// Makes new files accessible to their owner only, unless a [`Public`] exists.
 pub fn keep_private() {
     umask(PRIVATE);
 }
 
-/// The usual mask, 022, while it lives; then again what was in force before. Not to be held across an await.
+/// Sets the umask 022 until it is dropped, and then restores the previous one. It must not be held across an await.
 #[derive(Debug)]
 #[must_use = "the mask is in force until this is dropped"]
 pub struct Public {
@@ -25,7 +25,7 @@ pub struct Public {
 }
 
 impl Public {
-    /// Brings the usual mask into force.
+    /// Sets the umask 022.
     pub fn begin() -> Self {
         Self { before: umask(USUAL) }
     }

@@ -1,6 +1,6 @@
-//! A pod's user namespace (user_namespaces(7), KEP-127): made by a process that does nothing else, so that the daemon and
-//! the monitor stay outside. The process is born into the namespace with the others that shall belong to it, and lives
-//! until the monitor has joined those and holds a descriptor of this one.
+//! A pod's user namespace (user_namespaces(7), KEP-127). A helper process creates it, so that the daemon and the
+//! monitor stay outside. The helper is cloned into the user namespace and the namespaces that belong to it, and exits
+//! when the monitor has joined those and has a descriptor of the user namespace.
 
 use std::ffi::CString;
 use std::fs;
@@ -14,31 +14,31 @@ use nix::errno::Errno;
 
 use crate::Error;
 
-/// A range of ids inside and what it is outside.
+/// A range of ids in the namespace and the corresponding range on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
     /// First id in the namespace.
     pub inside: u32,
     /// First id on the host.
     pub outside: u32,
-    /// How many.
+    /// Number of ids.
     pub length: u32,
 }
 
 impl IdRange {
-    /// What `id` is on the host, if it is in the range.
+    /// The id on the host of `id` in the namespace, if it is in the range.
     pub fn host_id(&self, id: u32) -> Option<u32> {
         let offset = id.checked_sub(self.inside).filter(|offset| *offset < self.length)?;
         self.outside.checked_add(offset)
     }
 }
 
-/// The mappings of a pod: one range of each kind, which holds 0 (CRI 3.2).
+/// The mappings of a pod: one range of users and one of groups, each of which contains 0 (CRI 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserMappings {
-    /// Of users.
+    /// Mapping of users.
     pub users: IdRange,
-    /// Of groups.
+    /// Mapping of groups.
     pub groups: IdRange,
 }
 
@@ -50,11 +50,11 @@ impl UserMappings {
     }
 }
 
-/// Whether pods can have user namespaces of their own here: the kernel makes them, and can map the owners of files below
-/// `directory`, where layers are (Linux 5.19 for layers of an overlay; the file system must take part).
+/// Checks whether pods can have user namespaces: the kernel supports them, and idmapped mounts of `directory`, which
+/// contains the layers (Linux 5.19 for layers of an overlay; the file system must support it).
 ///
 /// # Errors
-/// [`Error::Kernel`]: which part it lacks.
+/// [`Error::Kernel`] with the missing part.
 pub fn check(directory: &Path) -> Result<(), Error> {
     let range = IdRange { inside: 0, outside: 65536, length: 65536 };
     let owner = make(&UserMappings { users: range, groups: range }, 0)?;
@@ -74,18 +74,18 @@ pub fn check(directory: &Path) -> Result<(), Error> {
     })
 }
 
-/// The process in the new namespaces. It ends when this is dropped.
+/// The helper process in the new namespaces. It ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pid: i32,
     process: Fd,
     namespace: Fd,
     joined: u64,
-    /// Its end in any way, ours included, ends the process.
+    /// Closing it, also by the end of this process, ends the helper.
     _release: Fd,
 }
 
-/// Makes a user namespace, and `namespaces` (CLONE_NEW…) that belong to it.
+/// Creates a user namespace, and `namespaces` (CLONE_NEW…) that belong to it.
 pub(crate) fn make(mappings: &UserMappings, namespaces: u64) -> Result<Owner, Error> {
     let kernel = |op, errno: sys::Errno| Error::kernel(op, "user namespace", Errno::from_raw(errno.0));
     let (wait, release) = sys::fs::pipe().map_err(|errno| kernel("make pipe for", errno))?;
@@ -100,7 +100,7 @@ pub(crate) fn make(mappings: &UserMappings, namespaces: u64) -> Result<Owner, Er
     };
     let path = format!("/proc/{pid}/ns/user");
     let opened = fs::File::open(&path).map_err(|error| Error::io("open", &path, &error));
-    // From here on a drop ends the process; without its namespace there is nothing to hand out.
+    // From here on a drop ends the helper.
     let namespace = match opened {
         Ok(file) => Fd::from(OwnedFd::from(file)),
         Err(error) => {
@@ -119,7 +119,7 @@ pub(crate) fn make(mappings: &UserMappings, namespaces: u64) -> Result<Owner, Er
 }
 
 impl Owner {
-    /// Joins what belongs to it; the caller stays in its own user namespace.
+    /// Joins the namespaces that belong to it; the caller stays in its own user namespace.
     pub(crate) fn join(&self) -> Result<(), sys::Errno> {
         match self.joined {
             0 => Ok(()),
@@ -139,7 +139,7 @@ impl Drop for Owner {
     }
 }
 
-/// Ends a child of this process and reaps it.
+/// Kills a child of this process and reaps it.
 pub(crate) fn end(pid: i32, pidfd: &Fd) {
     let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
     let _ = process::wait(pid);

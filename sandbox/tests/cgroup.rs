@@ -1,6 +1,6 @@
-//! The cgroup driver against the real kernel. Needs root and writable cgroups: fails, loudly, without them.
-//! Written for a hybrid host; the same host with some of its mounts left out stands for v1 alone (no cgroup2: the way
-//! around `cgroup.kill`) and for v2 without controllers.
+//! Tests the cgroup driver with the real kernel. They need root and writable cgroups, and fail without them. They are
+//! written for a hybrid host; with some of its mounts left out, the same host is used as one with only v1 (no cgroup2,
+//! so the fallback for `cgroup.kill` is used) and as one with v2 without controllers.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,7 @@ use coracle_sandbox::Error;
 use coracle_sandbox::cgroup::{BUFFER_BYTES, CgroupPath, Cgroups, DeviceAccess, Entry, Resources, Version};
 use nix::errno::Errno;
 
-/// A parent cgroup of the test's own, whatever ends the test.
+/// A parent cgroup for one test, removed at its end.
 struct Scratch {
     cgroups: Cgroups,
     parent: CgroupPath,
@@ -43,7 +43,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Waits with an end until the cgroup can be removed.
+/// Waits, with a timeout, until the cgroup can be removed.
 fn unmade(cgroups: &Cgroups, path: &CgroupPath) -> bool {
     within_two_seconds(|| match cgroups.unmake(path) {
         Ok(()) => true,
@@ -65,7 +65,7 @@ fn within_two_seconds(mut is_done: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Every directory of that name in any hierarchy.
+/// All directories with that name in any hierarchy.
 fn leftovers(path: &CgroupPath) -> Vec<PathBuf> {
     let mounts = fs::read_dir("/sys/fs/cgroup").expect("/sys/fs/cgroup");
     let inside = mounts.flatten().map(|mount| mount.path().join(&path.as_str()[1..]));
@@ -76,7 +76,8 @@ fn is_cgroup2(line: &str) -> bool {
     line.contains(" - cgroup2 ")
 }
 
-/// A process in the cgroup, put there from outside by the same files its own child would use.
+/// Starts a process in the cgroup; it is moved there from outside through the files that a container's process would
+/// use.
 fn sleeper(entry: &Entry) -> Child {
     let child = Command::new("sleep").arg("60").spawn().expect("sleep");
     join(&child, entry);
@@ -95,7 +96,7 @@ fn join(child: &Child, entry: &Entry) {
     }
 }
 
-/// The signal that ended it.
+/// The signal that ended the process.
 fn ended_by(mut child: Child) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let mut status = None;
@@ -110,7 +111,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_string()
 }
 
-/// make, enter, exec, kill the exec alone, kill the rest, unmake.
+/// Creates a cgroup, joins it, runs an exec, kills only the exec, kills the rest, and removes the cgroup.
 fn whole_life(scratch: &Scratch) {
     let (cgroups, path) = (&scratch.cgroups, scratch.container());
     assert!(!cgroups.is_populated(&path).unwrap());
@@ -124,7 +125,7 @@ fn whole_life(scratch: &Scratch) {
     let error = cgroups.unmake(&path).unwrap_err();
     assert_eq!(error.errno(), Some(Errno::EBUSY), "{error}");
 
-    // That try removed what it could; what holds processes stays.
+    // The attempt removed what it could; directories with processes remain.
     cgroups.kill(&path.exec(7)).unwrap();
     assert_eq!(ended_by(exec), Some(9));
     assert!(unmade(cgroups, &path.exec(7)));
@@ -149,7 +150,7 @@ fn the_whole_life_on_this_host() {
     assert!(read(&format!("/proc/self/fd/{}", counter.as_raw_fd())).contains("oom_kill 0"));
 }
 
-/// Without cgroup2 there is no `cgroup.kill`: processes are found by the freezer hierarchy and killed one by one.
+/// Without cgroup2 there is no `cgroup.kill`: processes are listed in the freezer hierarchy and killed one by one.
 #[test]
 fn the_whole_life_on_v1_alone() {
     let scratch = Scratch::new("v1", |line| !is_cgroup2(line));
@@ -182,7 +183,7 @@ fn the_whole_life_on_v2_without_controllers() {
 fn limits_are_applied_raised_lowered_and_taken_back() {
     let scratch = Scratch::new("limits", |_| true);
     if scratch.cgroups.version() == Version::V2 {
-        return; // The files below are v1's; v2's values are covered by the tables.
+        return; // The files below are those of v1; unit tests cover the values of v2.
     }
     let path = scratch.container();
     let of_everybody = "/sys/fs/cgroup/cpuset/cgroup.clone_children";
@@ -230,7 +231,7 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
         assert_eq!(file("memory", "memory.limit_in_bytes"), (mib << 20).to_string());
         assert_eq!(file("memory", "memory.memsw.limit_in_bytes"), ((mib + 16) << 20).to_string());
     }
-    // The last write is refused: the earlier ones are taken back.
+    // The last write is refused, so the earlier ones are rolled back.
     let bad = Resources {
         cpu_shares: 700,
         memory_bytes: 1 << 30,
@@ -241,15 +242,15 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
     assert!(error.contains("cpuset.cpus"), "{error}");
     assert_eq!(file("cpu", "cpu.shares"), "512");
     assert_eq!(file("memory", "memory.limit_in_bytes"), (48 << 20).to_string());
-    // Unlimited again.
+    // Remove the limits.
     let open = Resources { memory_bytes: -1, cpu_quota_us: -1, pids_max: -1, ..Resources::default() };
     scratch.cgroups.apply(&path, &open).unwrap();
     assert_eq!(file("cpu", "cpu.cfs_quota_us"), "-1");
     assert_eq!(file("pids", "pids.max"), "max");
 }
 
-/// v1 compares quota to period with the parent's at each write: half a CPU in half the period passes only if the
-/// quota is written first.
+/// v1 compares the ratio of quota and period with the parent's at each write: half a CPU with half the period is
+/// accepted only if the quota is written first.
 #[test]
 fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
     let scratch = Scratch::new("quota", |_| true);
@@ -301,7 +302,7 @@ fn limits_on_what_is_not_there_name_the_file() {
     assert!(Path::new("/sys/fs/cgroup").is_dir());
 }
 
-/// On v2 a program decides; processes see EPERM for what is not theirs.
+/// On v2 an eBPF program decides; processes get EPERM for other devices.
 #[test]
 fn devices_of_v2_are_restricted_by_a_program() {
     let scratch = Scratch::new("devices", is_cgroup2);

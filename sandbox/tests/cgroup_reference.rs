@@ -1,8 +1,10 @@
-//! Limits held against cgroups-rs on the real kernel: each is set by us in one cgroup and by that crate in another, and then
-//! both have the same files. In whichever version the host has: v1 (also of a hybrid host) or v2. Needs root.
+//! Compares limits with cgroups-rs on the real kernel: coracle sets each limit in one cgroup and the crate in another,
+//! and then the files of both must be equal. Runs with the version of the host: v1 (also on a hybrid host) or v2. Needs
+//! root.
 //!
-//! What differs on purpose is not here: on v2 cgroups-rs takes CPU shares for a weight as they are, where ours are converted
-//! as runc and crun do it (`cgroup/resources_tests.rs`), and it has no device programs (`cgroup.rs`).
+//! Intended differences are not tested: on v2 cgroups-rs writes CPU shares unconverted as the weight, while coracle
+//! converts them as runc and crun do (`cgroup/resources_tests.rs`), and cgroups-rs has no device programs
+//! (`cgroup.rs`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +22,7 @@ use coracle_sandbox::cgroup::{CgroupPath, Cgroups, HugepageLimit, RareLimits, Re
 
 const MIB: i64 = 1 << 20;
 
-/// A limit, in our words and in theirs.
+/// A limit, as set by coracle and by cgroups-rs.
 struct Limit {
     name: &'static str,
     ours: fn() -> Resources,
@@ -96,7 +98,7 @@ const LIMITS: [Limit; 10] = [
     },
 ];
 
-/// The files in which those limits are, with the controller of each on v1.
+/// The files of these limits, with their controllers on v1.
 const FILES: [(&str, &str); 17] = [
     ("cpu", "cpu.cfs_period_us"),
     ("cpu", "cpu.cfs_quota_us"),
@@ -129,7 +131,8 @@ fn pids(cgroup: &Cgroup) -> &PidController {
     cgroup.controller_of().expect("pids")
 }
 
-/// v1 counts memory and swap together, v2 swap alone. A kernel that does not account swap has no file.
+/// Sets the swap limit: v1 counts memory and swap together, v2 only swap. A kernel that does not account swap has no
+/// file.
 fn swap(cgroup: &Cgroup, is_v2: bool, together: i64, alone: i64) -> Result<()> {
     let file = if is_v2 { "memory.swap.max" } else { "memory.memsw.limit_in_bytes" };
     match memory(cgroup).path().join(file).exists() {
@@ -138,7 +141,7 @@ fn swap(cgroup: &Cgroup, is_v2: bool, together: i64, alone: i64) -> Result<()> {
     }
 }
 
-/// What the kernel holds for a cgroup: the files of [`FILES`] that it has.
+/// The content of the existing files of [`FILES`] for a cgroup.
 fn held(path: &str, is_v2: bool) -> BTreeMap<&'static str, String> {
     let value = |(controller, file): &(&str, &'static str)| {
         let folder = if is_v2 { String::new() } else { format!("/{controller}") };
@@ -148,7 +151,7 @@ fn held(path: &str, is_v2: bool) -> BTreeMap<&'static str, String> {
     FILES.iter().filter_map(value).collect()
 }
 
-/// A cgroup of ours and one of theirs below a parent of the test's own; both go, however the test ends.
+/// A cgroup of coracle and one of cgroups-rs below the test's parent; both are removed at the end of the test.
 struct Both {
     cgroups: Cgroups,
     parent: CgroupPath,

@@ -1,5 +1,5 @@
-//! Plans carried out: a pod, a container and an exec from their plans to what the processes see. Needs what
-//! `monitor.rs` beside it needs: root, busybox-static, a built `coracle-pod`.
+//! Executes the plans of a pod, a container and an exec, and checks what their processes see. Needs root,
+//! busybox-static and a built `coracle-pod`, like `monitor.rs`.
 #![forbid(unsafe_code)]
 
 mod verify;
@@ -134,7 +134,7 @@ fn make_directory(name: &str) -> PathBuf {
     directory
 }
 
-/// Leaves nothing, also where the test fails.
+/// Cleans up, also if the test fails.
 struct Rests<'a>(&'a Monitor, &'a Path);
 
 impl Drop for Rests<'_> {
@@ -206,10 +206,10 @@ fn exec_with_a_terminal(monitor: &Monitor) {
     monitor.send(&ToMonitor { number: 2, request }, &descriptors).unwrap();
     let (frame, mut descriptors) = next(monitor);
     assert_eq!(frame, FromMonitor::Reply { number: 2, reply: Reply::Started });
-    // Its pidfd, and the terminal's master side.
+    // The pidfd and the master side of the terminal.
     assert_eq!(descriptors.len(), 2);
     assert!(monitor::pid_of(descriptors[0].as_fd()).is_some());
-    // Open to the end, which would be a hang-up otherwise.
+    // Kept open until the end, because closing it would hang up the terminal.
     let mut terminal = fs::File::from(descriptors.remove(1));
     terminal.write_all(b"5\n").unwrap();
     let ended = FromMonitor::Event(Event::ExecExited { exec: 1, exit: Exit::Code(5) });

@@ -1,5 +1,5 @@
-//! A real monitor with real processes: needs root, busybox-static and a built `coracle-pod` (env `CORACLE_POD`, or
-//! `target/x86_64-unknown-linux-musl/release/coracle-pod`), and says so where one is missing.
+//! Tests a real monitor with real processes. Needs root, busybox-static and a built `coracle-pod` (environment variable
+//! `CORACLE_POD`, or `target/x86_64-unknown-linux-musl/release/coracle-pod`).
 #![forbid(unsafe_code)]
 
 use std::ffi::CString;
@@ -16,7 +16,7 @@ use coracle_wire::{
     RecordHeader, Reply, Request, Streams, Text, ToMonitor, VERSION, decode_exit,
 };
 
-/// Every wait of these tests ends here.
+/// Timeout of every wait in these tests.
 const WAIT: Duration = Duration::from_secs(10);
 const SIGKILL: i32 = 9;
 
@@ -30,8 +30,8 @@ fn monitor_path() -> PathBuf {
     path
 }
 
-/// A pod's state directory, a root file system, a log file, and the monitor's other end; everything is gone at the
-/// end, or the test fails.
+/// A pod's state directory, a root file system, a log file, and the connection to the monitor. Everything must be
+/// removed at the end, or the test fails.
 struct Pod {
     directory: PathBuf,
     monitor: Monitor,
@@ -154,7 +154,7 @@ impl Pod {
         self.directory.join(format!("{container:.2}.log"))
     }
 
-    /// Lines of a log without their timestamps, which must be of the right form and never go back.
+    /// Lines of a log without their timestamps, whose format and order are checked.
     fn log(&self, container: ContainerId) -> Vec<String> {
         let text = fs::read_to_string(self.log_path(container)).unwrap();
         let (stamps, lines): (Vec<_>, Vec<_>) =
@@ -163,7 +163,7 @@ impl Pod {
         lines.into_iter().map(str::to_owned).collect()
     }
 
-    /// A record that makes `root/` the root and runs a shell in it, after `inside`.
+    /// A record that makes `root/` the root, executes `inside`, and runs a shell.
     fn shell_record(&self, script: &str, inside: &[Op<'_>]) -> Vec<u8> {
         let root = CString::new(format!("{}/root", self.directory.display())).unwrap();
         let (candidates, arguments) = (strings(&["/nothing/sh", "/bin/sh"]), strings(&["sh", "-c", script]));
@@ -239,7 +239,7 @@ impl Pod {
         (reply, output)
     }
 
-    /// An exec whose output nobody reads.
+    /// Starts an exec without reading its output.
     fn exec_quietly(&mut self, container: ContainerId, exec: u32, script: &str) -> Reply {
         let (candidates, arguments) = (strings(&["/bin/sh"]), strings(&["sh", "-c", script]));
         let launch = record(&[Op::Exec {
@@ -262,7 +262,7 @@ impl Pod {
         told.exit
     }
 
-    /// Ends the monitor and looks for rests.
+    /// Ends the monitor and checks that nothing is left behind.
     fn end(mut self) {
         assert_eq!(self.ask(Request::Shutdown, &[]), Reply::Done);
         wait_for("the monitor's end", || self.monitor.is_gone().then_some(()));
@@ -273,7 +273,7 @@ impl Pod {
     }
 }
 
-/// Also where a test fails.
+/// Cleans up if a test fails.
 impl Drop for Pod {
     fn drop(&mut self) {
         let _ = self.monitor.signal(SIGKILL);
@@ -329,7 +329,7 @@ fn what_a_process_inherits_is_clean() {
     ] {
         assert!(log.contains(line), "{line:?} in {log}");
     }
-    // What is masked is empty.
+    // Masked paths are empty.
     assert_eq!(log.lines().filter(|line| *line == "stdout F 0").count(), 2, "{log}");
     pod.end();
 }
@@ -392,17 +392,17 @@ fn a_container_can_share_the_pid_namespace_of_another() {
     let descriptors = [launch.as_fd(), host.as_fd()];
     assert_eq!(pod.ask(start(id(2), id(3)), &descriptors), refused);
     assert_eq!(pod.ask(start(id(2), id(1)), &descriptors), Reply::Started);
-    // A new one afterwards is back in the monitor's own.
+    // A later container is in the monitor's own namespace again.
     assert_eq!(pod.start(id(4), "echo pid $$", PLAIN, &[]), Reply::Started);
     assert_eq!(pod.exited(id(4)), Exit::Code(0));
     assert_eq!(pod.log(id(4)), ["stdout F pid 1"]);
     assert_eq!(pod.ask(Request::Signal { container: id(1), signal: SIGKILL }, &[]), Reply::Done);
-    // The kernel kills all others of a pid namespace first and lets its init be reaped last.
+    // The kernel first kills all others of a PID namespace; its init is reaped last.
     assert_eq!([pod.exited(id(2)), pod.exited(id(1))], [Exit::Signal(9), Exit::Signal(9)]);
     pod.end();
 }
 
-/// A filter that lets every call pass but `mount_setattr`, which is missing: a kernel before 5.12.
+/// A filter that allows all calls except `mount_setattr`, which returns ENOSYS as on a kernel before 5.12.
 fn without_mount_setattr() -> Vec<u8> {
     const MOUNT_SETATTR: u32 = 442;
     const ENOSYS: u32 = 38;
@@ -456,7 +456,7 @@ fn a_daemon_that_comes_back_is_told_what_ended() {
     assert_eq!(pod.start(id(2), "sleep 100", PLAIN, &[]), Reply::Started);
     let (reply, mut descriptors) = pod.ask_for(Request::Stdin { container: id(1) }, &[]);
     assert_eq!(reply, Reply::Done);
-    // The daemon goes away, and meanwhile the container ends.
+    // The daemon disconnects, and the container ends meanwhile.
     let mut old = std::mem::replace(&mut pod.monitor, monitor::connect(&pod.directory).unwrap());
     wait_for("the old connection's end", || matches!(old.receive(), Err(LinkError::Closed)).then_some(()));
     std::io::Write::write_all(&mut fs::File::from(descriptors.remove(0)), b"late\n").unwrap();
@@ -532,7 +532,7 @@ fn tables_have_an_end_and_unread_events_wait() {
     let sleeping = (0..128).map(|exec| pod.exec_quietly(id(1), exec, "sleep 100"));
     assert!(sleeping.collect::<Vec<_>>().iter().all(|reply| *reply == Reply::Started));
     assert_eq!(pod.exec_quietly(id(1), 128, "true"), Reply::Failed(Failure::Refused { errno: 11 }));
-    // Their namespace's end is theirs: 128 events and the container's own, none of them read in between.
+    // The end of the namespace ends all execs: 128 events and that of the container, none of which is read meanwhile.
     assert_eq!(pod.ask(Request::Signal { container: id(1), signal: SIGKILL }, &[]), Reply::Done);
     let events: Vec<_> = (0..129).map(|_| pod.event()).collect();
     let execs =
@@ -593,7 +593,8 @@ fn an_idle_monitor_is_small() {
     println!("{rollup}");
     let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
     let pss_kib: u64 = pss.trim().trim_end_matches(" kB").parse().unwrap();
-    // Its code is 60 of it, shared by all monitors; its own are 16 or 24, as the stack's start in its page is chance.
+    // 60 KiB are its code, which all monitors share; 16 or 24 KiB are private, depending on the start of the stack
+    // within its page.
     assert!(pss_kib <= 88, "{rollup}");
     pod.end();
 }

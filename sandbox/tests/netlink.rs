@@ -1,4 +1,4 @@
-//! Netlink against the real kernel, in network namespaces of the tests' own. Needs root: fails, loudly, without.
+//! Tests netlink with the real kernel, in separate network namespaces. They need root and fail without it.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use nix::errno::Errno;
 
 const CLONE_NEWNET: u64 = 0x4000_0000;
 
-/// Runs `test` in a thread with a network namespace of its own, which it is given the path of.
+/// Runs `test` in a thread with its own network namespace and passes the path of the namespace.
 fn alone(test: impl FnOnce(&Path) + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -140,7 +140,7 @@ fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
     });
 }
 
-/// Whether somebody answers.
+/// Whether a server answers at `address`.
 fn answers(address: &str) -> bool {
     let address: SocketAddr = address.parse().unwrap();
     TcpStream::connect_timeout(&address, Duration::from_secs(2)).is_ok()
@@ -157,7 +157,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
         batch.add_address(lo, network("fd00::1/128"), false);
         node.run(batch).unwrap();
         let listener = TcpListener::bind(("::", 81)).unwrap();
-        // The kernel makes the local route of an address of IPv6 a moment later.
+        // The kernel creates the local route of an IPv6 address with a delay.
         let end = Instant::now() + Duration::from_secs(10);
         while !answers("[fd00::1]:81") {
             assert!(Instant::now() < end, "the address is not good");
@@ -202,7 +202,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
         firewall.remove_rules("boat", "two").unwrap();
         assert_eq!(all.map(answers), [false; 3]);
         drop(listener);
-        // A rule that cannot be takes all of its transaction along.
+        // An invalid rule makes its whole transaction fail.
         let mut rules = Rules::new("lost", "one", false);
         rules.rule(Hook::Prerouting, &|rule| rule.masquerade());
         let error = rules.commit(&firewall).unwrap_err().to_string();
@@ -210,7 +210,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
     });
 }
 
-/// Many rules: their list comes in more than one piece.
+/// With many rules the kernel's list has more than one part.
 #[test]
 fn an_owner_is_found_among_hundreds() {
     alone(|_| {
@@ -242,7 +242,7 @@ fn connections_to_a_port_are_forgotten() {
     alone(|_| {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
-        // Rules of address translation are what has the kernel follow connections.
+        // Connection tracking is enabled by rules for address translation.
         let mut rules = Rules::new("boat", "one", false);
         rules.chain(Hook::Postrouting);
         rules.rule(Hook::Postrouting, &|rule| {
@@ -270,7 +270,7 @@ fn connections_to_a_port_are_forgotten() {
     });
 }
 
-/// What a program prints, in the namespace of this thread.
+/// The output of a program in the namespace of this thread.
 #[expect(clippy::disallowed_methods, reason = "a test has its thread to itself")]
 fn said(program: &str, words: &[&str]) -> String {
     let output = std::process::Command::new(program).args(words).output().expect("it is installed");
@@ -278,7 +278,7 @@ fn said(program: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The filter's rules as iptables lists them.
+/// The rules of the filter table as listed by iptables.
 fn listed() -> String {
     let save = |program| {
         said(program, &["-t", "filter"])
@@ -340,7 +340,7 @@ fn forwarding_is_accepted_where_iptables_finds_it() {
         socket.forget_forwarded(&addresses).expect("no table yet");
         socket.accept_forwarded(&addresses).unwrap();
         socket.accept_forwarded(&["10.1.0.6".parse().unwrap(), "fd00::6".parse().unwrap()]).unwrap();
-        // iptables makes chains as it looks at them.
+        // Listing makes iptables create its chains.
         said("iptables", &["-L"]);
         said("ip6tables", &["-L"]);
         assert_eq!(listed(), theirs);

@@ -1,4 +1,4 @@
-//! Keeping network namespaces, against the real kernel. Needs root: fails, loudly, without.
+//! Tests named network namespaces with the real kernel. They need root and fail without it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +23,7 @@ fn a_namespace_is_kept_found_and_let_go() {
 
     netns::unpin(&path).unwrap();
     assert!(!path.exists() && !netns::exists(&path));
-    // A file without a mount, as after a reboot.
+    // A file without a mount is left after a reboot.
     fs::write(&path, "").unwrap();
     assert!(!netns::exists(&path));
     netns::unpin(&path).unwrap();

@@ -1,5 +1,6 @@
-//! The options of an overlay against the real kernel: names with every separator in them, relative layers, and the
-//! order of layers. Needs root and OverlayFS: fails, loudly, without. Alone in its file, as it changes directory.
+//! Tests the options of an overlay with the real kernel: names with all separators, relative layers, and the order of
+//! layers. Needs root and OverlayFS, and fails without them. It is the only test in this file because it changes the
+//! working directory.
 
 use std::ffi::CStr;
 use std::fs;
@@ -74,7 +75,7 @@ fn odd_names_and_the_order_of_layers() {
     });
     let (directory, options, target) = overlay.expect("a container has an overlay");
 
-    // As the child does it.
+    // The child changes its directory in the same way.
     std::env::set_current_dir(directory.to_str().unwrap()).unwrap();
     let kind = Some("overlay");
     mount(kind, target, kind, MsFlags::empty(), Some(options)).expect("mount overlay: this test needs root");
@@ -85,7 +86,7 @@ fn odd_names_and_the_order_of_layers() {
     assert_eq!(seen.unwrap(), ("top:1,2".to_string(), true, true));
 }
 
-/// Which layer is on top, whether the lower one is there, whether writes end in the upper directory.
+/// Returns which layer is on top, whether the lower one is visible, and whether writes go to the upper directory.
 fn look(root: &Path, upper: &Path) -> std::io::Result<(String, bool, bool)> {
     let top = fs::read_to_string(root.join("who"))?;
     fs::write(root.join("written"), "")?;

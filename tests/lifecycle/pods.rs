@@ -183,7 +183,7 @@ fn mounts_of_containers_are_not_in_the_hosts_table() {
     node.stop();
 }
 
-/// A table that grew with the host's would cost each pod for all others (sandbox/src/view.rs).
+/// A mount table that grows with the host's would make each pod more expensive (sandbox/src/base_mount_ns.rs).
 #[test]
 fn a_monitor_has_a_few_mounts_whatever_the_host_has() {
     let node = Node::with_bridge();
@@ -229,7 +229,7 @@ fn a_monitor_has_a_few_mounts_whatever_the_host_has() {
     node.stop();
 }
 
-/// The daemon, monitors and what starts take short slices (sandbox/src/rank.rs); a container's program does not.
+/// The daemon, monitors and starting containers have short scheduler slices (sandbox/src/sched.rs); a container's program does not.
 #[test]
 fn a_containers_program_is_scheduled_as_everybody() {
     let stage = Stage::set();

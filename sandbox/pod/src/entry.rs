@@ -42,7 +42,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 /// memcpy(3): the compiler calls it for large copies.
 ///
 /// # Safety
-/// As in C: both ranges are valid for `count` bytes and do not overlap.
+/// Both ranges are valid for `count` bytes and do not overlap.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
@@ -63,7 +63,7 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
 /// memmove(3).
 ///
 /// # Safety
-/// As in C: both ranges are valid for `count` bytes.
+/// Both ranges are valid for `count` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= count {
@@ -90,7 +90,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut
 /// memset(3).
 ///
 /// # Safety
-/// As in C: the range is valid for `count` bytes.
+/// The range is valid for `count` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
     #[cfg(target_arch = "x86_64")]
@@ -110,7 +110,7 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
 /// memcmp(3).
 ///
 /// # Safety
-/// As in C: both ranges are valid for `count` bytes.
+/// Both ranges are valid for `count` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
     for index in 0..count {
@@ -128,7 +128,7 @@ unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> 
 /// bcmp(3): what the compiler calls when only equality matters.
 ///
 /// # Safety
-/// As in C: both ranges are valid for `count` bytes.
+/// Both ranges are valid for `count` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
     // SAFETY: the caller's promise is the same.

@@ -270,7 +270,7 @@ pub(crate) fn image_volume(root: &Root, path: &CStr) -> Result<(), Errno> {
         return Err(Errno::ELOOP);
     }
     let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
-    // As a peer of a shared root it would receive each submount twice.
+    // A peer of a shared root would receive each submount twice.
     let wanted = Wanted { attributes: 0, is_recursive: false, propagation: Propagation::Private };
     attach_as(root, &tree, &found, &wanted)
 }

@@ -1,57 +1,57 @@
-//! What else a cgroup counts, for the few who ask: metrics in cAdvisor's manner. Beside `gauge`, as that is
-//! read every ten seconds for every container and this is not.
-//! Rules: CRI 2.22 and CRI 2.24; Documentation/admin-guide/cgroup-v2.rst; Documentation/accounting/psi.rst.
+//! Detailed counters of a cgroup, for cAdvisor-style metrics. They are separate from `gauge`, which is read every ten
+//! seconds for every container. Rules: CRI 2.22 and CRI 2.24; Documentation/admin-guide/cgroup-v2.rst;
+//! Documentation/accounting/psi.rst.
 
 use super::files::{names_gone, read};
 use super::gauge::lines;
 use super::{CgroupPath, Cgroups, Version};
 use crate::Error;
 
-/// Counters of one cgroup with everything below it; `None`: this kernel does not count it.
+/// Counters of one cgroup including its descendants; `None`: not counted by this kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Detail {
     /// CPU time in user mode, microseconds.
     pub user_us: Option<u64>,
     /// CPU time in the kernel, microseconds.
     pub system_us: Option<u64>,
-    /// Periods of the quota that have passed.
+    /// Number of elapsed quota periods.
     pub periods: Option<u64>,
-    /// Those in which it was held back.
+    /// Number of periods in which the cgroup was throttled.
     pub throttled_periods: Option<u64>,
-    /// How long it was held back, microseconds.
+    /// Throttled time in microseconds.
     pub throttled_us: Option<u64>,
     /// Page cache.
     pub cache_bytes: Option<u64>,
     /// Mapped files.
     pub mapped_bytes: Option<u64>,
-    /// Memory of the kernel's own.
+    /// Kernel memory.
     pub kernel_bytes: Option<u64>,
-    /// Most memory ever used.
+    /// Peak memory usage.
     pub peak_bytes: Option<u64>,
-    /// How often the limit was met.
+    /// How often the memory limit was reached.
     pub failures: Option<u64>,
-    /// Faults, and those that had to read.
+    /// Page faults and major page faults.
     pub faults: Option<(u64, u64)>,
-    /// How often the OOM killer struck.
+    /// Number of OOM kills.
     pub oom_kills: Option<u64>,
-    /// Most processes and threads; `None`: no limit, or not limited here.
+    /// Limit of processes and threads; `None`: no limit, or no controller.
     pub tasks_max: Option<u64>,
-    /// By block device.
+    /// I/O by block device.
     pub io: Vec<DeviceIo>,
-    /// By page size; none where there is no controller for them.
+    /// Huge pages by size; empty without the controller.
     pub hugepages: Vec<Hugepages>,
-    /// Its processes, as the node sees them.
+    /// Process ids in the node's PID namespace.
     pub processes: Vec<i32>,
 }
 
 /// Huge pages of one size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hugepages {
-    /// As the kernel names it: `2MB`, `1GB`.
+    /// Page size in the kernel's notation: `2MB`, `1GB`.
     pub page_size: String,
     /// In use now.
     pub bytes: u64,
-    /// The most ever; v2 does not count it.
+    /// Peak usage; not counted on v2.
     pub peak_bytes: u64,
 }
 
@@ -60,38 +60,38 @@ pub struct Hugepages {
 pub struct DeviceIo {
     /// `MAJOR:MINOR`
     pub device: String,
-    /// Read and written.
+    /// Bytes read and written.
     pub bytes: (u64, u64),
-    /// Reads and writes.
+    /// Number of reads and writes.
     pub operations: (u64, u64),
 }
 
-/// Time in which something waited for a resource.
+/// Pressure stall information of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
-    /// At least one process waited.
+    /// Time in which at least one process waited.
     pub some: Stall,
-    /// All did.
+    /// Time in which all processes waited.
     pub full: Stall,
 }
 
-/// Shares of the last 10, 60 and 300 seconds in percent, and all the time since it was made.
+/// Averages over the last 10, 60 and 300 seconds, and the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stall {
-    /// Percent.
+    /// Share of time, in percent.
     pub averages: [f64; 3],
-    /// Microseconds.
+    /// Total time in microseconds.
     pub total_us: u64,
 }
 
-/// Ticks of cpuacct.stat a second: USER_HZ, the same on every machine.
+/// Ticks per second of cpuacct.stat: USER_HZ, the same on every machine.
 const USER_HZ: u64 = 100;
 
 impl Cgroups {
-    /// Reads the counters; `None` where the cgroup is gone.
+    /// Reads the counters; `None` if the cgroup does not exist.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where a file is there and cannot be read.
+    /// [`Error::Kernel`] if a file exists and cannot be read.
     pub fn detail(&self, path: &CgroupPath) -> Result<Option<Detail>, Error> {
         let directory = self.tracking_directory(path);
         if !directory.is_dir() {
@@ -116,12 +116,12 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// A file with one number; `None` where it is missing or says `max`.
+    /// Reads a file with one number; `None` if it is missing or contains `max`.
     fn number(&self, controller: &str, file: &str) -> Result<Option<u64>, Error> {
         Ok(self.text(controller, file)?.and_then(|text| text.trim().parse().ok()))
     }
 
-    /// The sizes are those that have files: `hugetlb.SIZE.usage_in_bytes`, `hugetlb.SIZE.current`.
+    /// Reads the usage for each page size that has a file: `hugetlb.SIZE.usage_in_bytes`, `hugetlb.SIZE.current`.
     fn hugepages(&self) -> Vec<Hugepages> {
         let ending = match self.cgroups.version() {
             Version::V1 => ".usage_in_bytes",
@@ -206,7 +206,7 @@ fn v2(reader: &Reader<'_>) -> Result<Detail, Error> {
         throttled_us,
         cache_bytes,
         mapped_bytes,
-        // One number since Linux 5.18, parts of it before.
+        // A single number since Linux 5.18; only parts before.
         kernel_bytes: kernel.or(slab),
         peak_bytes: reader.number("memory", "memory.peak")?,
         failures,
@@ -232,7 +232,7 @@ fn v2_io(line: &str) -> Option<DeviceIo> {
     })
 }
 
-/// Two files of lines `8:0 Read 1`.
+/// Parses two files with lines such as `8:0 Read 1`.
 fn v1_io(bytes: &str, operations: &str) -> Vec<DeviceIo> {
     let of = |text: &str, device: &str, key: &str| {
         text.lines()
@@ -256,7 +256,8 @@ fn v1_io(bytes: &str, operations: &str) -> Vec<DeviceIo> {
     devices.into_iter().map(io).collect()
 }
 
-/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same with `full`, which the CPU of the root lacks.
+/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and the line `full`, which is missing for the CPU of the
+/// root.
 pub(super) fn parse_pressure(text: &str) -> Option<Pressure> {
     let stall = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;

@@ -1,6 +1,6 @@
-//! Which devices a container may open or make: on v1 by lines in devices.allow, on v2 by a program that the kernel asks
-//! at each open and mknod (Documentation/admin-guide/cgroup-v2.rst, "Device controller"; BPF_PROG_TYPE_CGROUP_DEVICE,
-//! Linux 4.15). Both are made from one list of rules.
+//! Restricts the devices that a container may open or create: on v1 with lines in devices.allow, on v2 with an eBPF
+//! program that the kernel runs at each open and mknod (Documentation/admin-guide/cgroup-v2.rst, "Device controller";
+//! BPF_PROG_TYPE_CGROUP_DEVICE, Linux 4.15). Both are generated from one list of rules.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -13,8 +13,8 @@ use super::resources::DeviceRule;
 use crate::Error;
 use crate::plan::DeviceKind;
 
-/// What every container may open or make (CRI 3.13): mknod of anything, as a node alone opens nothing; the
-/// default nodes; the terminal multiplexer and all its slaves.
+/// Devices that every container may open or create (CRI 3.13): mknod of any device, because a device node alone does
+/// not permit opening it; the default nodes; the terminal multiplexer and its slaves.
 const DEFAULTS: [(DeviceKind, Option<u32>, Option<u32>, &str); 10] = [
     (DeviceKind::Character, None, None, "m"),
     (DeviceKind::Block, None, None, "m"),
@@ -28,7 +28,7 @@ const DEFAULTS: [(DeviceKind, Option<u32>, Option<u32>, &str); 10] = [
     (DeviceKind::Character, Some(136), None, "rwm"),
 ];
 
-/// The default rules and those asked for.
+/// The default rules and the requested ones.
 pub(super) fn all(asked: &[DeviceRule]) -> Result<Vec<DeviceRule>, Error> {
     for rule in asked {
         if rule.access.is_empty() || !rule.access.bytes().all(|byte| b"rwm".contains(&byte)) {
@@ -44,7 +44,7 @@ pub(super) fn all(asked: &[DeviceRule]) -> Result<Vec<DeviceRule>, Error> {
     Ok(DEFAULTS.into_iter().map(default).chain(asked.iter().cloned()).collect())
 }
 
-/// As a line of devices.allow.
+/// Formats a rule as a line of devices.allow.
 pub(super) fn line(rule: &DeviceRule) -> String {
     let kind = match rule.kind {
         DeviceKind::Character => 'c',
@@ -54,10 +54,10 @@ pub(super) fn line(rule: &DeviceRule) -> String {
     format!("{kind} {}:{} {}", number(rule.major), number(rule.minor), rule.access)
 }
 
-/// Restricts the cgroup2 directory to these rules. Programs of parents hold, too.
+/// Restricts the cgroup2 directory to these rules. Programs of parent cgroups also apply.
 ///
 /// # Errors
-/// [`Error::Kernel`]: the kernel takes no such programs (from this process).
+/// [`Error::Kernel`] if the kernel does not accept such programs, or not from this process.
 pub(super) fn restrict(directory: &Path, rules: &[DeviceRule]) -> Result<(), Error> {
     let kernel =
         |op, errno: coracle_sys::Errno| Error::kernel(op, directory.display(), Errno::from_raw(errno.0));
@@ -68,7 +68,8 @@ pub(super) fn restrict(directory: &Path, rules: &[DeviceRule]) -> Result<(), Err
         .map_err(|errno| kernel("attach device rules to", errno))
 }
 
-/// Registers (Documentation/bpf/standardization/instruction-set.rst): the answer, the context, and what is read from it.
+/// Registers (Documentation/bpf/standardization/instruction-set.rst): the return value, the context, and values read
+/// from it.
 const ANSWER: u64 = 0;
 const CONTEXT: u64 = 1;
 const KIND: u64 = 2;
@@ -92,8 +93,8 @@ fn instruction(code: u64, destination: u64, source: u64, offset: u64, immediate:
     code | destination << 8 | source << 12 | offset << 16 | u64::from(immediate) << 32
 }
 
-/// One block of comparisons a rule, each of which jumps behind the block where it does not hold; the first rule that
-/// holds allows, the end denies.
+/// One block of comparisons for each rule. A comparison that fails jumps to the end of the block. The first matching
+/// rule allows; the end of the program denies.
 fn program(rules: &[DeviceRule]) -> Vec<u64> {
     // `struct bpf_cgroup_dev_ctx`: kind in the lower half of the first word, access in the upper; major; minor.
     let mut program = vec![
@@ -122,7 +123,7 @@ fn block(rule: &DeviceRule) -> Vec<u64> {
     let allow = [instruction(SET, ANSWER, 0, 0, 1), instruction(EXIT, 0, 0, 0, 0)];
     let mut tests = vec![
         (JUMP_UNLESS_EQUAL, KIND, 0, kind),
-        // What is asked for, less what is allowed, must be nothing.
+        // The requested access must not contain anything that is not allowed.
         (COPY, SPARE, ACCESS, 0),
         (AND, SPARE, 0, access),
         (JUMP_UNLESS_EQUAL_REGISTER, SPARE, ACCESS, 0),
@@ -146,7 +147,7 @@ fn block(rule: &DeviceRule) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Runs a program as the kernel would, for the operations that are used.
+    /// Interprets a program like the kernel, for the operations that are used.
     fn allows(program: &[u64], kind: u32, access: u32, major: u32, minor: u32) -> bool {
         let context = [kind | access << 16, major, minor];
         let mut registers = [0_u32; 8];

@@ -1,4 +1,5 @@
-//! Reading, writing and removing in a cgroup file system: one call each, bounded, and errors that name the file.
+//! Reads, writes and removes files and directories of a cgroup file system, with bounds and with errors that name the
+//! file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -9,11 +10,11 @@ use nix::sys::stat::Mode;
 
 use crate::{Error, umask};
 
-/// Most bytes read of one file: `cgroup.procs` of 30 000 processes; everything else is far shorter.
+/// Maximum number of bytes read from a file: `cgroup.procs` with 30 000 processes; other files are far shorter.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// Most directories looked at below one cgroup in one call. A container that nests more keeps its cgroup until it has
-/// been called for again, and the daemon its memory.
+/// Maximum number of directories visited below one cgroup in one call, which bounds the daemon's memory. If a container
+/// has created more, its cgroup remains until further calls have removed them.
 const DIRECTORIES_MAX: usize = 4096;
 
 pub(super) fn read(path: &Path) -> Result<String, Error> {
@@ -24,7 +25,8 @@ pub(super) fn read(path: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Writes `value` in one call, as the kernel takes each call for a whole value. The file is never made.
+/// Writes `value` with one write(2), because the kernel interprets each write as a complete value. The file is never
+/// created.
 pub(super) fn write(path: &Path, value: &str) -> Result<(), Error> {
     let outcome = OpenOptions::new().write(true).open(path).and_then(|mut file| file.write(value.as_bytes()));
     match outcome {
@@ -34,7 +36,7 @@ pub(super) fn write(path: &Path, value: &str) -> Result<(), Error> {
     }
 }
 
-/// The directory and those below it, parents first; empty where it is missing.
+/// The directory and its descendants, parents first; empty if it is missing.
 pub(super) fn tree(top: &Path) -> Result<Vec<PathBuf>, Error> {
     if !top.is_dir() {
         return Ok(Vec::new());
@@ -44,7 +46,7 @@ pub(super) fn tree(top: &Path) -> Result<Vec<PathBuf>, Error> {
     while next < found.len() {
         let entries = match std::fs::read_dir(&found[next]) {
             Ok(entries) => entries,
-            // Gone while we looked.
+            // The directory was removed meanwhile.
             Err(error) if is_gone(&error) => {
                 next += 1;
                 continue;
@@ -61,9 +63,9 @@ pub(super) fn tree(top: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// Makes one directory; being there already is success.
+/// Creates one directory; an existing one is success.
 pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
-    // A container's own users read the files of its cgroup.
+    // Users inside the container must be able to read the files of its cgroup.
     let _mask = umask::Public::begin();
     match nix::unistd::mkdir(path, Mode::from_bits_truncate(0o755)) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
@@ -71,11 +73,11 @@ pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Removes the directory and those below it, children first. Missing is success; the first error is told after the
-/// rest was tried.
+/// Removes the directory and its descendants, children first. A missing directory is success. After an error the rest
+/// is still tried, and the first error is returned.
 pub(super) fn remove_tree(top: &Path) -> Result<(), Error> {
     match remove_directory(top) {
-        // It has children, or processes.
+        // The cgroup has children or processes.
         Err(error) if error.errno() == Some(Errno::EBUSY) => {}
         outcome => return outcome,
     }
@@ -93,12 +95,12 @@ fn remove_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// A cgroup that is removed while it is used answers ENODEV as well as ENOENT.
+/// Whether the error means that the cgroup has been removed: ENODEV if it was removed while in use, or ENOENT.
 fn is_gone(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOENT | Errno::ENODEV))
 }
 
-/// The same for our own errors.
+/// Whether an [`Error`] means that the cgroup has been removed.
 pub(super) fn names_gone(error: &Error) -> bool {
     matches!(error.errno(), Some(Errno::ENOENT | Errno::ENODEV))
 }

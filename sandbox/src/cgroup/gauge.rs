@@ -1,7 +1,7 @@
-//! Statistics by descriptors that stay open: the kubelet asks for the same few files of every cgroup for as long as it
-//! lives, and to open and close one costs seven times what reading it does (docs/notes/006-kept-descriptors.md).
-//! One read a file, into a buffer that is lent; nothing is allocated for a value.
-//! Rules: CRI 2.22. What this kernel does not count is `None`, never zero.
+//! Reads statistics through descriptors that stay open: the kubelet requests the same few files of every cgroup again
+//! and again, and opening and closing a file costs seven times as much as reading it
+//! (docs/notes/006-kept-descriptors.md). Each file is read with one call into a borrowed buffer, without allocations.
+//! Rules: CRI 2.22. Values that this kernel does not count are `None`, never zero.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,13 +12,13 @@ use super::detail::parse_pressure;
 use super::{CgroupPath, Cgroups, Pressure, Version};
 use crate::Error;
 
-/// Longest file: `memory.stat` of Linux 6.18 has 3 KiB.
+/// Size of a read buffer in bytes: the longest file, `memory.stat` of Linux 6.18, has 3 KiB.
 pub const BUFFER_BYTES: usize = 16 << 10;
 
-/// v1 shows "no limit" as the largest number of pages in bytes; nobody asks for as much (CRI 2.22).
+/// Limits from this value on mean "no limit": v1 shows that as the largest number of pages in bytes (CRI 2.22).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
-/// Where the files are in the tables below.
+/// Indexes of the files in the tables below.
 const CPU: usize = 0;
 const USAGE: usize = 1;
 const LIMIT: usize = 2;
@@ -28,7 +28,7 @@ const SWAP: usize = 5;
 const SWAP_LIMIT: usize = 6;
 const PRESSURE: [usize; 3] = [7, 8, 9];
 
-/// Controllers and their files on v1. Swap is in `memory.stat`, pressure nowhere.
+/// Controllers and their files on v1. Swap is in `memory.stat`; there is no pressure.
 const V1: [(&str, &str); 5] = [
     ("cpuacct", "cpuacct.usage"),
     ("memory", "memory.usage_in_bytes"),
@@ -37,7 +37,7 @@ const V1: [(&str, &str); 5] = [
     ("pids", "pids.current"),
 ];
 
-/// The same on v2.
+/// Controllers and their files on v2.
 const V2: [(&str, &str); FILES] = [
     ("cpu", "cpu.stat"),
     ("memory", "memory.current"),
@@ -53,7 +53,7 @@ const V2: [(&str, &str); FILES] = [
 
 const FILES: usize = 10;
 
-/// Lines of `memory.stat`: anonymous memory, inactive file pages, faults, those that had to read, swap, its limit.
+/// Keys of `memory.stat`: anonymous memory, inactive file pages, page faults, major page faults, swap, swap limit.
 const V1_STAT: [&str; 6] = [
     "total_rss",
     "total_inactive_file",
@@ -64,31 +64,31 @@ const V1_STAT: [&str; 6] = [
 ];
 const V2_STAT: [&str; 6] = ["anon", "inactive_file", "pgfault", "pgmajfault", "", ""];
 
-/// Counters and levels of one cgroup with everything below it.
+/// Resource usage of one cgroup including its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time since it was made, nanoseconds.
+    /// CPU time since the cgroup was created, in nanoseconds.
     pub cpu_ns: Option<u64>,
-    /// Memory.
+    /// Memory usage.
     pub memory: Option<MemoryUsage>,
-    /// Swap, where it is accounted.
+    /// Swap usage, if it is accounted.
     pub swap: Option<SwapUsage>,
-    /// Processes and threads now.
+    /// Current number of processes and threads.
     pub tasks: Option<u64>,
 }
 
 /// Memory of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// All that is charged to it.
+    /// Memory charged to the cgroup.
     pub usage_bytes: u64,
-    /// What cannot be given back at once: usage without inactive file pages.
+    /// Memory that cannot be reclaimed immediately: usage without inactive file pages.
     pub working_set_bytes: u64,
     /// Anonymous memory.
     pub rss_bytes: u64,
     /// Page faults.
     pub page_faults: u64,
-    /// Those that had to read.
+    /// Major page faults.
     pub major_page_faults: u64,
     /// `None`: no limit.
     pub limit_bytes: Option<u64>,
@@ -97,33 +97,33 @@ pub struct MemoryUsage {
 /// Swap of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapUsage {
-    /// In use.
+    /// Swap in use.
     pub usage_bytes: u64,
     /// `None`: no limit.
     pub limit_bytes: Option<u64>,
 }
 
-/// The open files of one cgroup. They do not keep it from being removed.
+/// The open files of one cgroup. They do not prevent its removal.
 #[derive(Debug)]
 pub struct Gauge {
     version: Version,
     files: [Option<File>; FILES],
 }
 
-/// One reading.
+/// One sample of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// What it has used.
+    /// Resource usage.
     pub usage: Usage,
-    /// On CPU, memory and I/O; where the kernel counts it.
+    /// Pressure on CPU, memory and I/O, if the kernel counts it.
     pub pressure: [Option<Pressure>; 3],
 }
 
 impl Cgroups {
-    /// Opens what there is to read of a cgroup; `None` where it is gone.
+    /// Opens the statistics files of a cgroup; `None` if the cgroup does not exist.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where a file is there and cannot be opened.
+    /// [`Error::Kernel`] if a file exists and cannot be opened.
     pub fn gauge(&self, path: &CgroupPath) -> Result<Option<Gauge>, Error> {
         let version = self.version();
         let names: &[_] = match version {
@@ -146,12 +146,12 @@ impl Cgroups {
 }
 
 impl Gauge {
-    /// How many descriptors it holds.
+    /// Number of open descriptors.
     pub fn descriptors(&self) -> usize {
         self.files.iter().flatten().count()
     }
 
-    /// Reads all of them; `None` where the cgroup is gone. `buffer` has [`BUFFER_BYTES`].
+    /// Reads all files; `None` if the cgroup does not exist any more. `buffer` has [`BUFFER_BYTES`].
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file that could not be read.
@@ -184,20 +184,20 @@ impl Gauge {
             *pressure = parse_pressure(self.text(file, buffer)?);
         }
         let usage = Usage { cpu_ns, memory, swap, tasks: self.number(TASKS, buffer)? };
-        // Files of a cgroup that is gone say nothing any more.
+        // Files of a removed cgroup have no content.
         let is_gone = usage == Usage::default() && self.descriptors() > 0;
         Ok((!is_gone).then_some(Sample { usage, pressure }))
     }
 
-    /// A file with one number; `None` where it is missing or says `max`.
+    /// Reads a file with one number; `None` if it is missing or contains `max`.
     fn number(&self, file: usize, buffer: &mut [u8]) -> Result<Option<u64>, Error> {
         Ok(self.text(file, buffer)?.trim_ascii_end().parse().ok())
     }
 
-    /// A file's text; empty where it is missing, or this kernel does not count what would be in it.
+    /// Reads a file as text; empty if it is missing, or if this kernel does not count its values.
     fn text<'b>(&self, file: usize, buffer: &'b mut [u8]) -> Result<&'b str, Error> {
         let Some(open) = &self.files[file] else { return Ok("") };
-        // The kernel makes the text in one piece, so one read has all of it.
+        // The kernel generates the whole text for the first read, so one read is complete.
         match open.read_at(buffer, 0) {
             Ok(count) => Ok(std::str::from_utf8(&buffer[..count]).unwrap_or("")),
             Err(error) if is_absent(&error) => Ok(""),
@@ -209,7 +209,7 @@ impl Gauge {
     }
 }
 
-/// Not there, gone meanwhile, or not counted (`psi=0`).
+/// Whether the file is missing, was removed meanwhile, or is not counted (`psi=0`).
 fn is_absent(error: &std::io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::ENOENT | Errno::ENODEV | Errno::EOPNOTSUPP))
@@ -227,7 +227,7 @@ fn memory(usage_bytes: u64, limit_bytes: Option<u64>, stat: &[Option<u64>; 6]) -
     }
 }
 
-/// The numbers behind these keys, in one walk over `KEY NUMBER` lines.
+/// The numbers of these keys, in one pass over lines `KEY NUMBER`.
 pub(super) fn lines<const N: usize>(text: &str, keys: &[&str; N]) -> [Option<u64>; N] {
     let mut found = [None; N];
     for (key, number) in text.lines().filter_map(|line| line.split_once(' ')) {

@@ -1,6 +1,5 @@
-//! Which cgroup hierarchies this host has and where they are mounted, read from /proc/self/mountinfo. Paths of
-//! cgroups are relative to these mounts, also where this runtime itself runs in a container and a mount shows only
-//! a part of the host's tree.
+//! Finds the cgroup hierarchies of this host and their mount points in /proc/self/mountinfo. Paths of cgroups are
+//! relative to these mounts, also if coracle runs in a container in which a mount shows only a part of the host's tree.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +9,20 @@ use crate::mountinfo;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     pub(super) mount: PathBuf,
-    /// Its controllers; none for the named one.
+    /// Its controllers; empty for the named hierarchy.
     pub(super) controllers: Vec<String>,
 }
 
-/// What is mounted.
+/// The mounted hierarchies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// v2 alone.
+    /// Only v2.
     Unified { mount: PathBuf },
     /// v1, with or without a cgroup2 mount that has no controllers ("hybrid").
     Legacy { hierarchies: Vec<Hierarchy>, unified: Option<PathBuf> },
 }
 
-/// Every controller of v1 kernels. Among the options of a cgroup mount these are controllers, the rest is not.
+/// All controllers of v1 kernels. They distinguish controllers from other options of a cgroup mount.
 const CONTROLLERS: [&str; 14] = [
     "blkio",
     "cpu",
@@ -41,17 +40,17 @@ const CONTROLLERS: [&str; 14] = [
     "rdma",
 ];
 
-/// The usual place of v2 alone.
+/// The usual mount point of v2 without v1.
 const UNIFIED_MOUNT: &str = "/sys/fs/cgroup";
 
 impl Layout {
-    /// From the text of mountinfo; `None` where no cgroup file system is mounted.
+    /// Parses the text of mountinfo; `None` if no cgroup file system is mounted.
     pub(super) fn parse(mountinfo: &str) -> Option<Self> {
         let mut hierarchies: Vec<Hierarchy> = Vec::new();
         let mut unified: Option<PathBuf> = None;
         for line in mountinfo::lines(mountinfo) {
             if line.kind == "cgroup2" {
-                // Others (Cilium's /run/cilium/cgroupv2) are the same tree.
+                // Other mounts (Cilium's /run/cilium/cgroupv2) show the same tree.
                 if unified.is_none() || line.mount == Path::new(UNIFIED_MOUNT) {
                     unified = Some(line.mount);
                 }
@@ -62,14 +61,15 @@ impl Layout {
         let is_pure = unified.as_deref() == Some(Path::new(UNIFIED_MOUNT));
         let has_controllers = hierarchies.iter().any(|hierarchy| !hierarchy.controllers.is_empty());
         match unified {
-            // A stray v1 mount (net_cls, say) beside v2 in its usual place does not make a v1 host.
+            // A single v1 mount (for example net_cls) in addition to v2 at its usual place does not make this a v1
+            // host.
             Some(mount) if is_pure || !has_controllers => Some(Self::Unified { mount }),
             unified if has_controllers => Some(Self::Legacy { hierarchies, unified }),
             _ => None,
         }
     }
 
-    /// The v1 directory mount that holds `controller`.
+    /// The mount point of the v1 hierarchy with `controller`.
     pub(super) fn hierarchy(&self, controller: &str) -> Option<&Path> {
         match self {
             Self::Unified { .. } => None,
@@ -80,8 +80,8 @@ impl Layout {
         }
     }
 
-    /// The hierarchy by which the processes of a cgroup are found and killed: cgroup2 if there is any, as it has
-    /// `cgroup.kill` and can be cloned into; else the freezer or pids, which nothing but a runtime uses.
+    /// The hierarchy used to list and kill the processes of a cgroup: cgroup2 if mounted, because it has `cgroup.kill`
+    /// and supports CLONE_INTO_CGROUP; else freezer or pids, which only container runtimes use.
     pub(super) fn tracking(&self) -> Tracking<'_> {
         match self {
             Self::Unified { mount } | Self::Legacy { unified: Some(mount), .. } => Tracking::Unified(mount),
@@ -93,7 +93,7 @@ impl Layout {
     }
 }
 
-/// Where processes are tracked: the mount.
+/// The mount of the hierarchy in which processes are tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tracking<'a> {
     /// A cgroup2 mount.
@@ -102,8 +102,8 @@ pub(super) enum Tracking<'a> {
     Legacy(&'a Path),
 }
 
-/// Adds a v1 mount unless its hierarchy is known already (it may be mounted twice), or is a named one that nobody
-/// looks for containers in.
+/// Adds a v1 mount, unless its hierarchy is already known (it may be mounted twice) or is a named one that is not used
+/// for containers.
 fn add(hierarchies: &mut Vec<Hierarchy>, mount: PathBuf, options: &str) {
     let controllers: Vec<String> =
         options.split(',').filter(|option| CONTROLLERS.contains(option)).map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! Applying limits: carries out the list of writes that `resources` made, all or nothing.
+//! Applies limits: performs the list of writes that `resources` computes, all or nothing.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use super::{CgroupPath, Cgroups, Layout, Version};
 use crate::Error;
 
 impl Cgroups {
-    /// Sets the limits of a cgroup that was made. For an update pass the merged resources: what was asked before
-    /// with the new values over it. All or nothing: where a write is refused, the earlier ones are taken back.
-    /// Memory below what is in use is refused before anything is written (v1 and v2), as the kernel would kill.
+    /// Sets the limits of an existing cgroup. For an update pass the merged resources: the earlier values overridden by
+    /// the new ones. All or nothing: if a write fails, the earlier ones are rolled back. A memory limit below the
+    /// current usage is refused before anything is written (v1 and v2), because the kernel would kill processes.
     ///
-    /// Answers with warnings: limits that do not hold because this kernel lacks the controller.
+    /// Returns warnings for limits that are not applied because this kernel lacks the controller.
     ///
-    /// Devices are restricted by a program on v2; a kernel that does not take it, or not from a nested daemon, is a
-    /// warning: what keeps a container from a device there is that it has no node for it, and CAP_MKNOD.
+    /// On v2 an eBPF program restricts devices. If the kernel does not accept it, or not from a nested daemon, that
+    /// gives a warning: a container without CAP_MKNOD still cannot use devices for which it has no node.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for limits that make no sense, [`Error::Kernel`] naming the value and the file.
+    /// [`Error::Invalid`] for invalid limits, [`Error::Kernel`] with the value and the file.
     pub fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<Vec<String>, Error> {
         let mut warnings = Vec::new();
         if self.version() == Version::V1 && !resources.unified.is_empty() {
@@ -39,7 +39,7 @@ impl Cgroups {
                 Err(error) if should_wait_for_quota(&error, &list[next..]) => list.swap(next, next + 1),
                 Err(error) => {
                     for (file, value) in undo.iter().rev() {
-                        // The first error is the one to tell; a value that was there is one the kernel takes.
+                        // Only the first error is returned; the kernel accepts a value that was set before.
                         let _ = write(file, value);
                     }
                     return Err(error);
@@ -55,7 +55,7 @@ impl Cgroups {
         Ok(warnings)
     }
 
-    /// Does one write; a warning where its file is missing and that may be.
+    /// Performs one write; returns a warning if the file is missing and the limit is optional.
     fn carry_out(
         &self,
         path: &CgroupPath,
@@ -66,7 +66,7 @@ impl Cgroups {
             return missing(change, None);
         };
         let file = directory.join(&change.file);
-        // The files of devices cannot be read, and so not be taken back; they are for new cgroups only.
+        // Device rules cannot be read back, and so not be rolled back; they are only set for new cgroups.
         let before = if change.controller == "devices" { None } else { read(&file).ok() };
         match write(&file, &change.value) {
             Ok(()) => {
@@ -80,7 +80,7 @@ impl Cgroups {
         }
     }
 
-    /// The directory that holds the files of `controller`.
+    /// The directory with the files of `controller`.
     pub(super) fn limit_directory(&self, path: &CgroupPath, controller: &str) -> Option<PathBuf> {
         match &self.layout {
             Layout::Unified { mount } => Some(path.below(mount)),
@@ -103,8 +103,8 @@ impl Cgroups {
     }
 }
 
-/// v1 checks quota and period together against the parent's, so the period may be refused until the quota is there.
-/// Each pair is swapped once: the quota is not followed by its period's refusal again.
+/// v1 compares quota and period together with the parent's, so the period may be refused until the quota has been
+/// written. Each pair is swapped only once.
 fn should_wait_for_quota(error: &Error, rest: &[Write]) -> bool {
     let files = [rest.first(), rest.get(1)].map(|write| write.map(|write| write.file.as_str()));
     error.errno() == Some(Errno::EINVAL) && files == [Some("cpu.cfs_period_us"), Some("cpu.cfs_quota_us")]

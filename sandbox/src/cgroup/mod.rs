@@ -1,13 +1,12 @@
-//! Control groups by their files, on v2, on v1, and on hybrid hosts that have v1 controllers and
-//! an empty cgroup2 mount beside them.
+//! The cgroupfs driver for v2, v1, and hybrid hosts, which have v1 controllers and a cgroup2 mount without controllers.
 //!
 //! ```text
 //!   make ─► apply ─► entry ─► (the process is cloned into it, or writes itself in) ─► kill ─► unmake
 //! ```
-//! On v2 a cgroup is one directory; on v1 one in every hierarchy. A hybrid host's cgroup2 mount limits nothing, but
-//! processes can be cloned into it, counted in it and killed by it, so containers are put there, too.
-//! Every call is a few system calls on a file system without a disk. For the systemd driver see `systemd`.
-//! Rules: CRI 3.14 and CRI 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
+//! On v2 a cgroup is one directory; on v1 there is one in every hierarchy. The cgroup2 mount of a hybrid host has no
+//! limits, but it supports CLONE_INTO_CGROUP, listing and `cgroup.kill`, so containers are in it too. Every function
+//! makes a few system calls on an in-memory file system. For the systemd driver see `systemd`. Rules: CRI 3.14 and CRI
+//! 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
 
 mod detail;
 mod devices;
@@ -36,12 +35,12 @@ pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
 pub use systemd::{Driver, Property, PropertyValue, id_of_scope, scope, slice};
 
-/// Which of the two interfaces sets limits. A hybrid host is v1.
+/// The interface that sets limits. A hybrid host has v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// A hierarchy per controller.
+    /// One hierarchy per controller.
     V1,
-    /// One for all.
+    /// One hierarchy for all controllers.
     V2,
 }
 
@@ -55,20 +54,20 @@ pub struct Cgroups {
 const CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"];
 
 impl Cgroups {
-    /// Looks at what is mounted.
+    /// Finds the mounted hierarchies.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where /proc cannot be read, [`Error::Invalid`] where no cgroup file system is mounted.
+    /// [`Error::Kernel`] if /proc cannot be read, [`Error::Invalid`] if no cgroup file system is mounted.
     pub fn probe() -> Result<Self, Error> {
         let mountinfo = "/proc/self/mountinfo";
         let text = std::fs::read(mountinfo).map_err(|error| Error::io("read", mountinfo, &error))?;
         Self::from_mountinfo(&String::from_utf8_lossy(&text))
     }
 
-    /// As [`Cgroups::probe`], from the text of a mountinfo file: for a host as it would be with fewer mounts.
+    /// Finds the hierarchies in the text of a mountinfo file, for tests of a host with fewer mounts.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where no cgroup file system is in it.
+    /// [`Error::Invalid`] if the text contains no cgroup file system.
     pub fn from_mountinfo(text: &str) -> Result<Self, Error> {
         match Layout::parse(text) {
             Some(layout) => Ok(Self { layout }),
@@ -78,7 +77,7 @@ impl Cgroups {
         }
     }
 
-    /// Which interface sets limits.
+    /// The interface that sets limits.
     pub fn version(&self) -> Version {
         match self.layout {
             Layout::Unified { .. } => Version::V2,
@@ -86,7 +85,7 @@ impl Cgroups {
         }
     }
 
-    /// Whether `controller` (`memory`, `cpu`, …) can limit anything here.
+    /// Whether this host has `controller` (`memory`, `cpu`, …).
     pub fn has_controller(&self, controller: &str) -> bool {
         match &self.layout {
             Layout::Unified { mount } => {
@@ -96,12 +95,12 @@ impl Cgroups {
         }
     }
 
-    /// Makes the cgroup with its parents in every hierarchy; what is there already stays. On v2 the controllers are
-    /// enabled on the way down; one that cannot be (it is not there, or a parent holds processes itself) shows as a
-    /// warning of [`Cgroups::apply`].
+    /// Creates the cgroup with its parents in every hierarchy; existing ones are kept. On v2 the controllers are
+    /// enabled in all parents. A controller that cannot be enabled, because it is missing or because a parent contains
+    /// processes, gives a warning of [`Cgroups::apply`].
     ///
     /// # Errors
-    /// [`Error::Kernel`] naming the directory. What was made until then is undone by [`Cgroups::unmake`].
+    /// [`Error::Kernel`] with the directory. [`Cgroups::unmake`] removes the directories that were created.
     pub fn make(&self, path: &CgroupPath) -> Result<(), Error> {
         match &self.layout {
             Layout::Unified { mount } => make_below(mount, path, enable_controllers, |_, _| Ok(())),
@@ -119,11 +118,11 @@ impl Cgroups {
         }
     }
 
-    /// Removes the cgroup with everything below it, in every hierarchy; its parents stay. Not there is success.
+    /// Removes the cgroup and its descendants in every hierarchy; its parents are kept. A missing cgroup is success.
     ///
     /// # Errors
-    /// [`Error::Kernel`] for the first directory that could not be removed, after all the others were tried. EBUSY
-    /// means that processes are still on their way out: try again in a moment.
+    /// [`Error::Kernel`] for the first directory that could not be removed, after all others were tried. EBUSY means
+    /// that processes are still exiting: retry later.
     pub fn unmake(&self, path: &CgroupPath) -> Result<(), Error> {
         let mut outcome = Ok(());
         for mount in self.mounts() {
@@ -132,28 +131,28 @@ impl Cgroups {
         outcome
     }
 
-    /// The same for one that [`Cgroups::make_exec`] made.
+    /// Removes the cgroup of an exec, which [`Cgroups::make_exec`] created.
     ///
     /// # Errors
-    /// As [`Cgroups::unmake`].
+    /// The errors of [`Cgroups::unmake`].
     pub fn unmake_exec(&self, path: &CgroupPath) -> Result<(), Error> {
         files::remove_tree(&self.tracking_directory(path))
     }
 
-    /// Whether the cgroup is there, in any hierarchy.
+    /// Whether the cgroup exists in any hierarchy.
     pub fn exists(&self, path: &CgroupPath) -> bool {
         self.mounts().into_iter().any(|mount| path.below(mount).is_dir())
     }
 
-    /// Whether its directory is there by which its processes are found: the one that systemd takes away where it is its own.
+    /// Whether the cgroup exists in the tracking hierarchy; systemd removes it there together with its scope.
     pub fn is_tracked(&self, path: &CgroupPath) -> bool {
         self.tracking_directory(path).is_dir()
     }
 
-    /// Removes the cgroup where nothing is in it any more; one that others still use stays.
+    /// Removes the cgroup if it is empty; otherwise keeps it.
     ///
     /// # Errors
-    /// [`Error::Kernel`] for anything but "still in use" and "not there".
+    /// [`Error::Kernel`] for errors other than "in use" and "not found".
     pub fn unmake_if_unused(&self, path: &CgroupPath) -> Result<(), Error> {
         for mount in self.mounts() {
             let directory = path.below(mount);
@@ -172,7 +171,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// What a container in the cgroup sees at /sys/fs/cgroup.
+    /// The mount at /sys/fs/cgroup of a container in this cgroup.
     pub fn view(&self, path: &CgroupPath, has_cgroup_namespace: bool) -> CgroupMount {
         let (hierarchies, unified) = match &self.layout {
             Layout::Unified { .. } if has_cgroup_namespace => return CgroupMount::Namespaced,
@@ -192,7 +191,7 @@ impl Cgroups {
         CgroupMount::Legacy { directories, links }
     }
 
-    /// Every mount a cgroup has a directory in.
+    /// All mounts in which a cgroup has a directory.
     fn mounts(&self) -> Vec<&Path> {
         match &self.layout {
             Layout::Unified { mount } => vec![mount],
@@ -203,7 +202,7 @@ impl Cgroups {
         }
     }
 
-    /// The directory by which the cgroup's processes are found.
+    /// The cgroup's directory in the tracking hierarchy.
     fn tracking_directory(&self, path: &CgroupPath) -> PathBuf {
         match self.layout.tracking() {
             Tracking::Unified(mount) | Tracking::Legacy(mount) => path.below(mount),
@@ -211,7 +210,7 @@ impl Cgroups {
     }
 }
 
-/// Mostly the parents are there, and ready: one call.
+/// Creates the cgroup with one call if the parents exist, which is the usual case.
 fn make_leaf(
     mount: &Path,
     path: &CgroupPath,
@@ -221,13 +220,14 @@ fn make_leaf(
     let made = files::make_directory(&leaf);
     let finished = made.and_then(|()| after(leaf.parent().unwrap_or(mount), &leaf));
     match finished.as_ref().map_err(Error::errno) {
-        // A parent is not there, or has nothing to inherit (see `inherit_cpuset`).
+        // A parent is missing or has an empty cpuset (see `inherit_cpuset`).
         Err(Some(Errno::ENOENT | Errno::ENOSPC)) => make_below(mount, path, |_| (), after),
         _ => finished,
     }
 }
 
-/// Makes the directories from the mount down. `before` is told each parent, `after` each parent and child.
+/// Creates the directories from the mount down. `before` is called with each parent, `after` with each parent and
+/// child.
 fn make_below(
     mount: &Path,
     path: &CgroupPath,
@@ -245,22 +245,22 @@ fn make_below(
     Ok(())
 }
 
-/// Enables what the parent has for its children, one by one, as one that is refused must not take the others along.
+/// Enables the parent's controllers for its children, one by one, so that a failure of one does not affect the others.
 fn enable_controllers(parent: &Path) {
     let file = parent.join("cgroup.subtree_control");
     let (Ok(has), Ok(enabled)) = (read(&parent.join("cgroup.controllers")), read(&file)) else { return };
     for controller in CONTROLLERS {
         if has_word(&has, controller) && !has_word(&enabled, controller) {
-            // Not an error here: what is missing is told when a limit needs it.
+            // Not an error: a limit that needs the controller gives a warning later.
             let _ = write(&file, &format!("+{controller}"));
         }
     }
 }
 
-/// A v1 cpuset starts without CPUs and memory nodes, and takes no process until it has some (ENOSPC, which is the answer here,
-/// too, for a parent that has none to give). The first child of a parent gets its own from us; then the parent is told to give
-/// them to the others itself (`cgroup.clone_children`, cgroup-v1/cgroups.rst), but for the root, which is everybody's. Each
-/// write would have the kernel look at every cpuset of the node.
+/// Copies a parent's cpuset to a new v1 child, which has no CPUs and memory nodes and so accepts no processes (ENOSPC;
+/// the same error is returned here if the parent has none). Only the first child of a parent is written; then
+/// `cgroup.clone_children` makes the kernel copy the values for the others (cgroup-v1/cgroups.rst), except in the root,
+/// which coracle does not own. This avoids writes, each of which makes the kernel examine every cpuset of the node.
 fn inherit_cpuset(mount: &Path, parent: &Path, child: &Path) -> Result<(), Error> {
     for name in ["cpuset.cpus", "cpuset.mems"] {
         if read(&child.join(name))?.trim().is_empty() {
@@ -270,7 +270,7 @@ fn inherit_cpuset(mount: &Path, parent: &Path, child: &Path) -> Result<(), Error
             }
             write(&child.join(name), inherited.trim())?;
             if parent != mount {
-                // Where that is refused, each child goes this way.
+                // If this fails, each child is written.
                 let _ = write(&parent.join("cgroup.clone_children"), "1");
             }
         }

@@ -1,25 +1,25 @@
-//! Where a cgroup is, relative to the mount of every hierarchy.
+//! The path of a cgroup, relative to the mount of each hierarchy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Longest path: with a mount point before it and a file name behind it, it still fits PATH_MAX (4096).
+/// Maximum length of a path: together with a mount point and a file name it fits PATH_MAX (4096).
 const PATH_BYTES_MAX: usize = 3072;
 
-/// Longest single name (NAME_MAX).
+/// Maximum length of a single name (NAME_MAX).
 const NAME_BYTES_MAX: usize = 255;
 
-/// A cgroup's place: absolute, never the root, without empty, `.` and `..` parts.
+/// Path of a cgroup: absolute, not the root, without empty, `.` and `..` components.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CgroupPath(String);
 
 impl CgroupPath {
-    /// Parses `/kubepods/burstable/podUID`.
+    /// Parses a path such as `/kubepods/burstable/podUID`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong.
+    /// [`Error::Invalid`] with the reason.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let invalid = |why: &str| Err(Error::invalid("cgroup path", format!("{text:?} {why}")));
         let Some(relative) = text.strip_prefix('/') else {
@@ -37,7 +37,7 @@ impl CgroupPath {
     /// The cgroup `name` below this one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where `name` is not a single plain name.
+    /// [`Error::Invalid`] if `name` is not a single valid name.
     pub fn join(&self, name: &str) -> Result<Self, Error> {
         Self::parse(&format!("{self}/{name}")).and_then(|path| match name.contains('/') {
             true => Err(Error::invalid("cgroup path", format!("{name:?} is not one name"))),
@@ -45,15 +45,15 @@ impl CgroupPath {
         })
     }
 
-    /// Where exec number `exec` of the container at this path is tracked.
+    /// The cgroup of exec number `exec` of the container at this path.
     pub fn exec(&self, exec: u32) -> Self {
         Self(format!("{}/exec-{exec}", self.0))
     }
 
-    /// The units that systemd knows it by: the slice and the scope in it.
+    /// The systemd units of the cgroup: the slice and the scope.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where it is no scope in a slice.
+    /// [`Error::Invalid`] if it is not a scope in a slice.
     pub fn slice_and_scope(&self) -> Result<(&str, &str), Error> {
         let mut names = self.0.rsplit('/');
         match (names.next(), names.next()) {
@@ -64,7 +64,7 @@ impl CgroupPath {
         }
     }
 
-    /// As text, with the leading slash.
+    /// The path as text, with the leading slash.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -74,7 +74,7 @@ impl CgroupPath {
         mount.join(&self.0[1..])
     }
 
-    /// The names from the top.
+    /// The names, starting at the top.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.0[1..].split('/')
     }

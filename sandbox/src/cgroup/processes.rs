@@ -1,4 +1,4 @@
-//! Processes of a cgroup: how one gets in, whether there are any, and how all of them are ended.
+//! Processes of a cgroup: joining it, finding out whether it has any, and killing all of them.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,23 +14,23 @@ use super::layout::Tracking;
 use super::{CgroupPath, Cgroups, Layout};
 use crate::Error;
 
-/// How a new process gets into a cgroup, and how its death by memory is seen.
+/// How a new process joins a cgroup, and its OOM counter.
 #[derive(Debug)]
 pub struct Entry {
     /// The cgroup2 directory (v2 and hybrid), for `CLONE_INTO_CGROUP`.
     pub into: Option<OwnedFd>,
-    /// v1: the files the process writes "0" to, by `plan`.
+    /// v1: the files to which the process writes "0", through its launch record.
     pub join_files: Vec<PathBuf>,
     /// `memory.events` (v2) or `memory.oom_control` (v1), open for reading; both have a line `oom_kill N`.
     pub oom_counter: Option<OwnedFd>,
 }
 
-/// How often the processes of a cgroup without `cgroup.kill` are listed and killed in one call. Whoever forks faster
-/// than that is killed by the next call.
+/// Number of times that one call lists and kills the processes of a cgroup without `cgroup.kill`. Processes that fork
+/// faster are killed by the next call.
 const KILL_ROUNDS_MAX: usize = 4;
 
 impl Cgroups {
-    /// How a container's process gets into its cgroup, which was made.
+    /// How a container's process joins its cgroup, which must exist.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the directory.
@@ -42,12 +42,12 @@ impl Cgroups {
         })
     }
 
-    /// Makes a cgroup for one exec in a container's and tells how to get in, so that [`Cgroups::kill`] of
-    /// [`CgroupPath::exec`] ends the exec's whole tree and nothing else. On v1 and hybrid hosts only the tracking
-    /// hierarchy has it; everywhere else the exec is in the container's own, and counts against its limits anyhow.
+    /// Creates a cgroup for one exec below the container's and returns how to join it, so that [`Cgroups::kill`] of
+    /// [`CgroupPath::exec`] kills exactly the exec's processes. On v1 and hybrid hosts it exists only in the tracking
+    /// hierarchy; in the others the exec is in the container's cgroup. The container's limits apply in each case.
     ///
     /// # Errors
-    /// [`Error::Kernel`] naming the directory; ENOENT where the container's cgroup is gone.
+    /// [`Error::Kernel`] with the directory; ENOENT if the container's cgroup does not exist any more.
     pub fn make_exec(&self, container: &CgroupPath, exec: u32) -> Result<Entry, Error> {
         let path = container.exec(exec);
         files::make_directory(&self.tracking_directory(&path))?;
@@ -58,7 +58,7 @@ impl Cgroups {
         })
     }
 
-    /// Whether a process is in the cgroup or below it. Not there is no.
+    /// Whether a process is in the cgroup or its descendants; false if the cgroup does not exist.
     ///
     /// # Errors
     /// [`Error::Kernel`] where the kernel does not tell.
@@ -80,15 +80,15 @@ impl Cgroups {
         }
     }
 
-    /// Sends SIGKILL to every process in the cgroup and below it. Does not wait for their end: ask
-    /// [`Cgroups::is_populated`]. Not there is success.
+    /// Sends SIGKILL to every process in the cgroup and its descendants. Does not wait for their end; check
+    /// [`Cgroups::is_populated`]. A missing cgroup is success.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file or the process.
     pub fn kill(&self, path: &CgroupPath) -> Result<(), Error> {
         let directory = self.tracking_directory(path);
         if let Tracking::Unified(_) = self.layout.tracking() {
-            // One write ends all of them at once, forks included: Linux 5.14.
+            // One write kills all processes, including concurrent forks (Linux 5.14).
             match write(&directory.join("cgroup.kill"), "1") {
                 Err(error) if names_gone(&error) => {}
                 outcome => return outcome,
@@ -97,10 +97,11 @@ impl Cgroups {
         kill_one_by_one(&directory)
     }
 
-    /// Every cgroup, wherever it is, whose last name `is_wanted`; parents come first. For those whose place nobody recorded.
+    /// All cgroups, anywhere in the tree, whose last name satisfies `is_wanted`; parents come first. For cgroups whose
+    /// path is not recorded.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where a directory cannot be listed.
+    /// [`Error::Kernel`] if a directory cannot be listed.
     pub fn find(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<CgroupPath>, Error> {
         let (Tracking::Unified(mount) | Tracking::Legacy(mount)) = self.layout.tracking();
         let mut found = Vec::new();
@@ -123,7 +124,7 @@ impl Cgroups {
             .map_err(|errno| Error::kernel("open cgroup", directory.display(), errno))
     }
 
-    /// A kernel without the memory controller has no counter: OOM kills are then not told apart.
+    /// Opens the OOM counter; `None` without the memory controller, and OOM kills are then not detected.
     fn open_oom_counter(&self, path: &CgroupPath) -> Result<Option<OwnedFd>, Error> {
         let file = match &self.layout {
             Layout::Unified { mount } => path.below(mount).join("memory.events"),
@@ -139,15 +140,16 @@ impl Cgroups {
         }
     }
 
-    /// v1: the files that a container's process writes "0" to, by `plan`.
+    /// v1: the files to which a container's process writes "0", through its launch record.
     pub fn join_files(&self, path: &CgroupPath) -> Vec<PathBuf> {
         self.join_files_of(path, None)
     }
 
-    /// The `tasks` of every v1 hierarchy; of the tracking one that of `tracked`, if given.
+    /// The file `tasks` in every v1 hierarchy; in the tracking one that of `tracked`, if given.
     ///
-    /// Not `cgroup.procs`: that moves a whole process and takes a lock across all of them, which waits for an RCU grace
-    /// period (20 ms here). Whoever writes "0" here has one thread, itself, and Linux 5.15 moves that without the lock.
+    /// `cgroup.procs` is not used: it moves a whole process and takes a lock over all processes, which waits for an RCU
+    /// grace period (20 ms). The process that writes "0" has one thread, and since Linux 5.15 moving that does not take
+    /// the lock.
     fn join_files_of(&self, path: &CgroupPath, tracked: Option<&CgroupPath>) -> Vec<PathBuf> {
         let Layout::Legacy { hierarchies, .. } = &self.layout else { return Vec::new() };
         let tracking = self.layout.tracking();
@@ -169,7 +171,8 @@ fn kill_one_by_one(directory: &Path) -> Result<(), Error> {
     for _ in 0..KILL_ROUNDS_MAX {
         let mut is_empty = true;
         for cgroup in tree(directory)? {
-            // 0 is a process outside our pid namespace, and to kill(2) our own group: never pass it on.
+            // 0 stands for a process outside of this PID namespace; for kill(2) it means the caller's own process
+            // group, so it must be skipped.
             for pid in processes(&cgroup)?.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0)
             {
                 let pid = Pid::from_raw(pid);
@@ -193,8 +196,8 @@ fn kill_one_by_one(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The whole lines of `cgroup.procs`; empty where the cgroup is gone. A list that is longer than what is read at once
-/// may end inside a number, and half a pid is somebody else's.
+/// The complete lines of `cgroup.procs`; empty if the cgroup does not exist. A list that is longer than the read limit
+/// may end in the middle of a number, which would be the pid of another process.
 fn processes(cgroup: &Path) -> Result<String, Error> {
     match read(&cgroup.join("cgroup.procs")) {
         Ok(text) => Ok(whole_lines(text)),

@@ -1,135 +1,136 @@
-//! Limits as they are asked for, and the pure half of applying them: which value goes into which file, in which
-//! order, and what it means when the file is not there.
-//! Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
+//! Requested limits, and the pure part of applying them: the values for the files, their order, and the consequence of
+//! a missing file. Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
 
 use super::Version;
 use super::devices;
 use crate::Error;
 use crate::plan::DeviceKind;
 
-/// What a cgroup may use. Zero and empty: leave as it is.
+/// Limits of a cgroup. Zero and empty values mean no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// 2..=262144, the v1 scale.
+    /// CPU shares on the v1 scale, 2..=262144.
     pub cpu_shares: i64,
-    /// Microseconds of CPU per period; negative: no limit.
+    /// CPU time per period, in microseconds; negative: no limit.
     pub cpu_quota_us: i64,
-    /// Microseconds; 0 with a quota: 100 000.
+    /// Period in microseconds; 0 with a quota means 100 000.
     pub cpu_period_us: i64,
-    /// Negative: no limit.
+    /// Memory in bytes; negative: no limit.
     pub memory_bytes: i64,
-    /// Memory and swap together. 0 with a memory limit: no swap; negative: no limit.
+    /// Memory and swap together, in bytes. 0 with a memory limit: no swap; negative: no limit.
     pub memory_swap_bytes: i64,
-    /// As `0-3,7`.
+    /// CPUs, for example `0-3,7`.
     pub cpuset_cpus: String,
-    /// As `0-1`.
+    /// Memory nodes, for example `0-1`.
     pub cpuset_mems: String,
-    /// Huge pages by size.
+    /// Limits of huge pages by size.
     pub hugepages: Vec<HugepageLimit>,
-    /// v2 files and their values, written last and as they are.
+    /// v2 files and their values, written last and unchanged.
     pub unified: Vec<(String, String)>,
-    /// Most processes and threads; negative: no limit.
+    /// Maximum number of processes and threads; negative: no limit.
     pub pids_max: i64,
-    /// Which devices may be opened: for a new cgroup.
+    /// Devices that may be opened; only for a new cgroup.
     pub devices: DeviceAccess,
-    /// What only plugins ask for.
+    /// Limits that only NRI plugins request.
     pub rare: RareLimits,
 }
 
-/// Limits that Kubernetes has no fields for. `None`: leave as it is.
+/// Limits without a field in Kubernetes. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RareLimits {
-    /// Memory that is reclaimed last, bytes; negative: none.
+    /// Memory protected from reclaim, in bytes; negative: none.
     pub memory_reservation_bytes: Option<i64>,
-    /// v1: kernel memory, bytes (gone in Linux 6).
+    /// v1: kernel memory in bytes (removed in Linux 6).
     pub kernel_memory_bytes: Option<i64>,
-    /// v1: TCP buffers, bytes.
+    /// v1: TCP buffers in bytes.
     pub kernel_tcp_bytes: Option<i64>,
-    /// v1: 0 to 100.
+    /// v1: swappiness, 0 to 100.
     pub swappiness: Option<u64>,
-    /// v1: processes wait instead of being killed.
+    /// v1: processes are suspended instead of killed when out of memory.
     pub disable_oom_killer: Option<bool>,
-    /// v1: microseconds of realtime per period.
+    /// v1: realtime CPU time per period, in microseconds.
     pub realtime_runtime_us: Option<i64>,
-    /// v1: microseconds.
+    /// v1: realtime period in microseconds.
     pub realtime_period_us: Option<u64>,
 }
 
 /// A limit on one size of huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HugepageLimit {
-    /// As the kernel names it: `2MB`, `1GB`.
+    /// Page size in the kernel's notation: `2MB`, `1GB`.
     pub page_size: String,
-    /// 0 is a limit, too: none may be used.
+    /// Limit in bytes; 0 means that none may be used.
     pub limit_bytes: u64,
 }
 
-/// Which devices may be opened.
+/// Devices that may be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceAccess {
-    /// Leave as it is.
+    /// No change.
     #[default]
     Unchanged,
-    /// All: privileged.
+    /// All devices, for privileged containers.
     All,
-    /// The default nodes, terminals, mknod of anything, and these.
+    /// The default devices, terminals, mknod of any device, and these.
     Only(Vec<DeviceRule>),
 }
 
 /// A device that may be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceRule {
-    /// Kind.
+    /// Kind of device.
     pub kind: DeviceKind,
     /// `None`: any.
     pub major: Option<u32>,
     /// `None`: any.
     pub minor: Option<u32>,
-    /// Some of `rwm`.
+    /// A subset of `rwm`.
     pub access: String,
 }
 
-/// What the cgroup has now, as far as the order and the checks depend on it.
+/// Current values of the cgroup that the order and the checks depend on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Now {
-    /// Bytes of memory in use.
+    /// Memory usage in bytes.
     pub(super) memory_usage: Option<u64>,
-    /// v1: `memory.memsw.limit_in_bytes`; `None` where swap is not accounted.
+    /// v1: `memory.memsw.limit_in_bytes`; `None` if swap is not accounted.
     pub(super) memory_swap_limit: Option<u64>,
 }
 
 /// One value for one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Write {
-    /// Which v1 hierarchy; on v2 all are one.
+    /// The controller, which selects the v1 hierarchy; irrelevant on v2.
     pub(super) controller: &'static str,
     pub(super) file: String,
     pub(super) value: String,
     pub(super) when_missing: WhenMissing,
 }
 
-/// What a missing file means.
+/// Consequence of a missing file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WhenMissing {
-    /// Nothing: the limit would be the same without it.
+    /// None: the limit has the same effect without it.
     Pass,
-    /// The limit does not hold: said, and gone on (a pod is worth more than its limit).
+    /// A warning: the limit is not applied, and the operation continues, because a pod without a limit is better than
+    /// no pod.
     Warn,
-    /// The request cannot be met.
+    /// An error: the request cannot be satisfied.
     Refuse,
 }
 
-/// Least memory a container is started with: less than what the kernel charges for its init (CRI 3.14).
+/// Minimum memory limit of a container: less than the kernel charges for its first process (CRI 3.14).
 const MEMORY_BYTES_MIN: i64 = 512 << 10;
 
-/// The scheduler's own period where none is given.
+/// The default period of the scheduler, in microseconds.
 const CPU_PERIOD_US: i64 = 100_000;
 
-/// v2 controllers whose files `unified` may name. `cgroup.…` would move, freeze or kill.
+/// v2 controllers whose files may be used in `unified`. Files `cgroup.…` are excluded, because they move, freeze or
+/// kill processes.
 const UNIFIED_CONTROLLERS: [&str; 9] =
     ["cpu", "cpuset", "dmem", "hugetlb", "io", "memory", "misc", "pids", "rdma"];
 
-/// Longest value in `unified`: some files take several lines, a page is what the kernel reads at most.
+/// Maximum length of a value in `unified`: some files accept several lines, and the kernel reads at most one page.
 const UNIFIED_BYTES_MAX: usize = 4095;
 
 /// The writes that apply `resources`, in order.
@@ -196,13 +197,13 @@ fn cpu(resources: &Resources, version: Version, writes: &mut Vec<Write>) {
     }
 }
 
-/// v1 shares as a v2 weight: ceil(10^((l² + 125 l)/612 − 7/34)) with l = log2(shares), so that the defaults meet
-/// (1024 → 100) and the ends, too (2 → 1, 262144 → 10000).
+/// Converts v1 shares to a v2 weight: ceil(10^((l² + 125 l)/612 − 7/34)) with l = log2(shares). This maps the default
+/// to the default (1024 → 100) and the limits to the limits (2 → 1, 262144 → 10000).
 fn weight(shares: i64) -> u64 {
     let shares = shares.clamp(2, 262_144);
     let log = (shares as f64).log2();
-    // 7/34 is 126/612: over one denominator the exponents of the three fixed points come out whole, and the small
-    // step back keeps the last digit of `powf` from lifting a whole number to the next.
+    // 7/34 is 126/612: with one denominator the exponents of the three fixed points are exact, and subtracting a small
+    // value prevents a rounding error of `powf` from raising a whole number to the next.
     let exponent = (log * log + 125.0 * log - 126.0) / 612.0;
     ((10f64.powf(exponent) - 1e-9).ceil() as u64).clamp(1, 10_000)
 }
@@ -224,9 +225,9 @@ fn memory(resources: &Resources, version: Version, now: Now, writes: &mut Vec<Wr
     if memory == 0 {
         return Ok(());
     }
-    // Not accounted swap matters only to one who was promised some.
+    // If swap is not accounted, that only matters to a container that was promised some.
     let without_swap = if both > memory { WhenMissing::Warn } else { WhenMissing::Pass };
-    // 0 means no swap with a limit, and no limit without one, as containerd has it.
+    // With a memory limit 0 means no swap, without one it means no limit, as in containerd.
     let both = if both == 0 { memory } else { both };
     let (limit, swap) = match version {
         Version::V1 => (
@@ -241,8 +242,8 @@ fn memory(resources: &Resources, version: Version, now: Now, writes: &mut Vec<Wr
             )
         }
     };
-    // v1 keeps memory and swap together at least as large as memory at every moment, so whichever makes room goes
-    // first. On v2 the two are independent.
+    // v1 requires the limit of memory and swap to be at least that of memory at all times, so the order of the writes
+    // depends on whether limits are raised or lowered. On v2 the two are independent.
     let is_raised = both < 0 || now.memory_swap_limit.is_some_and(|limit| both.unsigned_abs() > limit);
     writes.extend(if is_raised { [swap, limit] } else { [limit, swap] });
     Ok(())
@@ -260,7 +261,7 @@ fn check_memory(memory: i64, both: i64, now: Now) -> Result<(), Error> {
         let why = format!("{both} bytes of memory and swap are less than {memory} of memory");
         return Err(Error::invalid("swap limit", why));
     }
-    // The kernel would reclaim and then kill to get there.
+    // The kernel would reclaim memory and then kill processes to reach the limit.
     if let Some(usage) = now.memory_usage.filter(|usage| memory > 0 && memory.unsigned_abs() < *usage) {
         let why = format!("{memory} bytes are less than the {usage} in use");
         return Err(Error::invalid("memory limit", why));
@@ -284,7 +285,7 @@ fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -
             Version::V1 => "limit_in_bytes",
             Version::V2 => "max",
         };
-        // The kubelet sends 0 for every size, whether there is a controller or not.
+        // The kubelet sends 0 for every size, regardless of whether there is a controller.
         let when_missing = if *limit_bytes > 0 { WhenMissing::Refuse } else { WhenMissing::Pass };
         let file = format!("hugetlb.{page_size}.{suffix}");
         let reserved = format!("hugetlb.{page_size}.rsvd.{suffix}");
@@ -294,7 +295,7 @@ fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -
     Ok(())
 }
 
-/// Most are of v1 alone: there they are said to be left out on v2.
+/// Most of these limits exist only on v1; on v2 they give a warning.
 fn rare(rare: &RareLimits, version: Version, writes: &mut Vec<Write>) {
     let mut push = |controller, file: &str, value: Option<String>| {
         if let Some(value) = value {

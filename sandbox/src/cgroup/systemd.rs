@@ -1,9 +1,10 @@
 //! The systemd driver's pure half: names of slices and scopes, and limits as properties of a scope.
 //!
-//! systemd owns the tree of its host. A container's cgroup is made and limited by its files as everywhere, with a name that
-//! is a scope's; then systemd is asked to adopt it, with its processes, as a delegated scope. It is told the limits, too: at
-//! its next daemon-reload it would write its defaults over what it does not know. Who asks it is a worker.
-//! Rules: CRI 3.15; systemd.slice(5), systemd.scope(5), systemd.resource-control(5); CGROUP_DELEGATION.
+//! systemd owns the cgroup tree of its host. A container's cgroup is created and limited through files as with the
+//! cgroupfs driver, with the name of a scope; then systemd is asked to adopt it, with its processes, as a delegated
+//! scope. The limits are also set as properties, because systemd's next daemon-reload would overwrite unknown ones with
+//! its defaults. A worker makes the D-Bus calls. Rules: CRI 3.15; systemd.slice(5), systemd.scope(5),
+//! systemd.resource-control(5); CGROUP_DELEGATION.
 
 use super::Version;
 use super::files::{read, write};
@@ -11,49 +12,49 @@ use super::resources::{Now, Resources, Write, writes};
 use super::{CgroupPath, Cgroups};
 use crate::Error;
 
-/// Who makes cgroups.
+/// Cgroup drivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
-    /// We alone: directories.
+    /// coracle creates the directories itself.
     #[default]
     Cgroupfs,
-    /// systemd is asked for scopes in slices.
+    /// systemd adopts them as scopes in slices.
     Systemd,
 }
 
-/// A property of a unit, as `StartTransientUnit` and `SetUnitProperties` take it.
+/// A property of a unit for `StartTransientUnit` and `SetUnitProperties`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Property {
-    /// As `MemoryMax`.
+    /// Name, for example `MemoryMax`.
     pub name: &'static str,
     /// Its value.
     pub value: PropertyValue,
 }
 
-/// The types of properties that limits need.
+/// Types of property values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PropertyValue {
-    /// `t`; the largest number is "infinity".
+    /// D-Bus type `t`; the largest number means "infinity".
     Number(u64),
     /// `s`
     Text(&'static str),
-    /// `ay`: CPUs or memory nodes, the lowest in the lowest bit of the first byte.
+    /// D-Bus type `ay`: CPUs or memory nodes, the first in the lowest bit of the first byte.
     Mask(Vec<u8>),
 }
 
 /// "infinity" in properties.
 const INFINITY: u64 = u64::MAX;
 
-/// systemd keeps a quota as whole percents of a CPU: 10 ms of each second.
+/// systemd stores a quota as whole percents of a CPU: multiples of 10 ms per second.
 const QUOTA_STEP_US: u128 = 10_000;
 
-/// Largest CPU or node in a list: the kernel's own limit is 8192.
+/// Upper bound of CPU and node numbers in a list; the kernel's limit is 8192.
 const LIST_MAX: usize = 8192;
 
-/// Scopes have it since systemd 253.
+/// Property of scopes since systemd 253.
 const OOM_POLICY: &str = "OOMPolicy";
 
-/// Files whose number is a property as it is.
+/// Files whose value is used unchanged as a property.
 const NUMBERS: [(&str, &str); 10] = [
     ("cpu.shares", "CPUShares"),
     ("cpu.weight", "CPUWeight"),
@@ -68,15 +69,15 @@ const NUMBERS: [(&str, &str); 10] = [
 ];
 
 impl Cgroups {
-    /// The limits that systemd keeps, as its properties; the rest are only in the files of the cgroup.
+    /// The limits for which systemd has properties; the others are only in the files of the cgroup.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for limits that make no sense: the same that [`Cgroups::apply`] refuses.
+    /// [`Error::Invalid`] for invalid limits, the same as for [`Cgroups::apply`].
     pub fn properties(&self, resources: &Resources) -> Result<Vec<Property>, Error> {
         Ok(properties(&writes(resources, self.version(), Now::default())?, self.version()))
     }
 
-    /// v1: the devices that may be opened, one rule a line; `None` on v2, whose program on the cgroup systemd leaves alone.
+    /// v1: the device rules of the cgroup, one per line; `None` on v2, where systemd does not change the eBPF program.
     pub fn legacy_devices(&self, path: &CgroupPath) -> Option<String> {
         match self.version() {
             Version::V1 => read(&self.limit_directory(path, "devices")?.join("devices.list")).ok(),
@@ -84,7 +85,7 @@ impl Cgroups {
         }
     }
 
-    /// Puts them back: systemd allows all to a unit that names no device.
+    /// Restores the device rules, because systemd allows all devices for a unit without device properties.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the rule and the file.
@@ -100,7 +101,7 @@ impl Cgroups {
     }
 }
 
-/// Later writes of the same property count.
+/// Later writes of the same property override earlier ones.
 fn properties(writes: &[Write], version: Version) -> Vec<Property> {
     let mut found: Vec<Property> = Vec::new();
     let mut put = |name, value| {
@@ -123,11 +124,12 @@ fn properties(writes: &[Write], version: Version) -> Vec<Property> {
             }
             "cpu.cfs_quota_us" => quota = number(value),
             "cpu.cfs_period_us" => period = number(value),
-            // One process that is killed takes the others along, or not; `stop` would end those that are not killed.
+            // The value says whether an OOM kill of one process kills all; `stop` would end the remaining ones
+            // gracefully.
             "memory.oom.group" => {
                 put(OOM_POLICY, PropertyValue::Text(if value.trim() == "1" { "kill" } else { "continue" }));
             }
-            // v1 has no such properties: the files are all there is.
+            // v1 has no such properties, only files.
             "cpuset.cpus" if version == Version::V2 => {
                 mask(value).into_iter().for_each(|mask| put("AllowedCPUs", PropertyValue::Mask(mask)));
             }
@@ -146,7 +148,7 @@ fn properties(writes: &[Write], version: Version) -> Vec<Property> {
     found
 }
 
-/// `max` and what is negative is no limit.
+/// Parses a limit; `max` and negative numbers mean no limit.
 fn number(text: &str) -> Option<u64> {
     match text.trim() {
         "max" => Some(INFINITY),
@@ -154,7 +156,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Rounded up: a container never gets less than it was promised.
+/// CPU time per second, rounded up, so that a container never gets less than requested.
 fn per_second(quota_us: u64, period_us: u64) -> u64 {
     if quota_us == INFINITY || period_us == 0 {
         return INFINITY;
@@ -163,7 +165,7 @@ fn per_second(quota_us: u64, period_us: u64) -> u64 {
     u64::try_from(per_second.div_ceil(QUOTA_STEP_US) * QUOTA_STEP_US).unwrap_or(INFINITY)
 }
 
-/// `0-3,7` as bits; `None` where it is no such list.
+/// Converts a list such as `0-3,7` to a bit mask; `None` if it is invalid.
 fn mask(list: &str) -> Option<Vec<u8>> {
     let mut mask = Vec::new();
     for range in list.split(',').map(str::trim).filter(|range| !range.is_empty()) {
@@ -182,10 +184,10 @@ fn mask(list: &str) -> Option<Vec<u8>> {
     (!mask.is_empty()).then_some(mask)
 }
 
-/// The cgroup of the slice that a kubelet names by its path or its last part alone: each dash is a level.
+/// The cgroup of a slice, given by its path or its name alone; each dash in the name is a level.
 ///
 /// # Errors
-/// [`Error::Invalid`] where it is no slice's name.
+/// [`Error::Invalid`] if it is not the name of a slice.
 pub fn slice(parent: &str) -> Result<CgroupPath, Error> {
     let invalid = |why: &str| {
         Error::invalid("cgroup parent", format!("{parent:?} {why} (the cgroup driver is systemd)"))
@@ -200,12 +202,12 @@ pub fn slice(parent: &str) -> Result<CgroupPath, Error> {
     CgroupPath::parse(&path)
 }
 
-/// The scope of a container or a pod's monitor.
+/// Name of the scope of a container or a pod's monitor.
 pub fn scope(id: &impl std::fmt::Display) -> String {
     format!("coracle-{id}.scope")
 }
 
-/// The id in the name of such a scope; `None` for any other name.
+/// The id in the name of a coracle scope; `None` for any other name.
 pub fn id_of_scope(name: &str) -> Option<&str> {
     name.strip_prefix("coracle-")?.strip_suffix(".scope")
 }

@@ -1,4 +1,4 @@
-//! Security modules of the kernel, as far as containers depend on them: AppArmor's profiles and SELinux's labels.
+//! Linux security modules for containers: AppArmor profiles and SELinux labels.
 
 mod apparmor;
 mod selinux;

@@ -1,6 +1,6 @@
-//! SELinux: which types the node's policy has for containers, and the labels that a container's processes and files get of
-//! them. The policy is the distribution's; its file `lxc_contexts` names the types (lxc_contexts(5) of libselinux), and the
-//! kernel says whether it knows them.
+//! SELinux: finds the types for containers in the node's policy, and computes the labels of a container's processes and
+//! files. The policy is the distribution's; its file `lxc_contexts` names the types (lxc_contexts(5) of libselinux),
+//! and the kernel is asked whether it knows them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,19 +8,18 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where a process sets the label that its next exec brings into force.
+/// File to which a process writes the label that applies after its next exec.
 pub(crate) const SELINUX_EXEC: &std::ffi::CStr = c"/proc/self/attr/exec";
-/// Where it sets the label of keys that it makes, until its next exec.
+/// File to which a process writes the label of keys that it creates until its next exec.
 pub(crate) const SELINUX_KEYS: &std::ffi::CStr = c"/proc/self/attr/keycreate";
 
-/// Where a thread sets the label of files that it makes.
+/// File to which a thread writes the label of files that it creates.
 const FILE_CREATE: &str = "/proc/thread-self/attr/fscreate";
 
-/// The type of privileged containers in the policies of container-selinux and of the reference policy; `lxc_contexts` has
-/// no line for it.
+/// The type of privileged containers in container-selinux and the reference policy; it is not in `lxc_contexts`.
 const PRIVILEGED_TYPE: &str = "spc_t";
 
-/// Categories of a level in MCS policies: c0 to c1023 (the reference policy's `mcs_num_cats`).
+/// Number of categories in MCS policies: c0 to c1023 (`mcs_num_cats` of the reference policy).
 const CATEGORIES: u16 = 1024;
 
 /// A security context.
@@ -36,7 +35,7 @@ pub struct Context {
     pub level: String,
 }
 
-/// What a container's request says of its label; empty parts take the policy's.
+/// The label in a container's request; empty parts default to the policy's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// SELinux user.
@@ -45,29 +44,29 @@ pub struct Options {
     pub role: String,
     /// Type of the processes.
     pub kind: String,
-    /// Level, of processes and files.
+    /// Level of processes and files.
     pub level: String,
 }
 
 /// The labels of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
-    /// Of its processes; `None`: that of the runtime, or what the policy makes of it at exec.
+    /// Label of its processes; `None`: the runtime's label, subject to the policy's transitions at exec.
     pub process: Option<String>,
-    /// Of its files.
+    /// Label of its files.
     pub file: String,
 }
 
-/// Why there are no labels.
+/// Reason why labels cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The combination that was asked for is not in the policy: the context.
+    /// The requested context is not in the policy.
     Invalid(String),
-    /// The kernel could not be asked.
+    /// The kernel could not be queried.
     Kernel(String),
 }
 
-/// The container types of the policy in force.
+/// The container types of the active policy.
 #[derive(Clone, Debug)]
 pub struct Policy {
     selinuxfs: PathBuf,
@@ -76,7 +75,7 @@ pub struct Policy {
     privileged: Option<Context>,
 }
 
-/// Whether SELinux is on: its file system is mounted where it is (selinux(8)).
+/// Whether SELinux is enabled, that is whether its file system is mounted (selinux(8)).
 pub fn has_selinux() -> bool {
     Path::new("/sys/fs/selinux/enforce").exists()
 }
@@ -85,7 +84,7 @@ impl Policy {
     /// Finds the container types of the policy that `/etc/selinux/config` names.
     ///
     /// # Errors
-    /// Why there are none: a file that is missing or names no types, or a type that the kernel's policy does not have.
+    /// The reason if there are none: a file is missing or names no types, or the kernel's policy lacks a type.
     pub fn find() -> Result<Policy, String> {
         Policy::below(Path::new("/etc/selinux"), Path::new("/sys/fs/selinux"))
     }
@@ -124,7 +123,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Asks the kernel whether a context is in its policy.
+    /// Whether the kernel's policy has this context.
     fn is_known(&self, context: &Context) -> io::Result<bool> {
         let path = self.selinuxfs.join("context");
         let text = format!("{context}\0");
@@ -139,14 +138,14 @@ impl Policy {
         }
     }
 
-    /// A level of two categories that none of `taken` has; `None` where the policy has no levels, or all pairs are taken.
-    /// `random` gives any number.
+    /// A level of two categories for which `taken` is false; `None` if the policy has no levels or all pairs are taken.
+    /// `random` returns random numbers.
     pub fn free_level(
         &self,
         mut random: impl FnMut() -> u32,
         taken: impl Fn(&str) -> bool,
     ) -> Option<String> {
-        /// With 110 pods of half a million pairs, one try nearly always is enough.
+        /// With 110 pods and half a million pairs, one try is nearly always enough.
         const TRIES_MAX: usize = 1000;
         let sensitivity = self.process.level.split(':').next().filter(|level| !level.is_empty())?;
         for _ in 0..TRIES_MAX {
@@ -160,17 +159,17 @@ impl Policy {
         None
     }
 
-    /// Whether its labels have a level: else there is nothing to tell pods apart by.
+    /// Whether labels have a level, which is needed to separate pods.
     pub fn has_levels(&self) -> bool {
         !self.process.level.is_empty()
     }
 
-    /// The labels of a container in a pod whose level is `level`. A level that is asked for goes before the pod's. Files get
-    /// the level and the user that are asked for, never the type, which is that of processes. A privileged container gets
-    /// the policy's own type for these, and no category, so that it reaches the files of every pod.
+    /// The labels of a container in a pod with the level `level`. A requested level takes precedence over the pod's.
+    /// Files get the requested level and user, but not the requested type, which is for processes. A privileged
+    /// container gets the policy's type for these and no category, so that it can access the files of every pod.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] where the policy does not know what comes of it.
+    /// [`Refusal::Invalid`] if the policy does not know the resulting label.
     pub fn labels(&self, options: &Options, level: &str, privileged: bool) -> Result<Labels, Refusal> {
         let first = |asked: &str, default: &str| (if asked.is_empty() { default } else { asked }).to_owned();
         let level = first(&options.level, level);
@@ -201,27 +200,27 @@ impl Policy {
         Context { level: level.to_owned(), ..self.file.clone() }.to_string()
     }
 
-    /// The type of its containers' processes, for people.
+    /// The type of containers' processes, for status messages.
     pub fn process_type(&self) -> &str {
         &self.process.kind
     }
 
-    /// The type of their files.
+    /// The type of containers' files.
     pub fn file_type(&self) -> &str {
         &self.file.kind
     }
 
-    /// The type of privileged containers, where the policy has one.
+    /// The type of privileged containers, if the policy has one.
     pub fn privileged_type(&self) -> Option<&str> {
         self.privileged.as_ref().map(|context| context.kind.as_str())
     }
 }
 
 impl Options {
-    /// Checks that no part could end the context early or be taken for another part of it, or for a mount option.
+    /// Checks that no part contains a separator of contexts or mount options.
     ///
     /// # Errors
-    /// The name of the CRI field that cannot be.
+    /// The name of the invalid CRI field.
     pub fn check(&self) -> Result<(), &'static str> {
         let is_name = |text: &str| {
             text.len() <= 255
@@ -261,17 +260,17 @@ impl fmt::Display for Context {
     }
 }
 
-/// `KEY = VALUE` or `KEY = "VALUE"`, a line each; comments begin with `#`.
+/// Parses lines `KEY = VALUE` and `KEY = "VALUE"`; comments begin with `#`.
 fn values(text: &str) -> BTreeMap<String, String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     let pairs = lines.filter_map(|line| line.split_once('='));
     pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().trim_matches('"').to_owned())).collect()
 }
 
-/// Calls `make` while all files that this thread makes get the label.
+/// Calls `make`; files that this thread creates meanwhile get the label.
 ///
 /// # Errors
-/// The kernel refuses the label, or to go back to the policy's own labels; what `make` answers comes first.
+/// The error of `make`, or the kernel refuses the label or its reset.
 pub fn labelling_files<T, E: From<io::Error>>(
     label: Option<&str>,
     make: impl FnOnce() -> Result<T, E>,

@@ -20,36 +20,36 @@ const IFA_BROADCAST: u16 = 4;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-/// It is good at once: nobody is asked whether he has it, too.
+/// The address is usable immediately, without duplicate address detection.
 const IFA_F_NODAD: u8 = 2;
-/// Networks that leave room for no broadcast (RFC 3021).
+/// Longest prefix with a broadcast address (RFC 3021).
 const BROADCAST_BITS_MAX: u8 = 30;
 
 /// `struct ifaddrmsg`.
 const HEADER_BYTES: usize = 8;
 
-/// An address and the length of its network's prefix, as `10.0.0.5/24`.
+/// An address and the length of its network prefix, for example `10.0.0.5/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     /// The address; it may have bits beyond the prefix.
     pub address: IpAddr,
-    /// Bits of the prefix, at most those of the address.
+    /// Prefix length in bits.
     pub prefix: u8,
 }
 
 impl Network {
-    /// One address alone.
+    /// The network with only this address.
     pub fn host(address: IpAddr) -> Self {
         Self { address, prefix: if address.is_ipv4() { 32 } else { 128 } }
     }
 
-    /// The network itself, without the bits of the host.
+    /// The network address, without host bits.
     #[must_use]
     pub fn base(self) -> Self {
         Self { address: from_bits(self, bits(self.address) & self.mask()), ..self }
     }
 
-    /// Whether an address is in it; one of the other family is not.
+    /// Whether an address is in the network; false for the other address family.
     pub fn contains(self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4() && (bits(address) ^ bits(self.address)) & self.mask() == 0
     }
@@ -60,7 +60,7 @@ impl Network {
         from_bits(self, bits(self.address) | host)
     }
 
-    /// The mask's bytes, as many as the address has.
+    /// The netmask, with as many bytes as the address.
     pub(super) fn mask_bytes(self) -> Vec<u8> {
         octets(from_bits(self, self.mask()))
     }
@@ -69,7 +69,7 @@ impl Network {
         if self.address.is_ipv4() { 32 } else { 128 }
     }
 
-    /// Ones for the prefix, at the low end of the number.
+    /// The netmask as a number.
     fn mask(self) -> u128 {
         let all = u128::MAX >> (128 - self.width());
         all & !all.checked_shr(u32::from(self.prefix)).unwrap_or(0)
@@ -91,7 +91,7 @@ fn from_bits(like: Network, bits: u128) -> IpAddr {
     }
 }
 
-/// The bytes of an address as they travel.
+/// The bytes of an address in network order.
 pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -99,7 +99,7 @@ pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The kernel's number of its family.
+/// The kernel's number of the address family.
 pub(super) fn family(address: IpAddr) -> u8 {
     if address.is_ipv4() { AF_INET } else { AF_INET6 }
 }
@@ -121,7 +121,7 @@ impl FromStr for Network {
 }
 
 impl Batch {
-    /// Gives a link an address that is good at once. One it has already is an error, unless `is_shared`.
+    /// Adds an address that is usable immediately. An existing address is an error, unless `is_shared`.
     pub fn add_address(&mut self, index: u32, address: Network, is_shared: bool) {
         self.address_message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, index, address, "add address");
         if is_shared {
@@ -132,7 +132,7 @@ impl Batch {
         }
     }
 
-    /// Takes an address away. Not there is success.
+    /// Removes an address. A missing address is success.
     pub fn remove_address(&mut self, index: u32, address: Network) {
         self.address_message(RTM_DELADDR, 0, index, address, "remove address");
         self.tolerate(&[Errno::EADDRNOTAVAIL, Errno::ENODEV]);
@@ -153,7 +153,7 @@ impl Socket {
     /// The addresses of a link.
     ///
     /// # Errors
-    /// [`Error::Kernel`]
+    /// [`Error::Kernel`] if the request fails.
     pub fn addresses(&self, index: u32) -> Result<Vec<Network>, Error> {
         let batch = || {
             let mut header = [0; HEADER_BYTES];

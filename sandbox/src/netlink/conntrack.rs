@@ -1,6 +1,6 @@
-//! Connection tracking: forgetting connections, so that rules which came later hold for them, too. Somebody who has sent
-//! datagrams to a port before there was a rule for it would otherwise never reach whom the rule names.
-//! Rules: include/uapi/linux/netfilter/nfnetlink_conntrack.h. Numbers in attributes are big endian.
+//! Connection tracking: deletes entries, so that rules that were added later apply to these connections too. Otherwise
+//! datagrams of a client that used a port before a rule for it existed would never reach the rule's target. Rules:
+//! include/uapi/linux/netfilter/nfnetlink_conntrack.h. Numbers in attributes are big endian.
 
 use nix::errno::Errno;
 
@@ -19,23 +19,23 @@ const CTA_ZONE: u16 = 18;
 const CTA_FILTER: u16 = 25;
 const CTA_FILTER_ORIG_FLAGS: u16 = 1;
 const CTA_FILTER_REPLY_FLAGS: u16 = 2;
-/// Of the tuple, the protocol and the port it goes to count (CTA_FILTER_FLAG of CTA_PROTO_NUM, CTA_PROTO_DST_PORT;
-/// Linux 5.8).
+/// The filter compares the protocol and the destination port of the tuple (CTA_FILTER_FLAG of CTA_PROTO_NUM,
+/// CTA_PROTO_DST_PORT; Linux 5.8).
 const PROTOCOL_AND_PORT: u32 = 1 << 3 | 1 << 5;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
-/// Takes the flag of nested attributes, which the kernel wants back.
+/// The flag of nested attributes, which the kernel expects in the deletion too.
 const NLA_F_NESTED: u16 = 0x8000;
 
 /// `struct nfgenmsg`.
 const HEADER_BYTES: usize = 4;
 
 impl Socket {
-    /// Forgets the connections that were begun to this port, of one family.
+    /// Deletes the entries of connections to this port, for one address family.
     ///
     /// # Errors
-    /// [`Error::Kernel`]
+    /// [`Error::Kernel`] if the request fails.
     pub fn forget_connections(&self, protocol: Protocol, port: u16, is_ipv6: bool) -> Result<(), Error> {
         let header = [if is_ipv6 { 10 } else { 2 }, 0, 0, 0];
         let found = self.dump(|| list(protocol, port, header), |message| read(message, protocol, port))?;
@@ -67,7 +67,7 @@ fn list(protocol: Protocol, port: u16, header: [u8; HEADER_BYTES]) -> Batch {
     batch
 }
 
-/// What names a connection for its removal, if it is one to this port.
+/// The attributes that identify a connection for its deletion, if it goes to this port.
 fn read(message: &Message<'_>, protocol: Protocol, port: u16) -> Option<Vec<(u16, Vec<u8>)>> {
     if message.kind != NEW {
         return None;

@@ -1,6 +1,6 @@
-//! Accepting what is forwarded from and to a pod, where other people refuse it: in the chain FORWARD of iptables. One base
-//! chain's yes does not count in another, so that a table of our own would be of no use. What is written is what iptables
-//! itself writes where it is nftables (`iptables-nft`): it lists our rules, and we find its.
+//! Accepts forwarded packets from and to a pod in the chain FORWARD of iptables. A packet that one base chain accepts
+//! can still be dropped by another, so a separate table would have no effect. The rules are exactly those that
+//! `iptables-nft` writes: iptables lists coracle's rules, and coracle finds those of iptables.
 //!
 //! ```text
 //!   table ip filter, ip6 filter
@@ -9,9 +9,9 @@
 //!                         to the pod, of a known connection: accept
 //!                         from the pod: accept
 //! ```
-//! Chains stay when the last pod goes. A change is refused, and begun again, when somebody else has changed rules since they
-//! were looked at (the generation): iptables does the same.
-//! Rules: include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_conntrack}.h; `firewall` 1.1.1; iptables 1.8.9.
+//! Chains are kept when the last pod is removed. A change is refused and retried if another program has changed rules
+//! since they were read (detected by the generation number); iptables does the same. Rules:
+//! include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_conntrack}.h; `firewall` 1.1.1; iptables 1.8.9.
 
 use std::net::IpAddr;
 
@@ -26,9 +26,9 @@ const TABLE: &str = "filter";
 const FORWARD: &str = "FORWARD";
 const PODS: &str = "CNI-FORWARD";
 const ADMIN: &str = "CNI-ADMIN";
-/// How FORWARD is hooked in (NF_INET_FORWARD, NF_IP_PRI_FILTER).
+/// Type, hook and priority of FORWARD (NF_INET_FORWARD, NF_IP_PRI_FILTER).
 const HOOK: (&str, u32, i32) = ("filter", 2, 0);
-/// The plugin's comments, by which it finds its jumps.
+/// Comments of the CNI plugin `firewall`, by which it finds its jumps.
 const COMMENT_PODS: &str = "CNI firewall plugin rules";
 const COMMENT_ADMIN: &str = "CNI firewall plugin admin overrides";
 
@@ -48,7 +48,7 @@ const NF_ACCEPT: u32 = 1;
 const NFT_JUMP: u32 = -3_i32 as u32;
 /// `struct xt_comment_info`.
 const COMMENT_BYTES: usize = 256;
-/// `struct xt_conntrack_mtinfo3` up to a multiple of 8, its flags and its states.
+/// Size of `struct xt_conntrack_mtinfo3` rounded up to a multiple of 8, and offsets of its flags and states.
 const CONNTRACK_BYTES: usize = 168;
 const CONNTRACK_FLAGS: usize = 146;
 const CONNTRACK_STATES: usize = 150;
@@ -57,7 +57,7 @@ const XT_CONNTRACK_STATE: u16 = 1;
 const KNOWN: u16 = 2 | 4;
 
 impl Rule<'_> {
-    /// What an extension of iptables asks of a packet.
+    /// Adds a match extension of iptables.
     fn matches(&mut self, name: &str, revision: u32, info: &[u8]) {
         self.express("match", &|batch| {
             batch.text(NFTA_MATCH_NAME, name);
@@ -66,13 +66,13 @@ impl Rule<'_> {
         });
     }
 
-    /// Counts, as each rule of iptables does, and ends with a verdict.
+    /// Adds a counter, like each rule of iptables, and a verdict.
     fn ends(&mut self, code: u32, chain: &str) {
         self.expression("counter", &[], &[]);
         self.verdict(code, chain);
     }
 
-    /// Ends with a verdict (NF_…, NFT_…) and, where that goes on elsewhere, a chain.
+    /// Adds a verdict (NF_…, NFT_…) and, for a jump, its chain.
     pub(super) fn verdict(&mut self, code: u32, chain: &str) {
         self.express("immediate", &|batch| {
             batch.number(NFTA_IMMEDIATE_DREG, 0);
@@ -88,7 +88,7 @@ impl Rule<'_> {
     }
 }
 
-/// A rule's expressions as bytes.
+/// Encodes a rule's expressions.
 fn expressions(family: u8, write: &dyn Fn(&mut Rule<'_>)) -> Vec<u8> {
     let mut batch = Batch::default();
     batch.message(0, 0, &[], "", "");
@@ -106,7 +106,7 @@ fn jump(family: u8, comment: &str, chain: &str) -> Vec<u8> {
     })
 }
 
-/// The two rules of an address.
+/// The two rules for an address.
 fn accept(family: u8, address: IpAddr) -> [Vec<u8>; 2] {
     let mut info = [0; CONNTRACK_BYTES];
     info[CONNTRACK_FLAGS..][..2].copy_from_slice(&XT_CONNTRACK_STATE.to_ne_bytes());
@@ -124,23 +124,23 @@ fn accept(family: u8, address: IpAddr) -> [Vec<u8>; 2] {
     [answers, own]
 }
 
-/// What expressions ask and do: all but their counters.
+/// The expressions without their counters, for comparison.
 fn meaning(expressions: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_counter =
         |element: &[u8]| attributes(element).next() == Some((nft::NFTA_EXPR_NAME, b"counter\0".as_slice()));
     attributes(expressions).map(|(_, element)| element).filter(move |element| !is_counter(element))
 }
 
-/// A rule that is there: which of those looked for it is, and its handle.
+/// An existing rule: the index of the wanted rule that it equals, and its handle.
 type Found = (usize, Vec<u8>);
-/// Writes a change of a family's rules: those looked for, and which of them are there.
+/// Writes a change of a family's rules, given the wanted rules and those that exist.
 type Write<'a> = &'a dyn Fn(&mut Batch, u8, &[Vec<u8>], &[Found]);
 
 impl Socket {
-    /// Accepts what is forwarded from these addresses, and what answers it. Done twice it is as good as once.
+    /// Accepts forwarded packets from these addresses, and replies to them. Idempotent.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: also where the kernel does not know iptables' extensions.
+    /// [`Error::Kernel`], also if the kernel lacks iptables' extensions.
     pub fn accept_forwarded(&self, addresses: &[IpAddr]) -> Result<(), Error> {
         self.change_forwarding(addresses, &|batch, family, wanted, found| {
             nft::add_table(batch, family, TABLE);
@@ -164,10 +164,10 @@ impl Socket {
         })
     }
 
-    /// Takes back what [`Socket::accept_forwarded`] does. Not there is success.
+    /// Removes the rules of [`Socket::accept_forwarded`]. Missing rules are success.
     ///
     /// # Errors
-    /// [`Error::Kernel`]
+    /// [`Error::Kernel`] if the request fails.
     pub fn forget_forwarded(&self, addresses: &[IpAddr]) -> Result<(), Error> {
         self.change_forwarding(addresses, &|batch, family, _, found| {
             for (_, handle) in found.iter().filter(|(index, _)| *index > 1) {
@@ -177,8 +177,8 @@ impl Socket {
         })
     }
 
-    /// Looks for the jumps and the rules of `addresses`, and has `write` change what is to be changed, in one transaction
-    /// for each family; anew when others have changed something meanwhile.
+    /// Finds the jumps and the rules of `addresses` and calls `write` to change them, in one transaction for each
+    /// family; retries if others have changed rules meanwhile.
     fn change_forwarding(&self, addresses: &[IpAddr], write: Write<'_>) -> Result<(), Error> {
         for is_ipv6 in [false, true] {
             let family = nft::family(is_ipv6);
@@ -206,7 +206,7 @@ impl Socket {
     fn try_change(&self, family: u8, wanted: &[Vec<u8>], write: Write<'_>) -> Result<(), Error> {
         let generation = self.generation()?;
         let mut found = self.find_rules(family, FORWARD, &wanted[..1])?;
-        // A jump of the other chain is not looked for there.
+        // The first wanted rule is a jump of the other chain.
         let in_pods = self.find_rules(family, PODS, &wanted[1..])?;
         found.extend(in_pods.into_iter().map(|(index, handle)| (index + 1, handle)));
         let mut batch = Batch::default();
@@ -222,7 +222,7 @@ impl Socket {
         self.run(batch)
     }
 
-    /// A number that changes with every change of rules.
+    /// The generation number, which changes with every change of rules.
     fn generation(&self) -> Result<Vec<u8>, Error> {
         let mut batch = Batch::default();
         batch.message(nft::kind(NFT_MSG_GETGEN), 0, &[0; nft::HEADER_BYTES], "look at", "nftables");
@@ -237,7 +237,7 @@ impl Socket {
         Ok(generation)
     }
 
-    /// Those of `wanted` that are in a chain. No such chain is none.
+    /// The rules of `wanted` that are in a chain; empty if the chain does not exist.
     fn find_rules(&self, family: u8, chain: &str, wanted: &[Vec<u8>]) -> Result<Vec<Found>, Error> {
         let list = || {
             let mut batch = Batch::default();
@@ -249,7 +249,7 @@ impl Socket {
     }
 }
 
-/// Begins a message about rules of a chain.
+/// Starts a message about rules of a chain.
 fn change(batch: &mut Batch, family: u8, (message, flags, op): (u16, u16, &'static str), chain: &str) {
     batch.message(nft::kind(message), flags, &[family, 0, 0, 0], op, format!("{TABLE} {chain}"));
     batch.text(nft::NFTA_RULE_TABLE, TABLE);
@@ -258,7 +258,7 @@ fn change(batch: &mut Batch, family: u8, (message, flags, op): (u16, u16, &'stat
 
 fn read(message: &Message<'_>, chain: &str, wanted: &[Vec<u8>]) -> Option<Found> {
     let value = |wanted| message.attributes(nft::HEADER_BYTES).find(|(kind, _)| *kind == wanted);
-    // Kernels that do not know which chain is asked for list them all.
+    // Kernels that ignore the chain in the request list the rules of all chains.
     let is_its = value(nft::NFTA_RULE_CHAIN).is_some_and(|(_, name)| super::message::text(name) == chain);
     if message.kind != nft::kind(nft::NFT_MSG_NEWRULE) || !is_its {
         return None;

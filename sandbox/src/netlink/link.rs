@@ -1,5 +1,5 @@
-//! Links: pairs of virtual Ethernet, bridges and their ports, and links that take what others are sent.
-//! Rules: rtnetlink(7); include/uapi/linux/{if_link,veth}.h.
+//! Links: veth pairs, bridges and their ports, and intermediate functional blocks (ifb). Rules: rtnetlink(7);
+//! include/uapi/linux/{if_link,veth}.h.
 
 use nix::errno::Errno;
 
@@ -25,12 +25,12 @@ const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const VETH_INFO_PEER: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
-/// Leaves counters out of the answer.
+/// Excludes counters from the reply.
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
 const IFF_UP: u32 = 1;
 const IFF_PROMISC: u32 = 0x100;
-/// It carries packets (RFC 2863).
+/// Operational state "up" (RFC 2863).
 const IF_OPER_UP: u8 = 6;
 
 /// `struct ifinfomsg`.
@@ -45,54 +45,54 @@ fn header(index: u32, flags: u32, changed: u32) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// A link that is there.
+/// An existing link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its number in its namespace.
+    /// Interface index in its namespace.
     pub index: u32,
-    /// Its name there.
+    /// Interface name.
     pub name: String,
-    /// Bytes of its longest packet.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// Of a pair: the number of the other end in that one's namespace. 0: none.
+    /// Index of the other end of a veth pair, in that end's namespace; 0: none.
     pub peer: u32,
-    /// `bridge`, `veth`, …; empty for hardware.
+    /// Kind: `bridge`, `veth`, …; empty for hardware.
     pub kind: String,
-    /// Hardware address.
+    /// MAC address.
     pub mac: [u8; 6],
-    /// Whether it is switched on.
+    /// Whether it is administratively up.
     pub is_up: bool,
-    /// Whether it carries packets.
+    /// Whether it is operationally up.
     pub is_running: bool,
 }
 
-/// A pair to be made: one end here, switched on, the other in a namespace, switched off.
+/// A veth pair to be created: one end in this namespace, up, and the other end in another namespace, down.
 #[derive(Debug)]
 pub struct Veth<'a> {
-    /// Of the end here.
+    /// Attribute of the end in this namespace.
     pub name: &'a str,
-    /// Of the end here.
+    /// Attribute of the end in this namespace.
     pub mac: [u8; 6],
-    /// Index of the bridge that the end here becomes a port of.
+    /// Index of the bridge to which this end is added as a port.
     pub bridge: Option<u32>,
-    /// Of the other end.
+    /// Attribute of the other end.
     pub peer_name: &'a str,
-    /// Of the other end.
+    /// Attribute of the other end.
     pub peer_mac: [u8; 6],
-    /// A descriptor of the other end's namespace.
+    /// Descriptor of the other end's namespace.
     pub peer_namespace: i32,
-    /// Bytes; 0: the kernel's choice.
+    /// MTU in bytes; 0: the default of the kernel.
     pub mtu: u32,
 }
 
-/// A bridge to be made.
+/// A bridge to be created.
 #[derive(Debug)]
 pub struct Bridge<'a> {
-    /// Its name.
+    /// Name of the bridge.
     pub name: &'a str,
-    /// Bytes; 0: the kernel's choice.
+    /// MTU in bytes; 0: the default of the kernel.
     pub mtu: u32,
-    /// A bridge that is given an address keeps it; others take over that of a port.
+    /// A fixed MAC address; without one a bridge uses that of a port.
     pub mac: Option<[u8; 6]>,
 }
 
@@ -109,7 +109,7 @@ impl Batch {
         }
     }
 
-    /// Makes a pair; one that is there already is an error.
+    /// Creates a veth pair; an existing one is an error.
     pub fn add_veth(&mut self, veth: &Veth<'_>) {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         let target = format!("{} with {} in the pod", veth.name, veth.peer_name);
@@ -133,7 +133,7 @@ impl Batch {
         self.end(info);
     }
 
-    /// Makes a bridge, switched on. One that is there already stays as it is.
+    /// Creates a bridge and sets it up. An existing bridge is not changed.
     pub fn add_bridge(&mut self, bridge: &Bridge<'_>) {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.message(RTM_NEWLINK, flags, &header(0, IFF_UP, IFF_UP), "make bridge", bridge.name);
@@ -147,7 +147,7 @@ impl Batch {
         self.end(info);
     }
 
-    /// Makes a link, switched on, that takes what others are sent (an intermediate functional block).
+    /// Creates an intermediate functional block (ifb) and sets it up.
     pub fn add_ifb(&mut self, name: &str, mtu: u32) {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.message(RTM_NEWLINK, flags, &header(0, IFF_UP, IFF_UP), "make link", name);
@@ -157,7 +157,7 @@ impl Batch {
         self.end(info);
     }
 
-    /// Sends a bridge's port back what came in by it, or not.
+    /// Sets the hairpin mode of a bridge's port: whether packets are sent back through the port they arrived on.
     pub fn set_hairpin(&mut self, port: &str, is_on: bool) {
         self.message(RTM_NEWLINK, 0, &header(0, 0, 0), "set hairpin mode of", port);
         self.text(IFLA_IFNAME, port);
@@ -169,31 +169,31 @@ impl Batch {
         self.end(info);
     }
 
-    /// Switches a link on.
+    /// Sets a link up.
     pub fn set_up(&mut self, index: u32, name: &str) {
         self.message(RTM_NEWLINK, 0, &header(index, IFF_UP, IFF_UP), "switch on", name);
     }
 
-    /// Has a link take packets that are not for it.
+    /// Sets a link to promiscuous mode.
     pub fn set_promiscuous(&mut self, index: u32, name: &str) {
         let header = header(index, IFF_PROMISC, IFF_PROMISC);
         self.message(RTM_NEWLINK, 0, &header, "set promiscuous mode of", name);
     }
 
-    /// Gives a link a hardware address.
+    /// Sets the MAC address of a link.
     pub fn set_mac(&mut self, index: u32, name: &str, mac: [u8; 6]) {
         self.message(RTM_NEWLINK, 0, &header(index, 0, 0), "set hardware address of", name);
         self.attribute(IFLA_ADDRESS, &mac);
     }
 
-    /// Switches a link off: quick, and nothing goes through it any more. Not there is success.
+    /// Sets a link down, which is fast and stops all traffic. A missing link is success.
     pub fn set_down(&mut self, name: &str) {
         self.message(RTM_NEWLINK, 0, &header(0, 0, IFF_UP), "switch off", name);
         self.tolerate(&[Errno::ENODEV]);
         self.text(IFLA_IFNAME, name);
     }
 
-    /// Removes a link, which takes the kernel tens of milliseconds of waiting. Not there is success.
+    /// Removes a link, which takes the kernel tens of milliseconds. A missing link is success.
     pub fn remove_link(&mut self, name: &str) {
         self.message(RTM_DELLINK, 0, &header(0, 0, 0), "remove link", name);
         self.tolerate(&[Errno::ENODEV]);
@@ -202,10 +202,10 @@ impl Batch {
 }
 
 impl Socket {
-    /// The link of this name.
+    /// The link with this name; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Kernel`]; no such link is `None`.
+    /// [`Error::Kernel`] if the request fails.
     pub fn link(&self, name: &str) -> Result<Option<Link>, Error> {
         let mut batch = Batch::default();
         batch.message(RTM_GETLINK, 0, &header(0, 0, 0), "find link", name);
@@ -213,10 +213,10 @@ impl Socket {
         self.find(batch)
     }
 
-    /// The link of this number.
+    /// The link with this index; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Kernel`]; no such link is `None`.
+    /// [`Error::Kernel`] if the request fails.
     pub fn link_at(&self, index: u32) -> Result<Option<Link>, Error> {
         let mut batch = Batch::default();
         batch.message(RTM_GETLINK, 0, &header(index, 0, 0), "find link", index.to_string());

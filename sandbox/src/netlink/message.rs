@@ -1,22 +1,22 @@
-//! Netlink messages as bytes: a builder that packs several into one batch, and a reader of what the kernel answers.
-//! Pure. The reader takes whatever comes: a length that does not fit ends the walk.
+//! Encodes netlink messages in batches and decodes the kernel's replies. Pure. The decoder accepts any input: an
+//! invalid length ends the iteration.
 //!
 //! ```text
 //!   message    length u32, kind u16, flags u16, sequence u32, port u32, header of its kind, attributes
 //!   attribute  length u16 (with these 4 bytes), kind u16, value, zeros up to a multiple of 4
 //! ```
-//! All numbers are the machine's own but where a family says otherwise (nftables: big endian).
+//! All numbers are in native byte order, except where a family differs (nftables: big endian).
 
 use nix::errno::Errno;
 
 use crate::Error;
 
-/// Bytes before a message's own header.
+/// Length of the common message header.
 const HEADER_BYTES: usize = 16;
-/// Bytes before an attribute's value.
+/// Length of an attribute's header.
 const ATTRIBUTE_BYTES: usize = 4;
 
-/// An acknowledgement, or a refusal.
+/// An acknowledgement or an error.
 const NLMSG_ERROR: u16 = 2;
 /// The end of a dump.
 const NLMSG_DONE: u16 = 3;
@@ -24,33 +24,33 @@ const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP_INTR: u16 = 0x10;
-/// In an error: the text attributes follow.
+/// Flag of an error: text attributes follow.
 const NLM_F_ACK_TLVS: u16 = 0x200;
-/// The answer has many messages (NLM_F_ROOT, NLM_F_MATCH).
+/// Request a dump (NLM_F_ROOT, NLM_F_MATCH).
 pub(super) const NLM_F_DUMP: u16 = 0x300;
 pub(super) const NLM_F_EXCL: u16 = 0x200;
 pub(super) const NLM_F_CREATE: u16 = 0x400;
 pub(super) const NLM_F_APPEND: u16 = 0x800;
 
-/// The value is made of attributes.
+/// Flag of an attribute that contains attributes.
 const NLA_F_NESTED: u16 = 0x8000;
-/// Takes the two flags off an attribute's kind.
+/// Mask that removes the two flags from an attribute's kind.
 const NLA_TYPE_MASK: u16 = 0x3fff;
-/// The text in an error.
+/// Attribute with the text of an error.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// Messages that go to the kernel together, in order.
+/// Messages that are sent to the kernel together, in order.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// Where the last message starts.
+    /// Offset of the last message.
     start: usize,
-    /// The message whose acknowledgement ends the answer.
+    /// Sequence number of the message whose acknowledgement ends the reply.
     acknowledged: Option<u32>,
     expectations: Expectations,
 }
 
-/// What each message of a batch is about, by its sequence number, for errors.
+/// Operation and object of each message of a batch, by sequence number, for error messages.
 #[derive(Debug, Default)]
 pub(super) struct Expectations(Vec<Expectation>);
 
@@ -61,16 +61,16 @@ struct Expectation {
     tolerated: &'static [Errno],
 }
 
-/// The kernel's no to one message.
+/// The kernel's error for one message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal<'a> {
     errno: Errno,
-    /// In words, where it has some.
+    /// The kernel's text; may be empty.
     text: &'a str,
 }
 
 impl Expectations {
-    /// The error that a refusal comes to, unless the message tolerates it.
+    /// Converts a refusal to an error, unless the message tolerates it.
     pub(super) fn judge(&self, sequence: u32, refusal: &Refusal<'_>) -> Option<Error> {
         let Some(expected) = usize::try_from(sequence).ok().and_then(|index| self.0.get(index)) else {
             return Some(Error::kernel("talk to", "the kernel by netlink", refusal.errno));
@@ -86,12 +86,12 @@ impl Expectations {
     }
 }
 
-/// An attribute whose value is still being written.
+/// A nested attribute that has not been ended.
 #[must_use]
 pub(super) struct Nest(usize);
 
 impl Batch {
-    /// Begins a message: `op` and `target` are what an error says of it.
+    /// Starts a message; `op` and `target` are used in its error.
     pub(super) fn message(
         &mut self,
         kind: u16,
@@ -111,14 +111,14 @@ impl Batch {
         self.put(header);
     }
 
-    /// These refusals of the last message are as good as a yes.
+    /// Treats these error numbers of the last message as success.
     pub(super) fn tolerate(&mut self, errnos: &'static [Errno]) {
         if let Some(expected) = self.expectations.0.last_mut() {
             expected.tolerated = errnos;
         }
     }
 
-    /// Adds an attribute to the last message. A value longer than an attribute can be is cut: callers' values are
+    /// Adds an attribute to the last message. A value that is too long for an attribute is truncated; callers only pass
     /// names and addresses.
     pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
         let value = &value[..value.len().min(usize::from(u16::MAX) - ATTRIBUTE_BYTES)];
@@ -127,26 +127,26 @@ impl Batch {
         self.put(value);
     }
 
-    /// A text with the NUL that the kernel wants behind it.
+    /// Adds a text with the terminating NUL that the kernel requires.
     pub(super) fn text(&mut self, kind: u16, value: &str) {
         self.attribute(kind, format!("{value}\0").as_bytes());
     }
 
-    /// Begins an attribute that is made of attributes.
+    /// Starts a nested attribute.
     pub(super) fn nest(&mut self, kind: u16) -> Nest {
         let nest = Nest(self.bytes.len());
         self.attribute(kind | NLA_F_NESTED, &[]);
         nest
     }
 
-    /// As [`Batch::nest`], without the mark of such attributes: nftables lists them so, and does not ask for it.
+    /// Starts a nested attribute without the flag NLA_F_NESTED, which nftables neither sends nor requires.
     pub(super) fn nest_unmarked(&mut self, kind: u16) -> Nest {
         let nest = Nest(self.bytes.len());
         self.attribute(kind, &[]);
         nest
     }
 
-    /// More bytes of a header inside of a nested attribute.
+    /// Adds bytes of a header inside a nested attribute.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
@@ -154,13 +154,13 @@ impl Batch {
         self.bytes[self.start..self.start + 4].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// Ends what [`Batch::nest`] began.
+    /// Ends a nested attribute.
     pub(super) fn end(&mut self, nest: Nest) {
         let length = u16::try_from(self.bytes.len() - nest.0).unwrap_or(u16::MAX);
         self.bytes[nest.0..nest.0 + 2].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// Has the kernel acknowledge the last message, which ends the answer; once in a batch.
+    /// Requests an acknowledgement of the last message, which ends the reply; at most once in a batch.
     pub(super) fn acknowledge(&mut self) {
         if self.acknowledged.is_some() || self.is_empty() {
             return;
@@ -170,40 +170,41 @@ impl Batch {
         self.bytes[self.start + 6..self.start + 8].copy_from_slice(&flags.to_ne_bytes());
     }
 
-    /// Bytes in it.
+    /// Length in bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the batch has no messages.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Its bytes, what they are about, and the message whose acknowledgement ends the answer.
+    /// The encoded batch, its expectations, and the sequence number of the message whose acknowledgement ends the
+    /// reply.
     pub(super) fn finish(mut self) -> (Vec<u8>, Expectations, u32) {
         self.acknowledge();
         (self.bytes, self.expectations, self.acknowledged.unwrap_or_default())
     }
 }
 
-/// One message of the kernel's.
+/// One message of the kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Message<'a> {
     pub(super) kind: u16,
     flags: u16,
     pub(super) sequence: u32,
-    /// Header of its kind and attributes.
+    /// The header of its kind, and attributes.
     pub(super) body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// Whether the dump it belongs to is torn by a change.
+    /// Whether the dump was interrupted by a change (NLM_F_DUMP_INTR).
     pub(super) fn is_torn(&self) -> bool {
         self.flags & NLM_F_DUMP_INTR != 0
     }
 
-    /// `Some` where this is the end of an answer: an acknowledgement, a refusal, the end of a dump.
+    /// `Some` at the end of a reply: an acknowledgement, a refusal, or the end of a dump.
     pub(super) fn outcome(&self) -> Option<Option<Refusal<'a>>> {
         if !matches!(self.kind, NLMSG_ERROR | NLMSG_DONE) {
             return None;
@@ -225,7 +226,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The messages in what was received.
+/// The messages in received bytes.
 pub(super) fn parse(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
@@ -252,7 +253,7 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-/// A text up to its NUL; empty where it is none.
+/// A text up to its NUL; empty if it is invalid.
 pub(super) fn text(value: &[u8]) -> &str {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     std::str::from_utf8(&value[..end]).unwrap_or_default()
@@ -325,7 +326,7 @@ mod tests {
         assert!(parse(&bytes).nth(2).is_some_and(|message| message.is_torn()));
     }
 
-    /// Whatever comes: the walk ends, within the bytes.
+    /// Decoding any bytes terminates and stays within them.
     #[test]
     fn damaged_answers_are_read_without_harm() {
         let mut batch = Batch::default();

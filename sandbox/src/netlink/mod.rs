@@ -1,13 +1,13 @@
-//! Netlink: links, addresses, routes and nftables, asked of the kernel by messages of our own making. The kernel works
-//! a batch off while it is being sent, so nothing here waits: one system call makes a pod's links, two read the answer.
+//! Netlink: configures links, addresses, routes and nftables. The kernel processes a batch during sendmsg, so nothing
+//! here blocks: one system call creates a pod's links, two read the reply.
 //!
 //! ```text
 //!   link, address, route, traffic, nft, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
 //!                                              <── read with ── message <── answers, up to the batch's end
 //! ```
-//! A batch of links, addresses and routes is not undone when one of its messages is refused: the rest of it is worked
-//! off all the same, and the first refusal is the error. A batch of nftables is one transaction.
-//! Rules: Linux UAPI, include/uapi/linux/{netlink,rtnetlink,if_link,nfnetlink}.h.
+//! A batch of links, addresses and routes is not rolled back if one of its messages fails: the remaining messages are
+//! still processed, and the first failure is returned. A batch of nftables is one transaction. Rules: Linux UAPI,
+//! include/uapi/linux/{netlink,rtnetlink,if_link,nfnetlink}.h.
 
 mod address;
 mod conntrack;
@@ -33,33 +33,33 @@ pub use traffic::Rate;
 use crate::Error;
 use message::Message;
 
-/// What one receive takes: the kernel fits its answers to it.
+/// Size of the receive buffer; the kernel adapts its replies to it.
 const BUFFER_BYTES: usize = 16 << 10;
-/// Messages of one answer at most: some dumps have one per rule of the host.
+/// Maximum number of messages of a reply: some dumps have one per rule of the host.
 const ANSWERS_MAX: usize = 1 << 20;
-/// How often a dump is begun again that a change has torn.
+/// Maximum number of retries of a dump that is interrupted by a change.
 const TRIES: u32 = 16;
 /// clone(2)
 const CLONE_NEWNET: u64 = 0x4000_0000;
 
-/// A socket to the kernel, of the network namespace it was opened in.
+/// A netlink socket of the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Socket(Fd);
 
 impl Socket {
-    /// For links, addresses and routes.
+    /// Opens a socket for links, addresses and routes.
     ///
     /// # Errors
-    /// [`Error::Kernel`]
+    /// [`Error::Kernel`] if the request fails.
     pub fn route() -> Result<Self, Error> {
         Self::open(netlink::ROUTE)
     }
 
-    /// For nftables and connection tracking. Closing one can take the kernel tens of milliseconds: it waits until removed
-    /// rules are out of use. One that is kept serves for good, as long as nothing was refused.
+    /// Opens a socket for nftables and connection tracking. Closing it can take the kernel tens of milliseconds,
+    /// because it waits until removed rules are unused. A socket can be reused as long as no request has failed.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: also where the kernel has no netfilter.
+    /// [`Error::Kernel`], also if the kernel has no netfilter.
     pub fn netfilter() -> Result<Self, Error> {
         Self::open(netlink::NETFILTER)
     }
@@ -73,16 +73,16 @@ impl Socket {
         Ok(Self(fd))
     }
 
-    /// Has the kernel work `batch` off.
+    /// Sends `batch` to the kernel and waits for its reply.
     ///
     /// # Errors
-    /// The first refusal that the batch does not tolerate.
+    /// The first failure that the batch does not tolerate.
     pub fn run(&self, batch: Batch) -> Result<(), Error> {
         self.ask(batch, &mut |_| {}).map(drop)
     }
 
-    /// As [`Socket::run`], with each message that is no acknowledgement given to `answer`. False: what was dumped has
-    /// changed meanwhile.
+    /// Sends `batch` and calls `answer` with each message of the reply that is not an acknowledgement. False: a dump
+    /// was interrupted by a change.
     fn ask(&self, batch: Batch, answer: &mut dyn FnMut(&Message<'_>)) -> Result<bool, Error> {
         if batch.is_empty() {
             return Ok(true);
@@ -95,7 +95,7 @@ impl Socket {
         for _ in 0..ANSWERS_MAX {
             let length = match socket::receive(self.0.borrow(), &mut buffer) {
                 Ok(received) => received.length,
-                // An aborted transaction does not acknowledge its last message.
+                // The last message of an aborted transaction is not acknowledged.
                 Err(sys::Errno::EAGAIN) if first_error.is_some() => break,
                 Err(errno) => return Err(broken(errno)),
             };
@@ -117,7 +117,7 @@ impl Socket {
         first_error.map_or(Ok(is_whole), Err)
     }
 
-    /// Begins a dump anew until nothing changes in the middle of it.
+    /// Repeats a dump until it is not interrupted by a change.
     fn dump<T>(
         &self,
         batch: impl Fn() -> Batch,
@@ -133,11 +133,11 @@ impl Socket {
     }
 }
 
-/// Runs `work` in the network namespace kept at `path`. Sockets that it opens stay there; `/proc/sys/net` is that of the
-/// namespace meanwhile. It must not wait: the whole process is there, as far as networks are concerned.
+/// Runs `work` in the network namespace at `path`. Sockets that it opens stay there; `/proc/sys/net` is that of the
+/// namespace meanwhile. `work` must not block, because the whole thread is in that namespace.
 ///
 /// # Errors
-/// [`Error::Kernel`]: there is no such namespace, and `work` was not run.
+/// [`Error::Kernel`] if there is no such namespace; `work` was then not run.
 pub fn inside<T>(path: &Path, work: impl FnOnce() -> T) -> Result<T, Error> {
     let open =
         |path: &Path| std::fs::File::open(path).map_err(|error| Error::io("open", path.display(), &error));
@@ -145,7 +145,7 @@ pub fn inside<T>(path: &Path, work: impl FnOnce() -> T) -> Result<T, Error> {
     let enter = |file: &std::fs::File| process::setns(std::os::fd::AsFd::as_fd(file).into(), CLONE_NEWNET);
     enter(&there).map_err(|errno| refused("enter", &path.display().to_string(), errno))?;
     let result = work();
-    // In a stranger's namespace nothing that follows would be right; pods live on without this process.
+    // Continuing in the wrong namespace would be unsafe, so the process ends; pods keep running without it.
     enter(&here).expect("a namespace that this process came from takes it back");
     Ok(result)
 }

@@ -1,14 +1,15 @@
-//! nftables: rules of address translation in a table of our own, each with its owner's name as a comment, so that
-//! `nft list ruleset` shows whose it is and an owner's rules can be removed by that name alone. All that is added is one
-//! transaction: it is there as a whole, or not at all.
+//! nftables: rules for address translation in coracle's own table. Each rule has its owner's name as a comment, so that
+//! `nft list ruleset` shows the owner and the rules of an owner can be removed by name. Rules are added in one
+//! transaction.
 //!
 //! ```text
 //!   table ip TABLE        chain prerouting, output     nat, at the priority of other port forwarding
 //!   table ip6 TABLE       chain postrouting            nat, at that of other masquerading
-//!   table ip TABLE        chain guard                  filter, before connections are tracked: nobody's, see below
+//!   table ip TABLE        chain guard                  filter, before connection tracking: without an owner, see below
 //! ```
-//! The table stays when its last rule goes, as the chains of other tools do: NAT hooks that come and go cost more.
-//! Rules: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Numbers in attributes are big endian.
+//! The table is kept when its last rule is removed, like the chains of other tools, because adding and removing NAT
+//! hooks is more expensive. Rules: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Numbers in attributes are big
+//! endian.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -47,43 +48,44 @@ pub(super) const NFTA_EXPR_NAME: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_DATA_VALUE: u16 = 1;
 
-/// In a rule's user data, a comment (libnftnl, NFTNL_UDATA_RULE_COMMENT).
+/// Type of a comment in a rule's user data (libnftnl, NFTNL_UDATA_RULE_COMMENT).
 const USERDATA_COMMENT: u8 = 0;
 /// `struct nfgenmsg`.
 pub(super) const HEADER_BYTES: usize = 4;
 
-/// The two registers that rules work with, 16 bytes each (NFT_REG_1, NFT_REG_2).
+/// The two registers that rules use, 16 bytes each (NFT_REG_1, NFT_REG_2).
 const FIRST: u32 = 1;
 const SECOND: u32 = 2;
 const NFT_CMP_EQ: u32 = 0;
 const NFT_CMP_NEQ: u32 = 1;
-/// Where a packet's bytes are counted from (NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER).
+/// Bases of offsets in a packet (NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER).
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const NFT_META_MARK: u32 = 3;
 const NFT_META_IIFNAME: u32 = 6;
 const NFT_META_L4PROTO: u32 = 16;
-/// Longest name of a link, with its end (IFNAMSIZ).
+/// Maximum length of a link's name, with its NUL (IFNAMSIZ).
 const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;
 const LOOPBACK: Network = Network { address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 };
 /// The chain of [`Rules::guard_loopback`].
 const GUARD: &str = "guard";
-/// On arrival (NF_INET_PRE_ROUTING), before connection tracking and address translation (NF_IP_PRI_RAW).
+/// Type, hook (NF_INET_PRE_ROUTING) and priority (NF_IP_PRI_RAW) of the guard: before connection tracking and address
+/// translation.
 const GUARD_HOOK: (&str, u32, i32) = ("filter", 0, -300);
 const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
 const RTN_LOCAL: u32 = 2;
 const NFT_NAT_DNAT: u32 = 1;
 
-/// Where packets meet rules.
+/// Hooks of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// On arrival.
+    /// Packets that arrive.
     Prerouting,
-    /// Sent by this host.
+    /// Packets sent by this host.
     Output,
-    /// About to leave.
+    /// Packets that are about to leave.
     Postrouting,
 }
 
@@ -110,7 +112,7 @@ pub enum Protocol {
     Sctp = 132,
 }
 
-/// Rules of one family to be added together.
+/// Rules of one address family that are added together.
 #[derive(Debug)]
 pub struct Rules<'a> {
     batch: Batch,
@@ -119,7 +121,7 @@ pub struct Rules<'a> {
     owner: &'a str,
 }
 
-/// A rule that is being written: what it asks of a packet, then what it does.
+/// A rule under construction: matches, then actions.
 #[derive(Debug)]
 pub struct Rule<'a> {
     pub(super) batch: &'a mut Batch,
@@ -134,19 +136,19 @@ pub(super) fn family(is_ipv6: bool) -> u8 {
     if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }
 }
 
-/// The start or the end of a transaction.
+/// Starts or ends a transaction.
 pub(super) fn border(batch: &mut Batch, message: u16) {
     batch.message(message, 0, &[0, 0, 0, NFNL_SUBSYS_NFTABLES], "change", "nftables");
 }
 
-/// A table, made if need be.
+/// Adds a table if it does not exist.
 pub(super) fn add_table(batch: &mut Batch, family: u8, table: &str) {
     let header = [family, 0, 0, 0];
     batch.message(kind(NFT_MSG_NEWTABLE), NLM_F_CREATE, &header, "make nftables table", table);
     batch.text(NFTA_TABLE_NAME, table);
 }
 
-/// A chain, made if need be; one with a type, a hook's number and a priority is where packets come in.
+/// Adds a chain if it does not exist; a chain with a type, hook number and priority is a base chain.
 pub(super) fn add_chain(
     batch: &mut Batch,
     family: u8,
@@ -175,7 +177,7 @@ fn comment(owner: &str) -> Vec<u8> {
 }
 
 impl<'a> Rules<'a> {
-    /// For rules of `owner`, a name of up to 128 bytes, in `table`, which is made if need be.
+    /// Starts rules of `owner`, a name of up to 128 bytes, in `table`, which is created if it does not exist.
     pub fn new(table: &'a str, owner: &'a str, is_ipv6: bool) -> Self {
         let mut batch = Batch::default();
         let family = family(is_ipv6);
@@ -184,7 +186,7 @@ impl<'a> Rules<'a> {
         Self { batch, family, table, owner }
     }
 
-    /// The chain of `hook`, made if need be.
+    /// Adds the chain of `hook` if it does not exist.
     pub fn chain(&mut self, hook: Hook) {
         let (name, number, priority) = hook.parts();
         add_chain(&mut self.batch, self.family, self.table, name, Some(("nat", number, priority)));
@@ -210,17 +212,18 @@ impl<'a> Rules<'a> {
         self.batch.end(nest);
     }
 
-    /// Drops what comes from another host or a pod for 127.0.0.0/8, before `net.ipv4.conf.LINK.route_localnet` may be set:
-    /// without that setting the kernel does so itself (RFC 1122, 3.2.1.3), with it every neighbour on the link reaches
-    /// what listens on the node's loopback (CVE-2020-8558). Answers to connections from 127.0.0.1 to a published port are
-    /// not meant: they are masqueraded, so on the link they are for another address.
+    /// Adds a rule that drops packets from other hosts or pods to 127.0.0.0/8. It must be added before
+    /// `net.ipv4.conf.LINK.route_localnet` is set: without that setting the kernel drops these packets itself (RFC
+    /// 1122, 3.2.1.3), with it every neighbour on the link can reach services on the node's loopback (CVE-2020-8558).
+    /// Replies to connections from 127.0.0.1 to a published port are not affected: the connections are masqueraded, so
+    /// replies on the link have another destination.
     ///
-    /// One rule for all links, which is written anew each time. It is nobody's, and stays with the table, as
-    /// `route_localnet` stays set.
+    /// There is one rule for all links, which is replaced each time. It has no owner and is kept with the table,
+    /// because `route_localnet` also stays set.
     pub fn guard_loopback(&mut self) {
         add_chain(&mut self.batch, self.family, self.table, GUARD, Some(GUARD_HOOK));
         let (header, target) = ([self.family, 0, 0, 0], format!("{} {GUARD}", self.table));
-        // Without a handle: all rules of the chain.
+        // Without a handle this removes all rules of the chain.
         self.batch.message(kind(NFT_MSG_DELRULE), 0, &header, "empty nftables chain", target.clone());
         self.batch.text(NFTA_RULE_TABLE, self.table);
         self.batch.text(NFTA_RULE_CHAIN, GUARD);
@@ -237,10 +240,10 @@ impl<'a> Rules<'a> {
         self.batch.end(nest);
     }
 
-    /// Adds all of it, or nothing.
+    /// Commits all rules or none.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: what the kernel refused first.
+    /// [`Error::Kernel`] with the first failure.
     pub fn commit(mut self, socket: &Socket) -> Result<(), Error> {
         self.batch.acknowledge();
         border(&mut self.batch, NFNL_MSG_BATCH_END);
@@ -249,14 +252,14 @@ impl<'a> Rules<'a> {
 }
 
 impl Batch {
-    /// A number as nftables wants it.
+    /// Adds a number in big endian.
     pub(super) fn number(&mut self, kind: u16, value: u32) {
         self.attribute(kind, &value.to_be_bytes());
     }
 }
 
 impl Rule<'_> {
-    /// One expression: its name and what writes its attributes.
+    /// Adds an expression with its name and a function that writes its attributes.
     pub(super) fn express(&mut self, name: &str, write: &dyn Fn(&mut Batch)) {
         let element = self.batch.nest_unmarked(NFTA_LIST_ELEM);
         self.batch.text(NFTA_EXPR_NAME, name);
@@ -266,7 +269,7 @@ impl Rule<'_> {
         self.batch.end(element);
     }
 
-    /// One expression: its name and its attributes, numbers or values.
+    /// Adds an expression with its name and its attributes, numbers or values.
     pub(super) fn expression(&mut self, name: &str, numbers: &[(u16, u32)], values: &[(u16, &[u8])]) {
         self.express(name, &|batch| {
             for (kind, number) in numbers {
@@ -285,18 +288,18 @@ impl Rule<'_> {
         self.expression("payload", &[(1, FIRST), (2, base), (3, offset), (4, length)], &[]);
     }
 
-    /// Goes on where the first register compares so (NFTA_CMP_SREG, _OP, _DATA).
+    /// Continues if the comparison with the first register holds (NFTA_CMP_SREG, _OP, _DATA).
     fn compare(&mut self, operation: u32, value: &[u8]) {
         self.expression("cmp", &[(1, FIRST), (2, operation)], &[(3, value)]);
     }
 
-    /// The first register's bits under `mask`, with those of `flip` turned (NFTA_BITWISE_SREG to _XOR).
+    /// Applies `mask` and then XOR with `flip` to the first register (NFTA_BITWISE_SREG to _XOR).
     fn mask(&mut self, mask: &[u8], flip: &[u8]) {
         let length = mask.len() as u32;
         self.expression("bitwise", &[(1, FIRST), (2, FIRST), (3, length)], &[(4, mask), (5, flip)]);
     }
 
-    /// What is known of the packet but not in it (NFTA_META_DREG, _KEY).
+    /// Loads metadata of the packet (NFTA_META_DREG, _KEY).
     fn load_meta(&mut self, key: u32) {
         self.expression("meta", &[(1, FIRST), (2, key)], &[]);
     }
@@ -311,7 +314,7 @@ impl Rule<'_> {
         self.compare(operation, &octets(network.base().address));
     }
 
-    /// Came in by another link than this.
+    /// Matches packets that arrived on another link.
     fn not_from_link(&mut self, name: &str) {
         let mut bytes = name.as_bytes().to_vec();
         bytes.resize(LINK_NAME_BYTES, 0);
@@ -319,28 +322,28 @@ impl Rule<'_> {
         self.compare(NFT_CMP_NEQ, &bytes);
     }
 
-    /// From an address of `network`.
+    /// Matches packets from an address of `network`.
     pub fn from(&mut self, network: Network) {
         self.address([12, 8], network, NFT_CMP_EQ);
     }
 
-    /// To an address of `network`.
+    /// Matches packets to an address of `network`.
     pub fn to(&mut self, network: Network) {
         self.address([16, 24], network, NFT_CMP_EQ);
     }
 
-    /// To an address outside of `network`.
+    /// Matches packets to an address outside of `network`.
     pub fn not_to(&mut self, network: Network) {
         self.address([16, 24], network, NFT_CMP_NEQ);
     }
 
-    /// To an address of this host (NFTA_FIB_DREG, _RESULT, _FLAGS).
+    /// Matches packets to an address of this host (NFTA_FIB_DREG, _RESULT, _FLAGS).
     pub fn to_this_host(&mut self) {
         self.expression("fib", &[(1, FIRST), (2, NFT_FIB_RESULT_ADDRTYPE), (3, NFTA_FIB_F_DADDR)], &[]);
         self.compare(NFT_CMP_EQ, &RTN_LOCAL.to_ne_bytes());
     }
 
-    /// To this port.
+    /// Matches packets to this port.
     pub fn to_port(&mut self, protocol: Protocol, port: u16) {
         self.load_meta(NFT_META_L4PROTO);
         self.compare(NFT_CMP_EQ, &[protocol as u8]);
@@ -348,22 +351,22 @@ impl Rule<'_> {
         self.compare(NFT_CMP_EQ, &port.to_be_bytes());
     }
 
-    /// With this bit in its mark.
+    /// Matches packets with this bit in the mark.
     pub fn marked(&mut self, bit: u32) {
         self.load_meta(NFT_META_MARK);
         self.mask(&bit.to_ne_bytes(), &[0; 4]);
         self.compare(NFT_CMP_NEQ, &[0; 4]);
     }
 
-    /// Sets a bit of its mark, and the next rule follows (NFTA_META_KEY, NFTA_META_SREG).
+    /// Sets a bit of the mark; the next rule is evaluated too (NFTA_META_KEY, NFTA_META_SREG).
     pub fn set_mark(&mut self, bit: u32) {
         self.load_meta(NFT_META_MARK);
         self.mask(&(!bit).to_ne_bytes(), &bit.to_ne_bytes());
         self.expression("meta", &[(2, NFT_META_MARK), (3, FIRST)], &[]);
     }
 
-    /// Sends it to another address and port (NFTA_IMMEDIATE_DREG, _DATA; NFTA_NAT_TYPE, _FAMILY, _REG_ADDR_MIN,
-    /// _REG_PROTO_MIN).
+    /// Redirects the packet to another address and port (NFTA_IMMEDIATE_DREG, _DATA; NFTA_NAT_TYPE, _FAMILY,
+    /// _REG_ADDR_MIN, _REG_PROTO_MIN).
     pub fn redirect(&mut self, address: IpAddr, port: u16) {
         self.expression("immediate", &[(1, FIRST)], &[(2, &octets(address))]);
         self.expression("immediate", &[(1, SECOND)], &[(2, &port.to_be_bytes())]);
@@ -371,17 +374,17 @@ impl Rule<'_> {
         self.expression("nat", &[(1, NFT_NAT_DNAT), (2, family), (3, FIRST), (5, SECOND)], &[]);
     }
 
-    /// Lets it leave with an address of this host.
+    /// Replaces the source address with an address of this host.
     pub fn masquerade(&mut self) {
         self.expression("masq", &[], &[]);
     }
 }
 
 impl Socket {
-    /// Removes the rules of `owner` in `table`, of both families. Not there is success.
+    /// Removes the rules of `owner` in `table`, of both families. Missing rules are success.
     ///
     /// # Errors
-    /// [`Error::Kernel`]
+    /// [`Error::Kernel`] if the request fails.
     pub fn remove_rules(&self, table: &str, owner: &str) -> Result<(), Error> {
         for is_ipv6 in [false, true] {
             self.remove_rules_of_family(table, owner, family(is_ipv6))?;
@@ -416,7 +419,7 @@ impl Socket {
             border(&mut batch, NFNL_MSG_BATCH_END);
             outcome = self.run(batch);
             match &outcome {
-                // Somebody removed one meanwhile, which undid the removal of all.
+                // Another program removed one meanwhile, so the whole transaction failed.
                 Err(error) if error.errno() == Some(Errno::ENOENT) => {}
                 _ => return outcome,
             }

@@ -24,37 +24,37 @@ const RTN_UNICAST: u8 = 1;
 /// `struct rtmsg`.
 const HEADER_BYTES: usize = 12;
 
-/// How far a destination is.
+/// Scope of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Scope {
-    /// Anywhere.
+    /// Any destination.
     Universe = 0,
-    /// On the link.
+    /// A destination on the link.
     Link = 253,
-    /// This host.
+    /// A destination on this host.
     Host = 254,
-    /// For a removal: whichever.
+    /// Any scope, for a removal.
     Any = 255,
 }
 
 /// One route.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// Where to.
+    /// Destination.
     pub destination: Network,
-    /// By which link.
+    /// Index of the link.
     pub link: u32,
-    /// By whom.
+    /// Gateway.
     pub gateway: Option<IpAddr>,
-    /// The address that packets leave with.
+    /// Source address of packets.
     pub source: Option<IpAddr>,
-    /// How far.
+    /// Scope.
     pub scope: Scope,
 }
 
 impl Route {
-    /// What an error says of it.
+    /// Description for error messages.
     fn title(&self) -> String {
         self.gateway.map_or_else(
             || self.destination.to_string(),
@@ -64,7 +64,7 @@ impl Route {
 }
 
 impl Batch {
-    /// Adds a route. One that is there already is an error, unless `is_shared`.
+    /// Adds a route. An existing route is an error, unless `is_shared`.
     pub fn add_route(&mut self, route: &Route, is_shared: bool) {
         self.route_message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, route, "add route");
         if is_shared {
@@ -72,7 +72,7 @@ impl Batch {
         }
     }
 
-    /// Removes a route. Not there is success.
+    /// Removes a route. A missing route is success.
     pub fn remove_route(&mut self, route: &Route) {
         self.route_message(RTM_DELROUTE, 0, route, "remove route");
         self.tolerate(&[Errno::ESRCH]);
@@ -104,10 +104,10 @@ impl Batch {
 }
 
 impl Socket {
-    /// The number of the link that packets to `address` leave by.
+    /// The index of the link through which packets to `address` leave; `None` without a route.
     ///
     /// # Errors
-    /// [`Error::Kernel`]; no route is `None`.
+    /// [`Error::Kernel`] if the request fails.
     pub fn link_towards(&self, address: IpAddr) -> Result<Option<u32>, Error> {
         let destination = Network::host(address);
         let mut header = [0; HEADER_BYTES];

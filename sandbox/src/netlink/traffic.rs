@@ -1,5 +1,5 @@
-//! Limits of a link's traffic, as tc(8) makes them: a bucket of tokens for what a link sends, and for what comes in by one a
-//! detour through another link, which has such a bucket.
+//! Traffic limits of links, equivalent to those of tc(8): a token bucket for packets that a link sends; packets that a
+//! link receives are redirected through another link that has a token bucket.
 //!
 //! ```text
 //!   pod <── veth, bucket                     what the pod receives
@@ -35,24 +35,24 @@ const TC_U32_TERMINAL: u8 = 1;
 const TC_ACT_STOLEN: u32 = 4;
 const TCA_EGRESS_REDIR: u32 = 1;
 
-/// How long a packet may wait for its tokens.
+/// Maximum time that a packet waits for tokens.
 const LATENCY_MS: u64 = 25;
-/// The kernel's clock for packets: 15.625 ticks in a microsecond, on every machine (PSCHED_SHIFT).
+/// Numerator of the kernel's packet scheduler clock: 15.625 ticks per microsecond, on every machine (PSCHED_SHIFT).
 const TICKS: u64 = 125;
 const TICKS_US: u64 = 8;
 
 /// A limit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// What goes through in a second; not 0.
+    /// Bytes per second; not 0.
     pub bytes_per_second: u64,
-    /// What goes through at once.
+    /// Burst in bytes.
     pub burst_bytes: u64,
 }
 
 impl Rate {
-    /// The burst as the time that its tokens take to come, in ticks; and the bytes that may wait. What is beyond the
-    /// kernel's fields is the most that they hold.
+    /// The burst as the time in ticks that its tokens take to accumulate, and the length of the queue in bytes. Values
+    /// are limited to the maximum of the kernel's fields.
     fn buffer_and_queue(self) -> (u32, u32) {
         let microseconds =
             u128::from(self.burst_bytes) * 1_000_000 / u128::from(self.bytes_per_second.max(1));
@@ -70,7 +70,7 @@ fn header(link: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
 }
 
 impl Batch {
-    /// Limits what the link sends; one that has a limit already is an error.
+    /// Limits the packets that a link sends; an existing limit is an error.
     pub fn limit(&mut self, link: u32, name: &str, rate: Rate) {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.message(RTM_NEWQDISC, flags, &header(link, BUCKET, TC_H_ROOT, 0), "limit traffic of", name);
@@ -88,7 +88,7 @@ impl Batch {
         self.end(options);
     }
 
-    /// Sends all that comes in by a link to link `to`, and on from there.
+    /// Redirects all packets that a link receives through the link `to`.
     pub fn redirect(&mut self, link: u32, name: &str, to: u32) {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.message(RTM_NEWQDISC, flags, &header(link, INGRESS, TC_H_INGRESS, 0), "take traffic of", name);

@@ -1,4 +1,5 @@
-//! A container's launch record. The order is the security argument; each step says what it relies on.
+//! Compiles a container's launch record. Security depends on the order of the operations; each step documents what it
+//! relies on.
 
 use coracle_wire::{Op, Propagation, Text};
 
@@ -18,7 +19,7 @@ const NEW_CGROUP_NAMESPACE: u32 = 0x0200_0000;
 const S_IFCHR: u32 = 0o020_000;
 const S_IFBLK: u32 = 0o060_000;
 
-/// Nodes every container has: path, major, minor, all 0666 characters (CRI 3.13).
+/// Device nodes of every container: path, major, minor; all are character devices with mode 0666 (CRI 3.13).
 const NODES: [(&str, u32, u32); 6] = [
     ("/dev/null", 1, 3),
     ("/dev/zero", 1, 5),
@@ -28,7 +29,7 @@ const NODES: [(&str, u32, u32); 6] = [
     ("/dev/tty", 5, 0),
 ];
 
-/// Links every container has in /dev (CRI 4.3). A kernel without /proc/kcore leaves the last one dangling.
+/// Links in /dev of every container (CRI 4.3). On a kernel without /proc/kcore the last one is dangling.
 const LINKS: [(&str, &str); 6] = [
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -41,34 +42,35 @@ const LINKS: [(&str, &str); 6] = [
 pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     let mut mounts = MountPlan::of(plan)?;
     let mut record = Record::new();
-    // 1. The cgroup: everything from here on counts against its limits and dies with it.
+    // 1. The cgroup: from here on, everything counts against its limits and is killed with it.
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     on_the_host(&mut record, plan)?;
-    // 2. Everything of the host that the container will see, by descriptor, while host paths still mean the host.
+    // 2. All host files that the container will see are opened as descriptors, while paths still refer to the host.
     mounts.open(&mut record)?;
-    // 3. Own namespaces: the cgroup one only now, as its root is the cgroup the process is in at this moment.
+    // 3. New namespaces. The cgroup namespace comes only now, because its root is the process's current cgroup.
     let cgroup = if plan.has_cgroup_namespace { NEW_CGROUP_NAMESPACE } else { 0 };
     record.push(&Op::Unshare { flags: NEW_MOUNT_NAMESPACE | cgroup })?;
-    // Slave rather than private: mounts made here stay here, those of the host still arrive in trees that want them.
+    // Slave rather than private: mounts made here do not propagate to the host, but the host's mounts still propagate
+    // to trees that need them.
     record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
     if plan.user_namespace.is_some() {
         let layers = path::host("root", &plan.root.layers_directory)?;
         record.push(&Op::IdmapOver { path: Text::new(&layers) })?;
     }
     mounts.open_images(&mut record, &plan.root)?;
-    // 4. The root. After the pivot no path can name anything of the host.
+    // 4. The root. After pivot_root no path can refer to the host.
     enter_root(&mut record, plan)?;
     if mounts.is_shared() {
-        // What is mounted below a bidirectional volume by a grandchild namespace has to reach it (CRI 3.10).
-        // Only the root is there yet, so that it alone changes.
+        // Mounts that a nested namespace makes below a bidirectional volume must propagate to it (CRI 3.10). Only the
+        // root is mounted yet, so only the root changes.
         record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
     }
     let root = plan.user_namespace.as_ref().map(UserMappings::root);
     if let Some((uid, gid)) = root {
-        // Mount points, nodes and the file systems in memory belong to the container's root.
+        // Mount points, device nodes and in-memory file systems belong to the container's root user.
         record.push(&Op::ActAs { uid, gid })?;
     }
-    // 5. The mounts; the nodes as soon as there is a /dev, as mounts may be asked for on top of them.
+    // 5. The mounts. Device nodes are created as soon as /dev is mounted, because volumes may be mounted on them.
     let (in_dev, elsewhere) = devices(plan)?;
     nodes(&mut record, &elsewhere)?;
     let mounts = mounts.attach(&mut record, |record, mount| {
@@ -82,29 +84,29 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     })?;
     // The terminal is mounted on /dev/console.
     process::terminal(&mut record, &plan.process)?;
-    // 6. Covers come after all mounts, or a mount could uncover what they hide (CRI 3.5).
+    // 6. Masked and read-only paths come after all mounts, because a later mount could uncover them (CRI 3.5).
     let mounts = mounts.cover(&mut record)?;
     process::limits(&mut record, &plan.process)?;
-    // 7. The working directory after every cover, or it would be a handle on what is below; before the root becomes
-    // read-only, as it is made where the image lacks it.
+    // 7. The working directory comes after the masks, because otherwise it could refer to a directory below one; and
+    //    before the root becomes read-only, because it is created if the image lacks it.
     process::working_directory(&mut record, &plan.process, true)?;
     if plan.root.read_only {
         record.push(&Op::ReadOnlyRoot)?;
     }
     mounts.verify(&mut record)?;
     if let Some(mappings) = &plan.user_namespace {
-        // All mounts are made and get locked by this; limits were raised.
+        // Entering the user namespace locks all mounts, so they are complete now; limits have been raised before.
         process::check_groups(mappings, &plan.process)?;
         process::give_streams(&mut record, mappings, &plan.process)?;
         record.push(&Op::ActAs { uid: 0, gid: 0 })?;
         record.push(&Op::UserNamespace)?;
     }
-    // 8. From root to the user that was asked for, and exec.
+    // 8. The change from root to the requested user, and exec.
     process::become_user_and_exec(&mut record, &plan.process)?;
     Ok(record.finish())
 }
 
-/// What is written through the node's own procfs, and the namespaces that are not the pod's.
+/// Files written through the node's procfs, and namespaces that are not the pod's.
 fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     process::oom_score(record, plan.process.oom_score_adj)?;
     process::apparmor(record, plan.process.apparmor.as_deref())?;
@@ -121,7 +123,7 @@ fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     Ok(())
 }
 
-/// A namespace in place of the pod's.
+/// Joins a namespace instead of the pod's.
 fn join(record: &mut Record, kind: NamespaceKind, path: &std::path::Path) -> Result<(), Error> {
     if path.as_os_str().is_empty() {
         return record.push(&Op::Unshare { flags: kind.flag() });
@@ -142,7 +144,7 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     record.push(&Op::PivotRoot { new_root: Text::new(&target) })
 }
 
-/// Nodes below /dev, and those elsewhere. A CRI mount on /dev is somebody's file system: nothing is made in it.
+/// Device nodes below /dev, and those elsewhere. If a volume is mounted on /dev, nothing is created in it.
 fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), Error> {
     let mut all: Vec<DeviceNode> = NODES
         .iter()

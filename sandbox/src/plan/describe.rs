@@ -1,12 +1,12 @@
-//! What an operation of a record was, in words: the child answers a number and an errno, and the user reads
-//! `bind /srv/data on /data: no such file or directory`.
+//! Describes an operation of a record in error messages: the child reports the number of the operation and an error
+//! number, and the user reads `bind /srv/data on /data: no such file or directory`.
 
 use coracle_wire::{Block, Mismatch, Op, Propagation, Text, walk};
 use nix::errno::Errno;
 
 use crate::error::describe_errno;
 
-/// Operation `index` of `record` (from 0), in words without its outcome.
+/// Describes operation `index` of `record` (from 0), without its error.
 pub fn describe(record: &[u8], index: u16) -> String {
     match find(record, index) {
         Some(op) => words(&op, record),
@@ -14,8 +14,8 @@ pub fn describe(record: &[u8], index: u16) -> String {
     }
 }
 
-/// What went wrong in operation `index` that ended with `errno` (0: the record itself could not be read). An exec
-/// reads as clients of CRI expect it: `exec: "nope": executable file not found in $PATH`.
+/// Describes the failure of operation `index` with `errno` (0: the record itself could not be read). The text for an
+/// exec is the one that CRI clients expect: `exec: "nope": executable file not found in $PATH`.
 pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
     if errno == 0 {
         return format!("operation {index} of the launch record: not readable by this pod's monitor");
@@ -41,7 +41,7 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
         Some(Op::Attach { attributes_recursive: true, .. }) if errno == Errno::ENOSYS => {
             format!("{}: recursive read-only mounts need Linux 5.12", describe(record, index))
         }
-        // mount_setattr(2): EINVAL is a file system that does not take part, on this or on a mount below.
+        // mount_setattr(2): EINVAL means that a file system of this mount or a submount does not support it.
         Some(Op::Idmap { .. } | Op::IdmapOver { .. }) if matches!(errno, Errno::EINVAL | Errno::ENOSYS) => {
             format!("{}: the file system or the kernel cannot do it", describe(record, index))
         }
@@ -49,7 +49,7 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
     }
 }
 
-/// What `Op::Verify` found.
+/// Describes the mismatch that `Op::Verify` found.
 fn mismatch_words(mismatch: Mismatch, op: &Op<'_>) -> String {
     let Op::Verify { masked, read_only, .. } = *op else { return format!("{mismatch:?}") };
     let nth = |block: Block<'_>, index: u32| {
@@ -76,7 +76,7 @@ fn find(record: &[u8], index: u16) -> Option<Op<'_>> {
     walk(record).ok()?.nth(usize::from(index))?.ok()
 }
 
-/// Host path of the tree kept under `slot`.
+/// Host path of the tree in `slot`.
 fn source(record: &[u8], slot: u16) -> String {
     let found = walk(record).into_iter().flatten().flatten().find_map(|op| match op {
         Op::OpenTree { slot: other, path, .. } if other == slot => Some(show(path)),

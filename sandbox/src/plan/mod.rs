@@ -1,14 +1,13 @@
-//! Plans: what is asked for a pod, a container or an exec, turned into the bytes of a launch record.
+//! Plans: compile the request for a pod, a container or an exec into a launch record.
 //!
 //! ```text
-//!   SandboxPlan   ─┐                                   ┌─ the monitor walks it once, before it serves
-//!   ContainerPlan ─┼─► checks, order, defaults ─► Op… ─┼─ the container's child, from clone to exec
-//!   ExecPlan      ─┘   (pure: no I/O here)             └─ the exec's child
+//!   SandboxPlan   ─┐                                   ┌─ executed once by the monitor at its start
+//!   ContainerPlan ─┼─► checks, order, defaults ─► Op… ─┼─ executed by the container's child, from clone to exec
+//!   ExecPlan      ─┘   (pure: no I/O here)             └─ executed by the exec's child
 //! ```
-//! Every decision about security and order is taken here, so that each rule is a table test without root, and the
-//! child only obeys. Paths are checked as text; that they stay inside the container's root is up to the child, which
-//! resolves them there (`coracle_wire::Op`).
-//! Rules: CRI 3 and CRI 4.
+//! All decisions about security and order are made here, so that each rule can be tested as a table without root, and
+//! the child only executes operations. Paths are validated as text; the child resolves them inside the container's root
+//! (`coracle_wire::Op`). Rules: CRI 3 and CRI 4.
 
 mod container;
 mod describe;
@@ -37,7 +36,7 @@ use coracle_wire::Text;
 
 use crate::Error;
 
-/// The pod's setup record, walked by the monitor in the pod's new namespaces.
+/// Compiles the pod's setup record, which the monitor executes in the pod's new namespaces.
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
@@ -45,7 +44,7 @@ pub fn sandbox(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     sandbox::compile(plan)
 }
 
-/// A container's launch record.
+/// Compiles a container's launch record.
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
@@ -53,9 +52,10 @@ pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     container::compile(plan)
 }
 
-/// The record with places at which its process waits: `before_root`, when its namespaces are made and its root is mounted
-/// but not entered; and always when all is done but becoming the user and exec. Who waits before its root has all of the host's
-/// files in view, with which hooks are run in its namespaces (OCI runtime-spec, config.md, createContainer).
+/// Adds points at which the process waits: always before it changes its user and calls exec, and with `before_root`
+/// also after its namespaces have been created and its root mounted, before pivot_root. At the latter point the process
+/// has access to all of the host's files, which hooks in its namespaces need (OCI runtime-spec, config.md,
+/// createContainer).
 ///
 /// # Errors
 /// [`Error::Invalid`]: the record cannot be read.
@@ -71,7 +71,7 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
                 waiting.push(&Op::JoinNamespace { path, flag })?;
             }
             Op::PivotRoot { .. } if before_root => waiting.push(&Op::Wait)?,
-            // The first of the steps to another user.
+            // The first operation of the change to the requested user.
             Op::Umask { .. } => waiting.push(&Op::Wait)?,
             _ => {}
         }
@@ -80,20 +80,20 @@ pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
     Ok(waiting.finish())
 }
 
-/// Whether a launch record needs the mount namespace of the host: for volumes whose mounts travel, namespaces by path and
-/// hooks.
+/// Whether a launch record needs the host's mount namespace: for volumes with mount propagation, namespaces by path,
+/// and hooks.
 pub fn needs_host(record: &[u8]) -> bool {
     use coracle_wire::Op;
     let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
     coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
 }
 
-/// The record as a monitor whose frames have this version can walk it: without the operations that it does not know
+/// Adapts a record to a monitor with this frame version: removes the operations that it does not know
 /// ([`coracle_wire::Op::since`]).
 ///
 /// # Errors
-/// [`Error::Invalid`]: the record cannot be read, or a build before that version made it and lets an image volume come after
-/// the masks, which it could undo.
+/// [`Error::Invalid`] if the record cannot be read, or if an older build created it with an image volume after the
+/// masks, which the volume could hide.
 pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
     use coracle_wire::Op;
     let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
@@ -117,8 +117,8 @@ pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
     Ok(if version < coracle_wire::VERSION { known.finish() } else { record })
 }
 
-/// Whether operation `index` of `record` failed for what the image has at the path of a mount, a link that leads where no mount
-/// may be or a file, and not for what the node lacks.
+/// Whether the failure of operation `index` of `record` is caused by the image: it has a link at a mount's path that
+/// leads to a forbidden place, or a file.
 pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
     use coracle_wire::Op;
     use nix::errno::Errno;
@@ -127,7 +127,7 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
         Errno::ELOOP | Errno::ENOTDIR => {
             matches!(op, Some(Op::BindSelf { .. } | Op::Filesystem { .. } | Op::Attach { .. }))
         }
-        // An image volume that could not be made, in procfs for one.
+        // The path of an image volume cannot be created, for example in procfs.
         Errno::ENOENT | Errno::EPERM => matches!(op, Some(Op::BindSelf { .. })),
         _ => false,
     }
@@ -163,8 +163,8 @@ pub fn selinux_of(record: &[u8]) -> Option<String> {
     })
 }
 
-/// An exec's launch record. Its leading operations are about the host (`WriteFile`, `Limit`, `GiveStreams`): the child
-/// walks them before it enters the container's mount namespace.
+/// Compiles an exec's launch record. The child executes the leading operations that concern the host (`WriteFile`,
+/// `Limit`, `GiveStreams`) before it enters the container's mount namespace.
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
@@ -174,7 +174,7 @@ pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     process::oom_score(&mut record, plan.process.oom_score_adj)?;
     process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
     process::selinux(&mut record, plan.process.selinux.as_deref())?;
-    // What only the host's root may do, before a user namespace is joined.
+    // Operations that only the host's root may do come before the user namespace is joined.
     process::limits(&mut record, &plan.process)?;
     if let Some(mappings) = &plan.user_namespace {
         process::give_streams(&mut record, mappings, &plan.process)?;

@@ -1,18 +1,18 @@
-//! The one list of what is mounted in a container: the kernel's file systems, image volumes, the pod's volumes and files,
-//! masks and read-only paths. Its order is the security argument, so nobody else sorts or appends:
+//! The single list of a container's mounts: the kernel's file systems, image volumes, the pod's volumes and files,
+//! masked and read-only paths. Security depends on its order, so only this module sorts or extends it:
 //!
 //! ```text
 //!   MountPlan::of ──► open, open_images ──► attach ──► Uncovered::cover ──► Unverified::verify
 //! ```
-//! Each step takes the one before by value, and a record refuses operations that mount once the covers are in it
-//! ([`Record::seal_mounts`]).
+//! The type of each stage consumes the one before, and a record refuses mount operations after the masked and read-only
+//! paths ([`Record::seal_mounts`]).
 //!
-//! 1. /proc, /sys and /dev come first: they must be directories of the image, and whatever a link leads there is seen to
-//!    land on them and refused.
-//! 2. Image volumes, parents first, are copies of the root's own mount alone: they come before everything that they could
-//!    hide, a volume of the pod below them for one.
+//! 1. /proc, /sys and /dev come first: they must be directories of the image, and a later mount that a link leads onto
+//!    them is detected and refused.
+//! 2. Image volumes, parents first, are clones of the root's mount without submounts: they come before all mounts that
+//!    they could hide, such as a volume of the pod below them.
 //! 3. All other mounts, parents first.
-//! 4. Masks, then read-only paths: no mount comes after them that could uncover what they hide.
+//! 4. Masked paths, then read-only paths: no later mount can uncover them.
 
 use coracle_wire::{KernelDirectory, Op};
 
@@ -22,21 +22,21 @@ use super::record::{Record, Strings};
 use super::request::{ContainerPlan, Root};
 use crate::Error;
 
-/// Where a container has the kernel's own files, in the order of `Op::Verify`.
+/// Mount points of the kernel's file systems, in the order of `Op::Verify`.
 const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Most volumes that an image may declare: its configuration may be large, and each is a mount of the container.
+/// Maximum number of volumes that an image may declare: its configuration may be large, and each volume is a mount.
 const IMAGE_VOLUMES_MAX: usize = 256;
 
-/// The place of a mount in the order: by declaration, then by number of path components; among equals the default ones come
-/// first and then those asked for, as asked.
+/// Position of a mount in the order: first by variant, then by number of path components; with equal positions default
+/// mounts come first, then the requested ones in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Position {
     /// /proc, /sys and /dev.
     Kernel,
-    /// Declared by the image.
+    /// A volume declared by the image.
     ImageVolume(usize),
-    /// Everything else that is attached.
+    /// All other mounts.
     Mount(usize),
     /// Masked paths.
     Mask,
@@ -61,20 +61,20 @@ impl Position {
     }
 }
 
-/// Everything that is mounted in a container, in order.
+/// All mounts of a container, in order.
 pub(super) struct MountPlan {
     entries: Vec<Planned>,
     root_read_only: bool,
 }
 
-/// All mounts are made, nothing is covered.
+/// Stage in which all mounts are made, and nothing is masked or read-only yet.
 #[must_use]
 pub(super) struct Uncovered {
     covers: Vec<Planned>,
     verify: Unverified,
 }
 
-/// What must have come of a plan.
+/// Stage with the expected result of a plan, to be verified.
 #[must_use]
 pub(super) struct Unverified {
     kernel: [KernelDirectory; KERNEL.len()],
@@ -85,7 +85,7 @@ pub(super) struct Unverified {
 
 impl MountPlan {
     /// # Errors
-    /// [`Error::Invalid`] for a mount, an image volume or a path that is refused.
+    /// [`Error::Invalid`] for an invalid mount, image volume or path.
     pub(super) fn of(plan: &ContainerPlan) -> Result<Self, Error> {
         let mut entries = mounts::of(plan)?;
         let volumes = image_volumes(&plan.image_volumes, &entries)?;
@@ -100,22 +100,22 @@ impl MountPlan {
         Ok(Self { entries, root_read_only: plan.root.read_only })
     }
 
-    /// Whether what is mounted below one of the mounts has to come out of the container.
+    /// Whether one of the mounts has bidirectional propagation.
     pub(super) fn is_shared(&self) -> bool {
         self.entries.iter().any(Planned::is_shared)
     }
 
-    /// While the host's files are in view: takes what comes from there.
+    /// Opens the sources on the host, while the host's files are accessible.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         self.entries.iter_mut().try_for_each(|planned| planned.open(record))
     }
 
-    /// While the layers are in view: puts images together that are mounted.
+    /// Mounts the images of image mounts, while the layers are accessible.
     pub(super) fn open_images(&mut self, record: &mut Record, root: &Root) -> Result<(), Error> {
         self.entries.iter_mut().try_for_each(|planned| planned.open_image(record, root))
     }
 
-    /// Makes all mounts; `after` adds what has to be made in one before the next.
+    /// Makes all mounts; `after` adds operations after each mount.
     pub(super) fn attach(
         self,
         record: &mut Record,
@@ -133,7 +133,7 @@ impl MountPlan {
 }
 
 impl Uncovered {
-    /// Covers what is masked or read-only; the record takes no mount after that.
+    /// Applies masked and read-only paths; the record accepts no mount after that.
     pub(super) fn cover(self, record: &mut Record) -> Result<Unverified, Error> {
         self.covers.iter().try_for_each(|planned| planned.attach(record))?;
         record.seal_mounts();
@@ -166,8 +166,8 @@ impl Unverified {
         Self { kernel, root_read_only: plan.root_read_only, masked, read_only }
     }
 
-    /// Has the process look at what it got. After everything that is made in its root, and before it enters a user
-    /// namespace.
+    /// Adds the verification. It must come after everything that is created in the root, and before a user namespace is
+    /// entered.
     pub(super) fn verify(self, record: &mut Record) -> Result<(), Error> {
         let masked = Strings::of("masked_paths", &self.masked)?;
         let read_only = Strings::of("readonly_paths", &self.read_only)?;
@@ -180,8 +180,8 @@ impl Unverified {
     }
 }
 
-/// Targets of the image volumes that are mounted. Where a mount of the pod, or one of its files, is on an image volume's path
-/// or above it, that is what the container has there.
+/// Targets of the image volumes to be mounted. A mount or file of the pod on an image volume's path or above it
+/// replaces the image volume.
 fn image_volumes(declared: &[String], mounts: &[Planned]) -> Result<Vec<String>, Error> {
     let mut targets: Vec<String> = Vec::new();
     if declared.len() > IMAGE_VOLUMES_MAX {
@@ -209,7 +209,7 @@ fn image_volumes(declared: &[String], mounts: &[Planned]) -> Result<Vec<String>,
     Ok(targets)
 }
 
-/// Paths to cover, clean.
+/// Validates and cleans masked or read-only paths.
 fn covered(field: &str, plan: &ContainerPlan, paths: &[String]) -> Result<Vec<String>, Error> {
     if plan.privileged {
         return Ok(Vec::new());

@@ -1,5 +1,5 @@
-//! Which mounts a container gets, what each one is made of, and what a mount that was asked for does to the default ones.
-//! Their order is [`super::mount_plan`]'s. Rules: CRI 3.11 (replacement), 4.1 and 4.3 (the default mounts).
+//! The mounts of a container, their sources, and the replacement of default mounts by requested ones.
+//! [`super::mount_plan`] determines their order. Rules: CRI 3.11 (replacement), 4.1 and 4.3 (the default mounts).
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,8 @@ pub(super) mod attribute {
 }
 use attribute::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, STRICT_ATIME};
 
-/// What a runtime may let be bound below /proc: files that LXCFS and its like answer per container (the list is
-/// runc's). Everything else there would hide the kernel's own answers, which is how escapes were built.
+/// Files below /proc on which volumes are allowed: those that LXCFS provides for each container (runc has the same
+/// list). Other mounts there would hide the kernel's files, which has been used for escapes.
 const PROC_FILES: [&str; 10] = [
     "/proc/cpuinfo",
     "/proc/diskstats",
@@ -39,41 +39,41 @@ const CGROUP_TARGET: &str = "/sys/fs/cgroup";
 
 /// One mount of the container.
 pub(super) struct Planned {
-    /// Container path, clean.
+    /// Container path, cleaned.
     pub(super) target: String,
     pub(super) what: What,
-    /// Made by us rather than asked for.
+    /// Whether it is a default mount and not a requested one.
     pub(super) is_default: bool,
 }
 
 pub(super) enum What {
-    /// A file system that is mounted afresh.
+    /// A new file system.
     Fresh { kind: &'static std::ffi::CStr, options: Vec<String>, attributes: u64 },
     /// A tree of the host.
     Bind(Bind),
-    /// The slot's number is in the bind.
+    /// An image; the bind has its slot.
     Image { lowers: Vec<String>, sub_path: String, empty: PathBuf, bind: Bind },
-    /// Those of cgroup v1.
+    /// The hierarchies of cgroup v1.
     Cgroups {
         binds: Vec<(String, Bind)>,
         links: Vec<(String, String)>,
         read_only: bool,
         options: Vec<String>,
     },
-    /// The container's own directory, mounted on itself.
+    /// The container's own directory, bind-mounted on itself.
     ImageVolume,
-    /// The host's /dev/null on a file, an empty directory on a directory.
+    /// A mask: the host's /dev/null on a file, an empty tmpfs on a directory.
     Mask {
-        /// Where the tree of /dev/null is kept: one for each, as a tree can be attached once.
+        /// Slot of the tree of /dev/null: one for each mask, because a tree can be attached only once.
         slot: u16,
     },
-    /// What is there, mounted on itself read-only.
+    /// The existing path, bind-mounted on itself read-only.
     ReadOnly,
 }
 
 impl What {
-    /// Labels the files of a new file system, where these are the container's own; those of procfs, sysfs and cgroups have
-    /// labels of the policy, and an mqueue file system is one for all mounts in its IPC namespace.
+    /// Sets the SELinux label of a new file system that belongs to the container. Files of procfs, sysfs and cgroups
+    /// are labelled by the policy, and all mqueue mounts of an IPC namespace share one file system.
     fn label(&mut self, label: &str) {
         match self {
             What::Fresh { kind, options, .. } if matches!(kind.to_bytes(), b"tmpfs" | b"devpts") => {
@@ -86,21 +86,21 @@ impl What {
     }
 }
 
-/// A tree of the host, attached somewhere.
+/// A tree of the host that is attached in the container.
 pub(super) struct Bind {
     source: PathBuf,
     recursive: bool,
-    /// Taken in the host's mount namespace, not in the pod's.
+    /// Whether it is opened in the host's mount namespace instead of the pod's.
     from_host: bool,
     propagation: Propagation,
     attributes: u64,
     attributes_recursive: bool,
     maps_owners: bool,
-    /// Where the tree is kept between [`Planned::open`] and [`Planned::attach`].
+    /// Slot of the tree between [`Planned::open`] and [`Planned::attach`].
     slot: u16,
 }
 
-/// The default mounts, then those asked for, as asked.
+/// The default mounts, then the requested ones in their order.
 pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
     let mut asked = Vec::new();
     for (index, mount) in plan.mounts.iter().enumerate() {
@@ -126,7 +126,7 @@ fn defaults(plan: &ContainerPlan) -> Vec<Planned> {
     let file_attributes = if plan.root.read_only { READ_ONLY } else { 0 };
     let dev = ["mode=755", "size=65536k"].as_slice();
     let mut pts = ["newinstance", "ptmxmode=0666", "mode=0620"].map(str::to_owned).to_vec();
-    // Group tty, where there is one.
+    // The group tty, if it is mapped.
     let tty = plan.user_namespace.as_ref().map_or(Some(5), |mappings| mappings.groups.host_id(5));
     pts.extend(tty.map(|gid| format!("gid={gid}")));
     let mut defaults = vec![
@@ -137,7 +137,7 @@ fn defaults(plan: &ContainerPlan) -> Vec<Planned> {
             what: What::Fresh { kind: c"devpts", options: pts, attributes: NO_SUID | NO_EXEC },
             is_default: true,
         },
-        // Its flags come with it: the pod's tmpfs was mounted with them, the host's keeps its own.
+        // It keeps its flags: those of the pod's tmpfs, or those of the host's.
         bind("/dev/shm", &plan.shm, 0),
         fresh("/dev/mqueue", c"mqueue", &[], locked),
         fresh("/sys", c"sysfs", &[], locked | read_only),
@@ -212,7 +212,7 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
             });
         }
         Source::Image { lowers, sub_path, empty } => {
-            // Nothing in an image can be given rights here.
+            // Set-user-ID programs and devices of an image volume have no effect.
             let bind = Bind::plain(empty, attributes | READ_ONLY | NO_SUID | NO_DEV);
             let (lowers, sub_path, empty) = (lowers.clone(), sub_path.clone(), empty.clone());
             return Ok(Planned {
@@ -224,8 +224,8 @@ fn asked_mount(index: usize, mount: &Mount) -> Result<Planned, Error> {
     };
     let bind = Bind {
         recursive: true,
-        // The pod's own mount namespace is a copy: where the host's root is private it lacks what was mounted since, and
-        // a tree taken in it is never the host's peer, so what the container mounts below would not come out.
+        // The pod's mount namespace is a copy: if the host's root is private, it lacks later mounts, and a tree opened
+        // in it is never a peer of the host's mount, so mounts made in the container would not propagate.
         from_host: true,
         propagation: mount.propagation,
         attributes_recursive: mount.recursive_read_only,
@@ -293,7 +293,7 @@ impl Planned {
         Self { target, what, is_default: false }
     }
 
-    /// Whether it is the file system that /proc, /sys or /dev is without a volume there.
+    /// Whether it is the default file system of /proc, /sys or /dev.
     pub(super) fn is_fresh_for(&self, directory: &str) -> bool {
         let expected = match directory {
             "/proc" => c"proc",
@@ -303,7 +303,7 @@ impl Planned {
         matches!(&self.what, What::Fresh { kind, .. } if *kind == expected)
     }
 
-    /// Whether nobody can write to it, by its own flags.
+    /// Whether its own flags make it read-only.
     pub(super) fn is_read_only(&self) -> bool {
         match &self.what {
             What::Fresh { attributes, .. } => attributes & READ_ONLY != 0,
@@ -318,7 +318,7 @@ impl Planned {
         matches!(&self.what, What::Bind(bind) if bind.propagation == Propagation::Shared)
     }
 
-    /// While the host's files are in view: take what comes from there.
+    /// Opens the source on the host, while the host's files are accessible.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         match &mut self.what {
             What::Fresh { .. } | What::Image { .. } | What::ImageVolume | What::ReadOnly => Ok(()),
@@ -332,8 +332,8 @@ impl Planned {
         }
     }
 
-    /// In the container's mount namespace, while the layers are in view: puts an image together where the root will be
-    /// mounted, over what may be there already, and takes what is asked of it.
+    /// Mounts an image's layers on the future root's mount point, possibly over an earlier mount, and opens the
+    /// requested path in it. In the container's mount namespace, while the layers are accessible.
     pub(super) fn open_image(&mut self, record: &mut Record, root: &Root) -> Result<(), Error> {
         let What::Image { lowers, sub_path, empty, bind } = &mut self.what else { return Ok(()) };
         let directory = path::host("root", &root.layers_directory)?;
@@ -349,7 +349,7 @@ impl Planned {
         record.push(&Op::OpenBelow { slot: bind.slot, base: Text::new(&target), path: Text::new(&path) })
     }
 
-    /// Inside the container's root: put it in place.
+    /// Attaches the mount inside the container's root.
     pub(super) fn attach(&self, record: &mut Record) -> Result<(), Error> {
         match &self.what {
             What::Fresh { kind, options, attributes } => {
@@ -378,7 +378,7 @@ impl Planned {
                     link(record, content, &format!("{}/{name}", self.target))?;
                 }
                 if *read_only {
-                    // Only now, as the names had to be made in it.
+                    // Made read-only only now, because the names had to be created in it.
                     let target = c_string("cgroup mount", self.target.as_bytes())?;
                     record.push(&Op::ReadOnly { target: Text::new(&target) })?;
                 }

@@ -1,6 +1,6 @@
-//! The options of an OverlayFS mount. They must fit one page, so lower layers are short names relative to one
-//! directory (Linux: mount(2) copies at most a page of options; layer paths of 80 bytes would end at 50 layers). The daemon
-//! gives links of 26 bytes.
+//! Options of an OverlayFS mount. They must fit into one page, so lower layers are given as short names relative to one
+//! directory (mount(2) copies at most one page of options; paths of 80 bytes would allow only 50 layers). The daemon
+//! uses links of 26 bytes.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,8 @@ use super::record::c_string;
 use super::request::Root;
 use crate::Error;
 
-/// Longest option string: a page, less the NUL. 4 KiB also where pages are larger, so that images behave alike.
+/// Maximum length of the options: a page without the NUL. 4 KiB also on kernels with larger pages, so that images
+/// behave in the same way.
 const OPTIONS_BYTES_MAX: usize = 4095;
 
 pub(super) fn options(root: &Root) -> Result<CString, Error> {
@@ -25,7 +26,8 @@ pub(super) fn options(root: &Root) -> Result<CString, Error> {
     finish(root.lowers.len(), &options)
 }
 
-/// Of an overlay that cannot be written: an image as a volume. `empty` is below all, for images of one layer.
+/// Options of a read-only overlay, for an image as a volume. `empty` is the lowest layer, for images with a single
+/// layer.
 pub(super) fn read_only_options(
     layers: &[String],
     empty: &Path,
@@ -39,8 +41,8 @@ pub(super) fn read_only_options(
     finish(layers.len(), &options)
 }
 
-/// Adds the SELinux label of every file of the file system. In quotes, which the kernel takes off: a level has commas
-/// (security/selinux/hooks.c, `selinux_sb_eat_lsm_opts`).
+/// Adds the SELinux label of all files of the file system. It is quoted, and the kernel removes the quotes, because a
+/// level contains commas (security/selinux/hooks.c, `selinux_sb_eat_lsm_opts`).
 pub(super) fn label(label: Option<&str>, options: &mut Vec<u8>) {
     if let Some(label) = label {
         options.extend_from_slice(format!(",context=\"{label}\"").as_bytes());
@@ -80,7 +82,7 @@ fn finish(layers: usize, options: &[u8]) -> Result<CString, Error> {
     c_string("root", options)
 }
 
-/// OverlayFS ends an option at `,`, a layer at `:`, and takes the character after `\` as it is
+/// Escapes separators: in OverlayFS options `,` ends an option, `:` ends a layer, and `\` escapes the next character
 /// (fs/overlayfs/params.c, `ovl_next_opt` and `ovl_unescape`).
 fn escape(name: &[u8], into: &mut Vec<u8>) {
     for byte in name {
@@ -137,8 +139,8 @@ mod tests {
         assert!(error.to_string().contains("1 layers need 4096 bytes of mount options"), "{error}");
     }
 
-    /// With the daemon's links (`l/` and 24 digits) and the paths of a container below the default root. With the names of
-    /// 32 digits that builds before 0.1.0 mounted, 113 layers fitted.
+    /// Number of layers that fit with the daemon's links (`l/` and 24 digits) and the paths of a container below the
+    /// default root. With the names of 32 digits that builds before 0.1.0 used it was 113.
     #[test]
     fn so_many_layers_fit() {
         let fit = |name: &str| {

@@ -1,4 +1,4 @@
-//! Paths as text: what is checked before a path goes into a record.
+//! Validation of paths, as text, before they are added to a record.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -7,10 +7,10 @@ use std::path::Path;
 use super::record::c_string;
 use crate::Error;
 
-/// Longest path the kernel takes, without its NUL (PATH_MAX is 4096).
+/// Maximum length of a path in the kernel, without its NUL (PATH_MAX is 4096).
 const PATH_BYTES_MAX: usize = 4095;
 
-/// A host path: absolute and short enough.
+/// Validates a host path: absolute and not too long.
 pub(super) fn host(field: &str, path: &Path) -> Result<CString, Error> {
     if !path.is_absolute() {
         return Err(Error::invalid(field, format!("{} is not absolute", path.display())));
@@ -18,8 +18,8 @@ pub(super) fn host(field: &str, path: &Path) -> Result<CString, Error> {
     bounded(field, path.as_os_str().as_bytes())
 }
 
-/// A container path, cleaned: absolute, without empty, `.` and `..` parts. A relative one starts at `/`, and `..`
-/// stays at the root as it does in the kernel.
+/// Validates and cleans a container path: the result is absolute, without empty, `.` and `..` components. A relative
+/// path starts at `/`, and `..` at the root stays there, as in the kernel.
 pub(super) fn container(field: &str, path: &str) -> Result<String, Error> {
     let mut parts = Vec::new();
     for part in path.split('/') {
@@ -34,12 +34,12 @@ pub(super) fn container(field: &str, path: &str) -> Result<String, Error> {
     Ok(clean)
 }
 
-/// As `container`, for the many places that need the C string only.
+/// Validates and cleans a container path, as a C string.
 pub(super) fn container_c(field: &str, path: &str) -> Result<CString, Error> {
     c_string(field, container(field, path)?.as_bytes())
 }
 
-/// How many parts a cleaned path has: 0 for the root.
+/// Number of components of a cleaned path: 0 for the root.
 pub(super) fn depth(clean: &str) -> usize {
     clean.split('/').filter(|part| !part.is_empty()).count()
 }
@@ -80,7 +80,7 @@ mod tests {
         assert!(container("target", &"/a".repeat(3000)).is_err());
     }
 
-    /// Property: whatever comes in, what comes out is clean and cleaning it again changes nothing.
+    /// Property: the result is clean for any input, and cleaning it again changes nothing.
     #[test]
     fn cleaning_is_final() {
         let mut seed = 7_u64;

@@ -1,5 +1,5 @@
-//! What containers and execs have in common: joining the cgroup, and the last steps from root in a namespace to the
-//! program that was asked for.
+//! The common part of containers and execs: joining the cgroup, and the last operations from root to the requested
+//! program.
 
 use std::path::PathBuf;
 
@@ -16,13 +16,14 @@ use crate::userns::UserMappings;
 /// File creation mask of every process (CRI 3.9).
 const UMASK: u32 = 0o022;
 
-/// Most directories of `PATH` that are tried; the default has six.
+/// Maximum number of directories of `PATH` that are tried; the default has six.
 const PATH_PARTS_MAX: usize = 256;
 
-/// Most instructions of a filter (BPF_MAXINSNS), 8 bytes each.
+/// Maximum size of a filter (BPF_MAXINSNS instructions of 8 bytes).
 const SECCOMP_BYTES_MAX: usize = 4096 * 8;
 
-/// First of all, so that everything from here on is counted and can be killed by cgroup.
+/// Joins the cgroups. This comes first, so that everything afterwards is accounted for and can be killed through the
+/// cgroup.
 pub(super) fn join_cgroups(record: &mut Record, join_files: &[PathBuf]) -> Result<(), Error> {
     for file in join_files {
         let path = path::host("cgroup_joins", file)?;
@@ -31,8 +32,8 @@ pub(super) fn join_cgroups(record: &mut Record, join_files: &[PathBuf]) -> Resul
     Ok(())
 }
 
-/// Before any capability is dropped, as lowering it needs CAP_SYS_RESOURCE. A nested daemon lacks that, and the pod
-/// is worth more than its place in the killer's list: optional.
+/// Sets the OOM score, before capabilities are dropped, because lowering it needs CAP_SYS_RESOURCE. A nested daemon
+/// lacks that, so the write is optional.
 pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), Error> {
     let Some(score) = score else { return Ok(()) };
     if !(-1000..=1000).contains(&score) {
@@ -42,15 +43,16 @@ pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), E
     record.push(&Op::WriteFile { path, data: score.to_string().as_bytes(), optional: true })
 }
 
-/// Through the node's procfs, before a file of the image could stand at that name. The kernel keeps it until exec.
+/// Sets the AppArmor profile through the node's procfs, before a file of the image could be at that path. The kernel
+/// applies it at exec.
 pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(), Error> {
     let Some(profile) = profile else { return Ok(()) };
     let data = format!("exec {profile}");
     record.push(&Op::WriteFile { path: Text::new(APPARMOR_EXEC), data: data.as_bytes(), optional: false })
 }
 
-/// As [`apparmor`]. Keys that are made for the container carry its label, too; a policy may forbid the runtime to say so, and
-/// then they are merely of no use to the container.
+/// Sets the SELinux label through the node's procfs. Keys created for the container get the label too; if the policy
+/// forbids that, the container cannot use them.
 pub(super) fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Error> {
     let Some(label) = label else { return Ok(()) };
     let data = label.as_bytes();
@@ -58,7 +60,7 @@ pub(super) fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Er
     record.push(&Op::WriteFile { path: Text::new(SELINUX_EXEC), data, optional: false })
 }
 
-/// Before capabilities are dropped: some classes and policies need one.
+/// Sets scheduling attributes, before capabilities are dropped, because some classes and policies need one.
 pub(super) fn scheduling(record: &mut Record, process: &Process) -> Result<(), Error> {
     let Scheduling { cpu, io, memory } = &process.scheduling;
     if let Some(CpuScheduling { policy, flags, nice, priority, times }) = *cpu {
@@ -73,7 +75,7 @@ pub(super) fn scheduling(record: &mut Record, process: &Process) -> Result<(), E
     }
 }
 
-/// Once the container's devpts is in view.
+/// Opens the terminal, after the container's devpts has been mounted.
 pub(super) fn terminal(record: &mut Record, process: &Process) -> Result<(), Error> {
     if process.tty { record.push(&Op::Terminal) } else { Ok(()) }
 }
@@ -91,7 +93,8 @@ pub(super) fn limits(record: &mut Record, process: &Process) -> Result<(), Error
     Ok(())
 }
 
-/// So that a program can open /dev/stdout by name, as many images' log files do.
+/// Changes the owner of the standard streams, so that a program can open /dev/stdout, as the log files of many images
+/// do.
 pub(super) fn give_streams(
     record: &mut Record,
     mappings: &UserMappings,
@@ -102,7 +105,7 @@ pub(super) fn give_streams(
     record.push(&Op::GiveStreams { uid: host })
 }
 
-/// Groups, too, must exist in the namespace, or the kernel refuses them without a word about which.
+/// Checks that all groups are mapped in the user namespace, because the kernel's error does not say which group is not.
 pub(super) fn check_groups(mappings: &UserMappings, process: &Process) -> Result<(), Error> {
     let identity = &process.identity;
     let mut groups = identity.groups.iter().chain([&identity.gid]);
@@ -121,11 +124,11 @@ pub(super) fn working_directory(record: &mut Record, process: &Process, create: 
     record.push(&Op::WorkingDirectory { path: Text::new(&path), create })
 }
 
-/// From root with every capability to the program. The order is forced by what each step needs:
-/// the bounding set needs CAP_SETPCAP, groups and user need CAP_SETGID and CAP_SETUID, and a filter without
-/// no_new_privs needs CAP_SYS_ADMIN, so all these come before capabilities are set; with no_new_privs the filter
-/// comes last. Of our own calls it then meets the exec, and those that hand over to a process in the container's PID
-/// namespace, which appears there with its filter ([`Op::SpareOwnCalls`]).
+/// Adds the operations from root with all capabilities to the program. The order follows from their requirements: the
+/// bounding set needs CAP_SETPCAP, groups and user need CAP_SETGID and CAP_SETUID, and a filter without no_new_privs
+/// needs CAP_SYS_ADMIN, so all these come before capabilities are set. With no_new_privs the filter comes last. Of
+/// coracle's own calls the filter then applies to exec, and to the calls that create the second process in the
+/// container's PID namespace, which starts with the filter ([`Op::SpareOwnCalls`]).
 pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Result<(), Error> {
     let identity = &process.identity;
     let capabilities = &process.capabilities;
@@ -169,14 +172,14 @@ fn load_filter(record: &mut Record, filter: Option<&Seccomp>) -> Result<(), Erro
     record.push(&Op::Seccomp { program, flags: *flags })
 }
 
-/// The paths to try: the command itself where it has a slash (from the working directory where it is relative),
-/// else one for each directory of the container's `PATH`. Empty and relative parts would mean the working directory,
-/// which is nobody's intent in an image; they are left out, as Go's look-up in other runtimes does.
+/// The candidate paths: the command itself if it contains a slash (relative to the working directory), else one for
+/// each directory of the container's `PATH`. Empty and relative components would mean the working directory, which is
+/// not intended in an image; they are skipped, as other runtimes do (Go's LookPath).
 fn candidates(process: &Process) -> Result<Strings, Error> {
     let Some(command) = process.arguments.first().filter(|command| !command.is_empty()) else {
         return Err(Error::invalid("command", "no command specified"));
     };
-    // Also keeps 256 candidates of a hostile name from filling the record.
+    // This also limits the size of 256 candidates with a long name.
     c_string("command", path::container("command", command)?.as_bytes())?;
     if command.starts_with('/') {
         return Strings::of("command", [command]);

@@ -1,4 +1,4 @@
-//! Whether a volume can propagate mounts as asked: that is up to the mount its source is on.
+//! Checks whether a volume supports the requested mount propagation, which depends on the mount of its source.
 
 use std::path::Path;
 
@@ -6,16 +6,16 @@ use coracle_wire::Propagation;
 
 use crate::{Error, mountinfo};
 
-/// Checks that mounts can travel between the host and a bind of `source`, given the text of the host's
+/// Checks that mounts propagate between the host and a bind mount of `source`, given the text of the host's
 /// /proc/self/mountinfo: HOST_TO_CONTAINER needs a shared or slave mount, BIDIRECTIONAL a shared one.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the text other runtimes use (CRI 3.11).
+/// [`Error::Invalid`] with the text that other runtimes use (CRI 3.11).
 pub fn check_propagation(mountinfo: &str, source: &Path, propagation: Propagation) -> Result<(), Error> {
     if propagation == Propagation::Private {
         return Ok(());
     }
-    // The deepest mount that holds the source; of several on one place the last is on top.
+    // The deepest mount that contains the source; of several on one mount point the last is on top.
     let holder = mountinfo::lines(mountinfo)
         .filter(|line| source.starts_with(&line.mount))
         .max_by_key(|line| line.mount.components().count());

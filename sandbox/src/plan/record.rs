@@ -1,4 +1,4 @@
-//! Writes a launch record: operations in, bytes out, with the limits of the format checked at every step.
+//! Encodes a launch record and checks the limits of the format.
 
 use std::ffi::CString;
 
@@ -6,13 +6,14 @@ use coracle_wire::{Block, Op, RECORD_VERSION, RecordHeader};
 
 use crate::Error;
 
-/// Longest record. The kernel takes 2 MiB of arguments and environment at most; the rest is paths.
+/// Maximum length of a record in bytes. The kernel accepts at most 2 MiB of arguments and environment; the rest is
+/// paths.
 const RECORD_BYTES_MAX: usize = 4 << 20;
 
 /// Slots of the child's table of detached trees (`coracle_wire::Op::OpenTree`).
 const SLOTS_MAX: u16 = 256;
 
-/// A record being written.
+/// A record under construction.
 pub(super) struct Record {
     bytes: Vec<u8>,
     operations: u16,
@@ -23,7 +24,7 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn new() -> Self {
         let header = RecordHeader { version: RECORD_VERSION };
-        // A header is one integer and the vector grows: there is nothing that can fail.
+        // Encoding the header, one integer, into a growing vector cannot fail.
         let bytes = postcard::to_allocvec(&header).unwrap_or_default();
         Self { bytes, operations: 0, slots: 0, has_all_mounts: false }
     }
@@ -44,12 +45,12 @@ impl Record {
         Ok(())
     }
 
-    /// No operation that mounts anything comes after this: it could uncover what is masked.
+    /// Refuses further mount operations, which could uncover masked paths.
     pub(super) fn seal_mounts(&mut self) {
         self.has_all_mounts = true;
     }
 
-    /// A slot nobody has yet.
+    /// Allocates an unused slot.
     pub(super) fn slot(&mut self) -> Result<u16, Error> {
         if self.slots == SLOTS_MAX {
             return Err(Error::invalid(
@@ -66,7 +67,7 @@ impl Record {
     }
 }
 
-/// Whether the operation attaches a mount in the container's root, or makes what one could be attached to.
+/// Whether the operation attaches a mount in the container's root, or creates a detached tree.
 fn mounts(op: &Op<'_>) -> bool {
     matches!(
         op,
@@ -83,7 +84,7 @@ fn mounts(op: &Op<'_>) -> bool {
     )
 }
 
-/// Strings back to back, as [`Block`] wants them.
+/// A sequence of strings for a [`Block`].
 #[derive(Default)]
 pub(super) struct Strings {
     count: u32,
@@ -97,7 +98,7 @@ impl Strings {
             let text = c_string(field, one.as_ref())?;
             strings.bytes.extend_from_slice(text.as_bytes_with_nul());
             strings.count += 1;
-            // Also keeps `count` far from its end.
+            // This also prevents an overflow of `count`.
             if strings.bytes.len() > RECORD_BYTES_MAX {
                 return Err(Error::invalid(field, format!("is longer than {RECORD_BYTES_MAX} bytes")));
             }

@@ -1,6 +1,6 @@
-//! What plans are made from: plain values, all public, filled in by the daemon from the CRI request, the image's
-//! configuration and the adjustments of plugins. Host paths are [`PathBuf`], container paths are [`String`]; both are
-//! checked when the plan is compiled.
+//! Input of plans: public fields that the daemon fills from the CRI request, the image's configuration and the
+//! adjustments of plugins. Host paths are [`PathBuf`], container paths are [`String`]; both are validated when the plan
+//! is compiled.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ use crate::capability::Capabilities;
 use crate::identity::Identity;
 use crate::userns::UserMappings;
 
-/// Which namespaces the pod has of its own; the others are the host's.
+/// Namespaces that the pod has of its own; the others are the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNamespaces {
     /// Network.
     pub network: bool,
-    /// IPC, and with it /dev/shm.
+    /// IPC and /dev/shm.
     pub ipc: bool,
     /// UTS: the host name.
     pub uts: bool,
@@ -24,77 +24,78 @@ pub struct PodNamespaces {
 /// A pod's setup.
 #[derive(Clone, Debug)]
 pub struct SandboxPlan {
-    /// Namespaces of its own.
+    /// The pod's own namespaces.
     pub namespaces: PodNamespaces,
-    /// Containers share a PID namespace of the pod's own.
+    /// Whether containers share a PID namespace of the pod.
     pub shares_pids: bool,
-    /// Existing host directory that gets the pod's /dev/shm, where the IPC namespace is its own. The mount lives in
-    /// the monitor's mount namespace only.
+    /// Existing host directory on which the pod's /dev/shm is mounted, if the pod has its own IPC namespace. The mount
+    /// exists only in the monitor's mount namespace.
     pub shm_directory: PathBuf,
-    /// Set where the UTS namespace is its own; at most 64 bytes.
+    /// Host name, for a pod with its own UTS namespace; at most 64 bytes.
     pub host_name: String,
     /// Names with dots or slashes, and values (CRI 3.12).
     pub sysctls: Vec<(String, String)>,
-    /// With a network namespace: let every user bind low ports and send pings, unless `sysctls` says otherwise.
+    /// In a pod with its own network namespace, allow every user to bind low ports and send pings, unless `sysctls`
+    /// overrides it.
     pub convenience_sysctls: bool,
-    /// -998 as the kubelet expects of a pod's infrastructure, or left alone.
+    /// OOM score of the monitor: -998, as the kubelet expects for a pod's infrastructure; `None`: unchanged.
     pub oom_score_adj: Option<i32>,
-    /// Of the pod's user namespace, which owns the others; `None`: the host's.
+    /// Mappings of the pod's user namespace, which owns the others; `None`: the host's.
     pub user_namespace: Option<UserMappings>,
     /// SELinux label of /dev/shm.
     pub label: Option<String>,
 }
 
-/// The root file system: layers below, what the container writes above.
+/// The root file system: read-only layers and a writable layer.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// What the names in `lowers` are relative to, so that many layers fit in one page of options.
+    /// Base directory of the names in `lowers`; short names allow many layers in one page of options.
     pub layers_directory: PathBuf,
     /// Highest layer first; at least one.
     pub lowers: Vec<String>,
-    /// What the container writes.
+    /// The writable layer.
     pub upper: PathBuf,
-    /// OverlayFS's own, on the same file system as `upper`.
+    /// Work directory of OverlayFS, on the same file system as `upper`.
     pub work: PathBuf,
-    /// Empty directory to mount on.
+    /// Empty directory for the mount.
     pub mountpoint: PathBuf,
     /// `readonly_rootfs`.
     pub read_only: bool,
-    /// SELinux label of all files of it, and of the file systems that are mounted for the container alone.
+    /// SELinux label of all its files, and of file systems that are mounted for this container only.
     pub label: Option<String>,
 }
 
-/// Where a mount's files come from.
+/// Source of a mount.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Host path, existing, links already followed: bound with all that is mounted below.
+    /// An existing host path with resolved links: bind-mounted with all submounts.
     Host(PathBuf),
-    /// A file system that is mounted afresh: a plugin's wish.
+    /// A new file system, requested by a plugin.
     Fresh {
-        /// tmpfs, proc, sysfs, mqueue, devpts.
+        /// Type of the file system.
         kind: FreshKind,
-        /// Options of the file system itself, one each.
+        /// Options of the file system.
         options: Vec<String>,
     },
-    /// An image's layers, put together (KEP-4639).
+    /// The layers of an image (KEP-4639).
     Image {
         /// Names below [`Root::layers_directory`], highest layer first; at least one.
         lowers: Vec<String>,
-        /// Below the image's root, resolved inside it; empty is all of it.
+        /// Path below the image's root, resolved inside it; empty: the root.
         sub_path: String,
-        /// An empty directory of the host: an overlay that nobody writes needs two layers.
+        /// An empty directory of the host, because a read-only overlay needs two layers.
         empty: PathBuf,
     },
 }
 
-/// File systems that may be mounted afresh.
+/// Types of new file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreshKind {
-    /// In memory.
+    /// tmpfs.
     Tmpfs,
-    /// Processes of the container's pid namespace.
+    /// procfs of the container's PID namespace.
     Proc,
-    /// Devices, those of the pod's network among them.
+    /// sysfs, with the devices of the pod's network namespace.
     Sysfs,
     /// POSIX message queues.
     Mqueue,
@@ -102,16 +103,16 @@ pub enum FreshKind {
     Devpts,
 }
 
-/// A mount that was asked for.
+/// A requested mount.
 #[derive(Clone, Debug)]
 pub struct Mount {
-    /// Where its files come from.
+    /// Source of its files.
     pub source: Source,
     /// Container path; a relative one starts at `/`.
     pub target: String,
-    /// Read-only at its root; what is mounted below keeps its own state.
+    /// Mount read-only; submounts keep their own state.
     pub read_only: bool,
-    /// Read-only all the way down (KEP-3857): needs `read_only` and private propagation.
+    /// Mount recursively read-only (KEP-3857); requires `read_only` and private propagation.
     pub recursive_read_only: bool,
     /// PRIVATE, HOST_TO_CONTAINER (slave), BIDIRECTIONAL (shared).
     pub propagation: Propagation,
@@ -121,25 +122,25 @@ pub struct Mount {
     pub no_suid: bool,
     /// Mount option `nodev`.
     pub no_dev: bool,
-    /// Owners as the pod's user namespace maps them.
+    /// Make it an idmapped mount with the pod's user namespace.
     pub maps_owners: bool,
 }
 
-/// What stands at /sys/fs/cgroup.
+/// The mount at /sys/fs/cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CgroupMount {
-    /// Nothing: the host has no cgroup file system.
+    /// No mount: the host has no cgroup file system.
     None,
-    /// v2 with a cgroup namespace: a fresh mount shows the container's own part only.
+    /// v2 with a cgroup namespace: a new mount, which shows only the container's own subtree.
     Namespaced,
-    /// v2 with the host's cgroup namespace: this host directory bound, as a fresh mount would reset the options
-    /// (`nsdelegate`, `memory_recursiveprot`) of the host's (CRI E-20).
+    /// v2 with the host's cgroup namespace: a bind mount of this host directory, because a new mount would reset the
+    /// options (`nsdelegate`, `memory_recursiveprot`) of the host's mount (CRI E-20).
     Host(PathBuf),
-    /// v1 and hybrid: a tmpfs with the container's own directory of every hierarchy.
+    /// v1 and hybrid: a tmpfs with the container's directory in every hierarchy.
     Legacy {
         /// Name below /sys/fs/cgroup, and the container's directory on the host.
         directories: Vec<(String, PathBuf)>,
-        /// Name and content of links, for controllers mounted together: `cpu` → `cpu,cpuacct`.
+        /// Name and target of links, for controllers that share a mount: `cpu` → `cpu,cpuacct`.
         links: Vec<(String, String)>,
     },
 }
@@ -147,11 +148,11 @@ pub enum CgroupMount {
 /// The pod's generated files on the host.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// For /etc/hosts.
+    /// Source of /etc/hosts.
     pub hosts: PathBuf,
-    /// For /etc/hostname.
+    /// Source of /etc/hostname.
     pub host_name: PathBuf,
-    /// For /etc/resolv.conf.
+    /// Source of /etc/resolv.conf.
     pub resolv_conf: PathBuf,
 }
 
@@ -164,12 +165,12 @@ pub enum DeviceKind {
     Block,
 }
 
-/// A device node beside the default ones.
+/// A device node in addition to the default ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceNode {
     /// Container path.
     pub path: String,
-    /// Kind.
+    /// Kind of device.
     pub kind: DeviceKind,
     /// Below 4096.
     pub major: u32,
@@ -186,9 +187,9 @@ pub struct DeviceNode {
 pub struct Limit {
     /// RLIMIT_…
     pub resource: u32,
-    /// Soft.
+    /// Soft limit.
     pub soft: u64,
-    /// Hard.
+    /// Hard limit.
     pub hard: u64,
 }
 
@@ -204,11 +205,11 @@ pub struct Seccomp {
 /// A process, of a container or an exec.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
-    /// argv, at least the name.
+    /// argv, with at least the name.
     pub arguments: Vec<String>,
-    /// `NAME=value` each; where a name comes twice the last one wins for `PATH`.
+    /// Environment as `NAME=value`; if `PATH` occurs several times, the last one is used for the search.
     pub environment: Vec<Vec<u8>>,
-    /// Container path; empty is `/`.
+    /// Container path; empty means `/`.
     pub working_directory: String,
     /// User and groups.
     pub identity: Identity,
@@ -216,30 +217,30 @@ pub struct Process {
     pub capabilities: Capabilities,
     /// `no_new_privs`.
     pub no_new_privileges: bool,
-    /// -1000..=1000. `None` leaves what is inherited, which is the monitor's own: give 0 where nothing is asked for.
+    /// -1000..=1000. `None` keeps the inherited score of the monitor, so pass 0 as the default.
     pub oom_score_adj: Option<i32>,
     /// Resource limits.
     pub limits: Vec<Limit>,
-    /// A terminal of its own from the container's devpts, also for an exec; its master side goes to the monitor.
+    /// Whether it gets a terminal in the container's devpts, also for an exec; the monitor gets the master side.
     pub tty: bool,
-    /// Filter; `None` is unconfined.
+    /// Seccomp filter; `None`: unconfined.
     pub seccomp: Option<Seccomp>,
-    /// AppArmor profile that exec brings into force.
+    /// AppArmor profile, applied at exec.
     pub apparmor: Option<String>,
-    /// SELinux label that exec brings into force.
+    /// SELinux label, applied at exec.
     pub selinux: Option<String>,
-    /// What else of it the kernel schedules by.
+    /// Scheduling attributes.
     pub scheduling: Scheduling,
 }
 
-/// How a process is scheduled; `None` leaves what is inherited.
+/// Scheduling attributes of a process; `None` keeps the inherited ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
     /// CPU.
     pub cpu: Option<CpuScheduling>,
-    /// Class (1 realtime, 2 best effort, 3 idle) and priority (0 to 7) of its I/O.
+    /// I/O class (1 realtime, 2 best effort, 3 idle) and level (0 to 7).
     pub io: Option<(u32, u32)>,
-    /// MPOL_… with its flags, and nodes 0 to 127 as a bit set.
+    /// Memory policy: MPOL_… with its flags, and nodes 0 to 127 as a bit set.
     pub memory: Option<(u32, [u64; 2])>,
 }
 
@@ -250,15 +251,15 @@ pub struct CpuScheduling {
     pub policy: u32,
     /// SCHED_FLAG_…
     pub flags: u64,
-    /// -20 to 19.
+    /// Nice value, -20 to 19.
     pub nice: i32,
-    /// Of realtime policies.
+    /// Priority for realtime policies.
     pub priority: u32,
     /// Runtime, deadline and period of SCHED_DEADLINE in nanoseconds.
     pub times: [u64; 3],
 }
 
-/// A namespace that a container is in instead of the pod's.
+/// Kinds of namespaces that can replace the pod's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceKind {
     /// Network.
@@ -270,7 +271,7 @@ pub enum NamespaceKind {
 }
 
 impl NamespaceKind {
-    /// CLONE_NEW…
+    /// The CLONE_NEW… flag.
     pub(super) fn flag(self) -> u32 {
         match self {
             Self::Network => 0x4000_0000,
@@ -287,58 +288,58 @@ pub struct ContainerPlan {
     pub root: Root,
     /// Files of cgroups to join by writing (`cgroup::Entry::join_files`).
     pub cgroup_joins: Vec<PathBuf>,
-    /// A cgroup namespace of its own (v2, not privileged).
+    /// Whether it gets its own cgroup namespace (v2, not privileged).
     pub has_cgroup_namespace: bool,
-    /// What /sys/fs/cgroup shows.
+    /// The mount at /sys/fs/cgroup.
     pub cgroup_mount: CgroupMount,
-    /// Whether it can be written; privileged containers can.
+    /// Whether that mount is writable, as in privileged containers.
     pub is_cgroup_mount_writable: bool,
-    /// In the order asked for.
+    /// Requested mounts, in their order.
     pub mounts: Vec<Mount>,
-    /// Paths that the image declares as volumes: directories of the container's writable layer that are mounted on
-    /// themselves, so that they stay writable below a read-only root. A mount on the path or above it replaces one.
+    /// Paths that the image declares as volumes: directories of the writable layer that are bind-mounted on themselves,
+    /// so that they stay writable below a read-only root. A mount on the path or above it replaces an image volume.
     pub image_volumes: Vec<String>,
-    /// Bound into /etc unless a mount covers them.
+    /// Files that are bind-mounted in /etc, unless a requested mount replaces them.
     pub files: Files,
     /// Host directory for /dev/shm: the pod's tmpfs, or the host's /dev/shm.
     pub shm: PathBuf,
-    /// Besides the default nodes; where a path comes twice the first one wins.
+    /// Device nodes in addition to the default ones; if a path occurs twice, the first one is used.
     pub devices: Vec<DeviceNode>,
     /// Main process.
     pub process: Process,
-    /// Covered. Ignored when privileged.
+    /// Masked paths. Ignored if privileged.
     pub masked_paths: Vec<String>,
-    /// Made read-only. Ignored when privileged.
+    /// Read-only paths. Ignored if privileged.
     pub readonly_paths: Vec<String>,
     /// /sys and /sys/fs/cgroup writable, nothing masked.
     pub privileged: bool,
-    /// Of the pod's user namespace; `None`: the host's.
+    /// Mappings of the pod's user namespace; `None`: the host's.
     pub user_namespace: Option<UserMappings>,
-    /// Default mounts that are left out, by their targets.
+    /// Targets of default mounts that are left out.
     pub without_mounts: Vec<String>,
-    /// Namespaces in place of the pod's, by files of the host; an empty path is a new one.
+    /// Namespaces that replace the pod's, as files of the host; an empty path means a new namespace.
     pub namespaces: Vec<(NamespaceKind, PathBuf)>,
-    /// Names and values, for the container's namespaces.
+    /// Names and values of sysctls in the container's namespaces.
     pub sysctls: Vec<(String, String)>,
-    /// Which namespaces are not the host's: what sysctls may be about.
+    /// Namespaces that are not the host's, in which sysctls may be set.
     pub own_namespaces: PodNamespaces,
 }
 
 /// An exec in a running container.
 #[derive(Clone, Debug)]
 pub struct ExecPlan {
-    /// As in [`ContainerPlan`].
+    /// Same field of [`ContainerPlan`].
     pub cgroup_joins: Vec<PathBuf>,
-    /// The process; mostly a copy of the container's with other arguments.
+    /// The process: usually a copy of the container's with other arguments.
     pub process: Process,
-    /// As in [`ContainerPlan`].
+    /// Same field of [`ContainerPlan`].
     pub user_namespace: Option<UserMappings>,
 }
 
-/// Where a command is searched when the environment has no usable `PATH`, and the value it is then given (CRI 2.10).
+/// Default `PATH`, for the search of the command and for the environment (CRI 2.10).
 pub const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Masked where the request has no security context at all (CRI 4.3; the kubelet always sends its own).
+/// Masked paths if the request has no security context (CRI 4.3; the kubelet always sends its own).
 pub const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -354,6 +355,6 @@ pub const MASKED_PATHS: &[&str] = &[
     "/sys/devices/virtual/powercap",
 ];
 
-/// Read-only where the request has no security context at all (CRI 4.3).
+/// Read-only paths if the request has no security context (CRI 4.3).
 pub const READONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];

@@ -1,4 +1,4 @@
-//! The pod's setup record: what the monitor does once in the pod's namespaces, before it serves.
+//! Compiles the pod's setup record, which the monitor executes once in the pod's namespaces before it accepts requests.
 
 use coracle_wire::{Op, Propagation, Text};
 
@@ -8,21 +8,21 @@ use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
 
-/// Longest host name (`__NEW_UTS_LEN`).
+/// Maximum length of a host name (`__NEW_UTS_LEN`).
 const HOST_NAME_BYTES_MAX: usize = 64;
 
 /// `nosuid,nodev,noexec` as `mount(2)` takes them: MS_NOSUID, MS_NODEV, MS_NOEXEC.
 const SHM_FLAGS: u64 = 2 | 4 | 8;
 
-/// What containerd 2 sets for a pod with a network namespace: low ports and pings need no capability.
+/// Sysctls that containerd 2 sets in a pod's network namespace: low ports and pings need no capability.
 const CONVENIENCE: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
 pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     let mut record = Record::new();
     process::oom_score(&mut record, plan.oom_score_adj)?;
-    // First of all mounts: from here on nothing mounted in this namespace reaches the host, while what the host
-    // mounts still arrives here, for volumes that ask for it.
+    // Propagation first: later mounts in this namespace do not propagate to the host, but the host's mounts still
+    // propagate here, for volumes that request it.
     record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
     if plan.shares_pids {
         record.push(&Op::SharedPidNamespace)?;
@@ -41,7 +41,7 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     if plan.namespaces.network {
         record.push(&Op::LoopbackUp)?;
     }
-    // Those of the IPC namespace are writable for its own root alone (Linux, ipc/ipc_sysctl.c).
+    // Sysctls of the IPC namespace are writable only for the root of its user namespace (Linux, ipc/ipc_sysctl.c).
     if let Some((uid, gid)) = plan.user_namespace.as_ref().map(UserMappings::root) {
         record.push(&Op::ActAs { uid, gid })?;
         sysctls(&mut record, plan)?;
@@ -71,7 +71,7 @@ fn host_name(name: &str) -> Result<&[u8], Error> {
     Ok(name.as_bytes())
 }
 
-/// The convenience ones first, then the pod's own in their order: a file that is asked for is written once.
+/// Writes the convenience sysctls first, then the pod's own in their order; each file is written only once.
 fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
     let mut asked: Vec<(String, &str)> = Vec::new();
     for (name, value) in &plan.sysctls {
@@ -80,11 +80,11 @@ fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
     if plan.convenience_sysctls && plan.namespaces.network {
         for (name, value) in CONVENIENCE {
             if name.ends_with("ping_group_range") && plan.user_namespace.is_some() {
-                continue; // the groups of the range are not all mapped
+                continue; // not all groups of the range are mapped
             }
             let path = sysctl::path(name, plan.namespaces)?;
             if !asked.iter().any(|(other, _)| *other == path) {
-                // Optional: nobody asked for it by name, and a kernel may lack the file.
+                // Optional, because it was not requested explicitly, and a kernel may lack the file.
                 write(record, &path, value, true)?;
             }
         }

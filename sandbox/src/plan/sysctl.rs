@@ -1,14 +1,14 @@
-//! Sysctls of a pod: which names it may set, given the namespaces it owns, and where they are under /proc/sys.
-//! Rules: CRI 3.12. Anything that is not of a namespace the pod owns would change the node, and is refused.
+//! Sysctls of a pod: the names that it may set, depending on its namespaces, and their files below /proc/sys. Rules:
+//! CRI 3.12. A sysctl outside of the pod's own namespaces would change the node and is refused.
 
 use super::request::PodNamespaces;
 use crate::Error;
 
-/// The file of sysctl `name` under /proc/sys. The first separator tells how the name is written, as in sysctl.d(5):
+/// The file of sysctl `name` relative to /proc/sys. The first separator determines the notation, as in sysctl.d(5):
 /// `net.ipv4.conf.eth0/1.forwarding` and `net/ipv4/conf/eth0.1/forwarding` are the same.
 ///
 /// # Errors
-/// [`Error::Invalid`]: no such form, or not of a namespace of the pod.
+/// [`Error::Invalid`] for an invalid name, or a sysctl that is not in a namespace of the pod.
 pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Error> {
     let field = || format!("sysctl {name:?}");
     let swapped: String;
@@ -35,10 +35,10 @@ pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Erro
     }
 }
 
-/// The value as it is written: spaces within are fine, those around are not part of it.
+/// Validates a value and removes surrounding spaces.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an empty one and for control characters other than tabs.
+/// [`Error::Invalid`] if it is empty or has control characters other than tabs.
 pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
     let value = value.trim();
     if value.is_empty() || value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
@@ -47,7 +47,7 @@ pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
     Ok(value)
 }
 
-/// Which namespace holds a sysctl.
+/// The kind of namespace that a sysctl belongs to.
 enum Owner {
     Network,
     Ipc,

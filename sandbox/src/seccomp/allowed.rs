@@ -1,9 +1,11 @@
-//! System calls that RuntimeDefault allows without a condition. The list is explicit, so that a number which is added to the
-//! table of calls is not allowed by that alone: a unit test fails until the call stands here or among those held back.
+//! System calls that RuntimeDefault always allows. The list is explicit, so that a call that is added to the table of
+//! calls is not allowed automatically: a unit test fails until the call is in this list or in the list of restricted
+//! calls.
 //!
-//! What is listed here is what containerd 2.4 allows, plus `sync_file_range2`'s other name and arm's private calls.
+//! The list contains the calls that containerd 2.4 allows, the other name of `sync_file_range2`, and arm's private
+//! calls.
 
-/// Names, in their order.
+/// Names in alphabetical order.
 #[rustfmt::skip]
 pub(super) static ALLOWED: &[&str] = &[
     "_llseek", "_newselect", "accept", "accept4", "access", "adjtimex", "alarm", "arch_prctl", "arm_fadvise64_64",

@@ -1,4 +1,4 @@
-//! From a profile to classic BPF (kernel: Documentation/networking/filter.rst, linux/seccomp.h).
+//! Compiles a profile to classic BPF (kernel: Documentation/networking/filter.rst, linux/seccomp.h).
 //!
 //! ```text
 //!   struct seccomp_data: number u32, architecture u32, instruction pointer u64, arguments u64 × 6     little-endian
@@ -7,8 +7,8 @@
 //!                     └► 32-bit? ─► load number ─► search …
 //!                     └► kill
 //! ```
-//! Every leaf ends in an answer, so nothing jumps back or joins: a tree is built from its leaves up, and a jump is as far
-//! as what is on its left is long.
+//! Every leaf ends with a return instruction, so there are no backward jumps and no shared branches. The tree is built
+//! from its leaves up, and the distance of a jump is the length of the left branch.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const AND: u16 = 0x54;
 const RETURN: u16 = 0x06;
 
-/// Where in `seccomp_data`.
+/// Offsets in `seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
@@ -56,7 +56,7 @@ pub(super) fn program(profile: &Profile) -> Result<Vec<u8>, Error> {
             audits.push(audit);
         }
     }
-    // From the back: each test falls through to the next.
+    // Built from the end: each test falls through to the next.
     for audit in audits.into_iter().rev() {
         let section = section(profile, audit);
         code = choose(plain(JUMP_EQUAL, audit), section, code);
@@ -75,16 +75,16 @@ fn encode(instruction: Instruction) -> impl Iterator<Item = u8> {
     [a, b, if_true, if_false].into_iter().chain(value.to_ne_bytes())
 }
 
-/// `test`, then what follows where it holds, then what follows where it does not.
+/// Emits `test`, then the branch `holds`, then the branch `does_not`.
 fn choose(test: Instruction, holds: Vec<Instruction>, does_not: Vec<Instruction>) -> Vec<Instruction> {
     let mut code = Vec::with_capacity(holds.len() + does_not.len() + 2);
     match u8::try_from(holds.len()) {
         Ok(length) => code.push(Instruction { if_false: length, ..test }),
-        // Conditional jumps reach 255 instructions, this one all of them.
+        // Conditional jumps are limited to 255 instructions, this one is not.
         Err(_) => {
             code.push(Instruction { if_true: 1, ..test });
             code.push(plain(JUMP, holds.len() as u32));
-            // Reached where the test holds: right after the jump that was passed over.
+            // If the test holds, the jump is skipped and this branch follows.
         }
     }
     code.extend(holds);
@@ -92,7 +92,7 @@ fn choose(test: Instruction, holds: Vec<Instruction>, does_not: Vec<Instruction>
     code
 }
 
-/// All architectures that share an audit value.
+/// The code for all architectures with the same audit value.
 fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
     let mut leaves: BTreeMap<u32, Vec<Instruction>> = BTreeMap::new();
     let has = |wanted| profile.architectures.contains(&wanted);
@@ -102,7 +102,7 @@ fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
             leaves.insert(number, leaf(profile, &rules));
         }
     }
-    // Ranges from each start to the next; numbers between two calls have the default.
+    // Ranges from each start to the next; numbers between two calls get the default action.
     let mut ranges: Vec<(u32, Vec<Instruction>)> = Vec::new();
     let mut push = |start: u32, code: Vec<Instruction>| {
         if ranges.last().is_none_or(|(_, last)| *last != code) {
@@ -126,7 +126,7 @@ fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
     }
     if shares_x32 && next <= X32_BIT {
         fill(&mut push, next, X32_BIT, &gap);
-        // Another convention's numbers, which was not asked for.
+        // Numbers of an architecture that the profile does not list.
         push(
             X32_BIT,
             if has(Architecture::X32) { answer(profile.default) } else { answer(Action::KillProcess) },
@@ -142,10 +142,11 @@ fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
     code
 }
 
-/// Numbers from here on are an architecture's own (arm's set_tls is 0xf0005): nobody tests them for being new.
+/// Numbers from here on are private calls of an architecture (arm's set_tls is 0xf0005), which programs do not use to
+/// test for new calls.
 const PRIVATE: u32 = 0x1000;
 
-/// What is between two calls: the default up to the last number that is known, ENOSYS beyond.
+/// Fills the range between two calls: the default action up to the last known number, ENOSYS beyond.
 fn fill(
     push: &mut impl FnMut(u32, Vec<Instruction>),
     from: u32,
@@ -164,7 +165,7 @@ fn fill(
     }
 }
 
-/// The rules about each call of an architecture, in order.
+/// The rules for each call of an architecture, in order.
 fn by_number(profile: &Profile, architecture: Architecture) -> BTreeMap<u32, Vec<&Rule>> {
     let mut numbers: BTreeMap<u32, Vec<&Rule>> = BTreeMap::new();
     for rule in &profile.rules {
@@ -175,7 +176,8 @@ fn by_number(profile: &Profile, architecture: Architecture) -> BTreeMap<u32, Vec
     numbers
 }
 
-/// Rules with conditions in their order, then the first without, else the default.
+/// The code of a call: rules with conditions in their order, then the first rule without conditions, or the default
+/// action.
 fn leaf(profile: &Profile, rules: &[&Rule]) -> Vec<Instruction> {
     let (plain, conditional): (Vec<&Rule>, Vec<&Rule>) =
         rules.iter().partition(|rule| rule.conditions.is_empty());
@@ -184,19 +186,19 @@ fn leaf(profile: &Profile, rules: &[&Rule]) -> Vec<Instruction> {
     code
 }
 
-/// Where a comparison goes on.
+/// Continuation of a comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// With the next instruction.
+    /// Continue with the next instruction.
     Next,
-    /// With what follows the condition: it holds.
+    /// Continue after the condition, because it holds.
     Holds,
-    /// With what follows the rule: it does not.
+    /// Continue after the rule, because it does not hold.
     Failed,
 }
 
-/// A rule: its conditions, then its answer; what follows it is reached where a condition does not hold. At most 12
-/// conditions of six instructions, so that every jump reaches.
+/// The code of a rule: its conditions, then its action; the next rule follows if a condition does not hold. There are
+/// at most 12 conditions of six instructions, so that every jump is short enough.
 fn block(rule: &Rule) -> Vec<Instruction> {
     let mut code: Vec<(Instruction, Then, Then, usize)> = Vec::new();
     for condition in &rule.conditions {
@@ -218,7 +220,8 @@ fn block(rule: &Rule) -> Vec<Instruction> {
     resolved.chain(answer(rule.action)).collect()
 }
 
-/// One condition: arguments have 64 bits, the machine 32, so the high half decides unless it is equal.
+/// The code of a condition. Arguments have 64 bits and the BPF machine 32, so the high half decides unless both halves
+/// are equal.
 fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
     use Then::{Failed, Holds, Next};
     let Condition { argument, compare, value } = condition;
@@ -263,7 +266,7 @@ fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
     }
 }
 
-/// A binary search over ranges: which is the last that starts at or below the number?
+/// A binary search for the last range that starts at or below the number.
 fn search(ranges: &[(u32, Vec<Instruction>)]) -> Vec<Instruction> {
     match ranges {
         [] => answer(Action::KillProcess),

@@ -1,18 +1,19 @@
-//! Numbers of system calls, by name and architecture: the kernel's ABI, which never changes and only grows. From the
-//! unistd headers of Linux 6.1 and, from number 451 on, those that came since (6.5 to 6.17), which are the same everywhere.
-//! `tests/house/calls.rs` compares every number with libseccomp, Debian's kernel headers and a newer copy of those headers.
+//! Numbers of system calls by name and architecture. They are the kernel's stable ABI. The sources are the unistd
+//! headers of Linux 6.1 and, from number 451 on, those of later versions (6.5 to 6.17), in which numbers are the same
+//! for all architectures. `tests/house/calls.rs` compares every number with libseccomp, Debian's kernel headers and a
+//! newer copy of those headers.
 
-/// Not a call of this architecture.
+/// Marks a call that an architecture does not have.
 pub(super) const NO: u16 = u16::MAX;
 
 /// Base of arm's private calls in this table: `ARM + 5` is the number 0xf0005 (linux/arch/arm/include/uapi/asm/unistd.h,
 /// `__ARM_NR_BASE`), which does not fit the columns.
 pub(super) const ARM: u16 = 0xf000;
 
-/// The last number that this table knows; from 424 on a number means the same on every architecture.
+/// The highest number in this table. Numbers from 424 on are the same on every architecture.
 pub(super) const LAST: u32 = 469;
 
-/// Name, and its number on x86_64, i386, x32 (without its bit), aarch64 and arm (EABI); in the order of names.
+/// Names, sorted, with their numbers on x86_64, i386, x32 (without its bit), aarch64 and arm (EABI).
 #[rustfmt::skip]
 pub(super) static CALLS: &[(&str, [u16; 5])] = &[
     ("_llseek", [NO, 140, NO, NO, 140]),

@@ -1,21 +1,21 @@
-//! RuntimeDefault: what containers may call when nobody says otherwise. The decisions are those that container runtimes
-//! have made for years (CRI 3.4), so that images which work elsewhere work here; the data are ours.
+//! RuntimeDefault, the default profile. It makes the same decisions as other container runtimes (CRI 3.4), so that
+//! images that work elsewhere work here; the lists are coracle's own.
 //!
-//! What is held back stands here, each with its reason and the capability that gives it back; what is allowed without a
-//! condition is listed in `allowed`. Every call of the table is in exactly one of the lists, which a unit test checks, so
-//! that a new number in the table is a decision. Calls that are newer than this build answer ENOSYS.
+//! This file lists the restricted calls, each with its reason and the capability that allows it; `allowed` lists the
+//! calls that are always allowed. A unit test checks that every call of the table is in exactly one list, so that
+//! adding a call requires a decision. Calls that are newer than this build give ENOSYS.
 //!
-//! i386's `socketcall` is allowed, as in containerd: the address family is behind a pointer, where no filter sees it, and
-//! 32-bit C libraries make every socket by that call (moby refused it for some days in 2026 and took that back). There an
-//! LSM has to refuse AF_ALG.
+//! i386's `socketcall` is allowed, as in containerd: the address family is behind a pointer, which a filter cannot
+//! read, and 32-bit C libraries create all sockets with that call (moby refused it for some days in 2026 and reverted
+//! that). Only an LSM can refuse AF_ALG there.
 
 use super::allowed::ALLOWED;
 use super::{Action, Architecture, Compare, Condition, Profile, Rule};
 use crate::capability::bit;
 
-/// A reason to hold calls back.
+/// Restricted calls with a common reason.
 struct Restricted {
-    /// Any of these capabilities gives them back; none: nothing does.
+    /// Any of these capabilities allows the calls; empty: they are never allowed.
     allowed_with: &'static [&'static str],
     names: &'static [&'static str],
 }
@@ -23,7 +23,7 @@ struct Restricted {
 const ADMIN: &str = "CAP_SYS_ADMIN";
 
 static RESTRICTED: &[Restricted] = &[
-    // The mount tree, and namespaces with rights over it.
+    // Calls that change the mount tree, or create namespaces with privileges over it.
     Restricted {
         allowed_with: &[ADMIN],
         names: &[
@@ -44,15 +44,15 @@ static RESTRICTED: &[Restricted] = &[
     },
     Restricted { allowed_with: &[], names: &["pivot_root"] },
     Restricted { allowed_with: &["CAP_SYS_CHROOT"], names: &["chroot"] },
-    // A file by its handle is a file past every path that was masked.
+    // A file handle bypasses masked paths.
     Restricted { allowed_with: &["CAP_DAC_READ_SEARCH"], names: &["open_by_handle_at"] },
     Restricted {
         allowed_with: &[ADMIN],
         names: &["fanotify_init", "quotactl", "quotactl_fd", "lookup_dcookie"],
     },
-    // Names that belong to the pod.
+    // The host name belongs to the pod.
     Restricted { allowed_with: &[ADMIN], names: &["setdomainname", "sethostname"] },
-    // Code in the kernel, and holes into it.
+    // Loading code into the kernel, and calls with a history of kernel vulnerabilities.
     Restricted {
         allowed_with: &["CAP_SYS_MODULE"],
         names: &["delete_module", "finit_module", "init_module"],
@@ -68,11 +68,11 @@ static RESTRICTED: &[Restricted] = &[
         allowed_with: &["CAP_SYS_RAWIO"],
         names: &["ioperm", "iopl", "pciconfig_iobase", "pciconfig_read", "pciconfig_write"],
     },
-    // The kernel's keyrings know no namespaces.
+    // The kernel's keyrings are not namespaced.
     Restricted { allowed_with: &[], names: &["add_key", "keyctl", "request_key"] },
-    // Other processes' memory and descriptors; ptrace itself checks well since Linux 4.8.
+    // Access to memory and descriptors of other processes; ptrace itself is safe with seccomp since Linux 4.8.
     Restricted { allowed_with: &["CAP_SYS_PTRACE"], names: &["kcmp", "pidfd_getfd", "process_madvise"] },
-    // The node as a whole.
+    // Calls that affect the whole node.
     Restricted { allowed_with: &["CAP_SYS_BOOT"], names: &["reboot"] },
     Restricted { allowed_with: &[], names: &["swapoff", "swapon"] },
     Restricted { allowed_with: &["CAP_SYS_PACCT"], names: &["acct"] },
@@ -87,7 +87,7 @@ static RESTRICTED: &[Restricted] = &[
         names: &["get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node"],
     },
     Restricted { allowed_with: &[], names: &["migrate_pages", "move_pages"] },
-    // i386 had them before C libraries used their successors; containerd does not allow them.
+    // Old i386 calls that C libraries no longer use; containerd does not allow them either.
     Restricted {
         allowed_with: &[],
         names: &[
@@ -106,7 +106,7 @@ static RESTRICTED: &[Restricted] = &[
             "ssetmask",
         ],
     },
-    // Dead, or never alive.
+    // Obsolete or unimplemented calls.
     Restricted {
         allowed_with: &[],
         names: &[
@@ -141,24 +141,24 @@ static RESTRICTED: &[Restricted] = &[
     },
 ];
 
-/// Calls that the table knows and containerd's profile does not yet: they answer ENOSYS, as runc answers calls that are
-/// newer than a profile, and programs fall back on the ioctl that these two replace (Linux 6.17).
+/// Calls that the table has and containerd's profile does not have yet. They give ENOSYS, like calls that are newer
+/// than a profile in runc, and programs fall back to the ioctl that these two replace (Linux 6.17).
 const NEWER: [&str; 2] = ["file_getattr", "file_setattr"];
 
-/// Namespaces that clone(2) makes: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+/// Namespace flags of clone(2): CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
-/// What personality(2) may set: Linux, Linux as 2.6, 32 bits of either, and asking.
+/// Allowed arguments of personality(2): Linux, Linux as 2.6, 32-bit variants of both, and the query.
 const PERSONALITIES: [u64; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
-/// Address families that no container may have a socket of, whatever its capabilities: AF_ALG (the kernel's crypto API,
-/// which had CVE-2026-31431) and AF_VSOCK (to the hypervisor, past every network namespace).
+/// Address families of which no container may create a socket, regardless of its capabilities: AF_ALG (the kernel's
+/// crypto API, which had CVE-2026-31431) and AF_VSOCK (to the hypervisor, bypassing network namespaces).
 const FAMILIES: [u64; 2] = [38, 40];
-/// The family is an `int`: the kernel ignores the argument's upper half, so the filter must, too.
+/// The family is an `int`: the kernel ignores the upper half of the argument, so the filter must ignore it too.
 const INT: u64 = 0xffff_ffff;
-/// `errno`, as filters answer it.
+/// EPERM as the result of a filter.
 const EPERM: u16 = 1;
 const ENOSYS: u16 = 38;
 
-/// The profile for a container that may have these capabilities (bit n is capability n).
+/// The profile for a container with these capabilities (bit n is capability n).
 pub fn runtime_default(capabilities: u64) -> Profile {
     let has = |name: &&str| bit(name).is_some_and(|bit| capabilities & bit != 0);
     let given = RESTRICTED
@@ -172,7 +172,8 @@ pub fn runtime_default(capabilities: u64) -> Profile {
     } else {
         let no_namespaces = Compare::Masked { mask: CLONE_NAMESPACES };
         rules.push(rule(&["clone"], Some((no_namespaces, 0)), Action::Allow));
-        // Its flags are behind a pointer, where no filter sees them: programs fall back to clone.
+        // The flags of clone3 are behind a pointer, which a filter cannot read; after ENOSYS programs fall back to
+        // clone.
         rules.push(rule(&["clone3"], None, Action::Errno(ENOSYS)));
     }
     for personality in PERSONALITIES {

@@ -1,14 +1,16 @@
-//! What a compiled filter says to one call: to know before a start whether the start's own calls would pass.
+//! Evaluates a compiled filter for one call, to determine before a start whether the start's own calls would pass it.
 
 use super::Architecture;
 
 /// `struct sock_filter`.
 const INSTRUCTION_BYTES: usize = 8;
-/// The calls that a process makes after its filter is set, beside exec: their numbers, and first arguments that filters look at.
+/// Calls that a process makes after its filter has been set, in addition to exec, with the arguments that filters
+/// examine.
 const CLONE_FLAGS: u64 = 0x8000 | 0x10_0000 | 17;
 const SET_CONTROLLING_TERMINAL: u64 = 0x540e;
 
-/// Whether a process behind this filter can clone another one, and that one lead a session, with a controlling terminal.
+/// Whether the filter allows the process to clone another one, and that one to create a session with a controlling
+/// terminal.
 pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
     use nix::libc::{SYS_clone, SYS_ioctl, SYS_setsid};
     let calls =
@@ -23,14 +25,14 @@ pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
     })
 }
 
-/// Runs a classic BPF program over a `struct seccomp_data`; false also where it cannot be followed.
+/// Runs a classic BPF program on a `struct seccomp_data`; returns false also for unsupported instructions.
 fn passes(program: &[u8], data: &[u8; 64]) -> bool {
     const ACTION: u32 = 0xffff_0000;
     const ALLOW: u32 = 0x7fff_0000;
     const LOG: u32 = 0x7ffc_0000;
     let (instructions, _) = program.as_chunks::<INSTRUCTION_BYTES>();
     let (mut at, mut value) = (0_usize, 0_u32);
-    // Jumps only lead forward, so this ends.
+    // All jumps are forward, so the loop terminates.
     while let Some([a, b, yes, no, operand @ ..]) = instructions.get(at) {
         let operand = u32::from_ne_bytes(*operand);
         at += 1;

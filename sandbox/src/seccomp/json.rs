@@ -1,5 +1,5 @@
-//! Profiles as files: the JSON that the OCI runtime specification and every container runtime share (LinuxSeccomp, with
-//! Docker's additions: `archMap`, `includes`, `excludes`).
+//! Parses profiles in the JSON format of the OCI runtime specification (LinuxSeccomp, with Docker's additions
+//! `archMap`, `includes` and `excludes`).
 
 use serde::Deserialize;
 
@@ -8,13 +8,13 @@ use crate::Error;
 use crate::capability::bit;
 use crate::probe::kernel_version;
 
-/// Longest file; Docker's own default has 14 KiB.
+/// Maximum size of a file; Docker's default profile has 14 KiB.
 const FILE_BYTES_MAX: usize = 1 << 20;
-/// Most conditions of one rule: two for each argument are more than anybody writes.
+/// Maximum number of conditions of one rule: two for each argument.
 const CONDITIONS_MAX: usize = 12;
-/// What an action answers when the file does not say (EPERM).
+/// Default error number of an action (EPERM).
 const ERRNO_DEFAULT: u16 = 1;
-/// Largest errno a filter can answer (linux/err.h, MAX_ERRNO).
+/// Largest error number that a filter can return (linux/err.h, MAX_ERRNO).
 const ERRNO_MAX: u32 = 4095;
 
 #[derive(Deserialize)]
@@ -80,7 +80,7 @@ struct Filter {
     min_kernel: Option<String>,
 }
 
-/// Reads a profile for a container that may have these capabilities, on a kernel of this release (`6.1.0-18-amd64`).
+/// Parses a profile for a container with these capabilities on a kernel with this release (`6.1.0-18-amd64`).
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
@@ -101,7 +101,7 @@ pub fn parse(text: &[u8], capabilities: u64, release: &str) -> Result<Profile, E
         }
     }
     let flags = file.flags.iter().try_fold(0, |flags, name| Ok(flags | flag(name)?))?;
-    // Without a word on it a file means only the calls it names: its default is for the rest, new ones included.
+    // The default action of a file applies to all other calls, including new ones.
     Ok(Profile {
         default,
         unknown: default,
@@ -165,7 +165,7 @@ fn condition(field: &str, argument: &Argument) -> Result<Condition, Error> {
     Ok(Condition { argument: argument.index, compare, value })
 }
 
-/// Whether the rule is for this container on this kernel.
+/// Whether the rule applies to this container on this kernel.
 fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
     let has = |name: &String| bit(name).is_some_and(|bit| capabilities & bit != 0);
     let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
@@ -188,7 +188,7 @@ fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
 
 fn flag(name: &str) -> Result<u32, Error> {
     Ok(match name {
-        // A process with one thread has nobody to synchronise with.
+        // The process has one thread, so there is nothing to synchronize.
         "SECCOMP_FILTER_FLAG_TSYNC" => 0,
         "SECCOMP_FILTER_FLAG_LOG" => 2,
         "SECCOMP_FILTER_FLAG_SPEC_ALLOW" => 4,
@@ -196,7 +196,7 @@ fn flag(name: &str) -> Result<u32, Error> {
     })
 }
 
-/// The native one always, and those of this machine's family that the file names.
+/// The native architecture, and compatible ones that the file lists.
 fn architectures(named: &[String], map: &[ArchMap]) -> Result<Vec<Architecture>, Error> {
     let native = Architecture::HERE[0];
     let mut all = vec![native];
@@ -211,7 +211,7 @@ fn architectures(named: &[String], map: &[ArchMap]) -> Result<Vec<Architecture>,
             {
                 all.push(architecture);
             }
-            // Another machine's, or one that needs no saying.
+            // An architecture of another machine, or the native one.
             _ if name.starts_with("SCMP_ARCH_") => {}
             _ => return Err(invalid("architectures", format!("{name:?} is no architecture"))),
         }

@@ -1,12 +1,13 @@
-//! Seccomp filters: which system calls a container may make, as a classic BPF program that the kernel runs before each.
+//! Seccomp filters: the system calls that a container may make, compiled to a classic BPF program that the kernel runs
+//! for each call.
 //!
 //! ```text
 //!   RuntimeDefault ─► default ─┐
 //!   a Localhost file ─► json ──┴─► Profile ─► compile ─► struct sock_filter, 8 bytes each
 //! ```
-//! Pure: a profile in, bytes out. One program serves the native architecture and the 32-bit ones the kernel runs beside
-//! it; a call of any other kills. Within an architecture numbers are found by a binary search, so that the most usual calls
-//! cost some ten instructions whatever the profile's length.
+//! Pure: compiles a profile to bytes. One program covers the native architecture and the 32-bit ones that the kernel
+//! supports; a call of any other architecture kills the process. Within an architecture a binary search finds the
+//! number, so that a call costs about ten instructions, regardless of the profile's length.
 
 mod allowed;
 mod assemble;
@@ -23,22 +24,22 @@ pub use json::parse;
 
 use crate::Error;
 
-/// What the kernel does with a call.
+/// Actions of the kernel for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ends the process.
+    /// Kills the process.
     KillProcess,
-    /// Ends the thread.
+    /// Kills the thread.
     KillThread,
     /// Sends SIGSYS.
     Trap,
-    /// Answers with this errno.
+    /// Returns this error number.
     Errno(u16),
-    /// Asks a tracer; ENOSYS where there is none.
+    /// Notifies a tracer; ENOSYS if there is none.
     Trace(u16),
-    /// Allows, and says so in the audit log.
+    /// Allows the call and logs it in the audit log.
     Log,
-    /// Allows.
+    /// Allows the call.
     Allow,
 }
 
@@ -57,7 +58,7 @@ impl Action {
     }
 }
 
-/// How an argument is compared.
+/// Comparison of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// `!=`
@@ -74,35 +75,35 @@ pub enum Compare {
     Greater,
     /// `argument & mask == value`
     Masked {
-        /// The bits that count.
+        /// The compared bits.
         mask: u64,
     },
 }
 
-/// A condition on one argument, unsigned, of 64 bits.
+/// A condition on one argument, an unsigned 64-bit number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// 0 to 5.
+    /// Index of the argument, 0 to 5.
     pub argument: u8,
-    /// How.
+    /// The comparison.
     pub compare: Compare,
-    /// With what.
+    /// The value to compare with.
     pub value: u64,
 }
 
-/// What is done with some calls, where every condition holds.
+/// A rule: the action for some calls if all conditions hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Names. One that no architecture knows has no effect, as in every runtime, because profiles outlive kernels;
-    /// [`Profile::unknown_names`] tells which those are.
+    /// Names of calls. A name that no architecture has is ignored, as in other runtimes, because profiles are used with
+    /// different kernels; [`Profile::unknown_names`] returns them.
     pub names: Vec<String>,
-    /// All must hold; none at all always do.
+    /// Conditions, all of which must hold; if empty, the rule always applies.
     pub conditions: Vec<Condition>,
-    /// What then.
+    /// The action.
     pub action: Action,
 }
 
-/// System call conventions that one kernel may serve.
+/// System call architectures (calling conventions).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// 64-bit x86.
@@ -118,14 +119,14 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Every one that this machine's kernel may serve, the native one first.
+    /// All architectures that the kernel of this machine may support, the native one first.
     pub const HERE: &'static [Architecture] = if cfg!(target_arch = "aarch64") {
         &[Architecture::Aarch64, Architecture::Arm]
     } else {
         &[Architecture::X86_64, Architecture::X86, Architecture::X32]
     };
 
-    /// Every one of the table of calls, of this machine or not.
+    /// All architectures of the table of calls.
     pub const ALL: [Architecture; 5] = [
         Architecture::X86_64,
         Architecture::X86,
@@ -134,7 +135,7 @@ impl Architecture {
         Architecture::Arm,
     ];
 
-    /// AUDIT_ARCH_…, which the kernel tells a filter.
+    /// The AUDIT_ARCH_… value in the filter's input.
     fn audit(self) -> u32 {
         match self {
             Architecture::X86_64 | Architecture::X32 => 0xc000_003e,
@@ -154,7 +155,7 @@ impl Architecture {
         }
     }
 
-    /// The call's number, as the kernel tells it to a filter; none: this architecture does not have the call.
+    /// The number of a call in the filter's input; `None` if this architecture does not have the call.
     pub fn number(self, name: &str) -> Option<u32> {
         let index = calls::CALLS.binary_search_by_key(&name, |(name, _)| name).ok()?;
         match calls::CALLS[index].1[self.column()] {
@@ -171,25 +172,25 @@ const X32_BIT: u32 = 0x4000_0000;
 /// The first number of arm's private calls (`__ARM_NR_BASE`).
 const ARM_PRIVATE: u32 = 0xf_0000;
 
-/// A whole policy.
+/// A complete profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// For calls that no rule is about, and for those whose conditions do not hold.
+    /// Action for calls without a rule, and for calls whose conditions do not hold.
     pub default: Action,
-    /// For numbers that are higher than every one this build knows: a program tests for a new call by ENOSYS, and falls back.
+    /// Action for numbers above all that this build knows: programs detect a missing call by ENOSYS and fall back.
     pub unknown: Action,
-    /// Which conventions may be used at all.
+    /// Allowed architectures.
     pub architectures: Vec<Architecture>,
-    /// In order: of several rules about one call the first whose conditions hold decides; those without conditions come
-    /// after those with.
+    /// Rules in order: of several rules for one call the first whose conditions hold applies; rules without conditions
+    /// come after those with conditions.
     pub rules: Vec<Rule>,
     /// SECCOMP_FILTER_FLAG_…
     pub flags: u32,
 }
 
 impl Profile {
-    /// Names in rules that are no call of any architecture this build knows: the rules do nothing about them, and
-    /// [`Profile::default`] or [`Profile::unknown`] decides. Whoever loads a profile has to say so.
+    /// Names in rules that are not calls of any known architecture. The rules have no effect for them:
+    /// [`Profile::default`] or [`Profile::unknown`] applies. A caller that loads a profile should log them.
     pub fn unknown_names(&self) -> impl Iterator<Item = &str> {
         let names = self.rules.iter().flat_map(|rule| rule.names.iter().map(String::as_str));
         names.filter(|name| calls::CALLS.binary_search_by_key(name, |(known, _)| known).is_err())
@@ -199,7 +200,7 @@ impl Profile {
 /// Compiles a profile.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a program that is longer than the kernel takes.
+/// [`Error::Invalid`] if the program is longer than the kernel's limit.
 pub fn compile(profile: &Profile) -> Result<crate::plan::Seccomp, Error> {
     assemble::program(profile).map(|program| crate::plan::Seccomp { program, flags: profile.flags })
 }

@@ -1,9 +1,9 @@
-//! Programs are run by an interpreter of the kernel's instruction set and compared with what the profile says, read
-//! plainly; the kernel's own verdict on the same programs is in `tests/lifecycle`.
+//! Runs compiled programs in an interpreter of the kernel's instruction set and compares the results with a direct
+//! evaluation of the profile; `tests/lifecycle` tests the same programs with the kernel.
 
 use super::*;
 
-/// What a call looks like to a filter.
+/// A call as the input of a filter.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     architecture: Architecture,
@@ -11,7 +11,7 @@ struct Call {
     arguments: [u64; 6],
 }
 
-/// Runs a program; panics on what the kernel's verifier would refuse.
+/// Runs a program; panics if the kernel's verifier would refuse it.
 fn interpret(program: &[u8], call: Call) -> u32 {
     let mut data = call.number.to_le_bytes().to_vec();
     data.extend(call.architecture.audit().to_le_bytes());
@@ -41,7 +41,7 @@ fn interpret(program: &[u8], call: Call) -> u32 {
     }
 }
 
-/// What the profile says, without any cleverness.
+/// Evaluates the profile directly.
 fn evaluate(profile: &Profile, call: Call) -> Action {
     if !profile.architectures.contains(&call.architecture) {
         return Action::KillProcess;
@@ -79,7 +79,7 @@ fn program(profile: &Profile) -> Vec<u8> {
 
 const ALL: [Architecture; 5] = Architecture::ALL;
 
-/// Numbers in which the five conventions differ, and those around every border.
+/// Numbers in which the five architectures differ, and numbers around every limit.
 fn numbers(architecture: Architecture) -> impl Iterator<Item = u32> {
     let bit = if architecture == Architecture::X32 { X32_BIT } else { 0 };
     (0..600).chain([0xfff, 0x1000, 0xf_0002, 0xf_0005, 0xffff]).map(move |number| number | bit)
@@ -107,7 +107,7 @@ fn the_table_is_sorted_and_holds_what_everybody_knows() {
     }
 }
 
-/// Profiles at random: every call and interesting argument has the answer that a plain reading gives.
+/// Random profiles: the program and the direct evaluation agree for every call and interesting argument.
 #[test]
 fn programs_say_what_profiles_say() {
     let mut seed = 5_u64;
@@ -212,7 +212,7 @@ fn the_default_profile_holds_back_what_it_should() {
     }
 }
 
-/// RuntimeDefault as it is compiled on either machine.
+/// RuntimeDefault as compiled on a machine with these architectures.
 fn default_on(architectures: &[Architecture], capabilities: u64) -> Profile {
     Profile { architectures: architectures.to_vec(), ..runtime_default(capabilities) }
 }
@@ -284,7 +284,7 @@ fn arm_calls_of_the_default_profile() {
         let call = Call { architecture: Architecture::Aarch64, number, arguments: [0; 6] };
         assert_eq!((interpret(&plain, call), interpret(&search, call)), (without, with), "{call:?}");
     }
-    // A profile that denies the call by name, on a default that allows.
+    // A profile that denies the call by name and allows all others.
     let mut deny = parse(
         br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
             {"names": ["open_by_handle_at", "set_tls"], "action": "SCMP_ACT_ERRNO"}]}"#,
@@ -378,7 +378,7 @@ fn what_is_wrong_with_a_file_is_named() {
         let error = parse(text.as_bytes(), 0, "6.1").unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("seccomp"), "{text}: {error}");
     }
-    // Whatever bytes a file has, reading it ends, and without a panic.
+    // Parsing any bytes terminates without a panic.
     let text =
         br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["x"], "action": "SCMP_ACT_TRAP"}]}"#;
     for place in 0..text.len() {
@@ -413,11 +413,11 @@ fn decisions_are_those_of_libseccomp() {
         let mut calls = 0;
         for architecture in ALL {
             let is_narrow = matches!(architecture, Architecture::X86 | Architecture::X32 | Architecture::Arm);
-            // A 32-bit program has no arguments with a high half.
+            // A 32-bit program has no arguments above 32 bits.
             let values = low.iter().chain(if is_narrow { &[][..] } else { &high });
             for number in numbers(architecture) {
-                // i386 has sockets and System V IPC behind one number each; libseccomp takes a rule about `connect`
-                // for a rule about that number, too. We take names as they stand: a profile names `socketcall`.
+                // i386 multiplexes sockets and System V IPC behind one number each; libseccomp applies a rule for
+                // `connect` to that number too. coracle does not: a profile names `socketcall` itself.
                 if architecture == Architecture::X86 && [102, 117].contains(&number) {
                     continue;
                 }
@@ -437,8 +437,8 @@ fn decisions_are_those_of_libseccomp() {
     }
 }
 
-/// Children that read archives: abort(3) works, and no other thread or process is named. On 8e6441f tkill and tgkill were
-/// allowed for any.
+/// Processes that read archives may signal only themselves, which abort(3) needs. On 8e6441f tkill and tgkill were
+/// allowed for any process.
 #[test]
 fn a_jail_lets_a_process_signal_itself_only() {
     let profile = crate::jail::only(&["read"]);

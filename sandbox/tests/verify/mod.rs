@@ -1,5 +1,5 @@
-//! `Op::Verify` against the kernel: records in which one defence is missing, or one mount too many, are not carried out.
-//! Each is a whole plan's record with one change, so what fails is that change.
+//! Tests `Op::Verify` with the kernel: records that lack one mask, or have an additional mount, must fail. Each is the
+//! record of a complete plan with one change, which must be the reason of the failure.
 
 use std::ffi::CStr;
 
@@ -7,9 +7,9 @@ use coracle_wire::{Block, Failure, Op, Propagation, Text, walk};
 
 use super::*;
 
-/// A record with some of its operations exchanged for others. `changed` gets each one.
+/// Replaces operations of a record: `change` is called with each one.
 fn changed(record: &[u8], mut change: impl FnMut(Op<'static>, &mut Vec<Op<'static>>)) -> Vec<u8> {
-    // Operations borrow from the record; a test may keep it for ever.
+    // Operations borrow from the record, which the test leaks.
     let record: &'static [u8] = Box::leak(record.to_vec().into_boxed_slice());
     let mut ops = Vec::new();
     for op in walk(record).unwrap() {
@@ -23,7 +23,7 @@ fn changed(record: &[u8], mut change: impl FnMut(Op<'static>, &mut Vec<Op<'stati
     bytes
 }
 
-/// The record without what `is_out` names.
+/// The record without the operation for which `is_out` is true.
 fn without(record: &[u8], is_out: impl Fn(&Op<'_>) -> bool) -> Vec<u8> {
     let mut left_out = 0;
     let record = changed(record, |op, ops| match is_out(&op) {
@@ -34,7 +34,7 @@ fn without(record: &[u8], is_out: impl Fn(&Op<'_>) -> bool) -> Vec<u8> {
     record
 }
 
-/// The record with these operations before the one that checks.
+/// The record with these operations inserted before the verification.
 fn with(record: &[u8], more: &[Op<'static>]) -> Vec<u8> {
     changed(record, |op, ops| {
         if matches!(op, Op::Verify { .. }) {
@@ -49,7 +49,7 @@ fn fresh(kind: &'static CStr, target: &'static CStr) -> Op<'static> {
     Op::Filesystem { kind: Text::new(kind), options, attributes: 0, target: Text::new(target) }
 }
 
-/// A device that is no mask.
+/// Opens a device that is not a mask.
 fn zero_tree() -> Op<'static> {
     Op::OpenTree { slot: 200, path: Text::new(c"/dev/zero"), recursive: false, from_host: false }
 }
@@ -64,7 +64,7 @@ fn start_request(number: u8) -> Request {
     }
 }
 
-/// What comes of it: `None` where it starts, else what the daemon would say.
+/// The outcome of a record: `None` if the process starts, else the error text.
 fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
     let launch = monitor::memfd(record).unwrap();
     match ask(monitor, start_request(number), &[launch.as_fd()]) {
@@ -74,7 +74,8 @@ fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
     }
 }
 
-/// The record of a plan with paths that no kernel has: below what a mount could hide, in a mask, outside of the kernel's.
+/// The record of a plan with paths that no kernel has: below a path that a mount could hide, inside a mask, outside of
+/// the kernel's file systems.
 fn right_record(directory: &Path) -> Vec<u8> {
     let mut plan = container_plan(directory, "exec sleep 100");
     let missing = ["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"];
@@ -95,7 +96,7 @@ fn is_fresh(op: &Op<'_>, path: &CStr) -> bool {
     matches!(op, Op::Filesystem { target, .. } if *target == Text::new(path))
 }
 
-/// What each case is, its record, and what the daemon says of it; `None`: it starts.
+/// Name, record and expected error of each case; `None`: the process starts.
 type Cases = Vec<(&'static str, Vec<u8>, Option<&'static str>)>;
 
 #[track_caller]
@@ -116,7 +117,7 @@ fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
     }
 }
 
-/// A record that lacks one defence does not start its process.
+/// A record that lacks one mask does not start its process.
 #[test]
 fn what_is_not_as_planned_does_not_start() {
     check_all("lacking", |right| {
@@ -146,7 +147,7 @@ fn what_is_not_as_planned_does_not_start() {
     });
 }
 
-/// A record with one mount too many does not start its process.
+/// A record with an additional mount does not start its process.
 #[test]
 fn what_is_mounted_beside_the_plan_does_not_start() {
     check_all("beside", |right| {
@@ -189,9 +190,9 @@ fn what_is_mounted_beside_the_plan_does_not_start() {
     });
 }
 
-/// It costs each start less than 0.1 ms, its budget (docs/performance.md). Printed is the processor's time of a process whose
-/// record checks a hundred times more, in the best of twelve runs; refused is three times the budget, as tests share a
-/// machine.
+/// The verification takes less than its budget of 0.1 ms (docs/performance.md). The test prints the CPU time of a
+/// process whose record verifies a hundred times, the best of twelve runs; it fails at three times the budget, because
+/// tests share a machine.
 #[test]
 fn the_check_is_cheap() {
     const TIMES: u32 = 100;
@@ -212,7 +213,7 @@ fn the_check_is_cheap() {
         let (reply, descriptors) = next(&monitor);
         assert_eq!(reply, FromMonitor::Reply { number: 1, reply: Reply::Started });
         let pid = monitor::pid_of(descriptors[0].as_fd()).expect("it runs");
-        // Its first number is the nanoseconds on a processor.
+        // The first number is the CPU time in nanoseconds.
         let spent = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
         Duration::from_nanos(spent.split(' ').next().unwrap().parse().unwrap())
     };

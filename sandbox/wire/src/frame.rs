@@ -244,7 +244,7 @@ mod tests {
             (Request::Forget { container: id }, format!("0505 {seven}")),
             (Request::Shutdown, "0506".to_owned()),
             (Request::Stdin { container: id }, format!("0507 {seven}")),
-            // Of 0.2.0:
+            // Requests of 0.2.0:
             (Request::Attach { container: id, stdout: true, stderr: false }, format!("0508 {seven} 01 00")),
             (Request::CloseStdin { container: id }, format!("0509 {seven}")),
             (Request::TcpSocket { is_ipv6: true }, "050a 01".to_owned()),

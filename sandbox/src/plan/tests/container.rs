@@ -56,8 +56,8 @@ fn the_whole_order_of_a_container() {
     assert_eq!(words(&record), expected);
 }
 
-/// What is made belongs to its root, what only the node's root may do comes before it enters, and all mounts are there to
-/// be locked when it does.
+/// Created files belong to the container's root, operations that need the node's root come before the user namespace is
+/// entered, and all mounts exist by then, so that they are locked.
 #[test]
 fn a_user_namespace_is_entered_last() {
     let range = IdRange { inside: 0, outside: 100_000, length: 65_536 };
@@ -141,7 +141,7 @@ fn details_that_words_do_not_show() {
     }
 }
 
-/// The words between the pivot and the masks: what is put where.
+/// Descriptions of the operations between pivot_root and the masks.
 fn layout(plan: &ContainerPlan) -> Vec<String> {
     let record = container(plan).unwrap();
     words(&record)
@@ -396,7 +396,7 @@ fn devices_beside_the_default_ones() {
 #[test]
 fn slots_are_bounded_and_no_mask_covers_the_root() {
     let mut plan = container_plan();
-    // The kubelet masks a directory per CPU: 240 of them still fit beside the default binds.
+    // The kubelet masks one directory per CPU: 240 of them fit in addition to the default mounts.
     plan.masked_paths =
         (0..240).map(|cpu| format!("/sys/devices/system/cpu/cpu{cpu}/thermal_throttle")).collect();
     let record = container(&plan).unwrap();

@@ -1,4 +1,4 @@
-//! Every rule of a plan as a table: request in, operations out. No root, no kernel.
+//! Tests of the rules of plans as tables from requests to operations. They need neither root nor a kernel.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The order of mounts, image volumes and covers, and what the process is told to check.
+//! Tests of the order of mounts, image volumes and masks, and of the input of the verification.
 
 use coracle_wire::{Block, KernelDirectory, Mismatch};
 
@@ -14,7 +14,7 @@ fn all(block: Block<'_>) -> Vec<String> {
     block.iter().map(|text| text.to_str().expect("UTF-8").to_owned()).collect()
 }
 
-/// What an operation attaches in the root, and where.
+/// The mount that an operation attaches in the root, with its target.
 fn attaches(op: &Op<'_>) -> Option<String> {
     match op {
         Op::Attach { target, .. } | Op::Filesystem { target, .. } => Some(text(*target)),
@@ -55,7 +55,7 @@ fn image_volumes_come_before_what_they_could_hide() {
         "check what was mounted",
     ];
     assert!(order.map(at).is_sorted(), "{words:#?}");
-    // The same with a writable root.
+    // The result is the same with a writable root.
     plan.root.read_only = false;
     assert_eq!(image_volumes(&container(&plan).unwrap()).len(), 3);
 }
@@ -77,7 +77,7 @@ fn image_volumes_of_the_kernels_directories_are_refused() {
     let many = (0..257).map(|number| format!("/v{number}")).collect();
     let refused = container(&ContainerPlan { image_volumes: many, ..container_plan() }).unwrap_err();
     assert_eq!(refused.to_string(), "image volumes: the image declares 257, more than 256");
-    // Unless the pod has a volume there.
+    // It is allowed if the pod has a volume there.
     let mut plan = container_plan();
     plan.image_volumes = vec!["/sys/fs/cgroup".into(), "/dev/mine".into(), "/process".into()];
     plan.mounts = vec![mount("/h", "/sys/fs/cgroup/"), mount("/dev", "/dev")];
@@ -146,7 +146,7 @@ fn older_monitors_get_no_check_and_no_image_volume_after_masks() {
         ops(&record).into_iter().filter(|op| !matches!(op, Op::Verify { .. } | Op::Keyring)).collect();
     assert_eq!(ops(&older), without);
     assert_eq!(without.len() + 2, ops(&record).len());
-    // As the build before made it.
+    // A record in the form of the previous build.
     let mut before = record::Record::new();
     before.push(&Op::Mask { slot: 0, target: Text::new(c"/proc/keys") }).unwrap();
     before.push(&Op::BindSelf { path: Text::new(c"/proc") }).unwrap();
@@ -200,7 +200,7 @@ fn links_where_a_mount_goes_are_the_images_fault() {
     assert!(!is_fault("overlay root", ELOOP) && !is_fault("check what was mounted", 1 << 28));
 }
 
-/// Numbers that look random and are the same in every run.
+/// A deterministic random number generator.
 struct Numbers(u64);
 
 impl Numbers {
@@ -225,8 +225,8 @@ impl Numbers {
     }
 }
 
-/// Property: whatever volumes, image volumes, masks and read-only paths there are, nothing hides what is planned below it,
-/// and nothing comes after what covers.
+/// Property: for any volumes, image volumes, masked and read-only paths, no mount hides a planned mount below it, and
+/// no mount comes after the masked and read-only paths.
 #[test]
 fn the_order_holds_for_any_plan() {
     let mut numbers = Numbers(11);
@@ -246,7 +246,7 @@ fn the_order_holds_for_any_plan() {
             1 => CgroupMount::Namespaced,
             _ => CgroupMount::Legacy { directories: vec![("memory".into(), "/c".into())], links: vec![] },
         };
-        // What is refused is so for one of its paths, as other tests say.
+        // Plans are refused because of one of their paths, which other tests cover.
         let Ok(record) = container(&plan) else { continue };
         compiled += 1;
         check_order(&ops(&record), &plan).unwrap_or_else(|why| panic!("round {round}: {why}: {plan:#?}"));
@@ -255,7 +255,7 @@ fn the_order_holds_for_any_plan() {
 }
 
 fn check_order(ops: &[Op<'_>], plan: &ContainerPlan) -> Result<(), String> {
-    // The one of cgroup v1 is part of a mount.
+    // The read-only operation for cgroup v1 is part of a mount.
     let is_cover = |op: &Op<'_>| match op {
         Op::Mask { .. } => true,
         Op::ReadOnly { target } => {

@@ -50,7 +50,7 @@ fn an_exec_joins_before_it_does_anything_else() {
     assert_eq!(words(&record)[3], "make the terminal");
 }
 
-/// Before any file of the image is in view, and again for an exec.
+/// The profile is set before any file of the image is accessible, and also for an exec.
 #[test]
 fn an_apparmor_profile_is_set_through_the_nodes_procfs() {
     let process = Process { apparmor: Some("my profile".into()), ..process() };
@@ -64,8 +64,8 @@ fn an_apparmor_profile_is_set_through_the_nodes_procfs() {
     assert!(words(&exec).iter().any(|word| word == set));
 }
 
-/// The process's label, and that of its keys, through the node's procfs; the files' on each file system of its own. An exec
-/// takes its container's.
+/// The labels of the process and its keys are set through the node's procfs, the label of files on each of the
+/// container's own file systems. An exec gets its container's label.
 #[test]
 fn selinux_labels_are_set_before_the_root_and_on_every_file_system_of_its_own() {
     let label = "system_u:system_r:container_t:s0:c1,c2";
@@ -221,7 +221,7 @@ fn errors_read_as_users_expect() {
     let record = container(&plan).unwrap();
     let last = ops(&record).len() as u16 - 1;
     assert_eq!(explain(&record, last, 2), "exec: \"/bin/nope\": no such file or directory");
-    // Damaged records are described, never a panic.
+    // Damaged records are described without a panic.
     for cut in 0..record.len() {
         let _ = explain(&record[..cut], last, 2);
     }
