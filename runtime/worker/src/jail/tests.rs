@@ -2,7 +2,7 @@
 
 use coracle_sandbox::seccomp::Architecture;
 
-use super::{DECOMPRESS_CALLS, NEVER, SOCKETS, UNPACK_CALLS};
+use super::{DECOMPRESS_CALLS, NEVER, SOCKETS, UNPACK_CALLS, network};
 
 /// Calls that these architectures do not have: I/O ports are x86's, and i386 loads kernels by `kexec_load` alone.
 const ABSENT: [(&str, &[Architecture]); 3] = [
@@ -26,7 +26,8 @@ fn denied_calls_have_numbers_on_every_architecture() {
 
 #[test]
 fn allowed_calls_are_calls() {
-    for name in DECOMPRESS_CALLS.iter().chain(UNPACK_CALLS) {
+    let conditional = network::CALLS_WITH.iter().flat_map(|allowed| allowed.calls);
+    for name in DECOMPRESS_CALLS.iter().chain(UNPACK_CALLS).chain(network::CALLS).chain(conditional) {
         let is_known = Architecture::ALL.iter().any(|architecture| architecture.number(name).is_some());
         assert!(is_known, "{name}");
     }
