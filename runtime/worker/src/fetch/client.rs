@@ -29,10 +29,10 @@ use crate::registries::Endpoint;
 const CONTROL_MAX: Duration = Duration::from_secs(30);
 
 /// What a fetcher gets beyond its own limits, which come first and say more.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Duration::from_secs(10) };
 
 /// What looking up a name may take, each time: musl waits for five seconds for each domain of the search list.
-const NAMES_MAX: Duration = Duration::from_secs(30);
+const NAMES_MAX: Duration = if cfg!(test) { GRACE } else { Duration::from_secs(30) };
 
 /// Requests that one answer may take: each redirect, and the same again with a token.
 const STEPS_MAX: u32 = 13;
@@ -106,7 +106,6 @@ impl Fetcher {
 
     /// Waits until it is confined, and hands over what it needs for these endpoints of `registry`.
     pub(crate) fn set_up(&self, endpoints: &[Endpoint], registry: &str) -> Result<(), Failure> {
-        let setup = setup::gather(endpoints, registry, self.patience);
         let mut control = lock(&self.control);
         let ready = read_message_within::<Ready>(&mut control.socket, READY_BYTES_MAX);
         match ready {
@@ -115,6 +114,7 @@ impl Fetcher {
             Ok(None) => return Err(self.lose(Broken::Ended)),
             Err(error) => return Err(self.lose(Broken::Nonsense(error.to_string()))),
         }
+        let setup = setup::gather(endpoints, registry, self.patience);
         write_message(&mut control.socket, &Order::Setup(setup))
             .map_err(|error| invalid(format!("certificates and hosts of registry {registry}: {error}")))
     }
@@ -281,3 +281,6 @@ impl Read for Timed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -95,7 +95,7 @@ fn start(work: impl FnOnce(bool) + Send + 'static, at_work: Arc<AtomicUsize>) ->
 }
 
 /// The next order and its descriptor; none once the worker has hung up.
-fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Option<OwnedFd>)>> {
+pub(super) fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Option<OwnedFd>)>> {
     // The descriptor comes with a message's first byte, so its length is received, and the rest is read.
     let mut length = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
