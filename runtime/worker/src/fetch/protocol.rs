@@ -190,7 +190,10 @@ pub(super) fn write_answer(to: &mut impl Write, mut answer: Answer) -> Result<()
 
 /// Leaves room for the rest of a message.
 fn shorten(text: &mut String) {
-    let end = text.floor_char_boundary(ANSWER_BYTES_MAX / 2);
+    let mut end = text.len().min(ANSWER_BYTES_MAX / 2);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
     text.truncate(end);
 }
 

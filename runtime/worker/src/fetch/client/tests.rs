@@ -1,7 +1,6 @@
 //! A worker and its fetcher in one process: a real one with a registry of a few lines, and ones that were taken over.
 
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 
 use coracle_job::{Credentials, Registries};
 
@@ -37,7 +36,7 @@ fn that_answers(answer: impl Fn(File, &mut UnixStream) + Send + 'static) -> Arc<
         write_message(&mut control, &Ready::Ok(())).unwrap();
         while let Ok(Some((order, pipe))) = receive(&mut control) {
             if let (Order::Get(_), Some(pipe)) = (order, pipe) {
-                answer(File::from(OwnedFd::from(pipe)), &mut control);
+                answer(File::from(pipe), &mut control);
             }
         }
     })
