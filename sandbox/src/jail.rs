@@ -72,13 +72,16 @@ pub fn start(start: &Start<'_>) -> Result<Jailed, Error> {
     let mut arguments = Pointers::with_capacity(start.arguments.len()).map_err(&no_memory)?;
     start.arguments.iter().try_for_each(|argument| arguments.push(argument)).map_err(&no_memory)?;
     let environment = Pointers::with_capacity(0).map_err(&no_memory)?;
-    match process::clone(process::CLONE_NEWPID, None).map_err(refused("clone", "into a new PID namespace"))? {
-        Clone::Parent { pid, pidfd } => Ok(Jailed { pid, pidfd, is_reaped: false }),
-        // The caller may have threads: from here on system calls only.
-        Clone::Child => {
+    // The caller may have threads, one of which may hold the allocator's lock: the child makes system calls only, and neither
+    // allocates nor frees.
+    let cloned = process::clone(process::CLONE_NEWPID, None);
+    match cloned {
+        Ok(Clone::Child) => {
             let _ = become_program(start, &arguments, &environment);
             process::exit(EXEC_FAILED)
         }
+        Ok(Clone::Parent { pid, pidfd }) => Ok(Jailed { pid, pidfd, is_reaped: false }),
+        Err(errno) => Err(refused("clone", "into a new PID namespace")(errno)),
     }
 }
 
@@ -358,8 +361,8 @@ fn bound_capabilities(keep: u64) -> Result<(), Error> {
 const NOBODY: u32 = 65534;
 
 /// Becomes user and group 65534 without supplementary groups, and gives up all capabilities for good, as
-/// [`keep_capabilities`] of none. The process still ends with the thread that started it: a change of ids would undo that
-/// (prctl(2), PR_SET_PDEATHSIG), as it would let itself be traced, so both are set again.
+/// [`keep_capabilities`] of none. A change of ids clears the parent-death signal and makes a process dumpable, so both are set
+/// again. The signal is subject to the parent's right to send it (kernel/exit.c, reparent_leader): the parent needs CAP_KILL.
 ///
 /// # Errors
 /// [`Error::Kernel`] for what the kernel refuses.
