@@ -148,9 +148,9 @@ fn assert_worker_has_no_network(node: &Node, pid: i32) {
         assert_eq!(text.lines().filter(|line| !line.starts_with("Iface")).count(), 0, "{file}: {text}");
     }
     assert_eq!((status(pid, "Seccomp").as_str(), status(pid, "NoNewPrivs").as_str()), ("2", "1"));
-    // KILL, NET_ADMIN, NET_RAW, SYS_MODULE, SYS_PTRACE.
+    // NET_ADMIN, NET_RAW, SYS_MODULE, SYS_PTRACE.
     let capabilities = u64::from_str_radix(&status(pid, "CapBnd"), 16).expect("a number");
-    assert_eq!(capabilities & (1 << 5 | 1 << 12 | 1 << 13 | 1 << 16 | 1 << 19), 0, "{capabilities:x}");
+    assert_eq!(capabilities & (1 << 12 | 1 << 13 | 1 << 16 | 1 << 19), 0, "{capabilities:x}");
 }
 
 /// Without the split there is no fetcher, and the worker, root with 11 capabilities, is in the node's network.
@@ -167,10 +167,12 @@ fn who_speaks_to_registries_has_the_network_and_who_writes_has_none() {
     node.stop();
 }
 
-/// Whichever process ends, by what may happen on a node, nothing of the pull is left but its part, which the next one uses.
+/// Whichever process ends, by what may happen on a node, nothing of the pull is left but its part, which the next one uses. A
+/// fetcher that is stopped does not see that its socket closes, and ends with its worker all the same: without CAP_KILL in the
+/// worker the parent-death signal was not delivered, and the stopped fetcher stayed.
 #[test]
 fn whoever_is_killed_leaves_nothing_but_the_part() {
-    for victim in ["the fetcher", "the worker", "the daemon"] {
+    for victim in ["the fetcher", "the worker", "the daemon", "the daemon, with the fetcher stopped"] {
         let mut node = Node::start();
         let scene = Scene::new(&node);
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("our mounts").lines().count();
@@ -180,7 +182,11 @@ fn whoever_is_killed_leaves_nothing_but_the_part() {
             match victim {
                 "the fetcher" => kill(Pid::from_raw(fetcher), Signal::SIGKILL).expect("it is there"),
                 "the worker" => kill(Pid::from_raw(worker), Signal::SIGKILL).expect("it is there"),
-                _ => node.kill9(),
+                "the daemon" => node.kill9(),
+                _ => {
+                    kill(Pid::from_raw(fetcher), Signal::SIGSTOP).expect("it is there");
+                    node.kill9();
+                }
             }
         });
         if victim == "the fetcher" {
@@ -193,7 +199,7 @@ fn whoever_is_killed_leaves_nothing_but_the_part() {
         assert_eq!(part_bytes(&node, &scene.digest), HELD_AT, "{victim}");
         let after = fs::read_to_string("/proc/self/mountinfo").expect("our mounts").lines().count();
         assert_eq!(after, mounts, "{victim}: a mount of the jail is in view");
-        if victim == "the daemon" {
+        if victim.starts_with("the daemon") {
             node.launch();
         }
         scene.assert_goes_on(&node);

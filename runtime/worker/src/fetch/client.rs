@@ -186,13 +186,13 @@ impl Fetcher {
         lost
     }
 
-    /// Has it end, and says how it ended. One that does not heed this ends with this process.
+    /// Ends it, and says how it ended where it ended by itself.
     fn hang_up(&self, state: &mut State) -> Option<jail::Ended> {
         // Fails only where the other end is closed.
         let _ = self.line.shutdown(Shutdown::Both);
-        let ended = state.child.as_mut()?.wait_within(END_MAX).ok()??;
-        state.child = None;
-        Some(ended)
+        // Dropped it is killed and reaped.
+        let mut child = state.child.take()?;
+        child.wait_within(END_MAX).ok()?
     }
 
     /// The pull is over, well or not.

@@ -8,7 +8,7 @@
 //! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory: no device opens, no program runs |
 //! | network | none; of a pull also no sockets | no sockets | the host's, by TCP and UDP | none, no sockets | none, no sockets |
 //! | processes | the host's | the host's | itself | itself | itself |
-//! | capabilities | [`FILL`] | [`TREES`] | none | none | [`UNPACK`] |
+//! | capabilities | [`FILL`]; of a pull also KILL | [`TREES`] | none | none | [`UNPACK`] |
 //! | system calls | not [`NEVER`] | not [`NEVER`] | only [`network::CALLS`] | only [`DECOMPRESS_CALLS`] | only [`UNPACK_CALLS`] |
 //!
 //! A step that this host does not allow is an error that names it, and the job fails: nothing is read by a process that is
@@ -241,7 +241,8 @@ fn take_away(job: &Job) -> Result<(), Error> {
         }
         Job::Pull(_) => {
             jail::leave_network()?;
-            jail::keep_capabilities(&FILL)?;
+            // Its fetcher is another user: without CAP_KILL neither this process nor its end (the parent-death signal) ends it.
+            jail::keep_capabilities(&[&FILL[..], &["CAP_KILL"]].concat())?;
             // Sockets of other services have names in the file system, too.
             jail::deny(&[&NEVER[..], &SOCKETS].concat())
         }
