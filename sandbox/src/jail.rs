@@ -5,20 +5,25 @@
 //!   start              clone into a new PID namespace, exec with the descriptors that are named and no environment
 //!   close_descriptors  what else was inherited
 //!   shut_in            mount, network, IPC, UTS and cgroup namespaces; one directory, or nothing, as the root
+//!   shut_in_on_network the same, but in the caller's network namespace; a few files of its own as the root
 //!   keep_capabilities  the rest is gone for good, with no_new_privs
+//!   become_nobody      no capability at all, and another user
 //!   allow_only, deny   system calls
 //! ```
 //! Each step reports what it could not do. A caller that reads untrusted data treats any such error as fatal: a process
 //! that is confined in part must not start reading.
 
 use std::ffi::CString;
-use std::os::fd::BorrowedFd;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use coracle_sys::process::{Clone, Control, Pointers, Status};
 use coracle_sys::{Fd, FdRef, bpf, fs, mount, process};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::CloneFlags;
 
 use crate::Error;
@@ -67,13 +72,16 @@ pub fn start(start: &Start<'_>) -> Result<Jailed, Error> {
     let mut arguments = Pointers::with_capacity(start.arguments.len()).map_err(&no_memory)?;
     start.arguments.iter().try_for_each(|argument| arguments.push(argument)).map_err(&no_memory)?;
     let environment = Pointers::with_capacity(0).map_err(&no_memory)?;
-    match process::clone(process::CLONE_NEWPID, None).map_err(refused("clone", "into a new PID namespace"))? {
-        Clone::Parent { pid, pidfd } => Ok(Jailed { pid, pidfd, is_reaped: false }),
-        // The caller may have threads: from here on system calls only.
-        Clone::Child => {
+    // The caller may have threads, one of which may hold the allocator's lock: the child makes system calls only, and neither
+    // allocates nor frees.
+    let cloned = process::clone(process::CLONE_NEWPID, None);
+    match cloned {
+        Ok(Clone::Child) => {
             let _ = become_program(start, &arguments, &environment);
             process::exit(EXEC_FAILED)
         }
+        Ok(Clone::Parent { pid, pidfd }) => Ok(Jailed { pid, pidfd, is_reaped: false }),
+        Err(errno) => Err(refused("clone", "into a new PID namespace")(errno)),
     }
 }
 
@@ -122,10 +130,37 @@ impl Jailed {
         self.pid
     }
 
-    /// Kills it; one that has ended already is left as it is.
+    /// Kills it; one that has ended already is left as it is. One that has become another user ([`become_nobody`]) is killed
+    /// only by a caller with CAP_KILL.
     pub fn kill(&self) {
-        // ESRCH: it has ended. Nothing else can be the matter with a child and SIGKILL.
-        let _ = process::pidfd_signal(self.pidfd.borrow(), process::SIGKILL);
+        self.try_kill();
+    }
+
+    /// Whether it has ended or is going to.
+    fn try_kill(&self) -> bool {
+        match process::pidfd_signal(self.pidfd.borrow(), process::SIGKILL) {
+            Ok(()) => true,
+            Err(errno) => Errno::from_raw(errno.0) == Errno::ESRCH,
+        }
+    }
+
+    /// Waits for at most `limit` until it has ended, reaps it and says how it ended; `None`: it still runs.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] for what the kernel refuses.
+    pub fn wait_within(&mut self, limit: Duration) -> Result<Option<Ended>, Error> {
+        let until = std::time::Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(std::time::Instant::now());
+            let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+                Ok(0) if left.is_zero() => return Ok(None),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => break,
+                Err(errno) => return Err(Error::kernel("wait for", "a jailed process", errno)),
+            }
+        }
+        self.reap().map(Some)
     }
 
     /// Waits until it has ended and says how. For one that was killed, or has closed its output for good.
@@ -133,6 +168,10 @@ impl Jailed {
     /// # Errors
     /// [`Error::Kernel`] for what the kernel refuses.
     pub fn wait(mut self) -> Result<Ended, Error> {
+        self.reap()
+    }
+
+    fn reap(&mut self) -> Result<Ended, Error> {
         self.is_reaped = true;
         match process::wait_status(self.pid).map_err(refused("wait for", "a jailed process"))? {
             Status::Code(code) => Ok(Ended::Code(code)),
@@ -143,8 +182,7 @@ impl Jailed {
 
 impl Drop for Jailed {
     fn drop(&mut self) {
-        if !self.is_reaped {
-            self.kill();
+        if !self.is_reaped && self.try_kill() {
             // It was killed, so this ends; where it is no child any more there is nothing to reap.
             let _ = process::wait(self.pid);
         }
@@ -168,6 +206,59 @@ pub enum Root {
 /// [`Error::Invalid`] outside of a PID namespace of its own; [`Error::Kernel`] where this process is not root, or the kernel
 /// lacks a namespace (CONFIG_NET_NS, CONFIG_IPC_NS, CONFIG_UTS_NS, CONFIG_CGROUPS) or tmpfs (CONFIG_TMPFS).
 pub fn shut_in(root: Root) -> Result<(), Error> {
+    let place = leave_namespaces(&[NETWORK])?;
+    match root {
+        Root::WorkingDirectory => place.bind(BARE)?,
+        Root::Empty => place.mount_tmpfs(MsFlags::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
+    }
+    place.become_root()
+}
+
+/// Most bytes of all files that [`shut_in_on_network`] makes.
+pub const FILES_BYTES_MAX: u64 = 8 << 20;
+
+/// As [`shut_in`], but this process stays in the network namespace that it is in. Its root is a read-only tmpfs that holds
+/// empty files of these names in `/etc`, for everybody to read, and nothing else. The files that are returned, in the order of
+/// the names, are the only way to write to them: they were opened through a mount that is gone afterwards.
+///
+/// # Errors
+/// As [`shut_in`].
+pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
+    let place = leave_namespaces(&[])?;
+    let options = CString::new(format!("size={FILES_BYTES_MAX},nr_inodes={},mode=755", names.len() + 2));
+    let options = options.map_err(|_| Error::invalid("options", "hold a NUL"))?;
+    place.mount_tmpfs(MsFlags::empty(), &options)?;
+    place.enter()?;
+    let files = {
+        let _mask = crate::umask::Public::begin();
+        std::fs::create_dir("etc").map_err(|error| Error::io("make directory", "etc", &error))?;
+        let make = |name: &&str| {
+            let path = format!("etc/{name}");
+            let file = File::options().write(true).create_new(true).open(&path);
+            file.map_err(|error| Error::io("make", path, &error))
+        };
+        names.iter().map(make).collect::<Result<Vec<File>, Error>>()?
+    };
+    // A mount with files that are open for writing does not become read-only: a second one of the same file system does.
+    place.bind(BARE | MsFlags::MS_RDONLY)?;
+    place.become_root()?;
+    Ok(files)
+}
+
+/// The namespaces that every jail has of its own.
+const NAMESPACES: [(u64, &str); 4] = [
+    (process::CLONE_NEWNS, "the mount namespace"),
+    (process::CLONE_NEWIPC, "the IPC namespace"),
+    (process::CLONE_NEWUTS, "the UTS namespace"),
+    (process::CLONE_NEWCGROUP, "the cgroup namespace"),
+];
+const NETWORK: (u64, &str) = (process::CLONE_NEWNET, "the network namespace");
+
+/// What no jail needs of a mount.
+const BARE: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
+
+/// New namespaces, `more` included, with mounts that nobody else sees; gives the working directory, where the root is made.
+fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<Place, Error> {
     if process::pid() != 1 {
         return Err(Error::invalid("jail", "this process is not the first of a PID namespace of its own"));
     }
@@ -175,38 +266,48 @@ pub fn shut_in(root: Root) -> Result<(), Error> {
     let shown = path.display().to_string();
     let path = CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Error::invalid("directory", "its path holds a NUL"))?;
-    for (namespace, name) in [
-        (process::CLONE_NEWNS, "the mount namespace"),
-        (process::CLONE_NEWNET, "the network namespace"),
-        (process::CLONE_NEWIPC, "the IPC namespace"),
-        (process::CLONE_NEWUTS, "the UTS namespace"),
-        (process::CLONE_NEWCGROUP, "the cgroup namespace"),
-    ] {
-        process::unshare(namespace).map_err(refused("unshare", name))?;
+    for (namespace, name) in NAMESPACES.iter().chain(more) {
+        process::unshare(*namespace).map_err(refused("unshare", name))?;
     }
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount::mount(None, c"/", None, private.bits(), None).map_err(refused("make private", "/"))?;
-    let bare = MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    match root {
-        Root::WorkingDirectory => {
-            let bind = MsFlags::MS_BIND;
-            mount::mount(Some(&path), &path, None, bind.bits(), None).map_err(refused("bind", &shown))?;
-            let remount = bind | MsFlags::MS_REMOUNT | bare;
-            mount::mount(None, &path, None, remount.bits(), None).map_err(refused("remount", &shown))?;
-        }
-        Root::Empty => {
-            let (kind, options) = (c"tmpfs", c"size=4k,nr_inodes=2,mode=555");
-            let flags = (bare | MsFlags::MS_RDONLY).bits();
-            mount::mount(Some(kind), &path, Some(kind), flags, Some(options))
-                .map_err(refused("mount tmpfs at", &shown))?;
-        }
+    Ok(Place { path, shown })
+}
+
+/// A directory that becomes the root.
+struct Place {
+    path: CString,
+    shown: String,
+}
+
+impl Place {
+    fn mount_tmpfs(&self, flags: MsFlags, options: &std::ffi::CStr) -> Result<(), Error> {
+        let kind = c"tmpfs";
+        mount::mount(Some(kind), &self.path, Some(kind), (BARE | flags).bits(), Some(options))
+            .map_err(refused("mount tmpfs at", &self.shown))
     }
-    // Into the mount on top, in place of the one below.
-    std::env::set_current_dir(&shown).map_err(|error| Error::io("change to", &shown, &error))?;
-    mount::pivot_root(c".", c".").map_err(refused("pivot_root to", &shown))?;
-    let detach = nix::mount::MntFlags::MNT_DETACH.bits() as usize;
-    mount::unmount(c".", detach).map_err(refused("detach", "the old root"))?;
-    std::env::set_current_dir("/").map_err(|error| Error::io("change to", "/", &error))
+
+    /// Mounts what is there once more on top, with these flags.
+    fn bind(&self, flags: MsFlags) -> Result<(), Error> {
+        let bind = MsFlags::MS_BIND;
+        mount::mount(Some(&self.path), &self.path, None, bind.bits(), None)
+            .map_err(refused("bind", &self.shown))?;
+        let remount = bind | MsFlags::MS_REMOUNT | flags;
+        mount::mount(None, &self.path, None, remount.bits(), None).map_err(refused("remount", &self.shown))
+    }
+
+    /// Into the mount on top, in place of the one below.
+    fn enter(&self) -> Result<(), Error> {
+        std::env::set_current_dir(&self.shown).map_err(|error| Error::io("change to", &self.shown, &error))
+    }
+
+    fn become_root(&self) -> Result<(), Error> {
+        self.enter()?;
+        mount::pivot_root(c".", c".").map_err(refused("pivot_root to", &self.shown))?;
+        let detach = nix::mount::MntFlags::MNT_DETACH.bits() as usize;
+        mount::unmount(c".", detach).map_err(refused("detach", "the old root"))?;
+        std::env::set_current_dir("/").map_err(|error| Error::io("change to", "/", &error))
+    }
 }
 
 /// Closes every descriptor from `first` up: what a parent of our parents left open without O_CLOEXEC.
@@ -234,6 +335,15 @@ pub fn leave_network() -> Result<(), Error> {
 /// [`Error::Kernel`] for what the kernel refuses.
 pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
     let keep = names.iter().filter_map(|name| crate::capability::bit(name)).fold(0, |set, bit| set | bit);
+    bound_capabilities(keep)?;
+    let held = caps::read(None, caps::CapSet::Permitted)
+        .map_err(|_| Error::kernel("read", "capabilities", Errno::last()))?;
+    let keep = held.iter().fold(0, |set, one| set | one.bitmask()) & keep;
+    process::set_capabilities(keep, keep, 0).map_err(refused("set", "capabilities"))
+}
+
+/// What can be held at all from now on, and no way to get more; nobody may trace this process.
+fn bound_capabilities(keep: u64) -> Result<(), Error> {
     process::control(Control::NotDumpable).map_err(refused("forbid", "tracing"))?;
     process::control(Control::NoNewPrivileges).map_err(refused("set", "no_new_privs"))?;
     for capability in (0..CAPABILITIES_MAX).filter(|capability| keep >> capability & 1 == 0) {
@@ -244,10 +354,27 @@ pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
             Err(errno) => return Err(refused("drop", "capabilities")(errno)),
         }
     }
-    let held = caps::read(None, caps::CapSet::Permitted)
-        .map_err(|_| Error::kernel("read", "capabilities", Errno::last()))?;
-    let keep = held.iter().fold(0, |set, one| set | one.bitmask()) & keep;
-    process::set_capabilities(keep, keep, 0).map_err(refused("set", "capabilities"))
+    Ok(())
+}
+
+/// The user and the group that own nothing, by convention.
+const NOBODY: u32 = 65534;
+
+/// Becomes user and group 65534 without supplementary groups, and gives up all capabilities for good, as
+/// [`keep_capabilities`] of none. A change of ids clears the parent-death signal and makes a process dumpable, so both are set
+/// again. The signal is subject to the parent's right to send it (kernel/exit.c, reparent_leader): the parent needs CAP_KILL.
+///
+/// # Errors
+/// [`Error::Kernel`] for what the kernel refuses.
+pub fn become_nobody() -> Result<(), Error> {
+    bound_capabilities(0)?;
+    process::set_groups(&[]).map_err(refused("set", "no supplementary groups"))?;
+    process::set_group(NOBODY).map_err(refused("become", "group 65534"))?;
+    process::set_user(NOBODY).map_err(refused("become", "user 65534"))?;
+    process::set_capabilities(0, 0, 0).map_err(refused("set", "capabilities"))?;
+    process::control(Control::NotDumpable).map_err(refused("forbid", "tracing"))?;
+    process::control(Control::ParentDeathSignal(process::SIGKILL))
+        .map_err(refused("set", "the parent-death signal"))
 }
 
 /// Only these system calls from now on, of this machine's own convention, and for [`start`]ed processes what abort(3) does:
@@ -257,20 +384,45 @@ pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
 /// [`Error::Invalid`] for a name that is no call of any architecture: a rule about it would have no effect.
 /// [`Error::Kernel`]: no seccomp, or neither root nor `no_new_privs`.
 pub fn allow_only(calls: &[&str]) -> Result<(), Error> {
-    set(&only(calls))
+    set(&only(calls, &[]))
 }
 
-/// The profile of [`allow_only`].
-pub(crate) fn only(calls: &[&str]) -> Profile {
+/// Calls that are allowed where an argument has one of some values.
+#[derive(Clone, Copy, Debug)]
+pub struct AllowedWith {
+    /// Names.
+    pub calls: &'static [&'static str],
+    /// Each is a number of an argument, from 0, the bits of it that count, and what they must be. All must hold.
+    pub arguments: &'static [(u8, u64, u64)],
+}
+
+/// As [`allow_only`], and these calls with these arguments.
+///
+/// # Errors
+/// As [`allow_only`].
+pub fn allow_only_with(calls: &[&str], more: &[AllowedWith]) -> Result<(), Error> {
+    set(&only(calls, more))
+}
+
+/// The profile of [`allow_only_with`].
+pub(crate) fn only(calls: &[&str], more: &[AllowedWith]) -> Profile {
     const PID: u64 = 1;
     let to_itself = |argument| Condition { argument, compare: Compare::Equal, value: PID };
     // abort(3) of musl; the process has one thread, whose id is the process's.
-    let rules = vec![
+    let mut rules = vec![
         rule(calls, Vec::new(), Action::Allow),
         rule(&["getpid", "gettid", "exit"], Vec::new(), Action::Allow),
         rule(&["tkill"], vec![to_itself(0)], Action::Allow),
         rule(&["tgkill"], vec![to_itself(0), to_itself(1)], Action::Allow),
     ];
+    for AllowedWith { calls, arguments } in more {
+        let condition = |(argument, mask, value): &(u8, u64, u64)| Condition {
+            argument: *argument,
+            compare: Compare::Masked { mask: *mask },
+            value: *value,
+        };
+        rules.push(rule(calls, arguments.iter().map(condition).collect(), Action::Allow));
+    }
     profile(Action::Errno(Errno::EPERM as u16), rules)
 }
 

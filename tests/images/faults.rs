@@ -322,7 +322,7 @@ fn part(node: &Node, digest: &str) -> std::path::PathBuf {
     node.root().join("images/parts").join(digest.trim_start_matches("sha256:"))
 }
 
-fn part_bytes(node: &Node, digest: &str) -> u64 {
+pub(crate) fn part_bytes(node: &Node, digest: &str) -> u64 {
     part(node, digest).metadata().map_or(0, |metadata| metadata.len())
 }
 

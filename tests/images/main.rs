@@ -5,6 +5,7 @@
 mod bundles;
 mod credentials;
 mod faults;
+mod fetcher;
 mod formats;
 mod hostile;
 mod import;

@@ -25,7 +25,9 @@ pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
     CheckJob, ExportJob, ExportedImage, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob,
 };
-pub use message::{MESSAGE_BYTES_MAX, MessageError, read_message, write_message};
+pub use message::{
+    MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
+};
 pub use registries::{ExplainJob, ExplainedEndpoint, Patience, Progress, Registries};
 pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
 

@@ -15,7 +15,7 @@ pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 pub enum MessageError {
     /// The pipe.
     Io(io::Error),
-    /// The peer announced more than [`MESSAGE_BYTES_MAX`].
+    /// The peer announced so many bytes, more than are read.
     TooLong(usize),
     /// The bytes are not such a message.
     Damaged,
@@ -25,7 +25,7 @@ impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "{error}"),
-            Self::TooLong(bytes) => write!(f, "a message of {bytes} bytes, at most {MESSAGE_BYTES_MAX}"),
+            Self::TooLong(bytes) => write!(f, "a message of {bytes} bytes, more than are read"),
             Self::Damaged => f.write_str("a message that cannot be decoded"),
         }
     }
@@ -48,17 +48,34 @@ pub fn write_message(to: &mut impl Write, message: &impl Serialize) -> Result<()
 
 /// Reads one message; `Ok(None)` at the end of the stream between two messages.
 pub fn read_message<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<T>, MessageError> {
+    read_message_within(from, MESSAGE_BYTES_MAX)
+}
+
+/// The same for messages that have at most `bytes_max` bytes: of a peer that is trusted with less memory.
+pub fn read_message_within<T: DeserializeOwned>(
+    from: &mut impl Read,
+    bytes_max: usize,
+) -> Result<Option<T>, MessageError> {
     let mut length = [0; 4];
     match from.read_exact(&mut length) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(MessageError::Io(error)),
     }
+    read_body(from, length, bytes_max).map(Some)
+}
+
+/// The rest of a message whose first four bytes, its length, were read already.
+pub fn read_body<T: DeserializeOwned>(
+    from: &mut impl Read,
+    length: [u8; 4],
+    bytes_max: usize,
+) -> Result<T, MessageError> {
     let length = u32::from_le_bytes(length) as usize;
-    if length > MESSAGE_BYTES_MAX {
+    if length > bytes_max {
         return Err(MessageError::TooLong(length));
     }
     let mut body = vec![0; length];
     from.read_exact(&mut body).map_err(MessageError::Io)?;
-    postcard::from_bytes(&body).map(Some).map_err(|_| MessageError::Damaged)
+    postcard::from_bytes(&body).map_err(|_| MessageError::Damaged)
 }

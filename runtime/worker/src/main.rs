@@ -6,6 +6,7 @@
 //!                     └──┬──┘
 //!                     unpack, users ─► store
 //! ```
+//! What a pull asks of registries it asks through a child, the only one with a network ([`fetch`]).
 #![forbid(unsafe_code)]
 
 mod cdi;
@@ -15,6 +16,7 @@ mod cni;
 mod damaged;
 mod export;
 mod failure;
+mod fetch;
 mod hook;
 mod host;
 mod image_config;
@@ -74,6 +76,9 @@ fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == jail::inmate::SUBCOMMAND) {
         return jail::inmate::live(arguments);
     }
+    if subcommand.as_ref().is_some_and(|first| first == fetch::SUBCOMMAND) {
+        return fetch::live();
+    }
     if subcommand.is_some_and(|first| first == tls::SUBCOMMAND) {
         return tls::run(arguments);
     }
@@ -92,7 +97,7 @@ fn main() -> ExitCode {
 }
 
 fn run(job: Job) -> Result<Outcome, Failure> {
-    jail::confine(&job)?;
+    let fetcher = jail::confine(&job)?;
     // What other people's programs make is their own affair; these jobs make nothing themselves.
     let _mask = matches!(job, Job::Cni(_) | Job::Hook(_)).then(umask::Public::begin);
     let report = Arc::new(Report::default());
@@ -101,7 +106,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
     };
     match job {
         Job::Pull(job) => {
-            let pulled = pull::run(&job, &report);
+            let pulled = pull::run(&job, fetcher, &report);
             report.finish();
             pulled.map(Outcome::Pulled).map_err(|failure| store::explain(&job.root, failure))
         }

@@ -441,7 +441,7 @@ fn decisions_are_those_of_libseccomp() {
 /// allowed for any process.
 #[test]
 fn a_jail_lets_a_process_signal_itself_only() {
-    let profile = crate::jail::only(&["read"]);
+    let profile = crate::jail::only(&["read"], &[]);
     let (program, architecture) = (program(&profile), Architecture::HERE[0]);
     let verdict = |name: &str, arguments: [u64; 3]| {
         let number = architecture.number(name).unwrap();

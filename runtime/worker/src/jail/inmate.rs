@@ -171,7 +171,7 @@ pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let last = match confine(task) {
         Ok(output) => perform_and_tell(task, output),
         // Not one byte was read: an archive is read in the whole jail or not at all.
-        Err(why) => Said::Failed(super::not_without(&why)),
+        Err(why) => Said::Failed(super::not_without(&why, "archives are not read")),
     };
     match write_message(&mut std::io::stdout(), &last) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,18 +1,21 @@
-//! What confines workers that read untrusted data. The worker of such a job gives up what the job does not need; and whatever
-//! decompresses or reads an archive is a child of it, in a PID namespace of its own ([`inmate`], [`pipeline`]).
+//! What confines workers that read untrusted data. The worker of such a job gives up what the job does not need; whatever
+//! decompresses or reads an archive is a child of it, in a PID namespace of its own ([`inmate`], [`pipeline`]), and so is what
+//! speaks to registries ([`network`], [`crate::fetch`]).
 //!
-//! | | worker of a pull | of an import, a check, an export | of a removal, a measurement | child that decompresses | child that reads an archive |
+//! | | worker of a pull, an import, a check, an export | of a removal, a measurement | child that speaks to registries | that decompresses | that reads an archive |
 //! |---|---|---|---|---|---|
-//! | file system | the host's | the host's | the host's | nothing | one directory: no device opens, no program runs |
-//! | network | the host's | none | no sockets | none, no sockets | none, no sockets |
-//! | processes | the host's | the host's | the host's | itself | itself |
-//! | capabilities | [`FILL`] | [`FILL`] | [`TREES`] | none | [`UNPACK`] |
-//! | system calls | not [`NEVER`] | not [`NEVER`] | not [`NEVER`] | only [`DECOMPRESS_CALLS`] | only [`UNPACK_CALLS`] |
+//! | user | root | root | nobody | root | root |
+//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory: no device opens, no program runs |
+//! | network | none; of a pull also no sockets | no sockets | the host's, by TCP and UDP | none, no sockets | none, no sockets |
+//! | processes | the host's | the host's | itself | itself | itself |
+//! | capabilities | [`FILL`]; of a pull also KILL | [`TREES`] | none | none | [`UNPACK`] |
+//! | system calls | not [`NEVER`] | not [`NEVER`] | only [`network::CALLS`] | only [`DECOMPRESS_CALLS`] | only [`UNPACK_CALLS`] |
 //!
 //! A step that this host does not allow is an error that names it, and the job fails: nothing is read by a process that is
 //! confined in part. Priorities are no part of this: where they are refused, the log says so.
 
 pub(crate) mod inmate;
+pub(crate) mod network;
 #[cfg(not(test))]
 mod pipeline;
 #[cfg(not(test))]
@@ -25,6 +28,7 @@ use coracle_sandbox::jail::Root;
 use coracle_sandbox::{Error, jail, sched};
 
 use crate::failure::failure;
+use crate::fetch::Fetcher;
 
 /// What a worker needs that fills the store: owners, modes and marks of trees, and what its child is to have. CAP_SYS_ADMIN
 /// makes the child's namespaces, and sets overlayfs' marks, which are `trusted.`.
@@ -205,14 +209,23 @@ const UNPACK_CALLS: &[&str] = &[
     "exit_group",
 ];
 
-/// Takes away from this worker what `job` does not need.
+/// Takes away from this worker what `job` does not need; gives the child that speaks to registries, for a job that pulls.
 ///
 /// # Errors
 /// The step that this host does not allow: the job is not to be begun.
-pub(crate) fn confine(job: &Job) -> Result<(), Failure> {
+pub(crate) fn confine(job: &Job) -> Result<Option<Fetcher>, Failure> {
+    let fetcher = match job {
+        Job::Pull(pull) => {
+            note(sched::set_background());
+            // It is to have the network that is left below, and rights that are given up there.
+            Some(Fetcher::start(pull.registries.patience)?)
+        }
+        _ => None,
+    };
     take_away(job).map_err(|error| {
         failure(FailureKind::Internal, format!("jail: {error}: the job is not begun without it"))
-    })
+    })?;
+    Ok(fetcher)
 }
 
 fn take_away(job: &Job) -> Result<(), Error> {
@@ -227,9 +240,11 @@ fn take_away(job: &Job) -> Result<(), Error> {
             jail::deny(&NEVER)
         }
         Job::Pull(_) => {
-            note(sched::set_background());
-            jail::keep_capabilities(&FILL)?;
-            jail::deny(&NEVER)
+            jail::leave_network()?;
+            // Its fetcher is another user: without CAP_KILL neither this process nor its end (the parent-death signal) ends it.
+            jail::keep_capabilities(&[&FILL[..], &["CAP_KILL"]].concat())?;
+            // Sockets of other services have names in the file system, too.
+            jail::deny(&[&NEVER[..], &SOCKETS].concat())
         }
         Job::RemoveTrees { .. } | Job::MeasureTrees { .. } => {
             note(sched::set_background());
@@ -248,9 +263,9 @@ fn shut_in(root: Root, capabilities: &[&str], calls: &[&str]) -> Result<(), Erro
     jail::allow_only(calls)
 }
 
-/// A child that this host does not let confine itself does not begin.
-fn not_without(why: &str) -> Failure {
-    failure(FailureKind::Internal, format!("jail: {why}: archives are not read without it"))
+/// A child that this host does not let confine itself does not begin; `then` is what does not happen.
+pub(crate) fn not_without(why: &str, then: &str) -> Failure {
+    failure(FailureKind::Internal, format!("jail: {why}: {then} without it"))
 }
 
 /// A priority that this host does not give changes when the job is done, not what it may do.

@@ -81,7 +81,7 @@ impl Inmate {
 
 /// A step of the jail that this host does not allow.
 pub(super) fn jailing(error: &coracle_sandbox::Error) -> Failure {
-    super::not_without(&error.to_string())
+    super::not_without(&error.to_string(), "archives are not read")
 }
 
 /// It met a bound of the kernel's, or was killed.

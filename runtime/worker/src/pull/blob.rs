@@ -9,16 +9,13 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
 use sha2::{Digest, Sha256};
-use ureq::Body;
-use ureq::http::header::CONTENT_RANGE;
-use ureq::http::{Response, StatusCode};
 
-use super::endpoint::Connection;
+use super::connection::Connection;
 use super::floor::Floor;
 use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
-use super::trouble::Trouble;
 use crate::failure::{failure, invalid, io_failure};
+use crate::fetch::{Begin, Body, Trouble};
 use crate::image_config::digest_text;
 use crate::report::{self, Report};
 use crate::store::Store;
@@ -214,7 +211,7 @@ impl Part {
             return Ok(());
         }
         let what = format!("blobs/{}", blob.digest);
-        let response = match connection.get(&what, "*/*", self.offset) {
+        let (head, body) = match connection.get(&what, "*/*", self.offset) {
             // It will not go on where we stopped (416, or an answer to a range that makes no sense).
             Err(trouble) if self.offset > 0 && trouble.failure.kind == FailureKind::Invalid => {
                 self.discard(report)?;
@@ -222,17 +219,18 @@ impl Part {
             }
             answer => answer?,
         };
-        if self.offset > 0 && !is_from(&response, self.offset) {
-            if response.status() == StatusCode::PARTIAL_CONTENT {
+        match head.begin {
+            Begin::Elsewhere if self.offset > 0 => {
                 let text =
                     format!("{}: blob {}: another range than was asked", connection.name(), blob.digest);
                 self.discard(report)?;
                 return Err(invalid(text).into());
             }
-            self.discard(report)?; // it sends it all again
+            Begin::First if self.offset > 0 => self.discard(report)?, // it sends it all again
+            Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
-        let length = response.body().content_length();
-        if let Some(length) = length.filter(|length| self.offset.checked_add(*length) != Some(blob.size)) {
+        if let Some(length) = head.length.filter(|length| self.offset.checked_add(*length) != Some(blob.size))
+        {
             return Err(invalid(format!(
                 "{}: blob {}: {length} bytes from byte {} on do not make the {} of its manifest",
                 connection.name(),
@@ -242,25 +240,22 @@ impl Part {
             ))
             .into());
         }
-        self.append(response, connection, blob, report)
+        self.append(body, connection, blob, report)
     }
 
     fn append(
         &mut self,
-        mut response: Response<Body>,
+        mut body: Body,
         connection: &Connection,
         blob: &Descriptor,
         report: &Report,
     ) -> Result<(), Trouble> {
-        let mut body = response.body_mut().as_reader();
         let mut floor = Floor::new(connection.patience());
         let mut buffer = vec![0; BUFFER_BYTES];
-        let cut_off = |why: String| {
-            let text = format!("{}: blob {}: {why}", connection.name(), blob.digest);
-            failure(FailureKind::Unavailable, text)
-        };
+        let name = format!("{}: blob {}", connection.name(), blob.digest);
+        let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
         loop {
-            let count = body.read(&mut buffer).map_err(|error| cut_off(error.to_string()))?;
+            let count = body.read(&mut buffer, &name)?;
             if count == 0 {
                 break;
             }
@@ -284,16 +279,6 @@ impl Part {
             false => Err(cut_off(format!("ended after {} of {} bytes", self.offset, blob.size)).into()),
         }
     }
-}
-
-/// Whether the body begins at byte `offset`; an answer to a range that does not say which one is taken at its word.
-fn is_from(response: &Response<Body>, offset: u64) -> bool {
-    if response.status() != StatusCode::PARTIAL_CONTENT {
-        return false;
-    }
-    let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
-    let first = range.and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next());
-    first.is_none_or(|first| first.parse() == Ok(offset))
 }
 
 /// Removes the part of a blob whose layers are there, unless somebody is at work with it.

@@ -8,36 +8,32 @@
 //! that has it is then asked for all the rest first. What an aborted pull leaves are parts of blobs and whole layers,
 //! which the next one does not fetch again.
 
-mod agent;
 mod batch;
 mod blob;
-mod challenge;
-mod endpoint;
+mod connection;
 mod floor;
 pub(crate) mod manifest;
 pub(crate) mod platform;
 mod sources;
-mod trouble;
 
 use std::collections::VecDeque;
-use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid};
+use crate::fetch::{Fetcher, Trouble};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
 use crate::report::{self, Report};
 use crate::store::{Move, Store};
 use crate::{image_config, registries, users};
 use batch::Batch;
 use blob::{Fetched as FetchedBlob, Wanted};
-use endpoint::Connection;
+use connection::Connection;
 use floor::Floor;
 use manifest::{Descriptor, Document};
 use sources::{Need, Sources};
-use trouble::Trouble;
 
 /// An index may name an index, as nested as nobody makes them.
 const INDEX_DEPTH_MAX: u32 = 3;
@@ -45,16 +41,29 @@ const INDEX_DEPTH_MAX: u32 = 3;
 /// Of a thread that downloads: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Pulls the image; `report` hears how far it is.
-pub(crate) fn run(job: &PullJob, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
+/// Pulls the image, asking registries through `fetcher`, which is gone afterwards; `report` hears how far it is.
+pub(crate) fn run(
+    job: &PullJob,
+    fetcher: Option<Fetcher>,
+    report: &Arc<Report>,
+) -> Result<ImageRecord, Failure> {
+    let missing = || failure(FailureKind::Internal, "no process that speaks to registries was started");
+    let fetcher = Arc::new(fetcher.ok_or_else(missing)?);
+    let pulled = pull(job, &fetcher, report);
+    fetcher.end();
+    pulled
+}
+
+fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
     let store = Store::open(&job.root)?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let name = format!("{}/{}:{reference}", job.registry, job.repository);
     let endpoints =
         registries::endpoints(&job.registries, &job.root, &job.registry, &job.repository, &job.credentials);
-    let patience = job.registries.patience;
-    let connections =
-        endpoints.into_iter().map(|endpoint| Connection::new(endpoint, &job.registry, patience)).collect();
+    let set_up = fetcher.set_up(&endpoints, &job.registry);
+    set_up.context(|| format!("pull {name}"))?;
+    let connection = |(index, endpoint)| Connection::new(index, endpoint, fetcher.clone());
+    let connections = endpoints.into_iter().enumerate().map(connection).collect();
     Pull { job, store, sources: Arc::new(Sources::new(connections)), report }
         .image(reference)
         .context(|| format!("pull {name}"))
@@ -263,15 +272,13 @@ impl Pull<'_> {
 }
 
 fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Vec<u8>, Trouble> {
-    let mut response = connection.get(what, accept, 0)?;
-    let promised = response.body().content_length();
-    let mut body = response.body_mut().as_reader();
+    let (head, mut body) = connection.get(what, accept, 0)?;
     let mut floor = Floor::new(connection.patience());
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
-    let cut_off =
-        |why: String| failure(FailureKind::Unavailable, format!("{}: {what}: {why}", connection.name()));
+    let name = format!("{}: {what}", connection.name());
+    let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
     loop {
-        let count = body.read(&mut buffer).map_err(|error| cut_off(error.to_string()))?;
+        let count = body.read(&mut buffer, &name)?;
         if count == 0 {
             break;
         }
@@ -281,7 +288,7 @@ fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Ve
         }
         floor.passed(count, Instant::now()).map_err(cut_off)?;
     }
-    match promised.is_none_or(|promised| promised == bytes.len() as u64) {
+    match head.length.is_none_or(|promised| promised == bytes.len() as u64) {
         true => Ok(bytes),
         false => Err(cut_off(format!("ended after {} bytes", bytes.len())).into()),
     }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
 
-use super::endpoint::Connection;
-use super::trouble::Trouble;
+use super::connection::Connection;
 use crate::failure::failure;
+use crate::fetch::Trouble;
 
 /// Rounds over all endpoints that bring nothing new.
 const ROUNDS_MAX: u32 = 5;
@@ -89,7 +89,9 @@ impl Sources {
                     return Ok(answer);
                 }
                 // A full disk is full for every endpoint.
-                Err(trouble) if trouble.failure.kind == FailureKind::NoSpace => return Err(vec![trouble]),
+                Err(trouble) if trouble.ends_pull || trouble.failure.kind == FailureKind::NoSpace => {
+                    return Err(vec![trouble]);
+                }
                 Err(trouble) => troubles.push(trouble),
             }
         }

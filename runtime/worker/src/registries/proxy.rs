@@ -3,10 +3,11 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
 use ureq::http::Uri;
 
 /// The variables that count.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Environment {
     http: Option<String>,
     https: Option<String>,

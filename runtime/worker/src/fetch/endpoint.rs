@@ -5,9 +5,9 @@
 //! and a challenge (401) is an error, because whoever made it would name the service that gets the password or the refresh
 //! token (CVE-2020-15157 of containerd was this). Nothing here logs a URL's query.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use coracle_job::{Credentials, Failure, FailureKind, Patience};
+use coracle_job::{Credentials, Failure, FailureKind};
 use serde::Deserialize;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode, Uri};
@@ -15,23 +15,21 @@ use ureq::{Agent, Body};
 
 use super::agent;
 use super::challenge::{self, Challenge};
-use super::sources::Need;
+use super::protocol::{Remote, Setup};
 use super::trouble::Trouble;
 use crate::failure::{failure, invalid};
-use crate::registries::{Endpoint, Environment};
 
 /// Blob stores are one redirect away, mirrors two.
 const REDIRECTS_MAX: u32 = 5;
 /// Longest answer of a token service.
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
-/// An endpoint that is being asked, by any of the pull's threads.
+/// An endpoint that is being asked, by any of the fetcher's threads.
 pub(super) struct Connection {
-    endpoint: Endpoint,
-    /// Added as `ns=` for mirrors.
-    registry: String,
-    patience: Patience,
-    environment: Environment,
+    /// All endpoints, and what is the same for each.
+    setup: Arc<Setup>,
+    /// Which of them this is.
+    index: usize,
     /// By scheme and proxy: two or three.
     agents: Mutex<Vec<(AgentKey, Agent)>>,
     /// The header's value, once it is known which the endpoint wants.
@@ -49,39 +47,27 @@ struct Answer {
 type AgentKey = (bool, Option<String>);
 
 impl Connection {
-    pub(super) fn new(endpoint: Endpoint, registry: &str, patience: Patience) -> Self {
-        Self {
-            endpoint,
-            registry: registry.to_owned(),
-            patience,
-            environment: Environment::read(),
+    /// One for each endpoint.
+    pub(super) fn all(setup: Setup) -> Vec<Self> {
+        let setup = Arc::new(setup);
+        let one = |index| Self {
+            setup: setup.clone(),
+            index,
             agents: Mutex::default(),
             authorization: Mutex::default(),
-        }
+        };
+        (0..setup.remotes.len()).map(one).collect()
     }
 
-    /// The endpoint without what may be secret.
-    pub(super) fn name(&self) -> &str {
-        &self.endpoint.url
-    }
-
-    pub(super) fn patience(&self) -> &Patience {
-        &self.patience
-    }
-
-    /// Whether it is configured for this.
-    pub(super) fn can(&self, need: Need) -> bool {
-        match need {
-            Need::Resolve => self.endpoint.can_resolve,
-            Need::Pull => self.endpoint.can_pull,
-        }
+    fn remote(&self) -> &Remote {
+        &self.setup.remotes[self.index]
     }
 
     /// GET of `manifests/REFERENCE` or `blobs/DIGEST`, from byte `offset` on; the answer is 200 or 206.
     pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Trouble> {
-        let mut url = format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository);
-        if self.endpoint.is_mirror {
-            url.push_str(&format!("?ns={}", self.registry));
+        let mut url = format!("{}/{}/{what}", self.remote().url, self.remote().repository);
+        if self.remote().is_mirror {
+            url.push_str(&format!("?ns={}", self.setup.registry));
         }
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut answer = self.follow(&url, accept, offset, known.as_deref())?;
@@ -96,11 +82,11 @@ impl Connection {
             let text = format!(
                 "{}: unauthorized: it redirects to {host}, which wants credentials; those of a registry are not sent \
                  to another host",
-                self.endpoint.url
+                self.remote().url
             );
             return Err(failure(FailureKind::Denied, text).into());
         }
-        check(&response, &format!("{}/{}/{what}", self.endpoint.url, self.endpoint.repository))?;
+        check(&response, &format!("{}/{}/{what}", self.remote().url, self.remote().repository))?;
         Ok(response)
     }
 
@@ -120,7 +106,7 @@ impl Connection {
             has_left |= host_of(&url) != endpoint;
             if !has_left {
                 let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
-                for (name, value) in &self.endpoint.headers {
+                for (name, value) in &self.remote().headers {
                     if authorization.is_none() || is_ours(name) {
                         request = request.header(name, value);
                     }
@@ -139,17 +125,24 @@ impl Connection {
             }
             url = redirected(&url, &response)?;
         }
-        Err(invalid(format!("{}: more than {REDIRECTS_MAX} redirects", self.endpoint.url)).into())
+        Err(invalid(format!("{}: more than {REDIRECTS_MAX} redirects", self.remote().url)).into())
     }
 
     /// The agent for a URL: of the endpoint, of its token service, or of the blob store it leads to.
     fn agent(&self, url: &Uri) -> Result<Agent, Failure> {
-        let key = (url.scheme_str() == Some("https"), self.environment.proxy_for(url).map(str::to_owned));
+        let key =
+            (url.scheme_str() == Some("https"), self.setup.environment.proxy_for(url).map(str::to_owned));
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, agent)) = agents.iter().find(|(known, _)| *known == key) {
             return Ok(agent.clone());
         }
-        let agent = agent::agent(&self.endpoint, &self.patience, key.0, key.1.as_deref())?;
+        let agent = agent::agent(
+            self.remote(),
+            &self.setup.system_roots,
+            &self.setup.patience,
+            key.0,
+            key.1.as_deref(),
+        )?;
         agents.push((key, agent.clone()));
         Ok(agent)
     }
@@ -157,11 +150,11 @@ impl Connection {
     /// The value of the header that the endpoint wants.
     fn answer_challenge(&self, response: &Response<Body>) -> Result<String, Trouble> {
         let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
-        let authorization = match (challenge::parse(header.unwrap_or_default()), &self.endpoint.credentials) {
+        let authorization = match (challenge::parse(header.unwrap_or_default()), &self.remote().credentials) {
             (_, Credentials::Bearer(token)) => Some(format!("Bearer {token}")),
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = match scope.is_empty() {
-                    true => format!("repository:{}:pull", self.endpoint.repository),
+                    true => format!("repository:{}:pull", self.remote().repository),
                     false => scope,
                 };
                 Some(format!("Bearer {}", self.token(&realm, &service, &scope, credentials)?))
@@ -172,7 +165,7 @@ impl Connection {
             (Some(Challenge::Basic) | None, _) => None,
         };
         authorization.ok_or_else(|| {
-            let text = format!("{}: unauthorized: it wants credentials", self.endpoint.url);
+            let text = format!("{}: unauthorized: it wants credentials", self.remote().url);
             failure(FailureKind::Denied, text).into()
         })
     }
@@ -186,9 +179,9 @@ impl Connection {
         credentials: &Credentials,
     ) -> Result<String, Trouble> {
         let url = parse_url(realm)?;
-        let is_downgrade = self.endpoint.url.starts_with("https:") && url.scheme_str() == Some("http");
+        let is_downgrade = self.remote().url.starts_with("https:") && url.scheme_str() == Some("http");
         if is_downgrade && !matches!(credentials, Credentials::None) {
-            let text = format!("{}: denied: its token service does not speak https", self.endpoint.url);
+            let text = format!("{}: denied: its token service does not speak https", self.remote().url);
             return Err(failure(FailureKind::Denied, text).into());
         }
         if let Credentials::Identity(token) = credentials {
@@ -313,23 +306,9 @@ fn is_certificate(error: &ureq::Error) -> bool {
     }
 }
 
+/// RFC 7617, section 2.
 fn basic(username: &str, password: &str) -> String {
-    format!("Basic {}", base64(format!("{username}:{password}").as_bytes()))
-}
-
-/// RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let bits =
-            group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
-        for place in 0..4 {
-            let index = bits >> (18 - 6 * place) & 63;
-            text.push(if place <= group.len() { char::from(ALPHABET[index as usize]) } else { '=' });
-        }
-    }
-    text
+    format!("Basic {}", data_encoding::BASE64.encode(format!("{username}:{password}").as_bytes()))
 }
 
 #[cfg(test)]
@@ -337,17 +316,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_that_of_the_rfc() {
-        for (text, expected) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(text.as_bytes()), expected);
-        }
+    fn passwords_are_sent_as_the_rfc_has_it() {
+        assert_eq!(basic("Aladdin", "open sesame"), "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
+        assert_eq!(basic("", ""), "Basic Og==");
     }
 
     #[test]

@@ -13,24 +13,17 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Agent, Proxy};
 
-use crate::failure::{invalid, io_failure};
-use crate::registries::Endpoint;
+use super::protocol::Remote;
+use crate::failure::invalid;
 
 /// Bytes of a connection's buffers: a blob's body is read through the first.
 const INPUT_BYTES: usize = 64 << 10;
 const OUTPUT_BYTES: usize = 8 << 10;
 
-/// Bundles of trusted roots, as distributions place them; the first that is there counts.
-const ROOTS: &[&str] = &[
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-    "/etc/ssl/ca-bundle.pem",
-];
-
 /// Makes the agent; the proxy's URL is from the environment.
 pub(super) fn agent(
-    endpoint: &Endpoint,
+    remote: &Remote,
+    system_roots: &str,
     patience: &Patience,
     is_tls: bool,
     proxy: Option<&str>,
@@ -46,7 +39,7 @@ pub(super) fn agent(
         [patience.connect_ms, patience.tls_ms, patience.first_byte_ms, patience.rate_window_ms]
             .map(Duration::from_millis);
     let config = Agent::config_builder()
-        .tls_config(tls_config(endpoint, is_tls)?)
+        .tls_config(tls_config(remote, system_roots, is_tls)?)
         .proxy(proxy)
         .http_status_as_error(false)
         .max_redirects(0)
@@ -104,38 +97,30 @@ impl<In: Transport, C: Connector<In>> Connector<In> for Limited<C> {
     }
 }
 
-fn tls_config(endpoint: &Endpoint, is_tls: bool) -> Result<TlsConfig, Failure> {
-    let tls = &endpoint.tls;
+fn tls_config(remote: &Remote, system_roots: &str, is_tls: bool) -> Result<TlsConfig, Failure> {
     let mut builder = TlsConfig::builder()
         .provider(TlsProvider::Rustls)
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .disable_verification(tls.insecure_skip_verify);
+        .disable_verification(remote.insecure_skip_verify);
     if !is_tls {
         return Ok(builder.build());
     }
-    let read = |path: &std::path::Path| std::fs::read(path).map_err(|error| io_failure("read", path, &error));
-    let mut roots = system_roots();
-    for path in &tls.ca_files {
-        roots.extend(certificates(&read(path)?));
-    }
+    let pem = remote.tls.as_ref().map_err(Failure::clone)?;
+    let mut roots = certificates(system_roots);
+    roots.extend(pem.roots.iter().flat_map(|pem| certificates(pem)));
     builder = builder.root_certs(RootCerts::new_with_certs(&roots));
-    if let Some((cert, key)) = &tls.client {
-        let key_pem = PrivateKey::from_pem(&read(key)?);
-        let key = key_pem.map_err(|error| invalid(format!("key {}: {error}", key.display())))?;
-        builder = builder.client_cert(Some(ClientCert::new_with_certs(&certificates(&read(cert)?), key)));
+    if let Some(client) = &pem.client {
+        let key = PrivateKey::from_pem(client.key.as_bytes());
+        let key = key.map_err(|error| invalid(format!("key {}: {error}", client.key_path)))?;
+        let certificates = certificates(&client.certificate);
+        builder = builder.client_cert(Some(ClientCert::new_with_certs(&certificates, key)));
     }
     Ok(builder.build())
 }
 
-fn system_roots() -> Vec<Certificate<'static>> {
-    let configured = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
-    let mut files = configured.into_iter().chain(ROOTS.iter().map(std::path::PathBuf::from));
-    files.find_map(|path| std::fs::read(path).ok()).map(|pem| certificates(&pem)).unwrap_or_default()
-}
-
 /// The certificates of a PEM file; what is something else, or broken, is left out.
-fn certificates(pem: &[u8]) -> Vec<Certificate<'static>> {
-    let items = parse_pem(pem).filter_map(Result::ok);
+fn certificates(pem: &str) -> Vec<Certificate<'static>> {
+    let items = parse_pem(pem.as_bytes()).filter_map(Result::ok);
     items
         .filter_map(
             |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None },

@@ -1,0 +1,189 @@
+//! A worker and its fetcher in one process: a real one with a registry of a few lines, and ones that were taken over.
+
+use std::net::TcpListener;
+
+use coracle_job::{Credentials, Registries};
+
+use super::*;
+use crate::fetch::process::{receive, serve};
+use crate::fetch::protocol::Begin;
+
+/// A patience that ends within a test.
+const PATIENCE: Patience = Patience {
+    connect_ms: 10,
+    tls_ms: 10,
+    first_byte_ms: 10,
+    rate_bytes_min: 0,
+    rate_window_ms: 100,
+    connections: 2,
+};
+
+fn endpoints(registry: &str) -> Vec<Endpoint> {
+    let none = Registries::default();
+    crate::registries::endpoints(&none, Path::new("/nowhere"), registry, "x", &Credentials::None)
+}
+
+/// A fetcher at the other end of which is `peer`.
+fn with(patience: Patience, peer: impl FnOnce(UnixStream) + Send + 'static) -> Arc<Fetcher> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    std::thread::spawn(move || peer(theirs));
+    Arc::new(Fetcher::over(ours, None, patience).unwrap())
+}
+
+/// One that does as a fetcher does until a request comes, and then `answer`s.
+fn that_answers(answer: impl Fn(File, &mut UnixStream) + Send + 'static) -> Arc<Fetcher> {
+    with(PATIENCE, move |mut control| {
+        write_message(&mut control, &Ready::Ok(())).unwrap();
+        while let Ok(Some((order, pipe))) = receive(&mut control) {
+            if let (Order::Get(_), Some(pipe)) = (order, pipe) {
+                answer(File::from(pipe), &mut control);
+            }
+        }
+    })
+}
+
+fn read_all(fetcher: &Arc<Fetcher>, offset: u64) -> Result<(Head, Vec<u8>), Trouble> {
+    let (head, mut body) = fetcher.get(0, "blobs/b", "*/*", offset)?;
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 1000]);
+    loop {
+        match body.read(&mut buffer, "blob b")? {
+            0 => return Ok((head, bytes)),
+            count => bytes.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+/// A registry that answers each connection with the next of these, and closes it.
+fn registry(answers: &'static [&'static str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (stream, answer) in listener.incoming().zip(answers) {
+            let mut stream = stream.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    address.to_string()
+}
+
+#[test]
+fn answers_and_bodies_come_through_as_they_are() {
+    let name = registry(&[
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello",
+        "HTTP/1.1 206 Partial\r\nContent-Range: bytes 2-4/5\r\nContent-Length: 3\r\nConnection: close\r\n\r\nllo",
+        "HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-4/5\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhel",
+        "HTTP/1.1 429 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    ]);
+    let patience = Patience::default();
+    let fetcher = with(patience, |mut control| {
+        write_message(&mut control, &Ready::Ok(())).unwrap();
+        serve(control, Vec::new()).unwrap();
+    });
+    fetcher.set_up(&endpoints(&name), &name).unwrap();
+    let head = |begin, length| Head { begin, length: Some(length) };
+    assert_eq!(read_all(&fetcher, 0).unwrap(), (head(Begin::First, 5), b"hello".to_vec()));
+    assert_eq!(read_all(&fetcher, 2).unwrap(), (head(Begin::AsAsked, 3), b"llo".to_vec()));
+    assert_eq!(read_all(&fetcher, 2).unwrap(), (head(Begin::Elsewhere, 5), b"hello".to_vec()));
+    let cut = read_all(&fetcher, 0).unwrap_err();
+    assert_eq!((cut.failure.kind, cut.pause), (FailureKind::Unavailable, Some(Duration::ZERO)));
+    assert!(cut.failure.message.starts_with("blob b: "), "{cut:?}");
+    let busy = read_all(&fetcher, 0).unwrap_err();
+    assert_eq!((busy.failure.kind, busy.pause), (FailureKind::Unavailable, Some(Duration::from_secs(7))));
+    let absent = read_all(&fetcher, 0).unwrap_err();
+    assert_eq!((absent.failure.kind, absent.pause, absent.ends_pull), (FailureKind::NotFound, None, false));
+    assert!(absent.failure.message.contains("blobs/b: not found (HTTP 404)"), "{absent:?}");
+}
+
+/// The fetcher's own certainty that its jail is closed is what the worker waits for before anything else.
+#[test]
+fn a_jail_that_is_not_closed_ends_the_pull_with_its_words() {
+    let why = failure(FailureKind::Internal, "jail: unshare: no");
+    let fetcher = with(PATIENCE, {
+        let why = why.clone();
+        move |mut control| write_message(&mut control, &Ready::Err(why)).unwrap()
+    });
+    assert_eq!(fetcher.set_up(&endpoints("x.invalid"), "x.invalid"), Err(why));
+    let fetcher = with(PATIENCE, drop);
+    let lost = fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap_err();
+    assert_eq!(lost.kind, FailureKind::Unavailable);
+}
+
+/// Each way of a fetcher to fail has words of its own, ends every request, and is found within a limit.
+#[test]
+fn a_fetcher_that_was_taken_over_costs_an_error_and_no_more() {
+    let length = |count: u32| count.to_le_bytes();
+    let body = || {
+        let mut bytes = Vec::new();
+        write_message(&mut bytes, &Answer::Body(Head { begin: Begin::First, length: None })).unwrap();
+        bytes
+    };
+    let internal = FailureKind::Internal;
+    let cases: Vec<(&str, Vec<u8>, bool, FailureKind, &str)> = vec![
+        ("ends", Vec::new(), false, FailureKind::Unavailable, "answers no more"),
+        ("ends in a length", vec![1], false, FailureKind::Unavailable, "answers no more"),
+        ("says nothing", Vec::new(), true, FailureKind::Unavailable, "said nothing for "),
+        ("a long answer", length(u32::MAX).to_vec(), true, internal, "sent a message of 4294967295 bytes"),
+        ("no answer", [&length(3)[..], &[9, 9, 9]].concat(), true, internal, "cannot be decoded"),
+        (
+            "an endless chunk",
+            [&body()[..], &length(70_000)].concat(),
+            true,
+            internal,
+            "a chunk of 70000 bytes",
+        ),
+        (
+            "half a chunk",
+            [&body()[..], &length(9), b"x"].concat(),
+            false,
+            FailureKind::Unavailable,
+            "answers no more",
+        ),
+        (
+            "a silent body",
+            [&body()[..], &length(9), b"x"].concat(),
+            true,
+            FailureKind::Unavailable,
+            "said nothing for",
+        ),
+        ("no end", [&body()[..], &length(0), &length(1), &[7]].concat(), true, internal, "cannot be decoded"),
+    ];
+    for (what, bytes, stays, kind, words) in cases {
+        let held = Mutex::new(Vec::new());
+        let fetcher = that_answers(move |mut pipe, _| {
+            // The worker may have seen enough before the last byte.
+            let _ = pipe.write_all(&bytes);
+            if stays {
+                held.lock().unwrap().push(pipe);
+            }
+        });
+        fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap();
+        let begun = Instant::now();
+        let trouble = read_all(&fetcher, 0).unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{what}: {:?}", begun.elapsed());
+        assert_eq!((trouble.failure.kind, trouble.pause, trouble.ends_pull), (kind, None, true), "{what}");
+        assert!(trouble.failure.message.contains(words), "{what}: {trouble:?}");
+        let again = fetcher.get(0, "x", "*/*", 0).err().expect("it is lost");
+        assert_eq!((&again.failure, again.ends_pull), (&trouble.failure, true), "{what}");
+    }
+}
+
+/// It is told to end with the pull, whatever it is doing.
+#[test]
+fn the_end_of_a_pull_closes_the_control_socket() {
+    let (sender, ended) = std::sync::mpsc::channel();
+    let fetcher = with(PATIENCE, move |mut control| {
+        let _ = control.read_to_end(&mut Vec::new());
+        sender.send(()).unwrap();
+    });
+    fetcher.end();
+    ended.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert!(fetcher.get(0, "x", "*/*", 0).is_err());
+}

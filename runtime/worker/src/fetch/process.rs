@@ -1,0 +1,188 @@
+//! The fetcher: a process in a jail that has the network and nothing else. It takes requests from the control socket, each in a
+//! thread of its own, and answers each into the pipe that came with it. A pipe that the worker has closed ends its request.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use coracle_job::{FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write_message};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use ureq::Body;
+use ureq::http::header::CONTENT_RANGE;
+use ureq::http::{Response, StatusCode};
+
+use super::endpoint::Connection;
+use super::protocol::{
+    Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
+};
+use super::trouble::Trouble;
+use crate::failure::failure;
+use crate::jail;
+
+/// Of a thread that answers: TLS and HTTP need some 40 KiB.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Requests at once: a worker makes one for each of its connections (`[registry] connections`, 16 at most), and those that it
+/// has given up may last until the registry's silence ends them.
+const REQUESTS_MAX: usize = 64;
+
+/// The fetcher's life: its stdin is the control socket.
+pub(crate) fn live() -> ExitCode {
+    match confine_and_serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error}", super::SUBCOMMAND);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn confine_and_serve() -> io::Result<()> {
+    // This closes all descriptors but the standard ones, so the socket is taken afterwards.
+    let confined = jail::network::confine();
+    let mut control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let (ready, files): (Ready, _) = match confined {
+        Ok(files) => (Ok(()), files),
+        Err(why) => (Err(jail::not_without(&why, "no registry is asked")), Vec::new()),
+    };
+    write_message(&mut control, &ready).map_err(io::Error::other)?;
+    // Not one order is read by a process that is confined in part.
+    if ready.is_ok() { serve(control, files) } else { Ok(()) }
+}
+
+/// Obeys until the worker closes the control socket.
+pub(super) fn serve(mut control: UnixStream, files: Vec<File>) -> io::Result<()> {
+    let mut connections: Arc<Vec<Connection>> = Arc::default();
+    let at_work = Arc::new(AtomicUsize::new(0));
+    while let Some((order, pipe)) = receive(&mut control)? {
+        match (order, pipe) {
+            (Order::Setup(setup), _) => connections = Arc::new(Connection::all(setup)),
+            (Order::Names(names), _) => write_names(&files, &names)?,
+            (Order::Get(get), Some(pipe)) => {
+                let (connections, at_work) = (connections.clone(), at_work.clone());
+                start(move |guard| answer(&connections, &get, pipe, guard), at_work)?;
+            }
+            (Order::Get(_), None) => return Err(io::Error::other("a request without a pipe")),
+        }
+    }
+    Ok(())
+}
+
+/// Counts itself among the requests at work.
+struct Guard(Arc<AtomicUsize>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Runs `work` in a thread; it hears whether there are too many.
+fn start(work: impl FnOnce(bool) + Send + 'static, at_work: Arc<AtomicUsize>) -> io::Result<()> {
+    let is_allowed = at_work.fetch_add(1, Ordering::Relaxed) < REQUESTS_MAX;
+    let guard = Guard(at_work);
+    let work = move || {
+        work(is_allowed);
+        drop(guard);
+    };
+    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map(drop)
+}
+
+/// The next order and its descriptor; none once the worker has hung up.
+pub(super) fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Option<OwnedFd>)>> {
+    // The descriptor comes with a message's first byte, so its length is received, and the rest is read.
+    let mut length = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let count = loop {
+        let parts = &mut [io::IoSliceMut::new(&mut length)];
+        match recvmsg(&*control, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received.bytes,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    };
+    let mut pipe = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            pipe = descriptors.into_iter().next();
+        }
+    }
+    if count == 0 {
+        return Ok(None);
+    }
+    control.read_exact(&mut length[count..])?;
+    let order = read_body(control, length, MESSAGE_BYTES_MAX).map_err(|error| match error {
+        MessageError::Io(error) => error,
+        error => io::Error::other(error.to_string()),
+    })?;
+    Ok(Some((order, pipe)))
+}
+
+/// In place, which whoever reads at that moment may see: a name is not found then, and is asked for again as after any failure.
+fn write_names(files: &[File], names: &Names) -> io::Result<()> {
+    for (file, text) in files.iter().zip(&names.files) {
+        if let Some(text) = text {
+            file.write_all_at(text.as_bytes(), 0)?;
+            file.set_len(text.len() as u64)?;
+        }
+    }
+    Ok(())
+}
+
+/// Answers one request. Where the pipe breaks, nobody wants the answer any more.
+fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool) {
+    let mut pipe = File::from(pipe);
+    let internal = |text: &str| Err(Trouble::from(failure(FailureKind::Internal, text)));
+    let response = match connections.get(get.remote as usize) {
+        _ if !is_allowed => internal("too many requests at once"),
+        Some(connection) => connection.get(&get.what, &get.accept, get.offset),
+        None => internal("a request to an endpoint that is not known"),
+    };
+    match response {
+        Ok(response) => {
+            let length = response.body().content_length();
+            let head = Head { begin: begin(&response, get.offset), length };
+            if write_answer(&mut pipe, Answer::Body(head)).is_ok() {
+                let _ = pass_on(response, &mut pipe);
+            }
+        }
+        Err(trouble) => drop(write_answer(&mut pipe, Answer::Trouble(trouble))),
+    }
+}
+
+/// Where the body begins; an answer to a range that does not say which one is taken at its word.
+fn begin(response: &Response<Body>, offset: u64) -> Begin {
+    if response.status() != StatusCode::PARTIAL_CONTENT {
+        return Begin::First;
+    }
+    let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+    let first = range.and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next());
+    match first.is_none_or(|first| first.parse() == Ok(offset)) {
+        true => Begin::AsAsked,
+        false => Begin::Elsewhere,
+    }
+}
+
+/// A chunk for each read.
+fn pass_on(mut response: Response<Body>, pipe: &mut File) -> Result<(), MessageError> {
+    const HEADER_BYTES: usize = 4;
+    let mut body = response.body_mut().as_reader();
+    let mut buffer = vec![0; HEADER_BYTES + CHUNK_BYTES_MAX];
+    loop {
+        match body.read(&mut buffer[HEADER_BYTES..]) {
+            Ok(0) => return write_end(pipe, None),
+            Ok(count) => {
+                buffer[..HEADER_BYTES].copy_from_slice(&(count as u32).to_le_bytes());
+                pipe.write_all(&buffer[..HEADER_BYTES + count]).map_err(MessageError::Io)?;
+            }
+            Err(error) => return write_end(pipe, Some(error.to_string())),
+        }
+    }
+}

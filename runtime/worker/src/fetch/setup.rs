@@ -1,0 +1,61 @@
+//! What a fetcher needs of the node's files and of the worker's environment, gathered by the worker.
+
+use std::path::Path;
+
+use coracle_job::{Failure, Patience};
+
+use super::protocol::{ClientPem, Pem, Remote, Setup};
+use crate::failure::io_failure;
+use crate::registries::{Endpoint, Environment, Tls};
+
+/// Bundles of trusted roots, as distributions place them; the first that is there counts.
+const ROOTS: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/ca-bundle.pem",
+];
+
+/// Reads all of it.
+pub(super) fn gather(endpoints: &[Endpoint], registry: &str, patience: Patience) -> Setup {
+    Setup {
+        registry: registry.to_owned(),
+        remotes: endpoints.iter().map(remote).collect(),
+        patience,
+        environment: Environment::read(),
+        system_roots: system_roots(),
+    }
+}
+
+fn remote(endpoint: &Endpoint) -> Remote {
+    Remote {
+        url: endpoint.url.clone(),
+        repository: endpoint.repository.clone(),
+        credentials: endpoint.credentials.clone(),
+        headers: endpoint.headers.clone(),
+        is_mirror: endpoint.is_mirror,
+        insecure_skip_verify: endpoint.tls.insecure_skip_verify,
+        tls: pem(&endpoint.tls),
+    }
+}
+
+fn pem(tls: &Tls) -> Result<Pem, Failure> {
+    // Armoured text; what else is in such a file does not count.
+    let read = |path: &Path| {
+        let bytes = std::fs::read(path).map_err(|error| io_failure("read", path, &error))?;
+        Ok::<_, Failure>(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let roots = tls.ca_files.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    let client = |(certificate, key): &(std::path::PathBuf, std::path::PathBuf)| {
+        let (key_path, key) = (key.display().to_string(), read(key)?);
+        Ok::<_, Failure>(ClientPem { certificate: read(certificate)?, key, key_path })
+    };
+    Ok(Pem { roots, client: tls.client.as_ref().map(client).transpose()? })
+}
+
+fn system_roots() -> String {
+    let configured = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
+    let mut files = configured.into_iter().chain(ROOTS.iter().map(std::path::PathBuf::from));
+    let bytes = files.find_map(|path| std::fs::read(path).ok()).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,56 @@
+//! The child of `jail::start` between clone and exec: it has the memory of a process with threads, of which it is the only
+//! one, so that a lock of the allocator that another thread held stays locked for ever.
+#![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use coracle_sandbox::jail::{Ended, Start, start};
+
+/// The exit code of a child that allocates or frees.
+const ALLOCATES: u8 = 99;
+
+/// The system's allocator, which ends the first process of a PID namespace.
+struct NotInChildren;
+
+fn check() {
+    if std::process::id() == 1 {
+        coracle_sys::process::exit(ALLOCATES);
+    }
+}
+
+// SAFETY: both calls are the system's allocator's, with the same arguments.
+unsafe impl GlobalAlloc for NotInChildren {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        check();
+        // SAFETY: the caller keeps this function's contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        check();
+        // SAFETY: as above; `pointer` is from the system's allocator.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: NotInChildren = NotInChildren;
+
+/// Before, the child built the text of an error it did not have, and hung with its pull or import when a thread of the worker was
+/// allocating at that moment.
+#[test]
+fn the_child_neither_allocates_nor_frees() {
+    let (program, directory) = (File::open("/bin/true").unwrap(), File::open("/").unwrap());
+    let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+    let arguments = [c"true".to_owned()];
+    let start = start(&Start {
+        program: program.as_fd(),
+        arguments: &arguments,
+        directory: directory.as_fd(),
+        streams: [null.as_fd(), null.as_fd()],
+        output: Some(null.as_fd()),
+    });
+    assert_eq!(start.expect("root, and PID namespaces").wait(), Ok(Ended::Code(0)));
+}
