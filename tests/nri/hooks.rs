@@ -3,9 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{ContainerState, StartContainerRequest};
+use coracle_tests::cri::proto::{
+    ContainerState, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+};
+use coracle_tests::host::wait_until;
 use coracle_tests::node::Node;
-use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
+use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
 use coracle_tests::request::{bridge_pod, host_pod};
 use coracle_tests::stage::Stage;
 
@@ -144,5 +147,70 @@ fn a_hook_that_fails_or_hangs_before_the_program_fails_the_start() {
     }
     assert!(stage.node.log().contains("this is why"), "what a hook says is in the log");
     assert_eq!(plugin.heard("StartContainer").len(), 0, "plugins are asked after the hooks");
+    stage.node.stop();
+}
+
+/// A start that takes three seconds: its container, once the hook that takes them runs.
+fn slow_start<'s>(stage: &Stage, starts: &'s std::thread::Scope<'s, '_>) -> String {
+    let id = stage.create(&stage.config("slow", &["sleep", "forever"]));
+    let request = StartContainerRequest { container_id: id.clone() };
+    let client = stage.node.another();
+    starts.spawn(move || client.start_container(request));
+    let begun = stage.node.folder().join("begun");
+    wait_until("the hook runs", || begun.exists());
+    id
+}
+
+fn takes_three_seconds(folder: &std::path::Path) -> Handler {
+    let script = format!("touch {}/begun; sleep 3", folder.display());
+    answers("CreateContainer", move |_| {
+        adjust(api::Hooks { create_runtime: vec![hook(&script)], ..Default::default() })
+    })
+}
+
+/// Without waiting for the start, StopContainer answered at once and the container ran afterwards.
+#[test]
+fn a_stop_during_a_start_ends_the_container() {
+    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let handler = takes_three_seconds(stage.node.folder());
+    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    std::thread::scope(|starts| {
+        let id = slow_start(&stage, starts);
+        let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
+        stage.node.stop_container(stop).expect("stop");
+        assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
+    });
+    let ids: Vec<String> = stage
+        .node
+        .list_containers(Default::default())
+        .expect("list")
+        .containers
+        .into_iter()
+        .map(|container| container.id)
+        .collect();
+    for id in ids {
+        assert_eq!(
+            stage.node.container(&id).state(),
+            ContainerState::ContainerExited,
+            "after the start has ended"
+        );
+    }
+    stage.node.stop();
+}
+
+/// Without waiting for the start, the container could be listed as running in a pod whose monitor was gone, and
+/// RemovePodSandbox failed for good: "does not end after SIGKILL".
+#[test]
+fn a_pod_that_is_stopped_during_a_start_can_be_removed() {
+    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let handler = takes_three_seconds(stage.node.folder());
+    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    std::thread::scope(|starts| {
+        let id = slow_start(&stage, starts);
+        let request = StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() };
+        stage.node.stop_pod_sandbox(request).expect("stop");
+        assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
+        stage.node.remove_pod(&stage.pod_id);
+    });
     stage.node.stop();
 }

@@ -275,18 +275,39 @@ impl Pods {
         container: Rc<Container>,
         grace: Duration,
     ) -> Result<(), Error> {
-        if !container.record().state.is_running() {
+        if !self.is_started(&container) {
             return Ok(());
         }
         let kill_at = self.begin_stop(&container, grace, true);
         let limit = kill_at.saturating_duration_since(Instant::now()) + KILL_LIMIT;
-        let ended = reactor::deadline(limit, container.exited.wait()).await;
+        let ended = reactor::deadline(limit, self.ended(&container)).await;
         ended.map_err(|_| {
             Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
         })?;
-        // Each plugin has its own limit.
-        container.stop_told.wait().await;
+        if container.exited.is_initialized() {
+            // Each plugin has its own limit.
+            container.stop_told.wait().await;
+        }
         Ok(())
+    }
+
+    /// Whether there is something to stop: it runs, or its start is under way, which may end in a process that runs.
+    fn is_started(&self, container: &Container) -> bool {
+        container.record().state.is_running() || self.operations.is_under_way(Key::Start(container.id))
+    }
+
+    /// Waits until there is nothing to stop: the container has exited, or a start that was refused has left it as it was.
+    async fn ended(&self, container: &Container) {
+        let exited = async {
+            container.exited.wait().await;
+        };
+        let refused = async {
+            self.operations.ended(Key::Start(container.id)).await;
+            if container.record().state.is_running() {
+                container.exited.wait().await;
+            }
+        };
+        smol::future::or(exited, refused).await;
     }
 
     /// Starts a stop or shortens the one under way; answers when SIGKILL is due. Without `with_signal` it takes up one
@@ -312,16 +333,21 @@ impl Pods {
         self.write_stopping(container, grace);
         let (pods, container) = (Rc::clone(self), Rc::clone(container));
         reactor::spawn(async move {
-            if with_signal && !grace.is_zero() {
-                pods.signal(&container).await;
-            }
-            pods.wait_and_kill(&container, &stop).await;
+            let signal = async {
+                if with_signal && !grace.is_zero() {
+                    pods.signal(&container).await;
+                }
+                smol::future::pending().await
+            };
+            smol::future::or(signal, pods.wait_and_kill(&container, &stop)).await;
         })
         .detach();
         kill_at
     }
 
     async fn signal(&self, container: &Rc<Container>) {
+        // Before that there is no program that could handle it.
+        self.operations.ended(Key::Start(container.id)).await;
         let signal = container.record().stop_signal;
         let Ok(link) = container.pod.link() else { return };
         // ESRCH: it ended by itself; anything else: SIGKILL follows.
@@ -333,30 +359,29 @@ impl Pods {
     }
 
     async fn wait_and_kill(&self, container: &Rc<Container>, stop: &Stop) {
-        while !container.exited.is_initialized() {
+        while self.is_started(container) {
             let sooner = stop.sooner.listen();
             let now = Instant::now();
             if now >= stop.kill_at.get() {
                 break;
             }
-            let end = smol::future::or(
-                async {
-                    container.exited.wait().await;
-                },
-                async {
-                    sooner.await;
-                },
-            );
+            let end = smol::future::or(self.ended(container), async {
+                sooner.await;
+            });
             let _ = reactor::deadline(stop.kill_at.get() - now, end).await;
         }
         // Again and again: a fork may be ahead of the first SIGKILL.
         let end = Instant::now() + KILL_LIMIT;
-        while !container.exited.is_initialized() && Instant::now() < end {
+        while self.is_started(container) && Instant::now() < end {
             match container.cgroup().and_then(|cgroup| Ok(self.node.cgroups.kill(&cgroup)?)) {
                 Ok(()) => {}
                 Err(error) => log::error!("kill"; ctr = container.id, error = error),
             }
-            let _ = reactor::deadline(Duration::from_millis(100), container.exited.wait()).await;
+            let _ = reactor::deadline(Duration::from_millis(100), self.ended(container)).await;
+        }
+        if !container.exited.is_initialized() && !self.is_started(container) {
+            // It may still be started, and then nothing asks it to stop.
+            let _ = std::fs::remove_file(self.stopping_path(container));
         }
         *container.stop.borrow_mut() = None; // the next call starts over where this one did not get through
     }
@@ -367,20 +392,26 @@ impl Pods {
         let is_watched = pod.link.borrow().is_some();
         let mut waits = Vec::new();
         for container in &containers {
-            // A start under way ends first: its process is in the cgroup that is killed here.
-            if container.record().state.is_running() && is_watched {
+            // A start under way is killed and waited for, too: else it would end in a container that is listed as running and
+            // that nobody watches any more.
+            if self.is_started(container) && is_watched {
                 self.begin_stop(container, Duration::ZERO, false);
                 waits.push(container);
             }
         }
         for container in waits {
-            let ended = reactor::deadline(KILL_LIMIT, container.exited.wait()).await;
+            let ended = reactor::deadline(KILL_LIMIT, self.ended(container)).await;
             ended.map_err(|_| {
                 Error::new(Kind::DeadlineExceeded, format!("{}: does not end", container.title()))
             })?;
         }
         for container in containers {
             self.end_processes(&container).await?;
+            // Without a monitor it fails soon; only then is the state below the last one.
+            let start = self.operations.ended(Key::Start(container.id));
+            reactor::deadline(KILL_LIMIT, start).await.map_err(|_| {
+                Error::new(Kind::DeadlineExceeded, format!("{}: its start does not end", container.title()))
+            })?;
             if container.record().state.is_running() {
                 self.end_without_monitor(&container, "the pod's monitor ended before it");
             }

@@ -59,6 +59,19 @@ impl Operations {
         outcome.wait().await.clone()
     }
 
+    /// Whether the operation of this key is under way.
+    pub(crate) fn is_under_way(&self, key: Key) -> bool {
+        self.shared.borrow().contains_key(&key)
+    }
+
+    /// Waits until the operation of this key has ended; at once where none is under way.
+    pub(crate) async fn ended(&self, key: Key) {
+        let under_way = self.shared.borrow().get(&key).cloned();
+        if let Some(outcome) = under_way {
+            outcome.wait().await;
+        }
+    }
+
     /// Begins `work` and waits for it; each request has its own.
     pub(crate) async fn run(
         self: &Rc<Self>,

@@ -27,9 +27,9 @@ mod tests;
 pub use describe::{describe, explain};
 pub use propagation::check_propagation;
 pub use request::{
-    CgroupMount, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files, FreshKind, Limit,
-    MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces, Process, READONLY_PATHS, Root,
-    SandboxPlan, Scheduling, Seccomp, Source,
+    CgroupMount, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files, FreshKind,
+    KERNEL_CONTROLS, Limit, MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces, Process,
+    READONLY_PATHS, Root, SandboxPlan, Scheduling, Seccomp, Source,
 };
 
 use coracle_wire::Text;

@@ -358,3 +358,8 @@ pub const MASKED_PATHS: &[&str] = &[
 /// Read-only paths if the request has no security context (CRI 4.3).
 pub const READONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Files of the kernel that the lists of kubelets do not name and that root may write without any capability:
+/// /proc/dynamic_debug/control (CONFIG_DYNAMIC_DEBUG_CORE, Debian's kernels have it) switches messages of the kernel's log
+/// on, from all subsystems, for the whole node.
+pub const KERNEL_CONTROLS: &[&str] = &["/proc/dynamic_debug"];

@@ -208,7 +208,7 @@ impl Pods {
                 ..process.launch(spec.tty)
             },
             masked_paths: spec.security.masked_paths.clone(),
-            readonly_paths: spec.security.readonly_paths.clone(),
+            readonly_paths: readonly_paths(&spec.security),
             privileged: spec.security.privileged,
             user_namespace: record.spec.user_mappings(),
             without_mounts: Vec::new(),
@@ -217,6 +217,19 @@ impl Pods {
             own_namespaces: record.spec.own_namespaces(),
         })
     }
+}
+
+/// The read-only paths of the request and, if there are any, those files of the kernel that root may write without a
+/// capability and that the lists of kubelets do not name. A request without any asks for `procMount: Unmasked`.
+fn readonly_paths(security: &spec::Security) -> Vec<String> {
+    let mut paths = security.readonly_paths.clone();
+    if !paths.is_empty() {
+        let missing = plan::KERNEL_CONTROLS
+            .iter()
+            .filter(|path| !security.readonly_paths.iter().any(|one| one == *path));
+        paths.extend(missing.map(|path| (*path).to_owned()));
+    }
+    paths
 }
 
 impl Process {
