@@ -16,7 +16,6 @@
 mod adjust;
 mod connection;
 mod dispatch;
-mod fair;
 mod io;
 mod join;
 mod message;
@@ -25,6 +24,7 @@ mod plugin;
 mod report;
 mod required;
 mod section;
+mod semaphore;
 mod settings;
 mod synchronize;
 mod validate;

@@ -8,9 +8,9 @@ use prost::Message;
 
 use crate::api::{self, Event};
 use crate::connection::{Connection, Outcome};
-use crate::fair::Fair;
 use crate::message::{Code, get_status, has_code};
 use crate::report::Tally;
+use crate::semaphore::FifoSemaphore;
 
 /// Answers that cannot be decoded, in a row, after which a plugin is disconnected (NRI-R8).
 const UNDECODABLE_MAX: u32 = 3;
@@ -24,7 +24,7 @@ pub(crate) struct Plugin {
     /// Bit n-1 is event n.
     pub(crate) events: Cell<i32>,
     /// Event calls under way.
-    slot: Rc<Fair>,
+    slot: Rc<FifoSemaphore>,
     /// It was built before v0.12: nine events go to it as StateChange (NRI 3.4).
     is_legacy: Cell<bool>,
     undecodable: Cell<u32>,
@@ -51,7 +51,7 @@ impl Plugin {
             name,
             connection,
             events: Cell::new(0),
-            slot: Fair::new(max_inflight.max(1)),
+            slot: FifoSemaphore::new(max_inflight.max(1)),
             is_legacy: Cell::new(false),
             undecodable: Cell::new(0),
             tally: RefCell::default(),

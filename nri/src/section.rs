@@ -9,10 +9,10 @@ use crate::adjust::Merge;
 use crate::api::{self, Event};
 use crate::connection::Outcome;
 use crate::dispatch::{Dispatcher, Failure, Policy, failed};
-use crate::fair::Permit;
 use crate::io::Level;
 use crate::plugin::{Plugin, Told, method};
 use crate::required::Required;
+use crate::semaphore::Permit;
 use crate::validate;
 
 /// What plugins made of a container that is to be created.

@@ -1,4 +1,4 @@
-//! Rules of NRI 4, without a plugin: answers in, adjustment and view out.
+//! Tests the rules of NRI 4 without plugins, from answers to the merged adjustment and the effective container.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn memory(limit: Option<i64>, swap: Option<i64>) -> api::LinuxResources {
     api::LinuxResources { memory: Some(memory), ..Default::default() }
 }
 
-/// The view after the answers of plugins `00-a`, `10-b`, … or the text of the error.
+/// Merges the answers of plugins `00-a`, `10-b`, …; returns the merge or the text of the error.
 fn merged(answers: Vec<api::ContainerAdjustment>) -> Result<Merge, String> {
     let mut merge = Merge::new(container());
     for (name, answer) in ["00-a", "10-b", "20-c"].into_iter().zip(answers) {
@@ -72,7 +72,7 @@ fn nri_c16_set_remove_and_take_over_annotations() {
     assert_eq!(merge.view().annotations, [("k".to_owned(), "b".to_owned())].into());
     let merge = merged(vec![annotate(&[("k", "a")]), annotate(&[("-k", "")])]).unwrap();
     assert_eq!(merge.view().annotations, [("old".to_owned(), "1".to_owned())].into());
-    // What was set before is not left beside its removal.
+    // The earlier value does not remain next to its removal.
     let keys: Vec<_> = merge.finish().0.annotations.into_keys().collect();
     assert_eq!(keys, ["-k"]);
 }
@@ -156,7 +156,7 @@ fn nri_c17_conflicts_read_as_plugins_know_them() {
         text(twice(annotate(&[("k", "v")]))),
         "plugins \"10-b\" and \"00-a\" both tried to set Annotations k"
     );
-    // A simple field's entry is empty, and the text ends with a blank.
+    // The entry of a simple field is empty, so the text ends with a space.
     assert_eq!(
         text(twice(limited(memory(Some(1 << 30), None)))),
         "plugins \"10-b\" and \"00-a\" both tried to set MemLimit "
@@ -204,7 +204,7 @@ fn nri_c20_swap_follows_memory_unless_it_is_given() {
     };
     assert_eq!(shown(vec![limited(memory(Some(7), None))]), (Some(7), Some(7)));
     assert_eq!(shown(vec![limited(memory(Some(7), Some(9)))]), (Some(7), Some(9)));
-    // The first plugin's swap is kept although the second gives only a limit.
+    // The first plugin's swap limit is kept, although the second sets only a memory limit.
     let answers = vec![limited(memory(None, Some(9))), limited(memory(Some(8), None))];
     assert_eq!(shown(answers), (Some(8), Some(9)));
 }
@@ -253,7 +253,7 @@ fn nri_c27_updates_of_others_are_merged_whole_or_not_at_all() {
     let both = api::LinuxResources { pids: Some(api::LinuxPids { limit: 8 }), ..memory(Some(5), None) };
     let mut merge = Merge::new(container());
     merge.update("00-a", vec![update("c2", pids.clone(), true)]).unwrap();
-    // It conflicts in one field, so none of it counts: the memory may be set by another.
+    // It conflicts in one field, so the whole update is dropped, and another plugin may set the memory.
     merge.update("10-b", vec![update("c2", both, true)]).unwrap();
     merge.update("20-c", vec![update("c2", memory(Some(6), None), false), update("c0", pids, true)]).unwrap();
     let updates = merge.finish().1;
@@ -309,7 +309,8 @@ fn bad_values_are_refused_by_name() {
     }
 }
 
-/// Whatever two plugins answer, the view is what a naive model makes of it, and the owner is whoever set it last.
+/// Property: for any answers of two plugins, the effective container equals that of a simple model, and the owner of an
+/// entry is the plugin that set it last.
 #[test]
 fn a_model_of_maps_agrees() {
     let mut state = 88_172_645_463_325_252u64;
