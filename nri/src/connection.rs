@@ -232,7 +232,7 @@ impl Connection {
     fn queue(&self, frames: Vec<u8>) -> bool {
         let queued = self.queued_bytes.get() + frames.len();
         if queued > QUEUED_BYTES_MAX {
-            self.close("it does not read what it is told");
+            self.close("it does not read its messages");
             return false;
         }
         self.queued_bytes.set(queued);
@@ -294,7 +294,7 @@ impl Connection {
         let answer = match message.data {
             None => undecodable("its answer is larger than a message may be"),
             Some(data) => match Response::decode(&data) {
-                Err(_) => undecodable("its answer is no ttrpc response"),
+                Err(_) => undecodable("its answer is not a ttrpc response"),
                 Ok(mut response) => match message::error_of(&mut response) {
                     Some(status) => Err(status),
                     None => Ok(response.payload),
@@ -309,7 +309,7 @@ impl Connection {
         match message.header.type_ {
             message::MESSAGE_TYPE_REQUEST => {}
             message::MESSAGE_TYPE_DATA => {
-                return self.refuse(stream, Code::INVALID_ARGUMENT, "the call is no stream");
+                return self.refuse(stream, Code::INVALID_ARGUMENT, "streaming calls are not supported");
             }
             _ => return self.stray(),
         }
@@ -321,7 +321,7 @@ impl Connection {
             return self.refuse(stream, Code::RESOURCE_EXHAUSTED, "the message is too large");
         };
         let Ok(request) = Request::decode(&data) else {
-            return self.refuse(stream, Code::INVALID_ARGUMENT, "no ttrpc request");
+            return self.refuse(stream, Code::INVALID_ARGUMENT, "not a ttrpc request");
         };
         if request.service != RUNTIME_SERVICE {
             return self.refuse(

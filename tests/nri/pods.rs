@@ -177,7 +177,7 @@ fn nri_s15_a_timeout_of_a_required_plugin_fails_even_where_others_do_not() {
     let id = node.run_pod(&host_pod("late"));
     node.remove_pod(&id);
     assert!(
-        node.log().contains("StopPodSandbox of default/late: required plugins do not hear it: 10-needed")
+        node.log().contains("StopPodSandbox of default/late: required plugins are not connected: 10-needed")
     );
     node.stop();
 }

@@ -70,7 +70,9 @@ fn linux(asked: &api::LinuxContainerAdjustment) -> Result<(), String> {
         let is_known = matches!(device.r#type.as_str(), "c" | "b" | "u" | "p");
         refuse_if(!is_removal && !is_known, || format!("device {path}: type {:?}", device.r#type))?;
         let are_numbers = (0..1 << 12).contains(&device.major) && (0..1 << 20).contains(&device.minor);
-        refuse_if(!are_numbers, || format!("device {path}: {}:{} is no device", device.major, device.minor))?;
+        refuse_if(!are_numbers, || {
+            format!("device {path}: {}:{} is not a device", device.major, device.minor)
+        })?;
         let mode = device.file_mode.map_or(0, |mode| mode.value);
         // With or without the bits of the file type.
         refuse_if(mode & !0o177_777 != 0, || format!("device {path}: mode {mode:o}"))?;
