@@ -458,8 +458,9 @@ impl Joins {
 mod tests {
     use super::*;
 
+    /// Rules: NRI-R15.
     #[test]
-    fn nri_r15_a_flood_of_joins_waits() {
+    fn a_burst_of_joins_is_delayed() {
         let joins = Joins::default();
         for _ in 0..TOKENS {
             assert_eq!(joins.turn("10-a"), Duration::ZERO);
@@ -468,8 +469,9 @@ mod tests {
         assert_eq!(joins.turn("11-a"), Duration::ZERO, "another one does not wait");
     }
 
+    /// Rules: NRI-R16.
     #[test]
-    fn nri_r16_synchronisation_in_vain_waits_longer_each_time() {
+    fn failed_synchronizations_are_delayed_with_growing_intervals() {
         let joins = Joins::default();
         joins.turn("10-a");
         let mut waits = Vec::new();

@@ -10,8 +10,8 @@
 //!
 //! This crate depends on byte streams and a clock that the runtime provides; it knows nothing about sockets, processes,
 //! cgroups or the CRI. Changes of containers are NRI messages, which `Host` applies. It has one thread: a plugin is a
-//! few tasks on the runtime's executor. Rules: NRI-S (pods), NRI-C (containers), NRI-R (robustness), each with a test
-//! in `tests/nri` that is named after it.
+//! few tasks on the runtime's executor. Rules: NRI-S (pods), NRI-C (containers), NRI-R (robustness), each with a test,
+//! here or in `tests/nri`, whose doc comment names it.
 #![forbid(unsafe_code)]
 
 mod adjust;

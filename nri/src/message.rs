@@ -135,8 +135,9 @@ mod tests {
         }
     }
 
+    /// Rules: NRI-R5.
     #[test]
-    fn nri_r5_too_much_data_is_thrown_away_while_it_is_read() {
+    fn oversized_messages_are_discarded_while_they_are_read() {
         let length = DATA_BYTES_MAX + 1;
         let header = [(length as u32).to_be_bytes(), 7u32.to_be_bytes()].concat();
         let bytes = [header, vec![1, 0], vec![0; length], encode_request(9, &Request::default()).unwrap()];
@@ -162,7 +163,7 @@ mod tests {
 
     /// NRI-R4: random bytes cause no panic, and no memory is allocated for data that is only announced.
     #[test]
-    fn nri_r4_random_bytes() {
+    fn random_bytes_cause_no_panic_and_no_allocation() {
         let mut state = 0x2545_f491_4f6c_dd1du64;
         for _ in 0..2000 {
             let bytes: Vec<u8> = (0..200)

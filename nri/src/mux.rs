@@ -124,8 +124,9 @@ mod tests {
         }
     }
 
+    /// Rules: NRI-R5.
     #[test]
-    fn nri_r5_a_frame_above_the_limit_ends_it() {
+    fn a_frame_above_the_limit_ends_the_connection() {
         let bytes = [0, 0, 0, 1, 255, 255, 255, 255];
         assert_eq!(read(&bytes, 8), Err(TooLong(0xffff_ffff)));
         let edge = [[0, 0, 0, 1], (PAYLOAD_BYTES_MAX as u32).to_be_bytes()].concat();

@@ -76,8 +76,9 @@ impl Tally {
 mod tests {
     use super::*;
 
+    /// Rules: NRI-R26.
     #[test]
-    fn nri_r26_calls_are_counted_by_event_and_outcome() {
+    fn calls_are_counted_by_event_and_outcome() {
         let mut tally = Tally::default();
         tally.add(Event::RunPodSandbox, &Outcome::Ok(()), Duration::from_micros(90));
         tally.add(Event::RunPodSandbox, &Outcome::<()>::TimedOut, Duration::from_secs(3));

@@ -116,8 +116,9 @@ mod tests {
         }
     }
 
+    /// Rules: NRI-C31.
     #[test]
-    fn nri_c31_annotations_have_scopes() {
+    fn annotations_have_scopes_by_key() {
         let settings = DefaultValidator {
             required_plugins: vec!["always".into()],
             tolerate_missing_plugins_annotation: "tolerate".into(),

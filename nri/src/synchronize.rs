@@ -71,7 +71,7 @@ mod tests {
 
     /// NRI-R20: 500 pods, 5000 containers, 2 kB of annotations each.
     #[test]
-    fn nri_r20_everything_is_in_the_chunks_once_and_in_order() {
+    fn synchronize_chunks_contain_all_objects_once_in_order() {
         let chunks = chunks(snapshot(500, 5000, 2000)).unwrap();
         assert!(chunks.len() > 5);
         assert!(chunks.iter().all(|chunk| chunk.encoded_len() <= CHUNK_BYTES + 100));
