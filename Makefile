@@ -51,10 +51,12 @@ guests: ## what a guest runs, for both targets: the programs and the suites
 		cargo test --no-run --profile client --target $$target -p coracle-tests $(addprefix --test ,$(GUEST_SUITES)); \
 	done
 
-check: ## format, clippy, unit tests, house; under two minutes
+check: ## format, clippy, rustdoc, unit tests, house; under two minutes
 	cargo fmt --all --check
 	cargo clippy --workspace --exclude coracle-pod --all-targets -- -D warnings
 	cargo clippy -p coracle-pod -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --exclude coracle-pod --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 	cargo test -q --workspace --exclude coracle-pod --exclude coracle-tests
 	cargo test -q -p coracle-pod --lib
 	cargo test -q -p coracle-tests --test house

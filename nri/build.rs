@@ -1,4 +1,4 @@
-//! Compiles NRI's messages with protox. Maps become ordered ones: one adjustment always encodes to the same bytes.
+//! Compiles NRI's messages with protox. Maps are ordered, so that an adjustment always has the same encoding.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const PROTO: &str = "proto/nri.proto";

@@ -1,8 +1,8 @@
-//! One plugin's connection: calls to it, requests from it, and the two tasks that move the bytes.
+//! The connection to one plugin: calls to it, requests from it, and the two tasks that read and write the socket.
 //!
-//! Nobody waits for the socket but these two: a call waits for its answer or its deadline, so a plugin that stops reading
-//! or answering costs one timeout and blocks nobody. Stream ids are taken and queued in one step, as the Go server refuses
-//! an id that does not grow (NRI 1.4).
+//! Only these two tasks wait for the socket. A call waits for its answer or its deadline, so a plugin that stops
+//! reading or answering costs one timeout and blocks nothing else. Stream ids are allocated and queued in one step,
+//! because the Go server refuses an id that is not larger than the one before (NRI 1.4).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,50 +16,51 @@ use crate::io::{Host, Stream};
 use crate::message::{self, Code, Codec as _, Message, Request, Response, Status, get_status, has_code};
 use crate::mux;
 
-/// The service that plugins answer for, and the one that we do.
+/// The service of plugins and the service of the runtime.
 const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
-/// One read.
+/// Size of a read in bytes.
 const READ_BYTES: usize = 4096;
 
-/// Requests of one plugin in hand at once; more are refused with status 8.
+/// Maximum number of concurrent requests of one plugin; more are refused with status 8 (RESOURCE_EXHAUSTED).
 const REQUESTS_MAX: usize = 16;
 
-/// What may wait for a plugin that does not read: two of the largest messages.
+/// Maximum number of bytes queued for a plugin that does not read: two of the largest messages.
 const QUEUED_BYTES_MAX: usize = 9 << 20;
 
-/// How long what is queued at the end may take to go out.
+/// Time limit for sending queued messages when the connection is closed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// Share of its deadline after which a plugin's own "deadline exceeded" is a timeout: its clock races with ours (1.5).
+/// Share of the deadline after which a plugin's "deadline exceeded" counts as a timeout, because its timer races with
+/// the runtime's (NRI 1.5).
 const TIMEOUT_SHARE: f64 = 0.95;
 
-/// How a call ended (NRI 1.5).
+/// Outcome of a call (NRI 1.5).
 #[derive(Debug)]
 pub(crate) enum Outcome<T> {
     Ok(T),
-    /// The plugin said no; it stays.
+    /// The plugin returned an error; it stays connected.
     Refused(Status),
     TimedOut,
-    /// The connection is gone.
+    /// The connection was lost.
     Lost,
 }
 
-/// A request of the plugin's.
+/// A request of the plugin.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) stream: u32,
     pub(crate) method: String,
     pub(crate) payload: Vec<u8>,
-    /// As long as its caller waits; zero: without limit.
+    /// Timeout of the caller; zero: none.
     pub(crate) timeout: Duration,
 }
 
-/// What a call is answered with.
+/// Answer to a call.
 type Reply = Result<Vec<u8>, Status>;
 
-/// A connection, alive or over.
+/// A connection, open or closed.
 pub(crate) struct Connection {
     host: Rc<dyn Host>,
     calls: RefCell<BTreeMap<u32, Sender<Reply>>>,
@@ -69,19 +70,19 @@ pub(crate) struct Connection {
     outgoing: Sender<Vec<u8>>,
     queued_bytes: Cell<usize>,
     requests: Sender<Incoming>,
-    /// Closed with the connection.
+    /// A channel that is closed with the connection.
     alive: Receiver<()>,
     cause: RefCell<Option<String>>,
-    /// Frames and answers that belong to nothing.
+    /// Number of unexpected frames and answers.
     strays: Cell<u64>,
 }
 
 impl Connection {
-    /// Starts the two tasks. Answers with what the plugin will ask.
+    /// Starts the two tasks. Returns the connection and the channel of the plugin's requests.
     pub(crate) fn start(host: Rc<dyn Host>, stream: Stream) -> (Rc<Self>, Receiver<Incoming>) {
         let (outgoing, queue) = smol::channel::unbounded();
         let (requests, incoming) = smol::channel::unbounded();
-        // Nothing is ever sent on it: it is open as long as the reader holds its sender.
+        // Nothing is sent on this channel: it is open as long as the reader has its sender.
         let (keep, alive) = smol::channel::bounded::<()>(1);
         let connection = Rc::new(Self {
             host: Rc::clone(&host),
@@ -112,7 +113,7 @@ impl Connection {
         (connection, incoming)
     }
 
-    /// Ends it: calls under way are lost, what is queued still goes out. The first cause stays.
+    /// Closes the connection: calls in progress are lost, queued messages are still sent. The first cause is kept.
     pub(crate) fn close(&self, cause: &str) {
         self.cause.borrow_mut().get_or_insert_with(|| cause.to_owned());
         self.alive.close();
@@ -125,22 +126,22 @@ impl Connection {
         !self.alive.is_closed()
     }
 
-    /// Waits for its end.
+    /// Waits until the connection is closed.
     pub(crate) async fn ended(&self) {
         let _ = self.alive.recv().await;
     }
 
-    /// Why it ended.
+    /// The cause of the end.
     pub(crate) fn cause(&self) -> String {
         self.cause.borrow().clone().unwrap_or_default()
     }
 
-    /// Frames and answers that belonged to nothing.
+    /// Number of unexpected frames and answers.
     pub(crate) fn strays(&self) -> u64 {
         self.strays.get()
     }
 
-    /// One call of the Plugin service.
+    /// Makes a call to the Plugin service.
     pub(crate) async fn call(&self, method: &str, payload: &[u8], limit: Duration) -> Outcome<Vec<u8>> {
         let begun = Instant::now();
         let (stream, answer) = match self.send_request(method, payload, limit) {
@@ -231,7 +232,7 @@ impl Connection {
     fn queue(&self, frames: Vec<u8>) -> bool {
         let queued = self.queued_bytes.get() + frames.len();
         if queued > QUEUED_BYTES_MAX {
-            self.close("it does not read what it is told");
+            self.close("it does not read its messages");
             return false;
         }
         self.queued_bytes.set(queued);
@@ -287,20 +288,20 @@ impl Connection {
             message::MESSAGE_TYPE_RESPONSE => self.calls.borrow_mut().remove(&message.header.stream_id),
             _ => None,
         };
-        // Of a call that was given up, or a second one, or of none.
+        // The answer belongs to a call that timed out or was already answered, or to no call.
         let Some(caller) = caller else { return self.stray() };
         let undecodable = |text: &str| Err(get_status(Code::INTERNAL, text));
         let answer = match message.data {
             None => undecodable("its answer is larger than a message may be"),
             Some(data) => match Response::decode(&data) {
-                Err(_) => undecodable("its answer is no ttrpc response"),
+                Err(_) => undecodable("its answer is not a ttrpc response"),
                 Ok(mut response) => match message::error_of(&mut response) {
                     Some(status) => Err(status),
                     None => Ok(response.payload),
                 },
             },
         };
-        let _ = caller.try_send(answer); // nobody waits any more
+        let _ = caller.try_send(answer); // the caller may have timed out
     }
 
     fn on_request(&self, message: Message) {
@@ -308,7 +309,7 @@ impl Connection {
         match message.header.type_ {
             message::MESSAGE_TYPE_REQUEST => {}
             message::MESSAGE_TYPE_DATA => {
-                return self.refuse(stream, Code::INVALID_ARGUMENT, "the call is no stream");
+                return self.refuse(stream, Code::INVALID_ARGUMENT, "streaming calls are not supported");
             }
             _ => return self.stray(),
         }
@@ -320,7 +321,7 @@ impl Connection {
             return self.refuse(stream, Code::RESOURCE_EXHAUSTED, "the message is too large");
         };
         let Ok(request) = Request::decode(&data) else {
-            return self.refuse(stream, Code::INVALID_ARGUMENT, "no ttrpc request");
+            return self.refuse(stream, Code::INVALID_ARGUMENT, "not a ttrpc request");
         };
         if request.service != RUNTIME_SERVICE {
             return self.refuse(
@@ -335,6 +336,6 @@ impl Connection {
         self.in_hand.set(self.in_hand.get() + 1);
         let timeout = Duration::from_nanos(u64::try_from(request.timeout_nano).unwrap_or(0));
         let incoming = Incoming { stream, method: request.method, payload: request.payload, timeout };
-        let _ = self.requests.try_send(incoming); // closed: it is over
+        let _ = self.requests.try_send(incoming); // closed with the connection
     }
 }

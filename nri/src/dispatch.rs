@@ -1,9 +1,9 @@
-//! The dispatcher: who is active, and each event of a pod told to them in order (NRI 3).
+//! The dispatcher: the active plugins, and the delivery of each pod's events to them in order (NRI 3).
 //!
-//! An event is told inside a [`Section`], which holds the order of its pod and, shared, the gate. A plugin that joins holds
-//! the gate alone, so it hears of every object either by Synchronize or by an event, never by neither (2.5). A section
-//! lasts until the caller has made visible what the event announces, or has undone it; nothing in it waits for a
-//! workload, an image or a network.
+//! An event is sent inside a [`Section`], which holds the pod's lock and the gate in shared mode. A plugin that joins
+//! holds the gate exclusively, so it learns about every object either through Synchronize or through an event (NRI
+//! 2.5). A section lasts until the caller has made the announced change visible, or has undone it; nothing in it waits
+//! for a workload, an image or a network.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,19 +13,19 @@ use prost::Message;
 
 use crate::api::{self, Event};
 use crate::connection::Outcome;
-use crate::fair::Fair;
 use crate::io::{Host, Level, Verdict};
 use crate::join::Joins;
 use crate::plugin::{Plugin, Told, bit, method};
 use crate::report::PluginReport;
 use crate::required::Required;
 use crate::section::Section;
+use crate::semaphore::FifoSemaphore;
 use crate::settings::Settings;
 
-/// Sections that may be open at once: more than a node has pods.
+/// Maximum number of concurrent sections: more than a node has pods.
 const SECTIONS_MAX: usize = 1 << 20;
 
-/// Why an event failed; its text is what the CRI client reads.
+/// Reason for the failure of an event; the CRI client gets its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub(crate) String);
 
@@ -35,65 +35,65 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// All plugins, and what is under way.
+/// All plugins and events in progress.
 pub struct Dispatcher {
     pub(crate) host: Rc<dyn Host>,
     pub(crate) settings: RefCell<Rc<Settings>>,
-    /// In the order in which they are called.
+    /// Active plugins, in the order in which they are called.
     pub(crate) active: RefCell<Vec<Rc<Plugin>>>,
-    /// Union of what they want to hear.
+    /// Union of their subscriptions.
     wanted: Cell<i32>,
     /// Shared by events, exclusive for joins.
-    pub(crate) gate: Rc<Fair>,
-    /// Of pods with an event under way.
-    orders: RefCell<BTreeMap<String, Weak<Fair>>>,
+    pub(crate) gate: Rc<FifoSemaphore>,
+    /// Locks of pods with an event in progress.
+    orders: RefCell<BTreeMap<String, Weak<FifoSemaphore>>>,
     pub(crate) joins: Joins,
     kicks: Cell<u64>,
 }
 
-/// How an outcome that is not an answer is taken (NRI 3.3).
+/// Effect of an outcome other than an answer (NRI 3.3).
 #[derive(Clone, Copy)]
 pub(crate) enum Policy<'a> {
-    /// It can fail the CRI call.
+    /// It can fail the RPC.
     Creating(&'a Required),
-    /// It cannot.
+    /// It cannot fail the RPC.
     Telling,
 }
 
 impl Dispatcher {
-    /// Without a plugin.
+    /// Creates a dispatcher without plugins.
     pub fn new(host: Rc<dyn Host>, settings: Settings) -> Rc<Self> {
         Rc::new(Self {
             host,
             settings: RefCell::new(Rc::new(settings)),
             active: RefCell::default(),
             wanted: Cell::new(0),
-            gate: Fair::new(SECTIONS_MAX),
+            gate: FifoSemaphore::new(SECTIONS_MAX),
             orders: RefCell::default(),
             joins: Joins::default(),
             kicks: Cell::new(0),
         })
     }
 
-    /// New settings, from the next event on.
+    /// Replaces the settings; they apply to later events.
     pub fn configure(&self, settings: Settings) {
         *self.settings.borrow_mut() = Rc::new(settings);
     }
 
-    /// Whether any active plugin has subscribed to the event; where none has, nothing need be made for it.
+    /// Whether any active plugin has subscribed to the event. If not, the caller need not prepare a message.
     pub fn wants(&self, event: Event) -> bool {
         self.wanted.get() & bit(event) != 0
     }
 
-    /// Whether there is any plugin, or a pod cannot be created without one: CreateContainer asks then.
+    /// Whether CreateContainer has to call the dispatcher: there is a plugin, or plugins are required.
     pub fn wants_creation(&self) -> bool {
         self.wants(Event::CreateContainer)
             || self.wants(Event::ValidateContainerAdjustment)
             || self.settings.borrow().validator.enable
     }
 
-    /// Waits for the turn of a pod's next event. Where there is no plugin nobody can hear an order, and while the gate is
-    /// held none can come.
+    /// Waits until the pod's next event may be sent. Without plugins the order does not matter, and while the gate is
+    /// held none can join.
     pub async fn section(self: &Rc<Self>, pod: &impl std::fmt::Display) -> Section {
         if self.active.borrow().is_empty()
             && let Some(gate) = self.gate.try_shared()
@@ -105,10 +105,10 @@ impl Dispatcher {
         Section { dispatcher: Rc::clone(self), _order: Some(order), _gate: gate }
     }
 
-    fn order(&self, pod: &str) -> Rc<Fair> {
+    fn order(&self, pod: &str) -> Rc<FifoSemaphore> {
         let known = self.orders.borrow().get(pod).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let order = Fair::new(1);
+            let order = FifoSemaphore::new(1);
             let mut orders = self.orders.borrow_mut();
             orders.retain(|_, order| order.strong_count() > 0);
             orders.insert(pod.to_owned(), Rc::downgrade(&order));
@@ -116,7 +116,7 @@ impl Dispatcher {
         })
     }
 
-    /// Every active plugin, and what is counted of it.
+    /// All active plugins with their counters.
     pub fn report(&self) -> Vec<PluginReport> {
         let report = |plugin: &Rc<Plugin>| PluginReport {
             title: plugin.title(),
@@ -128,12 +128,12 @@ impl Dispatcher {
         self.active.borrow().iter().map(report).collect()
     }
 
-    /// How many plugins were disconnected for a timeout.
+    /// Number of plugins that were disconnected because of a timeout.
     pub fn kicks(&self) -> u64 {
         self.kicks.get()
     }
 
-    /// Adds a plugin that has joined, in its place.
+    /// Adds a plugin that has joined, at its position in the order.
     pub(crate) fn activate(&self, plugin: &Rc<Plugin>) {
         let mut active = self.active.borrow_mut();
         let at = active.partition_point(|other| other.index <= plugin.index);
@@ -141,7 +141,7 @@ impl Dispatcher {
         self.count_wanted(&active);
     }
 
-    /// Takes a plugin out.
+    /// Removes a plugin.
     pub(crate) fn deactivate(&self, plugin: &Rc<Plugin>) {
         let mut active = self.active.borrow_mut();
         active.retain(|other| !Rc::ptr_eq(other, plugin));
@@ -167,7 +167,7 @@ impl Dispatcher {
         plugin.connection.close(&format!("{what}: no answer in time"));
     }
 
-    /// One event at one plugin. `Ok(None)`: no answer, and that is no failure.
+    /// Sends an event to one plugin. `Ok(None)`: there is no answer, which is not a failure.
     pub(crate) async fn ask<T: Message + Default>(
         &self,
         plugin: &Rc<Plugin>,
@@ -211,7 +211,7 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// An event that no plugin can stop: each hears of it, whatever the others do.
+    /// Sends an event that cannot fail to all plugins, regardless of their outcomes.
     pub(crate) async fn tell<T: Message + Default>(&self, plugins: &[Rc<Plugin>], told: &Told<'_>) -> Vec<T> {
         let mut answers = Vec::new();
         for plugin in plugins.iter().filter(|plugin| plugin.wants(told.event)) {
@@ -220,7 +220,7 @@ impl Dispatcher {
         answers
     }
 
-    /// Applies updates whose failure nobody waits for.
+    /// Applies updates and logs their failures.
     pub(crate) async fn apply_logged(&self, what: &str, updates: Vec<api::ContainerUpdate>) {
         for update in updates {
             let (id, is_ignored) = (update.container_id.clone(), update.ignore_failure);
@@ -232,7 +232,7 @@ impl Dispatcher {
         }
     }
 
-    /// Evictions that a plugin asks for; most runtimes drop them, so they are opt-in (NRI 3.8).
+    /// Performs evictions that a plugin requests. They are opt-in, because most runtimes ignore them (NRI 3.8).
     pub(crate) fn evict(&self, plugin: &Plugin, evictions: Vec<api::ContainerEviction>) {
         for eviction in evictions {
             if self.settings.borrow().allow_eviction {

@@ -1,4 +1,4 @@
-//! What the dispatcher needs of the program around it: tasks, time, the pods, and hands to change containers.
+//! The interface between the dispatcher and the runtime: tasks, time, the existing pods, and changes of containers.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,68 +8,68 @@ use smol::io::{AsyncRead, AsyncWrite};
 
 use crate::api;
 
-/// A future of this thread.
+/// A future that runs on this thread.
 pub type Task<T = ()> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Both directions of a plugin's socket.
 pub struct Stream {
-    /// What the plugin says.
+    /// The bytes from the plugin.
     pub reader: Box<dyn AsyncRead + Unpin>,
-    /// What it is told.
+    /// The bytes to the plugin.
     pub writer: Box<dyn AsyncWrite + Unpin>,
 }
 
-/// Everything that exists, for a plugin that joins (NRI 2.5).
+/// All existing pods and containers, for a plugin that joins (NRI 2.5).
 #[derive(Default)]
 pub struct Snapshot {
-    /// Pods that are up or stopped and not being removed.
+    /// Pods that are ready or stopped and not being removed.
     pub pods: Vec<api::PodSandbox>,
     /// Their containers, created or running.
     pub containers: Vec<api::Container>,
 }
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It holds.
+    /// The update is applied.
     Applied,
-    /// There is no such container any more, or it has ended.
+    /// The container does not exist any more, or has ended.
     Skipped,
-    /// It could not be applied, and why.
+    /// The update failed, with the reason.
     Failed(String),
 }
 
-/// How much a line of the log matters.
+/// Level of a log message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// For whoever develops a plugin.
+    /// For developers of plugins.
     Debug,
-    /// Plugins come and go.
+    /// Plugins connect and disconnect.
     Info,
-    /// A plugin did what it should not have.
+    /// A plugin misbehaves.
     Warn,
-    /// Something is lost.
+    /// A failure.
     Error,
 }
 
-/// The program around.
+/// The runtime.
 pub trait Host {
-    /// Runs a task beside the others.
+    /// Runs a task concurrently.
     fn spawn(&self, task: Task);
 
-    /// A clock.
+    /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> Task;
 
-    /// What exists now; asked while no event is under way.
+    /// All existing pods and containers; called while no event is in progress.
     fn snapshot(&self) -> Snapshot;
 
-    /// Changes the resources of a container: of a running one at once, of a created one for its start. Fields that are
-    /// absent stay as they are. Must not wait for any event.
+    /// Changes the resources of a container: immediately if it is running, at its start if it is created. Absent fields
+    /// are not changed. Must not wait for an event.
     fn update(&self, update: api::ContainerUpdate) -> Task<Verdict>;
 
-    /// Stops a container without grace, in the background.
+    /// Stops a container without a grace period, in the background.
     fn evict(&self, eviction: api::ContainerEviction);
 
-    /// A line for the log; `plugin` may be empty.
+    /// Logs a message; `plugin` may be empty.
     fn log(&self, level: Level, plugin: &str, text: &str);
 }

@@ -1,7 +1,8 @@
-//! How a plugin comes in and goes: registration, Configure, Synchronize behind the gate, replacement, the end (NRI 2).
+//! Life cycle of a plugin's connection: registration, Configure, Synchronize while the gate is held, replacement, the
+//! end (NRI 2).
 //!
-//! Whoever connects cannot be told from a plugin before it registers, so every step before that is bounded in time and
-//! number, and costs the others nothing: one task per connection, no lock, 64 connections.
+//! Before its registration a connection may be any process. Therefore all steps before it are bounded in time and
+//! number and do not affect others: one task per connection, no lock, at most 64 connections.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,57 +22,58 @@ use crate::settings::Duplicates;
 use crate::synchronize;
 use crate::{EVENTS_ALL, NRI_VERSION};
 
-/// Connections that have not registered; the oldest makes room for a new one (NRI-R11).
+/// Maximum number of connections that have not registered; the oldest is closed for a new one (NRI-R11).
 const UNREGISTERED_MAX: usize = 64;
 
-/// Joins of one index and name: so many at once, then one per [`TOKEN_EVERY`] (NRI-R15).
+/// Rate limit of joins for one index and name: a burst of this size, then one per [`TOKEN_EVERY`] (NRI-R15).
 const TOKENS: u32 = 32;
 const TOKEN_EVERY: Duration = Duration::from_secs(2);
 
-/// Longest wait for the gate; events are bounded, so more means that something hangs.
+/// Time limit of the wait for the gate. Events have time limits, so a longer wait means that something hangs.
 const GATE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Longest time for the updates of a Synchronize, with the gate held.
+/// Time limit of the updates of a Synchronize, during which the gate is held.
 const UPDATES_LIMIT: Duration = Duration::from_secs(2);
 
-/// Failed synchronisations in a row after which the next one waits, twice as long each time (NRI-R16).
+/// Number of consecutive failed synchronizations after which the next one is delayed, with a delay that doubles each
+/// time (NRI-R16).
 const SYNC_FAILURES_FREE: u32 = 2;
 const SYNC_WAIT_MIN: Duration = Duration::from_secs(10);
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// Plugin names that are remembered for the two limits above.
+/// Maximum number of plugin names recorded for these two limits.
 const NAMES_MAX: usize = 1024;
 
-/// How long plugins may take for Shutdown.
+/// Time limit of Shutdown.
 const SHUTDOWN_LIMIT: Duration = Duration::from_millis(500);
 
-/// Who connected, for the log.
+/// The process that connected, for the log.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
-    /// 0: not known.
+    /// Process id; 0: unknown.
     pub pid: i32,
-    /// Its user.
+    /// User id.
     pub uid: u32,
 }
 
-/// A plugin that the program around has started.
+/// A plugin that the runtime has started.
 pub struct Launched {
-    /// Two digits, of its file's name.
+    /// Index: the first two digits of its file name.
     pub index: String,
-    /// The rest of it.
+    /// The rest of its file name.
     pub name: String,
-    /// Handed over as it is.
+    /// Configuration, passed unchanged.
     pub config: String,
 }
 
-/// What is remembered of connections and joins.
+/// State of unregistered connections and of join limits.
 #[derive(Default)]
 pub(crate) struct Joins {
     unregistered: RefCell<VecDeque<Rc<Connection>>>,
     histories: RefCell<BTreeMap<String, History>>,
 }
 
-/// Of one index and name.
+/// Join history of one index and name.
 struct History {
     tokens: u32,
     counted_at: Instant,
@@ -79,7 +81,7 @@ struct History {
 }
 
 impl Dispatcher {
-    /// A plugin has connected; everything else is its own task.
+    /// Accepts a connection; everything else runs in its own task.
     pub fn accept(self: &Rc<Self>, stream: Stream, peer: Peer) {
         let (connection, requests) = Connection::start(Rc::clone(&self.host), stream);
         {
@@ -88,7 +90,7 @@ impl Dispatcher {
             if unregistered.len() >= UNREGISTERED_MAX
                 && let Some(oldest) = unregistered.pop_front()
             {
-                oldest.close("it did not register, and others wait");
+                oldest.close("it did not register before newer connections");
             }
             unregistered.push_back(Rc::clone(&connection));
         }
@@ -111,10 +113,11 @@ impl Dispatcher {
         }));
     }
 
-    /// A plugin that was started by us: its file names it. Comes back when it is active.
+    /// Registers a plugin that the runtime has started; its file name gives its index and name. Returns when it is
+    /// active.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why it did not become active.
     pub async fn launched(self: &Rc<Self>, stream: Stream, launched: Launched) -> Result<Running, String> {
         let (connection, requests) = Connection::start(Rc::clone(&self.host), stream);
         let registered = self.first_request(&connection, &requests).await;
@@ -175,7 +178,7 @@ impl Dispatcher {
         let settings = Rc::clone(&self.settings.borrow());
         let plugin = Plugin::new(index, name, Rc::clone(connection), settings.max_inflight);
         if settings.duplicates == Duplicates::Reject && !self.same(&plugin).is_empty() {
-            let text = format!("plugin {:?} is there already", plugin.title());
+            let text = format!("plugin {:?} is already registered", plugin.title());
             return Err(refuse(Code::ALREADY_EXISTS, text));
         }
         connection.answer(stream, Ok(Vec::new()));
@@ -184,31 +187,35 @@ impl Dispatcher {
         Ok(plugin)
     }
 
-    /// From the registration to the end of the connection.
+    /// Runs a plugin from its registration to the end of the connection.
     async fn join(
         self: &Rc<Self>,
         plugin: &Rc<Plugin>,
         requests: &Receiver<Incoming>,
         config: String,
     ) -> Result<(), String> {
-        // It may ask for updates while it is being synchronised (NRI 2.5).
+        // It may request updates during its synchronization (NRI 2.5).
         let (dispatcher, serving, requests) = (Rc::clone(self), Rc::clone(plugin), requests.clone());
         self.host.spawn(Box::pin(async move { dispatcher.serve(&serving, &requests).await }));
         self.wait_for_turn(plugin).await;
         self.prepare(plugin, config).await.inspect_err(|why| plugin.connection.close(why))
     }
 
-    /// A plugin that comes again and again, or cannot be synchronised, waits here; its library waits for Configure without
-    /// limit.
+    /// Delays a plugin that connects too often or whose synchronization has failed; the plugin's library waits for
+    /// Configure without a timeout.
     async fn wait_for_turn(&self, plugin: &Plugin) {
         let wait = self.joins.turn(&plugin.title());
         if !wait.is_zero() {
-            self.log(Level::Warn, plugin, &format!("it joins too often, or in vain: it waits {wait:?}"));
+            self.log(
+                Level::Warn,
+                plugin,
+                &format!("it joins too often, or its synchronization failed: delayed by {wait:?}"),
+            );
             smol::future::or(async { self.host.sleep(wait).await }, plugin.connection.ended()).await;
         }
     }
 
-    /// Configure and Synchronize; the plugin is active when this comes back well.
+    /// Runs Configure and Synchronize; after success the plugin is active.
     async fn prepare(self: &Rc<Self>, plugin: &Rc<Plugin>, config: String) -> Result<(), String> {
         self.configure_plugin(plugin, config).await?;
         let gate = smol::future::or(async { Some(self.gate.exclusive().await) }, async {
@@ -216,7 +223,7 @@ impl Dispatcher {
             None
         });
         let Some(_gate) = gate.await else {
-            return Err(format!("events under way do not end within {GATE_LIMIT:?}"));
+            return Err(format!("events in progress do not end within {GATE_LIMIT:?}"));
         };
         let title = plugin.title();
         let synchronized = self.synchronize(plugin).await;
@@ -225,7 +232,7 @@ impl Dispatcher {
         let apply = self.apply_logged("Synchronize", updates);
         smol::future::or(apply, async {
             self.host.sleep(UPDATES_LIMIT).await;
-            self.log(Level::Warn, plugin, "its updates take too long: the rest is left out");
+            self.log(Level::Warn, plugin, "its updates take too long: the remaining ones are dropped");
         })
         .await;
         let older = match self.settings.borrow().duplicates {
@@ -235,9 +242,9 @@ impl Dispatcher {
         self.activate(plugin);
         self.log(Level::Info, plugin, &format!("active, events {:#06x}", plugin.events.get()));
         for older in older {
-            // No call is under way: the gate is ours.
+            // No call is in progress, because this task holds the gate.
             self.deactivate(&older);
-            older.connection.close("replaced by another of its name");
+            older.connection.close("replaced by another plugin with this name");
         }
         Ok(())
     }
@@ -276,16 +283,14 @@ impl Dispatcher {
             let answer = api::SynchronizeResponse::decode(&answer[..])
                 .map_err(|_| "Synchronize: its answer cannot be decoded".to_owned())?;
             if answer.more != chunk.more || (chunk.more && !answer.update.is_empty()) {
-                return Err(
-                    "Synchronize: it cannot put several messages together (before NRI v0.7)".to_owned()
-                );
+                return Err("Synchronize: it does not support several messages (before NRI v0.7)".to_owned());
             }
             updates = answer.update;
         }
         Ok(updates)
     }
 
-    /// Answers a plugin's own requests until it is gone.
+    /// Answers a plugin's own requests until it disconnects.
     async fn serve(self: &Rc<Self>, plugin: &Rc<Plugin>, requests: &Receiver<Incoming>) {
         while let Ok(request) = requests.recv().await {
             let (dispatcher, plugin) = (Rc::clone(self), Rc::clone(plugin));
@@ -293,7 +298,7 @@ impl Dispatcher {
                 let answer = dispatcher.requested(&plugin, &request);
                 let answer = match request.timeout.is_zero() {
                     true => answer.await,
-                    // Its caller has given up by then.
+                    // The caller has timed out by then.
                     false => {
                         smol::future::or(answer, async {
                             dispatcher.host.sleep(request.timeout).await;
@@ -323,7 +328,7 @@ impl Dispatcher {
         }
     }
 
-    /// Unsolicited updates: beside whatever event is under way (NRI 3.7).
+    /// Applies unsolicited updates, concurrently with events in progress (NRI 3.7).
     async fn update_containers(
         &self,
         plugin: &Plugin,
@@ -358,7 +363,7 @@ impl Dispatcher {
         self.active.borrow().iter().filter(|other| other.title() == title).cloned().collect()
     }
 
-    /// Lets every plugin go; `tell`: they are told before.
+    /// Disconnects all plugins; with `tell` they get Shutdown first.
     pub async fn shutdown(&self, tell: bool) {
         let plugins = self.active.borrow().clone();
         if tell {
@@ -377,13 +382,13 @@ impl Dispatcher {
     }
 }
 
-/// A plugin that was started by us, and is active.
+/// An active plugin that the runtime has started.
 pub struct Running {
     plugin: Rc<Plugin>,
 }
 
 impl Running {
-    /// Waits for the end of its connection.
+    /// Waits until its connection is closed.
     pub async fn ended(&self) {
         self.plugin.connection.ended().await;
     }
@@ -405,12 +410,12 @@ fn answered(what: &str, outcome: Outcome<Vec<u8>>) -> Result<Vec<u8>, String> {
 }
 
 impl Joins {
-    /// It has registered, or will not.
+    /// Removes a connection from the list of unregistered ones.
     fn forget(&self, connection: &Rc<Connection>) {
         self.unregistered.borrow_mut().retain(|other| !Rc::ptr_eq(other, connection));
     }
 
-    /// How long the next join of this index and name has to wait.
+    /// The delay of the next join of this index and name.
     fn turn(&self, title: &str) -> Duration {
         let mut histories = self.histories.borrow_mut();
         if histories.len() >= NAMES_MAX {
@@ -453,8 +458,9 @@ impl Joins {
 mod tests {
     use super::*;
 
+    /// Rules: NRI-R15.
     #[test]
-    fn nri_r15_a_flood_of_joins_waits() {
+    fn a_burst_of_joins_is_delayed() {
         let joins = Joins::default();
         for _ in 0..TOKENS {
             assert_eq!(joins.turn("10-a"), Duration::ZERO);
@@ -463,8 +469,9 @@ mod tests {
         assert_eq!(joins.turn("11-a"), Duration::ZERO, "another one does not wait");
     }
 
+    /// Rules: NRI-R16.
     #[test]
-    fn nri_r16_synchronisation_in_vain_waits_longer_each_time() {
+    fn failed_synchronizations_are_delayed_with_growing_intervals() {
         let joins = Joins::default();
         joins.turn("10-a");
         let mut waits = Vec::new();

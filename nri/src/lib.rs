@@ -1,5 +1,5 @@
-//! The runtime side of the Node Resource Interface (NRI), module version v0.12: plugins that follow the life of pods and
-//! containers, and change containers before they are created.
+//! The runtime side of the Node Resource Interface (NRI), module version v0.12: plugins get events about pods and
+//! containers and can adjust containers before their creation.
 //!
 //! ```text
 //!   Host ─► Dispatcher ─► Section: one event, plugin by plugin ─► Plugin ─► message (ttrpc) ─► mux ─► bytes
@@ -8,15 +8,15 @@
 //!               └── join: register, configure, synchronize
 //! ```
 //!
-//! Knows NRI, bytes and a clock it is given; no sockets, processes, cgroups, CRI. What it wants done to a container it says
-//! in NRI's own messages; `Host` does it. One thread: a plugin is a few tasks on the executor of the program around it.
-//! Rules: NRI-S (pods), NRI-C (containers), NRI-R (robustness), each with a test named after it in `tests/nri`.
+//! This crate depends on byte streams and a clock that the runtime provides; it knows nothing about sockets, processes,
+//! cgroups or the CRI. Changes of containers are NRI messages, which `Host` applies. It has one thread: a plugin is a
+//! few tasks on the runtime's executor. Rules: NRI-S (pods), NRI-C (containers), NRI-R (robustness), each with a test,
+//! here or in `tests/nri`, whose doc comment names it.
 #![forbid(unsafe_code)]
 
 mod adjust;
 mod connection;
 mod dispatch;
-mod fair;
 mod io;
 mod join;
 mod message;
@@ -25,6 +25,7 @@ mod plugin;
 mod report;
 mod required;
 mod section;
+mod semaphore;
 mod settings;
 mod synchronize;
 mod validate;
@@ -44,8 +45,8 @@ pub mod api {
     include!(concat!(env!("OUT_DIR"), "/nri.pkg.api.v1alpha1.rs"));
 }
 
-/// The version of NRI that plugins are told; an empty one makes their library guess (NRI 2.4).
+/// The NRI version that is sent to plugins; with an empty version their library would guess (NRI 2.4).
 pub const NRI_VERSION: &str = "v0.12.2";
 
-/// All events that may be subscribed to.
+/// Bit mask of all events.
 pub(crate) const EVENTS_ALL: i32 = 0x3fff;

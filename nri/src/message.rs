@@ -1,7 +1,8 @@
-//! Puts ttrpc messages together from a byte stream, and encodes them. Only unary calls (NRI 1.4).
+//! Decodes ttrpc messages from a byte stream, and encodes them. Unary calls only (NRI 1.4).
 //!
-//! The header, the envelope with its status and codes, and the size limit are the `ttrpc` crate's. Its reader is not used: it
-//! blocks or needs tokio, where ours takes the bytes of one multiplexed connection as they come (docs/notes/005-ttrpc.md).
+//! The header, the envelope with its status and codes, and the size limit are those of the `ttrpc` crate. Its reader is
+//! not used, because it blocks or needs tokio; [`Assembler`] processes the bytes of one multiplexed connection as they
+//! arrive (docs/notes/005-ttrpc.md).
 
 pub(crate) use ttrpc::proto::{
     Codec, MESSAGE_HEADER_LENGTH as HEADER_BYTES, MESSAGE_LENGTH_MAX as DATA_BYTES_MAX, MESSAGE_TYPE_DATA,
@@ -9,29 +10,29 @@ pub(crate) use ttrpc::proto::{
 };
 pub(crate) use ttrpc::{Code, Request, Response, Status, get_status};
 
-/// A message whose data has arrived.
+/// A complete message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) header: MessageHeader,
-    /// `None`: it was above the limit, and was thrown away while it was read.
+    /// The data; `None`: it exceeded the limit and was discarded.
     pub(crate) data: Option<Vec<u8>>,
 }
 
-/// Puts messages together from a stream of bytes.
+/// Assembles messages from a stream of bytes.
 #[derive(Default)]
 pub(crate) struct Assembler {
     header: [u8; HEADER_BYTES],
     filled: usize,
-    /// Of the data, still to come.
+    /// Number of data bytes that have not arrived yet.
     left: usize,
     data: Option<Vec<u8>>,
 }
 
-/// What is set aside at once for data that is only announced; more follows as it comes.
+/// Initial capacity for announced data; it grows as data arrives.
 const CAPACITY_BYTES_MAX: usize = 16 << 10;
 
 impl Assembler {
-    /// Takes bytes, and hands every message that they complete to `sink`.
+    /// Processes bytes and calls `sink` with each complete message.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], mut sink: impl FnMut(Message)) {
         while !bytes.is_empty() {
             if self.filled < HEADER_BYTES {
@@ -60,12 +61,12 @@ impl Assembler {
     }
 }
 
-/// A request's bytes; `None`: its data is above the limit.
+/// Encodes a request; `None` if its data exceeds the limit.
 pub(crate) fn encode_request(stream: u32, request: &Request) -> Option<Vec<u8>> {
     encode(request, |length| MessageHeader::new_request(stream, length))
 }
 
-/// A response's bytes; `None`: its data is above the limit.
+/// Encodes a response; `None` if its data exceeds the limit.
 pub(crate) fn encode_response(stream: u32, response: &Response) -> Option<Vec<u8>> {
     encode(response, |length| MessageHeader::new_response(stream, length))
 }
@@ -80,8 +81,8 @@ fn encode(envelope: &impl Codec, header: impl FnOnce(u32) -> MessageHeader) -> O
     Some(bytes)
 }
 
-/// The status of a response that is an error. A code that this runtime does not know is an error, too: the crate's own
-/// `Status::code` reads such a one as OK.
+/// The status of a response if it is an error. An unknown code is an error too, although the crate's `Status::code`
+/// returns OK for it.
 pub(crate) fn error_of(response: &mut Response) -> Option<Status> {
     response.status.take().filter(|status| status.code.value() != Code::OK as i32)
 }
@@ -103,7 +104,7 @@ mod tests {
         messages
     }
 
-    /// Known-good bytes of the Go library (nri-messages.md 5, E): a refusal.
+    /// Bytes of an error response, recorded from the Go library.
     #[test]
     fn a_refusal_is_these_bytes() {
         let mut response = Response::default();
@@ -134,8 +135,9 @@ mod tests {
         }
     }
 
+    /// Rules: NRI-R5.
     #[test]
-    fn nri_r5_too_much_data_is_thrown_away_while_it_is_read() {
+    fn oversized_messages_are_discarded_while_they_are_read() {
         let length = DATA_BYTES_MAX + 1;
         let header = [(length as u32).to_be_bytes(), 7u32.to_be_bytes()].concat();
         let bytes = [header, vec![1, 0], vec![0; length], encode_request(9, &Request::default()).unwrap()];
@@ -145,7 +147,7 @@ mod tests {
         assert_eq!(messages[1].header.stream_id, 9);
     }
 
-    /// The crate's own accessor takes a code that it does not know for OK: a refusal must stay one.
+    /// The crate's accessor returns OK for an unknown code; an error must remain an error.
     #[test]
     fn a_status_with_an_unknown_code_is_an_error() {
         // field 1, status: { field 1, code: 99; field 2, message: "no" }
@@ -159,9 +161,9 @@ mod tests {
         assert_eq!(error_of(&mut fine), None);
     }
 
-    /// NRI-R4: whatever the bytes are, nothing panics and nothing is set aside for what is only announced.
+    /// NRI-R4: random bytes cause no panic, and no memory is allocated for data that is only announced.
     #[test]
-    fn nri_r4_random_bytes() {
+    fn random_bytes_cause_no_panic_and_no_allocation() {
         let mut state = 0x2545_f491_4f6c_dd1du64;
         for _ in 0..2000 {
             let bytes: Vec<u8> = (0..200)

@@ -1,40 +1,40 @@
-//! The multiplexer: two logical byte streams over one socket (NRI 1.2), and how messages are cut into its frames.
+//! The multiplexer: two logical byte streams over one socket (NRI 1.2), and the division of messages into frames.
 //!
 //! ```text
 //!   | connection id, u32 | payload length, u32 | payload |       big endian
 //! ```
-//! Payloads of one id make one byte stream: nothing is assumed about where messages begin. Sending is another matter: the
-//! Go library reads a frame into a 4096-byte buffer, and goes deaf at one that is larger (1.3).
+//! Payloads of one id form one byte stream; message boundaries are independent of frames. When sending, a limit
+//! applies: the Go library reads a frame into a 4096-byte buffer and stops receiving at a larger one (NRI 1.3).
 
-/// The Plugin service: the plugin answers.
+/// Connection id of the Plugin service, which the plugin provides.
 pub(crate) const PLUGIN: u32 = 1;
-/// The Runtime service: we answer.
+/// Connection id of the Runtime service, which the runtime provides.
 pub(crate) const RUNTIME: u32 = 2;
 
 const HEADER_BYTES: usize = 8;
 
-/// The largest payload a Go peer makes: header and data of the largest message.
+/// Largest payload of a Go peer: header and data of the largest message.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = super::message::HEADER_BYTES + super::message::DATA_BYTES_MAX;
 
-/// The largest message that may be in one frame.
+/// Largest message that is sent in one frame.
 const WHOLE_BYTES_MAX: usize = 4096;
 
-/// Cuts a stream of bytes into payloads.
+/// Divides a stream of bytes into payloads.
 #[derive(Default)]
 pub(crate) struct Reader {
     header: [u8; HEADER_BYTES],
-    /// Bytes of the header that are there.
+    /// Number of header bytes that have arrived.
     filled: usize,
-    /// Of the payload, still to come.
+    /// Number of payload bytes that have not arrived yet.
     left: usize,
 }
 
-/// A frame that nobody may send; the connection is over.
+/// A frame exceeds the limit; the connection must be closed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooLong(pub(crate) usize);
 
 impl Reader {
-    /// Takes what was read, and hands every part of a payload to `sink` with its connection's id.
+    /// Processes bytes and calls `sink` with each part of a payload and its connection id.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], mut sink: impl FnMut(u32, &[u8])) -> Result<(), TooLong> {
         while !bytes.is_empty() {
             if self.filled < HEADER_BYTES {
@@ -70,7 +70,7 @@ impl Reader {
     }
 }
 
-/// The frames of one ttrpc message: one up to 4096 bytes, else its header alone and then all of its data.
+/// The frames of one ttrpc message: a single one up to 4096 bytes, otherwise one with the header and one with the data.
 pub(crate) fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = match message.len() <= WHOLE_BYTES_MAX {
         true => (message, &[][..]),
@@ -124,8 +124,9 @@ mod tests {
         }
     }
 
+    /// Rules: NRI-R5.
     #[test]
-    fn nri_r5_a_frame_above_the_limit_ends_it() {
+    fn a_frame_above_the_limit_ends_the_connection() {
         let bytes = [0, 0, 0, 1, 255, 255, 255, 255];
         assert_eq!(read(&bytes, 8), Err(TooLong(0xffff_ffff)));
         let edge = [[0, 0, 0, 1], (PAYLOAD_BYTES_MAX as u32).to_be_bytes()].concat();

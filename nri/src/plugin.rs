@@ -1,4 +1,4 @@
-//! One plugin: who it is, what it wants to hear, and one event at a time to it.
+//! One plugin: its identity and subscriptions, and the delivery of one event at a time.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,24 +8,24 @@ use prost::Message;
 
 use crate::api::{self, Event};
 use crate::connection::{Connection, Outcome};
-use crate::fair::Fair;
 use crate::message::{Code, get_status, has_code};
 use crate::report::Tally;
+use crate::semaphore::FifoSemaphore;
 
-/// Answers that cannot be decoded, in a row, after which a plugin is disconnected (NRI-R8).
+/// Number of consecutive undecodable answers after which a plugin is disconnected (NRI-R8).
 const UNDECODABLE_MAX: u32 = 3;
 
 /// A plugin that has registered.
 pub(crate) struct Plugin {
-    /// Two digits.
+    /// Index, two digits.
     pub(crate) index: String,
     pub(crate) name: String,
     pub(crate) connection: Rc<Connection>,
-    /// Bit n-1 is event n.
+    /// Subscriptions: bit n-1 is event n.
     pub(crate) events: Cell<i32>,
-    /// Event calls under way.
-    slot: Rc<Fair>,
-    /// It was built before v0.12: nine events go to it as StateChange (NRI 3.4).
+    /// Limits concurrent event calls.
+    slot: Rc<FifoSemaphore>,
+    /// Whether it was built before v0.12 and gets nine events as StateChange (NRI 3.4).
     is_legacy: Cell<bool>,
     undecodable: Cell<u32>,
     pub(crate) tally: RefCell<Tally>,
@@ -51,14 +51,14 @@ impl Plugin {
             name,
             connection,
             events: Cell::new(0),
-            slot: Fair::new(max_inflight.max(1)),
+            slot: FifoSemaphore::new(max_inflight.max(1)),
             is_legacy: Cell::new(false),
             undecodable: Cell::new(0),
             tally: RefCell::default(),
         })
     }
 
-    /// `10-name`: its owner string and how messages name it.
+    /// `10-name`: its name as an owner and in messages.
     pub(crate) fn title(&self) -> String {
         format!("{}-{}", self.index, self.name)
     }
@@ -71,7 +71,7 @@ impl Plugin {
         self.connection.is_open() && self.events.get() & bit(event) != 0
     }
 
-    /// Sends an event and decodes the answer. The wait for the slot has no limit of its own: whoever holds it has one.
+    /// Sends an event and decodes the answer. The wait for the slot has no timeout, because each holder of it has one.
     pub(crate) async fn ask<T: Message + Default>(&self, told: &Told<'_>, limit: Duration) -> Outcome<T> {
         let slot = smol::future::or(async { Some(self.slot.shared().await) }, async {
             self.connection.ended().await;
@@ -119,7 +119,7 @@ impl Plugin {
         Outcome::Refused(get_status(Code::INTERNAL, "its answer cannot be decoded"))
     }
 
-    /// Whether it has been found to be one of before v0.12.
+    /// Whether it has turned out to be built before v0.12.
     pub(crate) fn is_legacy(&self) -> bool {
         self.is_legacy.get()
     }
@@ -143,7 +143,7 @@ pub(crate) fn bit(event: Event) -> i32 {
     1 << (i32::from(event) - 1)
 }
 
-/// The method an event is told by.
+/// The method of an event.
 pub(crate) fn method(event: Event) -> &'static str {
     match event {
         Event::Unknown => "",
@@ -164,7 +164,7 @@ pub(crate) fn method(event: Event) -> &'static str {
     }
 }
 
-/// The nine events that old plugins get as StateChange.
+/// Whether old plugins get the event as StateChange.
 fn has_legacy(event: Event) -> bool {
     matches!(
         event,

@@ -1,4 +1,4 @@
-//! What is counted of each plugin: calls by event and outcome, and how long they took.
+//! Counters of each plugin: calls by event and outcome, and their duration.
 
 use std::time::Duration;
 
@@ -6,44 +6,44 @@ use crate::api::Event;
 use crate::connection::Outcome;
 use crate::plugin::method;
 
-/// Upper bounds of the latency histogram's buckets, in microseconds; one more is above the last.
+/// Upper bounds of the latency histogram's buckets, in microseconds; there is one more bucket above the last.
 pub const BUCKETS_US: [u64; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 2_000_000];
 
-/// Counts of one event at one plugin.
+/// Counters of one event of one plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventReport {
-    /// Its name, as `RunPodSandbox`.
+    /// Name of the event, for example `RunPodSandbox`.
     pub event: &'static str,
-    /// Answered.
+    /// Number of answered calls.
     pub ok: u64,
-    /// Refused.
+    /// Number of calls that returned an error.
     pub error: u64,
-    /// Not answered in time.
+    /// Number of calls that timed out.
     pub timeout: u64,
-    /// The connection went away.
+    /// Number of calls whose connection was lost.
     pub lost: u64,
-    /// Of all calls together.
+    /// Total duration of all calls.
     pub total: Duration,
-    /// Calls up to 0.1, 1, 10, 100 ms, 1 s, 2 s, and above.
+    /// Number of calls up to 0.1, 1, 10, 100 ms, 1 s, 2 s, and above.
     pub histogram: [u64; BUCKETS_US.len() + 1],
 }
 
-/// What is known of one plugin.
+/// State and counters of one plugin.
 #[derive(Clone, Debug)]
 pub struct PluginReport {
-    /// `10-name`.
+    /// Index and name: `10-name`.
     pub title: String,
     /// Subscribed events, bit n-1 for event n.
     pub events: i32,
-    /// Built before v0.12.
+    /// Whether it was built before v0.12.
     pub is_legacy: bool,
-    /// Frames and answers that belonged to nothing.
+    /// Number of unexpected frames and answers.
     pub strays: u64,
-    /// In the order in which they came first.
+    /// Counters by event, in the order of the first calls.
     pub calls: Vec<EventReport>,
 }
 
-/// The counts of one plugin.
+/// The counters of one plugin.
 #[derive(Default)]
 pub(crate) struct Tally(Vec<EventReport>);
 
@@ -76,8 +76,9 @@ impl Tally {
 mod tests {
     use super::*;
 
+    /// Rules: NRI-R26.
     #[test]
-    fn nri_r26_calls_are_counted_by_event_and_outcome() {
+    fn calls_are_counted_by_event_and_outcome() {
         let mut tally = Tally::default();
         tally.add(Event::RunPodSandbox, &Outcome::Ok(()), Duration::from_micros(90));
         tally.add(Event::RunPodSandbox, &Outcome::<()>::TimedOut, Duration::from_secs(3));

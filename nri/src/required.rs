@@ -1,29 +1,29 @@
-//! Plugins that a pod cannot do without: those of the configuration and those its own annotation names (NRI 4.7).
+//! Required plugins of a pod: those in the configuration and those in the pod's annotation (NRI 4.7).
 
 use crate::api;
 use crate::plugin::Plugin;
 use crate::settings::DefaultValidator;
 
-/// A pod's own list.
+/// Annotation with a pod's own list of required plugins.
 pub const ANNOTATION: &str = "required-plugins.noderesource.dev";
 
-/// What one pod or container requires.
+/// Required plugins of a pod or container.
 #[derive(Debug, Default)]
 pub(crate) struct Required {
     names: Vec<String>,
-    /// The annotation says that missing ones are tolerated.
+    /// Whether an annotation tolerates missing plugins.
     is_tolerated: bool,
-    /// An annotation that cannot be read.
+    /// Error text of an invalid annotation.
     pub(crate) mistake: Option<String>,
 }
 
 impl Required {
-    /// Of a pod, for its own events.
+    /// The required plugins of a pod, for its own events.
     pub(crate) fn of(settings: &DefaultValidator, pod: &api::PodSandbox) -> Self {
         Self::look(settings, pod, None)
     }
 
-    /// Of one of its containers.
+    /// The required plugins of a container of the pod.
     pub(crate) fn of_container(settings: &DefaultValidator, pod: &api::PodSandbox, container: &str) -> Self {
         Self::look(settings, pod, Some(container))
     }
@@ -49,12 +49,12 @@ impl Required {
         required
     }
 
-    /// Whether it is one of them.
+    /// Whether the plugin is required.
     pub(crate) fn names(&self, plugin: &Plugin) -> bool {
         !self.is_tolerated && self.names.iter().any(|name| plugin.is_called(name))
     }
 
-    /// Those that are not there.
+    /// The required plugins for which `is_there` is false.
     pub(crate) fn missing(&self, is_there: impl Fn(&str) -> bool) -> Vec<&str> {
         match self.is_tolerated {
             true => Vec::new(),
@@ -63,14 +63,14 @@ impl Required {
     }
 }
 
-/// The most specific one wins.
+/// The value of an annotation; the most specific key takes precedence.
 fn annotation<'a>(pod: &'a api::PodSandbox, key: &str, container: Option<&str>) -> Option<&'a str> {
     let of_container = container.and_then(|name| pod.annotations.get(&format!("{key}/container.{name}")));
     let of_pod = || pod.annotations.get(&format!("{key}/pod"));
     of_container.or_else(of_pod).or_else(|| pod.annotations.get(key)).map(String::as_str)
 }
 
-/// A list of strings as JSON or YAML has it: `["a", "b"]`, `[a, b]`, or a line `- a` each.
+/// Parses a list of strings in JSON or YAML: `["a", "b"]`, `[a, b]`, or lines `- a`.
 fn list(text: &str) -> Result<Vec<String>, String> {
     let text = text.trim();
     let bad = || format!("{text:?} is not a list of names");
@@ -116,8 +116,9 @@ mod tests {
         }
     }
 
+    /// Rules: NRI-C31.
     #[test]
-    fn nri_c31_annotations_have_scopes() {
+    fn annotations_have_scopes_by_key() {
         let settings = DefaultValidator {
             required_plugins: vec!["always".into()],
             tolerate_missing_plugins_annotation: "tolerate".into(),

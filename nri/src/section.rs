@@ -1,5 +1,5 @@
-//! A pod's next event: told to the plugins in order, inside one [`Section`] (NRI 3.1). What it announces is made visible, or
-//! undone, by the caller before the section ends.
+//! Delivery of a pod's events to the plugins in order, inside a [`Section`] (NRI 3.1). The caller makes the announced
+//! change visible, or undoes it, before the section ends.
 
 use std::rc::Rc;
 
@@ -9,37 +9,37 @@ use crate::adjust::Merge;
 use crate::api::{self, Event};
 use crate::connection::Outcome;
 use crate::dispatch::{Dispatcher, Failure, Policy, failed};
-use crate::fair::Permit;
 use crate::io::Level;
 use crate::plugin::{Plugin, Told, method};
 use crate::required::Required;
+use crate::semaphore::Permit;
 use crate::validate;
 
-/// What plugins made of a container that is to be created.
+/// Result of CreateContainer.
 pub struct Created {
-    /// Of all plugins together.
+    /// The merged adjustment of all plugins.
     pub adjustment: api::ContainerAdjustment,
-    /// Of other containers, to be applied before this one is made.
+    /// Updates of other containers, to be applied before this one is created.
     pub updates: Vec<api::ContainerUpdate>,
     offered: Vec<Rc<Plugin>>,
 }
 
-/// What plugins made of an update.
+/// Result of UpdateContainer.
 pub struct Updated {
-    /// The resources of the container itself; `None`: as they were asked for.
+    /// The container's resources; `None`: as requested.
     pub resources: Option<api::LinuxResources>,
-    /// Of other containers.
+    /// Updates of other containers.
     pub updates: Vec<api::ContainerUpdate>,
 }
 
-/// The right to tell one pod's next event.
+/// The exclusive right to send events of one pod.
 pub struct Section {
     pub(crate) dispatcher: Rc<Dispatcher>,
     pub(crate) _order: Option<Permit>,
     pub(crate) _gate: Permit,
 }
 
-/// The message of an event about a pod, or about a container of it.
+/// Builds the message of an event about a pod or a container.
 macro_rules! told {
     ($event:ident, $request:ident, $pod:expr) => {
         Told {
@@ -61,14 +61,16 @@ macro_rules! told {
 }
 
 impl Section {
-    /// The last step of RunPodSandbox. A refusal is undone at those that were asked (NRI 3.5).
+    /// Sends RunPodSandbox, the last step of the RPC. After a refusal the plugins that were called get Stop and Remove
+    /// (NRI 3.5).
     ///
     /// # Errors
     /// The refusal.
     pub async fn run_pod_sandbox(&self, pod: &api::PodSandbox) -> Result<(), Failure> {
         let told = told!(RunPodSandbox, RunPodSandboxRequest, pod);
         let required = self.required(pod);
-        // Everyone at first: one that wants only the end hears of it, too, if it stands before the one that refuses.
+        // All active plugins, because a plugin that subscribes only to Stop or Remove gets these too, if it comes
+        // before the refusing one.
         let plugins = self.dispatcher.active.borrow().clone();
         for (at, plugin) in plugins.iter().enumerate() {
             if !plugin.wants(Event::RunPodSandbox) {
@@ -84,7 +86,7 @@ impl Section {
         Ok(())
     }
 
-    /// RunPodSandbox failed after every plugin had accepted it.
+    /// Sends Stop and Remove after a failure of RunPodSandbox that all plugins had accepted.
     pub async fn undo_run_pod_sandbox(&self, pod: &api::PodSandbox) {
         let plugins = self.dispatcher.active.borrow().clone();
         self.undo_pod(&plugins, pod).await;
@@ -97,7 +99,7 @@ impl Section {
         self.dispatcher.tell::<api::RemovePodSandboxResponse>(plugins, &told).await;
     }
 
-    /// Before anything of the pod's resources is changed.
+    /// Sends UpdatePodSandbox, before the pod's resources are changed.
     ///
     /// # Errors
     /// The refusal.
@@ -122,27 +124,28 @@ impl Section {
         Ok(())
     }
 
-    /// After the change is stored.
+    /// Sends PostUpdatePodSandbox, after the change has been stored.
     pub async fn post_update_pod_sandbox(&self, pod: &api::PodSandbox) {
         let told = told!(PostUpdatePodSandbox, PostUpdatePodSandboxRequest, pod);
         self.tell::<api::PostUpdatePodSandboxResponse>(&told).await;
     }
 
-    /// The workload has ended; the sandbox is whole.
+    /// Sends StopPodSandbox, after the containers have stopped and before the sandbox is torn down.
     pub async fn stop_pod_sandbox(&self, pod: &api::PodSandbox) {
         self.warn_of_missing(pod, "StopPodSandbox");
         let told = told!(StopPodSandbox, StopPodSandboxRequest, pod);
         self.tell::<api::StopPodSandboxResponse>(&told).await;
     }
 
-    /// Just before the sandbox leaves the lists.
+    /// Sends RemovePodSandbox, just before the sandbox disappears from lists.
     pub async fn remove_pod_sandbox(&self, pod: &api::PodSandbox) {
         self.warn_of_missing(pod, "RemovePodSandbox");
         let told = told!(RemovePodSandbox, RemovePodSandboxRequest, pod);
         self.tell::<api::RemovePodSandboxResponse>(&told).await;
     }
 
-    /// Asks what is to be changed in a container, and validates it. A failure is undone at those that were asked.
+    /// Sends CreateContainer, merges the adjustments and validates them. After a failure the plugins that were called
+    /// get Stop and Remove.
     ///
     /// # Errors
     /// A refusal, a conflict, a bad value, a rejection.
@@ -174,7 +177,7 @@ impl Section {
     ) -> Result<(), Failure> {
         let required = self.required(pod);
         let mut told = told!(CreateContainer, CreateContainerRequest, pod, container);
-        // As it is before the first call: those that leave meanwhile were there.
+        // The active plugins before the first call; plugins that disconnect meanwhile still count as present.
         let everyone = self.dispatcher.active.borrow().clone();
         for plugin in &everyone {
             if !plugin.wants(Event::CreateContainer) {
@@ -224,7 +227,7 @@ impl Section {
         }
     }
 
-    /// All at once; whatever is not a clear yes rejects (NRI 4.6).
+    /// Calls all validators concurrently; any outcome other than acceptance rejects (NRI 4.6).
     async fn ask_validators(&self, validators: &[&Rc<Plugin>], told: &Told<'_>) -> Vec<String> {
         let limit = self.dispatcher.settings.borrow().request_timeout;
         let ask = |plugin: &Rc<Plugin>| {
@@ -248,7 +251,7 @@ impl Section {
         answers.into_iter().flatten().collect()
     }
 
-    /// Creation failed after it was offered.
+    /// Sends Stop and Remove after a failed creation.
     pub async fn undo_create_container(
         &self,
         created: Created,
@@ -271,13 +274,13 @@ impl Section {
         self.dispatcher.tell::<api::RemoveContainerResponse>(offered, &told).await;
     }
 
-    /// The container is in the lists.
+    /// Sends PostCreateContainer, after the container has become visible.
     pub async fn post_create_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(PostCreateContainer, PostCreateContainerRequest, pod, container);
         self.tell::<api::PostCreateContainerResponse>(&told).await;
     }
 
-    /// Its process is there, its program has not begun.
+    /// Sends StartContainer, when the process exists but its program has not been executed.
     ///
     /// # Errors
     /// The refusal.
@@ -295,13 +298,13 @@ impl Section {
         Ok(())
     }
 
-    /// Its program runs.
+    /// Sends PostStartContainer, when the program runs.
     pub async fn post_start_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(PostStartContainer, PostStartContainerRequest, pod, container);
         self.tell::<api::PostStartContainerResponse>(&told).await;
     }
 
-    /// Before a container's resources change.
+    /// Sends UpdateContainer, before a container's resources are changed.
     ///
     /// # Errors
     /// A refusal, a conflict, a bad value.
@@ -333,14 +336,14 @@ impl Section {
         Ok(Updated { resources, updates })
     }
 
-    /// The new resources hold.
+    /// Sends PostUpdateContainer, after the new resources have been applied.
     pub async fn post_update_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(PostUpdateContainer, PostUpdateContainerRequest, pod, container);
         self.tell::<api::PostUpdateContainerResponse>(&told).await;
     }
 
-    /// It has ended, and its exit is stored. What plugins change in other containers then is done, and only logged where
-    /// it cannot be.
+    /// Sends StopContainer, after the container has ended and its exit has been stored. Updates of other containers in
+    /// the answers are applied; failures are only logged.
     pub async fn stop_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(StopContainer, StopContainerRequest, pod, container);
         for answer in self.tell::<api::StopContainerResponse>(&told).await {
@@ -348,20 +351,21 @@ impl Section {
         }
     }
 
-    /// Just before its storage goes.
+    /// Sends RemoveContainer, just before the container's storage is removed.
     pub async fn remove_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(RemoveContainer, RemoveContainerRequest, pod, container);
         self.tell::<api::RemoveContainerResponse>(&told).await;
     }
 
-    /// Teardown waits for nobody: a plugin that is required and absent has to compare when it comes back (NRI 6.4, 7).
+    /// Logs required plugins that are absent. Teardown does not wait for them; they have to synchronize when they
+    /// reconnect (NRI 6.4, 7).
     fn warn_of_missing(&self, pod: &api::PodSandbox, event: &str) {
         let required = self.required(pod);
         let active = self.dispatcher.active.borrow();
         let missing = required.missing(|name| active.iter().any(|plugin| plugin.is_called(name)));
         if !missing.is_empty() {
             let text = format!(
-                "{event} of {}/{}: required plugins do not hear it: {}",
+                "{event} of {}/{}: required plugins are not connected: {}",
                 pod.namespace,
                 pod.name,
                 missing.join(", ")

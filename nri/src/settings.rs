@@ -1,13 +1,13 @@
-//! What an operator can choose. Times are those of nri.md's table of defaults.
+//! Settings of an operator. docs/specs/nri.md has the default times.
 
 use std::time::Duration;
 
-/// What a second live plugin of the same index and name does (NRI 2.7).
+/// Handling of a second plugin with the same index and name (NRI 2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicates {
-    /// It takes the place of the first once it has joined.
+    /// It replaces the first one when it has joined.
     Replace,
-    /// Both stay.
+    /// Both stay connected.
     Allow,
     /// It is refused.
     Reject,
@@ -16,46 +16,46 @@ pub enum Duplicates {
 /// The built-in validator (NRI 4.7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DefaultValidator {
-    /// Whether it is there at all.
+    /// Whether it is enabled.
     pub enable: bool,
-    /// No OCI hooks.
+    /// Reject adjustments of OCI hooks.
     pub reject_oci_hook_adjustment: bool,
-    /// No other seccomp policy in place of RuntimeDefault.
+    /// Reject a change of the seccomp policy RuntimeDefault.
     pub reject_runtime_default_seccomp_adjustment: bool,
-    /// No seccomp policy in place of none.
+    /// Reject a seccomp policy for unconfined containers.
     pub reject_unconfined_seccomp_adjustment: bool,
-    /// No other seccomp policy in place of a Localhost profile.
+    /// Reject a change of a Localhost seccomp profile.
     pub reject_custom_seccomp_adjustment: bool,
-    /// No namespaces.
+    /// Reject adjustments of namespaces.
     pub reject_namespace_adjustment: bool,
-    /// No sysctls, set or removed.
+    /// Reject adjustments of sysctls.
     pub reject_sysctl_adjustment: bool,
-    /// `NAME` or `INDEX-NAME` each. These are required of every pod, whether the validator is enabled or not (3.3).
+    /// Plugins required for every pod, as `NAME` or `INDEX-NAME`, even if the validator is disabled (NRI 3.3).
     pub required_plugins: Vec<String>,
-    /// A pod's annotation that lets it go without them; empty: there is none.
+    /// Pod annotation that exempts it from required plugins; empty: no exemption.
     pub tolerate_missing_plugins_annotation: String,
 }
 
-/// Everything.
+/// All settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Told to plugins.
+    /// Name of the runtime, sent to plugins.
     pub runtime_name: String,
-    /// Told to plugins, as `v1.2.3`.
+    /// Version of the runtime, sent to plugins, for example `v1.2.3`.
     pub runtime_version: String,
-    /// From accept to a complete RegisterPlugin.
+    /// Time limit from accept to a complete RegisterPlugin.
     pub registration_timeout: Duration,
-    /// Of Configure and of every event.
+    /// Time limit of Configure and of every event.
     pub request_timeout: Duration,
-    /// Of all of Synchronize.
+    /// Time limit of Synchronize.
     pub sync_timeout: Duration,
-    /// Whether a timeout in a creating or updating event fails it.
+    /// Whether a timeout fails a creation or update.
     pub fail_on_timeout: bool,
-    /// What a second plugin of one name does.
+    /// Handling of a second plugin with the same name.
     pub duplicates: Duplicates,
-    /// Event calls under way at one plugin, at least 1.
+    /// Maximum number of concurrent event calls of one plugin, at least 1.
     pub max_inflight: usize,
-    /// Whether evictions that plugins ask for are done.
+    /// Whether evictions requested by plugins are performed.
     pub allow_eviction: bool,
     /// The built-in validator.
     pub validator: DefaultValidator,

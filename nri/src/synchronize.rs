@@ -1,18 +1,20 @@
-//! Everything that exists, in messages of a size that a plugin takes (NRI 1.7).
+//! Divides all existing pods and containers into Synchronize messages of limited size (NRI 1.7).
 
 use prost::Message;
 
 use crate::api;
 use crate::io::Snapshot;
 
-/// What one message is filled up to.
+/// Size to which one message is filled.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Largest object: what the envelope and its names need is left free.
+/// Maximum size of an object, with space for the envelope.
 const OBJECT_BYTES_MAX: usize = crate::message::DATA_BYTES_MAX - 4096;
 
-/// The messages, pods before containers, `more` on all but the last; there is always one. An object that fits in none
-/// is an error that names it.
+/// The messages: pods before containers, `more` set in all but the last; there is always at least one.
+///
+/// # Errors
+/// An object that is too large for a message, by name.
 pub(crate) fn chunks(snapshot: Snapshot) -> Result<Vec<api::SynchronizeRequest>, String> {
     let mut chunks = Vec::new();
     let mut chunk = api::SynchronizeRequest::default();
@@ -69,7 +71,7 @@ mod tests {
 
     /// NRI-R20: 500 pods, 5000 containers, 2 kB of annotations each.
     #[test]
-    fn nri_r20_everything_is_in_the_chunks_once_and_in_order() {
+    fn synchronize_chunks_contain_all_objects_once_in_order() {
         let chunks = chunks(snapshot(500, 5000, 2000)).unwrap();
         assert!(chunks.len() > 5);
         assert!(chunks.iter().all(|chunk| chunk.encoded_len() <= CHUNK_BYTES + 100));

@@ -1,4 +1,4 @@
-//! The built-in validator, and what the answers of validators come to (NRI 4.6, 4.7).
+//! The built-in validator, and the evaluation of validators' answers (NRI 4.6, 4.7).
 
 use std::future::Future;
 use std::rc::Rc;
@@ -13,12 +13,12 @@ use crate::settings::DefaultValidator;
 /// The built-in validator's name.
 const NAME: &str = "00-default-validator";
 
-/// How a rejection reads.
+/// The error text of a rejection.
 pub(crate) fn rejected(validator: &str, reason: &str) -> String {
     format!("validator {validator:?} rejected container adjustment, reason: {reason}")
 }
 
-/// Why the built-in validator rejects, if it does. The first thing that is found decides.
+/// The reason why the built-in validator rejects an adjustment; the first one that is found.
 pub(crate) fn by_default(
     settings: &DefaultValidator,
     pod: &api::PodSandbox,
@@ -50,7 +50,7 @@ fn touched<const N: usize>(
     })
 }
 
-/// Whether the policy may not be changed depends on the profile that was asked for.
+/// Whether a change of the seccomp policy is rejected, which depends on the requested profile.
 fn seccomp(settings: &DefaultValidator, container: &api::Container) -> (bool, &'static str) {
     let profile = container.linux.as_ref().and_then(|linux| linux.seccomp_profile.as_ref());
     match profile.map(api::SecurityProfile::profile_type) {
@@ -80,7 +80,7 @@ fn missing(
     (!missing.is_empty()).then(|| format!("missing required plugins: {}", missing.join(", ")))
 }
 
-/// Runs futures beside each other, and answers in their order.
+/// Runs futures concurrently and returns their results in order.
 pub(crate) async fn all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     let mut futures: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|context| {

@@ -219,7 +219,7 @@ fn refuse_unless_regular(path: &Path, mode: SFlag) -> Result<(), Error> {
 /// to hang. Refuses a FIFO without blocking.
 ///
 /// # Errors
-/// As [`HostFile::read`]; ENOENT where it is not there.
+/// Those of [`HostFile::read`]; ENOENT if the file does not exist.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
     HostFile::open(path)?.read(path, bytes_max)
 }

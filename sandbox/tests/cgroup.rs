@@ -210,7 +210,7 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
     assert_eq!(file("cpuset", "cpuset.cpus"), "0");
     assert_eq!(file("cpuset", "cpuset.mems"), read("/sys/fs/cgroup/cpuset/cpuset.mems"), "copied down");
     let parent = Path::new("/sys/fs/cgroup/cpuset").join(path.to_string().trim_start_matches('/'));
-    let parent = parent.parent().expect("one of ours").display().to_string();
+    let parent = parent.parent().expect("the cgroup has a parent").display().to_string();
     assert_eq!(read(&format!("{parent}/cgroup.clone_children")), "1", "the next child costs no write");
     assert_eq!(read(of_everybody), before, "the root's stays");
     let next = CgroupPath::parse(&format!("{path}-next")).unwrap();
@@ -284,7 +284,7 @@ fn usage_is_read_and_gone_with_the_cgroup() {
     assert_eq!(ended_by(child), Some(9));
     let end = Instant::now() + Duration::from_secs(10);
     while scratch.cgroups.unmake(&path).is_err() {
-        assert!(Instant::now() < end, "the kernel lets go of it");
+        assert!(Instant::now() < end, "the kernel removes it");
         std::thread::yield_now();
     }
     assert_eq!(gauge.read(&mut buffer).unwrap(), None, "its files are still open, and it is gone");

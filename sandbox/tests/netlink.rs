@@ -98,11 +98,11 @@ fn a_pair_is_made_between_a_bridge_and_a_namespace() {
             batch.remove_route(&default);
             batch.remove_address(end.index, network("10.0.0.2/24"));
             batch.remove_address(end.index, network("10.0.0.2/24"));
-            pod.run(batch).expect("what is there, or gone, already is as good");
+            pod.run(batch).expect("repeating the requests succeeds");
             assert!(!pod.addresses(end.index).unwrap().contains(&network("10.0.0.2/24")));
             let mut batch = Batch::default();
             batch.set_down("veth1");
-            batch.set_down("nobody");
+            batch.set_down("absent");
             batch.remove_link("veth1");
             batch.remove_link("veth1");
             node.run(batch).unwrap();
@@ -116,12 +116,12 @@ fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
     alone(|here| {
         let node = Socket::route().unwrap();
         let mut batch = Batch::default();
-        batch.set_up(999, "nobody");
+        batch.set_up(999, "absent");
         batch.add_bridge(&Bridge { name: "br0", mtu: 0, mac: None });
         let error = node.run(batch).unwrap_err();
         assert_eq!(
             (error.to_string().as_str(), error.errno()),
-            ("switch on nobody: no such device", Some(Errno::ENODEV))
+            ("set up absent: no such device", Some(Errno::ENODEV))
         );
         assert!(node.link("br0").unwrap().is_some());
         let namespace = File::open(here).unwrap();
@@ -327,7 +327,7 @@ fn forwarding_is_accepted_where_iptables_finds_it() {
         theirs = listed();
         let socket = Socket::netfilter().unwrap();
         socket.accept_forwarded(&addresses).unwrap();
-        assert_eq!(listed(), theirs, "what is there is not added");
+        assert_eq!(listed(), theirs, "existing rules are not added again");
         socket.forget_forwarded(&addresses).unwrap();
         let left: String = theirs
             .lines()

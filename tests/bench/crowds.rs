@@ -126,7 +126,7 @@ pub(crate) fn full() -> Vec<Row> {
     let mb = |kib: u64| kib as f64 / 1024.0;
     vec![
         Row {
-            what: "everything of ours with 500 pods, PSS",
+            what: "all coracle processes with 500 pods, PSS",
             budget: "",
             measured: format!(
                 "{:.1} MB (daemon {:.1}, monitors {:.1})",

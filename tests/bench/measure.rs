@@ -84,7 +84,7 @@ pub(crate) fn crowd() -> Vec<Row> {
     let daemon = host::pss_kib(node.pid());
     let everything = format!("{:.2} MB", (pods + daemon) as f64 / 1024.0);
     let each = format!("{:.1} KiB", pods as f64 / CROWD as f64);
-    rows.push(Row { what: "everything of ours with 50 pods, PSS", budget: "6 MB", measured: everything });
+    rows.push(Row { what: "all coracle processes with 50 pods, PSS", budget: "6 MB", measured: everything });
     rows.push(Row { what: "per pod, PSS of our processes", budget: "64 KiB", measured: each });
     let before = host::cpu_time(node.pid());
     // The passing of time is what is measured.

@@ -10,6 +10,7 @@ mod modules;
 mod promises;
 mod rules;
 mod sources;
+mod style;
 
 use std::path::{Path, PathBuf};
 

@@ -171,3 +171,12 @@ fn every_source_file_is_reached_by_a_mod_line() {
     }
     assert!(unreachable.is_empty(), "{unreachable:?}");
 }
+
+#[test]
+fn the_configuration_page_has_the_default_configuration() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).expect("a text file");
+    let page = read("docs/config.md");
+    let shown =
+        page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a block of TOML");
+    assert_eq!(shown, read("packaging/config.toml"), "copy packaging/config.toml into docs/config.md");
+}

@@ -62,8 +62,9 @@ fn error(stage: &Stage, name: &str) -> String {
     refused(stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)))
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_environment_arguments_and_limits_of_the_process() {
+fn environment_arguments_and_rlimits_of_the_process_are_adjusted() {
     let (stage, _plugin) = stage_with(|name| match name {
         "env" => api::ContainerAdjustment {
             env: vec![variable("ADDED", "1"), variable("-HOSTNAME", ""), variable("HOME", "/there")],
@@ -100,8 +101,9 @@ fn nri_c16_environment_arguments_and_limits_of_the_process() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_mounts_are_added_replaced_and_taken_away() {
+fn mounts_are_added_replaced_and_removed() {
     let folder = std::env::temp_dir().join(format!("coracle-nri-mount-{}-{}", std::process::id(), fresh()));
     fs::create_dir_all(&folder).expect("a folder");
     fs::write(folder.join("file"), "from the host").expect("a file");
@@ -148,8 +150,9 @@ fn nri_c16_mounts_are_added_replaced_and_taken_away() {
     fs::remove_dir_all(&folder).expect("ours");
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_devices_are_made_allowed_and_taken_away() {
+fn devices_are_created_allowed_and_removed() {
     let device = |path: &str, minor: i64| api::LinuxDevice {
         path: path.into(),
         r#type: "c".into(),
@@ -198,8 +201,9 @@ fn nri_c16_devices_are_made_allowed_and_taken_away() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C16, NRI-C20.
 #[test]
-fn nri_c16_c20_limits_reach_the_cgroup() {
+fn resource_limits_are_written_to_the_cgroup() {
     let number = |value| Some(api::OptionalInt64 { value });
     let (stage, _plugin) = stage_with(move |name| match name {
         "all" => limited(api::LinuxResources {
@@ -249,8 +253,9 @@ fn nri_c16_c20_limits_reach_the_cgroup() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_scheduling_and_the_io_priority_are_the_processs() {
+fn scheduling_and_io_priority_apply_to_the_process() {
     let (stage, _plugin) = stage_with(|_| {
         in_linux(api::LinuxContainerAdjustment {
             io_priority: Some(api::LinuxIoPriority {
@@ -288,8 +293,9 @@ fn nri_c16_scheduling_and_the_io_priority_are_the_processs() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_namespaces_and_sysctls_of_a_container() {
+fn namespaces_and_sysctls_of_a_container_are_adjusted() {
     let node = Node::with_bridge();
     let stage = Stage::on(node, bridge_pod("boat"));
     let handler = adjusting(|name| {
@@ -338,8 +344,9 @@ fn nri_c16_namespaces_and_sysctls_of_a_container() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_a_seccomp_policy_takes_the_place_of_the_profile() {
+fn a_seccomp_policy_replaces_the_profile() {
     let (stage, _plugin) = stage_with(|_| {
         in_linux(api::LinuxContainerAdjustment {
             seccomp_policy: Some(api::LinuxSeccomp {
@@ -360,8 +367,9 @@ fn nri_c16_a_seccomp_policy_takes_the_place_of_the_profile() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_cdi_devices_by_name() {
+fn cdi_devices_are_injected_by_name() {
     let specs = std::env::temp_dir().join(format!("coracle-nri-cdi-{}-{}", std::process::id(), fresh()));
     fs::create_dir_all(&specs).expect("a folder");
     let text = r#"{"cdiVersion": "0.6.0", "kind": "vendor.test/radio", "devices": [{"name": "one", "containerEdits":
@@ -387,8 +395,9 @@ fn nri_c16_cdi_devices_by_name() {
     fs::remove_dir_all(&specs).expect("ours");
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_a_network_interface_comes_into_the_pod() {
+fn a_network_interface_is_moved_into_the_pod() {
     let node = Node::with_bridge();
     let link = format!("cn{}x{}", std::process::id() % 100_000, fresh());
     let ip = |words: &str| {

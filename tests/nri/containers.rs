@@ -31,8 +31,9 @@ fn remove(stage: &Stage, id: &str) {
     stage.node.remove_container(request).unwrap_or_else(|error| panic!("remove: {error}"));
 }
 
+/// Rules: NRI-C3.
 #[test]
-fn nri_c3_in_the_create_hook_nobody_sees_the_container() {
+fn create_event_comes_before_the_container_is_visible() {
     let stage = stage();
     let (handler, stands, go_on) = standing("CreateContainer");
     let plugin = Plugin::join(&stage.node, "10", "gate", EVENTS, handler);
@@ -49,8 +50,9 @@ fn nri_c3_in_the_create_hook_nobody_sees_the_container() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C4, NRI-C5.
 #[test]
-fn nri_c4_c5_a_refused_container_leaves_nothing_and_can_be_asked_for_again() {
+fn a_refused_container_leaves_nothing_and_can_be_created_again() {
     let stage = stage();
     let first = Plugin::listener(&stage.node, "10", "first");
     let mut refusals = 1;
@@ -75,8 +77,9 @@ fn nri_c4_c5_a_refused_container_leaves_nothing_and_can_be_asked_for_again() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C6.
 #[test]
-fn nri_c6_after_creation_events_show_what_was_made_of_it() {
+fn events_after_creation_show_the_adjusted_container() {
     let stage = stage();
     let handler = answers("CreateContainer", |_| {
         Answer::adjust(api::ContainerAdjustment {
@@ -119,8 +122,9 @@ fn nri_c6_after_creation_events_show_what_was_made_of_it() {
     node.stop();
 }
 
+/// Rules: NRI-C7.
 #[test]
-fn nri_c7_in_the_start_hook_the_process_waits_and_can_be_refused() {
+fn the_process_waits_during_the_start_event_which_can_be_refused() {
     let stage = stage();
     let (handler, stands, go_on) = standing("StartContainer");
     let plugin = Plugin::join(&stage.node, "10", "gate", EVENTS, handler);
@@ -168,8 +172,9 @@ fn a_process_that_waits_for_a_hook_ends_with_its_daemon() {
     node.stop();
 }
 
+/// Rules: NRI-C8, NRI-C11.
 #[test]
-fn nri_c8_c11_an_exit_by_itself_is_told_with_its_code() {
+fn stop_container_event_after_an_exit_has_its_code() {
     let stage = stage();
     let plugin = Plugin::listener(&stage.node, "10", "ear");
     let id = stage.run(&stage.config("c1", &["exit", "7"]));
@@ -182,8 +187,9 @@ fn nri_c8_c11_an_exit_by_itself_is_told_with_its_code() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C9.
 #[test]
-fn nri_c9_an_end_is_told_once_however_many_cause_it() {
+fn stop_container_event_is_sent_once_with_concurrent_causes() {
     let stage = stage();
     let plugin = Plugin::listener(&stage.node, "10", "ear");
     let id = stage.run(&stage.config("c1", &["trap", "0"]));
@@ -210,8 +216,9 @@ fn nri_c9_an_end_is_told_once_however_many_cause_it() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C10.
 #[test]
-fn nri_c10_one_that_never_ran_is_stopped_and_removed_all_the_same() {
+fn a_container_that_never_ran_gets_stop_and_remove_events() {
     let stage = stage();
     let plugin = Plugin::listener(&stage.node, "10", "ear");
     let id = stage.create(&stage.config("c1", &["true"]));
@@ -231,8 +238,9 @@ fn validator(reject: &'static str) -> coracle_tests::nri::Handler {
     })
 }
 
+/// Rules: NRI-C28, NRI-C29.
 #[test]
-fn nri_c28_c29_validators_see_all_of_it_and_one_is_enough_to_reject() {
+fn validators_get_the_merged_adjustment_and_one_rejection_is_enough() {
     let stage = stage();
     let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
     let before = knob(&stage, &victim, MEMORY);
@@ -275,8 +283,9 @@ fn nri_c28_c29_validators_see_all_of_it_and_one_is_enough_to_reject() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C30.
 #[test]
-fn nri_c30_a_validator_that_is_silent_or_gone_rejects() {
+fn a_validator_that_times_out_or_disconnects_rejects() {
     let stage = Stage::on(node("plugin_request_timeout = \"300ms\""), host_pod("stage"));
     for (name, answer) in [("mute", (|| Answer::Silence) as fn() -> Answer), ("crash", || Answer::HangUp)] {
         let handler: coracle_tests::nri::Handler = Box::new(move |_, heard| match heard.method.as_str() {
@@ -296,8 +305,9 @@ fn nri_c30_a_validator_that_is_silent_or_gone_rejects() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C31.
 #[test]
-fn nri_c31_the_built_in_validator() {
+fn the_built_in_validator_rejects_what_is_configured() {
     let settings = "[nri.default_validator]\nenable = true\nreject_oci_hook_adjustment = true\n\
                     reject_namespace_adjustment = true\nreject_sysctl_adjustment = true\n\
                     reject_unconfined_seccomp_adjustment = true\nrequired_plugins = [\"10-adjust\", \"late\"]\n\
@@ -366,8 +376,9 @@ fn nri_c31_the_built_in_validator() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C33.
 #[test]
-fn nri_c33_a_plugin_hears_what_it_asked_for() {
+fn a_plugin_gets_only_events_that_it_subscribed_to() {
     let stage = stage();
     // StopPodSandbox and StartContainer.
     let some = Plugin::join(&stage.node, "10", "some", 0x0002 | 0x0020, quiet());
@@ -380,8 +391,9 @@ fn nri_c33_a_plugin_hears_what_it_asked_for() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C34.
 #[test]
-fn nri_c34_old_plugins_get_state_changes() {
+fn plugins_before_v0_12_get_state_changes() {
     let stage = Stage::on(node("plugin_request_timeout = \"2s\""), host_pod("stage"));
     let handler: coracle_tests::nri::Handler = Box::new(|_, heard| match heard.method.as_str() {
         "Configure" | "Synchronize" => usual(heard, EVENTS),

@@ -150,8 +150,9 @@ fn a_go_plugins_refusal_is_the_kubelets_error() {
     node.stop();
 }
 
+/// Rules: NRI-R9, NRI-R20.
 #[test]
-fn nri_r9_r20_long_messages_reach_a_go_plugin() {
+fn long_messages_reach_a_go_plugin() {
     let node = Node::start();
     let sample = Sample::start(&node, "nri-sample", "10");
     let sizes = [4_000, 4_096, 5_000, 100_000, 1_000_000];
@@ -173,8 +174,9 @@ fn nri_r9_r20_long_messages_reach_a_go_plugin() {
     node.stop();
 }
 
+/// Rules: NRI-C34.
 #[test]
-fn nri_c34_a_go_plugin_of_before_v0_12_hears_all_of_it() {
+fn a_go_plugin_before_v0_12_gets_all_events() {
     let stage = Stage::on(Node::start(), host_pod("stage"));
     let sample = Sample::start(&stage.node, "nri-sample-old", "10");
     let id = stage.run(&stage.config("c1", &["true"]));

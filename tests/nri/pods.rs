@@ -50,8 +50,9 @@ fn addresses(netns: &str) -> String {
     String::from_utf8(output.expect("nsenter runs").stdout).expect("text")
 }
 
+/// Rules: NRI-S28, NRI-C1, NRI-C2.
 #[test]
-fn nri_s28_c1_c2_events_come_in_order() {
+fn events_of_a_pod_are_delivered_in_order() {
     let node = Node::start();
     let image = node.import_probe();
     let plugin = Plugin::listener(&node, "10", "order");
@@ -79,8 +80,9 @@ fn nri_s28_c1_c2_events_come_in_order() {
     node.stop();
 }
 
+/// Rules: NRI-S1, NRI-S2, NRI-S3, NRI-S4, NRI-S5, NRI-S6, NRI-S7, NRI-S8, NRI-S9, NRI-S16.
 #[test]
-fn nri_s1_s2_s3_s4_s5_s6_s7_s8_s9_s16_in_the_run_hook_the_sandbox_is_whole_and_nobody_sees_it() {
+fn run_event_comes_after_setup_and_before_the_pod_is_visible() {
     let node = Node::with_bridge();
     let image = node.import_probe();
     let (handler, stands, go_on) = standing("RunPodSandbox");
@@ -120,8 +122,9 @@ fn nri_s1_s2_s3_s4_s5_s6_s7_s8_s9_s16_in_the_run_hook_the_sandbox_is_whole_and_n
     node.stop();
 }
 
+/// Rules: NRI-S10, NRI-S11, NRI-S12, NRI-S13.
 #[test]
-fn nri_s10_s11_s12_s13_a_refusal_undoes_all_of_it() {
+fn a_refused_run_event_tears_the_pod_down() {
     let node = Node::with_bridge();
     let first = Plugin::listener(&node, "10", "first");
     let mut refusals = 1;
@@ -146,8 +149,9 @@ fn nri_s10_s11_s12_s13_a_refusal_undoes_all_of_it() {
     node.stop();
 }
 
+/// Rules: NRI-S14.
 #[test]
-fn nri_s14_a_timeout_in_the_run_hook_fails_it_and_disconnects() {
+fn a_timeout_of_the_run_event_fails_the_pod_and_disconnects_the_plugin() {
     let node = node("plugin_request_timeout = \"300ms\"");
     let plugin = Plugin::join(&node, "10", "mute", EVENTS, answers("RunPodSandbox", |_| Answer::Silence));
     let other = Plugin::listener(&node, "20", "other");
@@ -160,8 +164,9 @@ fn nri_s14_a_timeout_in_the_run_hook_fails_it_and_disconnects() {
     node.stop();
 }
 
+/// Rules: NRI-S15.
 #[test]
-fn nri_s15_a_timeout_of_a_required_plugin_fails_even_where_others_do_not() {
+fn a_timeout_of_a_required_plugin_always_fails_the_pod() {
     let settings = "plugin_request_timeout = \"300ms\"\nfail_on_plugin_timeout = false\n\
                     [nri.default_validator]\nrequired_plugins = [\"10-needed\"]";
     let node = node(settings);
@@ -177,13 +182,14 @@ fn nri_s15_a_timeout_of_a_required_plugin_fails_even_where_others_do_not() {
     let id = node.run_pod(&host_pod("late"));
     node.remove_pod(&id);
     assert!(
-        node.log().contains("StopPodSandbox of default/late: required plugins do not hear it: 10-needed")
+        node.log().contains("StopPodSandbox of default/late: required plugins are not connected: 10-needed")
     );
     node.stop();
 }
 
+/// Rules: NRI-S17, NRI-S18, NRI-S19, NRI-S20.
 #[test]
-fn nri_s17_s18_s19_s20_in_the_stop_hook_only_the_workload_is_over() {
+fn stop_pod_event_comes_after_the_workload_ended_and_before_teardown() {
     let node = Node::with_bridge();
     let image = node.import_probe();
     let (handler, stands, go_on) = standing("StopPodSandbox");
@@ -216,8 +222,9 @@ fn nri_s17_s18_s19_s20_in_the_stop_hook_only_the_workload_is_over() {
     node.stop();
 }
 
+/// Rules: NRI-S21, NRI-S22, NRI-S23.
 #[test]
-fn nri_s21_s22_s23_stopping_again_tells_nobody_and_a_stopped_sandbox_stays_so() {
+fn a_second_stop_sends_no_event() {
     let node = Node::start();
     let image = node.import_probe();
     let plugin = Plugin::listener(&node, "10", "ear");
@@ -232,8 +239,9 @@ fn nri_s21_s22_s23_stopping_again_tells_nobody_and_a_stopped_sandbox_stays_so() 
     node.stop();
 }
 
+/// Rules: NRI-S24, NRI-S25, NRI-S26, NRI-S27.
 #[test]
-fn nri_s24_s25_s26_s27_removal_stops_first_and_shows_what_is_left() {
+fn remove_pod_event_comes_after_stop_and_teardown() {
     let node = Node::with_bridge();
     let image = node.import_probe();
     let (handler, stands, go_on) = standing("RemovePodSandbox");
@@ -259,8 +267,9 @@ fn nri_s24_s25_s26_s27_removal_stops_first_and_shows_what_is_left() {
     node.stop();
 }
 
+/// Rules: NRI-S29, NRI-S30, NRI-C12.
 #[test]
-fn nri_s29_s30_c12_no_plugin_can_hold_up_teardown_or_keep_it_from_others() {
+fn a_failing_plugin_neither_blocks_teardown_nor_hides_it_from_others() {
     let node = node("plugin_request_timeout = \"300ms\"");
     let image = node.import_probe();
     let in_teardown = |answer: fn() -> Answer| {
@@ -287,8 +296,9 @@ fn nri_s29_s30_c12_no_plugin_can_hold_up_teardown_or_keep_it_from_others() {
     node.stop();
 }
 
+/// Rules: NRI-S31.
 #[test]
-fn nri_s31_a_failed_cni_del_repeats_only_the_clean_up() {
+fn a_retried_stop_after_a_failed_cni_del_sends_no_second_event() {
     let node = Node::start();
     let path = node.plugins().join("flaky");
     let broken = node.folder().join("broken");
@@ -317,8 +327,9 @@ fn nri_s31_a_failed_cni_del_repeats_only_the_clean_up() {
     node.stop();
 }
 
+/// Rules: NRI-S32, NRI-R23.
 #[test]
-fn nri_s32_r23_after_a_restart_pods_from_before_are_told_of_once() {
+fn teardown_events_are_sent_once_across_a_restart_of_the_daemon() {
     let mut node = Node::start();
     let image = node.import_probe();
     let before = Plugin::listener(&node, "10", "ear");
@@ -349,8 +360,9 @@ fn nri_s32_r23_after_a_restart_pods_from_before_are_told_of_once() {
     node.stop();
 }
 
+/// Rules: NRI-S33.
 #[test]
-fn nri_s33_a_sandbox_that_dies_by_itself_is_stopped_when_the_cri_asks() {
+fn a_pod_whose_monitor_died_gets_its_stop_event_at_stop_pod_sandbox() {
     let node = Node::with_bridge();
     let (handler, stands, go_on) = standing("StopPodSandbox");
     let plugin = Plugin::join(&node, "10", "gate", EVENTS, handler);
@@ -371,8 +383,9 @@ fn nri_s33_a_sandbox_that_dies_by_itself_is_stopped_when_the_cri_asks() {
     node.stop();
 }
 
+/// Rules: NRI-S34.
 #[test]
-fn nri_s34_a_pod_on_the_nodes_network_has_none_of_its_own() {
+fn a_pod_on_the_host_network_has_no_network_namespace_in_events() {
     let node = Node::start();
     let plugin = Plugin::listener(&node, "10", "ear");
     let pod = host_pod("web");
@@ -391,8 +404,9 @@ fn nri_s34_a_pod_on_the_nodes_network_has_none_of_its_own() {
     node.stop();
 }
 
+/// Rules: NRI-S35, NRI-S36.
 #[test]
-fn nri_s35_s36_resources_of_a_pod_are_asked_about_told_and_kept() {
+fn pod_resource_updates_are_sent_before_and_after_and_stored() {
     let mut node = Node::start();
     let image = node.import_probe();
     let mut refusals = 1;
@@ -435,8 +449,9 @@ fn nri_s35_s36_resources_of_a_pod_are_asked_about_told_and_kept() {
     node.stop();
 }
 
+/// Rules: NRI-S37.
 #[test]
-fn nri_s37_hung_plugins_cost_teardown_once() {
+fn a_hanging_plugin_delays_teardown_only_once() {
     let node = node("plugin_request_timeout = \"300ms\"");
     let hung: Vec<_> = ["10", "20", "30"]
         .into_iter()
@@ -454,8 +469,9 @@ fn nri_s37_hung_plugins_cost_teardown_once() {
     node.stop();
 }
 
+/// Rules: NRI-S38.
 #[test]
-fn nri_s38_plugins_are_called_in_the_order_of_their_indices() {
+fn plugins_are_called_in_the_order_of_their_indices() {
     let node = Node::start();
     // In another order than their indices.
     let plugins =

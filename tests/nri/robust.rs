@@ -56,8 +56,9 @@ fn report(node: &Node) -> serde_json::Value {
     serde_json::from_str(&status.info["nri"]).expect("JSON")
 }
 
+/// Rules: NRI-R1.
 #[test]
-fn nri_r1_a_hung_hook_delays_only_those_who_need_it() {
+fn a_hanging_event_delays_only_pods_that_wait_for_it() {
     let stage = Stage::on(node("plugin_request_timeout = \"30s\""), host_pod("stage"));
     let (handler, stands, go_on) = standing("RunPodSandbox");
     let hung = Plugin::join(&stage.node, "10", "hung", 0x0001, handler);
@@ -74,8 +75,9 @@ fn nri_r1_a_hung_hook_delays_only_those_who_need_it() {
     stage.node.stop();
 }
 
+/// Rules: NRI-R2, NRI-R6.
 #[test]
-fn nri_r2_r6_a_crash_in_a_call_is_seen_at_once() {
+fn a_plugin_crash_during_a_call_is_detected_immediately() {
     for answer in [|| Answer::HangUp, || Answer::Half] as [fn() -> Answer; 2] {
         // Longer than the test waits: nobody may wait for this.
         let node = node("plugin_request_timeout = \"60s\"");
@@ -91,8 +93,9 @@ fn nri_r2_r6_a_crash_in_a_call_is_seen_at_once() {
     }
 }
 
+/// Rules: NRI-R3.
 #[test]
-fn nri_r3_one_that_does_not_read_is_disconnected_and_blocks_nobody() {
+fn a_plugin_that_does_not_read_is_disconnected_and_blocks_no_other() {
     let node = node("plugin_request_timeout = \"500ms\"");
     let plugin = Plugin::join(&node, "10", "deaf", EVENTS, quiet());
     let mut pod = host_pod("big");
@@ -116,8 +119,9 @@ fn works_or_not(node: &Node) {
     }
 }
 
+/// Rules: NRI-R4.
 #[test]
-fn nri_r4_random_bytes_hurt_nobody() {
+fn random_bytes_end_only_their_connection() {
     let node = node("plugin_registration_timeout = \"1s\"");
     let before = resident_kib(&node);
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -142,8 +146,9 @@ fn nri_r4_random_bytes_hurt_nobody() {
     node.stop();
 }
 
+/// Rules: NRI-R5.
 #[test]
-fn nri_r5_limits_of_frames_and_messages() {
+fn limits_of_frames_and_messages_are_enforced() {
     let node = node("");
     let plugin = Plugin::listener(&node, "10", "ear");
     // A frame one byte above the limit ends the connection.
@@ -165,8 +170,9 @@ fn nri_r5_limits_of_frames_and_messages() {
     node.stop();
 }
 
+/// Rules: NRI-R7, NRI-R26.
 #[test]
-fn nri_r7_r26_answers_nobody_asked_for_are_dropped_and_counted() {
+fn unexpected_answers_are_dropped_and_counted() {
     let node = Node::start();
     let mut turns = 0;
     let handler = answers("RunPodSandbox", move |_| {
@@ -186,8 +192,9 @@ fn nri_r7_r26_answers_nobody_asked_for_are_dropped_and_counted() {
     node.stop();
 }
 
+/// Rules: NRI-R8.
 #[test]
-fn nri_r8_answers_that_cannot_be_read_are_errors_and_three_are_the_end() {
+fn three_undecodable_answers_disconnect_a_plugin() {
     let node = Node::start();
     // Nothing else, as an answer in between would be a good one.
     let plugin = Plugin::join(&node, "10", "garbage", 0x0001, answers("RunPodSandbox", |_| Answer::Garbage));
@@ -201,8 +208,9 @@ fn nri_r8_answers_that_cannot_be_read_are_errors_and_three_are_the_end() {
     node.stop();
 }
 
+/// Rules: NRI-R10, NRI-R11.
 #[test]
-fn nri_r10_r11_silent_connections_cost_others_nothing() {
+fn silent_connections_do_not_affect_others() {
     let node = node("plugin_registration_timeout = \"2s\"");
     let before = descriptors(&node);
     let mut silent: Vec<_> = (0..1000).map(|_| connect(&node)).collect();
@@ -217,8 +225,9 @@ fn nri_r10_r11_silent_connections_cost_others_nothing() {
     node.stop();
 }
 
+/// Rules: NRI-R12, NRI-R13.
 #[test]
-fn nri_r12_r13_names_are_checked_and_given_once() {
+fn plugin_names_are_validated_and_unique() {
     let node = Node::start();
     for (index, name, expected) in [
         ("1", "x", "invalid plugin index: \"1\""),
@@ -248,8 +257,9 @@ fn nri_r12_r13_names_are_checked_and_given_once() {
     node.stop();
 }
 
+/// Rules: NRI-R14.
 #[test]
-fn nri_r14_one_of_the_same_name_takes_over() {
+fn a_plugin_with_the_same_name_replaces_the_first() {
     let stage = Stage::on(Node::start(), host_pod("stage"));
     let setting = || answers("CreateContainer", |_| Answer::adjust(super::annotations(&[("k", "v")])));
     let old = Plugin::join(&stage.node, "10", "same", EVENTS, setting());
@@ -278,8 +288,9 @@ fn duplicates_are_kept_or_refused_where_the_operator_says_so() {
     node.stop();
 }
 
+/// Rules: NRI-R16.
 #[test]
-fn nri_r16_one_that_is_never_synchronised_is_disconnected() {
+fn a_plugin_that_is_never_synchronized_is_disconnected() {
     let node = node("plugin_sync_timeout = \"300ms\"");
     let handler = answers("Synchronize", |_| Answer::Silence);
     let plugin = Plugin::register(&node, "10", "mute", EVENTS, handler);
@@ -290,8 +301,9 @@ fn nri_r16_one_that_is_never_synchronised_is_disconnected() {
     node.stop();
 }
 
+/// Rules: NRI-R17.
 #[test]
-fn nri_r17_nothing_is_lost_or_told_twice_around_a_slow_synchronize() {
+fn no_object_is_missed_or_sent_twice_during_a_slow_synchronize() {
     let stage = Stage::on(Node::start(), host_pod("stage"));
     let before = stage.create(&stage.config("before", &["true"]));
     let (handler, stands, go_on) = {
@@ -323,8 +335,9 @@ fn nri_r17_nothing_is_lost_or_told_twice_around_a_slow_synchronize() {
     stage.node.stop();
 }
 
+/// Rules: NRI-R18.
 #[test]
-fn nri_r18_a_stop_with_much_grace_delays_neither_joins_nor_others() {
+fn a_stop_with_a_long_grace_period_delays_neither_joins_nor_other_pods() {
     let stage = Stage::on(Node::start(), host_pod("stage"));
     let ear = Plugin::listener(&stage.node, "10", "ear");
     let id = stage.run(&stage.config("c1", &["stubborn"]));
@@ -347,8 +360,9 @@ fn nri_r18_a_stop_with_much_grace_delays_neither_joins_nor_others() {
     stage.node.stop();
 }
 
+/// Rules: NRI-R19.
 #[test]
-fn nri_r19_updates_from_both_sides_do_not_lock_each_other() {
+fn concurrent_updates_from_client_and_plugin_do_not_deadlock() {
     let stage = Stage::on(Node::start(), host_pod("stage"));
     let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
     let own = id.clone();
@@ -382,8 +396,9 @@ fn nri_r19_updates_from_both_sides_do_not_lock_each_other() {
     stage.node.stop();
 }
 
+/// Rules: NRI-R21.
 #[test]
-fn nri_r21_a_library_that_cannot_join_chunks_is_disconnected() {
+fn a_library_without_chunked_synchronize_is_disconnected() {
     let node = Node::start();
     for name in ["one", "two", "three"] {
         let mut pod = host_pod(name);
@@ -409,8 +424,9 @@ fn wait_for_refusal(node: &Node, plugin: &Plugin) -> bool {
     node.log().contains("cannot put several messages together")
 }
 
+/// Rules: NRI-R22.
 #[test]
-fn nri_r22_events_that_do_not_exist_cannot_be_asked_for() {
+fn a_subscription_to_unknown_events_is_refused() {
     let node = Node::start();
     let plugin = Plugin::register(&node, "10", "future", 0x7fff_0001, quiet());
     wait_until("it is disconnected", || plugin.is_over());
@@ -419,8 +435,9 @@ fn nri_r22_events_that_do_not_exist_cannot_be_asked_for() {
     node.stop();
 }
 
+/// Rules: NRI-R24.
 #[test]
-fn nri_r24_a_socket_on_which_somebody_answers_is_not_taken() {
+fn a_socket_on_which_another_runtime_answers_is_not_taken_over() {
     let folder = std::env::temp_dir().join(format!("coracle-nri-taken-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("nri.sock");
@@ -452,8 +469,9 @@ fn nri_r24_a_socket_on_which_somebody_answers_is_not_taken() {
     fs::remove_dir_all(&folder).expect("ours");
 }
 
+/// Rules: NRI-R25.
 #[test]
-fn nri_r25_connections_leave_nothing() {
+fn closed_connections_leak_nothing() {
     let node = node("plugin_registration_timeout = \"1s\"");
     for round in 0..3 {
         drop(Plugin::listener(&node, "10", "comes"));

@@ -50,8 +50,9 @@ fn shown_memory(stage: &Stage, id: &str) -> i64 {
     resources.expect("resources").memory_limit_in_bytes
 }
 
+/// Rules: NRI-C13, NRI-C15.
 #[test]
-fn nri_c13_c15_a_plugins_value_wins_over_that_of_the_request() {
+fn a_plugins_value_overrides_that_of_the_request() {
     let stage = stage();
     let first = answers("UpdateContainer", |heard| {
         let id = heard.container().id;
@@ -71,8 +72,9 @@ fn nri_c13_c15_a_plugins_value_wins_over_that_of_the_request() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C14.
 #[test]
-fn nri_c14_a_refused_update_changes_nothing() {
+fn a_refused_update_changes_nothing() {
     let stage = stage();
     let handler = answers("UpdateContainer", |_| Answer::error("it stays"));
     let plugin = Plugin::join(&stage.node, "10", "wall", EVENTS, handler);
@@ -95,8 +97,9 @@ fn updating(
     })
 }
 
+/// Rules: NRI-C22, NRI-C23, NRI-C24, NRI-C27.
 #[test]
-fn nri_c22_c23_c24_c27_updates_of_others_hold_before_the_answer_or_fail_it() {
+fn updates_of_other_containers_are_applied_before_the_reply_or_fail_the_call() {
     let stage = stage();
     let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
     let id = victim.clone();
@@ -138,8 +141,9 @@ fn nri_c22_c23_c24_c27_updates_of_others_hold_before_the_answer_or_fail_it() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C25.
 #[test]
-fn nri_c25_unsolicited_updates_change_what_runs_and_what_will() {
+fn unsolicited_updates_apply_to_running_and_created_containers() {
     let stage = stage();
     let plugin = Plugin::listener(&stage.node, "10", "mover");
     let runs = stage.run(&stage.config("runs", &["sleep", "forever"]));
@@ -171,8 +175,9 @@ fn nri_c25_unsolicited_updates_change_what_runs_and_what_will() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C26.
 #[test]
-fn nri_c26_an_update_from_inside_a_hook_does_not_wait_for_it() {
+fn an_update_during_an_event_does_not_wait_for_that_event() {
     let stage = stage();
     let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
     let id = victim.clone();
@@ -191,8 +196,9 @@ fn nri_c26_an_update_from_inside_a_hook_does_not_wait_for_it() {
     stage.node.stop();
 }
 
+/// Rules: NRI-C32.
 #[test]
-fn nri_c32_an_end_may_change_other_containers() {
+fn a_stop_container_answer_may_update_other_containers() {
     let stage = stage();
     let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
     let id = victim.clone();

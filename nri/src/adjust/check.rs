@@ -1,14 +1,14 @@
-//! The shape of what plugins ask for: numbers in range, lists that parse, absolute paths. Whether the kernel and the node
-//! can do it is for whoever applies it.
+//! Validates the form of adjustments and updates: ranges of numbers, syntax of lists, absolute paths. The caller that
+//! applies them finds out whether kernel and node support them.
 
 use crate::api;
 
-/// Longest name of a network interface, with its NUL (IFNAMSIZ).
+/// Maximum length of a network interface's name, with its NUL (IFNAMSIZ).
 const INTERFACE_BYTES: usize = 16;
 
 const NAMESPACES: [&str; 8] = ["pid", "network", "mount", "ipc", "uts", "user", "cgroup", "time"];
 
-/// getrlimit(2).
+/// Names of the limits of getrlimit(2).
 const RLIMITS: [&str; 16] = [
     "RLIMIT_AS",
     "RLIMIT_CORE",
@@ -70,9 +70,11 @@ fn linux(asked: &api::LinuxContainerAdjustment) -> Result<(), String> {
         let is_known = matches!(device.r#type.as_str(), "c" | "b" | "u" | "p");
         refuse_if(!is_removal && !is_known, || format!("device {path}: type {:?}", device.r#type))?;
         let are_numbers = (0..1 << 12).contains(&device.major) && (0..1 << 20).contains(&device.minor);
-        refuse_if(!are_numbers, || format!("device {path}: {}:{} is no device", device.major, device.minor))?;
+        refuse_if(!are_numbers, || {
+            format!("device {path}: {}:{} is not a device", device.major, device.minor)
+        })?;
         let mode = device.file_mode.map_or(0, |mode| mode.value);
-        // With or without the bits of its type.
+        // With or without the bits of the file type.
         refuse_if(mode & !0o177_777 != 0, || format!("device {path}: mode {mode:o}"))?;
     }
     if let Some(asked) = &asked.resources {
@@ -141,7 +143,7 @@ fn hooks(asked: &api::Hooks) -> Result<(), String> {
     Ok(())
 }
 
-/// Of an adjustment or an update.
+/// Validates the resources of an adjustment or an update.
 pub(super) fn resources(asked: &api::LinuxResources) -> Result<(), String> {
     if let Some(cpu) = &asked.cpu {
         numbers("cpus", &cpu.cpus)?;
@@ -159,7 +161,7 @@ pub(super) fn resources(asked: &api::LinuxResources) -> Result<(), String> {
     Ok(())
 }
 
-/// A list as the kernel writes it: `0-3,7`. Empty is none.
+/// Validates a list in the kernel's notation, `0-3,7`. An empty text is valid.
 fn numbers(what: &str, text: &str) -> Result<(), String> {
     let is_number = |text: &str| text.parse::<u32>().is_ok();
     let is_part = |part: &str| match part.trim().split_once('-') {
@@ -186,7 +188,7 @@ fn absolute(what: &str, path: &str) -> Result<(), String> {
     })
 }
 
-/// Without the mark of a removal.
+/// A name without the prefix that marks a removal.
 fn name(text: &str) -> &str {
     text.strip_prefix('-').unwrap_or(text)
 }

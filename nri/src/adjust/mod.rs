@@ -1,14 +1,14 @@
-//! What plugins want changed, put together: the answers to one CreateContainer or UpdateContainer, in the order of the
-//! plugins (NRI 4).
+//! Merges the adjustments and updates of plugins: the answers to one CreateContainer or UpdateContainer, in the order
+//! of the plugins (NRI 4).
 //!
 //! ```text
-//!   answer ─► check (shape) ─► claim (owners, conflicts) ─► merged ─► view, which the next plugin is shown
+//!   answer ─► check (form) ─► claim (owners, conflicts) ─► merged ─► effective container, sent to the next plugin
 //! ```
-//! Nothing is applied here: `merged` is what the program around does to the container, once all have answered.
+//! Nothing is applied here: the runtime applies `merged` to the container when all plugins have answered.
 
 mod check;
+mod effective;
 mod owners;
-mod view;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,24 +17,25 @@ use crate::api;
 use crate::plugin::Plugin;
 use owners::{Field, Owners};
 
-pub use view::{apply_to, is_empty, overlay};
+pub use effective::{apply_to, is_empty, overlay};
 
-/// The answers to one request.
+/// The merged answers to one request.
 pub(crate) struct Merge {
-    /// Of the container in question.
+    /// Id of the container.
     id: String,
-    /// Being created: updates of it are refused. Otherwise they are what the request is about.
+    /// Whether the container is being created. If so, updates of it are refused; otherwise the request is an update of
+    /// it.
     is_creation: bool,
-    /// As it was before any plugin.
+    /// The container before any adjustment.
     base: api::Container,
     view: api::Container,
     merged: api::ContainerAdjustment,
     owners: Owners,
-    /// Of an UpdateContainer: the resources, as changed so far.
+    /// The resources of an UpdateContainer, with the changes so far.
     resources: api::LinuxResources,
     has_changed: bool,
     others: BTreeMap<String, Other>,
-    /// In the order in which they came.
+    /// Ids of other updated containers, in the order of their first update.
     order: Vec<String>,
 }
 
@@ -42,13 +43,13 @@ pub(crate) struct Merge {
 #[derive(Clone, Default)]
 struct Other {
     resources: api::LinuxResources,
-    /// Unless one of its parts must not fail.
+    /// Whether a failure is ignored; false if one of the merged updates must not fail.
     ignore_failure: bool,
     owners: Owners,
 }
 
 impl Merge {
-    /// Of a container that is to be created.
+    /// Starts a merge for the creation of a container.
     pub(crate) fn new(container: api::Container) -> Self {
         Self {
             id: container.id.clone(),
@@ -64,7 +65,7 @@ impl Merge {
         }
     }
 
-    /// Of a container whose resources are to change.
+    /// Starts a merge for an update of a container's resources.
     pub(crate) fn of_update(id: String, asked: api::LinuxResources) -> Self {
         Self {
             is_creation: false,
@@ -73,17 +74,18 @@ impl Merge {
         }
     }
 
-    /// The container as the next plugin is shown it.
+    /// The container to send to the next plugin.
     pub(crate) fn view(&self) -> &api::Container {
         &self.view
     }
 
-    /// The resources as the next plugin is shown them.
+    /// The resources to send to the next plugin.
     pub(crate) fn resources(&self) -> &api::LinuxResources {
         &self.resources
     }
 
-    /// Takes one plugin's adjustment. The order of the fields is that of the table in NRI 4.3, and of conflicts.
+    /// Merges one plugin's adjustment. The order of the fields is that of the table in NRI 4.3; it determines which
+    /// conflict is reported.
     pub(crate) fn adjust(&mut self, plugin: &str, asked: api::ContainerAdjustment) -> Result<(), String> {
         if is_empty(&asked) {
             return Ok(());
@@ -105,13 +107,14 @@ impl Merge {
         owners.entries(Field::CdiDevices, plugin, &mut merged.cdi_devices, asked.cdi_devices, |cdi| {
             &cdi.name
         })?;
-        // From the start, as a plugin's memory limit must not hide the swap limit of one before it.
+        // Recomputed from the original container, because a plugin's memory limit must not hide the swap limit of an
+        // earlier plugin.
         self.view = self.base.clone();
         apply_to(&mut self.view, &self.merged);
         Ok(())
     }
 
-    /// Takes one plugin's updates.
+    /// Merges one plugin's updates.
     pub(crate) fn update(&mut self, plugin: &str, updates: Vec<api::ContainerUpdate>) -> Result<(), String> {
         for update in updates {
             let asked = update.linux.and_then(|linux| linux.resources).unwrap_or_default();
@@ -124,7 +127,7 @@ impl Merge {
                 self.update_other(plugin, &update.container_id, &asked, update.ignore_failure)
             };
             match taken {
-                Err(_) if update.ignore_failure => {} // dropped whole
+                Err(_) if update.ignore_failure => {} // the whole update is dropped
                 taken => taken?,
             }
         }
@@ -136,7 +139,7 @@ impl Merge {
         let mut owners = self.owners.clone();
         owners.resources(plugin, asked)?;
         self.owners = owners;
-        view::merge(&mut self.resources, asked);
+        effective::merge(&mut self.resources, asked);
         self.has_changed = true;
         Ok(())
     }
@@ -153,7 +156,7 @@ impl Merge {
         let is_new = known.is_none();
         let mut other = known.unwrap_or_else(|| Other { ignore_failure: true, ..Other::default() });
         other.owners.resources(plugin, asked)?;
-        view::merge(&mut other.resources, asked);
+        effective::merge(&mut other.resources, asked);
         other.ignore_failure &= ignore_failure;
         self.others.insert(id.to_owned(), other);
         if is_new {
@@ -162,13 +165,13 @@ impl Merge {
         Ok(())
     }
 
-    /// The adjustment, and the updates of others.
+    /// The merged adjustment, and the updates of other containers.
     pub(crate) fn finish(mut self) -> (api::ContainerAdjustment, Vec<api::ContainerUpdate>) {
         let updates = self.updates();
         (std::mem::take(&mut self.merged), updates)
     }
 
-    /// The container's own resources where a plugin changed them, and the updates of others.
+    /// The container's own resources if a plugin has changed them, and the updates of other containers.
     pub(crate) fn finish_update(self) -> (Option<api::LinuxResources>, Vec<api::ContainerUpdate>) {
         let updates = self.updates();
         (self.has_changed.then_some(self.resources), updates)
@@ -186,7 +189,7 @@ impl Merge {
         self.order.iter().filter_map(update).collect()
     }
 
-    /// What validators are asked about.
+    /// The request for validators.
     pub(crate) fn validation(
         &self,
         pod: &api::PodSandbox,
@@ -209,7 +212,7 @@ impl Merge {
         }
     }
 
-    /// The plugin that changed a kind of thing in the container, for a message.
+    /// The plugin that changed a part of the container, for messages.
     pub(crate) fn owner(&self, touched: Touched) -> Option<String> {
         let field = match touched {
             Touched::Hooks => Field::OciHooks,
@@ -221,7 +224,7 @@ impl Merge {
     }
 }
 
-/// What the built-in validator looks at.
+/// Parts of a container that the built-in validator checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touched {
     Hooks,
@@ -239,7 +242,7 @@ fn arguments(
     let mut asked = asked.into_iter().peekable();
     if asked.next_if(String::is_empty).is_some() {
         if asked.peek().is_none() {
-            return Ok(()); // nothing but the permission to override
+            return Ok(()); // only the permission to override
         }
         owners.clear(Field::Args, "", plugin);
     }
@@ -268,7 +271,7 @@ fn linux(
     owners.list(Field::Devices, plugin, &mut merged.devices, asked.devices, |device| &device.path)?;
     if let Some(asked) = &asked.resources {
         owners.resources(plugin, asked)?;
-        view::merge(merged.resources.get_or_insert_default(), asked);
+        effective::merge(merged.resources.get_or_insert_default(), asked);
     }
     if !asked.cgroups_path.is_empty() {
         owners.claim(Field::CgroupsPath, "", plugin)?;
@@ -307,7 +310,7 @@ fn linux(
     Ok(())
 }
 
-/// Removal is claimed as well, so two plugins on one type always conflict.
+/// A removal is claimed too, so two plugins that change the same type always conflict.
 fn namespaces(
     owners: &mut Owners,
     plugin: &str,

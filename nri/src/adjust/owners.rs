@@ -1,10 +1,10 @@
-//! Who set what: fields of one container, owned by the plugin that set them, for one request (NRI 4.2).
+//! Owners of a container's fields during one request: the plugin that set a field owns it (NRI 4.2).
 
 use std::collections::BTreeMap;
 
 use crate::api;
 
-/// What can be owned; numbers and names are the protocol's, and names are in conflict texts.
+/// Fields that can be owned. Numbers and names are those of the protocol; names occur in conflict texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(i32)]
 pub(crate) enum Field {
@@ -51,7 +51,7 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    /// Owned entry by entry.
+    /// Whether each entry of the field has its own owner.
     fn is_compound(self) -> bool {
         matches!(
             self,
@@ -70,12 +70,12 @@ impl Field {
     }
 }
 
-/// The owners of one container's fields. A name with `-` before it has cleared the entry.
+/// The owners of one container's fields. A plugin name with the prefix `-` has cleared the entry.
 #[derive(Clone, Default)]
 pub(crate) struct Owners(BTreeMap<(Field, String), String>);
 
 impl Owners {
-    /// A plugin sets an entry; for simple fields it is empty.
+    /// Claims an entry for a plugin; for simple fields `entry` is empty.
     pub(crate) fn claim(&mut self, field: Field, entry: &str, plugin: &str) -> Result<(), String> {
         let key = (field, entry.to_owned());
         match self.0.get(&key) {
@@ -90,12 +90,12 @@ impl Owners {
         }
     }
 
-    /// A plugin takes an entry away, whoever set it; only that plugin may set it afterwards.
+    /// Records that a plugin has removed an entry, regardless of its owner; only that plugin may set it afterwards.
     pub(crate) fn clear(&mut self, field: Field, entry: &str, plugin: &str) {
         self.0.insert((field, entry.to_owned()), format!("-{plugin}"));
     }
 
-    /// A plugin adds to a field that several may add to.
+    /// Records that a plugin has added to a field that several plugins may extend.
     pub(crate) fn accumulate(&mut self, field: Field, plugin: &str) {
         let owner = self.0.entry((field, String::new())).or_default();
         if !owner.is_empty() {
@@ -104,7 +104,7 @@ impl Owners {
         owner.push_str(plugin);
     }
 
-    /// A simple field whose own value can say that it goes.
+    /// Claims or clears a simple field, depending on its value.
     pub(crate) fn set_or_clear(
         &mut self,
         field: Field,
@@ -118,7 +118,8 @@ impl Owners {
         self.claim(field, "", plugin)
     }
 
-    /// A map in which a key with `-` before it removes; removals first, so that a plugin can take an entry over.
+    /// Claims the entries of a map, in which a key with the prefix `-` removes an entry. Removals come first, so that a
+    /// plugin can take over an entry.
     pub(crate) fn map<V: Default>(
         &mut self,
         field: Field,
@@ -140,7 +141,7 @@ impl Owners {
         Ok(())
     }
 
-    /// A list whose entries have a key; `-` before it removes.
+    /// Claims the entries of a list by their keys; a key with the prefix `-` removes an entry.
     pub(crate) fn list<T>(
         &mut self,
         field: Field,
@@ -160,7 +161,7 @@ impl Owners {
         self.entries(field, plugin, merged, sets, key)
     }
 
-    /// A list whose entries have a key, and cannot be removed.
+    /// Claims the entries of a list by their keys; entries cannot be removed.
     pub(crate) fn entries<T>(
         &mut self,
         field: Field,
@@ -177,7 +178,7 @@ impl Owners {
         Ok(())
     }
 
-    /// Every field that is set in `asked`.
+    /// Claims every field that is set in `asked`.
     pub(crate) fn resources(&mut self, plugin: &str, asked: &api::LinuxResources) -> Result<(), String> {
         let mut claim = |field, is_set: bool| if is_set { self.claim(field, "", plugin) } else { Ok(()) };
         let memory = asked.memory.unwrap_or_default();
@@ -216,13 +217,13 @@ impl Owners {
         }
     }
 
-    /// Who has set or removed something of a field.
+    /// The plugin that has set or removed any entry of a field.
     pub(crate) fn any(&self, field: Field) -> Option<String> {
         let found = self.0.iter().find(|((owned, _), _)| *owned == field);
         found.map(|(_, owner)| owner.trim_start_matches('-').to_owned())
     }
 
-    /// As validators are told.
+    /// The owners as a message for validators.
     pub(crate) fn told(&self) -> api::FieldOwners {
         let mut told = api::FieldOwners::default();
         for ((field, entry), owner) in &self.0 {

@@ -1,4 +1,4 @@
-//! Rules of NRI 4, without a plugin: answers in, adjustment and view out.
+//! Tests the rules of NRI 4 without plugins, from answers to the merged adjustment and the effective container.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn memory(limit: Option<i64>, swap: Option<i64>) -> api::LinuxResources {
     api::LinuxResources { memory: Some(memory), ..Default::default() }
 }
 
-/// The view after the answers of plugins `00-a`, `10-b`, … or the text of the error.
+/// Merges the answers of plugins `00-a`, `10-b`, …; returns the merge or the text of the error.
 fn merged(answers: Vec<api::ContainerAdjustment>) -> Result<Merge, String> {
     let mut merge = Merge::new(container());
     for (name, answer) in ["00-a", "10-b", "20-c"].into_iter().zip(answers) {
@@ -65,20 +65,22 @@ fn merged(answers: Vec<api::ContainerAdjustment>) -> Result<Merge, String> {
     Ok(merge)
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_set_remove_and_take_over_annotations() {
+fn annotations_are_set_removed_and_taken_over() {
     let merge =
         merged(vec![annotate(&[("k", "a"), ("-old", "")]), annotate(&[("-k", ""), ("k", "b")])]).unwrap();
     assert_eq!(merge.view().annotations, [("k".to_owned(), "b".to_owned())].into());
     let merge = merged(vec![annotate(&[("k", "a")]), annotate(&[("-k", "")])]).unwrap();
     assert_eq!(merge.view().annotations, [("old".to_owned(), "1".to_owned())].into());
-    // What was set before is not left beside its removal.
+    // The earlier value does not remain next to its removal.
     let keys: Vec<_> = merge.finish().0.annotations.into_keys().collect();
     assert_eq!(keys, ["-k"]);
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_set_remove_and_take_over_variables_mounts_and_devices() {
+fn variables_mounts_and_devices_are_set_removed_and_taken_over() {
     let first = api::ContainerAdjustment {
         env: vec![variable("NEW", "1"), variable("-OLD", ""), variable("PATH", "/x")],
         mounts: vec![mount("/data/sub"), mount("-/proc")],
@@ -105,16 +107,18 @@ fn nri_c16_set_remove_and_take_over_variables_mounts_and_devices() {
     assert_eq!(devices.iter().map(|device| device.path.as_str()).collect::<Vec<_>>(), ["/dev/new"]);
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_mounts_come_parents_first() {
+fn mounts_are_sorted_parents_first() {
     let asked = api::ContainerAdjustment { mounts: vec![mount("/z/a/b"), mount("/a")], ..Default::default() };
     let merge = merged(vec![asked]).unwrap();
     let mounts: Vec<_> = merge.view().mounts.iter().map(|mount| mount.destination.as_str()).collect();
     assert_eq!(mounts, ["/a", "/data", "/proc", "/z/a/b"]);
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_arguments_rlimits_and_what_is_cleared_by_its_value() {
+fn arguments_rlimits_and_fields_cleared_by_their_value_are_merged() {
     let with_args = |args: &[&str]| api::ContainerAdjustment {
         args: args.iter().map(|text| (*text).to_owned()).collect(),
         ..Default::default()
@@ -132,8 +136,9 @@ fn nri_c16_arguments_rlimits_and_what_is_cleared_by_its_value() {
     assert_eq!(merge.view().linux.as_ref().unwrap().io_priority, None);
 }
 
+/// Rules: NRI-C16.
 #[test]
-fn nri_c16_rdt_starts_over_when_it_is_removed() {
+fn a_removal_of_rdt_clears_earlier_values() {
     let rdt = |remove, clos: Option<&str>| {
         let clos_id = clos.map(|value| api::OptionalString { value: value.into() });
         let rdt = api::LinuxRdt { remove, clos_id, ..Default::default() };
@@ -148,15 +153,16 @@ fn nri_c16_rdt_starts_over_when_it_is_removed() {
     );
 }
 
+/// Rules: NRI-C17.
 #[test]
-fn nri_c17_conflicts_read_as_plugins_know_them() {
+fn conflict_texts_are_those_of_other_runtimes() {
     let text = |answers| merged(answers).map(|_| ()).unwrap_err();
     let twice = |one: api::ContainerAdjustment| vec![one.clone(), one];
     assert_eq!(
         text(twice(annotate(&[("k", "v")]))),
         "plugins \"10-b\" and \"00-a\" both tried to set Annotations k"
     );
-    // A simple field's entry is empty, and the text ends with a blank.
+    // The entry of a simple field is empty, so the text ends with a space.
     assert_eq!(
         text(twice(limited(memory(Some(1 << 30), None)))),
         "plugins \"10-b\" and \"00-a\" both tried to set MemLimit "
@@ -171,8 +177,9 @@ fn nri_c17_conflicts_read_as_plugins_know_them() {
     assert_eq!(text(vec![itself]), "plugins \"00-a\" and \"00-a\" both tried to set CdiDevices v.com/c=d");
 }
 
+/// Rules: NRI-C18.
 #[test]
-fn nri_c18_one_that_clears_may_set_and_nobody_else() {
+fn only_the_plugin_that_cleared_an_entry_may_set_it() {
     let takes_over = annotate(&[("-k", ""), ("k", "b")]);
     let merge = merged(vec![annotate(&[("k", "a")]), takes_over]).unwrap();
     assert_eq!(merge.view().annotations["k"], "b");
@@ -180,8 +187,9 @@ fn nri_c18_one_that_clears_may_set_and_nobody_else() {
     assert_eq!(error, "plugins \"10-b\" and \"00-a\" both tried to set Annotations k");
 }
 
+/// Rules: NRI-C19.
 #[test]
-fn nri_c19_hooks_of_all_plugins_are_there_in_order() {
+fn hooks_of_all_plugins_are_appended_in_order() {
     let hook = |path: &str| api::ContainerAdjustment {
         hooks: Some(api::Hooks {
             poststart: vec![api::Hook { path: path.into(), ..Default::default() }],
@@ -195,8 +203,9 @@ fn nri_c19_hooks_of_all_plugins_are_there_in_order() {
     assert_eq!(merge.owners.told().simple[&(Field::OciHooks as i32)], "00-a,10-b");
 }
 
+/// Rules: NRI-C20.
 #[test]
-fn nri_c20_swap_follows_memory_unless_it_is_given() {
+fn swap_follows_the_memory_limit_unless_set() {
     let shown = |answers| {
         let merge = merged(answers).unwrap();
         let memory = merge.view().linux.as_ref().unwrap().resources.as_ref().unwrap().memory.unwrap();
@@ -204,13 +213,14 @@ fn nri_c20_swap_follows_memory_unless_it_is_given() {
     };
     assert_eq!(shown(vec![limited(memory(Some(7), None))]), (Some(7), Some(7)));
     assert_eq!(shown(vec![limited(memory(Some(7), Some(9)))]), (Some(7), Some(9)));
-    // The first plugin's swap is kept although the second gives only a limit.
+    // The first plugin's swap limit is kept, although the second sets only a memory limit.
     let answers = vec![limited(memory(None, Some(9))), limited(memory(Some(8), None))];
     assert_eq!(shown(answers), (Some(8), Some(9)));
 }
 
+/// Rules: NRI-C21.
 #[test]
-fn nri_c21_one_adjustment_is_always_the_same_bytes() {
+fn an_adjustment_always_has_the_same_encoding() {
     use prost::Message as _;
     let answer = || {
         let mut answer = annotate(&[("b", "1"), ("a", "2"), ("-old", ""), ("c", "3")]);
@@ -223,8 +233,9 @@ fn nri_c21_one_adjustment_is_always_the_same_bytes() {
     }
 }
 
+/// Rules: NRI-C23.
 #[test]
-fn nri_c23_the_container_under_creation_cannot_be_updated() {
+fn the_container_under_creation_cannot_be_updated() {
     let mut merge = Merge::new(container());
     let update = api::ContainerUpdate { container_id: "c1".into(), ..Default::default() };
     let error = merge.update("10-b", vec![update]).unwrap_err();
@@ -236,8 +247,9 @@ fn update(id: &str, resources: api::LinuxResources, ignore_failure: bool) -> api
     api::ContainerUpdate { container_id: id.into(), linux, ignore_failure }
 }
 
+/// Rules: NRI-C15.
 #[test]
-fn nri_c15_the_second_plugin_sees_what_the_first_changed() {
+fn the_second_plugin_gets_the_changes_of_the_first() {
     let mut merge = Merge::of_update("c1".into(), memory(Some(1), None));
     merge.update("00-a", vec![update("c1", memory(Some(2), None), false)]).unwrap();
     assert_eq!(merge.resources().memory.unwrap().limit.unwrap().value, 2);
@@ -247,13 +259,14 @@ fn nri_c15_the_second_plugin_sees_what_the_first_changed() {
     assert_eq!(Merge::of_update("c1".into(), memory(Some(1), None)).finish_update().0, None);
 }
 
+/// Rules: NRI-C27.
 #[test]
-fn nri_c27_updates_of_others_are_merged_whole_or_not_at_all() {
+fn updates_of_other_containers_are_merged_entirely_or_not_at_all() {
     let pids = api::LinuxResources { pids: Some(api::LinuxPids { limit: 9 }), ..Default::default() };
     let both = api::LinuxResources { pids: Some(api::LinuxPids { limit: 8 }), ..memory(Some(5), None) };
     let mut merge = Merge::new(container());
     merge.update("00-a", vec![update("c2", pids.clone(), true)]).unwrap();
-    // It conflicts in one field, so none of it counts: the memory may be set by another.
+    // It conflicts in one field, so the whole update is dropped, and another plugin may set the memory.
     merge.update("10-b", vec![update("c2", both, true)]).unwrap();
     merge.update("20-c", vec![update("c2", memory(Some(6), None), false), update("c0", pids, true)]).unwrap();
     let updates = merge.finish().1;
@@ -264,8 +277,9 @@ fn nri_c27_updates_of_others_are_merged_whole_or_not_at_all() {
     assert!(updates[1].ignore_failure);
 }
 
+/// Rules: NRI-C28.
 #[test]
-fn nri_c28_validators_are_told_who_owns_what() {
+fn validators_get_the_owners_of_fields() {
     let mut merge = merged(vec![annotate(&[("k", "v")]), annotate(&[("-old", "")])]).unwrap();
     merge.update("20-c", vec![update("c2", memory(Some(6), None), false)]).unwrap();
     let request = merge.validation(&api::PodSandbox::default(), &container(), &[]);
@@ -309,7 +323,8 @@ fn bad_values_are_refused_by_name() {
     }
 }
 
-/// Whatever two plugins answer, the view is what a naive model makes of it, and the owner is whoever set it last.
+/// Property: for any answers of two plugins, the effective container equals that of a simple model, and the owner of an
+/// entry is the plugin that set it last.
 #[test]
 fn a_model_of_maps_agrees() {
     let mut state = 88_172_645_463_325_252u64;

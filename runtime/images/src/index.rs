@@ -1,5 +1,5 @@
 //! Which images there are, under which names, and who needs their layers. A value: no file is touched here, so that
-//! every rule of CRI 2.27 and CRI 2.31 can be tested without one. [`super::records`] keeps the disk in step.
+//! every rule of CRI 2.27 and CRI 2.31 can be tested without one. `super::records` keeps the disk in step.
 //!
 //! What a list shows and a look-up compares is in memory, about 300 bytes an image; everything else of an image is in
 //! its record.

@@ -29,7 +29,7 @@ impl CgroupPath {
             return invalid("is too long");
         }
         if !relative.split('/').all(is_name) {
-            return invalid("has a part that is no name");
+            return invalid("has an invalid component");
         }
         Ok(Self(text.to_string()))
     }

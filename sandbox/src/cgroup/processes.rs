@@ -61,7 +61,7 @@ impl Cgroups {
     /// Whether a process is in the cgroup or its descendants; false if the cgroup does not exist.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where the kernel does not tell.
+    /// [`Error::Kernel`] if a file cannot be read.
     pub fn is_populated(&self, path: &CgroupPath) -> Result<bool, Error> {
         match self.layout.tracking() {
             Tracking::Unified(mount) => match read(&path.below(mount).join("cgroup.events")) {

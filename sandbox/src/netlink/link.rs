@@ -171,7 +171,7 @@ impl Batch {
 
     /// Sets a link up.
     pub fn set_up(&mut self, index: u32, name: &str) {
-        self.message(RTM_NEWLINK, 0, &header(index, IFF_UP, IFF_UP), "switch on", name);
+        self.message(RTM_NEWLINK, 0, &header(index, IFF_UP, IFF_UP), "set up", name);
     }
 
     /// Sets a link to promiscuous mode.
@@ -188,7 +188,7 @@ impl Batch {
 
     /// Sets a link down, which is fast and stops all traffic. A missing link is success.
     pub fn set_down(&mut self, name: &str) {
-        self.message(RTM_NEWLINK, 0, &header(0, 0, IFF_UP), "switch off", name);
+        self.message(RTM_NEWLINK, 0, &header(0, 0, IFF_UP), "set down", name);
         self.tolerate(&[Errno::ENODEV]);
         self.text(IFLA_IFNAME, name);
     }

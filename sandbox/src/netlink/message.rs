@@ -306,7 +306,7 @@ mod tests {
             judge(1, Errno::EINVAL, "bad prefix").as_deref(),
             Some("add address 10.0.0.2/24 (bad prefix): invalid argument")
         );
-        assert!(judge(7, Errno::EINVAL, "").is_some(), "of no message of ours");
+        assert!(judge(7, Errno::EINVAL, "").is_some(), "for an unknown message");
     }
 
     #[test]

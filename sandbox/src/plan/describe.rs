@@ -58,8 +58,8 @@ fn mismatch_words(mismatch: Mismatch, op: &Op<'_>) -> String {
     };
     let (path, expected) = match (mismatch.item, mismatch.item.checked_sub(Mismatch::FIRST_PATH)) {
         (0, _) => ("/proc".into(), "the procfs that was mounted there"),
-        (1, _) => ("/sys".into(), "what was mounted there"),
-        (2, _) => ("/dev".into(), "what was mounted there"),
+        (1, _) => ("/sys".into(), "the mount that was made there"),
+        (2, _) => ("/dev".into(), "the mount that was made there"),
         (_, None) => ("/".into(), "read-only"),
         (_, Some(index)) => match u32::from(index).checked_sub(masked.count) {
             None => (nth(masked, index.into()), "masked"),
@@ -137,7 +137,7 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::SpareOwnCalls => "prepare the seccomp filter".into(),
         Op::Keyring => "join the session keyring".into(),
         Op::SharedPidNamespace => "make the pod's PID namespace".into(),
-        Op::Verify { .. } => "check what was mounted".into(),
+        Op::Verify { .. } => "verify the mounts".into(),
         Op::Exec { arguments, .. } => {
             let command = arguments.iter().next().map(|name| name.to_string_lossy().into_owned());
             format!("exec {}", command.unwrap_or_default())

@@ -309,7 +309,11 @@ fn every_call_of_the_table_is_decided_once() {
         assert_eq!(times, 1, "{name} is in {times} lists of RuntimeDefault");
     }
     let is_call = |name: &&str| calls::CALLS.iter().any(|(call, _)| call == name);
-    assert_eq!(decided.into_iter().find(|name| !is_call(name)), None, "a name of the lists is no call");
+    assert_eq!(
+        decided.into_iter().find(|name| !is_call(name)),
+        None,
+        "a name in the lists is not a system call"
+    );
 }
 
 #[test]

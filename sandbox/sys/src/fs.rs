@@ -427,7 +427,7 @@ impl Mapping {
 
 fn size(file: FdRef<'_>) -> Result<usize, Errno> {
     const SEEK_END: usize = 2;
-    // SAFETY: the call reads no memory; nobody reads these files by position.
+    // SAFETY: the call reads no memory; the offset of these files is not used.
     unsafe { call(number::LSEEK, [file.argument(), 0, SEEK_END]) }
 }
 

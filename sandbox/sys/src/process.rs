@@ -156,7 +156,7 @@ pub fn exit(code: u8) -> ! {
     loop {
         // SAFETY: exit_group reads no memory and does not return.
         let _ = unsafe { call(number::EXIT_GROUP, [usize::from(code)]) };
-        // SAFETY: the instruction raises SIGILL, which ends a process without a handler for it; none of ours has one.
+        // SAFETY: the instruction raises SIGILL, which ends a process without a handler; coracle installs none.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             core::arch::asm!("ud2");
@@ -445,7 +445,7 @@ pub fn set_scheduling(scheduling: Scheduling) -> Result<(), Errno> {
 pub fn scheduling() -> Result<Scheduling, Errno> {
     let mut attributes = SchedulingAttributes::default();
     let arguments = [0, (&raw mut attributes) as usize, SCHEDULING_BYTES, 0];
-    // SAFETY: the kernel writes at most as many bytes as it is told, the size of the struct, to a local that lives as long.
+    // SAFETY: the kernel writes at most the given size, which is that of the struct, to a local that lives across the call.
     unsafe { call(number::SCHED_GETATTR, arguments) }?;
     // SAFETY: an initialised local; volatile because the compiler did not see the kernel's write.
     let attributes = unsafe { (&raw const attributes).read_volatile() };

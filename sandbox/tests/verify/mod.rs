@@ -141,7 +141,11 @@ fn what_is_not_as_planned_does_not_start() {
                 exchanged(c"/proc", fresh(c"tmpfs", c"/proc")),
                 Some("/proc is not the procfs"),
             ),
-            ("a tmpfs for sysfs", exchanged(c"/sys", fresh(c"tmpfs", c"/sys")), Some("/sys is not what")),
+            (
+                "a tmpfs for sysfs",
+                exchanged(c"/sys", fresh(c"tmpfs", c"/sys")),
+                Some("/sys is not the mount"),
+            ),
             ("a writable sysfs", exchanged(c"/sys", fresh(c"sysfs", c"/sys")), Some("/sys is not read-only")),
         ]
     });
@@ -172,8 +176,8 @@ fn what_is_mounted_beside_the_plan_does_not_start() {
             ("a device that is not null", zero, Some("/proc/keys is not masked")),
             ("a second procfs", more(fresh(c"proc", c"/proc")), Some("mount proc on /proc: too many")),
             ("one by another name", more(fresh(c"proc", c"/proc/.")), Some("/proc is not the procfs")),
-            ("a tmpfs on /sys", more(fresh(c"tmpfs", c"/sys/.")), Some("/sys is not what")),
-            ("a tmpfs on /dev", more(fresh(c"tmpfs", c"/dev/.")), Some("/dev is not what")),
+            ("a tmpfs on /sys", more(fresh(c"tmpfs", c"/sys/.")), Some("/sys is not the mount")),
+            ("a tmpfs on /dev", more(fresh(c"tmpfs", c"/dev/.")), Some("/dev is not the mount")),
             (
                 "one on a read-only path",
                 more(fresh(c"tmpfs", c"/proc/sys")),
@@ -185,7 +189,7 @@ fn what_is_mounted_beside_the_plan_does_not_start() {
                 Some("/proc/fs/coracle/nothing is not masked"),
             ),
             ("an image volume after the masks", image_volume, Some("mount image volume /proc: a link")),
-            ("one that hides nothing of it", more(fresh(c"tmpfs", c"/work")), None),
+            ("a tmpfs that hides no planned mount", more(fresh(c"tmpfs", c"/work")), None),
         ]
     });
 }

@@ -134,7 +134,7 @@ fn driver() -> Rc<Driver> {
     try_driver().expect("reactor used outside reactor::run")
 }
 
-/// As [`driver`], for destructors, which may run after the reactor is gone.
+/// The same as [`driver()`], for destructors, which may run after the reactor is gone.
 fn try_driver() -> Option<Rc<Driver>> {
     DRIVER.try_with(|slot| slot.borrow().clone()).ok().flatten()
 }

@@ -73,7 +73,7 @@ pub enum Damage {
     Absent,
     /// The disk: maybe only now, so the file stays where it is.
     Io(io::Error),
-    /// The bytes do not verify: for [`quarantine`], with this reason.
+    /// The bytes do not verify: for [`quarantine()`], with this reason.
     Damaged(String),
 }
 

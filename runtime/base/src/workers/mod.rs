@@ -121,7 +121,7 @@ impl From<Error> for error::Error {
 
 /// Starts workers, not too many at once.
 pub struct Workers {
-    /// See [`program`].
+    /// Path of the worker program.
     program: PathBuf,
     lanes: [(Lane, Semaphore); 8],
     reaper: Sender<Remains>,

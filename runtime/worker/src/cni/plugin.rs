@@ -1,7 +1,9 @@
 //! One plugin process from start to end: it may hang, fork, print megabytes, close its pipes or ignore its input, and
 //! still this ends by the deadline with an answer of bounded size.
 //!
+//! ```text
 //!     worker ── spawn ──> coracle-worker cni-plugin WORKER_PID PROGRAM ── exec ──> PROGRAM
+//! ```
 //!
 //! The step in between is this same program: between fork and exec it asks the kernel to be killed when the worker dies,
 //! which cannot be done from outside without unsafe code.

@@ -1,8 +1,10 @@
 //! Results of ADD, in the shapes that seven versions of CNI gave them, and what we take from them. Pure.
 //!
+//! ```text
 //!     0.1, 0.2        ip4, ip6 {ip, gateway, routes}, dns
 //!     0.3.0 to 0.4.0  interfaces, ips [{version, address, gateway, interface}], routes, dns
 //!     1.0, 1.1        the same without `version`; 1.1 adds fields
+//! ```
 //!
 //! An older shape is converted upward; one newer than the list is left as it is, as plugins may only answer so when they
 //! also read it. Rules: CNI spec 1.1.0 "Success"; CRI 5.4.

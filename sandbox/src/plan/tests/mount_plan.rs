@@ -52,7 +52,7 @@ fn image_volumes_come_before_what_they_could_hide() {
         "bind /h/pg on /var/lib/postgresql/data",
         "mask /proc/kcore",
         "make root read-only",
-        "check what was mounted",
+        "verify the mounts",
     ];
     assert!(order.map(at).is_sorted(), "{words:#?}");
     // The result is the same with a writable root.
@@ -167,7 +167,7 @@ fn what_a_check_finds_is_named() {
     let index = ops(&record).iter().position(|op| matches!(op, Op::Verify { .. })).unwrap() as u16;
     let table = [
         (0, 0, "/proc is not the procfs that was mounted there"),
-        (2, 0, "/dev is not what was mounted there"),
+        (2, 0, "/dev is not the mount that was made there"),
         (3, 0, "/ is not read-only"),
         (4, 0, "/proc/kcore is not masked"),
         (4, 5, "/proc/kcore: I/O error"),
@@ -177,7 +177,7 @@ fn what_a_check_finds_is_named() {
     ];
     for (item, errno, expected) in table {
         let number = Mismatch { item, errno }.to_number();
-        assert_eq!(explain(&record, index, number), format!("check what was mounted: {expected}"));
+        assert_eq!(explain(&record, index, number), format!("verify the mounts: {expected}"));
     }
 }
 
@@ -197,7 +197,7 @@ fn links_where_a_mount_goes_are_the_images_fault() {
         assert!(is_fault(word, ELOOP) && is_fault(word, ENOTDIR), "{word}");
         assert!(!is_fault(word, EIO), "{word}");
     }
-    assert!(!is_fault("overlay root", ELOOP) && !is_fault("check what was mounted", 1 << 28));
+    assert!(!is_fault("overlay root", ELOOP) && !is_fault("verify the mounts", 1 << 28));
 }
 
 /// A deterministic random number generator.

@@ -10,7 +10,7 @@ fn no_new_privs_moves_the_filter_to_the_end() {
     let record = container(&plan).unwrap();
     let tail = &words(&record)[words(&record).len() - 10..];
     let expected = [
-        "check what was mounted",
+        "verify the mounts",
         "set umask 0022",
         "join the session keyring",
         "keep capabilities 0xff",

@@ -1,21 +1,21 @@
-//! An adjustment done to a container's message: what later plugins see, and what events show of a container from its
-//! creation on. In each field first what is removed, then what is set, in the order of names.
+//! Applies an adjustment to a container's message. The result is sent to later plugins, and in events of the container
+//! after its creation. In each field removals are applied first, then values in the order of names.
 
 use std::collections::BTreeMap;
 
 use crate::api;
 
-/// Whether it changes nothing.
+/// Whether the adjustment changes nothing.
 pub fn is_empty(adjustment: &api::ContainerAdjustment) -> bool {
     *adjustment == api::ContainerAdjustment::default()
 }
 
-/// Does an adjustment to a container. CDI devices and the memory policy are not in the message.
+/// Applies an adjustment to a container. CDI devices and the memory policy are not in the message.
 pub fn apply_to(container: &mut api::Container, adjustment: &api::ContainerAdjustment) {
     map(&mut container.annotations, &adjustment.annotations);
     list(&mut container.mounts, &adjustment.mounts, |mount| &mount.destination);
     if !adjustment.mounts.is_empty() {
-        // Parents before what is below them.
+        // Parents come before submounts.
         container.mounts.sort_by_key(|mount| {
             (mount.destination.trim_end_matches('/').matches('/').count(), mount.destination.clone())
         });
@@ -68,8 +68,7 @@ fn linux(linux: &mut api::LinuxContainer, asked: &api::LinuxContainerAdjustment)
     }
 }
 
-/// Lays resources over others: only what is present changes. A memory limit that comes without one for swap is one for
-/// both.
+/// Overrides resources with the fields that are present in `asked`. A memory limit without a swap limit sets both.
 pub fn overlay(resources: &mut api::LinuxResources, asked: &api::LinuxResources) {
     merge(resources, asked);
     if let (Some(memory), Some(asked)) = (&mut resources.memory, asked.memory)
@@ -80,7 +79,7 @@ pub fn overlay(resources: &mut api::LinuxResources, asked: &api::LinuxResources)
     }
 }
 
-/// As [`overlay`], but nothing follows from anything else.
+/// Overrides resources with the fields that are present in `asked`; a memory limit does not set the swap limit.
 pub(super) fn merge(resources: &mut api::LinuxResources, asked: &api::LinuxResources) {
     if let Some(asked) = asked.memory {
         let memory = resources.memory.get_or_insert_default();

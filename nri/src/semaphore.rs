@@ -1,5 +1,5 @@
-//! A lock that is served strictly in order: the gate between events and joins, the order of one pod's events, a plugin's
-//! call slot. Other locks let a late comer overtake one that sleeps, and a plugin would see events out of order.
+//! A FIFO semaphore: for the gate between events and joins, for the order of a pod's events, and for the calls of a
+//! plugin. Other locks allow a later caller to overtake a waiting one, and a plugin would get events out of order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// A number of permits, taken one by one (shared) or all at once (exclusive).
-pub(crate) struct Fair {
+/// A number of permits, acquired one by one (shared) or all together (exclusive).
+pub(crate) struct FifoSemaphore {
     total: usize,
     free: Cell<usize>,
     queue: RefCell<VecDeque<Rc<Waiter>>>,
@@ -21,36 +21,36 @@ struct Waiter {
     waker: RefCell<Option<Waker>>,
 }
 
-/// Permits; dropping gives them back.
+/// Acquired permits, released on drop.
 pub(crate) struct Permit {
-    lock: Rc<Fair>,
+    lock: Rc<FifoSemaphore>,
     count: usize,
 }
 
-/// Waits for permits. Dropping it leaves the queue.
+/// A future that waits for permits. Dropping it removes it from the queue.
 pub(crate) struct Acquire {
-    lock: Rc<Fair>,
+    lock: Rc<FifoSemaphore>,
     wants: usize,
     waiter: Option<Rc<Waiter>>,
     is_done: bool,
 }
 
-impl Fair {
+impl FifoSemaphore {
     pub(crate) fn new(total: usize) -> Rc<Self> {
         Rc::new(Self { total, free: Cell::new(total), queue: RefCell::default() })
     }
 
-    /// One permit.
+    /// Acquires one permit.
     pub(crate) fn shared(self: &Rc<Self>) -> Acquire {
         Acquire { lock: Rc::clone(self), wants: 1, waiter: None, is_done: false }
     }
 
-    /// Every permit.
+    /// Acquires all permits.
     pub(crate) fn exclusive(self: &Rc<Self>) -> Acquire {
         Acquire { lock: Rc::clone(self), wants: self.total, waiter: None, is_done: false }
     }
 
-    /// One permit, where nobody has to be waited for.
+    /// Acquires one permit if one is free and no other caller waits.
     pub(crate) fn try_shared(self: &Rc<Self>) -> Option<Permit> {
         let is_free = self.queue.borrow().is_empty() && self.free.get() > 0;
         is_free.then(|| {
@@ -64,7 +64,7 @@ impl Fair {
         self.serve();
     }
 
-    /// Serves the queue from the front, as far as the permits go.
+    /// Grants free permits to the queue, from the front.
     fn serve(&self) {
         loop {
             let first = self.queue.borrow().front().cloned();
@@ -119,7 +119,7 @@ impl Drop for Acquire {
             return self.lock.give_back(self.wants);
         }
         self.lock.queue.borrow_mut().retain(|other| !Rc::ptr_eq(other, &waiter));
-        self.lock.serve(); // those behind it may fit now
+        self.lock.serve(); // later waiters may get permits now
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn exclusive_waits_for_shared_and_stops_later_ones() {
         block_on(async {
-            let lock = Fair::new(8);
+            let lock = FifoSemaphore::new(8);
             let first = lock.shared().await;
             let mut writer = Box::pin(lock.exclusive());
             let mut second = Box::pin(lock.shared());
@@ -155,13 +155,13 @@ mod tests {
     #[test]
     fn one_that_gives_up_holds_nobody() {
         block_on(async {
-            let lock = Fair::new(1);
+            let lock = FifoSemaphore::new(1);
             let first = lock.shared().await;
             let mut gives_up = Box::pin(lock.shared());
             let mut behind = Box::pin(lock.shared());
             assert!(poll_once(&mut gives_up).await.is_none());
             assert!(poll_once(&mut behind).await.is_none());
-            drop(first); // grants it to the one that is dropped now
+            drop(first); // grants the permit to the future that is dropped next
             drop(gives_up);
             drop(poll_once(&mut behind).await.expect("it is free"));
             drop(behind);
