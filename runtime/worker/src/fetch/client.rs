@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind, Patience, read_message_within, write_message};
+use coracle_job::{Failure, FailureKind, MessageError, Patience, read_message_within, write_message};
 use coracle_sandbox::jail::{self, Jailed};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -115,8 +115,11 @@ impl Fetcher {
             Err(error) => return Err(self.lose(Broken::Nonsense(error.to_string()))),
         }
         let setup = setup::gather(endpoints, registry, self.patience);
-        write_message(&mut control.socket, &Order::Setup(setup))
-            .map_err(|error| invalid(format!("certificates and hosts of registry {registry}: {error}")))
+        match write_message(&mut control.socket, &Order::Setup(setup)) {
+            Ok(()) => Ok(()),
+            Err(MessageError::Io(error)) => Err(self.lose(broken_line(&error))),
+            Err(error) => Err(invalid(format!("certificates and hosts of registry {registry}: {error}"))),
+        }
     }
 
     /// How long these requests are waited for.
@@ -223,7 +226,7 @@ impl Control {
     fn request(&mut self, get: Get, pipe: io::PipeWriter) -> io::Result<()> {
         if let Some(names) = self.names.changes(Path::new("/etc")) {
             write_message(&mut self.socket, &Order::Names(names)).map_err(|error| match error {
-                coracle_job::MessageError::Io(error) => error,
+                MessageError::Io(error) => error,
                 error => io::Error::other(error.to_string()),
             })?;
         }

@@ -111,6 +111,11 @@ fn a_jail_that_is_not_closed_ends_the_pull_with_its_words() {
         move |mut control| write_message(&mut control, &Ready::Err(why)).unwrap()
     });
     assert_eq!(fetcher.set_up(&endpoints("x.invalid"), "x.invalid"), Err(why));
+    // It ends as soon as it is confined: what it was sent is not what is wrong.
+    let fetcher = with(PATIENCE, |mut control| write_message(&mut control, &Ready::Ok(())).unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    let lost = fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap_err();
+    assert!(lost.kind == FailureKind::Unavailable && lost.message.contains("answers no more"), "{lost:?}");
     let fetcher = with(PATIENCE, drop);
     let lost = fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap_err();
     assert_eq!(lost.kind, FailureKind::Unavailable);
