@@ -170,8 +170,9 @@ fn the_whole_life_on_v2_without_controllers() {
     let resources = Resources { memory_bytes: 64 << 20, cpu_shares: 1024, ..Resources::default() };
     if !scratch.cgroups.has_controller("memory") {
         let warnings = scratch.cgroups.apply(&path, &resources).unwrap();
-        let expected = ["cpu.weight", "memory.max"]
-            .map(|file| format!("{file} not applied: this kernel has no cgroup controller for it"));
+        let expected = [("cpu.weight", "cpu"), ("memory.max", "memory")].map(|(file, controller)| {
+            format!("{file} not applied: this host has no cgroup controller {controller}")
+        });
         assert_eq!(warnings, expected);
     }
     let unified = Resources { unified: vec![("memory.nope".into(), "1".into())], ..Resources::default() };

@@ -1,7 +1,7 @@
 //! The daemon as its RPC handlers see it: what each of them may reach, put together once at start. Nothing is decided
 //! here; a handler takes what it needs and calls one room.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use coracle_base::{log, reactor};
 use coracle_engine::lifecycle::LifecycleHooks;
 use coracle_engine::modules::Modules;
 use coracle_engine::paths::Paths;
-use coracle_engine::{Node, Pods, clock};
+use coracle_engine::{Host, Kernel, Monitors, Node, Placement, PodNetworks, Pods, clock};
 use coracle_images::Images;
 use coracle_network::Network;
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
@@ -30,16 +30,12 @@ use crate::stats::Stats;
 
 /// Everything an RPC can reach.
 pub(crate) struct Daemon {
-    pub(crate) root: PathBuf,
-    pub(crate) state: PathBuf,
     pub(crate) pods: Rc<Pods>,
     pub(crate) images: Rc<Images>,
     pub(crate) network: Rc<Network>,
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
     pub(crate) plugins: Rc<Plugins>,
-    /// `mount_setattr` with AT_RECURSIVE: Linux 5.12.
-    pub(crate) has_recursive_read_only: bool,
     /// Held while the daemon lives; the kernel lets go of it with the process.
     _lock: File,
 }
@@ -71,55 +67,55 @@ impl Daemon {
             Network::new(network_options(config)?, coracle_network::in_workers(Rc::clone(&workers)));
         network.start();
         let plugins = Plugins::new(&config.nri);
-        let pods = Pods::new(Node {
+        let node = Node {
             paths: Paths { root: root.clone(), state: state.clone() },
+            kernel: Kernel {
+                boot: boot_id()?,
+                clock: clock::Clock::default(),
+                capabilities: capability::bounding()?,
+                user_namespaces: probe::user_namespaces(&root.join("layers")),
+                modules: Modules::start(config.security.selinux),
+                has_recursive_read_only: probe::has_recursive_read_only()?,
+            },
             cgroups: Cgroups::probe()?,
-            monitor_program: Program::load(&program(config, "coracle-pod"))?,
-            view: OnceCell::new(),
-            network: Rc::clone(&network),
+            placement: Placement {
+                driver: cgroup_driver,
+                parent: cgroup_parent(&config.cgroup.parent, cgroup_driver)?,
+            },
+            monitors: Monitors::new(Program::load(&program(config, "coracle-pod"))?),
+            network: PodNetworks { cni: Rc::clone(&network), pod_cidr: RefCell::new(load_pod_cidr(&root)) },
             images: Rc::clone(&images),
-            host_paths: HostPaths::new(Rc::clone(&workers), &root),
-            workers,
-            hooks: Rc::clone(&plugins) as Rc<dyn LifecycleHooks>,
-            clock: clock::Clock::default(),
-            boot: boot_id()?,
-            pod_cidr: RefCell::new(load_pod_cidr(&root)),
-            cgroup_parent: cgroup_parent(&config.cgroup.parent, cgroup_driver)?,
-            cgroup_driver,
-            capabilities: capability::bounding()?,
-            cdi_directories: config.cdi.spec_dirs.clone(),
-            user_namespaces: probe::user_namespaces(&root.join("layers")),
-            modules: Modules::start(config.security.selinux),
-        });
-        if let Err(why) = &pods.node.user_namespaces {
+            host: Host {
+                paths: HostPaths::new(Rc::clone(&workers), &root),
+                workers,
+                cdi_directories: config.cdi.spec_dirs.clone(),
+            },
+        };
+        let pods = Pods::new(node, Rc::clone(&plugins) as Rc<dyn LifecycleHooks>);
+        if let Err(why) = &pods.node.kernel.user_namespaces {
             log::info!("no user namespaces for pods"; reason = why);
         }
         pods.recover().await?;
         plugins.start(&pods).await?;
         let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
-        let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.workers));
+        let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.host.workers));
         let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
         reactor::spawn(control.run()).detach();
         // Recovery has swept what no image needs: only now may there be more.
         images.follow_bundles();
-        Ok(Rc::new(Self {
-            root,
-            state,
-            pods,
-            images,
-            network,
-            streams,
-            stats,
-            plugins,
-            has_recursive_read_only: probe::has_recursive_read_only()?,
-            _lock: lock,
-        }))
+        Ok(Rc::new(Self { pods, images, network, streams, stats, plugins, _lock: lock }))
     }
 
     /// Keeps the pod CIDR for this and the next daemons.
     pub(crate) fn set_pod_cidr(&self, cidr: &str) -> Result<(), Error> {
-        store::commit(&self.root, POD_CIDR, store::Kind::PodCidr, POD_CIDR_VERSION, cidr.as_bytes())?;
-        *self.pods.node.pod_cidr.borrow_mut() = cidr.to_owned();
+        store::commit(
+            &self.pods.node.paths.root,
+            POD_CIDR,
+            store::Kind::PodCidr,
+            POD_CIDR_VERSION,
+            cidr.as_bytes(),
+        )?;
+        *self.pods.node.network.pod_cidr.borrow_mut() = cidr.to_owned();
         Ok(())
     }
 }

@@ -69,7 +69,7 @@ impl Pods {
     }
 
     async fn find_again(self: &Rc<Self>, id: PodId) -> Option<Unknown> {
-        let known = self.pods.borrow().get(&id).cloned();
+        let known = self.table.pods.borrow().get(&id).cloned();
         let _operation = match &known {
             Some(pod) => Some(pod.operation.lock().await),
             None => None,
@@ -82,7 +82,7 @@ impl Pods {
             unknown.is_unread = false;
         }
         // It was removed meanwhile, or set aside now.
-        let pod = self.pods.borrow().get(&id).cloned()?;
+        let pod = self.table.pods.borrow().get(&id).cloned()?;
         self.take_over(&pod).await
     }
 }

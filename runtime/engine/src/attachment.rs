@@ -33,7 +33,7 @@ impl Pods {
             false => record.commit(&self.node.paths)?,
         }
         *pod.record.borrow_mut() = record;
-        let outcome = self.node.network.add(&request).await?;
+        let outcome = self.node.network.cni.add(&request).await?;
         if let Some(network) = &mut pod.record.borrow_mut().network {
             network.addresses = outcome.addresses;
             network.result = Some(outcome.result);
@@ -43,8 +43,8 @@ impl Pods {
 
     pub(crate) fn plan_network(&self, pod: &Pod) -> Result<coracle_network::Recorded, Error> {
         let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
-        let pod_cidr = self.node.pod_cidr.borrow();
-        self.node.network.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
+        let pod_cidr = self.node.network.pod_cidr.borrow();
+        self.node.network.cni.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
     }
 
     pub(crate) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
@@ -54,7 +54,7 @@ impl Pods {
             true => network.request,
             false => network.request.without_namespace(),
         };
-        self.node.network.del(&request, network.result.as_deref()).await?;
+        self.node.network.cni.del(&request, network.result.as_deref()).await?;
         let mut record = pod.record().clone();
         record.addresses = network.addresses;
         record.network = None;

@@ -83,7 +83,7 @@ impl Pods {
 
     fn named_container(&self, pod: &Rc<Pod>, spec: &ContainerSpec) -> Result<Option<Rc<Container>>, Error> {
         let holder =
-            pod.names.borrow().get(&spec.name).and_then(|id| self.containers.borrow().get(id).cloned());
+            pod.names.borrow().get(&spec.name).and_then(|id| self.table.containers.borrow().get(id).cloned());
         let Some(holder) = holder else { return Ok(None) };
         let is_same = holder.record().spec == *spec;
         if is_same && !holder.is_known.get() && holder.record().state == state::Container::Created {
@@ -109,7 +109,7 @@ impl Pods {
         let container = Container::new(Rc::clone(pod), resolved.record.clone());
         self.node.images.retain(id, container.record().layer_names())?;
         pod.names.borrow_mut().insert(name, id);
-        self.containers.borrow_mut().insert(id, Rc::clone(&container));
+        self.table.containers.borrow_mut().insert(id, Rc::clone(&container));
         let (pods, made) = (Rc::clone(self), Rc::clone(&container));
         self.operations.detach(async move {
             let _operation = made.operation.lock().await;
@@ -136,8 +136,8 @@ impl Pods {
         mut resolved: Resolved,
     ) -> Result<(), Error> {
         let pod = &container.pod;
-        let turn = self.node.hooks.begin(self, pod).await;
-        let is_offered = self.node.hooks.wants(Hook::CreateContainer);
+        let turn = self.hooks.begin(self, pod).await;
+        let is_offered = self.hooks.wants(Hook::CreateContainer);
         if is_offered {
             turn.create(pod, &mut resolved).await?;
         }
@@ -204,7 +204,7 @@ impl Pods {
 
     /// The monitor saw it exit. Called from the link's reader, so nothing here waits.
     pub(crate) fn container_exited(self: &Rc<Self>, exit: &ExitRecord) {
-        let Some(container) = self.containers.borrow().get(&exit.container).cloned() else { return };
+        let Some(container) = self.table.containers.borrow().get(&exit.container).cloned() else { return };
         if container.exited.is_initialized() {
             return; // told again after a reconnect
         }
@@ -214,7 +214,7 @@ impl Pods {
         let how = How::Exit { exit: exit.exit, oom_killed: exit.oom_killed };
         log::info!("container exited"; pod = container.pod.id, ctr = container.id, code = exit.exit.code(),
             oom = exit.oom_killed, lost_lines = exit.lost_log_lines);
-        self.node.clock.saw(exit.finished_at_ns);
+        self.node.kernel.clock.saw(exit.finished_at_ns);
         self.end(&container, exit.finished_at_ns, how);
         // Without a pid namespace of its own, what it forked outlives it: the container is over, so are they.
         let pods = Rc::clone(self);
@@ -240,13 +240,13 @@ impl Pods {
 
     /// Plugins hear of the end in the pod's order: after what they are hearing now.
     fn queue_stop_told(self: &Rc<Self>, container: &Rc<Container>) {
-        if !self.node.hooks.wants(Hook::StopContainer) {
+        if !self.hooks.wants(Hook::StopContainer) {
             let _ = container.stop_told.try_set(());
             return;
         }
         let (pods, container) = (Rc::clone(self), Rc::clone(container));
         reactor::spawn(async move {
-            let turn = pods.node.hooks.begin(&pods, &container.pod).await;
+            let turn = pods.hooks.begin(&pods, &container.pod).await;
             turn.stop(&container).await;
             let _ = container.stop_told.try_set(());
         })
@@ -423,10 +423,12 @@ impl Pods {
     pub(crate) fn end_without_monitor(self: &Rc<Self>, container: &Rc<Container>, why: &str) {
         match coracle_sandbox::exit_record(&self.node.paths.pod_state(container.pod.id), container.id) {
             Ok(Some(exit)) => self.container_exited(&exit),
-            Ok(None) => self.end(container, self.node.clock.now_ns(), How::Lost { message: why.to_owned() }),
+            Ok(None) => {
+                self.end(container, self.node.kernel.clock.now_ns(), How::Lost { message: why.to_owned() })
+            }
             Err(error) => {
                 let message = format!("{why}; its exit record: {error}");
-                self.end(container, self.node.clock.now_ns(), How::Lost { message });
+                self.end(container, self.node.kernel.clock.now_ns(), How::Lost { message });
             }
         }
     }
@@ -459,7 +461,7 @@ impl Pods {
         if is_over {
             container.stop_told.wait().await;
         }
-        let turn = self.node.hooks.begin(self, &container.pod).await;
+        let turn = self.hooks.begin(self, &container.pod).await;
         // One that failed to be created has been heard the end of.
         if !container.is_visible() {
             return turn;
@@ -472,7 +474,7 @@ impl Pods {
         if !told.remove {
             container.record.borrow_mut().told = Told { stop: true, remove: true };
             // Before the event, so that it is never told twice.
-            if self.node.hooks.wants(Hook::RemoveContainer)
+            if self.hooks.wants(Hook::RemoveContainer)
                 && let Err(error) = container.record().commit(&self.node.paths)
             {
                 log::warn!("an event could be told again after a restart"; ctr = container.id, error = error);
@@ -520,7 +522,7 @@ impl Pods {
         garbage::discard(self, &paths.container(pod.id, container.id))?;
         self.node.images.release(&container.id);
         pod.names.borrow_mut().retain(|_, id| *id != container.id);
-        self.containers.borrow_mut().remove(&container.id);
+        self.table.containers.borrow_mut().remove(&container.id);
         Ok(())
     }
 
@@ -539,7 +541,7 @@ impl Pods {
         if path.as_os_str().is_empty() {
             return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", container.title())));
         }
-        let log = self.node.host_paths.open_log(&path, &mut Mounts::default()).await?;
+        let log = self.node.host.paths.open_log(&path, &mut Mounts::default()).await?;
         let link = container.pod.link()?;
         let reopened =
             link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;

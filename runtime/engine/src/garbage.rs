@@ -51,7 +51,7 @@ pub(crate) fn prepare(paths: &Paths) -> Result<(), Error> {
 }
 
 fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {
-    let workers = Rc::clone(&pods.node.workers);
+    let workers = Rc::clone(&pods.node.host.workers);
     reactor::spawn(async move {
         // Left where it is, it is found again at the next start.
         if let Err(error) = workers.run(Job::RemoveTrees { paths }, |_, _| ()).await {

@@ -84,7 +84,7 @@ impl Pods {
         };
         let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let job = Job::Hook(HookJob { hook, state, inside, limit_ms });
-        match self.node.workers.run(job, |_, _| ()).await? {
+        match self.node.host.workers.run(job, |_, _| ()).await? {
             Outcome::Hooked => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
         }

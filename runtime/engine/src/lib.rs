@@ -24,6 +24,7 @@ mod hooks;
 pub mod lifecycle;
 mod link;
 pub mod modules;
+mod node;
 pub mod notices;
 mod operations;
 pub mod output;
@@ -41,4 +42,5 @@ mod unknown;
 mod unlisted;
 
 pub use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
-pub use table::{Container, Node, Pod, Pods};
+pub use node::{Host, Kernel, Monitors, Node, Placement, PodNetworks};
+pub use table::{Container, Pod, Pods};

@@ -67,7 +67,7 @@ impl Pods {
         self.take_over_all().await;
         for id in ids::<PodId>(&paths.pods_state())? {
             // What may be of a record that cannot be read now is left alone.
-            if !self.pods.borrow().contains_key(&id) && !self.unknown.borrow().contains_key(&id) {
+            if !self.table.pods.borrow().contains_key(&id) && !self.unknown.borrow().contains_key(&id) {
                 self.end_orphan(id).await;
             }
         }
@@ -77,7 +77,7 @@ impl Pods {
     }
 
     async fn take_over_all(self: &Rc<Self>) {
-        let pods: Vec<_> = self.pods.borrow().values().cloned().collect();
+        let pods: Vec<_> = self.table.pods.borrow().values().cloned().collect();
         let tasks: Vec<_> = pods
             .into_iter()
             .map(|pod| {
@@ -96,7 +96,7 @@ impl Pods {
 
     /// Reads the records of a pod and of its containers, those that are not known yet; answers what could not be read for now.
     pub(crate) async fn load_pod(self: &Rc<Self>, id: PodId) -> Option<Unknown> {
-        let known = self.pods.borrow().get(&id).cloned();
+        let known = self.table.pods.borrow().get(&id).cloned();
         let pod = match known {
             Some(pod) => pod,
             None => match PodRecord::load(&self.node.paths, id) {
@@ -118,7 +118,7 @@ impl Pods {
         };
         let mut unknown = None;
         for container in containers {
-            let is_known = self.containers.borrow().contains_key(&container);
+            let is_known = self.table.containers.borrow().contains_key(&container);
             if !is_known && let Some(unread) = self.load_container(&pod, container).await {
                 unknown = Some(unread);
             }
@@ -128,15 +128,15 @@ impl Pods {
 
     fn enlist_pod(self: &Rc<Self>, record: PodRecord) -> Rc<Pod> {
         let id = record.id;
-        self.node.clock.saw(record.created_at_ns);
+        self.node.kernel.clock.saw(record.created_at_ns);
         let pod = Pod::new(record);
         if pod.record().state != state::Pod::Creating {
             let _ = pod.made.try_set(Ok(()));
             pod.is_offered.set(true);
         }
         // A pod of the same name may have been made meanwhile.
-        self.names.borrow_mut().entry(pod.record().spec.name.clone()).or_insert(id);
-        self.pods.borrow_mut().insert(id, Rc::clone(&pod));
+        self.table.names.borrow_mut().entry(pod.record().spec.name.clone()).or_insert(id);
+        self.table.pods.borrow_mut().insert(id, Rc::clone(&pod));
         pod
     }
 
@@ -161,9 +161,9 @@ impl Pods {
 
     fn enlist_container(self: &Rc<Self>, pod: &Rc<Pod>, record: ContainerRecord) {
         let id = record.id;
-        self.node.clock.saw(record.created_at_ns);
+        self.node.kernel.clock.saw(record.created_at_ns);
         if let state::Container::Exited(ended) = &record.state {
-            self.node.clock.saw(ended.finished_at_ns);
+            self.node.kernel.clock.saw(ended.finished_at_ns);
         }
         let container = Container::new(Rc::clone(pod), record);
         let _ = container.made.try_set(Ok(()));
@@ -176,7 +176,7 @@ impl Pods {
             log::error!("layers of a container are not held"; ctr = id, error = error);
         }
         pod.names.borrow_mut().entry(container.record().spec.name.clone()).or_insert(id);
-        self.containers.borrow_mut().insert(id, container);
+        self.table.containers.borrow_mut().insert(id, container);
     }
 
     /// A pod whose record does not verify: nobody can say what it is, so it ends, and what is left of it is kept to look at.
@@ -239,7 +239,7 @@ impl Pods {
             traces.entry(container).or_insert(None);
         }
         // One whose directory another pod has is that pod's.
-        traces.retain(|container, _| !self.containers.borrow().contains_key(container));
+        traces.retain(|container, _| !self.table.containers.borrow().contains_key(container));
         let names: Vec<String> = traces.keys().map(ToString::to_string).chain([id.to_string()]).collect();
         let is_named = |name: &str| {
             let name = cgroup::id_of_scope(name).unwrap_or(name);
@@ -263,7 +263,7 @@ impl Pods {
 
     /// Finds the monitor of a pod again and asks it what runs; answers what it did not tell for now.
     pub(crate) async fn take_over(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
-        let is_same_boot = pod.record().boot == self.node.boot;
+        let is_same_boot = pod.record().boot == self.node.kernel.boot;
         if !is_same_boot {
             self.rebooted(pod);
             return None;
@@ -352,7 +352,7 @@ impl Pods {
         let (at_ns, pid) = text.split_once(' ').unwrap_or_default();
         container.set_pid(pid.parse().unwrap_or(0));
         if !container.record().state.is_running() {
-            let at_ns = at_ns.parse().unwrap_or_else(|_| self.node.clock.now_ns());
+            let at_ns = at_ns.parse().unwrap_or_else(|_| self.node.kernel.clock.now_ns());
             self.log_failed(
                 &container.pod,
                 self.change_container(container, ContainerEvent::Started { at_ns }),
@@ -377,7 +377,7 @@ impl Pods {
         for container in self.containers_of(pod.id) {
             if !container.exited.is_initialized() {
                 let message = "the node was rebooted".to_owned();
-                self.end(&container, self.node.clock.now_ns(), How::Lost { message });
+                self.end(&container, self.node.kernel.clock.now_ns(), How::Lost { message });
             }
         }
     }
@@ -409,14 +409,20 @@ impl Pods {
     /// Networks of pods of an earlier boot are released before the first ADD: their addresses are needed again.
     fn release_networks(self: &Rc<Self>) {
         let pods = Rc::clone(self);
-        let stale: Vec<_> =
-            self.pods.borrow().values().filter(|pod| pod.record().boot != self.node.boot).cloned().collect();
+        let stale: Vec<_> = self
+            .table
+            .pods
+            .borrow()
+            .values()
+            .filter(|pod| pod.record().boot != self.node.kernel.boot)
+            .cloned()
+            .collect();
         reactor::spawn(async move {
             for pod in stale {
                 let _operation = pod.operation.lock().await;
                 pods.log_failed(&pod, pods.unmake_network(&pod).await);
             }
-            pods.node.network.recovered();
+            pods.node.network.cni.recovered();
         })
         .detach();
     }

@@ -67,7 +67,7 @@ impl Pods {
             pid: u32::try_from(pid).unwrap_or(0),
         };
         let job = ScopeJob { unit: unit.to_owned(), command, properties: self.properties(limits)? };
-        self.node.workers.run(Job::Scope(job), |_, _| ()).await?;
+        self.node.host.workers.run(Job::Scope(job), |_, _| ()).await?;
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl Pods {
             if Instant::now() >= end {
                 let (unit, command) = (unit.to_owned(), ScopeCommand::Stop);
                 let job = ScopeJob { unit, command, properties: Vec::new() };
-                if let Err(error) = self.node.workers.run(Job::Scope(job), |_, _| ()).await {
+                if let Err(error) = self.node.host.workers.run(Job::Scope(job), |_, _| ()).await {
                     log::warn!("systemd keeps a scope"; path = cgroup, error = error);
                 }
                 return;
@@ -113,7 +113,7 @@ impl Pods {
         let properties = self.properties(&container.record().limits().of_cgroup())?;
         let unit = cgroup.slice_and_scope()?.1.to_owned();
         let job = ScopeJob { unit, command: ScopeCommand::Set, properties };
-        self.node.workers.run(Job::Scope(job), |_, _| ()).await?;
+        self.node.host.workers.run(Job::Scope(job), |_, _| ()).await?;
         let limits = container.record().limits().of_cgroup();
         self.node.cgroups.apply(&cgroup, &limits)?;
         Ok(())

@@ -80,8 +80,12 @@ impl Pods {
 
     /// The pod that holds this name already, if the request is a retry of the one that made it.
     fn named(&self, spec: &PodSpec) -> Result<Option<Rc<Pod>>, Error> {
-        let Some(holder) =
-            self.names.borrow().get(&spec.name).and_then(|id| self.pods.borrow().get(id).cloned())
+        let Some(holder) = self
+            .table
+            .names
+            .borrow()
+            .get(&spec.name)
+            .and_then(|id| self.table.pods.borrow().get(id).cloned())
         else {
             return Ok(None);
         };
@@ -104,23 +108,23 @@ impl Pods {
 
     /// Takes the name and starts the work.
     fn reserve(self: &Rc<Self>, spec: PodSpec) -> Result<Rc<Pod>, Error> {
-        if let (Some(_), Err(why)) = (&spec.user_namespace, &self.node.user_namespaces) {
+        if let (Some(_), Err(why)) = (&spec.user_namespace, &self.node.kernel.user_namespaces) {
             let text = format!("pod sandbox {}: user namespaces: {why}", spec.name);
             return Err(Error::new(Kind::FailedPrecondition, text));
         }
         self.node.images.want_sandbox_image();
         let id = PodId::from_bytes(coracle_sandbox::random_id()?);
-        let cgroup_parent = self.node.cgroup_parent_of(&spec.cgroup_parent)?;
-        let has_scopes = self.node.cgroup_driver == Driver::Systemd;
+        let cgroup_parent = self.node.placement.parent_of(&spec.cgroup_parent)?;
+        let has_scopes = self.node.placement.driver == Driver::Systemd;
         paths::cgroup(&cgroup_parent, has_scopes, &id)?;
         let is_taken =
-            |level: &str| self.pods.borrow().values().any(|pod| pod.record().selinux_level == level);
-        let selinux_level = self.node.modules.pod_level(spec.selinux.as_ref(), is_taken)?;
+            |level: &str| self.table.pods.borrow().values().any(|pod| pod.record().selinux_level == level);
+        let selinux_level = self.node.kernel.modules.pod_level(spec.selinux.as_ref(), is_taken)?;
         let name = spec.name.clone();
         let pod = Pod::new(PodRecord {
             id,
-            boot: self.node.boot.clone(),
-            created_at_ns: self.node.clock.now_ns(),
+            boot: self.node.kernel.boot.clone(),
+            created_at_ns: self.node.kernel.clock.now_ns(),
             spec,
             cgroup_parent,
             owns_cgroup_parent: false,
@@ -131,8 +135,8 @@ impl Pods {
             selinux_level,
             has_scopes,
         });
-        self.names.borrow_mut().insert(name, id);
-        self.pods.borrow_mut().insert(id, Rc::clone(&pod));
+        self.table.names.borrow_mut().insert(name, id);
+        self.table.pods.borrow_mut().insert(id, Rc::clone(&pod));
         let (pods, made) = (Rc::clone(self), Rc::clone(&pod));
         self.operations.detach(async move {
             let _operation = made.operation.lock().await;
@@ -176,7 +180,7 @@ impl Pods {
 
     /// Plugins accept it, and it is ready, in one turn: nobody sees it in between.
     async fn make_ready(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let turn = self.node.hooks.begin(self, pod).await;
+        let turn = self.hooks.begin(self, pod).await;
         turn.run_pod(pod).await?;
         match self.change(pod, PodEvent::Up) {
             Ok(()) => {
@@ -200,10 +204,10 @@ impl Pods {
                 container.stop_told.wait().await;
             }
         }
-        let turn = self.node.hooks.begin(self, pod).await;
+        let turn = self.hooks.begin(self, pod).await;
         if !pod.record().told.stop {
             let told = Told { stop: true, ..pod.record().told };
-            self.note_told(pod, told, self.node.hooks.wants(Hook::StopPod));
+            self.note_told(pod, told, self.hooks.wants(Hook::StopPod));
             turn.stop_pod(pod).await;
         }
     }
@@ -222,7 +226,7 @@ impl Pods {
         let directory = node.paths.pod(pod.id);
         pod.record().note(&node.paths)?;
         make_directory(&node.paths.containers(pod.id))?;
-        let label = node.modules.pod_file_label(&pod.record().selinux_level);
+        let label = node.kernel.modules.pod_file_label(&pod.record().selinux_level);
         labelling_files(label.as_deref(), || files::write(&directory, &pod.record().spec))?;
         for directory in [
             node.paths.shm(pod.id),
@@ -320,10 +324,10 @@ impl Pods {
             for container in pods.containers_of(pod.id) {
                 pods.remove_container(container).await?;
             }
-            let turn = pods.node.hooks.begin(&pods, &pod).await;
+            let turn = pods.hooks.begin(&pods, &pod).await;
             if pod.is_offered.get() && !pod.record().told.remove {
                 let told = Told { remove: true, ..pod.record().told };
-                pods.note_told(&pod, told, pods.node.hooks.wants(Hook::RemovePod));
+                pods.note_told(&pod, told, pods.hooks.wants(Hook::RemovePod));
                 turn.remove_pod(&pod).await;
             }
             pods.change(&pod, PodEvent::Remove)?;
@@ -346,8 +350,8 @@ impl Pods {
             Ok(()) | Err(_) => {}
         }
         garbage::discard(self, &self.node.paths.pod(pod.id))?;
-        self.names.borrow_mut().retain(|_, id| *id != pod.id);
-        self.pods.borrow_mut().remove(&pod.id);
+        self.table.names.borrow_mut().retain(|_, id| *id != pod.id);
+        self.table.pods.borrow_mut().remove(&pod.id);
         Ok(())
     }
 
@@ -382,7 +386,7 @@ impl Pods {
 
     fn make_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
-        let is_default = pod.record().cgroup_parent == self.node.cgroup_parent;
+        let is_default = pod.record().cgroup_parent == self.node.placement.parent;
         if !is_default && !pod.record().has_scopes && !self.node.cgroups.exists(&parent) {
             // Ours to take away again; the kubelet makes its own before it calls. Slices are systemd's, and the default
             // parent stays for the next pod.
@@ -445,13 +449,13 @@ impl Pods {
                 convenience_sysctls: network,
                 oom_score_adj: Some(SANDBOX_OOM_SCORE_ADJ),
                 user_namespace: record.spec.user_mappings(),
-                label: node.modules.pod_file_label(&record.selinux_level),
+                label: node.kernel.modules.pod_file_label(&record.selinux_level),
             })?;
             let entry = node.cgroups.entry(&pod.cgroup()?)?;
             let user = record.spec.user_mappings();
             let spawn = monitor::Spawn {
-                program: &node.monitor_program,
-                base: node.view()?,
+                program: &node.monitors.program,
+                base: node.monitors.base(&node.paths)?,
                 directory: &directory,
                 network,
                 ipc,

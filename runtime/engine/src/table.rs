@@ -1,30 +1,26 @@
 //! Every pod and container of the node, as lists and look-ups see them, and what they are made on and with ([`Node`]).
 
-use std::cell::{Cell, OnceCell, Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::hostpath::HostPaths;
 use coracle_base::log;
-use coracle_base::workers::Workers;
-use coracle_images::Images;
-use coracle_network::Network;
-use coracle_sandbox::base_mount_ns::BaseMountNamespace;
-use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Detail, Driver, Gauge, slice};
+use coracle_sandbox::cgroup::{CgroupPath, Detail, Driver, Gauge};
 use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event as Changed;
 use smol::lock::{Mutex, OnceCell as Latch};
 
 use crate::lifecycle::LifecycleHooks;
 use crate::link::Link;
+use crate::node::Node;
 use crate::notices::{Happened, Notice};
 use crate::operations::Operations;
 use crate::record::{ContainerRecord, Kept, PodRecord};
 use crate::unknown::Unknown;
-use crate::{clock, modules, notices, output, paths, spec};
+use crate::{notices, output, spec};
 
 /// Longest time for the kernel to let go of killed processes: only uninterruptible sleep outlasts it, and then the
 /// caller is told and tries again (CRI 2.6).
@@ -33,78 +29,21 @@ pub(crate) const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Most different warnings that are remembered; texts may hold names that a client chose.
 const WARNINGS_MAX: usize = 256;
 
-/// What pods are made on and with.
-pub struct Node {
-    /// Where records and runtime files are.
-    pub paths: paths::Paths,
-    /// The cgroup hierarchies of this kernel.
-    pub cgroups: Cgroups,
-    /// The program `coracle-pod`, sealed in memory.
-    pub monitor_program: coracle_sandbox::monitor::Program,
-    /// Made with the first pod that is started.
-    pub view: OnceCell<BaseMountNamespace>,
-    /// Attaches pods to their network.
-    pub network: Rc<Network>,
-    /// What containers are made from.
-    pub images: Rc<Images>,
-    /// Starts worker processes.
-    pub workers: Rc<Workers>,
-    /// Looks at paths of the node that may not answer.
-    pub host_paths: Rc<HostPaths>,
-    /// Who follows the life of pods.
-    pub hooks: Rc<dyn LifecycleHooks>,
-    /// Wall-clock times of records.
-    pub clock: clock::Clock,
-    /// `/proc/sys/kernel/random/boot_id`.
-    pub boot: String,
-    /// The node's range as UpdateRuntimeConfig gave it; empty: not known.
-    pub pod_cidr: RefCell<String>,
-    /// Where pods go that name no cgroup parent.
-    pub cgroup_parent: String,
-    /// Who makes cgroups.
-    pub cgroup_driver: Driver,
-    /// The daemon's own bounding set: what ALL and privileged mean (CRI 3.3).
-    pub capabilities: u64,
-    /// Where CDI spec files are.
-    pub cdi_directories: Vec<PathBuf>,
-    /// Whether pods can have user namespaces of their own, or why not.
-    pub user_namespaces: Result<(), String>,
-    /// AppArmor and SELinux of this node.
-    pub modules: modules::Modules,
-}
-
-impl Node {
-    /// What monitors see of the host's files.
-    pub(crate) fn view(&self) -> Result<&BaseMountNamespace, Error> {
-        if let Some(view) = self.view.get() {
-            return Ok(view);
-        }
-        let view = BaseMountNamespace::make(&[&self.paths.root, &self.paths.state])?;
-        Ok(self.view.get_or_init(|| view))
-    }
-
-    /// Where a pod's cgroups go whose request names `asked`.
-    pub(crate) fn cgroup_parent_of(&self, asked: &str) -> Result<String, Error> {
-        if asked.is_empty() {
-            return Ok(self.cgroup_parent.clone());
-        }
-        match self.cgroup_driver {
-            // The name of a slice is a directory's, too, and it may come without a path.
-            Driver::Cgroupfs => Ok(format!("/{}", asked.trim_start_matches('/'))),
-            Driver::Systemd => slice(asked).map(|path| path.to_string()).map_err(|error| {
-                Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {error}"))
-            }),
-        }
-    }
+/// Every pod and container by its id, and who has which name.
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
+    pub(crate) names: RefCell<HashMap<spec::PodName, PodId>>,
+    pub(crate) containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
 }
 
 /// Every pod of this node.
 pub struct Pods {
     /// What they are made on and with.
     pub node: Node,
-    pub(crate) pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
-    pub(crate) names: RefCell<HashMap<spec::PodName, PodId>>,
-    pub(crate) containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
+    /// Who follows their life.
+    pub(crate) hooks: Rc<dyn LifecycleHooks>,
+    pub(crate) table: Table,
     /// What was warned of: a limit this kernel lacks is asked for by every container.
     pub(crate) warned: RefCell<BTreeSet<String>>,
     pub(crate) listeners: notices::Listeners,
@@ -185,12 +124,11 @@ pub struct Container {
 
 impl Pods {
     /// Nothing yet: [`Pods::recover`] fills it before the first call is served.
-    pub fn new(node: Node) -> Rc<Self> {
+    pub fn new(node: Node, hooks: Rc<dyn LifecycleHooks>) -> Rc<Self> {
         Rc::new(Self {
             node,
-            pods: RefCell::default(),
-            names: RefCell::default(),
-            containers: RefCell::default(),
+            hooks,
+            table: Table::default(),
             warned: RefCell::default(),
             listeners: notices::Listeners::default(),
             unknown: RefCell::default(),
@@ -201,14 +139,15 @@ impl Pods {
 
     /// The pods that lists show, newest first.
     pub fn pods(&self) -> Vec<Rc<Pod>> {
-        let mut pods: Vec<_> = self.pods.borrow().values().filter(|pod| pod.is_visible()).cloned().collect();
+        let mut pods: Vec<_> =
+            self.table.pods.borrow().values().filter(|pod| pod.is_visible()).cloned().collect();
         pods.sort_by_key(|pod| std::cmp::Reverse(pod.record().created_at_ns));
         pods
     }
 
     /// The containers that lists show, newest first.
     pub fn containers(&self) -> Vec<Rc<Container>> {
-        let containers = self.containers.borrow();
+        let containers = self.table.containers.borrow();
         let mut containers: Vec<_> =
             containers.values().filter(|container| container.is_visible()).cloned().collect();
         containers.sort_by_key(|container| std::cmp::Reverse(container.record().created_at_ns));
@@ -220,7 +159,8 @@ impl Pods {
     /// # Errors
     /// `NotFound`; `InvalidArgument` for a prefix that several have.
     pub fn pod(&self, id: &str) -> Result<Rc<Pod>, Error> {
-        let pod = find(self.pods.borrow().iter().filter(|(_, pod)| pod.is_visible()), id, "pod sandbox")?;
+        let pod =
+            find(self.table.pods.borrow().iter().filter(|(_, pod)| pod.is_visible()), id, "pod sandbox")?;
         pod.is_known.set(true);
         Ok(pod)
     }
@@ -230,7 +170,7 @@ impl Pods {
     /// # Errors
     /// `NotFound`; `InvalidArgument` for a prefix that several have.
     pub fn container(&self, id: &str) -> Result<Rc<Container>, Error> {
-        let containers = self.containers.borrow();
+        let containers = self.table.containers.borrow();
         let container =
             find(containers.iter().filter(|(_, container)| container.is_visible()), id, "container")?;
         container.is_known.set(true);
@@ -239,7 +179,7 @@ impl Pods {
 
     /// As [`Pods::container`], for one that is no client: knowing its id tells nothing of answers that arrived.
     pub fn container_for_plugin(&self, id: &str) -> Option<Rc<Container>> {
-        let containers = self.containers.borrow();
+        let containers = self.table.containers.borrow();
         id.parse().ok().and_then(|id| containers.get(&id)).filter(|container| container.is_visible()).cloned()
     }
 
@@ -260,7 +200,7 @@ impl Pods {
     /// How many pods run under a monitor of an older build.
     pub fn outdated(&self) -> usize {
         let is_outdated = |pod: &&Rc<Pod>| pod.link.borrow().as_ref().is_some_and(|link| link.is_outdated());
-        self.pods.borrow().values().filter(is_outdated).count()
+        self.table.pods.borrow().values().filter(is_outdated).count()
     }
 
     /// How many listen.
@@ -273,9 +213,9 @@ impl Pods {
     /// # Errors
     /// What the kernel refused.
     pub fn release_cgroup_parent(&self) -> Result<(), Error> {
-        match self.node.cgroup_driver {
+        match self.node.placement.driver {
             Driver::Cgroupfs => {
-                Ok(self.node.cgroups.unmake_if_unused(&CgroupPath::parse(&self.node.cgroup_parent)?)?)
+                Ok(self.node.cgroups.unmake_if_unused(&CgroupPath::parse(&self.node.placement.parent)?)?)
             }
             Driver::Systemd => Ok(()),
         }
@@ -289,7 +229,7 @@ impl Pods {
     pub(crate) fn tell(&self, happened: Happened, id: &impl std::fmt::Display, pod: &Rc<Pod>) {
         // Mostly nobody listens, and an id is 64 digits.
         if self.listeners.len() > 0 {
-            let at_ns = self.node.clock.now_ns();
+            let at_ns = self.node.kernel.clock.now_ns();
             self.listeners.tell(&Notice { happened, id: id.to_string(), pod, at_ns });
         }
     }
@@ -307,7 +247,7 @@ impl Pods {
         let pods = Rc::clone(self);
         let work = async move {
             let _operation = pod.operation.lock().await;
-            let turn = pods.node.hooks.begin(&pods, &pod).await;
+            let turn = pods.hooks.begin(&pods, &pod).await;
             turn.update_pod(&pod, overhead.as_ref(), resources.as_ref()).await?;
             let mut record: PodRecord = pod.record().clone();
             record.spec.overhead = overhead.or(record.spec.overhead);
@@ -352,7 +292,7 @@ impl Pods {
 
     /// The containers of a pod, made or being made.
     pub(crate) fn containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
-        self.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
+        self.table.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
     }
 }
 

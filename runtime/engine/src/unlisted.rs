@@ -31,7 +31,7 @@ impl Pods {
     pub(crate) async fn end_unlisted(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let mut outcome = Ok(());
         for (id, cgroup) in traces(&self.node.paths, pod.id, pod.pid())? {
-            if self.containers.borrow().contains_key(&id) {
+            if self.table.containers.borrow().contains_key(&id) {
                 continue;
             }
             log::error!("a container without a record is ended"; pod = pod.id, ctr = id);

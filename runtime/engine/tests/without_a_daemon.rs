@@ -1,7 +1,7 @@
 //! The engine as a library: built from its parts, with nobody following the life of its pods, and driven without a daemon, a
 //! configuration or a socket. Needs no root: where the kernel refuses, the engine undoes what it has begun, and that is shown.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use coracle_base::error::Kind;
@@ -13,7 +13,7 @@ use coracle_engine::lifecycle::NoHooks;
 use coracle_engine::modules::{Modules, Selinux};
 use coracle_engine::paths::Paths;
 use coracle_engine::spec::{IdMapping, PodName, PodNamespaces, PodPid, PodSpec, Sharing, UserNamespace};
-use coracle_engine::{Node, Pods, clock};
+use coracle_engine::{Host, Kernel, Monitors, Node, Placement, PodNetworks, Pods, clock};
 use coracle_images::Images;
 use coracle_network::Network;
 use coracle_sandbox::cgroup::{Cgroups, Driver};
@@ -40,26 +40,31 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
         runs_built_in: false,
         default: None,
     };
-    Pods::new(Node {
+    let node = Node {
         paths: Paths { root: root.clone(), state },
+        kernel: Kernel {
+            boot: "of a test".to_owned(),
+            clock: clock::Clock::default(),
+            capabilities: 0,
+            user_namespaces: Err("not in this test".to_owned()),
+            modules: Modules::start(Selinux::Off),
+            has_recursive_read_only: false,
+        },
         cgroups: Cgroups::probe().unwrap(),
-        monitor_program: Program::load(&monitor).unwrap(),
-        view: OnceCell::new(),
-        network: Network::new(network, coracle_network::in_workers(Rc::clone(&workers))),
+        placement: Placement { driver: Driver::Cgroupfs, parent: "/coracle".to_owned() },
+        monitors: Monitors::new(Program::load(&monitor).unwrap()),
+        network: PodNetworks {
+            cni: Network::new(network, coracle_network::in_workers(Rc::clone(&workers))),
+            pod_cidr: RefCell::default(),
+        },
         images: Images::open(images, Rc::clone(&workers)).unwrap(),
-        host_paths: HostPaths::new(Rc::clone(&workers), &root),
-        workers,
-        hooks: Rc::new(NoHooks),
-        clock: clock::Clock::default(),
-        boot: "of a test".to_owned(),
-        pod_cidr: RefCell::default(),
-        cgroup_parent: "/coracle".to_owned(),
-        cgroup_driver: Driver::Cgroupfs,
-        capabilities: 0,
-        cdi_directories: Vec::new(),
-        user_namespaces: Err("not in this test".to_owned()),
-        modules: Modules::start(Selinux::Off),
-    })
+        host: Host {
+            paths: HostPaths::new(Rc::clone(&workers), &root),
+            workers,
+            cdi_directories: Vec::new(),
+        },
+    };
+    Pods::new(node, Rc::new(NoHooks))
 }
 
 /// A pod sandbox on the node's network, below a cgroup of its own.

@@ -159,7 +159,7 @@ impl Streams {
             (Some(certificate), Some(key)) => Some(Tls {
                 certificate: certificate.clone(),
                 key: key.clone(),
-                workers: Rc::clone(&pods.node.workers),
+                workers: Rc::clone(&pods.node.host.workers),
             }),
             (None, None) => None,
             _ => {

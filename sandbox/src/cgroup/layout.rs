@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::controllers;
 use crate::mountinfo;
 
 /// A v1 hierarchy.
@@ -21,24 +22,6 @@ pub(super) enum Layout {
     /// v1, with or without a cgroup2 mount that has no controllers ("hybrid").
     Legacy { hierarchies: Vec<Hierarchy>, unified: Option<PathBuf> },
 }
-
-/// All controllers of v1 kernels. They distinguish controllers from other options of a cgroup mount.
-const CONTROLLERS: [&str; 14] = [
-    "blkio",
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "devices",
-    "freezer",
-    "hugetlb",
-    "memory",
-    "misc",
-    "net_cls",
-    "net_prio",
-    "perf_event",
-    "pids",
-    "rdma",
-];
 
 /// The usual mount point of v2 without v1.
 const UNIFIED_MOUNT: &str = "/sys/fs/cgroup";
@@ -106,7 +89,7 @@ pub(super) enum Tracking<'a> {
 /// for containers.
 fn add(hierarchies: &mut Vec<Hierarchy>, mount: PathBuf, options: &str) {
     let controllers: Vec<String> =
-        options.split(',').filter(|option| CONTROLLERS.contains(option)).map(ToString::to_string).collect();
+        options.split(',').filter(|option| controllers::is_v1(option)).map(ToString::to_string).collect();
     let is_wanted = !controllers.is_empty() || options.split(',').any(|option| option == "name=systemd");
     if is_wanted && !hierarchies.iter().any(|known| known.controllers == controllers) {
         hierarchies.push(Hierarchy { mount, controllers });

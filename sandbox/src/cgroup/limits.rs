@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::devices;
 use super::files::{names_gone, read, write};
 use super::resources::{DeviceAccess, Now, Resources, WhenMissing, Write, writes};
-use super::{CgroupPath, Cgroups, Layout, Version};
+use super::{CgroupPath, Cgroups, Layout, Version, has_word};
 use crate::Error;
 
 impl Cgroups {
@@ -63,7 +63,7 @@ impl Cgroups {
         undo: &mut Vec<(PathBuf, String)>,
     ) -> Result<Option<String>, Error> {
         let Some(directory) = self.limit_directory(path, change.controller) else {
-            return missing(change, None);
+            return self.missing(path, change, None);
         };
         let file = directory.join(&change.file);
         // Device rules cannot be read back, and so not be rolled back; they are only set for new cgroups.
@@ -74,10 +74,42 @@ impl Cgroups {
                 Ok(None)
             }
             Err(error) if names_gone(&error) && directory.is_dir() && !file.exists() => {
-                missing(change, Some(error))
+                self.missing(path, change, Some(error))
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What follows from a missing file: nothing, a warning, or an error.
+    fn missing(
+        &self,
+        path: &CgroupPath,
+        change: &Write,
+        error: Option<Error>,
+    ) -> Result<Option<String>, Error> {
+        let file = change.file.as_str();
+        match (&change.when_missing, self.why_missing(path, change.controller), error) {
+            (WhenMissing::Pass, _, _) => Ok(None),
+            (WhenMissing::Warn, Some(why), _) => Ok(Some(format!("{file} not applied: {why}"))),
+            (WhenMissing::Warn, None, _) => {
+                Ok(Some(format!("{file} not applied: this kernel has no such file")))
+            }
+            (WhenMissing::Refuse, Some(why), _) => Err(Error::invalid(file, why)),
+            (WhenMissing::Refuse, None, Some(error)) => Err(error),
+            (WhenMissing::Refuse, None, None) => Err(Error::invalid(file, "this kernel has no such file")),
+        }
+    }
+
+    /// Why a cgroup has no file of `controller` at all; `None`: it has the others.
+    fn why_missing(&self, path: &CgroupPath, controller: &str) -> Option<String> {
+        if !self.has_controller(controller) {
+            return Some(format!("this host has no cgroup controller {controller}"));
+        }
+        let Layout::Unified { mount } = &self.layout else { return None };
+        let enabled = read(&path.below(mount).join("cgroup.controllers")).unwrap_or_default();
+        let is_enabled = has_word(&enabled, controller);
+        (!is_enabled)
+            .then(|| format!("the cgroup controller {controller} is not enabled in the parent cgroup"))
     }
 
     /// The directory with the files of `controller`.
@@ -108,17 +140,4 @@ impl Cgroups {
 fn should_wait_for_quota(error: &Error, rest: &[Write]) -> bool {
     let files = [rest.first(), rest.get(1)].map(|write| write.map(|write| write.file.as_str()));
     error.errno() == Some(Errno::EINVAL) && files == [Some("cpu.cfs_period_us"), Some("cpu.cfs_quota_us")]
-}
-
-fn missing(change: &Write, error: Option<Error>) -> Result<Option<String>, Error> {
-    let Write { controller, file, .. } = change;
-    match change.when_missing {
-        WhenMissing::Pass => Ok(None),
-        WhenMissing::Warn => {
-            Ok(Some(format!("{file} not applied: this kernel has no cgroup controller for it")))
-        }
-        WhenMissing::Refuse => Err(error.unwrap_or_else(|| {
-            Error::invalid(file.as_str(), format!("this host has no cgroup controller {controller}"))
-        })),
-    }
 }

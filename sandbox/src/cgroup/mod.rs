@@ -8,6 +8,7 @@
 //! makes a few system calls on an in-memory file system. For the systemd driver see `systemd`. Rules: CRI 3.14 and CRI
 //! 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
 
+mod controllers;
 mod detail;
 mod devices;
 mod files;
@@ -49,9 +50,6 @@ pub enum Version {
 pub struct Cgroups {
     layout: Layout,
 }
-
-/// v2 controllers that are enabled for containers.
-const CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"];
 
 impl Cgroups {
     /// Finds the mounted hierarchies.
@@ -249,7 +247,7 @@ fn make_below(
 fn enable_controllers(parent: &Path) {
     let file = parent.join("cgroup.subtree_control");
     let (Ok(has), Ok(enabled)) = (read(&parent.join("cgroup.controllers")), read(&file)) else { return };
-    for controller in CONTROLLERS {
+    for controller in controllers::of_v2() {
         if has_word(&has, controller) && !has_word(&enabled, controller) {
             // Not an error: a limit that needs the controller gives a warning later.
             let _ = write(&file, &format!("+{controller}"));
@@ -289,6 +287,52 @@ fn name_of(mount: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Without one table rdma, misc and dmem were accepted in `unified` and never enabled, so that a limit on them was refused on
+    /// hosts that have them.
+    #[test]
+    fn each_controller_that_a_request_can_limit_is_enabled() {
+        let parent = std::env::temp_dir().join(format!("coracle-controllers-{}", std::process::id()));
+        std::fs::create_dir_all(&parent).unwrap();
+        for controller in ["cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc", "dmem"] {
+            let limits = vec![(format!("{controller}.max"), "1".to_owned())];
+            let resources = Resources { unified: limits, ..Resources::default() };
+            assert!(
+                resources::writes(&resources, Version::V2, resources::Now::default()).is_ok(),
+                "{controller}"
+            );
+            std::fs::write(parent.join("cgroup.controllers"), format!("other {controller}\n")).unwrap();
+            std::fs::write(parent.join("cgroup.subtree_control"), "").unwrap();
+            enable_controllers(&parent);
+            let enabled = std::fs::read_to_string(parent.join("cgroup.subtree_control")).unwrap();
+            assert_eq!(enabled, format!("+{controller}"));
+        }
+        std::fs::remove_dir_all(&parent).unwrap();
+    }
+
+    /// On v2 a controller that the host has can still be missing in a cgroup: one whose parent holds processes, for example.
+    #[test]
+    fn the_reason_of_a_missing_limit_is_the_right_one() {
+        let mount = std::env::temp_dir().join(format!("coracle-missing-{}", std::process::id()));
+        let path = CgroupPath::parse("/k").unwrap();
+        std::fs::create_dir_all(mount.join("k")).unwrap();
+        std::fs::write(mount.join("cgroup.controllers"), "memory rdma\n").unwrap();
+        std::fs::write(mount.join("k/cgroup.controllers"), "memory\n").unwrap();
+        let cgroups = Cgroups { layout: Layout::Unified { mount: mount.clone() } };
+        for (file, reason) in [
+            ("misc.max", "this host has no cgroup controller misc"),
+            ("rdma.max", "the cgroup controller rdma is not enabled in the parent cgroup"),
+            ("memory.nope", "no such file"),
+        ] {
+            let resources = Resources { unified: vec![(file.into(), "1".into())], ..Resources::default() };
+            let error = cgroups.apply(&path, &resources).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        let pids = Resources { pids_max: 7, ..Resources::default() };
+        let expected = "pids.max not applied: this host has no cgroup controller pids";
+        assert_eq!(cgroups.apply(&path, &pids).unwrap(), [expected]);
+        std::fs::remove_dir_all(&mount).unwrap();
+    }
 
     #[test]
     fn what_a_container_sees() {

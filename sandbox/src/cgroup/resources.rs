@@ -2,6 +2,7 @@
 //! a missing file. Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
 
 use super::Version;
+use super::controllers;
 use super::devices;
 use crate::Error;
 use crate::plan::DeviceKind;
@@ -124,11 +125,6 @@ const MEMORY_BYTES_MIN: i64 = 512 << 10;
 
 /// The default period of the scheduler, in microseconds.
 const CPU_PERIOD_US: i64 = 100_000;
-
-/// v2 controllers whose files may be used in `unified`. Files `cgroup.…` are excluded, because they move, freeze or
-/// kill processes.
-const UNIFIED_CONTROLLERS: [&str; 9] =
-    ["cpu", "cpuset", "dmem", "hugetlb", "io", "memory", "misc", "pids", "rdma"];
 
 /// Maximum length of a value in `unified`: some files accept several lines, and the kernel reads at most one page.
 const UNIFIED_BYTES_MAX: usize = 4095;
@@ -326,7 +322,8 @@ fn unified(resources: &Resources, writes: &mut Vec<Write>) -> Result<(), Error> 
         let field = || format!("unified key {key:?}");
         let is_plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_'));
         let controller = key.split_once('.').map(|(controller, _)| controller);
-        let known = controller.and_then(|name| UNIFIED_CONTROLLERS.into_iter().find(|known| *known == name));
+        // Files `cgroup.…` are of no controller: they move, freeze or kill processes.
+        let known = controller.and_then(|name| controllers::of_v2().find(|known| *known == name));
         let Some(controller) = known.filter(|_| is_plain) else {
             return Err(Error::invalid(field(), "is not a file of a controller"));
         };

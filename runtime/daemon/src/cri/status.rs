@@ -21,13 +21,16 @@ pub(crate) async fn status(
         condition("RuntimeReady", Ok(())),
         condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message))),
     ];
-    let has_user_namespaces = daemon.pods.node.user_namespaces.is_ok();
+    let has_user_namespaces = daemon.pods.node.kernel.user_namespaces.is_ok();
     let damaged = store::damaged_count();
     let healthy = match damaged {
         0 => Ok(()),
         count => Err((
             "DamagedRecords",
-            format!("{count} damaged records are set aside in {}/quarantine", daemon.root.display()),
+            format!(
+                "{count} damaged records are set aside in {}/quarantine",
+                daemon.pods.node.paths.root.display()
+            ),
         )),
     };
     conditions.push(condition("StoreHealthy", healthy));
@@ -40,7 +43,7 @@ pub(crate) async fn status(
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
     conditions.extend(pods_need_restart(daemon.pods.outdated()));
-    let trouble = daemon.pods.node.modules.trouble();
+    let trouble = daemon.pods.node.kernel.modules.trouble();
     conditions.push(condition("SecurityModulesReady", trouble.map_or(Ok(()), Err)));
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),
@@ -48,7 +51,7 @@ pub(crate) async fn status(
         runtime_handlers: vec![v1::RuntimeHandler {
             name: String::new(),
             features: Some(v1::RuntimeHandlerFeatures {
-                recursive_read_only_mounts: daemon.has_recursive_read_only,
+                recursive_read_only_mounts: daemon.pods.node.kernel.has_recursive_read_only,
                 user_namespaces: has_user_namespaces,
             }),
         }],
@@ -85,8 +88,8 @@ fn condition(kind: &str, state: Result<(), (&str, String)>) -> v1::RuntimeCondit
 
 fn info(daemon: &Daemon) -> HashMap<String, String> {
     let config = json!({
-        "rootDir": daemon.root,
-        "stateDir": daemon.state,
+        "rootDir": daemon.pods.node.paths.root,
+        "stateDir": daemon.pods.node.paths.state,
         "cgroupDriver": "cgroupfs",
         "version": env!("CARGO_PKG_VERSION"),
     });
@@ -94,7 +97,7 @@ fn info(daemon: &Daemon) -> HashMap<String, String> {
     HashMap::from([
         ("config".to_owned(), config.to_string()),
         ("cniconfig".to_owned(), daemon.network.conflist().unwrap_or_else(|| "null".to_owned())),
-        ("security".to_owned(), daemon.pods.node.modules.report().to_string()),
+        ("security".to_owned(), daemon.pods.node.kernel.modules.report().to_string()),
         ("nri".to_owned(), daemon.plugins.report().to_string()),
         ("lastCNILoadStatus".to_owned(), json!(last).to_string()),
     ])

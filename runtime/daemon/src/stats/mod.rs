@@ -107,7 +107,7 @@ impl Stats {
             Ok(read) => {
                 let (sample, nanocores) = read?;
                 let Sample { usage, pressure } = sample;
-                Some(Reading { at_ns: self.pods.node.clock.now_ns(), usage, pressure, nanocores })
+                Some(Reading { at_ns: self.pods.node.kernel.clock.now_ns(), usage, pressure, nanocores })
             }
             Err(error) => {
                 log::debug!("statistics left out"; of = of, error = error);
@@ -119,7 +119,8 @@ impl Stats {
     /// A container's writable layer as of the last walk.
     pub(crate) fn layer(&self, container: &Container) -> Layer {
         let known = self.layers.borrow().get(&container.id).copied();
-        let (at_ns, usage) = known.unwrap_or_else(|| (self.pods.node.clock.now_ns(), TreeUsage::default()));
+        let (at_ns, usage) =
+            known.unwrap_or_else(|| (self.pods.node.kernel.clock.now_ns(), TreeUsage::default()));
         Layer { at_ns, directory: self.pods.writable_layer(container), usage }
     }
 
@@ -135,7 +136,7 @@ impl Stats {
         let stats = Rc::clone(self);
         reactor::spawn(async move {
             let measured = stats.workers.run(Job::MeasureTrees { paths }, |_, _| ()).await;
-            let at_ns = stats.pods.node.clock.now_ns();
+            let at_ns = stats.pods.node.kernel.clock.now_ns();
             match measured {
                 // What is not there any more is forgotten with the old table.
                 Ok(Outcome::Measured(usages)) => {

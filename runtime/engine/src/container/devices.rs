@@ -14,8 +14,8 @@ impl Pods {
         if names.is_empty() {
             return Ok(ContainerEdits::default());
         }
-        let job = Job::Cdi { names, directories: self.node.cdi_directories.clone() };
-        let outcome = self.node.workers.run(job, |_, _| ()).await;
+        let job = Job::Cdi { names, directories: self.node.host.cdi_directories.clone() };
+        let outcome = self.node.host.workers.run(job, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
             Outcome::Cdi(edits) => Ok(edits),
             other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
@@ -34,7 +34,7 @@ impl Pods {
             return Ok(());
         }
         let job = Job::TakeNetDevices { netns: paths::netns(pod.id), devices };
-        match self.node.workers.run(job, |_, _| ()).await? {
+        match self.node.host.workers.run(job, |_, _| ()).await? {
             Outcome::Moved => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
         }

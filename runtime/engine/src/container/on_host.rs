@@ -33,7 +33,7 @@ impl Pods {
         edits: &ContainerEdits,
     ) -> Result<OnHost, Error> {
         let spec = devices::edited(asked, edits);
-        let (paths, mut mounts) = (&self.node.host_paths, Mounts::default());
+        let (paths, mut mounts) = (&self.node.host.paths, Mounts::default());
         let profile = self.profile(&spec.security).await?;
         let mut devices = Vec::new();
         for device in &spec.devices {
@@ -60,7 +60,7 @@ impl Pods {
         if path.is_empty() {
             return Ok(None);
         }
-        let read = self.node.host_paths.read(Path::new(path), PROFILE_BYTES_MAX).await;
+        let read = self.node.host.paths.read(Path::new(path), PROFILE_BYTES_MAX).await;
         read.map(Some).map_err(|error| {
             let kind = match error.kind() {
                 kind @ (Kind::DeadlineExceeded | Kind::ResourceExhausted) => kind,
@@ -80,7 +80,7 @@ impl Pods {
         };
         let mut mounts = Mounts::default();
         for (source, target) in sources {
-            match self.node.host_paths.source(Path::new(&source), false, &mut mounts).await {
+            match self.node.host.paths.source(Path::new(&source), false, &mut mounts).await {
                 Err(error) if matches!(error.kind(), Kind::DeadlineExceeded | Kind::ResourceExhausted) => {
                     return Err(error.context(format!("mount source for {target}")));
                 }

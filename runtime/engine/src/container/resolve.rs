@@ -49,7 +49,7 @@ impl Pods {
         let record = ContainerRecord {
             id,
             pod: pod.id,
-            created_at_ns: node.clock.now_ns(),
+            created_at_ns: node.kernel.clock.now_ns(),
             image: ContainerImage {
                 id: image.id.clone(),
                 name: view.tags.first().unwrap_or(&spec.image).clone(),
@@ -93,7 +93,8 @@ impl Pods {
             add_ambient: security.ambient_capabilities.clone(),
             privileged: security.privileged,
         };
-        let (set, warnings) = capability::resolve(&request, resolved.identity.uid, self.node.capabilities)?;
+        let (set, warnings) =
+            capability::resolve(&request, resolved.identity.uid, self.node.kernel.capabilities)?;
         for warning in warnings {
             self.warn_once(warning);
         }
@@ -129,7 +130,7 @@ impl Pods {
         let refused = |kind: Kind, why: &str| {
             Err(Error::new(kind, format!("config.linux.security_context.apparmor: {name:?}: {why}")))
         };
-        let modules = &self.node.modules;
+        let modules = &self.node.kernel.modules;
         match (name, lsm::apparmor()) {
             (spec::APPARMOR_UNCONFINED, _) | ("", None) => Ok(None),
             (_, None) => refused(Kind::InvalidArgument, "this kernel has no AppArmor"),
@@ -170,8 +171,11 @@ impl Pods {
             false => Vec::new(),
         };
         let security = &spec.security;
-        let labels =
-            node.modules.labels(security.selinux.as_ref(), &record.selinux_level, security.privileged)?;
+        let labels = node.kernel.modules.labels(
+            security.selinux.as_ref(),
+            &record.selinux_level,
+            security.privileged,
+        )?;
         Ok(plan::ContainerPlan {
             root: plan::Root {
                 layers_directory: node.paths.root.join("layers"),

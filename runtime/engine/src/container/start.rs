@@ -36,7 +36,7 @@ impl Pods {
         let work = async move {
             let _operation = container.operation.lock().await;
             pods.require_ready(&container.pod)?;
-            let at_ns = pods.node.clock.now_ns();
+            let at_ns = pods.node.kernel.clock.now_ns();
             // Refused here, before anything is tried, unless it is Created.
             let allowed = container.record().state.on(ContainerEvent::Started { at_ns });
             allowed.map_err(|refused| {
@@ -45,7 +45,7 @@ impl Pods {
             // Nothing has been tried yet, so the same request may come again.
             pods.require_answers(&container).await.map_err(|error| error.context(container.title()))?;
             let has_hooks = !container.record().adjusted.hooks.is_empty();
-            let started = match has_hooks || pods.node.hooks.wants(Hook::StartContainer) {
+            let started = match has_hooks || pods.hooks.wants(Hook::StartContainer) {
                 true => pods.start_in_turn(&container, at_ns).await,
                 false => match pods.launch(&container, at_ns, false).await {
                     Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
@@ -71,7 +71,7 @@ impl Pods {
             self.run_hooks(container, Point::Creating).await?;
             self.resume(container, &record).await?;
         }
-        let turn = self.node.hooks.begin(self, &container.pod).await;
+        let turn = self.hooks.begin(self, &container.pod).await;
         turn.start(container).await?;
         self.run_hooks(container, Point::Created).await?;
         // In a PID namespace that others are in, the process that runs is another than the one that waited.
@@ -115,7 +115,7 @@ impl Pods {
         };
         let log = match log_path.as_str() {
             "" => None,
-            path => Some(self.node.host_paths.open_log(Path::new(path), &mut Mounts::default()).await?),
+            path => Some(self.node.host.paths.open_log(Path::new(path), &mut Mounts::default()).await?),
         };
         let entry = self.node.cgroups.entry(&container.cgroup()?)?;
         let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
@@ -186,6 +186,7 @@ impl Pods {
             },
             ContainerPid::Target(target) => {
                 let is_there = self
+                    .table
                     .containers
                     .borrow()
                     .get(&target)
@@ -215,7 +216,7 @@ impl Pods {
     async fn not_started(self: &Rc<Self>, container: &Rc<Container>, error: &Error) {
         log::warn!("container not started"; pod = container.pod.id, ctr = container.id, error = error);
         let how = How::NotStarted { message: error.to_string() };
-        self.end(container, self.node.clock.now_ns(), how);
+        self.end(container, self.node.kernel.clock.now_ns(), how);
         if let Err(error) = self.end_processes(container).await {
             log::error!("cgroup of a container that did not start"; ctr = container.id, error = error);
         }

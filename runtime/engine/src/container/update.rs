@@ -33,7 +33,7 @@ impl Pods {
         container: &Rc<Container>,
         asked: &Resources,
     ) -> Result<(), Error> {
-        let turn = self.node.hooks.begin(self, &container.pod).await;
+        let turn = self.hooks.begin(self, &container.pod).await;
         if container.record().state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
         }

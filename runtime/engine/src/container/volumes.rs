@@ -49,7 +49,7 @@ impl Pods {
         if paths.is_empty() {
             return Ok(());
         }
-        let outcome = self.node.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
+        let outcome = self.node.host.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("selinux_relabel"))? {
             Outcome::Relabelled => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
@@ -106,7 +106,7 @@ impl Pods {
             let text = format!("mount source {path:?}: is not absolute");
             return Err(Error::new(Kind::InvalidArgument, text));
         }
-        let real = self.node.host_paths.source(&source, false, &mut Mounts::default()).await?;
+        let real = self.node.host.paths.source(&source, false, &mut Mounts::default()).await?;
         check_propagation(&real, propagation)?;
         Ok(plan::Source::Host(source))
     }
