@@ -124,19 +124,50 @@ impl<'a> Leases<'a> {
     }
 
     fn list(&self) -> io::Result<Vec<PathBuf>> {
-        let mut paths = Vec::new();
-        for entry in fs::read_dir(self.directory)?.take(FILES_MAX) {
-            let entry = entry?;
-            if entry.file_name().to_str().is_some_and(|name| name.parse::<IpAddr>().is_ok()) {
-                paths.push(entry.path());
-            }
-        }
-        Ok(paths)
+        Ok(files(self.directory)?.into_iter().map(|(_, path)| path).collect())
     }
 
     fn path(&self, address: IpAddr) -> PathBuf {
         self.directory.join(address.to_string())
     }
+}
+
+/// Gives back every lease of a container in this directory, whichever interface it is for, and says which addresses it had.
+/// For a container of which only the id is known.
+///
+/// # Errors
+/// A lease may be left: to be tried again.
+pub(super) async fn release_all(directory: &Path, id: &str) -> Result<Vec<IpAddr>, Error> {
+    let listed = files(directory).map_err(|error| failed("list", directory, &error))?;
+    let mut held = Vec::new();
+    for (address, path) in listed {
+        let text = read(&path).map_err(|error| failed("read", &path, &error))?.unwrap_or_default();
+        if let Some(interface) =
+            text.strip_prefix(id).filter(|rest| rest.is_empty() || rest.starts_with('\r'))
+        {
+            held.push((address, interface.trim().to_owned()));
+        }
+    }
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Not taken for a directory that has nothing of the container: its file would be made.
+    let leases = Leases::lock(directory).await?;
+    for (address, interface) in &held {
+        leases.release(id, interface, &[*address])?;
+    }
+    Ok(held.into_iter().map(|(address, _)| address).collect())
+}
+
+/// The files of a directory that are named by an address.
+fn files(directory: &Path) -> io::Result<Vec<(IpAddr, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)?.take(FILES_MAX) {
+        let entry = entry?;
+        let address = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        found.extend(address.map(|address| (address, entry.path())));
+    }
+    Ok(found)
 }
 
 /// Makes the directory where it is missing. Its files have the modes that host-local gives them.
@@ -256,6 +287,29 @@ mod tests {
             assert!(held("fd00::3"), "release of a known address looks at no other");
             leases.release("three", "eth0", &[]).unwrap();
             assert!(!held("10.1.0.5") && !held("fd00::4"));
+        });
+    }
+
+    #[test]
+    fn all_leases_of_a_container_are_found_by_its_id() {
+        let folder = Folder::new("lease-all");
+        let sets = [set("10.1.0.0/29"), set("fd00::/64")];
+        reactor::run(async {
+            let leases = Leases::lock(&folder.0).await.unwrap();
+            leases.take("one", "eth0", &sets).unwrap();
+            leases.take("one", "net1", &sets).unwrap();
+            leases.take("one2", "eth0", &sets).unwrap();
+            fs::write(folder.0.join("10.1.0.6"), "one").unwrap();
+            drop(leases);
+            let mut released = release_all(&folder.0, "one").await.unwrap();
+            released.sort();
+            assert_eq!(
+                released,
+                ["10.1.0.2", "10.1.0.3", "10.1.0.6", "fd00::2", "fd00::3"]
+                    .map(|text| text.parse::<IpAddr>().unwrap())
+            );
+            assert_eq!(files(&folder.0).unwrap().len(), 2, "those of one2");
+            assert!(release_all(&folder.0.join("none"), "one").await.is_err());
         });
     }
 
