@@ -228,7 +228,8 @@ impl Monitor {
         }
     }
 
-    /// Takes a frame with its descriptors; `None`: nothing has come.
+    /// Takes a frame with its descriptors; `None`: nothing has come. Where this process has no descriptor free, the frame comes
+    /// without any.
     ///
     /// # Errors
     /// [`LinkError::Closed`] at the end of the connection.
@@ -237,6 +238,7 @@ impl Monitor {
         let received = match socket::receive(self.socket.as_fd().into(), &mut buffer) {
             Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => return Ok(None),
             Err(sys::Errno::ECONNRESET) => return Err(LinkError::Closed),
+            Err(sys::Errno::EMSGSIZE) => socket::Received { length: buffer.len(), ..Default::default() },
             Err(errno) => return Err(LinkError::Failed(kernel("receive frame", "from monitor", errno))),
             Ok(received) if received.length == 0 => return Err(LinkError::Closed),
             Ok(received) => received,

@@ -175,8 +175,11 @@ impl Images {
 
     /// Throws away what no image and no container needs. Once, after recovery has retained every container's layers, and
     /// only where it knows them all. A store with a record that could not be read keeps everything but the unfinished:
-    /// what that image consists of is not known.
+    /// what that image consists of is not known. Nothing goes while a worker fills the store.
     pub fn sweep(&self) {
+        if self.fills.get() > 0 {
+            return;
+        }
         self.dispose(if self.is_complete() { Candidates::START } else { Candidates::Unfinished });
     }
 
