@@ -229,7 +229,8 @@ impl Monitor {
         }
     }
 
-    /// Receives a frame with its descriptors; `None` if none has arrived.
+    /// Receives a frame with its descriptors; `None` if none has arrived. If this process has no free descriptor, the frame
+    /// comes without any.
     ///
     /// # Errors
     /// [`LinkError::Closed`] at the end of the connection.
@@ -238,6 +239,7 @@ impl Monitor {
         let received = match socket::receive(self.socket.as_fd().into(), &mut buffer) {
             Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => return Ok(None),
             Err(sys::Errno::ECONNRESET) => return Err(LinkError::Closed),
+            Err(sys::Errno::EMSGSIZE) => socket::Received { length: buffer.len(), ..Default::default() },
             Err(errno) => return Err(LinkError::Failed(kernel("receive frame", "from monitor", errno))),
             Ok(received) if received.length == 0 => return Err(LinkError::Closed),
             Ok(received) => received,

@@ -160,6 +160,28 @@ fn the_whole_life_on_v1_alone() {
     assert!(scratch.cgroups.entry(&scratch.container()).unwrap().into.is_none());
 }
 
+/// On cgroup v1 alone and beside cgroup2. Without the fix the process stays, killed and frozen, until somebody thaws it.
+#[test]
+fn a_frozen_process_is_killed_too() {
+    let is_any: fn(&str) -> bool = |_| true;
+    let is_v1: fn(&str) -> bool = |line| !is_cgroup2(line);
+    for (name, is_kept) in [("frozen", is_any), ("frozen-v1", is_v1)] {
+        let scratch = Scratch::new(name, is_kept);
+        if !scratch.cgroups.has_controller("freezer") {
+            continue; // v2: `cgroup.kill` ends frozen processes.
+        }
+        let path = scratch.container();
+        scratch.cgroups.make(&path).unwrap();
+        let main = sleeper(&scratch.cgroups.entry(&path).unwrap());
+        let file = format!("/sys/fs/cgroup/freezer{path}/freezer.state");
+        std::fs::write(&file, "FROZEN").unwrap();
+        assert!(within_two_seconds(|| read(&file) == "FROZEN"), "{name}");
+        scratch.cgroups.kill(&path).unwrap();
+        assert_eq!(ended_by(main), Some(9), "{name}");
+        assert!(unmade(&scratch.cgroups, &path), "{name}");
+    }
+}
+
 #[test]
 fn the_whole_life_on_v2_without_controllers() {
     let scratch = Scratch::new("v2", is_cgroup2);

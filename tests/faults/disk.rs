@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{ListPodSandboxRequest, VersionRequest};
+use coracle_tests::cri::proto::{ListPodSandboxRequest, RemoveContainerRequest, VersionRequest};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{container, fresh, host_pod, run};
@@ -93,6 +93,30 @@ fn a_read_only_root_refuses_and_serves_again_when_it_is_writable() {
     assert!(node.rests().is_empty(), "{:?}", node.rests());
     disk.read_only(false);
     let pod_id = node.run_pod(&host_pod("rw"));
+    node.remove_pod(&pod_id);
+    node.stop();
+}
+
+/// Something of a removed container cannot be deleted for a while: here a mount in it. Without the fix RemoveContainer fails once, and
+/// the tree stays below ROOT/garbage until the next daemon starts.
+#[test]
+fn what_cannot_be_deleted_for_a_while_is_deleted_later() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("busy");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["true"], &pod), &pod);
+    node.exited(&id);
+    let busy = node.root().join("pods").join(&pod_id).join("containers").join(&id).join("busy");
+    fs::create_dir(&busy).expect("our folder");
+    mount(Some("coracle-test"), &busy, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+    let garbage = node.root().join("garbage");
+    let count = || fs::read_dir(&garbage).expect("the directory").count();
+    node.remove_container(RemoveContainerRequest { container_id: id.clone() })
+        .expect("it is gone for its client");
+    assert_eq!(count(), 1);
+    umount2(&garbage.join(&id).join("busy"), MntFlags::MNT_DETACH).expect("our mount");
+    host::wait_until("the garbage is deleted", || count() == 0);
     node.remove_pod(&pod_id);
     node.stop();
 }

@@ -7,5 +7,6 @@ mod disk;
 mod hang;
 mod images;
 mod lost;
+mod monitors;
 mod records;
 mod vanish;

@@ -1,11 +1,15 @@
 //! Records that are damaged while the daemon is away: each costs its own pod, visibly, and nothing else.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use coracle_tests::cri::proto::{ContainerState, ListPodSandboxRequest};
+use coracle_tests::cri::proto::{ContainerState, ListPodSandboxRequest, PortMapping};
 use coracle_tests::node::Node;
-use coracle_tests::request::{container, host_pod};
+use coracle_tests::registry::free_address;
+use coracle_tests::request::{bridge_pod, container, host_pod};
 
 /// Regular files of a pod's record: its own file, or everything in its folder that is not a layer.
 fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
@@ -71,4 +75,30 @@ fn a_damaged_record_costs_one_pod_and_is_kept_aside() {
         );
         node.stop();
     }
+}
+
+/// Without the fix the lease and the rules of the pod that was set aside stay for ever: whoever asks for its port of the node is sent
+/// to an address that nobody has, also once the pod is made again.
+#[test]
+fn the_network_of_a_pod_whose_record_is_damaged_is_undone() {
+    let mut node = Node::with_bridge();
+    let port = free_address().port();
+    let mut pod = bridge_pod("victim");
+    pod.port_mappings =
+        vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
+    let (witness_id, victim_id) = (node.run_pod(&bridge_pod("witness")), node.run_pod(&pod));
+    assert_eq!(node.leases().len(), 2, "{:?}", node.leases());
+    node.kill9();
+    for file in records(node.root(), &victim_id) {
+        fs::write(file, "torn").expect("our file");
+    }
+    node.launch();
+    assert_eq!(node.leases().len(), 1, "{:?}\n{}", node.leases(), node.log());
+    let asked = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(2));
+    assert_eq!(asked.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused, "a rule is left");
+    let again = node.run_pod(&pod);
+    assert_eq!(node.leases().len(), 2);
+    node.remove_pod(&again);
+    node.remove_pod(&witness_id);
+    node.stop();
 }

@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsE
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use coracle_sandbox::umask;
 use nix::errno::Errno;
@@ -15,7 +16,7 @@ use nix::fcntl::{OFlag, renameat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
 use crate::error::{Context, Error, Kind};
-use crate::reactor::Watched;
+use crate::reactor::{self, Watched};
 
 /// Longest path of a unix socket: `sun_path` of unix(7), less the closing zero.
 pub const PATH_BYTES_MAX: usize = 107;
@@ -28,6 +29,23 @@ const DIRECTORY_MODE: u32 = 0o710;
 
 /// Sockets that this process bound so far: makes their temporary names different.
 static BOUND: AtomicU32 = AtomicU32::new(0);
+
+/// What temporary names start with; the process's id, `-` and a number follow.
+const TEMPORARY: &str = ".coracle-";
+
+/// How long a socket may outlive its daemon: a child that was cloned but had not exec'ed when the daemon was killed holds copies of
+/// its descriptors, until it notices and ends.
+const OUTLIVE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Waits until nobody answers on `path` any more, for 2 s at most: [`Listener::bind`] says so of a daemon that does. To be
+/// called once it is known that no other daemon runs.
+pub async fn wait_until_free(path: &Path) {
+    let end = Instant::now() + OUTLIVE_LIMIT;
+    let is_taken = || refuse_if_taken(path).is_err_and(|error| error.kind() == Kind::FailedPrecondition);
+    while is_taken() && Instant::now() < end {
+        reactor::sleep(Duration::from_millis(2)).await;
+    }
+}
 
 /// A socket that accepts connections. Dropping it stops that; the path stays, so that clients see "refused, try again".
 pub struct Listener {
@@ -66,14 +84,10 @@ impl Listener {
             .context(|| "open its directory")?;
         // Through the descriptor the temporary name is short however long the directory's path is.
         let count = BOUND.fetch_add(1, Ordering::Relaxed);
-        let temporary_name = format!(".coracle-{}-{count}", std::process::id());
-        let temporary: PathBuf = format!("/proc/self/fd/{}/{temporary_name}", directory.as_raw_fd()).into();
-        match std::fs::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).context(|| "clear an old socket")?
-            }
-            _ => {}
-        }
+        let temporary_name = format!("{TEMPORARY}{}-{count}", std::process::id());
+        let place: PathBuf = format!("/proc/self/fd/{}", directory.as_raw_fd()).into();
+        sweep_temporary(&place)?;
+        let temporary = place.join(&temporary_name);
         let listener = UnixListener::bind(&temporary).context(|| "bind")?;
         std::fs::set_permissions(&temporary, Permissions::from_mode(socket_mode))
             .context(|| "set its mode")?;
@@ -90,6 +104,29 @@ impl Listener {
         let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
         Watched::new(stream.into())
     }
+}
+
+/// Removes sockets that a daemon left which was killed before it could rename them. One of a process that lives stays; there is none
+/// of this process, which renames what it has made before it makes another.
+fn sweep_temporary(place: &Path) -> Result<(), Error> {
+    let listed = || -> io::Result<()> {
+        for entry in std::fs::read_dir(place)? {
+            let name = entry?.file_name();
+            let numbers = name.to_str().and_then(|name| name.strip_prefix(TEMPORARY)?.split_once('-'));
+            let Some((Ok(pid), Ok(_))) =
+                numbers.map(|(pid, count)| (pid.parse::<u32>(), count.parse::<u32>()))
+            else {
+                continue;
+            };
+            let path = place.join(&name);
+            let is_over = pid == std::process::id() || !Path::new("/proc").join(pid.to_string()).exists();
+            if is_over && path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+                std::fs::remove_file(&path)?;
+            }
+        }
+        Ok(())
+    };
+    listed().context(|| "clear old sockets")
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
@@ -180,6 +217,54 @@ mod tests {
             third.accept().await.unwrap();
             assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "temporary names left");
         });
+    }
+
+    /// Without the fix the next daemon ends with "another daemon answers there".
+    #[test]
+    fn a_socket_that_outlives_its_daemon_for_a_moment_is_waited_for() {
+        let scratch = Scratch::new("outlive");
+        let path = scratch.0.join("coracle.sock");
+        reactor::run(async {
+            let first = Listener::bind(&path).unwrap();
+            // The copy of a child that has not exec'ed yet.
+            let copy = first.listener.try_clone().unwrap();
+            drop(first);
+            let ends = std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                drop(copy);
+            });
+            assert_eq!(Listener::bind(&path).err().unwrap().kind(), Kind::FailedPrecondition);
+            super::wait_until_free(&path).await;
+            Listener::bind(&path).unwrap();
+            ends.join().unwrap();
+            let start = std::time::Instant::now();
+            let _lives = Listener::bind(&path).unwrap();
+            super::wait_until_free(&path).await;
+            assert!(
+                start.elapsed() < std::time::Duration::from_secs(3),
+                "a daemon that lives is not waited for"
+            );
+        });
+    }
+
+    /// Without the fix they stay until somebody empties the directory.
+    #[test]
+    fn sockets_of_killed_daemons_are_swept() {
+        let scratch = Scratch::new("swept");
+        // Larger than any pid of Linux.
+        let dead = scratch.0.join(".coracle-4194305-0");
+        let earlier = scratch.0.join(format!(".coracle-{}-99", std::process::id()));
+        let alive = scratch.0.join(".coracle-1-0");
+        let file = scratch.0.join(".coracle-4194305-1");
+        for path in [&dead, &earlier, &alive] {
+            drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+        }
+        std::fs::write(&file, "precious").unwrap();
+        reactor::run(async {
+            Listener::bind(&scratch.0.join("coracle.sock")).unwrap();
+        });
+        assert!(!dead.exists() && !earlier.exists());
+        assert!(alive.exists() && file.exists());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use coracle_base::error::{Context, Error, Kind};
 use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage};
 use coracle_base::workers::{self, Workers};
-use coracle_base::{log, reactor};
+use coracle_base::{listen, log, reactor};
 use coracle_engine::lifecycle::LifecycleHooks;
 use coracle_engine::modules::Modules;
 use coracle_engine::paths::Paths;
@@ -52,6 +52,10 @@ impl Daemon {
             prepare_directory(directory)?;
         }
         let lock = lock(&state).await?;
+        // The listening socket is the last that a daemon makes, and so the last that a child of it lets go of.
+        for path in [control::socket(&state), config.nri.socket_path.clone(), config.listen.clone()] {
+            listen::wait_until_free(&path).await;
+        }
         let cgroup_driver = cgroup_driver(config.cgroup.driver, &state)?;
         let workers = Workers::new(program(config, workers::PROGRAM));
         let options = coracle_images::Options {

@@ -11,8 +11,8 @@ use coracle_base::{log, reactor};
 use coracle_sandbox::PodId;
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::Pods;
 use crate::unknown::Unknown;
+use crate::{Pod, Pods};
 
 /// From one try to the next: doubled each time, up to the second.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -40,6 +40,33 @@ impl Pods {
         }
         let is_any_unread = self.unknown.borrow().values().any(|unknown| unknown.is_unread);
         self.node.images.keep_everything(is_any_unread);
+    }
+
+    /// The connection to a monitor that lives is lost: both ends make another, and what runs goes on. What happened meanwhile
+    /// the monitor tells again; execs under way are over for their callers.
+    pub(crate) fn monitor_lost(self: &Rc<Self>, pod: &Rc<Pod>) {
+        *pod.link.borrow_mut() = None;
+        pod.execs.borrow_mut().clear();
+        if !pod.record().state.is_ready() {
+            return;
+        }
+        log::warn!("the connection to a pod's monitor is lost, it is made again"; pod = pod.id);
+        let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            if !pod.record().state.is_ready() {
+                return;
+            }
+            if let Some(unknown) = pods.take_over(&pod).await {
+                let is_first = pods.unknown.borrow().is_empty();
+                pods.set_unknown(pod.id, Some(unknown));
+                // Else it is on its way.
+                if is_first {
+                    pods.try_again_later();
+                }
+            }
+        })
+        .detach();
     }
 
     /// Tries again until everything is known; in the background.

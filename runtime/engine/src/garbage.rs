@@ -1,9 +1,10 @@
 //! Trees on their way out. A rename below `ROOT/garbage` makes them disappear at once and survives a crash; what lies
 //! there is deleted later, small trees in place, big ones by a worker, and whatever a dead daemon left at the next
-//! start.
+//! start. What could not be deleted is tried again until it is.
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use coracle_base::error::Error;
 use coracle_base::{log, reactor};
@@ -17,6 +18,10 @@ use coracle_base::error::failed;
 /// A container that wrote nothing leaves a record and three directories.
 const ENTRIES_INLINE_MAX: usize = 32;
 
+/// From one try of a worker to the next: doubled each time, up to the second.
+const PAUSE: Duration = Duration::from_secs(2);
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
 /// Moves `path` out of sight and deletes it. A missing path is success.
 pub(crate) fn discard(pods: &Rc<Pods>, path: &Path) -> Result<(), Error> {
     let garbage = pods.node.paths.garbage();
@@ -28,7 +33,12 @@ pub(crate) fn discard(pods: &Rc<Pods>, path: &Path) -> Result<(), Error> {
         Err(error) => return Err(failed("rename", path, &error)),
     }
     if count(&target, ENTRIES_INLINE_MAX) < ENTRIES_INLINE_MAX {
-        return std::fs::remove_dir_all(&target).map_err(|error| failed("remove", &target, &error));
+        match std::fs::remove_dir_all(&target) {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                log::warn!("garbage is not deleted, tried again"; error = failed("remove", &target, &error));
+            }
+        }
     }
     sweep(pods, vec![target]);
     Ok(())
@@ -50,12 +60,15 @@ pub(crate) fn prepare(paths: &Paths) -> Result<(), Error> {
     crate::filesystem::make_private_directory(&paths.garbage())
 }
 
+/// Deletes in a worker, again and again until everything is gone: nobody refers to it any more, so nobody else asks.
 fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {
     let workers = Rc::clone(&pods.node.host.workers);
     reactor::spawn(async move {
-        // Left where it is, it is found again at the next start.
-        if let Err(error) = workers.run(Job::RemoveTrees { paths }, |_, _| ()).await {
-            log::warn!("garbage stays until the next start"; error = error);
+        let mut pause = PAUSE;
+        while let Err(error) = workers.run(Job::RemoveTrees { paths: paths.clone() }, |_, _| ()).await {
+            log::warn!("garbage stays for now"; error = error, again_s = pause.as_secs());
+            reactor::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
     })
     .detach();

@@ -6,9 +6,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
@@ -18,6 +19,13 @@ use smol::lock::{OnceCell, Semaphore};
 /// Requests under way at one monitor; more wait here. A monitor never waits for its daemon: one that leaves a socket full
 /// of answers is disconnected, and a socket holds some 250. What it tells unasked needs room, too.
 const ASKS_MAX: usize = 32;
+
+/// Errors of reading that follow each other, with a pause behind each, before the connection is given up: a second in all.
+const READ_FAILURES_MAX: u32 = 20;
+const READ_PAUSE: Duration = Duration::from_millis(50);
+
+/// How much later than its socket's end a monitor's own end may be seen.
+const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// Answer and descriptors of one request.
 type Answer = (Reply, Vec<OwnedFd>);
@@ -59,8 +67,19 @@ pub(crate) enum LinkError {
 pub(crate) enum News {
     /// One event.
     Event(Event),
-    /// The socket is closed: the monitor has ended.
+    /// The monitor has ended.
     Gone,
+    /// The connection is lost, and the monitor lives: it is to be connected to again.
+    Lost,
+}
+
+/// What came of reading everything that is there.
+enum Reading {
+    /// There is nothing more for now.
+    Open,
+    /// The kernel has no memory, or a frame cannot be read.
+    Failed(monitor::LinkError),
+    Closed,
 }
 
 impl Link {
@@ -82,33 +101,7 @@ impl Link {
             abandoned: OnceCell::new(),
             ended: OnceCell::new(),
         });
-        let reader = Rc::downgrade(&link);
-        reactor::spawn(async move {
-            loop {
-                // Held only while reading: a link nobody else holds ends its task with the next wake-up.
-                let Some(link) = reader.upgrade() else { return };
-                let is_open = link.read_all(&on_news);
-                if !is_open {
-                    link.is_closed.set(true);
-                    link.waiting.borrow_mut().clear();
-                    on_news(News::Gone);
-                    link.reap().await;
-                    return;
-                }
-                // An error of poll is met again by the read.
-                let readable = async {
-                    let _ = link.socket.readable().await;
-                };
-                let abandoned = async {
-                    link.abandoned.wait().await;
-                };
-                smol::future::or(readable, abandoned).await;
-                if link.abandoned.is_initialized() {
-                    return;
-                }
-            }
-        })
-        .detach();
+        reactor::spawn(follow(Rc::downgrade(&link), on_news)).detach();
         Ok(link)
     }
 
@@ -201,8 +194,8 @@ impl Link {
         }
     }
 
-    /// Reads what is there; false: the socket is closed.
-    fn read_all(&self, on_news: &impl Fn(News)) -> bool {
+    /// Reads what is there.
+    fn read_all(&self, on_news: &impl Fn(News)) -> Reading {
         loop {
             match self.monitor.receive() {
                 Ok(Some((FromMonitor::Reply { number, reply }, descriptors))) => {
@@ -213,9 +206,52 @@ impl Link {
                     }
                 }
                 Ok(Some((FromMonitor::Event(event), _))) => on_news(News::Event(event)),
-                Ok(None) => return true,
-                Err(_) => return false,
+                Ok(None) => return Reading::Open,
+                Err(monitor::LinkError::Closed) => return Reading::Closed,
+                Err(error) => return Reading::Failed(error),
             }
+        }
+    }
+
+    /// Nothing more comes: tells why. A monitor that ends closes its socket a moment before its pidfd says so.
+    async fn close(&self, on_news: &impl Fn(News)) {
+        self.is_closed.set(true);
+        self.waiting.borrow_mut().clear();
+        if matches!(reactor::deadline(END_LIMIT, self.process.readable()).await, Ok(Ok(()))) {
+            on_news(News::Gone);
+            self.reap().await;
+        } else {
+            on_news(News::Lost);
+        }
+    }
+}
+
+/// Reads until the connection ends. An error of one read is no end of it: what is there stays in the socket.
+async fn follow(link: Weak<Link>, on_news: impl Fn(News)) {
+    let mut failures = 0;
+    loop {
+        // Held only while reading: a link nobody else holds ends its task with the next wake-up.
+        let Some(link) = link.upgrade() else { return };
+        match link.read_all(&on_news) {
+            Reading::Open => failures = 0,
+            Reading::Failed(error) if failures < READ_FAILURES_MAX => {
+                failures += 1;
+                log::warn!("a monitor's socket cannot be read, tried again"; pid = link.pid(), error = error);
+                reactor::sleep(READ_PAUSE).await;
+                continue;
+            }
+            Reading::Failed(_) | Reading::Closed => return link.close(&on_news).await,
+        }
+        // An error of poll is met again by the read.
+        let readable = async {
+            let _ = link.socket.readable().await;
+        };
+        let abandoned = async {
+            link.abandoned.wait().await;
+        };
+        smol::future::or(readable, abandoned).await;
+        if link.abandoned.is_initialized() {
+            return;
         }
     }
 }

@@ -221,8 +221,13 @@ impl Pods {
             // Its state directory names what is left of it: the next start tries again.
             Err(error) => return log::error!("a pod without a record stays"; pod = id, error = error),
         }
+        let forgotten = self.node.network.cni.forget(&id.to_string()).await;
         if let Err(error) = netns::unpin(&paths::netns(id)) {
             log::warn!("a network namespace stays"; pod = id, error = error);
+        }
+        // Its state directory, which is not removed, has the next start try again.
+        if let Err(error) = forgotten {
+            return log::error!("the network of a pod without a record stays"; pod = id, error = error);
         }
         if let Err(error) = std::fs::remove_dir_all(&state)
             && error.kind() != std::io::ErrorKind::NotFound
@@ -311,9 +316,17 @@ impl Pods {
         match reactor::deadline(ATTACH_LIMIT, self.attach(pod, monitor)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error @ LinkError::Socket(_))) => Err(Unattached::Later(internal(error.to_string()))),
+            // Its process lives: another connection may have replaced this one.
+            Ok(Err(error @ LinkError::Gone)) if self.has_monitor(pod) => {
+                Err(Unattached::Later(internal(error.to_string())))
+            }
             Ok(Err(error)) => Err(Unattached::Gone(internal(error.to_string()))),
             Err(_) => Err(Unattached::Later(internal("it does not answer".to_owned()))),
         }
+    }
+
+    fn has_monitor(&self, pod: &Pod) -> bool {
+        !matches!(monitor::connect(&self.node.paths.pod_state(pod.id)), Err(ConnectError::NotThere))
     }
 
     async fn take_over_containers(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {

@@ -509,7 +509,8 @@ impl Pods {
                 News::Event(Event::Exited(exit)) => pods.container_exited(&exit),
                 News::Event(Event::ExecExited { exec, exit }) => pod.exec_exited(exec, exit),
                 News::Gone if pod.links.get() == number => pods.monitor_gone(&pod),
-                News::Gone => {}
+                News::Lost if pod.links.get() == number => pods.monitor_lost(&pod),
+                News::Gone | News::Lost => {}
             }
         };
         let link = Link::open(monitor, on_news)?;

@@ -4,7 +4,7 @@
 //! A record's body, version 1: postcard of [`Stored`]. It grows at its end only, so an older coracle reads a newer one's.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -42,8 +42,10 @@ pub(super) struct Stored {
 /// What was found at the start.
 pub(super) struct Loaded {
     pub(super) entries: Vec<Entry>,
-    /// No record was left out.
-    pub(super) is_complete: bool,
+    /// Records that could not be read for now, by name.
+    pub(super) unread: Vec<String>,
+    /// A record was set aside.
+    pub(super) has_damaged: bool,
 }
 
 /// /etc/passwd and /etc/group of an image, for names of users (CRI 3.9); empty where it has none.
@@ -125,7 +127,7 @@ impl Disk {
         match fs::read_link(&path) {
             Ok(found) if found == Path::new(&target) => return Ok(name),
             // It would put another layer into the container.
-            Ok(found) if self.links().join(&found).is_dir() => {
+            Ok(found) if is_there(&self.links().join(&found), Metadata::is_dir)? => {
                 let text = format!("layer {layer}: its short name is taken by {}", found.display());
                 return Err(Error::new(Kind::FailedPrecondition, text));
             }
@@ -140,7 +142,7 @@ impl Disk {
     /// Removes links to layers that are gone. One that stays is in nobody's way.
     pub(super) fn sweep_links(&self) {
         let gone = list(&self.links()).into_iter().map(|name| self.links().join(name));
-        for path in gone.filter(|path| !path.exists()) {
+        for path in gone.filter(|path| matches!(path.try_exists(), Ok(false))) {
             if let Err(error) = fs::remove_file(&path) {
                 log::warn!("link to a layer stays"; path = path.display(), error = plain(&error));
             }
@@ -153,25 +155,31 @@ impl Disk {
         Some(self.blobs().join(algorithm).join(hex))
     }
 
-    /// Every image that is whole. What is damaged or lacks a layer is set aside with a warning and costs itself only.
+    /// Every image that is whole. What is damaged or lacks a layer is set aside with a warning and costs itself only; what
+    /// cannot be read for now stays where it is.
     pub(super) fn load_all(&self) -> Result<Loaded, Error> {
-        let mut loaded = Loaded { entries: Vec::new(), is_complete: true };
-        for name in store::names(&self.records())? {
+        Ok(self.load_some(store::names(&self.records())?))
+    }
+
+    /// As [`Disk::load_all`], of these records.
+    pub(super) fn load_some(&self, names: Vec<String>) -> Loaded {
+        let mut loaded = Loaded { entries: Vec::new(), unread: Vec::new(), has_damaged: false };
+        for name in names {
             match self.load(&name) {
                 Ok((entry, _)) => loaded.entries.push(entry),
-                Err(damage) => {
-                    loaded.is_complete = false;
-                    match damage {
-                        Damage::Damaged(reason) => self.set_aside(&name, &reason),
-                        // The disk may do better next time.
-                        Damage::Absent | Damage::Io(_) => {
-                            log::warn!("image not loaded"; image = name, error = damage);
-                        }
-                    }
+                Err(Damage::Damaged(reason)) => {
+                    loaded.has_damaged = true;
+                    self.set_aside(&name, &reason);
+                }
+                // Removed meanwhile.
+                Err(Damage::Absent) => {}
+                Err(error @ Damage::Io(_)) => {
+                    log::warn!("image not loaded, it is tried again"; image = name, error = error);
+                    loaded.unread.push(name);
                 }
             }
         }
-        Ok(loaded)
+        loaded
     }
 
     /// The record of one image.
@@ -196,13 +204,23 @@ impl Disk {
     }
 
     /// What of `image` is not there, if anything.
-    pub(super) fn missing(&self, image: &ImageRecord) -> Option<String> {
-        let layer = image.layers.iter().find(|layer| !self.layers().join(&layer.name).is_dir());
-        if let Some(layer) = layer {
-            return Some(format!("layer {} is missing", layer.name));
+    ///
+    /// # Errors
+    /// The disk does not say whether it is there.
+    pub(super) fn missing(&self, image: &ImageRecord) -> Result<Option<String>, Error> {
+        for layer in &image.layers {
+            let path = self.layers().join(&layer.name);
+            if !is_there(&path, Metadata::is_dir)? {
+                return Ok(Some(format!("layer {} is missing", layer.name)));
+            }
         }
-        let is_missing = |digest: &&String| self.blob(digest).is_none_or(|path| !path.is_file());
-        image.blobs.iter().find(is_missing).map(|digest| format!("blob {digest} is missing"))
+        for digest in &image.blobs {
+            let path = self.blob(digest);
+            if !path.map_or(Ok(false), |path| is_there(&path, Metadata::is_file))? {
+                return Ok(Some(format!("blob {digest} is missing")));
+            }
+        }
+        Ok(None)
     }
 
     /// The image's config document, as it was pulled.
@@ -232,13 +250,24 @@ impl Disk {
 
     fn load(&self, name: &str) -> Result<(Entry, Stored), Damage> {
         let (entry, stored) = self.parse(name)?;
-        match entry.layers.iter().find(|layer| !self.layer(layer).is_dir()) {
-            Some(layer) => Err(Damage::Damaged(format!("layer {layer} is missing"))),
-            None => Ok((entry, stored)),
+        for layer in &entry.layers {
+            match is_there(&self.layer(layer), Metadata::is_dir) {
+                Ok(true) => {}
+                Ok(false) => return Err(Damage::Damaged(format!("layer {layer} is missing"))),
+                // The image stays, and so does the layer: a container that needs it says what is wrong with it.
+                Err(error) => {
+                    log::warn!("a layer of an image cannot be looked at"; image = name, error = error)
+                }
+            }
         }
+        Ok((entry, stored))
     }
 
     fn parse(&self, name: &str) -> Result<(Entry, Stored), Damage> {
+        // It would be in the way of the record when the image is pulled again.
+        if fs::metadata(self.records().join(name)).is_ok_and(|found| !found.is_file()) {
+            return Err(Damage::Damaged("it is not a file".to_owned()));
+        }
         let loaded = store::load(&self.records(), name, store::Kind::Image)?;
         let damaged = |reason: String| Damage::Damaged(reason);
         let stored: Stored = postcard::from_bytes(&loaded.body)
@@ -276,6 +305,20 @@ impl Disk {
         let body: String = marks.iter().flat_map(|mark| [mark.as_str(), "\n"]).collect();
         store::commit(&self.images(), MARKS, store::Kind::Pins, MARKS_VERSION, body.as_bytes())
             .map_err(|error| error.context("keep the pins"))
+    }
+}
+
+/// Whether `path` is there and of this kind; links are followed.
+///
+/// # Errors
+/// Any error but ENOENT and ENOTDIR (`EIO`, `ENOMEM`, `ELOOP`…): it does not say that there is nothing.
+fn is_there(path: &Path, is_wanted: fn(&Metadata) -> bool) -> Result<bool, Error> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(is_wanted(&found)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(error) => Err(error).context(|| format!("look at {}", path.display())),
     }
 }
 

@@ -44,11 +44,12 @@ pub use pulling::Pulling;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use coracle_base::error::{Context, Error, Kind};
-use coracle_base::log;
 use coracle_base::workers::Workers;
+use coracle_base::{log, reactor};
 use coracle_job::{ImageRecord, Limits, Registries};
 use coracle_wire::ContainerId;
 
@@ -60,6 +61,10 @@ use measured::Measured;
 use pins::Pins;
 use pull::Pulls;
 use trash::{Candidates, Trash};
+
+/// From one try to read a record to the next: doubled each time, up to the second.
+const UNREAD_PAUSE: Duration = Duration::from_secs(1);
+const UNREAD_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// How the store is set up.
 pub struct Options {
@@ -113,8 +118,10 @@ pub struct Images {
     measured: Measured,
     /// Of the last commit.
     sequence: Cell<u64>,
-    /// Every record on disk is in the index.
-    is_complete: bool,
+    /// A record was set aside: which layers its image has is not known.
+    has_damaged: Cell<bool>,
+    /// Records that could not be read, by name; see [`Images::try_unread`].
+    unread: RefCell<Vec<String>>,
     /// There is a container that has not said what it needs.
     keeps_everything: Cell<bool>,
 }
@@ -134,7 +141,7 @@ impl Images {
         let disk = Disk::open(&options.root)?;
         let mut index = Index::default();
         let mut sequence = 0;
-        let Loaded { entries, is_complete } = disk.load_all()?;
+        let Loaded { entries, unread, has_damaged } = disk.load_all()?;
         for entry in entries {
             sequence = sequence.max(entry.sequence);
             index.insert(entry);
@@ -142,7 +149,7 @@ impl Images {
         index.insert(builtin::entry());
         let marks = RefCell::new(disk.marks());
         let bundles = Bundles::load(&disk.images());
-        Ok(Rc::new(Images {
+        let images = Rc::new(Images {
             marks,
             bundles,
             disk,
@@ -160,16 +167,52 @@ impl Images {
             filled: Cell::new(0),
             measured: Measured::default(),
             sequence: Cell::new(sequence),
-            is_complete,
+            has_damaged: Cell::new(has_damaged),
+            unread: RefCell::new(unread),
             keeps_everything: Cell::new(false),
-        }))
+        });
+        if images.unread_count() > 0 {
+            reactor::spawn(try_unread_later(Rc::downgrade(&images))).detach();
+        }
+        Ok(images)
     }
 
     /// Throws away what no image and no container needs. Once, after recovery has retained every container's layers, and
     /// only where it knows them all. A store with a record that could not be read keeps everything but the unfinished:
-    /// what that image consists of is not known.
+    /// what that image consists of is not known. Nothing goes while a worker fills the store.
     pub fn sweep(&self) {
-        self.dispose(if self.is_complete { Candidates::START } else { Candidates::Unfinished });
+        if self.fills.get() > 0 {
+            return;
+        }
+        self.dispose(if self.is_complete() { Candidates::START } else { Candidates::Unfinished });
+    }
+
+    /// Every record that was on disk at the start is in the index.
+    fn is_complete(&self) -> bool {
+        !self.has_damaged.get() && self.unread.borrow().is_empty()
+    }
+
+    /// How many images have a record that cannot be read for now.
+    pub fn unread_count(&self) -> usize {
+        self.unread.borrow().len()
+    }
+
+    /// Reads again what could not be read at the start. An image that was pulled meanwhile has a new record, which is in the
+    /// index already.
+    fn try_unread(&self) {
+        let Loaded { entries, unread, has_damaged } = self.disk.load_some(self.unread.take());
+        for entry in entries {
+            log::info!("image found again"; image = entry.id);
+            self.sequence.set(self.sequence.get().max(entry.sequence));
+            if self.index.borrow().get(&entry.id).is_none() {
+                let poorer = self.index.borrow_mut().insert(entry);
+                for other in poorer {
+                    self.commit_names(&other);
+                }
+            }
+        }
+        self.has_damaged.set(self.has_damaged.get() || has_damaged);
+        *self.unread.borrow_mut() = unread;
     }
 
     /// Whether no layer is thrown away for now, since a container that could not be read may need any of them. What is left
@@ -302,7 +345,7 @@ impl Images {
         let entry = self.index.borrow_mut().remove(&view.id);
         log::info!("image removed"; image = view.id, name = name);
         let layers = entry.map_or_else(Vec::new, |entry| entry.layers);
-        let is_quiet = self.fills.get() == 0 && self.is_complete;
+        let is_quiet = self.fills.get() == 0 && self.is_complete();
         // A worker may count on its blobs by now: they wait for the next removal or start.
         self.dispose(if is_quiet { Candidates::EVERYTHING } else { Candidates::Given(layers) });
         Ok(())
@@ -320,7 +363,7 @@ impl Images {
             // The same config, byte for byte, and so no layer either: there is nothing to add.
             return Ok(id);
         }
-        if let Some(missing) = self.disk.missing(&image) {
+        if let Some(missing) = self.disk.missing(&image).map_err(Unpublished::Error)? {
             return Err(Unpublished::Missing(missing));
         }
         self.add_what_was_known(&id, &mut image).map_err(Unpublished::Error)?;
@@ -369,7 +412,9 @@ impl Images {
     }
 
     fn dispose(&self, candidates: Candidates) {
-        let candidates = match (self.keeps_everything.get(), candidates) {
+        // An image whose record cannot be read for now may need any layer, too.
+        let keeps_everything = self.keeps_everything.get() || !self.unread.borrow().is_empty();
+        let candidates = match (keeps_everything, candidates) {
             (true, Candidates::Given(_)) => return,
             (true, Candidates::All { .. }) => Candidates::Unfinished,
             (_, candidates) => candidates,
@@ -401,6 +446,20 @@ impl Images {
 }
 
 /// Puts the names that were known in front of the new ones; the oldest give way to [`NAMES_MAX`].
+/// Tries again to read records until all are read.
+async fn try_unread_later(images: Weak<Images>) {
+    let mut pause = UNREAD_PAUSE;
+    loop {
+        reactor::sleep(pause).await;
+        pause = (pause * 2).min(UNREAD_PAUSE_MAX);
+        let Some(images) = images.upgrade() else { return };
+        images.try_unread();
+        if images.unread_count() == 0 {
+            return;
+        }
+    }
+}
+
 fn merge(names: &mut Vec<String>, known: &[String]) {
     let mut all = known.to_vec();
     all.extend(names.drain(..).filter(|name| !known.contains(name)));

@@ -244,7 +244,7 @@ impl Images {
     /// try could have used.
     pub(super) fn sweep_after(&self, error: &Error) {
         if self.fills.get() == 0 {
-            let is_full = error.kind() == Kind::ResourceExhausted && self.is_complete;
+            let is_full = error.kind() == Kind::ResourceExhausted && self.is_complete();
             self.dispose(if is_full { Candidates::EVERYTHING } else { Candidates::Unfinished });
         }
     }

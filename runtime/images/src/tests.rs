@@ -285,6 +285,86 @@ fn damaged_records_are_set_aside_and_cost_one_image_each() {
     });
 }
 
+/// Without the fix the first image is set aside as "layer … is missing", and its layer is thrown away.
+#[test]
+fn a_layer_that_cannot_be_looked_at_is_not_missing() {
+    let node = Node::new();
+    reactor::run(async {
+        let images = node.open();
+        let record = node.whole('a', &[TAG]);
+        node.pull(&images, &record, TAG).await.unwrap();
+        // A link to itself: ELOOP, as EIO of a disk.
+        let aside = node.dir.path().join("aside");
+        std::fs::rename(node.layer('a'), &aside).unwrap();
+        std::os::unix::fs::symlink(node.layer('a'), node.layer('a')).unwrap();
+        let images = node.open();
+        images.sweep();
+        assert_eq!(images.resolve(TAG).unwrap().id.to_string(), record.id);
+        assert!(!node.root().join("quarantine").exists());
+        assert!(node.layer('a').is_symlink(), "it is not thrown away");
+        let error = node.pull(&images, &record, TAG).await.unwrap_err();
+        assert!(error.message().contains("look at"), "{error}");
+        std::fs::remove_file(node.layer('a')).unwrap();
+        std::fs::rename(&aside, node.layer('a')).unwrap();
+        assert_eq!(node.pull(&images, &record, TAG).await.unwrap(), record.id);
+    });
+}
+
+/// Without the fix the image comes back with the next start only, and what it shares with another is thrown away with that.
+#[test]
+fn a_record_that_cannot_be_read_for_now_is_read_later() {
+    let node = Node::new();
+    reactor::run(async {
+        let images = node.open();
+        let record = node.whole('a', &[TAG]);
+        let mut other = node.whole('b', &["reg.example/other:1"]);
+        other.layers = record.layers.clone();
+        for record in [&record, &other] {
+            node.pull(&images, record, &record.tags[0]).await.unwrap();
+        }
+        let path = node.root().join("images/records").join(hex('a'));
+        let aside = node.dir.path().join("aside");
+        std::fs::rename(&path, &aside).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let images = node.open();
+        images.sweep();
+        assert_eq!((images.find(TAG).unwrap(), images.unread_count()), (None, 1));
+        images.remove(&other.id).unwrap();
+        assert!(node.layer('a').is_dir());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        until("it is read", || images.unread_count() == 0).await;
+        assert_eq!(images.resolve(TAG).unwrap().id.to_string(), record.id);
+        assert!(!node.root().join("quarantine").exists());
+    });
+}
+
+/// Without the fix the image is only "not loaded", and every pull of it fails: the record cannot be renamed over a directory. A
+/// FIFO would be waited for.
+#[test]
+fn a_record_that_is_no_file_is_set_aside_and_its_image_pulled_again() {
+    let node = Node::new();
+    reactor::run(async {
+        for what in ["directory", "fifo"] {
+            let images = node.open();
+            let record = node.whole('a', &[TAG]);
+            node.pull(&images, &record, TAG).await.unwrap();
+            let path = node.root().join("images/records").join(hex('a'));
+            std::fs::remove_file(&path).unwrap();
+            match what {
+                "directory" => std::fs::create_dir(&path).unwrap(),
+                _ => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+            }
+            let images = node.open();
+            assert!(images.find(TAG).unwrap().is_none() && !path.exists(), "{what}");
+            assert_eq!(images.unread_count(), 0);
+            assert!(coracle_base::store::damaged_count() > 0, "Status shows it");
+            assert_eq!(node.pull(&images, &record, TAG).await.unwrap(), record.id, "{what}");
+            assert!(node.open().find(TAG).unwrap().is_some(), "{what}");
+        }
+    });
+}
+
 #[test]
 fn what_a_worker_brings_is_checked() {
     let node = Node::new();

@@ -8,6 +8,7 @@
 //! A list that fails half-way is not taken back here but by [`Network::del`], which is due after every error: only the worker
 //! takes back its own run.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
@@ -75,6 +76,18 @@ impl Network {
             }
         }
         Ok(())
+    }
+
+    /// Takes back what the built-in plugins, and `host-local`, hold for a pod of which only the id is known: its record is lost.
+    /// Searched are the usual directory of leases, that of the default network and that of the list in force. What programs
+    /// hold beside leases is theirs alone to find.
+    ///
+    /// # Errors
+    /// Something may be left: to be tried again.
+    pub async fn forget(&self, id: &str) -> Result<(), Error> {
+        let mut parents = vec![PathBuf::from(builtin::DATA_DIR)];
+        parents.extend(self.options.default.as_ref().map(|default| default.data_dir.clone()));
+        builtin::forget(&self.netfilter, id, &parents, self.conflist().as_deref()).await
     }
 
     /// Has a worker run the plugins of `conflist`.

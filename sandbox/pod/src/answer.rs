@@ -6,7 +6,7 @@ use coracle_wire::{ContainerId, FRAME_BYTES_MAX, Reply, Request, VERSION};
 
 use crate::child::Failure;
 use crate::exit_records;
-use crate::serve::{Monitor, Phase, unwatch};
+use crate::serve::{Monitor, Phase, SEND_PAUSE_NS, unwatch};
 use crate::table::{Attached, ContainerState, STREAMS};
 
 /// The descriptors of a frame, taken in order; the remaining ones are closed on drop.
@@ -34,6 +34,15 @@ impl Monitor<'_> {
         let mut buffer = [0; FRAME_BYTES_MAX];
         let received = match socket::receive(connection.socket.borrow(), &mut buffer) {
             Err(Errno::EAGAIN | Errno::EINTR) => return,
+            // epoll reports the frame again.
+            Err(Errno::ENOMEM | Errno::ENOBUFS) => return process::pause(SEND_PAUSE_NS),
+            // No descriptor was free for those of the request: the kernel dropped them.
+            Err(Errno::EMSGSIZE) => {
+                return match postcard::take_from_bytes::<u32>(&buffer) {
+                    Ok((number, _)) => self.refuse(number, Errno::EMFILE),
+                    Err(_) => self.disconnect(),
+                };
+            }
             Err(_) => return self.disconnect(),
             Ok(received) if received.length == 0 => return self.disconnect(),
             Ok(received) => received,

@@ -27,6 +27,10 @@ const FAILED_SETUP_NS: i64 = 30_000_000_000;
 /// How long a monitor waits at its end for killed processes; processes that hang in the kernel are then reparented to
 /// init.
 const ENDING_NS: i64 = 10_000_000_000;
+/// How long a reply is tried to be sent. Meanwhile the monitor does nothing else.
+const SEND_LIMIT_NS: i64 = 100_000_000;
+/// From one try to send to the next.
+pub(crate) const SEND_PAUSE_NS: i64 = 1_000_000;
 /// The effective capabilities after the setup: CAP_KILL, to signal processes of every user, and CAP_SYS_ADMIN, to clone
 /// into new PID namespaces. All others are for the monitor's children.
 const EFFECTIVE: u64 = 1 << 5 | 1 << 21;
@@ -277,10 +281,20 @@ impl<'t> Monitor<'t> {
 
     /// Sends the reply to request `number`; a daemon that does not read its replies is disconnected.
     pub(crate) fn reply(&mut self, number: u32, reply: Reply, descriptors: &[FdRef<'_>]) {
-        let Some(connection) = self.connection.as_ref().filter(|_| number != 0) else { return };
-        if send(connection, &FromMonitor::Reply { number, reply }, descriptors).is_err() {
+        if self.try_reply(number, reply, descriptors).is_err() {
             self.disconnect();
         }
+    }
+
+    /// As [`Monitor::reply`], but leaves it to the caller to disconnect: for descriptors that are borrowed from the table.
+    pub(crate) fn try_reply(
+        &self,
+        number: u32,
+        reply: Reply,
+        descriptors: &[FdRef<'_>],
+    ) -> Result<(), Errno> {
+        let Some(connection) = self.connection.as_ref().filter(|_| number != 0) else { return Ok(()) };
+        send_in_time(connection, &FromMonitor::Reply { number, reply }, descriptors)
     }
 
     /// Sends pending events to the daemon, that is ends of containers and execs, as long as its socket has space.
@@ -296,6 +310,11 @@ impl<'t> Monitor<'t> {
         let waits = match told {
             Ok(()) => false,
             Err(Errno::EAGAIN) => true,
+            // The socket stays writable, so the next try follows at once.
+            Err(Errno::ENOMEM | Errno::ENOBUFS) => {
+                process::pause(SEND_PAUSE_NS);
+                true
+            }
             Err(_) => return self.disconnect(),
         };
         let Some(connection) = &mut self.connection else { return };
@@ -327,6 +346,24 @@ fn tell_all(connection: &Connection, table: &mut Table) -> Result<(), Errno> {
         table.execs.swap_remove(index);
     }
     Ok(())
+}
+
+/// Sends a frame. Tries again for a moment while the socket is full or the kernel is short of memory: a connection that ends
+/// loses the replies to all other requests.
+fn send_in_time(
+    connection: &Connection,
+    frame: &FromMonitor,
+    descriptors: &[FdRef<'_>],
+) -> Result<(), Errno> {
+    let until_ns = later(SEND_LIMIT_NS);
+    loop {
+        match send(connection, frame, descriptors) {
+            Err(Errno::EAGAIN | Errno::ENOMEM | Errno::ENOBUFS) if !is_over(until_ns) => {
+                process::pause(SEND_PAUSE_NS);
+            }
+            sent => return sent,
+        }
+    }
 }
 
 fn send(connection: &Connection, frame: &FromMonitor, descriptors: &[FdRef<'_>]) -> Result<(), Errno> {

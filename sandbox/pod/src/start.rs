@@ -296,8 +296,8 @@ impl Monitor<'_> {
     fn reply_with_process(&mut self, number: u32, reply: Reply, slot: Slot) {
         let mut containers = self.table.containers.iter();
         let Some(container) = containers.find(|container| container.slot == slot) else { return };
-        if let Ok(pidfd) = fs::duplicate(container.pidfd.borrow(), 3) {
-            self.reply(number, reply, &[pidfd.borrow()]);
+        if self.try_reply(number, reply, &[container.pidfd.borrow()]).is_err() {
+            self.disconnect();
         }
     }
 
@@ -343,12 +343,21 @@ impl Monitor<'_> {
                 let number = starting.number;
                 let master = namespaces::receive(starting.terminal.borrow()).terminal;
                 exec.state = ExecState::Running;
-                let Ok(pidfd) = fs::duplicate(exec.pidfd.borrow(), 3) else { return };
-                match master {
-                    Some(master) => self.reply(number, Reply::Started, &[pidfd.borrow(), master.borrow()]),
-                    None => self.reply(number, Reply::Started, &[pidfd.borrow()]),
-                }
+                self.reply_with_exec(number, slot, master);
             }
+        }
+    }
+
+    /// Replies with the pidfd of an exec, and with its terminal if it has one.
+    fn reply_with_exec(&mut self, number: u32, slot: Slot, master: Option<Fd>) {
+        let Some(exec) = self.table.execs.iter().find(|exec| exec.slot == slot) else { return };
+        let pidfd = exec.pidfd.borrow();
+        let sent = match &master {
+            Some(master) => self.try_reply(number, Reply::Started, &[pidfd, master.borrow()]),
+            None => self.try_reply(number, Reply::Started, &[pidfd]),
+        };
+        if sent.is_err() {
+            self.disconnect();
         }
     }
 }

@@ -80,12 +80,34 @@ impl Cgroups {
         }
     }
 
-    /// Sends SIGKILL to every process in the cgroup and its descendants. Does not wait for their end; check
-    /// [`Cgroups::is_populated`]. A missing cgroup is success.
+    /// Sends SIGKILL to every process in the cgroup and its descendants, frozen ones included. Does not wait for their end;
+    /// check [`Cgroups::is_populated`]. A missing cgroup is success.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file or the process.
     pub fn kill(&self, path: &CgroupPath) -> Result<(), Error> {
+        self.signal_all(path).and(self.thaw(path))
+    }
+
+    /// v1: a frozen process ends by a signal only once it is thawed; v2 needs no thaw.
+    fn thaw(&self, path: &CgroupPath) -> Result<(), Error> {
+        let Some(mount) = self.layout.hierarchy("freezer") else { return Ok(()) };
+        for directory in tree(&path.below(mount))? {
+            let file = directory.join("freezer.state");
+            let thawed = match read(&file) {
+                Ok(state) if state.trim() == "THAWED" => Ok(()),
+                Ok(_) => write(&file, "THAWED"),
+                Err(error) => Err(error),
+            };
+            match thawed {
+                Err(error) if !names_gone(&error) => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn signal_all(&self, path: &CgroupPath) -> Result<(), Error> {
         let directory = self.tracking_directory(path);
         if let Tracking::Unified(_) = self.layout.tracking() {
             // One write kills all processes, including concurrent forks (Linux 5.14).

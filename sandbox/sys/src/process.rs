@@ -581,9 +581,25 @@ pub fn now_ns(clock: Clock) -> i64 {
     time[0].saturating_mul(1_000_000_000).saturating_add(time[1])
 }
 
+/// Sleeps for so many nanoseconds, less where a signal ends it: clock_nanosleep(2).
+pub fn pause(nanoseconds: i64) {
+    let time = [nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000];
+    let arguments = [Clock::Monotonic as usize, 0, time.as_ptr() as usize, 0];
+    // SAFETY: the kernel reads a `timespec`, two i64 on these architectures, from a local that lives across the call, and
+    // writes nothing (null).
+    let _ = unsafe { call(number::CLOCK_NANOSLEEP, arguments) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_lasts() {
+        let before = now_ns(Clock::Monotonic);
+        pause(2_000_000);
+        assert!(now_ns(Clock::Monotonic) - before >= 2_000_000);
+    }
 
     #[test]
     fn a_clone_is_reaped_with_its_code() {

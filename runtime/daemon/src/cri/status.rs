@@ -22,18 +22,7 @@ pub(crate) async fn status(
         condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message))),
     ];
     let has_user_namespaces = daemon.pods.node.kernel.user_namespaces.is_ok();
-    let damaged = store::damaged_count();
-    let healthy = match damaged {
-        0 => Ok(()),
-        count => Err((
-            "DamagedRecords",
-            format!(
-                "{count} damaged records are set aside in {}/quarantine",
-                daemon.pods.node.paths.root.display()
-            ),
-        )),
-    };
-    conditions.push(condition("StoreHealthy", healthy));
+    conditions.push(condition("StoreHealthy", store_healthy(&daemon)));
     let known = daemon.pods.unknown().map_or(Ok(()), |(count, first)| {
         let text = format!("{count} pods are not wholly known since the start, and are tried again: {first}");
         Err(("NotWhollyKnown", text))
@@ -61,6 +50,24 @@ pub(crate) async fn status(
             mount_options: true,
         }),
     })
+}
+
+/// Records that were set aside, and those of images that cannot be read for now.
+fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
+    match (store::damaged_count(), daemon.images.unread_count()) {
+        (0, 0) => Ok(()),
+        (0, unread) => Err((
+            "UnreadRecords",
+            format!("{unread} records of images cannot be read for now, and are tried again"),
+        )),
+        (count, _) => Err((
+            "DamagedRecords",
+            format!(
+                "{count} damaged records are set aside in {}/quarantine",
+                daemon.pods.node.paths.root.display()
+            ),
+        )),
+    }
 }
 
 /// Shown while there are pods of an earlier build, which run on without its later defences.

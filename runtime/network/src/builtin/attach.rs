@@ -7,6 +7,7 @@
 //! Rules: bridge, ptp 1.1.1; what is derived from the pod's id is the name of the node's end, `veth` and 11 digits.
 
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -82,12 +83,20 @@ pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Re
     }
     Socket::route()?.run(batch)?;
     reactor::spawn(remove_lingering(link_name(attachment))).detach();
-    if !base.ipam.directory.is_dir() {
-        return Ok(());
+    let directory = &base.ipam.directory;
+    match fs::metadata(directory) {
+        Err(error) if is_absent(&error) => return Ok(()),
+        Err(error) => return Err(failed("look at", directory, &error)),
+        Ok(_) => {}
     }
-    let store = Leases::lock(&base.ipam.directory).await?;
+    let store = Leases::lock(directory).await?;
     let addresses: Vec<_> = made.addresses.iter().map(|network| network.address).collect();
     store.release(&attachment.container_id, &attachment.interface, &addresses)
+}
+
+/// Any other error says nothing about whether there are leases.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Removes the node's end of a pair whose namespace did not end with its pod.

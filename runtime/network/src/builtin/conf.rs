@@ -27,7 +27,7 @@ use crate::conf::flat;
 /// Versions whose results have `ips`: older lists are rare, and their plugins are, too.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// Where `host-local` keeps its leases (its document).
-const DATA_DIR: &str = "/var/lib/cni/networks";
+pub(crate) const DATA_DIR: &str = "/var/lib/cni/networks";
 /// The bridge of a list that names none (its document).
 const BRIDGE: &str = "cni0";
 /// What does nothing here: `lo` is up.

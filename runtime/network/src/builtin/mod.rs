@@ -21,13 +21,14 @@ mod range;
 mod result;
 mod rules;
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
-pub(super) use self::conf::{Choice, Part, Plan};
+pub(super) use self::conf::{Choice, DATA_DIR, Part, Plan};
 pub(super) use self::rules::Netfilter;
 use super::Recorded;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
@@ -41,7 +42,7 @@ pub struct DefaultNetwork {
     /// Its ranges, one per family, for as long as the kubelet has not said which is the node's.
     pub subnets: Vec<String>,
     /// Where its leases are.
-    pub data_dir: std::path::PathBuf,
+    pub data_dir: PathBuf,
 }
 
 impl DefaultNetwork {
@@ -154,4 +155,60 @@ pub(super) async fn del(
         Ok(left)
     };
     work.await.map_err(|error: Error| error.context(format!("built-in network {:?} (del)", plan.network)))
+}
+
+/// Takes back what can be found by a pod's id alone: its rules, and its leases below each of `parents` and in the directory
+/// of `conflist`. Its link goes with its namespace.
+///
+/// # Errors
+/// Something may be left: to be tried again.
+pub(super) async fn forget(
+    netfilter: &Netfilter,
+    id: &str,
+    parents: &[PathBuf],
+    conflist: Option<&str>,
+) -> Result<(), Error> {
+    let work = async {
+        rules::remove_all(netfilter, id)?;
+        let mut directories: BTreeSet<PathBuf> = conflist.and_then(lease_directory).into_iter().collect();
+        for parent in parents {
+            directories.extend(subdirectories(parent).map_err(|error| failed("list", parent, &error))?);
+        }
+        for directory in directories {
+            if !directory.try_exists().map_err(|error| failed("look at", &directory, &error))? {
+                continue;
+            }
+            let addresses = lease::release_all(&directory, id).await?;
+            netfilter.with(|socket| Ok(socket.forget_forwarded(&addresses)?))?;
+        }
+        Ok(())
+    };
+    work.await.map_err(|error: Error| error.context("network of a pod without a record"))
+}
+
+/// Where a list's leases are, if its first plugin is known here.
+fn lease_directory(conflist: &str) -> Option<PathBuf> {
+    let choice = choose(conflist, &nobody()).ok()?;
+    let is_chosen = |place| choice.reasons.is_empty() || choice.places.contains(&place);
+    let parts = conf::parts(conflist, &nobody(), &is_chosen).ok()?;
+    parts.into_iter().find_map(|part| match part {
+        Part::BuiltIn(plan) => plan.base.map(|base| base.ipam.directory),
+        Part::Programs(_) => None,
+    })
+}
+
+/// Directories in a directory, which may be missing.
+fn subdirectories(parent: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(parent) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }

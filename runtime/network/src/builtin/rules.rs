@@ -60,6 +60,11 @@ pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str) -> Result<(),
     }
 }
 
+/// Removes the rules of a pod whose plan nobody knows.
+pub(super) fn remove_all(netfilter: &Netfilter, id: &str) -> Result<(), Error> {
+    netfilter.with(|socket| Ok(socket.remove_rules(TABLE, id)?))
+}
+
 fn add_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
     let masquerades = plan.base.as_ref().is_some_and(|base| base.masquerades);
     for is_ipv6 in [false, true] {

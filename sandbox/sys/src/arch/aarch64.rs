@@ -84,6 +84,7 @@ pub(crate) mod number {
     pub(crate) const RT_SIGACTION: usize = 134;
     pub(crate) const RT_SIGSUSPEND: usize = 133;
     pub(crate) const CLOCK_GETTIME: usize = 113;
+    pub(crate) const CLOCK_NANOSLEEP: usize = 115;
     pub(crate) const MOUNT: usize = 40;
     pub(crate) const UMOUNT2: usize = 39;
     pub(crate) const PIVOT_ROOT: usize = 41;

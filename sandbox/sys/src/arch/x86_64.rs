@@ -85,6 +85,7 @@ pub(crate) mod number {
     pub(crate) const RT_SIGACTION: usize = 13;
     pub(crate) const RT_SIGSUSPEND: usize = 130;
     pub(crate) const CLOCK_GETTIME: usize = 228;
+    pub(crate) const CLOCK_NANOSLEEP: usize = 230;
     pub(crate) const MOUNT: usize = 165;
     pub(crate) const UMOUNT2: usize = 166;
     pub(crate) const PIVOT_ROOT: usize = 155;
