@@ -174,7 +174,7 @@ fn a_frozen_process_is_killed_too() {
         scratch.cgroups.make(&path).unwrap();
         let main = sleeper(&scratch.cgroups.entry(&path).unwrap());
         let file = format!("/sys/fs/cgroup/freezer{path}/freezer.state");
-        std::fs::write(&file, "FROZEN").unwrap();
+        fs::write(&file, "FROZEN").unwrap();
         assert!(within_two_seconds(|| read(&file) == "FROZEN"), "{name}");
         scratch.cgroups.kill(&path).unwrap();
         assert_eq!(ended_by(main), Some(9), "{name}");
