@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{ListPodSandboxRequest, RemoveContainerRequest, VersionRequest};
+use coracle_tests::cri::proto::{
+    ListPodSandboxRequest, RemoveContainerRequest, StatusRequest, StopContainerRequest, VersionRequest,
+};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::request::{container, fresh, host_pod, run};
+use coracle_tests::request::{container, exec, fresh, host_pod, run};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// A small file system of its own; unmounted when dropped, whatever happened.
@@ -117,6 +119,42 @@ fn what_cannot_be_deleted_for_a_while_is_deleted_later() {
     assert_eq!(count(), 1);
     umount2(&garbage.join(&id).join("busy"), MntFlags::MNT_DETACH).expect("our mount");
     host::wait_until("the garbage is deleted", || count() == 0);
+    node.remove_pod(&pod_id);
+    node.stop();
+}
+
+/// Without the fix the daemon does not start: "set mode of ROOT/images: read-only file system".
+#[test]
+fn a_daemon_starts_on_a_read_only_root_and_serves_what_runs() {
+    let disk = SmallDisk::new(24);
+    let mut node = on(&disk);
+    let image = node.import_probe();
+    let pod = host_pod("ro");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let other = node.run_container(&pod_id, &container("two", &image, &["sleep", "forever"], &pod), &pod);
+    let pid = node.container_pid(&id);
+    let writable = |node: &Node| {
+        let status = node.status(StatusRequest::default()).expect("status").status.expect("a status");
+        let found = status.conditions.into_iter().find(|condition| condition.r#type == "RootWritable");
+        found.map(|condition| (condition.status, condition.message)).expect("the condition")
+    };
+    assert_eq!(writable(&node), (true, String::new()));
+    node.kill9();
+    disk.read_only(true);
+    node.launch();
+    let (is_writable, message) = writable(&node);
+    assert!(!is_writable && message.contains("read-only"), "{message}");
+    assert_eq!(node.container_pid(&id), pid);
+    node.exec_sync(exec(&id, &["true"], 5)).expect("exec");
+    node.stop_container(StopContainerRequest { container_id: other.clone(), timeout: 0 }).expect("stop");
+    let refused = node.run_pod_sandbox(run(&host_pod("late"))).expect_err("nothing can be recorded");
+    assert!(refused.message().to_lowercase().contains("read-only"), "{refused}");
+    assert!(host::is_alive(pid));
+    disk.read_only(false);
+    assert!(writable(&node).0);
+    node.restart();
+    assert_eq!(node.container_pid(&id), pid);
     node.remove_pod(&pod_id);
     node.stop();
 }

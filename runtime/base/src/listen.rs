@@ -229,14 +229,14 @@ mod tests {
             // The copy of a child that has not exec'ed yet.
             let copy = first.listener.try_clone().unwrap();
             drop(first);
-            let ends = std::thread::spawn(move || {
-                std::thread::sleep(std::time::Duration::from_millis(200));
+            let ends = reactor::spawn(async move {
+                reactor::sleep(std::time::Duration::from_millis(200)).await;
                 drop(copy);
             });
             assert_eq!(Listener::bind(&path).err().unwrap().kind(), Kind::FailedPrecondition);
             super::wait_until_free(&path).await;
             Listener::bind(&path).unwrap();
-            ends.join().unwrap();
+            ends.await;
             let start = std::time::Instant::now();
             let _lives = Listener::bind(&path).unwrap();
             super::wait_until_free(&path).await;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use coracle_base::error::{Error, failed};
+use coracle_base::store;
 use coracle_sandbox::umask;
 
 /// Makes a directory with its parents, for root alone.
@@ -18,8 +19,6 @@ pub(crate) fn make_public_directory(path: &Path) -> Result<(), Error> {
 
 /// Makes a directory for root alone, and closes one that is there already to others: earlier builds left it open.
 pub(crate) fn make_private_directory(path: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::PermissionsExt;
     make_directory(path)?;
-    let mode = std::fs::Permissions::from_mode(0o700);
-    std::fs::set_permissions(path, mode).map_err(|error| failed("set mode of", path, &error))
+    store::close_directory(path).map_err(|error| failed("set mode of", path, &error))
 }

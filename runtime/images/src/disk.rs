@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use coracle_base::error::{Context, Error, Kind, plain};
@@ -21,9 +21,6 @@ const VERSION: u8 = 1;
 
 /// Directory of links below `layers/`.
 pub(super) const LINKS: &str = "l";
-
-/// Of `images/` and `layers/`.
-const DIRECTORY_MODE: u32 = 0o700;
 
 /// What of /etc/passwd and /etc/group a worker keeps of an image at most.
 const USERS_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -75,8 +72,7 @@ impl Disk {
         }
         // Images bring set-user-ID programs of any age: only root may reach them from the host (CVE-2021-41103).
         for dir in [disk.images(), disk.layers()] {
-            fs::set_permissions(&dir, fs::Permissions::from_mode(DIRECTORY_MODE))
-                .context(|| format!("set mode of {}", dir.display()))?;
+            store::close_directory(&dir).context(|| format!("set mode of {}", dir.display()))?;
         }
         Ok(disk)
     }

@@ -40,11 +40,24 @@ pub fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Err
 /// What the disk says.
 pub fn close_quarantine(root: &Path) -> Result<(), Error> {
     let shelf = root.join("quarantine");
-    match fs::set_permissions(&shelf, fs::Permissions::from_mode(0o700)) {
+    match close_directory(&shelf) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::from(error).context(format!("set mode of {}", shelf.display())))
         }
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Makes a directory root's alone (0700). One that is so already is not written to: its disk may be read-only, and a daemon has to
+/// start all the same.
+///
+/// # Errors
+/// What the disk says.
+pub fn close_directory(path: &Path) -> io::Result<()> {
+    const PRIVATE: u32 = 0o700;
+    match fs::metadata(path)?.permissions().mode() & 0o7777 {
+        PRIVATE => Ok(()),
+        _ => fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)),
     }
 }
 

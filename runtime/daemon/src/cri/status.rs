@@ -1,11 +1,13 @@
 //! Status (CRI 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them show
-//! records that were set aside, files of registries that cannot be read, and what AppArmor and SELinux lack. Asked every 5 s: from memory.
+//! records that were set aside, a root that takes no records, files of registries that cannot be read, and what AppArmor and SELinux lack. Asked every 5 s: from
+//! memory, but for one statvfs(2).
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
 use coracle_base::store;
+use nix::sys::statvfs::{FsFlags, statvfs};
 use serde_json::json;
 
 use crate::daemon::Daemon;
@@ -23,6 +25,7 @@ pub(crate) async fn status(
     ];
     let has_user_namespaces = daemon.pods.node.kernel.user_namespaces.is_ok();
     conditions.push(condition("StoreHealthy", store_healthy(&daemon)));
+    conditions.push(condition("RootWritable", root_writable(&daemon)));
     let known = daemon.pods.unknown().map_or(Ok(()), |(count, first)| {
         let text = format!("{count} pods are not wholly known since the start, and are tried again: {first}");
         Err(("NotWhollyKnown", text))
@@ -68,6 +71,22 @@ fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
             ),
         )),
     }
+}
+
+/// Whether anything new can be recorded. What runs goes on without, and can be listed, stopped and exec'ed into.
+fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
+    let root = daemon.root.display();
+    let room = statvfs(&daemon.root).map_err(|errno| ("Unknown", format!("{root}: {}", errno.desc())))?;
+    let consequence = "no pod, container or image can be created or removed";
+    if room.flags().contains(FsFlags::ST_RDONLY) {
+        return Err(("ReadOnly", format!("{root} is on a read-only file system: {consequence}")));
+    }
+    // Some file systems make inodes as they go, and say that there are none at all.
+    let has_inodes = room.files() == 0 || room.files_available() > 0;
+    if room.blocks_available() == 0 || !has_inodes {
+        return Err(("Full", format!("{root} is on a full file system: {consequence}")));
+    }
+    Ok(())
 }
 
 /// Shown while there are pods of an earlier build, which run on without its later defences.
