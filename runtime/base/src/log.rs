@@ -7,7 +7,7 @@
 //! `log::info!("pod ready"; pod = id, ms = 4)`. Keys are spelled alike everywhere (`pod`, `ctr`, `op`, `step`, `ms`); `pod` and `ctr` are cut to the 13
 //! digits that crictl prints. Values with anything but plain printable characters are quoted and escaped, so that no image
 //! name or plugin's message can forge a line. Writing never blocks: a line that stderr's reader leaves no room for is
-//! dropped and counted, and the next one says how many. No line is longer than [`LINE_BYTES_MAX`].
+//! dropped and counted, and the next one says how many. No line is longer than `LINE_BYTES_MAX`.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::{self, Display, Write as _};

@@ -9,7 +9,7 @@
 //! A call that finds no room does not read, so the pipe fills and the kernel holds the command: that is all of the back
 //! pressure. Nobody waits in a circle: who has `large` finds room for all that it may ever keep, whatever the others
 //! hold, so it ends, and the next one gets it. A call that waits on another one inside the container, or on one whose
-//! output never ends, gets an error after [`STALL_LIMIT`].
+//! output never ends, gets an error after `STALL_LIMIT`.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! The life of a pod sandbox and of a container, as values. Everything that changes one goes through [`Pod::on`] or
-//! [`Container::on`]: this file is the whole truth.
+//! The life of a pod sandbox and of a container, as values. Everything that changes one goes through `Pod::on` or
+//! `Container::on`: this file is the whole truth.
 //!
 //! No I/O: callers commit the new state first and then act, so that a crash in between is repaired by `recover`.
 //! Rules: CRI v1 sections 2.0 (states and reasons), 2.5 to 2.7, 2.10 to 2.14; BOOT-1 and BOOT-2 for reboots.

@@ -1,6 +1,6 @@
 //! The pods' network by CNI: which configuration is in force, whether the node's network is ready, and attaching and
-//! detaching one pod. The common plugins are built in ([`builtin`]); others run in a worker, also those between them in one
-//! list ([`walk`]): this room knows their configuration and what each pod was told, never a plugin process.
+//! detaching one pod. The common plugins are built in (`builtin`); others run in a worker, also those between them in one
+//! list (`walk`): this room knows their configuration and what each pod was told, never a plugin process.
 //!
 //! ```text
 //!   directory ── scan, inotify ──> conf::List ── plan(pod) ──> Recorded ── stored by the core ──> add … del

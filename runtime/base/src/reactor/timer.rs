@@ -38,11 +38,11 @@ pub(super) fn sleep_until(due: Instant) -> Sleep {
     Sleep { due, id: None }
 }
 
-/// Runs `future` for at most `limit`; on [`Elapsed`] it has been dropped, which is how what it does is cancelled.
+/// Runs `future` for at most `limit`; on `Elapsed` it has been dropped, which is how what it does is cancelled.
 /// A future that is ready in the turn the limit passes wins.
 ///
 /// # Errors
-/// [`Elapsed`] when the limit passed first.
+/// `Elapsed` when the limit passed first.
 pub async fn deadline<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     let mut future = pin!(future);
     let mut timer = pin!(sleep(limit));

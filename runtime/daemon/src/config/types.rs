@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coracle_base::log::Level;
 
-/// The daemon's whole configuration. Made by [`load`] only; `Default` is the empty form the table's defaults fill.
+/// The daemon's whole configuration. Made by [`super::load`] only; `Default` is the empty form the table's defaults fill.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Config {
     /// What survives a reboot: images, layers, records.

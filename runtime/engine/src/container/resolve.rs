@@ -171,11 +171,8 @@ impl Pods {
             false => Vec::new(),
         };
         let security = &spec.security;
-        let labels = node.kernel.modules.labels(
-            security.selinux.as_ref(),
-            &record.selinux_level,
-            security.privileged,
-        )?;
+        let (asked, level) = (security.selinux.as_ref(), &record.selinux_level);
+        let labels = node.kernel.modules.labels(asked, level, security.privileged)?;
         Ok(plan::ContainerPlan {
             root: plan::Root {
                 layers_directory: node.paths.root.join("layers"),
