@@ -75,8 +75,9 @@ fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
 
 /// Whether anything new can be recorded. What runs goes on without, and can be listed, stopped and exec'ed into.
 fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
-    let root = daemon.root.display();
-    let room = statvfs(&daemon.root).map_err(|errno| ("Unknown", format!("{root}: {}", errno.desc())))?;
+    let root = daemon.pods.node.paths.root.display();
+    let room = statvfs(&daemon.pods.node.paths.root)
+        .map_err(|errno| ("Unknown", format!("{root}: {}", errno.desc())))?;
     let consequence = "no pod, container or image can be created or removed";
     if room.flags().contains(FsFlags::ST_RDONLY) {
         return Err(("ReadOnly", format!("{root} is on a read-only file system: {consequence}")));
