@@ -496,7 +496,8 @@ impl Pods {
         }
         let paths = &self.node.paths;
         let name = container.id.to_string();
-        if container.is_visible() && container.last_pid() != 0 {
+        // A pid is no sign of a start: none is known of a program that ended at once, or before this daemon began.
+        if container.is_visible() && container.record().state != state::Container::Created {
             self.run_hooks(container, Point::Stopped).await?;
         }
         if !container.record().adjusted.hooks.is_empty() {

@@ -208,7 +208,10 @@ impl Pods {
         if !matches!(container.record().state, state::Container::Created) {
             return Ok(()); // its exit has overtaken the answer
         }
-        container.set_pid(pid);
+        // Of a program that has ended already the kernel tells no pid: then the one of its start is kept.
+        if pid != 0 {
+            container.set_pid(pid);
+        }
         self.write_started(container, at_ns, pid);
         self.change_container(container, ContainerEvent::Started { at_ns })
     }
