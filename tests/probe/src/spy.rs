@@ -49,7 +49,8 @@ fn stopped(traced: Pid) {
 
 /// `PID`: what of its status, root, memory and descriptors another process can see.
 pub(crate) fn describe(pid: i32) {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    // It may have ended meanwhile, for instance after the wait for its stop.
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return };
     for key in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Seccomp", "Uid"] {
         let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
         println!(
