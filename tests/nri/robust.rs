@@ -421,7 +421,7 @@ fn a_library_without_chunked_synchronize_is_disconnected() {
 
 fn wait_for_refusal(node: &Node, plugin: &Plugin) -> bool {
     wait_until("it is disconnected", || plugin.is_over());
-    node.log().contains("cannot put several messages together")
+    node.log().contains("does not support several messages")
 }
 
 /// Rules: NRI-R22.
