@@ -160,7 +160,7 @@ fn the_whole_life_on_v1_alone() {
     assert!(scratch.cgroups.entry(&scratch.container()).unwrap().into.is_none());
 }
 
-/// On cgroup v1 alone and beside cgroup2. Without the fix the process stays, killed and frozen, until somebody thaws it.
+/// On cgroup v1 alone and beside cgroup2. Without the fix the process stays, killed and frozen, until it is thawed.
 #[test]
 fn a_frozen_process_is_killed_too() {
     let is_any: fn(&str) -> bool = |_| true;

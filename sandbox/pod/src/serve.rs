@@ -286,7 +286,8 @@ impl<'t> Monitor<'t> {
         }
     }
 
-    /// As [`Monitor::reply`], but leaves it to the caller to disconnect: for descriptors that are borrowed from the table.
+    /// Sends the answer to request `number`; the caller disconnects if that fails. For descriptors that are borrowed from the
+    /// table, where [`Monitor::reply`] could not disconnect.
     pub(crate) fn try_reply(
         &self,
         number: u32,

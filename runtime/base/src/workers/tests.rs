@@ -115,7 +115,7 @@ fn what_is_no_answer_is_a_clear_error() {
     let too_long = (MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes();
     let cases: [(&str, &[u8], &str); 6] = [
         ("cat > /dev/null; cat $D/raw", b"\x04\0\0\0\xff\xff\xff\xff", "cannot be decoded"),
-        ("cat > /dev/null; cat $D/raw; exec sleep 100", &too_long, "at most"),
+        ("cat > /dev/null; cat $D/raw; exec sleep 100", &too_long, "more than are read"),
         ("cat > /dev/null; cat $D/raw", b"\x04\0\0\0\x01", "unexpected end"),
         ("cat > /dev/null; echo out of luck >&2; exit 3", b"", "exit status: 3: out of luck"),
         ("kill -9 $$", b"", "signal: 9"),

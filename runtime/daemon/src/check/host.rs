@@ -454,7 +454,7 @@ mod tests {
             .filter_map(|line| line.strip_prefix("| "))
             .map(|row| row.split(" | ").collect::<Vec<_>>());
         let listed: Vec<(String, bool)> = rows
-            .skip_while(|row| row[0] != "need")
+            .skip_while(|row| row[0] != "requirement")
             .skip(1)
             .map(|row| (row[0].to_owned(), row[1] == "yes"))
             .collect();
