@@ -5,7 +5,7 @@
 //! (CRI 2.20). Processes that a command left running when it ended in time stay in that cgroup until the
 //! container ends; a cgroup that is empty is used by a later exec.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
-use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::cgroup::{CgroupPath, Entry};
 use coracle_sandbox::{Exit, Failure, Request, monitor, plan};
 use nix::fcntl::OFlag;
 use smol::channel::Receiver;
@@ -47,6 +47,8 @@ pub(crate) struct Running {
     /// In the name of its cgroup: that of an earlier exec whose cgroup is used again, or its own.
     cgroup_number: u32,
     cgroup: CgroupPath,
+    /// Of a cgroup that is used again, until the start takes it.
+    entry: RefCell<Option<Entry>>,
     has_ended: bool,
 }
 
@@ -135,12 +137,11 @@ impl Pods {
         let record =
             std::fs::read(&path).map_err(|error| coracle_base::error::failed("read", &path, &error))?;
         let security = &container.record().spec.security;
-        let seccomp = plan::filter_of(&record);
+        let plan::Confinement { seccomp, apparmor, selinux } = plan::confinement_of(&record);
         if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {
             let text = format!("{}: it holds no seccomp filter", path.display());
             return Err(Error::new(Kind::Internal, text));
         }
-        let (apparmor, selinux) = (plan::apparmor_of(&record), plan::selinux_of(&record));
         Ok(plan::Process { seccomp, apparmor, selinux, ..process })
     }
 
@@ -155,7 +156,10 @@ impl Pods {
     ) -> Result<Vec<OwnedFd>, Error> {
         let container = &running.container;
         let link = container.pod.link()?;
-        let entry = self.node.cgroups.make_exec(&container.cgroup()?, running.cgroup_number)?;
+        let entry = match running.entry.take() {
+            Some(entry) => entry,
+            None => self.node.cgroups.make_exec(&container.cgroup()?, running.cgroup_number)?,
+        };
         let mut process = container.record().process.clone();
         let rlimits = container.record().adjusted.rlimits.clone();
         process.arguments = command;
@@ -222,10 +226,16 @@ impl Running {
         container.pod.last_exec.set(number);
         let path = container.cgroup()?;
         // A command may have left processes running: then the cgroup stays theirs until the container ends.
-        let is_free = |spare: &u32| matches!(pods.node.cgroups.is_populated(&path.exec(*spare)), Ok(false));
-        let cgroup_number = container.spare_exec_cgroup.take().filter(is_free).unwrap_or(number);
-        let cgroup = path.exec(cgroup_number);
-        Ok(Self { pods: Rc::clone(pods), container, number, cgroup_number, cgroup, has_ended: false })
+        let reused = container.spare_exec_cgroup.take().and_then(|spare| {
+            let entry = pods.node.cgroups.reuse_exec(&path, spare).ok()??;
+            Some((spare, entry))
+        });
+        let (cgroup_number, entry) = match reused {
+            Some((spare, entry)) => (spare, Some(entry)),
+            None => (number, None),
+        };
+        let (pods, cgroup, entry) = (Rc::clone(pods), path.exec(cgroup_number), RefCell::new(entry));
+        Ok(Self { pods, container, number, cgroup_number, cgroup, entry, has_ended: false })
     }
 
     /// Kills the whole tree and waits until it is gone.

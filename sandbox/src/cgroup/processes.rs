@@ -58,6 +58,19 @@ impl Cgroups {
         })
     }
 
+    /// Enters the cgroup of an earlier exec again; `None` if it is gone or if the exec left a process in it.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] naming the file that cannot be read.
+    pub fn reuse_exec(&self, container: &CgroupPath, exec: u32) -> Result<Option<Entry>, Error> {
+        let path = container.exec(exec);
+        if self.is_populated(&path)? || !self.is_tracked(&path) {
+            return Ok(None);
+        }
+        let join_files = self.join_files_of(container, Some(&path));
+        Ok(Some(Entry { into: self.open_unified(&path)?, join_files, oom_counter: None }))
+    }
+
     /// Whether a process is in the cgroup or its descendants; false if the cgroup does not exist.
     ///
     /// # Errors

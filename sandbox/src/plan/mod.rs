@@ -133,34 +133,37 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
     }
 }
 
-/// The seccomp filter that a launch record installs, for execs into its container.
-pub fn filter_of(record: &[u8]) -> Option<Seccomp> {
-    coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {
-        coracle_wire::Op::Seccomp { program, flags } => Some(Seccomp { program: program.to_vec(), flags }),
-        _ => None,
-    })
+/// What a launch record confines its process by, for execs into the container.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// The seccomp filter.
+    pub seccomp: Option<Seccomp>,
+    /// The AppArmor profile.
+    pub apparmor: Option<String>,
+    /// The SELinux label.
+    pub selinux: Option<String>,
 }
 
-/// The AppArmor profile of a launch record, for execs into its container.
-pub fn apparmor_of(record: &[u8]) -> Option<String> {
-    let path = Text::new(crate::lsm::APPARMOR_EXEC);
-    coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {
-        coracle_wire::Op::WriteFile { path: other, data, .. } if other == path => {
-            Some(String::from_utf8_lossy(data.strip_prefix(b"exec ")?).into_owned())
+/// The confinement in a launch record. Each exec reads it, so the record is decoded once.
+pub fn confinement_of(record: &[u8]) -> Confinement {
+    let (apparmor, selinux) = (Text::new(crate::lsm::APPARMOR_EXEC), Text::new(crate::lsm::SELINUX_EXEC));
+    let text = |data: &[u8]| String::from_utf8_lossy(data).into_owned();
+    let mut found = Confinement::default();
+    for op in coracle_wire::walk(record).into_iter().flatten().filter_map(Result::ok) {
+        match op {
+            coracle_wire::Op::Seccomp { program, flags } => {
+                found.seccomp = Some(Seccomp { program: program.to_vec(), flags });
+            }
+            coracle_wire::Op::WriteFile { path, data, .. } if path == apparmor => {
+                found.apparmor = data.strip_prefix(b"exec ").map(text);
+            }
+            coracle_wire::Op::WriteFile { path, data, .. } if path == selinux => {
+                found.selinux = Some(text(data));
+            }
+            _ => {}
         }
-        _ => None,
-    })
-}
-
-/// The SELinux label of a launch record, for execs into its container.
-pub fn selinux_of(record: &[u8]) -> Option<String> {
-    let path = Text::new(crate::lsm::SELINUX_EXEC);
-    coracle_wire::walk(record).ok()?.filter_map(Result::ok).find_map(|op| match op {
-        coracle_wire::Op::WriteFile { path: other, data, .. } if other == path => {
-            Some(String::from_utf8_lossy(data).into_owned())
-        }
-        _ => None,
-    })
+    }
+    found
 }
 
 /// Compiles an exec's launch record. The child executes the leading operations that concern the host (`WriteFile`,

@@ -58,8 +58,8 @@ fn an_apparmor_profile_is_set_through_the_nodes_procfs() {
     let set = "write \"exec my profile\" to /proc/self/attr/apparmor/exec";
     let place = |what: &str| words(&launch).iter().position(|word| word == what);
     assert!(place(set).is_some() && place(set) < place("overlay root"), "{:?}", words(&launch));
-    assert_eq!(apparmor_of(&launch).as_deref(), Some("my profile"));
-    assert_eq!(apparmor_of(&container(&container_plan()).unwrap()), None);
+    assert_eq!(confinement_of(&launch).apparmor.as_deref(), Some("my profile"));
+    assert_eq!(confinement_of(&container(&container_plan()).unwrap()).apparmor, None);
     let exec = exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
     assert!(words(&exec).iter().any(|word| word == set));
 }
@@ -78,8 +78,8 @@ fn selinux_labels_are_set_before_the_root_and_on_every_file_system_of_its_own() 
     let place = |what: &str| words(&launch).iter().position(|word| word == what);
     assert!(place(&set).is_some() && place(&set) < place("overlay root"), "{:?}", words(&launch));
     assert!(place(&format!("write {label:?} to /proc/self/attr/keycreate")) < place(&set));
-    assert_eq!(selinux_of(&launch).as_deref(), Some(label));
-    assert_eq!(selinux_of(&container(&container_plan()).unwrap()), None);
+    assert_eq!(confinement_of(&launch).selinux.as_deref(), Some(label));
+    assert_eq!(confinement_of(&container(&container_plan()).unwrap()).selinux, None);
     let mut labelled = Vec::new();
     for op in ops(&launch) {
         if let Op::Filesystem { kind, options, .. } = op {
