@@ -1,9 +1,11 @@
 //! What every test of coracle stands on. Everything here looks at the built programs from outside: nothing of ours is
 //! linked, so a test can only see what a user or a kubelet sees.
 //!
+//! ```text
 //!     image ──► registry ──┐
 //!                          ▼
 //!     request ──► cri ──► Node (own root, state, socket, cgroups, bridge) ◄── host (what the machine shows)
+//! ```
 //!
 //! A test starts a [`node::Node`], asks it through [`cri::Cri`], and ends with [`node::Node::stop`], which fails when
 //! anything is left on the machine. All of it needs root.
