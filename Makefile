@@ -9,7 +9,7 @@ EDGE ?= $(shell uname -m)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
 # In the order in which a failure is most telling.
-SUITES := house lifecycle hostile nri images network faults crictl packaging kubelet streaming conformance qemu
+SUITES := house lifecycle hostile nri images network faults floor crictl docs packaging kubelet streaming conformance qemu
 # Those that run in guests: in each `make test`, and beside them in `make test-qemu`.
 GUEST_SUITES := lifecycle inside
 MORE_GUEST_SUITES := hostile nri images network faults conformance
@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-qemu guests check build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check clean
+.PHONY: help demo test inject simulate test-qemu guests check docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts conformance test-kubelet clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ demo: ## a pod from nothing to gone, on any machine with Rust
 	@$(MAKE) --no-print-directory build probe
 	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
 
-test: ## everything: unit, house, life cycle, attacks, NRI, images, network, faults, crictl, a kubelet, streaming, critest, guests
+test: ## everything: unit, house, life cycle, attacks, NRI, images, network, faults, crictl, the commands in the pages, a kubelet, streaming, critest, guests
 	tests/tools/install test
 	@$(MAKE) --no-print-directory build probe guests
 	$(ENVIRONMENT) tests/tools/suites $(SUITES)
@@ -55,11 +55,14 @@ check: ## format, clippy, rustdoc, unit tests, house; under two minutes
 	cargo fmt --all --check
 	cargo clippy --workspace --exclude coracle-pod --all-targets -- -D warnings
 	cargo clippy -p coracle-pod -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --exclude coracle-pod --no-deps --document-private-items
-	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
+	@$(MAKE) --no-print-directory docs
 	cargo test -q --workspace --exclude coracle-pod --exclude coracle-tests
 	cargo test -q -p coracle-pod --lib
 	cargo test -q -p coracle-tests --test house
+
+docs: ## rustdoc of every crate; a link that does not resolve is an error
+	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --exclude coracle-pod --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 
 build: ## the three programs, static, release
 	$(RELEASE) --target $(TARGET) -p coracle -p coracle-worker
@@ -78,6 +81,15 @@ t: ## tests by name with their output, programs built without LTO: make t T=name
 	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
 		tests/tools/suites --only "$(T)" $(or $(SUITE),$(SUITES))
+
+inject: ## kill -9 and errors at every system call of a pod's life, in daemon, monitor and worker; some two hours: make inject [T=name]
+	tests/tools/install test
+	@$(MAKE) --no-print-directory build probe
+	CORACLE_INJECT=1 $(ENVIRONMENT) cargo test -q -p coracle-tests --test faults -- --nocapture inject::$(T)
+
+simulate: ## random histories of pods on a simulated node: make simulate [SECONDS=600] [SEED=n]
+	CORACLE_SIMULATE_SECONDS=$(or $(SECONDS),600) CORACLE_SIMULATE_FROM=$(or $(FROM),0) CORACLE_SIMULATE_SEED=$(SEED) \
+		cargo test -q --profile quick -p coracle-engine --test simulation -- --nocapture random_histories
 
 fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 	tests/tools/fuzz "$(T)" $(or $(SECONDS),600)
@@ -108,6 +120,34 @@ bench-peers: ## the same measurements beside containerd's, interleaved: make ben
 	tests/tools/install bench-peers
 	@$(MAKE) --no-print-directory build probe
 	$(BENCH) peers $(PARTS)
+
+CLUSTER = $(ENVIRONMENT) cargo test -q -p coracle-tests --test cluster --
+
+cluster: ## a whole Kubernetes cluster with coracle, kept until Ctrl-C: make cluster [IMAGES=FILE.tar]; the first builds Kubernetes
+	tests/tools/install cluster
+	@$(MAKE) --no-print-directory build
+	$(CLUSTER) up $(abspath $(IMAGES))
+
+cluster-shell: ## a shell with kubectl in the cluster that runs
+	@$(ENVIRONMENT) tests/cluster/shell
+
+cluster-test: ## the cluster used as a user does; about a minute
+	tests/tools/install cluster
+	@$(MAKE) --no-print-directory build
+	$(CLUSTER) test
+
+cluster-restarts: ## the cluster's kubelet killed 200 times during rolling updates; some fifteen minutes: make cluster-restarts [KILLS=200]
+	tests/tools/install cluster
+	@$(MAKE) --no-print-directory build
+	KILLS=$(or $(KILLS),200) $(CLUSTER) restarts
+
+conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: make conformance [FOCUS=regex] [PROCS=4]
+	tests/tools/install e2e
+	@$(MAKE) --no-print-directory build
+	FOCUS='$(FOCUS)' PROCS=$(or $(PROCS),4) $(CLUSTER) conformance
+
+test-kubelet: ## tests/kubelet with another version's kubelet and crictl: make test-kubelet V=35.8
+	tests/tools/kubelet-version "$(V)"
 
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross

@@ -1,5 +1,5 @@
-//! Compiles the daemon's `cri.proto` a second time, for a client: what the tests speak is what the file says,
-//! whatever the daemon makes of it.
+//! Compiles the daemon's `cri.proto` for the client of the tests, independently of the daemon's generated
+//! code.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const FOLDER: &str = "../runtime/daemon/proto";
@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed={PROTO}");
     let files = protox::compile([PROTO], [FOLDER])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).compile_fds(files)?;
-    // The test plugin's envelope is a second reading of the protocol: the daemon's is the ttrpc crate's.
+    // The test plugin's ttrpc envelope is a second implementation; the daemon uses the ttrpc crate.
     const FOLDERS: [&str; 2] = ["../nri/proto", "proto"];
     const PROTOS: [&str; 2] = ["../nri/proto/nri.proto", "proto/ttrpc.proto"];
     for proto in PROTOS {

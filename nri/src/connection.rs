@@ -1,8 +1,9 @@
-//! The connection to one plugin: calls to it, requests from it, and the two tasks that read and write the socket.
+//! The connection to one plugin: calls to the plugin, requests from it, and the two tasks that read and write the
+//! socket.
 //!
 //! Only these two tasks wait for the socket. A call waits for its answer or its deadline, so a plugin that stops
-//! reading or answering costs one timeout and blocks nothing else. Stream ids are allocated and queued in one step,
-//! because the Go server refuses an id that is not larger than the one before (NRI 1.4).
+//! reading or answering causes one timeout and blocks no other code. Stream IDs are allocated and queued in one step,
+//! because the Go server refuses an ID that is not greater than the previous one (NRI 1.4).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,14 +17,15 @@ use crate::io::{Host, Stream};
 use crate::message::{self, Code, Codec as _, Message, Request, Response, Status, get_status, has_code};
 use crate::mux;
 
-/// The service of plugins and the service of the runtime.
+/// Name of the plugins' service.
 const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
 /// Size of a read in bytes.
 const READ_BYTES: usize = 4096;
 
-/// Maximum number of concurrent requests of one plugin; more are refused with status 8 (RESOURCE_EXHAUSTED).
+/// Maximum number of concurrent requests of one plugin; further requests are refused with status 8
+/// (RESOURCE_EXHAUSTED).
 const REQUESTS_MAX: usize = 16;
 
 /// Maximum number of bytes queued for a plugin that does not read: two of the largest messages.
@@ -32,32 +34,32 @@ const QUEUED_BYTES_MAX: usize = 9 << 20;
 /// Time limit for sending queued messages when the connection is closed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// Share of the deadline after which a plugin's "deadline exceeded" counts as a timeout, because its timer races with
-/// the runtime's (NRI 1.5).
+/// Fraction of the deadline after which a plugin's "deadline exceeded" counts as a timeout, because the timers of
+/// plugin and runtime may end in either order (NRI 1.5).
 const TIMEOUT_SHARE: f64 = 0.95;
 
 /// Outcome of a call (NRI 1.5).
 #[derive(Debug)]
 pub(crate) enum Outcome<T> {
     Ok(T),
-    /// The plugin returned an error; it stays connected.
+    /// The plugin returned an error; the connection stays open.
     Refused(Status),
     TimedOut,
     /// The connection was lost.
     Lost,
 }
 
-/// A request of the plugin.
+/// A request from the plugin.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) stream: u32,
     pub(crate) method: String,
     pub(crate) payload: Vec<u8>,
-    /// Timeout of the caller; zero: none.
+    /// Timeout of the request; zero: no timeout.
     pub(crate) timeout: Duration,
 }
 
-/// Answer to a call.
+/// The answer to a call: the payload or an error.
 type Reply = Result<Vec<u8>, Status>;
 
 /// A connection, open or closed.
@@ -70,15 +72,15 @@ pub(crate) struct Connection {
     outgoing: Sender<Vec<u8>>,
     queued_bytes: Cell<usize>,
     requests: Sender<Incoming>,
-    /// A channel that is closed with the connection.
+    /// A channel that is closed when the connection is closed.
     alive: Receiver<()>,
     cause: RefCell<Option<String>>,
-    /// Number of unexpected frames and answers.
+    /// Number of unexpected frames and answers so far.
     strays: Cell<u64>,
 }
 
 impl Connection {
-    /// Starts the two tasks. Returns the connection and the channel of the plugin's requests.
+    /// Starts the two tasks. Returns the connection and the channel with the plugin's requests.
     pub(crate) fn start(host: Rc<dyn Host>, stream: Stream) -> (Rc<Self>, Receiver<Incoming>) {
         let (outgoing, queue) = smol::channel::unbounded();
         let (requests, incoming) = smol::channel::unbounded();
@@ -113,7 +115,8 @@ impl Connection {
         (connection, incoming)
     }
 
-    /// Closes the connection: calls in progress are lost, queued messages are still sent. The first cause is kept.
+    /// Closes the connection: calls in progress end as lost, queued messages are still sent. If the connection is
+    /// already closed, the first cause is kept.
     pub(crate) fn close(&self, cause: &str) {
         self.cause.borrow_mut().get_or_insert_with(|| cause.to_owned());
         self.alive.close();
@@ -131,17 +134,17 @@ impl Connection {
         let _ = self.alive.recv().await;
     }
 
-    /// The cause of the end.
+    /// The cause of the connection's end; empty while it is open.
     pub(crate) fn cause(&self) -> String {
         self.cause.borrow().clone().unwrap_or_default()
     }
 
-    /// Number of unexpected frames and answers.
+    /// Number of unexpected frames and answers so far.
     pub(crate) fn strays(&self) -> u64 {
         self.strays.get()
     }
 
-    /// Makes a call to the Plugin service.
+    /// Makes a call to the plugin's service, with the time limit `limit`.
     pub(crate) async fn call(&self, method: &str, payload: &[u8], limit: Duration) -> Outcome<Vec<u8>> {
         let begun = Instant::now();
         let (stream, answer) = match self.send_request(method, payload, limit) {
@@ -203,7 +206,7 @@ impl Connection {
         }
     }
 
-    /// Answers a request.
+    /// Sends the answer to a request of the plugin.
     pub(crate) fn answer(&self, stream: u32, answer: Result<Vec<u8>, (Status, Vec<u8>)>) {
         self.in_hand.set(self.in_hand.get().saturating_sub(1));
         let mut response = Response::default();

@@ -1,9 +1,9 @@
 //! The dispatcher: the active plugins, and the delivery of each pod's events to them in order (NRI 3).
 //!
 //! An event is sent inside a [`Section`], which holds the pod's lock and the gate in shared mode. A plugin that joins
-//! holds the gate exclusively, so it learns about every object either through Synchronize or through an event (NRI
-//! 2.5). A section lasts until the caller has made the announced change visible, or has undone it; nothing in it waits
-//! for a workload, an image or a network.
+//! holds the gate exclusively, so it receives every object either in Synchronize or in an event (NRI 2.5). A section
+//! lasts until the caller has made the announced change visible, or has undone it; during a section nothing waits for a
+//! workload, an image or a network.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -22,10 +22,10 @@ use crate::section::Section;
 use crate::semaphore::FifoSemaphore;
 use crate::settings::Settings;
 
-/// Maximum number of concurrent sections: more than a node has pods.
+/// Maximum number of concurrent sections, greater than the number of pods of any node.
 const SECTIONS_MAX: usize = 1 << 20;
 
-/// Reason for the failure of an event; the CRI client gets its text.
+/// The reason for the failure of an event; the CRI client receives its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub(crate) String);
 
@@ -35,15 +35,15 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// All plugins and events in progress.
+/// All plugins, and the events in progress.
 pub struct Dispatcher {
     pub(crate) host: Rc<dyn Host>,
     pub(crate) settings: RefCell<Rc<Settings>>,
     /// Active plugins, in the order in which they are called.
     pub(crate) active: RefCell<Vec<Rc<Plugin>>>,
-    /// Union of their subscriptions.
+    /// Union of the plugins' subscriptions: bit n-1 is event n.
     wanted: Cell<i32>,
-    /// Shared by events, exclusive for joins.
+    /// Gate between events (shared) and joins of plugins (exclusive).
     pub(crate) gate: Rc<FifoSemaphore>,
     /// Locks of pods with an event in progress.
     orders: RefCell<BTreeMap<String, Weak<FifoSemaphore>>>,
@@ -51,12 +51,12 @@ pub struct Dispatcher {
     kicks: Cell<u64>,
 }
 
-/// Effect of an outcome other than an answer (NRI 3.3).
+/// Handling of a plugin's outcome other than an answer (NRI 3.3).
 #[derive(Clone, Copy)]
 pub(crate) enum Policy<'a> {
-    /// It can fail the RPC.
+    /// The outcome can fail the RPC.
     Creating(&'a Required),
-    /// It cannot fail the RPC.
+    /// The outcome never fails the RPC.
     Telling,
 }
 
@@ -85,15 +85,15 @@ impl Dispatcher {
         self.wanted.get() & bit(event) != 0
     }
 
-    /// Whether CreateContainer has to call the dispatcher: there is a plugin, or plugins are required.
+    /// Whether CreateContainer must call the dispatcher: there is a plugin, or plugins are required.
     pub fn wants_creation(&self) -> bool {
         self.wants(Event::CreateContainer)
             || self.wants(Event::ValidateContainerAdjustment)
             || self.settings.borrow().validator.enable
     }
 
-    /// Waits until the pod's next event may be sent. Without plugins the order does not matter, and while the gate is
-    /// held none can join.
+    /// Waits until the pod's next event may be sent. Without plugins, the order of events does not matter, and no
+    /// plugin can join while the gate is held.
     pub async fn section(self: &Rc<Self>, pod: &impl std::fmt::Display) -> Section {
         if self.active.borrow().is_empty()
             && let Some(gate) = self.gate.try_shared()
@@ -133,7 +133,7 @@ impl Dispatcher {
         self.kicks.get()
     }
 
-    /// Adds a plugin that has joined, at its position in the order.
+    /// Adds a plugin that has joined, at its position in the order of calls.
     pub(crate) fn activate(&self, plugin: &Rc<Plugin>) {
         let mut active = self.active.borrow_mut();
         let at = active.partition_point(|other| other.index <= plugin.index);
@@ -141,7 +141,7 @@ impl Dispatcher {
         self.count_wanted(&active);
     }
 
-    /// Removes a plugin.
+    /// Removes a plugin from the active plugins.
     pub(crate) fn deactivate(&self, plugin: &Rc<Plugin>) {
         let mut active = self.active.borrow_mut();
         active.retain(|other| !Rc::ptr_eq(other, plugin));
@@ -160,14 +160,14 @@ impl Dispatcher {
         self.host.log(level, &plugin.title(), text);
     }
 
-    /// Disconnects a plugin that did not answer in time.
+    /// Disconnects a plugin that did not answer `what` in time.
     pub(crate) fn kick(&self, plugin: &Plugin, what: &str) {
         self.kicks.set(self.kicks.get() + 1);
         self.log(Level::Error, plugin, &format!("{what}: no answer in time, disconnected"));
         plugin.connection.close(&format!("{what}: no answer in time"));
     }
 
-    /// Sends an event to one plugin. `Ok(None)`: there is no answer, which is not a failure.
+    /// Sends an event to one plugin. `Ok(None)`: the plugin has not answered, and this is not a failure.
     pub(crate) async fn ask<T: Message + Default>(
         &self,
         plugin: &Rc<Plugin>,
@@ -211,7 +211,7 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// Sends an event that cannot fail to all plugins, regardless of their outcomes.
+    /// Sends an event that cannot fail to `plugins`; returns the answers of those that answered.
     pub(crate) async fn tell<T: Message + Default>(&self, plugins: &[Rc<Plugin>], told: &Told<'_>) -> Vec<T> {
         let mut answers = Vec::new();
         for plugin in plugins.iter().filter(|plugin| plugin.wants(told.event)) {
@@ -220,7 +220,7 @@ impl Dispatcher {
         answers
     }
 
-    /// Applies updates and logs their failures.
+    /// Applies updates of containers and logs failures; `what` is the event in the log messages.
     pub(crate) async fn apply_logged(&self, what: &str, updates: Vec<api::ContainerUpdate>) {
         for update in updates {
             let (id, is_ignored) = (update.container_id.clone(), update.ignore_failure);
@@ -232,7 +232,7 @@ impl Dispatcher {
         }
     }
 
-    /// Performs evictions that a plugin requests. They are opt-in, because most runtimes ignore them (NRI 3.8).
+    /// Performs evictions that a plugin requests. Disabled by default, because most runtimes ignore them (NRI 3.8).
     pub(crate) fn evict(&self, plugin: &Plugin, evictions: Vec<api::ContainerEviction>) {
         for eviction in evictions {
             if self.settings.borrow().allow_eviction {

@@ -11,7 +11,7 @@ use crate::api;
 /// A future that runs on this thread.
 pub type Task<T = ()> = Pin<Box<dyn Future<Output = T>>>;
 
-/// Both directions of a plugin's socket.
+/// The two directions of a plugin's socket.
 pub struct Stream {
     /// The bytes from the plugin.
     pub reader: Box<dyn AsyncRead + Unpin>,
@@ -24,7 +24,7 @@ pub struct Stream {
 pub struct Snapshot {
     /// Pods that are ready or stopped and not being removed.
     pub pods: Vec<api::PodSandbox>,
-    /// Their containers, created or running.
+    /// Containers of these pods that are created or running.
     pub containers: Vec<api::Container>,
 }
 
@@ -33,7 +33,7 @@ pub struct Snapshot {
 pub enum Verdict {
     /// The update is applied.
     Applied,
-    /// The container does not exist any more, or has ended.
+    /// The container no longer exists, or has exited.
     Skipped,
     /// The update failed, with the reason.
     Failed(String),
@@ -42,17 +42,17 @@ pub enum Verdict {
 /// Level of a log message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// For developers of plugins.
+    /// Messages for developers of plugins.
     Debug,
-    /// Plugins connect and disconnect.
+    /// Messages about connects and disconnects of plugins.
     Info,
-    /// A plugin misbehaves.
+    /// Messages about misbehaving plugins.
     Warn,
-    /// A failure.
+    /// Messages about failures.
     Error,
 }
 
-/// The runtime.
+/// The interface of the runtime that the dispatcher uses.
 pub trait Host {
     /// Runs a task concurrently.
     fn spawn(&self, task: Task);
@@ -64,12 +64,12 @@ pub trait Host {
     fn snapshot(&self) -> Snapshot;
 
     /// Changes the resources of a container: immediately if it is running, at its start if it is created. Absent fields
-    /// are not changed. Must not wait for an event.
+    /// are not changed. The implementation must not wait for an event.
     fn update(&self, update: api::ContainerUpdate) -> Task<Verdict>;
 
     /// Stops a container without a grace period, in the background.
     fn evict(&self, eviction: api::ContainerEviction);
 
-    /// Logs a message; `plugin` may be empty.
+    /// Logs a message; `plugin` is the plugin's name, or empty.
     fn log(&self, level: Level, plugin: &str, text: &str);
 }

@@ -1,8 +1,8 @@
-//! Life cycle of a plugin's connection: registration, Configure, Synchronize while the gate is held, replacement, the
-//! end (NRI 2).
+//! Lifecycle of a plugin's connection: registration, Configure, Synchronize while the gate is held, replacement, and
+//! its end (NRI 2).
 //!
-//! Before its registration a connection may be any process. Therefore all steps before it are bounded in time and
-//! number and do not affect others: one task per connection, no lock, at most 64 connections.
+//! Before its registration a connection may be from any process. Therefore all steps before registration are limited in
+//! time and number and do not affect other connections: one task per connection, no lock, at most 64 connections.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,58 +22,58 @@ use crate::settings::Duplicates;
 use crate::synchronize;
 use crate::{EVENTS_ALL, NRI_VERSION};
 
-/// Maximum number of connections that have not registered; the oldest is closed for a new one (NRI-R11).
+/// Maximum number of connections that have not registered; for a further one the oldest is closed (NRI-R11).
 const UNREGISTERED_MAX: usize = 64;
 
-/// Rate limit of joins for one index and name: a burst of this size, then one per [`TOKEN_EVERY`] (NRI-R15).
+/// Rate limit of joins for one index and name: this number at once, then one per [`TOKEN_EVERY`] (NRI-R15).
 const TOKENS: u32 = 32;
 const TOKEN_EVERY: Duration = Duration::from_secs(2);
 
-/// Time limit of the wait for the gate. Events have time limits, so a longer wait means that something hangs.
+/// Time limit of the wait for the gate. Events have time limits, so a longer wait means that an operation hangs.
 const GATE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Time limit of the updates of a Synchronize, during which the gate is held.
+/// Time limit of the updates that a plugin requests in its answer to Synchronize; the gate is held during this time.
 const UPDATES_LIMIT: Duration = Duration::from_secs(2);
 
-/// Number of consecutive failed synchronizations after which the next one is delayed, with a delay that doubles each
-/// time (NRI-R16).
+/// Number of consecutive failed synchronizations without a delay. Before further ones there is a delay; each delay is
+/// twice the previous one (NRI-R16).
 const SYNC_FAILURES_FREE: u32 = 2;
 const SYNC_WAIT_MIN: Duration = Duration::from_secs(10);
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// Maximum number of plugin names recorded for these two limits.
+/// Maximum number of plugin names with a recorded join history.
 const NAMES_MAX: usize = 1024;
 
-/// Time limit of Shutdown.
+/// Time limit of the call Shutdown.
 const SHUTDOWN_LIMIT: Duration = Duration::from_millis(500);
 
-/// The process that connected, for the log.
+/// The process at the other end of a connection, for the log.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
-    /// Process id; 0: unknown.
+    /// PID of the process; 0: unknown.
     pub pid: i32,
-    /// User id.
+    /// User ID of the process.
     pub uid: u32,
 }
 
 /// A plugin that the runtime has started.
 pub struct Launched {
-    /// Index: the first two digits of its file name.
+    /// Index of the plugin: the first two digits of its file name.
     pub index: String,
-    /// The rest of its file name.
+    /// Name of the plugin: its file name after index and hyphen.
     pub name: String,
-    /// Configuration, passed unchanged.
+    /// Configuration of the plugin, passed unchanged.
     pub config: String,
 }
 
-/// State of unregistered connections and of join limits.
+/// State of unregistered connections and of the limits on joins.
 #[derive(Default)]
 pub(crate) struct Joins {
     unregistered: RefCell<VecDeque<Rc<Connection>>>,
     histories: RefCell<BTreeMap<String, History>>,
 }
 
-/// Join history of one index and name.
+/// Join history of one index and name, for the limits on joins.
 struct History {
     tokens: u32,
     counted_at: Instant,
@@ -81,7 +81,7 @@ struct History {
 }
 
 impl Dispatcher {
-    /// Accepts a connection; everything else runs in its own task.
+    /// Accepts a connection; all further steps run in a separate task.
     pub fn accept(self: &Rc<Self>, stream: Stream, peer: Peer) {
         let (connection, requests) = Connection::start(Rc::clone(&self.host), stream);
         {
@@ -113,11 +113,11 @@ impl Dispatcher {
         }));
     }
 
-    /// Registers a plugin that the runtime has started; its file name gives its index and name. Returns when it is
-    /// active.
+    /// Registers a plugin that the runtime has started, with index and name from its file name. Returns when the plugin
+    /// is active.
     ///
     /// # Errors
-    /// The reason why it did not become active.
+    /// The reason why the plugin did not become active.
     pub async fn launched(self: &Rc<Self>, stream: Stream, launched: Launched) -> Result<Running, String> {
         let (connection, requests) = Connection::start(Rc::clone(&self.host), stream);
         let registered = self.first_request(&connection, &requests).await;
@@ -215,7 +215,7 @@ impl Dispatcher {
         }
     }
 
-    /// Runs Configure and Synchronize; after success the plugin is active.
+    /// Calls Configure and Synchronize; after success the plugin is active.
     async fn prepare(self: &Rc<Self>, plugin: &Rc<Plugin>, config: String) -> Result<(), String> {
         self.configure_plugin(plugin, config).await?;
         let gate = smol::future::or(async { Some(self.gate.exclusive().await) }, async {
@@ -357,13 +357,13 @@ impl Dispatcher {
         Err((status, api::UpdateContainersResponse { failed }.encode_to_vec()))
     }
 
-    /// Other active plugins of this index and name.
+    /// The other active plugins with this plugin's index and name.
     fn same(&self, plugin: &Plugin) -> Vec<Rc<Plugin>> {
         let title = plugin.title();
         self.active.borrow().iter().filter(|other| other.title() == title).cloned().collect()
     }
 
-    /// Disconnects all plugins; with `tell` they get Shutdown first.
+    /// Disconnects all plugins; if `tell` is set, after calling Shutdown.
     pub async fn shutdown(&self, tell: bool) {
         let plugins = self.active.borrow().clone();
         if tell {
@@ -388,7 +388,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits until its connection is closed.
+    /// Waits until the plugin's connection is closed.
     pub async fn ended(&self) {
         self.plugin.connection.ended().await;
     }
@@ -415,7 +415,7 @@ impl Joins {
         self.unregistered.borrow_mut().retain(|other| !Rc::ptr_eq(other, connection));
     }
 
-    /// The delay of the next join of this index and name.
+    /// The delay before the next join of the plugin `title` (index and name).
     fn turn(&self, title: &str) -> Duration {
         let mut histories = self.histories.borrow_mut();
         if histories.len() >= NAMES_MAX {
@@ -458,7 +458,7 @@ impl Joins {
 mod tests {
     use super::*;
 
-    /// Rules: NRI-R15.
+    /// Tests rule NRI-R15 of docs/specs/nri.md.
     #[test]
     fn a_burst_of_joins_is_delayed() {
         let joins = Joins::default();
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(joins.turn("11-a"), Duration::ZERO, "another one does not wait");
     }
 
-    /// Rules: NRI-R16.
+    /// Tests rule NRI-R16 of docs/specs/nri.md.
     #[test]
     fn failed_synchronizations_are_delayed_with_growing_intervals() {
         let joins = Joins::default();

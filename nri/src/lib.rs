@@ -8,10 +8,10 @@
 //!               └── join: register, configure, synchronize
 //! ```
 //!
-//! This crate depends on byte streams and a clock that the runtime provides; it knows nothing about sockets, processes,
-//! cgroups or the CRI. Changes of containers are NRI messages, which `Host` applies. It has one thread: a plugin is a
-//! few tasks on the runtime's executor. Rules: NRI-S (pods), NRI-C (containers), NRI-R (robustness), each with a test,
-//! here or in `tests/nri`, whose doc comment names it.
+//! The runtime provides byte streams and a clock; the crate does not depend on sockets, processes, cgroups or the CRI.
+//! Changes of containers are NRI messages, which `Host` applies. The crate runs in one thread: each plugin has a few
+//! tasks on the runtime's executor. Rules: NRI-S (pods), NRI-C (containers), NRI-R (robustness). Each rule has a test
+//! in this crate or in `tests/nri`, and the test's doc comment names the rule.
 #![forbid(unsafe_code)]
 
 mod adjust;
@@ -45,7 +45,7 @@ pub mod api {
     include!(concat!(env!("OUT_DIR"), "/nri.pkg.api.v1alpha1.rs"));
 }
 
-/// The NRI version that is sent to plugins; with an empty version their library would guess (NRI 2.4).
+/// The NRI version that is sent to plugins; if it is empty, their library guesses a version (NRI 2.4).
 pub const NRI_VERSION: &str = "v0.12.2";
 
 /// Bit mask of all events.

@@ -10,11 +10,11 @@ pub(crate) use ttrpc::proto::{
 };
 pub(crate) use ttrpc::{Code, Request, Response, Status, get_status};
 
-/// A complete message.
+/// A complete ttrpc message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) header: MessageHeader,
-    /// The data; `None`: it exceeded the limit and was discarded.
+    /// The message's data; `None` if it exceeded the limit and was discarded.
     pub(crate) data: Option<Vec<u8>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Assembler {
     data: Option<Vec<u8>>,
 }
 
-/// Initial capacity for announced data; it grows as data arrives.
+/// Initial capacity in bytes for announced data; the buffer grows as data arrives.
 const CAPACITY_BYTES_MAX: usize = 16 << 10;
 
 impl Assembler {
@@ -81,8 +81,8 @@ fn encode(envelope: &impl Codec, header: impl FnOnce(u32) -> MessageHeader) -> O
     Some(bytes)
 }
 
-/// The status of a response if it is an error. An unknown code is an error too, although the crate's `Status::code`
-/// returns OK for it.
+/// The status of an error response; `None` for success. An unknown code is an error, too, although the crate's
+/// `Status::code` returns OK for it.
 pub(crate) fn error_of(response: &mut Response) -> Option<Status> {
     response.status.take().filter(|status| status.code.value() != Code::OK as i32)
 }
@@ -104,7 +104,7 @@ mod tests {
         messages
     }
 
-    /// Bytes of an error response, recorded from the Go library.
+    /// The bytes of an error response as recorded from the Go library.
     #[test]
     fn a_refusal_is_these_bytes() {
         let mut response = Response::default();
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Rules: NRI-R5.
+    /// Tests rule NRI-R5 of docs/specs/nri.md.
     #[test]
     fn oversized_messages_are_discarded_while_they_are_read() {
         let length = DATA_BYTES_MAX + 1;
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(error_of(&mut fine), None);
     }
 
-    /// NRI-R4: random bytes cause no panic, and no memory is allocated for data that is only announced.
+    /// Tests rule NRI-R4: random bytes cause no panic, and no memory is allocated for data that is only announced.
     #[test]
     fn random_bytes_cause_no_panic_and_no_allocation() {
         let mut state = 0x2545_f491_4f6c_dd1du64;

@@ -3,8 +3,8 @@
 //! ```text
 //!   | connection id, u32 | payload length, u32 | payload |       big endian
 //! ```
-//! Payloads of one id form one byte stream; message boundaries are independent of frames. When sending, a limit
-//! applies: the Go library reads a frame into a 4096-byte buffer and stops receiving at a larger one (NRI 1.3).
+//! Payloads of one id form one byte stream; message boundaries are independent of frames. Sent frames are limited in
+//! length: the Go library reads a frame into a 4096-byte buffer and stops receiving after a larger frame (NRI 1.3).
 
 /// Connection id of the Plugin service, which the plugin provides.
 pub(crate) const PLUGIN: u32 = 1;
@@ -13,10 +13,10 @@ pub(crate) const RUNTIME: u32 = 2;
 
 const HEADER_BYTES: usize = 8;
 
-/// Largest payload of a Go peer: header and data of the largest message.
+/// Maximum payload in bytes of a frame from a Go peer: header and data of the largest message.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = super::message::HEADER_BYTES + super::message::DATA_BYTES_MAX;
 
-/// Largest message that is sent in one frame.
+/// Maximum length in bytes of a message that is sent in one frame.
 const WHOLE_BYTES_MAX: usize = 4096;
 
 /// Divides a stream of bytes into payloads.
@@ -29,7 +29,7 @@ pub(crate) struct Reader {
     left: usize,
 }
 
-/// A frame exceeds the limit; the connection must be closed.
+/// Error: a frame of this length exceeds the limit; the connection must be closed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooLong(pub(crate) usize);
 
@@ -70,7 +70,8 @@ impl Reader {
     }
 }
 
-/// The frames of one ttrpc message: a single one up to 4096 bytes, otherwise one with the header and one with the data.
+/// The frames of one ttrpc message: one frame up to 4096 bytes, otherwise one frame with the header and one with the
+/// data.
 pub(crate) fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = match message.len() <= WHOLE_BYTES_MAX {
         true => (message, &[][..]),
@@ -124,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Rules: NRI-R5.
+    /// Tests rule NRI-R5 of docs/specs/nri.md.
     #[test]
     fn a_frame_above_the_limit_ends_the_connection() {
         let bytes = [0, 0, 0, 1, 255, 255, 255, 255];

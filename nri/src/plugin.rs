@@ -17,21 +17,21 @@ const UNDECODABLE_MAX: u32 = 3;
 
 /// A plugin that has registered.
 pub(crate) struct Plugin {
-    /// Index, two digits.
+    /// Index of the plugin, two digits.
     pub(crate) index: String,
     pub(crate) name: String,
     pub(crate) connection: Rc<Connection>,
-    /// Subscriptions: bit n-1 is event n.
+    /// Subscribed events: bit n-1 is event n.
     pub(crate) events: Cell<i32>,
-    /// Limits concurrent event calls.
+    /// Limits the number of concurrent event calls.
     slot: Rc<FifoSemaphore>,
-    /// Whether it was built before v0.12 and gets nine events as StateChange (NRI 3.4).
+    /// Whether the plugin was built before v0.12 and receives nine events as StateChange (NRI 3.4).
     is_legacy: Cell<bool>,
     undecodable: Cell<u32>,
     pub(crate) tally: RefCell<Tally>,
 }
 
-/// One event's message, encoded once for all plugins.
+/// The message of one event, which is encoded once for all plugins.
 pub(crate) struct Told<'a> {
     pub(crate) event: Event,
     pub(crate) payload: Vec<u8>,
@@ -58,7 +58,7 @@ impl Plugin {
         })
     }
 
-    /// `10-name`: its name as an owner and in messages.
+    /// Index and name, `10-name`: identifies the plugin as an owner and in messages.
     pub(crate) fn title(&self) -> String {
         format!("{}-{}", self.index, self.name)
     }
@@ -71,7 +71,8 @@ impl Plugin {
         self.connection.is_open() && self.events.get() & bit(event) != 0
     }
 
-    /// Sends an event and decodes the answer. The wait for the slot has no timeout, because each holder of it has one.
+    /// Sends an event and decodes the answer. The wait for a free slot has no timeout, because each call that holds a
+    /// slot has one.
     pub(crate) async fn ask<T: Message + Default>(&self, told: &Told<'_>, limit: Duration) -> Outcome<T> {
         let slot = smol::future::or(async { Some(self.slot.shared().await) }, async {
             self.connection.ended().await;
@@ -119,7 +120,7 @@ impl Plugin {
         Outcome::Refused(get_status(Code::INTERNAL, "its answer cannot be decoded"))
     }
 
-    /// Whether it has turned out to be built before v0.12.
+    /// Whether the plugin's answers have shown that it was built before v0.12.
     pub(crate) fn is_legacy(&self) -> bool {
         self.is_legacy.get()
     }
@@ -143,7 +144,7 @@ pub(crate) fn bit(event: Event) -> i32 {
     1 << (i32::from(event) - 1)
 }
 
-/// The method of an event.
+/// Name of the method that delivers an event.
 pub(crate) fn method(event: Event) -> &'static str {
     match event {
         Event::Unknown => "",
@@ -164,7 +165,7 @@ pub(crate) fn method(event: Event) -> &'static str {
     }
 }
 
-/// Whether old plugins get the event as StateChange.
+/// Whether plugins built before v0.12 receive the event as StateChange.
 fn has_legacy(event: Event) -> bool {
     matches!(
         event,

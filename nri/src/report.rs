@@ -22,20 +22,20 @@ pub struct EventReport {
     pub timeout: u64,
     /// Number of calls whose connection was lost.
     pub lost: u64,
-    /// Total duration of all calls.
+    /// Total duration of all calls of this event.
     pub total: Duration,
-    /// Number of calls up to 0.1, 1, 10, 100 ms, 1 s, 2 s, and above.
+    /// Number of calls by duration: up to 0.1, 1, 10, 100 ms, 1 s, 2 s, and above.
     pub histogram: [u64; BUCKETS_US.len() + 1],
 }
 
 /// State and counters of one plugin.
 #[derive(Clone, Debug)]
 pub struct PluginReport {
-    /// Index and name: `10-name`.
+    /// Index and name of the plugin: `10-name`.
     pub title: String,
-    /// Subscribed events, bit n-1 for event n.
+    /// Subscribed events: bit n-1 is event n.
     pub events: i32,
-    /// Whether it was built before v0.12.
+    /// Whether the plugin was built before v0.12.
     pub is_legacy: bool,
     /// Number of unexpected frames and answers.
     pub strays: u64,
@@ -76,7 +76,7 @@ impl Tally {
 mod tests {
     use super::*;
 
-    /// Rules: NRI-R26.
+    /// Tests rule NRI-R26 of docs/specs/nri.md.
     #[test]
     fn calls_are_counted_by_event_and_outcome() {
         let mut tally = Tally::default();

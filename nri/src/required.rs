@@ -1,19 +1,19 @@
-//! Required plugins of a pod: those in the configuration and those in the pod's annotation (NRI 4.7).
+//! The plugins that a pod requires: those in the configuration and those in the pod's annotation (NRI 4.7).
 
 use crate::api;
 use crate::plugin::Plugin;
 use crate::settings::DefaultValidator;
 
-/// Annotation with a pod's own list of required plugins.
+/// Name of the annotation with a pod's own list of required plugins.
 pub const ANNOTATION: &str = "required-plugins.noderesource.dev";
 
-/// Required plugins of a pod or container.
+/// The plugins that a pod or a container requires.
 #[derive(Debug, Default)]
 pub(crate) struct Required {
     names: Vec<String>,
     /// Whether an annotation tolerates missing plugins.
     is_tolerated: bool,
-    /// Error text of an invalid annotation.
+    /// Error text of an invalid annotation; `None` if all annotations are valid.
     pub(crate) mistake: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Required {
         required
     }
 
-    /// Whether the plugin is required.
+    /// Whether this plugin is required.
     pub(crate) fn names(&self, plugin: &Plugin) -> bool {
         !self.is_tolerated && self.names.iter().any(|name| plugin.is_called(name))
     }
@@ -63,7 +63,7 @@ impl Required {
     }
 }
 
-/// The value of an annotation; the most specific key takes precedence.
+/// The value of an annotation; the most specific key has precedence. `None` if no key is present.
 fn annotation<'a>(pod: &'a api::PodSandbox, key: &str, container: Option<&str>) -> Option<&'a str> {
     let of_container = container.and_then(|name| pod.annotations.get(&format!("{key}/container.{name}")));
     let of_pod = || pod.annotations.get(&format!("{key}/pod"));
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// Rules: NRI-C31.
+    /// Tests rule NRI-C31 of docs/specs/nri.md.
     #[test]
     fn annotations_have_scopes_by_key() {
         let settings = DefaultValidator {

@@ -15,24 +15,24 @@ use crate::required::Required;
 use crate::semaphore::Permit;
 use crate::validate;
 
-/// Result of CreateContainer.
+/// The result of the event CreateContainer.
 pub struct Created {
     /// The merged adjustment of all plugins.
     pub adjustment: api::ContainerAdjustment,
-    /// Updates of other containers, to be applied before this one is created.
+    /// Updates of other containers, which must be applied before this container is created.
     pub updates: Vec<api::ContainerUpdate>,
     offered: Vec<Rc<Plugin>>,
 }
 
-/// Result of UpdateContainer.
+/// The result of the event UpdateContainer.
 pub struct Updated {
-    /// The container's resources; `None`: as requested.
+    /// The container's resources, changed by plugins; `None`: the requested resources.
     pub resources: Option<api::LinuxResources>,
     /// Updates of other containers.
     pub updates: Vec<api::ContainerUpdate>,
 }
 
-/// The exclusive right to send events of one pod.
+/// The exclusive right to send events about one pod.
 pub struct Section {
     pub(crate) dispatcher: Rc<Dispatcher>,
     pub(crate) _order: Option<Permit>,
@@ -61,11 +61,11 @@ macro_rules! told {
 }
 
 impl Section {
-    /// Sends RunPodSandbox, the last step of the RPC. After a refusal the plugins that were called get Stop and Remove
-    /// (NRI 3.5).
+    /// Sends RunPodSandbox, the last step of the RPC. After a refusal, the plugins that were called receive
+    /// StopPodSandbox and RemovePodSandbox (NRI 3.5).
     ///
     /// # Errors
-    /// The refusal.
+    /// The refusal of a plugin.
     pub async fn run_pod_sandbox(&self, pod: &api::PodSandbox) -> Result<(), Failure> {
         let told = told!(RunPodSandbox, RunPodSandboxRequest, pod);
         let required = self.required(pod);
@@ -86,7 +86,7 @@ impl Section {
         Ok(())
     }
 
-    /// Sends Stop and Remove after a failure of RunPodSandbox that all plugins had accepted.
+    /// Sends StopPodSandbox and RemovePodSandbox if RunPodSandbox fails after all plugins had accepted the pod.
     pub async fn undo_run_pod_sandbox(&self, pod: &api::PodSandbox) {
         let plugins = self.dispatcher.active.borrow().clone();
         self.undo_pod(&plugins, pod).await;
@@ -144,11 +144,11 @@ impl Section {
         self.tell::<api::RemovePodSandboxResponse>(&told).await;
     }
 
-    /// Sends CreateContainer, merges the adjustments and validates them. After a failure the plugins that were called
-    /// get Stop and Remove.
+    /// Sends CreateContainer, merges the adjustments and validates them. After a failure, the plugins that were called
+    /// receive StopContainer and RemoveContainer.
     ///
     /// # Errors
-    /// A refusal, a conflict, a bad value, a rejection.
+    /// A refusal, a conflict, an invalid value, or a rejection by a validator.
     pub async fn create_container(
         &self,
         pod: &api::PodSandbox,
@@ -227,7 +227,8 @@ impl Section {
         }
     }
 
-    /// Calls all validators concurrently; any outcome other than acceptance rejects (NRI 4.6).
+    /// Calls all validators concurrently; any outcome other than acceptance is a rejection (NRI 4.6). Returns the texts
+    /// of the rejections.
     async fn ask_validators(&self, validators: &[&Rc<Plugin>], told: &Told<'_>) -> Vec<String> {
         let limit = self.dispatcher.settings.borrow().request_timeout;
         let ask = |plugin: &Rc<Plugin>| {
@@ -251,7 +252,7 @@ impl Section {
         answers.into_iter().flatten().collect()
     }
 
-    /// Sends Stop and Remove after a failed creation.
+    /// Sends StopContainer and RemoveContainer if a creation fails after all plugins had accepted the container.
     pub async fn undo_create_container(
         &self,
         created: Created,
@@ -280,10 +281,10 @@ impl Section {
         self.tell::<api::PostCreateContainerResponse>(&told).await;
     }
 
-    /// Sends StartContainer, when the process exists but its program has not been executed.
+    /// Sends StartContainer, when the process exists and its program has not been executed yet.
     ///
     /// # Errors
-    /// The refusal.
+    /// The refusal of a plugin.
     pub async fn start_container(
         &self,
         pod: &api::PodSandbox,
@@ -298,7 +299,7 @@ impl Section {
         Ok(())
     }
 
-    /// Sends PostStartContainer, when the program runs.
+    /// Sends PostStartContainer, when the program is running.
     pub async fn post_start_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(PostStartContainer, PostStartContainerRequest, pod, container);
         self.tell::<api::PostStartContainerResponse>(&told).await;
@@ -307,7 +308,7 @@ impl Section {
     /// Sends UpdateContainer, before a container's resources are changed.
     ///
     /// # Errors
-    /// A refusal, a conflict, a bad value.
+    /// A refusal, a conflict, or an invalid value.
     pub async fn update_container(
         &self,
         pod: &api::PodSandbox,
@@ -342,8 +343,8 @@ impl Section {
         self.tell::<api::PostUpdateContainerResponse>(&told).await;
     }
 
-    /// Sends StopContainer, after the container has ended and its exit has been stored. Updates of other containers in
-    /// the answers are applied; failures are only logged.
+    /// Sends StopContainer, after the container has exited and its exit has been stored. Updates of other containers in
+    /// the answers are applied; failures of updates are only logged.
     pub async fn stop_container(&self, pod: &api::PodSandbox, container: &api::Container) {
         let told = told!(StopContainer, StopContainerRequest, pod, container);
         for answer in self.tell::<api::StopContainerResponse>(&told).await {
@@ -357,8 +358,8 @@ impl Section {
         self.tell::<api::RemoveContainerResponse>(&told).await;
     }
 
-    /// Logs required plugins that are absent. Teardown does not wait for them; they have to synchronize when they
-    /// reconnect (NRI 6.4, 7).
+    /// Logs required plugins that are not connected. Teardown does not wait for them; a plugin synchronizes when it
+    /// reconnects (NRI 6.4, 7).
     fn warn_of_missing(&self, pod: &api::PodSandbox, event: &str) {
         let required = self.required(pod);
         let active = self.dispatcher.active.borrow();

@@ -1,5 +1,5 @@
 //! A FIFO semaphore: for the gate between events and joins, for the order of a pod's events, and for the calls of a
-//! plugin. Other locks allow a later caller to overtake a waiting one, and a plugin would get events out of order.
+//! plugin. With other locks a later caller can overtake a waiting one, and a plugin would receive events out of order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(crate) struct Permit {
     count: usize,
 }
 
-/// A future that waits for permits. Dropping it removes it from the queue.
+/// A future that waits for permits. Dropping the future removes it from the queue.
 pub(crate) struct Acquire {
     lock: Rc<FifoSemaphore>,
     wants: usize,
@@ -50,7 +50,7 @@ impl FifoSemaphore {
         Acquire { lock: Rc::clone(self), wants: self.total, waiter: None, is_done: false }
     }
 
-    /// Acquires one permit if one is free and no other caller waits.
+    /// Acquires one permit if one is free and no other caller waits; otherwise `None`.
     pub(crate) fn try_shared(self: &Rc<Self>) -> Option<Permit> {
         let is_free = self.queue.borrow().is_empty() && self.free.get() > 0;
         is_free.then(|| {
@@ -64,7 +64,7 @@ impl FifoSemaphore {
         self.serve();
     }
 
-    /// Grants free permits to the queue, from the front.
+    /// Grants free permits to waiting futures in the order of the queue.
     fn serve(&self) {
         loop {
             let first = self.queue.borrow().front().cloned();

@@ -1,49 +1,49 @@
-//! Settings of an operator. docs/specs/nri.md has the default times.
+//! Settings of the dispatcher. docs/specs/nri.md has the default values of times.
 
 use std::time::Duration;
 
 /// Handling of a second plugin with the same index and name (NRI 2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicates {
-    /// It replaces the first one when it has joined.
+    /// The second plugin replaces the first when it has joined.
     Replace,
-    /// Both stay connected.
+    /// Both plugins stay connected.
     Allow,
-    /// It is refused.
+    /// The second plugin is refused.
     Reject,
 }
 
 /// The built-in validator (NRI 4.7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DefaultValidator {
-    /// Whether it is enabled.
+    /// Whether the validator is enabled.
     pub enable: bool,
-    /// Reject adjustments of OCI hooks.
+    /// Whether adjustments of OCI hooks are rejected.
     pub reject_oci_hook_adjustment: bool,
-    /// Reject a change of the seccomp policy RuntimeDefault.
+    /// Whether changes of the seccomp policy RuntimeDefault are rejected.
     pub reject_runtime_default_seccomp_adjustment: bool,
-    /// Reject a seccomp policy for unconfined containers.
+    /// Whether a seccomp policy for unconfined containers is rejected.
     pub reject_unconfined_seccomp_adjustment: bool,
-    /// Reject a change of a Localhost seccomp profile.
+    /// Whether changes of a Localhost seccomp profile are rejected.
     pub reject_custom_seccomp_adjustment: bool,
-    /// Reject adjustments of namespaces.
+    /// Whether adjustments of namespaces are rejected.
     pub reject_namespace_adjustment: bool,
-    /// Reject adjustments of sysctls.
+    /// Whether adjustments of sysctls are rejected.
     pub reject_sysctl_adjustment: bool,
     /// Plugins required for every pod, as `NAME` or `INDEX-NAME`, even if the validator is disabled (NRI 3.3).
     pub required_plugins: Vec<String>,
-    /// Pod annotation that exempts it from required plugins; empty: no exemption.
+    /// Name of the pod annotation that exempts a pod from required plugins; empty: no exemption.
     pub tolerate_missing_plugins_annotation: String,
 }
 
-/// All settings.
+/// All settings of the dispatcher.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of the runtime, sent to plugins.
     pub runtime_name: String,
     /// Version of the runtime, sent to plugins, for example `v1.2.3`.
     pub runtime_version: String,
-    /// Time limit from accept to a complete RegisterPlugin.
+    /// Time limit from the accepted connection to a complete RegisterPlugin.
     pub registration_timeout: Duration,
     /// Time limit of Configure and of every event.
     pub request_timeout: Duration,
@@ -51,7 +51,7 @@ pub struct Settings {
     pub sync_timeout: Duration,
     /// Whether a timeout fails a creation or update.
     pub fail_on_timeout: bool,
-    /// Handling of a second plugin with the same name.
+    /// Handling of a second plugin with the same index and name.
     pub duplicates: Duplicates,
     /// Maximum number of concurrent event calls of one plugin, at least 1.
     pub max_inflight: usize,

@@ -5,16 +5,17 @@ use prost::Message;
 use crate::api;
 use crate::io::Snapshot;
 
-/// Size to which one message is filled.
+/// Size in bytes up to which one message is filled.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Maximum size of an object, with space for the envelope.
+/// Maximum size of an object in bytes, which leaves space for the envelope.
 const OBJECT_BYTES_MAX: usize = crate::message::DATA_BYTES_MAX - 4096;
 
-/// The messages: pods before containers, `more` set in all but the last; there is always at least one.
+/// Divides a snapshot into messages: pods before containers, `more` set in all messages except the last. There is at
+/// least one message.
 ///
 /// # Errors
-/// An object that is too large for a message, by name.
+/// The name of an object that is too large for a message.
 pub(crate) fn chunks(snapshot: Snapshot) -> Result<Vec<api::SynchronizeRequest>, String> {
     let mut chunks = Vec::new();
     let mut chunk = api::SynchronizeRequest::default();
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(chunks(Snapshot::default()).unwrap(), [api::SynchronizeRequest::default()]);
     }
 
-    /// NRI-R20: 500 pods, 5000 containers, 2 kB of annotations each.
+    /// Tests rule NRI-R20 with 500 pods and 5000 containers that have 2 kB of annotations each.
     #[test]
     fn synchronize_chunks_contain_all_objects_once_in_order() {
         let chunks = chunks(snapshot(500, 5000, 2000)).unwrap();

@@ -18,7 +18,8 @@ pub(crate) fn rejected(validator: &str, reason: &str) -> String {
     format!("validator {validator:?} rejected container adjustment, reason: {reason}")
 }
 
-/// The reason why the built-in validator rejects an adjustment; the first one that is found.
+/// The reason why the built-in validator rejects an adjustment, the first one that is found; `None` if the adjustment
+/// is accepted.
 pub(crate) fn by_default(
     settings: &DefaultValidator,
     pod: &api::PodSandbox,
@@ -50,7 +51,8 @@ fn touched<const N: usize>(
     })
 }
 
-/// Whether a change of the seccomp policy is rejected, which depends on the requested profile.
+/// Whether a change of the seccomp policy is rejected, which depends on the requested profile, and the kind of profile
+/// for the error.
 fn seccomp(settings: &DefaultValidator, container: &api::Container) -> (bool, &'static str) {
     let profile = container.linux.as_ref().and_then(|linux| linux.seccomp_profile.as_ref());
     match profile.map(api::SecurityProfile::profile_type) {

@@ -1,21 +1,123 @@
 # Completions of coracle for bash; made by runtime/daemon/src/cli/pages.rs.
 _coracle() {
     local word=${COMP_WORDS[COMP_CWORD]} words
-    case ${COMP_WORDS[COMP_CWORD-1]} in
+    [[ ${COMP_WORDS[1]}:${COMP_WORDS[COMP_CWORD-1]} == pods:--state || ${COMP_WORDS[1]}:${COMP_WORDS[COMP_CWORD-1]} == ps:--state ]] || case ${COMP_WORDS[COMP_CWORD-1]} in
         --config|--root|--state|--cni-conf-dir|--cni-bin-dir|--nri-socket) COMPREPLY=($(compgen -f -- "$word")); return ;;
         --log-level) COMPREPLY=($(compgen -W "error warn info debug" -- "$word")); return ;;
+        --log-format) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;;
         --listen|--cgroup-parent|--metrics) COMPREPLY=(); return ;;
     esac
     case $COMP_CWORD:${COMP_WORDS[1]}:${COMP_WORDS[2]} in
-        1:*) words="serve check config image version" ;;
-        *:serve:*) words="--config --root --state --listen --log-level --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
-        *:check:*) words="--json --config --root --state --listen --log-level --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
+        1:*) words="serve check config why support-dump pods ps images stats events logs exec image version" ;;
+        *:serve:*) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
+        *:check:*) words="--json --config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         2:config:*) words="default check" ;;
-        2:image:*) words="import export list explain check pin unpin remove" ;;
-        *:config:check) words="--config --root --state --listen --log-level --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
-        *:image:remove) words="--force" ;;
-        *:image:import) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        2:image:*) words="import export pull list df explain check tag pin unpin remove prune" ;;
+        *:config:check) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
+        *:image:import)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || { COMPREPLY=($(compgen -f -- "$word")); return; } ;;
+        *:image:export)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:pull)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:list)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="--pulling -q --quiet -o --output"
+            ;;
+        *:image:df)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            ;;
+        *:image:explain)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:check)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="--repair -o --output"
+            ;;
+        *:image:tag)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:pin)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:unpin)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:remove)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-f --force -o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:image:prune)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            ;;
+        *:why:*)
+            words=""
+            ;;
+        *:support-dump:*)
+            words=""
+            [[ $word == -* ]] || { COMPREPLY=($(compgen -f -- "$word")); return; } ;;
+        *:pods:*)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --id) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --name) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --namespace) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -s|--state) COMPREPLY=($(compgen -W "ready notready" -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --label) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -n|--last) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "table wide json yaml" -- "$word")); return ;; esac
+            words="-a --all --id --name --namespace -s --state --label -n --last -l --latest -q --quiet --no-trunc -o --output"
+            ;;
+        *:ps:*)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --id) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --name) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --namespace) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -s|--state) COMPREPLY=($(compgen -W "created running exited unknown" -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --label) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -p|--pod) COMPREPLY=($(compgen -W "$(coracle pods --quiet 2>/dev/null)" -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --image) COMPREPLY=($(compgen -W "$(coracle image list --quiet 2>/dev/null)" -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -n|--last) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "table wide json yaml" -- "$word")); return ;; esac
+            words="-a --all --id --name --namespace -s --state --label -p --pod --image -n --last -l --latest -q --quiet --no-trunc -o --output"
+            ;;
+        *:images:*)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "table wide json yaml" -- "$word")); return ;; esac
+            words="-q --quiet --no-trunc -o --output"
+            [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
+        *:stats:*)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --id) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --name) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --namespace) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --label) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -p|--pod) COMPREPLY=($(compgen -W "$(coracle pods --quiet 2>/dev/null)" -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --seconds) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "table wide json yaml" -- "$word")); return ;; esac
+            words="--id --name --namespace --label -p --pod --seconds -q --quiet --no-trunc -o --output"
+            ;;
+        *:events:*)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            ;;
+        *:logs:*)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --tail) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --since) COMPREPLY=(); return ;; esac
+            words="-f --follow --tail --since -t --timestamps"
+            [[ $word == -* ]] || words=$(coracle ps --all --quiet 2>/dev/null) ;;
+        *:exec:*)
+            words="-i --interactive -t --tty"
+            [[ $word == -* ]] || words=$(coracle ps --all --quiet 2>/dev/null) ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
+    declare -F __ltrim_colon_completions >/dev/null && __ltrim_colon_completions "$word"
 }
 complete -o filenames -F _coracle coracle

@@ -1,4 +1,4 @@
-//! How the worker is linked: see `targets/link.inc`.
+//! Linker options of the worker: see `targets/link.inc`.
 
 include!("../../targets/link.inc");
 

@@ -1,14 +1,15 @@
-//! The mount namespace that monitors start from. It contains only the host mounts that monitors and starts of containers need.
-//! A monitor's mount namespace is a copy of this one instead of the host's, and a container's is a copy of its monitor's, for
-//! two reasons:
+//! The mount namespace that monitors start from. It contains only the host mounts that monitors and starts of
+//! containers need. A monitor's mount namespace is a copy of this one instead of the host's, and a container's mount
+//! namespace is a copy of its monitor's. The reasons are:
 //!
-//! - A copy costs time and kernel memory for every mount. The host's mount table grows with the number of pods (volumes of the
-//!   kubelet, a network namespace in /run/netns for each). If the host's mounts are shared, as systemd sets them up, each new
-//!   mount propagates to every copy: with n pods that is n² mounts.
-//! - A mount that is unmounted on the host would live on in copies that the unmount does not reach, and keep its disk busy.
+//! - A copy costs time and kernel memory for every mount. The host's mount table grows with the number of pods (volumes
+//!   of the kubelet, a network namespace in /run/netns for each). If the host's mounts are shared, as systemd sets them
+//!   up, each new mount propagates to every copy: with n pods that is n² mounts.
+//! - A mount that is unmounted on the host would remain in copies to which the unmount does not propagate, and keep its
+//!   disk busy.
 //!
 //! Volumes, and namespaces given by a path, are opened in the host's own mount namespace (`Op::OpenTree`,
-//! `Op::JoinNamespace`). All paths are the same as on the host, so a launch record is valid in both.
+//! `Op::JoinNamespace`). All paths are the same as on the host, so a launch record is valid in both namespaces.
 
 use std::ffi::CString;
 use std::fs;
@@ -23,9 +24,9 @@ use nix::errno::Errno;
 
 use crate::{Error, umask, userns};
 
-/// The kernel's file systems that every monitor needs: for its cgroup, sysctls and process attributes, /dev/null, and
-/// the host's shared memory for pods in the host's IPC namespace. All of sysfs is included, because a user namespace
-/// may mount sysfs only if a complete one is visible (Linux, fs/namespace.c, `mount_too_revealing`).
+/// The kernel's file systems that every monitor needs: for cgroups, sysctls and process attributes, /dev/null, and the
+/// host's shared memory for pods in the host's IPC namespace. All of sysfs is included, because a user namespace may
+/// mount sysfs only if a complete one is visible (Linux, fs/namespace.c, `mount_too_revealing`).
 const KERNELS: [Source; 6] = [
     Source { path: "/proc", is_whole: false, is_needed: true },
     Source { path: "/sys", is_whole: false, is_needed: true },
@@ -35,7 +36,7 @@ const KERNELS: [Source; 6] = [
     Source { path: "/dev/shm", is_whole: false, is_needed: false },
 ];
 
-/// Options of the file system that contains the mount points.
+/// Options of the tmpfs that contains the mount points.
 const OPTIONS: &std::ffi::CStr = c"mode=755,size=64k";
 
 struct Source {
@@ -53,11 +54,16 @@ pub struct BaseMountNamespace {
 }
 
 impl BaseMountNamespace {
-    /// Creates the namespace, with `directories` and all their submounts. Their paths must be absolute.
+    /// Creates the namespace with `directories`, which must be absolute paths, and all their submounts.
     ///
     /// # Errors
-    /// [`Error::Kernel`] with the path and the operation that failed; everything is cleaned up.
+    /// [`Error::Kernel`] with the path and the operation that failed; all created objects are removed.
     pub fn make(directories: &[&Path]) -> Result<Self, Error> {
+        #[cfg(feature = "simulation")]
+        if crate::simulation::node().is_some() {
+            let null = fs::File::open("/dev/null").map_err(|error| Error::io("open", "/dev/null", &error))?;
+            return Ok(Self { namespace: Fd::from(OwnedFd::from(null)) });
+        }
         let parts = parts(directories)?;
         let kernel = |errno: sys::Errno| {
             Error::kernel("make pipe for", "view of the host's files", Errno::from_raw(errno.0))
@@ -106,7 +112,7 @@ struct Part {
     is_needed: bool,
 }
 
-/// Length of a report: the index of a part, or [`DONE`] or [`ROOT`], followed by an error number.
+/// Length of a report in bytes: the index of a part, or [`DONE`] or [`ROOT`], followed by an error number.
 const REPORT_BYTES: usize = 5;
 const DONE: u8 = u8::MAX;
 const ROOT: u8 = u8::MAX - 1;
@@ -130,7 +136,7 @@ fn parts(directories: &[&Path]) -> Result<Vec<Part>, Error> {
     Ok(parts)
 }
 
-/// Makes the mounts; runs in the child, which is the only process of its namespace.
+/// Creates the mounts; called in the child, which is the only process of its namespace.
 fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     let root = |errno| (ROOT, errno);
     // Mounts made here do not propagate to the host, but mounts of the host still propagate here.

@@ -1,5 +1,5 @@
-//! Computes the capabilities of a container's process. Pure, except [`bounding`], which asks the kernel for the
-//! daemon's own set: a nested or restricted daemon cannot grant capabilities that it lacks. Rules: CRI 3.3
+//! Computes the capabilities of a container's process. Without I/O, except [`bounding`], which reads the daemon's own
+//! set from the kernel: a nested or restricted daemon cannot grant capabilities that it lacks. Rules: CRI 3.3
 //! (containerd's default set and order of add and drop), CVE-2022-24769 for the empty inheritable set.
 
 use std::str::FromStr;
@@ -12,15 +12,15 @@ use crate::Error;
 /// The five sets of a process; bit n is capability n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Limit of what an exec can gain.
+    /// Bounding set: the capabilities that an exec can gain at most.
     pub bounding: u64,
-    /// The capabilities in effect.
+    /// Effective capability set.
     pub effective: u64,
-    /// The capabilities that can be made effective.
+    /// Permitted set: the capabilities that can be made effective.
     pub permitted: u64,
-    /// Used only for ambient capabilities.
+    /// Inheritable set; used only for ambient capabilities.
     pub inheritable: u64,
-    /// Kept when a user other than root executes a file without file capabilities.
+    /// Ambient set: kept when a user other than root executes a file without file capabilities.
     pub ambient: u64,
 }
 
@@ -28,13 +28,13 @@ pub struct Capabilities {
 /// `ALL`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// `add_capabilities`.
+    /// Names in the CRI's `add_capabilities`.
     pub add: Vec<String>,
-    /// `drop_capabilities`.
+    /// Names in the CRI's `drop_capabilities`.
     pub drop: Vec<String>,
-    /// `add_ambient_capabilities`.
+    /// Names in the CRI's `add_ambient_capabilities`.
     pub add_ambient: Vec<String>,
-    /// Grants all capabilities of the daemon, regardless of the lists.
+    /// Whether all capabilities of the daemon are granted, regardless of the lists.
     pub privileged: bool,
 }
 
@@ -56,8 +56,19 @@ const DEFAULT: [Capability; 14] = [
     Capability::CAP_AUDIT_WRITE,
 ];
 
+/// The effective capabilities of this process, as a bit mask. A process of a user other than root has none, whatever
+/// its bounding set contains.
+///
+/// # Errors
+/// [`Error::Kernel`] if they cannot be read.
+pub fn effective() -> Result<u64, Error> {
+    let set = caps::read(None, CapSet::Effective)
+        .map_err(|_| Error::kernel("read", "the effective capabilities", Errno::EIO))?;
+    Ok(set.iter().fold(0, |bits, capability| bits | capability.bitmask()))
+}
+
 /// Resolves the five sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: requested
-/// capabilities outside of it are ignored with a warning (the second value).
+/// capabilities outside of this set are ignored, with a warning in the second value.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown capability name.
@@ -102,7 +113,7 @@ struct Parsed {
     has_all: bool,
 }
 
-/// The bit of a capability, given a name such as `CAP_SYS_ADMIN`; `None` for an unknown name.
+/// The bit mask of a capability with a name such as `CAP_SYS_ADMIN`; `None` for an unknown name.
 pub(crate) fn bit(name: &str) -> Option<u64> {
     Capability::from_str(name).ok().map(|capability| capability.bitmask())
 }
@@ -135,7 +146,7 @@ mod tests {
     use super::*;
 
     const EVERYTHING: u64 = (1 << 41) - 1;
-    /// `CapBnd` of a containerd container with defaults.
+    /// The value `CapBnd` of a containerd container with default capabilities.
     const DEFAULT_BITS: u64 = 0xa804_25fb;
     const NET_ADMIN: u64 = 1 << 12;
     const NET_RAW: u64 = 1 << 13;

@@ -1,6 +1,6 @@
 //! Finds the host's device nodes for a container: those of a `devices` entry in the request, or all of them for a
-//! privileged container. Rules: CRI 3.13 (a node, or every node in a directory) and 3.4 (all of /dev, less what the
-//! container has of its own).
+//! privileged container. Rules: CRI 3.13 (a node, or every node in a directory) and 3.4 (all of /dev except the
+//! container's own files).
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use crate::Error;
 use crate::plan::{DeviceKind, DeviceNode};
 
-/// Maximum number of nodes of one request; a host with a thousand disks has fewer.
+/// Maximum number of device nodes in one request; a host with a thousand disks has fewer.
 const NODES_MAX: usize = 8192;
 
 /// Maximum depth of directories; the deepest in use is /dev/bus/usb/001/002.
 const DEPTH_MAX: usize = 8;
 
-/// Names in /dev that are excluded also for privileged containers: the container's own file systems and links, and
-/// udev's files.
+/// Names in /dev that are excluded also for privileged containers: they are the container's own file systems and links,
+/// and udev's files.
 const OF_THE_CONTAINER: [&str; 8] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console"];
 
 /// The device nodes at the host path `host`, with their paths below `container`: the device itself (links are
@@ -43,7 +43,7 @@ pub fn all() -> Result<Vec<DeviceNode>, Error> {
     below(Path::new("/dev"), "/dev", &OF_THE_CONTAINER)
 }
 
-/// Devices below a directory. Links are not followed, because their targets in /dev are found anyway.
+/// The devices below a directory. Links are not followed, because their targets are also below /dev.
 fn below(host: &Path, container: &str, without: &[&str]) -> Result<Vec<DeviceNode>, Error> {
     let mut nodes = Vec::new();
     let mut directories: Vec<(PathBuf, String, usize)> = vec![(host.to_path_buf(), container.to_string(), 0)];

@@ -10,25 +10,25 @@ use nix::errno::Errno;
 pub enum Error {
     /// A system call failed.
     Kernel {
-        /// The operation, as a verb: `write`, `make cgroup`.
+        /// The operation as a verb, for example `write` or `make cgroup`.
         op: &'static str,
-        /// The object: a path, or a path and a value.
+        /// The object of the operation: a path, or a path and a value.
         target: String,
-        /// The error number.
+        /// The kernel's error number.
         errno: Errno,
     },
-    /// The kernel lacks a feature.
+    /// The kernel does not have a feature.
     Missing {
-        /// The missing feature.
+        /// Name of the missing feature.
         feature: &'static str,
-        /// The first Linux version that has it.
+        /// The first Linux version that has the feature.
         since: &'static str,
     },
     /// The request is invalid.
     Invalid {
         /// The field of the request.
         field: String,
-        /// The reason.
+        /// The reason why the field is invalid.
         why: String,
     },
 }
@@ -38,7 +38,7 @@ impl Error {
         Self::Kernel { op, target: target.to_string(), errno }
     }
 
-    /// Converts an error of `std`; errors without an error number become EIO.
+    /// Converts an error of the standard library; an error without an error number becomes EIO.
     pub(crate) fn io(op: &'static str, target: impl fmt::Display, error: &std::io::Error) -> Self {
         Self::kernel(op, target, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     }
@@ -47,7 +47,7 @@ impl Error {
         Self::Invalid { field: field.into(), why: why.into() }
     }
 
-    /// The error number, if the kernel returned one.
+    /// The error number; `None` if the kernel returned none.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Kernel { errno, .. } => Some(*errno),

@@ -1,25 +1,23 @@
 //! Reads exit records, which the monitor writes, possibly while no daemon is running.
 
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use coracle_wire::{ContainerId, EXIT_RECORD_BYTES_MAX, ExitRecord, decode_exit};
 
-use crate::Error;
+use crate::{Error, disk};
 
-/// Reads the exit record of a container from the pod's state directory; `None` if there is none.
+/// Reads the exit record of a container from the pod's state directory; `None` if it does not exist.
 ///
 /// # Errors
-/// [`Error::Kernel`] if it cannot be read, [`Error::Invalid`] if it fails verification.
+/// [`Error::Kernel`] if the record cannot be read, [`Error::Invalid`] if it fails verification.
 pub fn exit_record(directory: &Path, container: ContainerId) -> Result<Option<ExitRecord>, Error> {
     let path = directory.join("exits").join(container.to_string());
-    let file = match std::fs::File::open(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(|error| Error::io("open", path.display(), &error))?,
-    };
-    let mut bytes = Vec::with_capacity(EXIT_RECORD_BYTES_MAX);
     let longest = EXIT_RECORD_BYTES_MAX as u64 + 1; // one more than a whole one: it would not verify
-    file.take(longest).read_to_end(&mut bytes).map_err(|error| Error::io("read", path.display(), &error))?;
+    let bytes = match disk::read_up_to(&path, longest) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|error| Error::io("read", path.display(), &error))?,
+    };
     match decode_exit(&bytes) {
         Ok(record) if record.container == container => Ok(Some(record)),
         Ok(_) | Err(_) => {

@@ -1,7 +1,7 @@
-//! Host paths in requests, which others control: sources of volumes, profiles, devices, logs. Accessing one can block
-//! forever, on a network file system whose server is unreachable or on a FIFO without a writer, in an uninterruptible
-//! sleep. [`HostFile::cached`] and [`HostFile::is_local`] detect paths for which that cannot happen; [`HostFile::open`]
-//! can block.
+//! Host paths in requests, whose file systems other programs control: sources of volumes, profiles, devices, logs. An
+//! access can block forever in an uninterruptible sleep, for example on a network file system whose server is
+//! unreachable or on a FIFO without a writer. [`HostFile::cached`] and [`HostFile::is_local`] detect paths whose access
+//! cannot block; [`HostFile::open`] can block.
 //!
 //! ```text
 //!   openat2(O_PATH, RESOLVE_CACHED) ─► resolves the path only through the dentry cache (Linux 5.12)
@@ -23,10 +23,11 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 
 use crate::{Error, mountinfo, umask};
 
-/// RESOLVE_CACHED of openat2(2), which nix lacks: EAGAIN if a file system would have to be asked.
+/// Flag RESOLVE_CACHED of openat2(2), which nix does not define: the call fails with EAGAIN if the kernel would have to
+/// access a file system.
 const RESOLVE_CACHED: u64 = 0x20;
 
-/// Mode of logs: readable for the group, as with other runtimes.
+/// Mode of log files: readable for the group, as with other runtimes.
 const LOG_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
 /// Types of local file systems: the kernel's own and those on disks. A broken disk gives errors; a network block device
@@ -82,17 +83,17 @@ pub struct Mounts {
 }
 
 impl HostFile {
-    /// Opens the path. Can block forever.
+    /// Opens the path; can block forever.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if it does not exist.
+    /// [`Error::Kernel`] if the path does not exist or cannot be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
         openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .map(|fd| Self { fd })
             .map_err(|errno| Error::kernel("look at", path.display(), errno))
     }
 
-    /// Opens the path if the kernel can resolve it without asking a file system; never blocks. `None` if the kernel
+    /// Opens the path if the kernel can resolve it without accessing a file system; never blocks. `None` if the kernel
     /// cannot, or if the path does not exist.
     pub fn cached(path: &Path) -> Option<Self> {
         let how = OpenHow::new()
@@ -101,7 +102,7 @@ impl HostFile {
         openat2(AT_FDCWD, path, how).ok().map(|fd| Self { fd })
     }
 
-    /// Id of the file's mount; never blocks.
+    /// ID of the file's mount; `None` if it is unknown. Never blocks.
     pub fn mount(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).ok()?;
         text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
@@ -122,11 +123,12 @@ impl HostFile {
         fs::read_link(&path).map_err(|error| Error::io("resolve", path, &error))
     }
 
-    /// Reads a regular file of at most `bytes_max` bytes; refuses anything else without blocking. `path` is used in
-    /// error messages.
+    /// Reads a regular file of at most `bytes_max` bytes; refuses other types of files without blocking. `path` is used
+    /// in error messages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not a regular file or too long, [`Error::Kernel`] if a system call fails.
+    /// [`Error::Invalid`] if the file is not regular or is too long, [`Error::Kernel`] if a system call
+    /// fails.
     pub fn read(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
         let bytes = self.read_up_to(path, bytes_max + 1)?;
         match bytes.len() as u64 > bytes_max {
@@ -152,12 +154,12 @@ impl HostFile {
         Ok(bytes)
     }
 
-    /// Opens the log `name` in this directory for appending; creates it if missing. An existing one must be a regular
-    /// file, because opening a FIFO, which anyone who can write to the directory can put there, would block. `path` is
-    /// used in error messages.
+    /// Opens the log `name` in this directory for appending; creates it if missing. An existing log must be a regular
+    /// file, because opening a FIFO would block, and any user with write access to the directory can create one. `path`
+    /// is used in error messages.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not a regular file, [`Error::Kernel`] if a system call fails.
+    /// [`Error::Invalid`] if the log is not a regular file, [`Error::Kernel`] if a system call fails.
     pub fn open_log(&self, name: &std::ffi::OsStr, path: &Path) -> Result<OwnedFd, Error> {
         let failed = |errno| Error::kernel("open log", path.display(), errno);
         // Checked before the open, so that no device is opened, and again after it, because the file may have been
@@ -215,8 +217,8 @@ fn refuse_unless_regular(path: &Path, mode: SFlag) -> Result<(), Error> {
     Err(Error::invalid(path.display().to_string(), format!("is {what}, not a regular file")))
 }
 
-/// Reads a regular file of at most `bytes_max` bytes of the node's own configuration, whose file system is trusted not
-/// to hang. Refuses a FIFO without blocking.
+/// Reads a regular file of at most `bytes_max` bytes. For files of the node's own configuration, whose file system is
+/// trusted not to block. Refuses a FIFO without blocking.
 ///
 /// # Errors
 /// Those of [`HostFile::read`]; ENOENT if the file does not exist.
@@ -233,20 +235,24 @@ pub fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Err
         .map_err(|errno| Error::kernel("send descriptor", "over a socket", Errno::from_raw(errno.0)))
 }
 
-/// Receives a descriptor.
+/// Receives a descriptor that [`send_file`] sent.
 ///
 /// # Errors
-/// [`Error::Kernel`]: EAGAIN if nothing has arrived on a non-blocking socket, ENODATA if the message has no descriptor.
+/// [`Error::Kernel`]: EAGAIN if a non-blocking socket has no message, ENODATA if the message has no
+/// descriptor, EMFILE if this process has no free descriptor.
 pub fn receive_file(socket: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let failed = |errno| Error::kernel("receive descriptor", "over a socket", errno);
     let mut byte = [0; 1];
-    let received =
-        sys::socket::receive(socket.into(), &mut byte).map_err(|errno| failed(Errno::from_raw(errno.0)))?;
+    let received = match sys::socket::receive(socket.into(), &mut byte) {
+        // The byte fits, so it is the descriptor that did not.
+        Err(sys::Errno::EMSGSIZE) => return Err(failed(Errno::EMFILE)),
+        received => received.map_err(|errno| failed(Errno::from_raw(errno.0)))?,
+    };
     let file: Option<Fd> = received.descriptors.into_iter().flatten().next();
     file.map(OwnedFd::from).ok_or(failed(Errno::ENODATA))
 }
 
-/// Splits the path of a log into its directory and name.
+/// Splits the path of a log into its directory and name; `None` if it has no name.
 pub fn split(path: &Path) -> Option<(&Path, &std::ffi::OsStr)> {
     Some((path.parent()?, path.file_name()?))
 }
@@ -273,7 +279,7 @@ mod tests {
         }
     }
 
-    /// A FIFO without a writer is waited for by an open without O_NONBLOCK: this test hangs then.
+    /// Opening a FIFO without a writer and without O_NONBLOCK blocks; the test would hang then.
     #[test]
     fn what_is_no_regular_file_is_refused_at_once() {
         let folder = Folder::new("kinds");

@@ -1,7 +1,7 @@
 //! Resolves the user, group and supplementary groups of a container's process with `passwd` and `group` of the
-//! container's root file system. Pure: the caller reads the files (inside the root, with a size limit) and passes
-//! untrusted bytes. Malformed lines are skipped, and the bytes need not be valid UTF-8. Rules: CRI 3.9; KEP-3619 for
-//! the two group policies.
+//! container's root file system. The module does no I/O: the caller reads the files (inside the root, with a size
+//! limit) and passes untrusted bytes. Malformed lines are skipped, and the bytes need not be valid UTF-8. Rules: CRI
+//! 3.9; KEP-3619 for the two group policies.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub struct Identity {
 /// Additional groups of a process (CRI `SupplementalGroupsPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupPolicy {
-    /// Also the groups that the image's `/etc/group` lists for the user.
+    /// Adds the groups that the image's `/etc/group` lists for the user.
     #[default]
     Merge,
     /// Only the requested groups.
@@ -31,15 +31,15 @@ pub enum GroupPolicy {
 /// Values of the CRI request and the image. Numbers are validated here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// `run_as_user`.
+    /// User ID, the CRI's `run_as_user`; `None`: not set.
     pub user: Option<i64>,
-    /// `run_as_username`; empty: not set. Used if `user` is not set.
+    /// User name, the CRI's `run_as_username`; empty: not set. Used if `user` is not set.
     pub user_name: String,
-    /// `run_as_group`; needs `user` or `user_name`.
+    /// Group ID, the CRI's `run_as_group`, requires `user` or `user_name`; `None`: not set.
     pub group: Option<i64>,
-    /// `supplemental_groups`.
+    /// Group IDs, the CRI's `supplemental_groups`.
     pub supplemental_groups: Vec<i64>,
-    /// `supplemental_groups_policy`.
+    /// The CRI's `supplemental_groups_policy`.
     pub policy: GroupPolicy,
     /// The image configuration's `User`: empty, `name`, `id`, `name:group` and so on.
     pub image_user: String,
@@ -48,13 +48,13 @@ pub struct Request {
 /// An identity and the home directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
-    /// User and groups.
+    /// User and groups of the process.
     pub identity: Identity,
     /// Home directory, for `HOME` if the environment does not set it; `/` if `passwd` has none.
     pub home: Vec<u8>,
 }
 
-/// Maximum size of `passwd` and `group`: a file with 60 000 users has about 4 MiB.
+/// Maximum size of `passwd` and `group` in bytes: a file with 60 000 users has about 4 MiB.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
 
 /// Maximum number of supplementary groups of a process (`NGROUPS_MAX` since Linux 2.6.4).
@@ -131,7 +131,8 @@ impl<'a> User<'a> {
         passwd_lines(passwd).find(|user| user.uid == uid).unwrap_or(unknown)
     }
 
-    /// The text is looked up as a name first, because the name of a user may be `1000`; then as a number.
+    /// Finds a user by the text of a request: first as a name, because the name of a user may be `1000`; then as a
+    /// number.
     fn of_name(field: &str, name: &str, passwd: &'a [u8]) -> Result<Self, Error> {
         if let Some(user) = passwd_lines(passwd).find(|user| user.name == name.as_bytes()) {
             return Ok(user);
@@ -156,7 +157,7 @@ fn gid_of_name(name: &str, group: &[u8]) -> Result<u32, Error> {
         })
 }
 
-/// Lines `name:password:uid:gid:comment:home:shell` that are complete up to the home directory.
+/// Parses lines `name:password:uid:gid:comment:home:shell` that are complete up to the home directory.
 fn passwd_lines(text: &[u8]) -> impl Iterator<Item = User<'_>> {
     lines(text).filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -174,7 +175,7 @@ struct Group<'a> {
     members: &'a [u8],
 }
 
-/// Lines `name:password:gid:member,member`.
+/// Parses lines `name:password:gid:member,member`.
 fn group_lines(text: &[u8]) -> impl Iterator<Item = Group<'_>> {
     lines(text).filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -188,7 +189,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
 }
 
-/// Parses a decimal id. The largest number is not an id: it means "no change" in system calls.
+/// Parses a decimal ID. The largest 32-bit number is not an ID: it means "no change" in system calls.
 fn parse_id(text: &[u8]) -> Option<u32> {
     let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let id = std::str::from_utf8(text).ok().filter(|_| is_number)?.parse().ok()?;
@@ -239,7 +240,7 @@ mod tests {
             (request(|r| r.user = Some(1000)), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
             (request(|r| r.user = Some(4242)), identity(4242, 0, &[0]), b"/"),
             (request(|r| r.user_name = "homeless".into()), identity(30, 31, &[31, 50]), b"/"),
-            // A name made of digits is looked up as a name first.
+            // A name that consists of digits is looked up as a name first.
             (request(|r| r.user_name = "1234".into()), identity(77, 88, &[88]), b"/seven"),
             (request(|r| r.user_name = "1000".into()), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
             (
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(resolve(&request, b"", b""), Ok(expected));
     }
 
-    /// Property: the result is valid for any content of the files.
+    /// For any content of the files, the result is valid.
     #[test]
     fn hostile_files_cannot_break_the_promises() {
         const ALPHABET: &[u8] = b":\n,0123456789aroot\r\0\xff";

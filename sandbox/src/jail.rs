@@ -1,17 +1,18 @@
-//! Jails for processes that read untrusted data: the process is started in a PID namespace of its own, then confines
-//! itself step by step, and cannot undo any step.
+//! Confinement of processes that read untrusted data: the process is started in a new PID namespace, then
+//! confines itself in several steps, none of which it can undo.
 //!
 //! ```text
-//!   start              clone into a new PID namespace, exec with the descriptors that are named and no environment
-//!   close_descriptors  what else was inherited
-//!   shut_in            mount, network, IPC, UTS and cgroup namespaces; one directory, or nothing, as the root
-//!   shut_in_on_network the same, but in the caller's network namespace; a few files of its own as the root
-//!   keep_capabilities  the rest is gone for good, with no_new_privs
-//!   become_nobody      no capability at all, and another user
-//!   allow_only, deny   system calls
+//! start              clone into a new PID namespace, exec with only the given descriptors and no environment
+//! close_descriptors  close all other inherited descriptors
+//! shut_in            new mount, network, IPC, UTS and cgroup namespaces; one directory, or nothing, as the
+//! root
+//! shut_in_on_network like shut_in, but in the caller's network namespace; a few new files as the root
+//! keep_capabilities  drop all other capabilities permanently, set no_new_privs
+//! become_nobody      drop all capabilities, change to another user
+//! allow_only, deny   filter system calls
 //! ```
-//! Each step reports what it could not do. A caller that reads untrusted data treats any such error as fatal: a process
-//! that is confined in part must not start reading.
+//! Each step returns an error if it fails. A caller that reads untrusted data must treat any such error as
+//! fatal: a partly confined process must not start to read.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -29,7 +30,7 @@ use nix::sched::CloneFlags;
 use crate::Error;
 use crate::seccomp::{Action, Architecture, Compare, Condition, Profile, Rule, compile};
 
-/// More capabilities than any kernel has.
+/// Upper bound of capability numbers, which no kernel reaches.
 const CAPABILITIES_MAX: u32 = 64;
 
 fn refused(op: &'static str, target: &str) -> impl Fn(coracle_sys::Errno) -> Error {
@@ -37,22 +38,23 @@ fn refused(op: &'static str, target: &str) -> impl Fn(coracle_sys::Errno) -> Err
     move |errno| Error::kernel(op, &target, Errno::from_raw(errno.0))
 }
 
-/// What to start in a PID namespace of its own.
+/// The parameters of a process that [`start`] creates.
 #[derive(Debug)]
 pub struct Start<'a> {
-    /// The program, by descriptor: its name may mean nothing where it runs.
+    /// Descriptor of the program, because its path may not exist in the process's namespaces.
     pub program: BorrowedFd<'a>,
-    /// All arguments, its name included. The environment is empty: it may hold the password of a proxy.
+    /// All arguments, including `argv[0]`. The environment is empty, because it may contain the password of a
+    /// proxy.
     pub arguments: &'a [CString],
-    /// Its working directory.
+    /// Working directory of the program.
     pub directory: BorrowedFd<'a>,
-    /// Its descriptors 0 and 1.
+    /// Standard input and output of the program.
     pub streams: [BorrowedFd<'a>; 2],
-    /// Its descriptor 3, if any. Descriptor 2 is the caller's.
+    /// Descriptor 3 of the program; `None`: closed. Standard error is the caller's.
     pub output: Option<BorrowedFd<'a>>,
 }
 
-/// A process that was started by [`start`]; dropping it kills and reaps it.
+/// A process that [`start`] created; killed and reaped on drop.
 #[derive(Debug)]
 pub struct Jailed {
     pid: i32,
@@ -60,20 +62,20 @@ pub struct Jailed {
     is_reaped: bool,
 }
 
-/// Starts the program as pid 1 of a new PID namespace: it cannot name any other process, and what it might start ends with
-/// it. The calling thread is its parent: a parent-death signal follows that thread.
+/// Starts the program as PID 1 of a new PID namespace: the process cannot signal any other process, and its children
+/// end with it. The calling thread is the parent, so a parent-death signal is sent when that thread ends.
 ///
 /// # Errors
-/// [`Error::Kernel`]: this process is not root, the kernel has no PID namespaces (CONFIG_PID_NS), or memory is short. That
-/// the program could not be executed shows as [`Ended::Code`] 127.
+/// [`Error::Kernel`] if this process is not root, the kernel has no PID namespaces (CONFIG_PID_NS), or there
+/// is not enough memory. If the program cannot be executed, the process ends with [`Ended::Code`] 127.
 pub fn start(start: &Start<'_>) -> Result<Jailed, Error> {
     const EXEC_FAILED: u8 = 127;
     let no_memory = refused("map", "arguments of a jailed process");
     let mut arguments = Pointers::with_capacity(start.arguments.len()).map_err(&no_memory)?;
     start.arguments.iter().try_for_each(|argument| arguments.push(argument)).map_err(&no_memory)?;
     let environment = Pointers::with_capacity(0).map_err(&no_memory)?;
-    // The caller may have threads, one of which may hold the allocator's lock: the child makes system calls only, and neither
-    // allocates nor frees.
+    // The caller may have other threads, one of which may hold the allocator's lock: the child makes system
+    // calls only and neither allocates nor frees memory.
     let cloned = process::clone(process::CLONE_NEWPID, None);
     match cloned {
         Ok(Clone::Child) => {
@@ -85,14 +87,14 @@ pub fn start(start: &Start<'_>) -> Result<Jailed, Error> {
     }
 }
 
-/// Comes back only with the reason why not.
+/// Executes the program; returns only on an error.
 fn become_program(
     start: &Start<'_>,
     arguments: &Pointers<'_>,
     environment: &Pointers<'_>,
 ) -> Result<(), coracle_sys::Errno> {
     const ABOVE_PLACES: i32 = 16;
-    // First out of the way: a source may have the number that is another's place.
+    // The sources are duplicated first, because one may have the number of another's target.
     let copy = |file: BorrowedFd<'_>| fs::duplicate(FdRef::from(file), ABOVE_PLACES);
     let program = copy(start.program)?;
     let [stdin, stdout] = [copy(start.streams[0])?, copy(start.streams[1])?];
@@ -106,12 +108,12 @@ fn become_program(
     Err(process::exec_fd(program.borrow(), arguments, environment))
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(u8),
-    /// This signal ended it.
+    /// This signal ended the process.
     Signal(u8),
 }
 
@@ -125,18 +127,18 @@ impl std::fmt::Display for Ended {
 }
 
 impl Jailed {
-    /// Its process id, as the caller sees it.
+    /// PID of the process in the caller's PID namespace.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Kills it; one that has ended already is left as it is. One that has become another user ([`become_nobody`]) is killed
-    /// only by a caller with CAP_KILL.
+    /// Kills the process; no effect if it has already ended. A process that changed its user ([`become_nobody`]) can be
+    /// killed only by a caller with CAP_KILL.
     pub fn kill(&self) {
         self.try_kill();
     }
 
-    /// Whether it has ended or is going to.
+    /// Kills the process; returns whether it has ended or will end.
     fn try_kill(&self) -> bool {
         match process::pidfd_signal(self.pidfd.borrow(), process::SIGKILL) {
             Ok(()) => true,
@@ -144,10 +146,10 @@ impl Jailed {
         }
     }
 
-    /// Waits for at most `limit` until it has ended, reaps it and says how it ended; `None`: it still runs.
+    /// Waits for at most `limit` until the process ends, reaps it and returns its end; `None` if it is still running.
     ///
     /// # Errors
-    /// [`Error::Kernel`] for what the kernel refuses.
+    /// [`Error::Kernel`] for an error of the kernel.
     pub fn wait_within(&mut self, limit: Duration) -> Result<Option<Ended>, Error> {
         let until = std::time::Instant::now() + limit;
         loop {
@@ -163,10 +165,11 @@ impl Jailed {
         self.reap().map(Some)
     }
 
-    /// Waits until it has ended and says how. For one that was killed, or has closed its output for good.
+    /// Waits without a limit until the process ends; returns its end. Only for a process that was killed or has closed
+    /// its output.
     ///
     /// # Errors
-    /// [`Error::Kernel`] for what the kernel refuses.
+    /// [`Error::Kernel`] for an error of the kernel.
     pub fn wait(mut self) -> Result<Ended, Error> {
         self.reap()
     }
@@ -183,28 +186,29 @@ impl Jailed {
 impl Drop for Jailed {
     fn drop(&mut self) {
         if !self.is_reaped && self.try_kill() {
-            // It was killed, so this ends; where it is no child any more there is nothing to reap.
+            // It was killed, so the wait ends; if it is not a child any more, there is nothing to reap.
             let _ = process::wait(self.pid);
         }
     }
 }
 
-/// What a jailed process sees of the file system.
+/// The file system of a confined process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// Its working directory, writable.
+    /// The working directory of the program, writable.
     WorkingDirectory,
     /// An empty, read-only tmpfs.
     Empty,
 }
 
-/// Makes `root` the root of a mount namespace in which nothing else is mounted. There devices cannot be opened, programs
-/// cannot be run and set-user-ID bits do nothing. The network, System V IPC, host names and the view of cgroups are its own,
-/// empty ones. For a process that [`start`] made only, as its own check of that.
+/// Makes `root` the root directory of a new mount namespace without other mounts. The root is mounted nodev,
+/// noexec and nosuid. The network, IPC, UTS and cgroup namespaces are new and empty. Only for a process that
+/// [`start`] created, which is checked.
 ///
 /// # Errors
-/// [`Error::Invalid`] outside of a PID namespace of its own; [`Error::Kernel`] where this process is not root, or the kernel
-/// lacks a namespace (CONFIG_NET_NS, CONFIG_IPC_NS, CONFIG_UTS_NS, CONFIG_CGROUPS) or tmpfs (CONFIG_TMPFS).
+/// [`Error::Invalid`] if this process is not PID 1 of a new PID namespace; [`Error::Kernel`] if this process
+/// is not root, or the kernel lacks a namespace (CONFIG_NET_NS, CONFIG_IPC_NS, CONFIG_UTS_NS, CONFIG_CGROUPS)
+/// or tmpfs (CONFIG_TMPFS).
 pub fn shut_in(root: Root) -> Result<(), Error> {
     let place = leave_namespaces(&[NETWORK])?;
     match root {
@@ -214,15 +218,15 @@ pub fn shut_in(root: Root) -> Result<(), Error> {
     place.become_root()
 }
 
-/// Most bytes of all files that [`shut_in_on_network`] makes.
+/// Maximum size in bytes of all files that [`shut_in_on_network`] creates.
 pub const FILES_BYTES_MAX: u64 = 8 << 20;
 
-/// As [`shut_in`], but this process stays in the network namespace that it is in. Its root is a read-only tmpfs that holds
-/// empty files of these names in `/etc`, for everybody to read, and nothing else. The files that are returned, in the order of
-/// the names, are the only way to write to them: they were opened through a mount that is gone afterwards.
+/// Confines this process like [`shut_in`], except that it stays in its network namespace. Its root directory is a
+/// read-only tmpfs with empty, world-readable files in `/etc` that have these names. The files can be written only
+/// through the returned handles, in the order of the names: they were opened through a mount that has been removed.
 ///
 /// # Errors
-/// As [`shut_in`].
+/// Those of [`shut_in`].
 pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
     let place = leave_namespaces(&[])?;
     let options = CString::new(format!("size={FILES_BYTES_MAX},nr_inodes={},mode=755", names.len() + 2));
@@ -239,13 +243,14 @@ pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
         };
         names.iter().map(make).collect::<Result<Vec<File>, Error>>()?
     };
-    // A mount with files that are open for writing does not become read-only: a second one of the same file system does.
+    // A mount with files that are open for writing cannot become read-only; a second mount of the same file
+    // system can be read-only.
     place.bind(BARE | MsFlags::MS_RDONLY)?;
     place.become_root()?;
     Ok(files)
 }
 
-/// The namespaces that every jail has of its own.
+/// The kinds of namespaces that are new for every confined process: flag, name.
 const NAMESPACES: [(u64, &str); 4] = [
     (process::CLONE_NEWNS, "the mount namespace"),
     (process::CLONE_NEWIPC, "the IPC namespace"),
@@ -254,10 +259,11 @@ const NAMESPACES: [(u64, &str); 4] = [
 ];
 const NETWORK: (u64, &str) = (process::CLONE_NEWNET, "the network namespace");
 
-/// What no jail needs of a mount.
+/// Mount flags for everything that a confined process sees: no devices, no setuid, no executables.
 const BARE: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
 
-/// New namespaces, `more` included, with mounts that nobody else sees; gives the working directory, where the root is made.
+/// Unshares [`NAMESPACES`] and those of `more`, and makes all mounts private; returns the working directory, on which
+/// the root is mounted.
 fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<Place, Error> {
     if process::pid() != 1 {
         return Err(Error::invalid("jail", "this process is not the first of a PID namespace of its own"));
@@ -274,7 +280,7 @@ fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<Place, Error> {
     Ok(Place { path, shown })
 }
 
-/// A directory that becomes the root.
+/// A directory that becomes the root directory.
 struct Place {
     path: CString,
     shown: String,
@@ -287,7 +293,7 @@ impl Place {
             .map_err(refused("mount tmpfs at", &self.shown))
     }
 
-    /// Mounts what is there once more on top, with these flags.
+    /// Mounts the directory onto itself with these flags.
     fn bind(&self, flags: MsFlags) -> Result<(), Error> {
         let bind = MsFlags::MS_BIND;
         mount::mount(Some(&self.path), &self.path, None, bind.bits(), None)
@@ -296,7 +302,7 @@ impl Place {
         mount::mount(None, &self.path, None, remount.bits(), None).map_err(refused("remount", &self.shown))
     }
 
-    /// Into the mount on top, in place of the one below.
+    /// Changes the working directory to the topmost mount of the directory.
     fn enter(&self) -> Result<(), Error> {
         std::env::set_current_dir(&self.shown).map_err(|error| Error::io("change to", &self.shown, &error))
     }
@@ -310,29 +316,31 @@ impl Place {
     }
 }
 
-/// Closes every descriptor from `first` up: what a parent of our parents left open without O_CLOEXEC.
+/// Closes all descriptors from `first` on, which ancestors of this process may have left open without
+/// O_CLOEXEC.
 ///
 /// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
+/// [`Error::Kernel`] for an error of the kernel.
 pub fn close_descriptors(first: u8) -> Result<(), Error> {
     fs::close_from(i32::from(first)).map_err(refused("close", "inherited descriptors"))
 }
 
-/// A network namespace of its own, with nothing in it.
+/// Moves this process into a new, empty network namespace.
 ///
 /// # Errors
-/// [`Error::Kernel`]: this process is not root, or the kernel has none.
+/// [`Error::Kernel`] if this process is not root, or the kernel has no network namespaces.
 pub fn leave_network() -> Result<(), Error> {
     process::unshare(CloneFlags::CLONE_NEWNET.bits() as u64).map_err(refused("unshare", "the network"))
 }
 
-/// Gives up all capabilities but these (`CAP_…`) for good, and all ways to get any (`no_new_privs`).
+/// Permanently drops all capabilities except these (`CAP_…`) and sets `no_new_privs`.
 ///
-/// With them goes what kept others from tracing this process: whoever has its user id and no capability less may trace it
-/// (ptrace(2)), as root of a container in the node's PID namespace has. So it is made not dumpable before.
+/// A process with fewer capabilities may be traced by any process with the same user ID that has at least
+/// these (ptrace(2)), for example by root of a container in the node's PID namespace. Therefore the process
+/// is made not dumpable first.
 ///
 /// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
+/// [`Error::Kernel`] for an error of the kernel.
 pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
     let keep = names.iter().filter_map(|name| crate::capability::bit(name)).fold(0, |set, bit| set | bit);
     bound_capabilities(keep)?;
@@ -342,14 +350,14 @@ pub fn keep_capabilities(names: &[&str]) -> Result<(), Error> {
     process::set_capabilities(keep, keep, 0).map_err(refused("set", "capabilities"))
 }
 
-/// What can be held at all from now on, and no way to get more; nobody may trace this process.
+/// Limits the bounding set, sets no_new_privs, and makes the process not dumpable.
 fn bound_capabilities(keep: u64) -> Result<(), Error> {
     process::control(Control::NotDumpable).map_err(refused("forbid", "tracing"))?;
     process::control(Control::NoNewPrivileges).map_err(refused("set", "no_new_privs"))?;
     for capability in (0..CAPABILITIES_MAX).filter(|capability| keep >> capability & 1 == 0) {
         match process::control(Control::DropBounding(capability)) {
             Ok(()) => {}
-            // Beyond the last that this kernel has.
+            // There are no further capabilities in this kernel.
             Err(errno) if Errno::from_raw(errno.0) == Errno::EINVAL => break,
             Err(errno) => return Err(refused("drop", "capabilities")(errno)),
         }
@@ -357,15 +365,16 @@ fn bound_capabilities(keep: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// The user and the group that own nothing, by convention.
+/// User and group ID of `nobody`, which own nothing by convention.
 const NOBODY: u32 = 65534;
 
-/// Becomes user and group 65534 without supplementary groups, and gives up all capabilities for good, as
-/// [`keep_capabilities`] of none. A change of ids clears the parent-death signal and makes a process dumpable, so both are set
-/// again. The signal is subject to the parent's right to send it (kernel/exit.c, reparent_leader): the parent needs CAP_KILL.
+/// Changes to user and group 65534 without supplementary groups and permanently drops all capabilities, like
+/// [`keep_capabilities`] without names. A change of the IDs clears the parent-death signal and makes a
+/// process dumpable, so both are set again. The parent needs CAP_KILL for the signal to be sent
+/// (kernel/exit.c, reparent_leader).
 ///
 /// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
+/// [`Error::Kernel`] for an error of the kernel.
 pub fn become_nobody() -> Result<(), Error> {
     bound_capabilities(0)?;
     process::set_groups(&[]).map_err(refused("set", "no supplementary groups"))?;
@@ -377,38 +386,40 @@ pub fn become_nobody() -> Result<(), Error> {
         .map_err(refused("set", "the parent-death signal"))
 }
 
-/// Only these system calls from now on, of this machine's own convention, and for [`start`]ed processes what abort(3) does:
-/// a signal to itself, which is 1 in its PID namespace, and to nobody else. Any other call is EPERM.
+/// Allows only these system calls from now on, in the native calling convention of this machine, and those of abort(3):
+/// a process that [`start`] created may signal itself, that is PID 1 of its namespace. Any other call fails with EPERM.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a name that is no call of any architecture: a rule about it would have no effect.
-/// [`Error::Kernel`]: no seccomp, or neither root nor `no_new_privs`.
+/// [`Error::Invalid`] for a name that is not a system call of any architecture, because a rule for it would
+/// have no effect. [`Error::Kernel`] if there is no seccomp, or the process has neither CAP_SYS_ADMIN nor
+/// `no_new_privs`.
 pub fn allow_only(calls: &[&str]) -> Result<(), Error> {
     set(&only(calls, &[]))
 }
 
-/// Calls that are allowed where an argument has one of some values.
+/// System calls that are allowed only with certain arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct AllowedWith {
-    /// Names.
+    /// Names of the system calls.
     pub calls: &'static [&'static str],
-    /// Each is a number of an argument, from 0, the bits of it that count, and what they must be. All must hold.
+    /// Conditions, all of which must hold: index of the argument from 0, mask of its bits, and their required
+    /// value.
     pub arguments: &'static [(u8, u64, u64)],
 }
 
-/// As [`allow_only`], and these calls with these arguments.
+/// Allows system calls like [`allow_only`], and the calls in `more` with certain arguments.
 ///
 /// # Errors
-/// As [`allow_only`].
+/// Those of [`allow_only`].
 pub fn allow_only_with(calls: &[&str], more: &[AllowedWith]) -> Result<(), Error> {
     set(&only(calls, more))
 }
 
-/// The profile of [`allow_only_with`].
+/// The seccomp profile of [`allow_only_with`].
 pub(crate) fn only(calls: &[&str], more: &[AllowedWith]) -> Profile {
     const PID: u64 = 1;
     let to_itself = |argument| Condition { argument, compare: Compare::Equal, value: PID };
-    // abort(3) of musl; the process has one thread, whose id is the process's.
+    // abort(3) of musl; the process has one thread, whose ID is the process ID.
     let mut rules = vec![
         rule(calls, Vec::new(), Action::Allow),
         rule(&["getpid", "gettid", "exit"], Vec::new(), Action::Allow),
@@ -426,10 +437,10 @@ pub(crate) fn only(calls: &[&str], more: &[AllowedWith]) -> Profile {
     profile(Action::Errno(Errno::EPERM as u16), rules)
 }
 
-/// All system calls but these from now on, of this machine's own convention; these are EPERM.
+/// Denies these system calls from now on with EPERM, in the native calling convention of this machine.
 ///
 /// # Errors
-/// As [`allow_only`].
+/// Those of [`allow_only`].
 pub fn deny(calls: &[&str]) -> Result<(), Error> {
     set(&profile(Action::Allow, vec![rule(calls, Vec::new(), Action::Errno(Errno::EPERM as u16))]))
 }
@@ -450,7 +461,7 @@ fn profile(default: Action, rules: Vec<Rule>) -> Profile {
 
 fn set(profile: &Profile) -> Result<(), Error> {
     if let Some(name) = profile.unknown_names().next() {
-        return Err(Error::invalid("seccomp", format!("{name:?} is no system call")));
+        return Err(Error::invalid("seccomp", format!("{name:?} is not a system call")));
     }
     bpf::set_filter(&compile(profile)?.program, 0).map_err(refused("set", "a seccomp filter"))
 }
@@ -459,13 +470,13 @@ fn set(profile: &Profile) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    /// Before, the rule was dropped and the rest installed: a name with a typing error denied nothing. The check comes
-    /// before the filter is set, so this process stays as it is.
+    /// Regression: a rule with an unknown name was ignored, so a typing error denied nothing. The check
+    /// precedes the filter, so this process is not affected.
     #[test]
-    fn a_rule_about_a_call_that_does_not_exist_is_an_error() {
+    fn a_rule_for_an_unknown_system_call_is_an_error() {
         for refused in [deny(&["mount", "no_such_call"]), allow_only(&["read", "no_such_call"])] {
             let error = refused.unwrap_err().to_string();
-            assert!(error.contains("\"no_such_call\" is no system call"), "{error}");
+            assert!(error.contains("\"no_such_call\" is not a system call"), "{error}");
         }
     }
 }

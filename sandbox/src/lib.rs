@@ -10,11 +10,12 @@
 //!   mount namespace of monitors ─────────────► base_mount_ns
 //!   links, addresses, routes, nftables ──────► netlink
 //!   features of this kernel ─────────────────► probe         confinement of workers ─► jail
+//!   files of the daemon ─────────────────────► disk
 //!   CPU and I/O scheduling ──────────────────► sched         modes of new files ─► umask
 //! ```
 //! No function here waits, sleeps or starts a thread, except where its documentation says so; the documentation also
-//! says which operations may have to be retried. Nothing here knows about images, gRPC or plugins. Callers name kernel
-//! objects before these are created.
+//! says which operations may have to be retried. The crate has no knowledge of images, gRPC or plugins. Callers choose
+//! the names of kernel objects before the objects are created.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -25,6 +26,7 @@ pub mod base_mount_ns;
 pub mod capability;
 pub mod cgroup;
 pub mod device;
+pub mod disk;
 pub mod hostpath;
 pub mod identity;
 pub mod jail;
@@ -36,22 +38,28 @@ pub mod plan;
 pub mod probe;
 pub mod sched;
 pub mod seccomp;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod umask;
 pub mod userns;
 
 pub use coracle_sys::process::forget_code;
 pub use coracle_wire::{
-    ContainerId, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace, PodId, Propagation, Reply,
-    Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,
+    CONTAINERS_MAX, ContainerId, EXECS_MAX, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace,
+    PodId, Propagation, Reply, Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,
 };
 pub use error::Error;
 pub use exit_record::exit_record;
 
-/// 32 bytes from the kernel's random number generator, for ids of pods and containers.
+/// Returns 32 bytes from the kernel's random number generator, for IDs of pods and containers.
 ///
 /// # Errors
 /// [`Error::Kernel`] if getrandom(2) fails.
 pub fn random_id() -> Result<[u8; 32], Error> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = simulation::node() {
+        return node.random_id();
+    }
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| {
         let errno = error.raw_os_error().map_or(nix::errno::Errno::EIO, nix::errno::Errno::from_raw);

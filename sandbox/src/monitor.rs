@@ -1,5 +1,5 @@
 //! The daemon's side of a pod's monitor: starts `coracle-pod` in the pod's namespaces, reconnects to it after a
-//! restart, and exchanges frames. It knows nothing about the states of pods.
+//! restart, and exchanges frames. The module has no knowledge of the states of pods.
 //!
 //! ```text
 //!   DIR/monitor.sock   its socket, bound here before the monitor starts
@@ -31,7 +31,7 @@ const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
 const PID_FILE_NEW: &str = "monitor.pid~";
 
-/// Backlog of the socket; only one daemon connects.
+/// Backlog of the listening socket; at most one daemon connects.
 const BACKLOG: u16 = 4;
 
 /// The monitor's program in a sealed memfd.
@@ -60,23 +60,24 @@ impl Program {
 /// Parameters for starting a monitor.
 #[derive(Debug)]
 pub struct Spawn<'a> {
-    /// The monitor's program.
+    /// The monitor's program in a memfd.
     pub program: &'a Program,
-    /// The mount namespace that the monitor's is copied from.
+    /// The mount namespace of which the monitor gets a copy.
     pub base: &'a BaseMountNamespace,
-    /// The pod's state directory, which exists.
+    /// The pod's state directory, which must exist.
     pub directory: &'a Path,
-    /// Create a network namespace for the pod.
+    /// Whether to create a network namespace for the pod.
     pub network: bool,
-    /// Create an IPC namespace for the pod.
+    /// Whether to create an IPC namespace for the pod.
     pub ipc: bool,
-    /// Create a UTS namespace (host name) for the pod.
+    /// Whether to create a UTS namespace (host name) for the pod.
     pub uts: bool,
-    /// A user namespace for the containers, which owns the other namespaces of the pod. The monitor stays outside.
+    /// Mappings of a user namespace for the containers, which owns the other namespaces of the pod; `None`: no user
+    /// namespace. The monitor stays outside of it.
     pub user: Option<&'a UserMappings>,
     /// The setup record; see [`coracle_wire::Op`].
     pub setup: &'a [u8],
-    /// The cgroup2 directory in which the monitor starts.
+    /// The cgroup2 directory in which the monitor starts; `None` on v1.
     pub cgroup: Option<BorrowedFd<'a>>,
     /// Files `tasks` of v1 hierarchies that the monitor joins before exec.
     pub cgroup_joins: &'a [PathBuf],
@@ -85,9 +86,9 @@ pub struct Spawn<'a> {
 /// A running monitor and the connection to it.
 #[derive(Debug)]
 pub struct Monitor {
-    /// The connection, non-blocking.
+    /// The connection, a non-blocking socket.
     pub socket: OwnedFd,
-    /// Process id in the daemon's PID namespace.
+    /// PID in the daemon's PID namespace.
     pub pid: i32,
     /// pidfd of the monitor, readable when it has ended.
     pub pidfd: OwnedFd,
@@ -98,7 +99,7 @@ pub struct Monitor {
 pub enum ConnectError {
     /// There is no monitor: it was never started, or has ended.
     NotThere,
-    /// Something else.
+    /// The connection failed for another reason.
     Failed(Error),
 }
 
@@ -109,7 +110,8 @@ pub enum LinkError {
     WouldBlock,
     /// The connection was closed by the monitor or replaced by a newer one.
     Closed,
-    /// Any other error. After a receive error the connection must not be used any more.
+    /// An error that is neither a full socket nor a closed connection. After an error of receiving, the connection must
+    /// not be used any more.
     Failed(Error),
 }
 
@@ -136,12 +138,21 @@ impl std::error::Error for ConnectError {}
 impl std::error::Error for LinkError {}
 
 /// Starts a monitor, in this process's PID namespace and in its own copy of the base mount namespace, and connects to
-/// it. The reply to the first Hello says whether its setup succeeded. `meanwhile` is called while the process executes
+/// it. The reply to the first Hello contains the result of its set-up. `meanwhile` is called while the process executes
 /// its program, which takes about a millisecond on another CPU.
 ///
 /// # Errors
 /// [`Error::Kernel`]; everything is cleaned up except files in the directory.
 pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Error> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        let mut meanwhile = Some(meanwhile);
+        return node.spawn_monitor(spawn, &mut || {
+            if let Some(meanwhile) = meanwhile.take() {
+                meanwhile();
+            }
+        });
+    }
     // Created before the pipes, because the process would inherit their ends.
     let owner = spawn.user.map(|mappings| userns::make(mappings, owned_namespaces(spawn))).transpose()?;
     let directory = open_directory(spawn.directory)?;
@@ -155,8 +166,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     let (go, release) = pipes()?;
     let (outcome, report) = pipes()?;
     let child = Child::prepare(spawn)?;
-    let own = if owner.is_some() { 0 } else { owned_namespaces(spawn) };
-    let cloned = process::clone(own, spawn.cgroup.map(FdRef::from));
+    let cloned = process::clone(0, spawn.cgroup.map(FdRef::from));
     let (pid, pidfd) =
         match cloned.map_err(|errno| kernel("clone monitor", spawn.directory.display(), errno))? {
             Clone::Child => {
@@ -167,7 +177,11 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
         };
     drop((go, report));
     let started = write_pid_file(spawn.directory, pid).and_then(|()| {
-        sys::fs::write(release.borrow(), b"g").map_err(|errno| kernel("release", "monitor", errno))?;
+        match sys::fs::write(release.borrow(), b"g") {
+            // The process could not read, and its outcome says why.
+            Ok(_) | Err(sys::Errno::EPIPE) => {}
+            Err(errno) => return Err(kernel("release monitor of", spawn.directory.display(), errno)),
+        }
         meanwhile();
         read_outcome(spawn, &outcome)?;
         dial(spawn.directory)
@@ -184,11 +198,15 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     }
 }
 
-/// Reconnects to the monitor of `directory`.
+/// Reconnects to the monitor of the state directory `directory`.
 ///
 /// # Errors
-/// [`ConnectError::NotThere`] if it has ended or was never started.
+/// [`ConnectError::NotThere`] if the monitor has ended or was never started.
 pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.connect_monitor(directory);
+    }
     let path = directory.join(PID_FILE);
     let text = match fs::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(ConnectError::NotThere),
@@ -201,8 +219,11 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
         Err(sys::Errno::ESRCH | sys::Errno::EINVAL) => return Err(ConnectError::NotThere),
         opened => opened.map_err(|errno| ConnectError::Failed(kernel("pidfd_open", pid, errno)))?,
     };
-    if start_time(pid) != Some(start) {
-        return Err(ConnectError::NotThere);
+    match start_time(pid) {
+        Ok(Some(found)) if found == start => {}
+        Ok(_) => return Err(ConnectError::NotThere),
+        // It may run, so it is not treated as ended.
+        Err(error) => return Err(ConnectError::Failed(error)),
     }
     match dial(directory) {
         Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
@@ -211,12 +232,27 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
     }
 }
 
+/// The PID of the monitor of the state directory `directory` if it is running, whether or not it answers; otherwise
+/// `None`.
+pub fn pid(directory: &Path) -> Option<i32> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.monitor_pid(directory);
+    }
+    let (pid, start) = parse_pid_file(&fs::read_to_string(directory.join(PID_FILE)).ok()?)?;
+    matches!(start_time(pid), Ok(Some(found)) if found == start).then_some(pid)
+}
+
 impl Monitor {
     /// Sends a frame with its descriptors.
     ///
     /// # Errors
     /// [`LinkError::WouldBlock`] if the socket is full; the frame is then not sent.
     pub fn send(&self, frame: &ToMonitor, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            node.sends(self.pid)?;
+        }
         let mut buffer = [0; FRAME_BYTES_MAX];
         let too_long = |_| LinkError::Failed(Error::invalid("frame", "is too long"));
         let bytes = postcard::to_slice(frame, &mut buffer).map_err(too_long)?;
@@ -229,12 +265,16 @@ impl Monitor {
         }
     }
 
-    /// Receives a frame with its descriptors; `None` if none has arrived. If this process has no free descriptor, the frame
-    /// comes without any.
+    /// Receives a frame with its descriptors; `None` if none has arrived. If this process has no free descriptor, the
+    /// frame is returned without descriptors.
     ///
     /// # Errors
     /// [`LinkError::Closed`] at the end of the connection.
     pub fn receive(&self) -> Result<Option<(FromMonitor, Vec<OwnedFd>)>, LinkError> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            node.receives(self.pid)?;
+        }
         let mut buffer = [0; FRAME_BYTES_MAX];
         let received = match socket::receive(self.socket.as_fd().into(), &mut buffer) {
             Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => return Ok(None),
@@ -252,8 +292,30 @@ impl Monitor {
 
     /// Whether the monitor has ended; reaps it if it is a child of this process.
     pub fn is_gone(&self) -> bool {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.is_monitor_gone(self.pid);
+        }
         matches!(process::reap(self.pid), Ok(Some(_)))
             || process::pidfd_signal(self.pidfd.as_fd().into(), 0) == Err(sys::Errno::ESRCH)
+    }
+
+    /// Reaps a monitor that has ended, if it is a child of this process. Returns the error of its program, if the
+    /// program failed to start. `None` if it cannot be reaped yet: a traced process is first reaped by its tracer, and
+    /// its pidfd becomes readable before that.
+    pub fn reap(&self) -> Option<Option<Errno>> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            node.is_monitor_gone(self.pid);
+            return Some(None);
+        }
+        match process::reap(self.pid) {
+            Ok(Some((_, process::Status::Code(code)))) if code != 0 => {
+                Some(Some(Errno::from_raw(code.into())))
+            }
+            Ok(None) => None,
+            Ok(Some(_)) | Err(_) => Some(None),
+        }
     }
 
     /// Sends a signal to the monitor: SIGTERM ends it and all its children.
@@ -275,10 +337,16 @@ pub fn memfd(bytes: &[u8]) -> Result<OwnedFd, Error> {
     fill(OwnedFd::from(file), bytes)
 }
 
-/// The pid that a pidfd refers to, in this process's PID namespace; `None` after it has been reaped.
+/// The PID of the process to which a pidfd refers, in this process's PID namespace; `None` after the process was
+/// reaped.
 pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
-    let number = FdRef::from(pidfd).number();
-    let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.pid_of(pidfd);
+    }
+    let path = format!("/proc/self/fdinfo/{}", FdRef::from(pidfd).number());
+    // Read again after an error, because a container would be shown without its process until the next start of the daemon.
+    let text = fs::read_to_string(&path).or_else(|_| fs::read_to_string(&path)).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     (pid > 0).then_some(pid)
 }
@@ -294,6 +362,8 @@ struct Inherited {
 /// The cloned child until exec. All allocations happen before the clone.
 struct Child<'a> {
     procs: Vec<CString>,
+    /// The CLONE_NEW… flags of the namespaces that the child creates itself.
+    own: u64,
     arguments: Pointers<'static>,
     environment: Pointers<'static>,
     program: FdRef<'a>,
@@ -311,19 +381,28 @@ impl<'a> Child<'a> {
         let mut arguments = Pointers::with_capacity(1).map_err(no_memory)?;
         arguments.push(c"coracle-pod").map_err(no_memory)?;
         let environment = Pointers::with_capacity(0).map_err(no_memory)?;
-        Ok(Self { procs, arguments, environment, program: spawn.program.file.borrow(), base: spawn.base })
+        let own = if spawn.user.is_some() { 0 } else { owned_namespaces(spawn) };
+        Ok(Self {
+            procs,
+            own,
+            arguments,
+            environment,
+            program: spawn.program.file.borrow(),
+            base: spawn.base,
+        })
     }
 
     fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
         let mut word = [0; 1];
-        // EOF instead of a byte: the daemon ended before the pid file was written.
-        if sys::fs::read(go.borrow(), &mut word) != Ok(1) {
-            process::exit(0);
-        }
         let mut report = report.borrow();
-        let (step, errno) = match self.become_monitor(inherited, owner, &mut report) {
-            Ok(never) => never,
-            Err(failed) => failed,
+        let (step, errno) = match sys::fs::read(go.borrow(), &mut word) {
+            // EOF: the daemon ended before the pid file was written.
+            Ok(0) => process::exit(0),
+            Ok(_) => match self.become_monitor(inherited, owner, &mut report) {
+                Ok(never) => never,
+                Err(failed) => failed,
+            },
+            Err(errno) => (STEP_RELEASE, errno),
         };
         let mut bytes = [step; OUTCOME_BYTES];
         bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
@@ -345,6 +424,11 @@ impl<'a> Child<'a> {
             sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
                 .and_then(|file| sys::fs::write(file.borrow(), b"0"))
                 .map_err(|errno| (STEP_CGROUP, errno))?;
+        }
+        // Created by this process and not by its clone, so that the kernel charges their memory to
+        // the pod's cgroup and not to the daemon's.
+        if self.own != 0 {
+            process::unshare(self.own).map_err(|errno| (STEP_OWN_NAMESPACES, errno))?;
         }
         // Entered only now, because the paths above are those of the host.
         self.base.enter().map_err(|errno| (STEP_BASE, errno))?;
@@ -374,13 +458,15 @@ impl<'a> Child<'a> {
     }
 }
 
-/// Length of an outcome: a step and an error number.
+/// Length of an outcome in bytes: a step and an error number.
 const OUTCOME_BYTES: usize = 5;
 const STEP_CGROUP: u8 = 0;
 const STEP_DESCRIPTORS: u8 = 1;
 const STEP_EXEC: u8 = 2;
 const STEP_NAMESPACES: u8 = 3;
 const STEP_BASE: u8 = 4;
+const STEP_RELEASE: u8 = 5;
+const STEP_OWN_NAMESPACES: u8 = 6;
 
 fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     let mut bytes = [0; OUTCOME_BYTES];
@@ -393,6 +479,8 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
                 STEP_NAMESPACES => "join namespaces for monitor of",
                 STEP_BASE => "make mount namespace for monitor of",
                 STEP_DESCRIPTORS => "order descriptors for monitor of",
+                STEP_RELEASE => "release monitor of",
+                STEP_OWN_NAMESPACES => "make namespaces for monitor of",
                 _ => "execute monitor of",
             };
             Err(kernel(op, spawn.directory.display(), sys::Errno(i32::from_ne_bytes(errno))))
@@ -401,7 +489,7 @@ fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
     }
 }
 
-/// Namespaces that belong to the pod's user namespace, if it has one.
+/// CLONE_NEW… flags of the namespaces that belong to the pod's user namespace; 0 if the pod has none.
 fn owned_namespaces(spawn: &Spawn<'_>) -> u64 {
     let asked = [
         (spawn.network, process::CLONE_NEWNET),
@@ -465,7 +553,7 @@ fn fill(file: OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Error> {
 /// synced.
 fn write_pid_file(directory: &Path, pid: i32) -> Result<(), Error> {
     let (new, path) = (directory.join(PID_FILE_NEW), directory.join(PID_FILE));
-    let start = start_time(pid).ok_or_else(|| Error::kernel("read start time of", pid, Errno::ESRCH))?;
+    let start = start_time(pid)?.ok_or_else(|| Error::kernel("read start time of", pid, Errno::ESRCH))?;
     fs::write(&new, format!("{pid} {start}\n")).map_err(|error| Error::io("write", new.display(), &error))?;
     fs::rename(&new, &path).map_err(|error| Error::io("rename", path.display(), &error))
 }
@@ -476,9 +564,17 @@ fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
     Some((pid, start.parse().ok()?))
 }
 
-/// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely.
-fn start_time(pid: i32) -> Option<u64> {
-    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely. `None` if there is
+/// no such process.
+fn start_time(pid: i32) -> Result<Option<u64>, Error> {
+    let path = format!("/proc/{pid}/stat");
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(parse_start_time(&text)),
+        // ESRCH: it was reaped after the file was opened.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(None),
+        Err(error) => Err(Error::io("read", path, &error)),
+    }
 }
 
 /// Parses field 22 of proc_pid_stat(5). Field 2, the name, may contain spaces and parentheses.
@@ -519,7 +615,8 @@ mod tests {
         let rest: String = (4..=52).map(|field| format!(" {field}")).collect();
         assert_eq!(parse_start_time(&format!("7 (a) b (c) S{rest}\n")), Some(22));
         assert_eq!(parse_start_time("7 (a"), None);
-        assert!(start_time(std::process::id() as i32).is_some());
+        assert!(start_time(std::process::id() as i32).unwrap().is_some());
+        assert_eq!(start_time(i32::MAX).unwrap(), None);
     }
 
     #[test]

@@ -8,13 +8,13 @@
 
 use std::path::PathBuf;
 
-/// One mount.
+/// One mount, a line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub(crate) mount: PathBuf,
-    /// It is shared: submounts propagate in both directions.
+    /// Whether the mount is shared: mounts below it propagate in both directions.
     pub(crate) is_shared: bool,
-    /// It is a slave: submounts of its master propagate to it.
+    /// Whether the mount is a slave: mounts below its master propagate to it.
     pub(crate) is_slave: bool,
     pub(crate) kind: &'a str,
     pub(crate) super_options: &'a str,
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(unescape("a\\040b\\134c\\9\\12\\400"), "a b\\c\\9\\12\\400");
     }
 
-    /// Property: truncating a real file or changing a byte never causes a panic.
+    /// Truncating a real file or changing a byte never causes a panic.
     #[test]
     fn damaged_files_are_read_as_far_as_they_go() {
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -1,7 +1,7 @@
-//! Named network namespaces: bind mounts of /proc/PID/ns/net on a file, like those of ip-netns(8). They are in the
-//! host's mount namespace, so that CNI plugins find them, including plugins in other mount namespaces that see
-//! /run/netns (CRI 5.8). The mount propagates to these only if the mount of the directory is shared; otherwise (without
-//! systemd) only plugins in coracle's own mount namespace find it.
+//! Named network namespaces: bind mounts of /proc/PID/ns/net on a file, like those of ip-netns(8). The mounts are in
+//! the host's mount namespace, so that CNI plugins find them, including plugins in other mount namespaces that see
+//! /run/netns (CRI 5.8). A mount propagates to other mount namespaces only if the mount of the directory is shared;
+//! otherwise (without systemd) only plugins in coracle's own mount namespace find the network namespace.
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{FsType, statfs};
 
-use crate::{Error, umask};
+use crate::{Error, disk, umask};
 
 /// File system type of a namespace file (include/uapi/linux/magic.h).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
@@ -22,11 +22,16 @@ const NSFS_MAGIC: i64 = 0x6e73_6673;
 /// # Errors
 /// [`Error::Kernel`]; nothing is then mounted, and [`unpin`] removes the file.
 pub fn pin(pid: u32, path: &Path) -> Result<(), Error> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.pin_netns(pid, path);
+    }
     unpin(path)?;
     // Every user may list the names, as with ip-netns(8).
     let _mask = umask::Public::begin();
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(|error| Error::io("make directory", parent.display(), &error))?;
+        disk::create_dir_all(parent)
+            .map_err(|error| Error::io("make directory", parent.display(), &error))?;
     }
     // Read-only and for root, because the file below the mount is never used itself.
     fs::OpenOptions::new()
@@ -40,12 +45,16 @@ pub fn pin(pid: u32, path: &Path) -> Result<(), Error> {
         .map_err(|errno| Error::kernel("bind", format!("{source} on {}", path.display()), errno))
 }
 
-/// Unmounts a namespace of [`pin`] and removes the file. The namespace ends with its last process. A missing file is
-/// success.
+/// Unmounts a namespace that [`pin`] mounted and removes the file. The namespace ends with its last process. A missing
+/// file is success.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the file cannot be unmounted or removed.
 pub fn unpin(path: &Path) -> Result<(), Error> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.unpin_netns(path);
+    }
     match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
         // EINVAL: the file is not a mount point.
         Ok(()) | Err(Errno::ENOENT | Errno::EINVAL) => {}
@@ -61,6 +70,10 @@ pub fn unpin(path: &Path) -> Result<(), Error> {
 
 /// Whether a namespace is mounted at `path`; false if only the file exists, as after a reboot.
 pub fn exists(path: &Path) -> bool {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.has_netns(path);
+    }
     // The type of `FsType` differs between C libraries; the number does not.
     statfs(path).is_ok_and(|found| found.filesystem_type() == FsType(NSFS_MAGIC as _))
 }

@@ -23,17 +23,17 @@ pub enum State {
 /// One requirement of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Short name.
+    /// Short name of the feature.
     pub name: &'static str,
-    /// Whether pods cannot run without it.
+    /// Whether pods cannot run without the feature.
     pub is_required: bool,
-    /// Whether it is met.
+    /// Whether the feature is present.
     pub state: State,
-    /// What was found; may be empty.
+    /// The observed value; may be empty.
     pub found: String,
-    /// Consequence if it is missing.
+    /// Consequence if the feature is missing.
     pub without: &'static str,
-    /// How to enable it: kernel option, boot parameter, sysctl, file.
+    /// The way to enable the feature: kernel option, boot parameter, sysctl, file.
     pub fix: &'static str,
 }
 
@@ -47,13 +47,16 @@ pub fn needs(config: Option<String>) -> Result<Vec<Need>, Error> {
     if let Some(config) = config {
         kernel.config = config;
     }
-    let needs = ROWS.iter().map(|row| Need {
-        name: row.name,
-        is_required: row.is_required,
-        state: (row.state)(&kernel),
-        found: String::new(),
-        without: row.without,
-        fix: row.fix,
+    let needs = ROWS.iter().map(|row| {
+        let state = (row.state)(&kernel);
+        Need {
+            name: row.name,
+            is_required: row.is_required,
+            state,
+            found: kernel.found(row, state),
+            without: row.without,
+            fix: row.fix,
+        }
     });
     Ok(needs.collect())
 }
@@ -66,10 +69,10 @@ pub fn has_recursive_read_only() -> Result<bool, Error> {
     Ok(kernel_version(&release()?) >= (5, 12))
 }
 
-/// Checks whether pods can have user namespaces with layers in `layers`.
+/// Checks whether pods can have user namespaces with layers in the directory `layers`.
 ///
 /// # Errors
-/// Describes the missing feature.
+/// A description of the missing feature.
 pub fn user_namespaces(layers: &Path) -> Result<(), String> {
     let release = release().map_err(|error| error.to_string())?;
     // Older kernels do not support idmapped layers in OverlayFS.
@@ -79,12 +82,12 @@ pub fn user_namespaces(layers: &Path) -> Result<(), String> {
     userns::check(layers).map_err(|error| error.to_string())
 }
 
-/// Whether pods can run, that is no required feature is missing.
+/// Whether pods can run: no required feature is missing.
 pub fn can_run(needs: &[Need]) -> bool {
     !needs.iter().any(|need| need.is_required && need.state == State::Missing)
 }
 
-/// One row of the table; the page docs/kernel.md has the same rows.
+/// One row of the table; the page docs/kernel.md has one row for each.
 struct Row {
     name: &'static str,
     is_required: bool,
@@ -198,23 +201,25 @@ static ROWS: [Row; 39] = [
         |kernel| if kernel.is_v2() { State::Have } else { kernel.since(5, 15) }),
 ];
 
-/// The output of `uname -r`.
+/// The kernel's release, as printed by `uname -r`.
 fn release() -> Result<String, Error> {
     let name =
         nix::sys::utsname::uname().map_err(|errno| Error::kernel("ask", "the kernel's version", errno))?;
     Ok(name.release().to_string_lossy().into_owned())
 }
 
-/// Data that is read once from this kernel.
+/// Data about this kernel that is read only once.
 struct Kernel {
     version: (u32, u32),
     filesystems: String,
     cgroups: Option<Cgroups>,
-    /// `modules.builtin` and `modules.dep` of the running kernel; empty on hosts without modules.
+    /// Content of `modules.builtin` and `modules.dep` of the running kernel; empty on hosts without modules.
     modules: String,
-    /// Content of /boot/config-RELEASE, if the distribution installs it.
+    /// Content of /boot/config-RELEASE; empty if it does not exist.
     config: String,
     capabilities: u64,
+    /// The kernel's release, as printed by `uname -r`.
+    release: String,
 }
 
 impl Kernel {
@@ -227,12 +232,25 @@ impl Kernel {
             cgroups: Cgroups::probe().ok(),
             modules: listed("builtin") + &listed("dep"),
             config: text(&format!("/boot/config-{release}")),
-            capabilities: capability::bounding().unwrap_or_default(),
+            capabilities: capability::effective().unwrap_or_default(),
+            release: release.clone(),
         })
     }
 
     fn since(&self, major: u32, minor: u32) -> State {
         have(self.version >= (major, minor))
+    }
+
+    /// Text about what the host has for the row; empty if the row's name is sufficient.
+    fn found(&self, row: &Row, state: State) -> String {
+        let is_missing = state == State::Missing;
+        if row.name.starts_with("Linux ") || is_missing && row.fix.starts_with("Linux ") {
+            format!("this is Linux {}", self.release)
+        } else if is_missing && row.name.starts_with("CAP_") {
+            format!("not in effect for user {}", nix::unistd::geteuid())
+        } else {
+            String::new()
+        }
     }
 
     fn is_v2(&self) -> bool {
@@ -243,12 +261,13 @@ impl Kernel {
         have(self.cgroups.as_ref().is_some_and(|cgroups| cgroups.has_controller(name)))
     }
 
-    /// v1 has a controller for devices, v2 uses eBPF programs, which only the kernel's configuration shows.
+    /// State of device restrictions: v1 has a controller for devices; v2 uses eBPF programs, which only the kernel's
+    /// configuration shows.
     fn device_programs(&self) -> State {
         if self.is_v2() { self.option("CGROUP_BPF") } else { State::Have }
     }
 
-    /// State of a configuration option, if the configuration is known.
+    /// State of a configuration option; `Unknown` if the configuration is not available.
     fn option(&self, option: &str) -> State {
         let line = format!("CONFIG_{option}=");
         match self.config.lines().any(|one| one.starts_with(&line)) {
@@ -262,7 +281,7 @@ impl Kernel {
         have(self.capabilities & capability.bitmask() != 0)
     }
 
-    /// State of a file system: it is listed when its module is loaded; otherwise the module is searched.
+    /// State of a file system: if it is not listed, because its module is not loaded, the module is searched.
     fn filesystem(&self, name: &str, option: &str) -> State {
         let is_listed = self.filesystems.split_ascii_whitespace().any(|word| word == name);
         if is_listed { State::Have } else { self.module(name, option) }

@@ -1,5 +1,6 @@
-//! CPU and I/O scheduling of coracle's processes on a busy node. The daemon, monitors and starting containers come before pulls,
-//! and pulls before background jobs. CPU weights are not raised, so containers lose no share.
+//! CPU and I/O scheduling of coracle's processes on a busy node. The daemon, monitors and starting containers have
+//! precedence over pulls, and pulls over background jobs. CPU weights are not raised, so containers lose no share of
+//! CPU time.
 
 use coracle_sys::process::{self, InheritOnFork, Scheduling};
 use nix::errno::Errno;
@@ -8,9 +9,9 @@ use nix::unistd::Pid;
 
 use crate::Error;
 
-/// The kernel's minimum, in nanoseconds.
+/// The kernel's minimum slice in nanoseconds.
 const SHORT_SLICE: u64 = 100_000;
-/// The kernel's maximum, in nanoseconds. All default slices are shorter.
+/// The kernel's maximum slice in nanoseconds, longer than all default slices.
 const LONG_SLICE: u64 = 100_000_000;
 
 /// Sets the shortest scheduler slice for this process, so that it preempts processes with long slices when it wakes up
@@ -18,7 +19,7 @@ const LONG_SLICE: u64 = 100_000_000;
 /// without a negative nice value.
 ///
 /// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
+/// [`Error::Kernel`] if the kernel refuses the setting.
 pub fn set_short_slice() -> Result<(), Error> {
     refused("set", "the slice", process::set_slice(SHORT_SLICE, InheritOnFork::No))
 }
@@ -34,10 +35,10 @@ pub(crate) fn set_inherited_short_slice() -> Result<(), coracle_sys::Errno> {
 /// preempts it (Linux 6.12); and the lowest best-effort I/O priority (ioprio_set(2)).
 ///
 /// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
+/// [`Error::Kernel`] if the kernel refuses a setting.
 pub fn set_background() -> Result<(), Error> {
     const NICE: i32 = 10;
-    /// IOPRIO_CLASS_BE and its lowest level.
+    /// I/O class IOPRIO_CLASS_BE.
     const BEST_EFFORT: u32 = 2;
     const LAST: u32 = 7;
     // Both are applied independently: an error of one does not prevent the other.
@@ -59,17 +60,17 @@ fn leave_one_cpu_free() -> Result<(), Error> {
 /// Makes this process run only when CPUs and disk are otherwise idle.
 ///
 /// # Errors
-/// [`Error::Kernel`] for what the kernel refuses.
+/// [`Error::Kernel`] if the kernel refuses a setting.
 pub fn set_idle() -> Result<(), Error> {
-    /// The lowest priority (sched(7)).
+    /// The highest nice value, that is the lowest priority (sched(7)).
     const NICE_MAX: i32 = 19;
-    /// IOPRIO_CLASS_IDLE.
+    /// I/O class IOPRIO_CLASS_IDLE.
     const IDLE: u32 = 3;
     set(NICE_MAX, IDLE, 0)
 }
 
 fn set(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
-    /// SCHED_BATCH.
+    /// Scheduling policy SCHED_BATCH.
     const BATCH: u32 = 3;
     let scheduling = Scheduling { policy: BATCH, nice, runtime: LONG_SLICE, ..Scheduling::default() };
     let scheduled = refused("set", "the scheduling", process::set_scheduling(scheduling));

@@ -9,7 +9,7 @@ use nix::sys::stat::{Mode, umask};
 /// Umask for private files.
 const PRIVATE: Mode = Mode::S_IRWXG.union(Mode::S_IRWXO);
 
-/// The usual umask: only the owner may write.
+/// The usual umask: only the owner may write new files.
 const USUAL: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
 
 /// Makes new files accessible to their owner only, unless a [`Public`] exists.
@@ -17,7 +17,8 @@ pub fn keep_private() {
     umask(PRIVATE);
 }
 
-/// Sets the umask 022 until it is dropped, and then restores the previous one. It must not be held across an await.
+/// Sets the umask 022 while the value exists; dropping it restores the previous umask. The value must not be held
+/// across an await.
 #[derive(Debug)]
 #[must_use = "the mask is in force until this is dropped"]
 pub struct Public {

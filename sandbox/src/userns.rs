@@ -1,6 +1,6 @@
 //! A pod's user namespace (user_namespaces(7), KEP-127). A helper process creates it, so that the daemon and the
 //! monitor stay outside. The helper is cloned into the user namespace and the namespaces that belong to it, and exits
-//! when the monitor has joined those and has a descriptor of the user namespace.
+//! when the monitor has joined these namespaces and has a descriptor of the user namespace.
 
 use std::ffi::CString;
 use std::fs;
@@ -14,19 +14,19 @@ use nix::errno::Errno;
 
 use crate::Error;
 
-/// A range of ids in the namespace and the corresponding range on the host.
+/// A range of IDs in the namespace and the corresponding range on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
     /// First id in the namespace.
     pub inside: u32,
     /// First id on the host.
     pub outside: u32,
-    /// Number of ids.
+    /// Number of IDs in the range.
     pub length: u32,
 }
 
 impl IdRange {
-    /// The id on the host of `id` in the namespace, if it is in the range.
+    /// The host ID for the ID `id` in the namespace; `None` if `id` is not in the range.
     pub fn host_id(&self, id: u32) -> Option<u32> {
         let offset = id.checked_sub(self.inside).filter(|offset| *offset < self.length)?;
         self.outside.checked_add(offset)
@@ -36,22 +36,22 @@ impl IdRange {
 /// The mappings of a pod: one range of users and one of groups, each of which contains 0 (CRI 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserMappings {
-    /// Mapping of users.
+    /// Mapping of user IDs.
     pub users: IdRange,
-    /// Mapping of groups.
+    /// Mapping of group IDs.
     pub groups: IdRange,
 }
 
 impl UserMappings {
-    /// Root's user and group on the host.
+    /// User and group ID on the host of the namespace's root.
     pub fn root(&self) -> (u32, u32) {
         let host = |range: &IdRange| range.host_id(0).unwrap_or(range.outside);
         (host(&self.users), host(&self.groups))
     }
 }
 
-/// Checks whether pods can have user namespaces: the kernel supports them, and idmapped mounts of `directory`, which
-/// contains the layers (Linux 5.19 for layers of an overlay; the file system must support it).
+/// Checks whether pods can have user namespaces: the kernel must support them and idmapped mounts of `directory`, which
+/// contains the layers (Linux 5.19 for layers of an overlay; the file system must support idmapped mounts).
 ///
 /// # Errors
 /// [`Error::Kernel`] with the missing part.
@@ -74,14 +74,14 @@ pub fn check(directory: &Path) -> Result<(), Error> {
     })
 }
 
-/// The helper process in the new namespaces. It ends when this value is dropped.
+/// The helper process in the new namespaces; ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pid: i32,
     process: Fd,
     namespace: Fd,
     joined: u64,
-    /// Closing it, also by the end of this process, ends the helper.
+    /// End of a pipe: closing it, also by the end of this process, ends the helper.
     _release: Fd,
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn make(mappings: &UserMappings, namespaces: u64) -> Result<Owner, Er
 }
 
 impl Owner {
-    /// Joins the namespaces that belong to it; the caller stays in its own user namespace.
+    /// Joins the namespaces that belong to the user namespace; the caller stays in its own user namespace.
     pub(crate) fn join(&self) -> Result<(), sys::Errno> {
         match self.joined {
             0 => Ok(()),
@@ -127,7 +127,7 @@ impl Owner {
         }
     }
 
-    /// The user namespace.
+    /// The descriptor of the user namespace.
     pub(crate) fn namespace(&self) -> FdRef<'_> {
         self.namespace.borrow()
     }

@@ -13,7 +13,7 @@ use coracle_sandbox::Error;
 use coracle_sandbox::cgroup::{BUFFER_BYTES, CgroupPath, Cgroups, DeviceAccess, Entry, Resources, Version};
 use nix::errno::Errno;
 
-/// A parent cgroup for one test, removed at its end.
+/// A parent cgroup for one test; removed on drop.
 struct Scratch {
     cgroups: Cgroups,
     parent: CgroupPath,
@@ -65,7 +65,7 @@ fn within_two_seconds(mut is_done: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// All directories with that name in any hierarchy.
+/// All directories with this name in any hierarchy.
 fn leftovers(path: &CgroupPath) -> Vec<PathBuf> {
     let mounts = fs::read_dir("/sys/fs/cgroup").expect("/sys/fs/cgroup");
     let inside = mounts.flatten().map(|mount| mount.path().join(&path.as_str()[1..]));
@@ -76,8 +76,7 @@ fn is_cgroup2(line: &str) -> bool {
     line.contains(" - cgroup2 ")
 }
 
-/// Starts a process in the cgroup; it is moved there from outside through the files that a container's process would
-/// use.
+/// Starts a process and moves it into the cgroup from outside, through the files that a container's process would use.
 fn sleeper(entry: &Entry) -> Child {
     let child = Command::new("sleep").arg("60").spawn().expect("sleep");
     join(&child, entry);
@@ -111,7 +110,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_string()
 }
 
-/// Creates a cgroup, joins it, runs an exec, kills only the exec, kills the rest, and removes the cgroup.
+/// The test: creates a cgroup, joins it, runs an exec, kills only the exec, kills the rest, and removes the cgroup.
 fn whole_life(scratch: &Scratch) {
     let (cgroups, path) = (&scratch.cgroups, scratch.container());
     assert!(!cgroups.is_populated(&path).unwrap());
@@ -120,7 +119,7 @@ fn whole_life(scratch: &Scratch) {
     cgroups.make(&path).unwrap();
     cgroups.make(&path).expect("making it again changes nothing");
     let main = sleeper(&cgroups.entry(&path).unwrap());
-    let exec = sleeper(&cgroups.make_exec(&path, 7).unwrap());
+    let exec = sleeper(&cgroups.make_exec(&path, &path.exec(7)).unwrap());
     assert!(cgroups.is_populated(&path).unwrap() && cgroups.is_populated(&path.exec(7)).unwrap());
     let error = cgroups.unmake(&path).unwrap_err();
     assert_eq!(error.errno(), Some(Errno::EBUSY), "{error}");
@@ -137,7 +136,10 @@ fn whole_life(scratch: &Scratch) {
     assert!(unmade(cgroups, &path));
     assert!(leftovers(&path).is_empty());
     assert!(!leftovers(&scratch.parent).is_empty(), "parents stay");
-    assert!(matches!(cgroups.make_exec(&path, 8), Err(Error::Kernel { errno: Errno::ENOENT, .. })));
+    assert!(matches!(
+        cgroups.make_exec(&path, &path.exec(8)),
+        Err(Error::Kernel { errno: Errno::ENOENT, .. })
+    ));
 }
 
 #[test]
@@ -160,7 +162,7 @@ fn the_whole_life_on_v1_alone() {
     assert!(scratch.cgroups.entry(&scratch.container()).unwrap().into.is_none());
 }
 
-/// On cgroup v1 alone and beside cgroup2. Without the fix the process stays, killed and frozen, until it is thawed.
+/// Tests cgroup v1 alone and with cgroup2. Regression: the process stayed, killed and frozen, until it was thawed.
 #[test]
 fn a_frozen_process_is_killed_too() {
     let is_any: fn(&str) -> bool = |_| true;

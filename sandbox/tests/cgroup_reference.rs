@@ -1,6 +1,6 @@
-//! Compares limits with cgroups-rs on the real kernel: coracle sets each limit in one cgroup and the crate in another,
-//! and then the files of both must be equal. Runs with the version of the host: v1 (also on a hybrid host) or v2. Needs
-//! root.
+//! Compares limits with cgroups-rs on the real kernel: coracle sets each limit in one cgroup, cgroups-rs in another,
+//! and then the files of both cgroups must be equal. Runs with the version of the host: v1 (also on a hybrid host) or
+//! v2. Needs root.
 //!
 //! Intended differences are not tested: on v2 cgroups-rs writes CPU shares unconverted as the weight, while coracle
 //! converts them as runc and crun do (`cgroup/resources_tests.rs`), and cgroups-rs has no device programs
@@ -22,7 +22,7 @@ use coracle_sandbox::cgroup::{CgroupPath, Cgroups, HugepageLimit, RareLimits, Re
 
 const MIB: i64 = 1 << 20;
 
-/// A limit, as set by coracle and by cgroups-rs.
+/// A limit, with the calls that set it in coracle and in cgroups-rs.
 struct Limit {
     name: &'static str,
     ours: fn() -> Resources,
@@ -131,8 +131,8 @@ fn pids(cgroup: &Cgroup) -> &PidController {
     cgroup.controller_of().expect("pids")
 }
 
-/// Sets the swap limit: v1 counts memory and swap together, v2 only swap. A kernel that does not account swap has no
-/// file.
+/// Sets the swap limit with cgroups-rs: v1 counts memory and swap together, v2 only swap. A kernel that does not
+/// account swap has no file for it.
 fn swap(cgroup: &Cgroup, is_v2: bool, together: i64, alone: i64) -> Result<()> {
     let file = if is_v2 { "memory.swap.max" } else { "memory.memsw.limit_in_bytes" };
     match memory(cgroup).path().join(file).exists() {

@@ -1,5 +1,5 @@
-//! The child of `jail::start` between clone and exec: it has the memory of a process with threads, of which it is the only
-//! one, so that a lock of the allocator that another thread held stays locked for ever.
+//! Tests the child of `jail::start` between clone and exec. The child has a copy of the memory of a process with
+//! threads, but only one thread, so a lock of the allocator that another thread held stays locked forever in it.
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,7 +11,7 @@ use coracle_sandbox::jail::{Ended, Start, start};
 /// The exit code of a child that allocates or frees.
 const ALLOCATES: u8 = 99;
 
-/// The system's allocator, which ends the first process of a PID namespace.
+/// The system's allocator, except that it ends the first process of a PID namespace.
 struct NotInChildren;
 
 fn check() {
@@ -38,8 +38,8 @@ unsafe impl GlobalAlloc for NotInChildren {
 #[global_allocator]
 static ALLOCATOR: NotInChildren = NotInChildren;
 
-/// Before, the child built the text of an error it did not have, and hung with its pull or import when a thread of the worker was
-/// allocating at that moment.
+/// Regression: the child created the text of an error that had not occurred. It hung, and with it its pull or import,
+/// if a thread of the worker was allocating at that moment.
 #[test]
 fn the_child_neither_allocates_nor_frees() {
     let (program, directory) = (File::open("/bin/true").unwrap(), File::open("/").unwrap());

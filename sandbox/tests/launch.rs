@@ -110,6 +110,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
             resolv_conf: directory.join("hosts"),
         },
         shm: directory.join("shm"),
+        has_kcore: true,
         devices: vec![],
         process: process(script),
         masked_paths: plan::MASKED_PATHS.iter().map(|path| (*path).to_owned()).collect(),
@@ -134,7 +135,7 @@ fn make_directory(name: &str) -> PathBuf {
     directory
 }
 
-/// Cleans up, also if the test fails.
+/// Removes the monitor and its directory on drop, also if the test fails.
 struct Rests<'a>(&'a Monitor, &'a Path);
 
 impl Drop for Rests<'_> {

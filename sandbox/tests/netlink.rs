@@ -140,7 +140,7 @@ fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
     });
 }
 
-/// Whether a server answers at `address`.
+/// Whether a server at `address` answers.
 fn answers(address: &str) -> bool {
     let address: SocketAddr = address.parse().unwrap();
     TcpStream::connect_timeout(&address, Duration::from_secs(2)).is_ok()
@@ -210,7 +210,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
     });
 }
 
-/// With many rules the kernel's list has more than one part.
+/// The list of the kernel has several parts if there are many rules.
 #[test]
 fn an_owner_is_found_among_hundreds() {
     alone(|_| {
@@ -270,7 +270,7 @@ fn connections_to_a_port_are_forgotten() {
     });
 }
 
-/// The output of a program in the namespace of this thread.
+/// Runs a program in the network namespace of this thread and returns its output.
 #[expect(clippy::disallowed_methods, reason = "a test has its thread to itself")]
 fn said(program: &str, words: &[&str]) -> String {
     let output = std::process::Command::new(program).args(words).output().expect("it is installed");

@@ -1,6 +1,6 @@
 //! Tests the options of an overlay with the real kernel: names with all separators, relative layers, and the order of
-//! layers. Needs root and OverlayFS, and fails without them. It is the only test in this file because it changes the
-//! working directory.
+//! layers. The test needs root and OverlayFS, and fails without them. It is the only test in this file because it
+//! changes the working directory.
 
 use std::ffi::CStr;
 use std::fs;
@@ -23,6 +23,7 @@ fn plan_of(root: Root) -> ContainerPlan {
         image_volumes: vec![],
         files: Files { hosts: file.clone(), host_name: file.clone(), resolv_conf: file },
         shm: "/dev/shm".into(),
+        has_kcore: false,
         devices: vec![],
         process: Process {
             arguments: vec!["/true".into()],

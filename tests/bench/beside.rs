@@ -1,4 +1,4 @@
-//! What pulls do to the rest: to the starts of pods beside one, and to the daemon's memory after many.
+//! The effect of image pulls on the start of pods, and of many pulls on the daemon's memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::measure::{Memory, settled};
 use crate::pulls::{self, Shape};
 use crate::time::Percentiles;
 
-/// 135 MB as the registry has it, 494 MB unpacked.
+/// 135 MB in the registry, 494 MB unpacked.
 pub(crate) const MIDDLING: Shape = Shape { layers: 3, small: (3000, 8_000), big: (519, 271_000) };
-/// Images of a storm, and what each has.
+/// Number of images of the memory measurement.
 const STORM: usize = 20;
 const SMALL: Shape = Shape { layers: 2, small: (50, 8_000), big: (4, 271_000) };
-/// Starts beside a pull before their p99 means something; and the pulls that may be needed for them.
+/// Minimum number of pod starts for a meaningful p99, and maximum number of pulls during which they are made.
 const STARTS: usize = 100;
 const PULLS_MAX: usize = 20;
 
-/// The row of starts beside a pull.
+/// Measures pod starts during a pull.
 pub(crate) fn pull() -> Vec<Row> {
     let node = Node::start();
     let image = node.import_probe();
@@ -50,10 +50,16 @@ pub(crate) fn pull() -> Vec<Row> {
         beside.p99 / quiet.p50,
         packed as f64 / 1e6
     );
-    vec![Row { what: "pod up while an image is pulled, p50 / p99", budget: "p99 ≤ 3 x p50", measured }]
+    vec![Row {
+        what: "pod up while an image is pulled, p50 / p99",
+        budget: "p99 ≤ 3 x p50",
+        measured,
+        floor: None,
+    }]
 }
 
-/// Pulls the image once, and removes it; what pods took that started and ended within the pull.
+/// Pulls the image once and removes it; returns the start times of the pods that were started and stopped
+/// during the pull.
 fn starts_beside(node: &Node, image: &str, name: &str) -> Vec<Duration> {
     let is_over = AtomicBool::new(false);
     let client = node.another();
@@ -80,26 +86,32 @@ fn starts_beside(node: &Node, image: &str, name: &str) -> Vec<Duration> {
     times
 }
 
-/// The row of what many pulls leave in the daemon's memory.
+/// Measures the growth of the daemon's memory by many pulls.
 pub(crate) fn storm() -> Vec<Row> {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     for image in 0..STORM {
         pulls::push(&registry, &format!("small{image}"), 1000 * image, &SMALL);
     }
-    // Once before, so that what only the first pull brings does not count as growth.
+    // A first pull, so that one-time allocations do not count as growth.
     pull_and_remove(&node, &registry.name("small0", "1"));
     let before = settled(&node);
     let first = one_storm(&node, &registry);
     let second = one_storm(&node, &registry);
     drop(registry);
     node.stop();
-    // What a first storm leaves may be groups of the allocator that are not full; a leak would grow with the second, too.
+    // Growth by the first round may be partly used allocator groups; a leak would also grow in the second
+    // round.
     let measured = format!("{}; by another: {}", first.since(&before), second.since(&first));
-    vec![Row { what: "growth by 20 images pulled and removed, 4 at once", budget: "0", measured }]
+    vec![Row {
+        what: "growth by 20 images pulled and removed, 4 at once",
+        budget: "0",
+        measured,
+        floor: None,
+    }]
 }
 
-/// Pulls and removes all of them; the daemon's memory after that.
+/// Pulls and removes all images; returns the daemon's memory afterwards.
 fn one_storm(node: &Node, registry: &Registry) -> Memory {
     const CLIENTS: usize = 4;
     std::thread::scope(|scope| {
@@ -121,7 +133,7 @@ fn pull_and_remove(cri: &Cri, name: &str) {
     cri.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("remove");
 }
 
-/// Waits until workers have removed what images had: thousands of files on a disk that may be busy.
+/// Waits until workers have removed the images' files: thousands of files on a disk that may be busy.
 fn files_are_gone(node: &Node) {
     let gone = host::wait_within(Duration::from_secs(300), || node.workers().is_empty().then_some(()));
     gone.expect("files of removed images go within five minutes");

@@ -1,4 +1,4 @@
-//! Many pods: by several clients at once, beside others that are there, and more than a kubelet would ever ask for.
+//! Many pods: started by several clients, in addition to existing ones, and above the kubelet's maximum.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,22 +16,23 @@ use crate::Row;
 use crate::life::{self, Lives, RUNS};
 use crate::time::{Percentiles, median};
 
-/// Pods that start at once, and the clients that ask for them.
+/// Number of pods that are started concurrently, and of clients.
 pub(crate) const BURST: usize = 50;
 pub(crate) const CLIENTS: usize = 8;
-/// Bursts of a row, of which the middle one counts: they differ by a fifth.
+/// Number of bursts, whose median is reported: they differ by a fifth.
 const BURSTS: usize = 5;
-/// Pods that are there already.
+/// Number of existing pods.
 const PRESENT: usize = 200;
-/// Until pods that have come are merely present: IPv6 asks for a router three times, four seconds apart, and each packet reaches
-/// every pod on the bridge.
+/// Time until new pods cause no more traffic: IPv6 sends three router solicitations four seconds apart, each
+/// of which reaches all pods on the bridge.
 const SETTLED: Duration = Duration::from_secs(15);
-/// Until the kernel has taken down the namespaces of a burst.
+/// Time until the kernel has removed the namespaces of a burst.
 const TAKEN_DOWN: Duration = Duration::from_secs(2);
-/// Pods of the full node; a kubelet's limit is 110.
+/// Number of pods of the full node; a kubelet's limit is 110.
 const FULL: usize = 500;
 
-/// Brings `count` pods up by [`CLIENTS`] clients; how long until the last one runs, and their ids.
+/// Starts `count` pods with [`CLIENTS`] clients; returns the time until the last one is running, and their
+/// IDs.
 pub(crate) fn burst(
     cri: &Cri,
     image: &str,
@@ -62,7 +63,7 @@ pub(crate) fn burst(
     })
 }
 
-/// Bursts, each taken down again; the time of the middle one.
+/// Starts and removes several bursts; returns the median time in seconds.
 fn bursts(node: &Node, image: &str) -> f64 {
     let one = |_| {
         let (took, ids) = burst(node, image, BURST, &bridge_pod);
@@ -73,13 +74,14 @@ fn bursts(node: &Node, image: &str) -> f64 {
     median((0..BURSTS).map(one).collect())
 }
 
-/// Rows of starts at once, on an empty node and beside two hundred.
+/// Measures concurrent starts on an empty node and with two hundred existing pods.
 pub(crate) fn at_once() -> Vec<Row> {
     let node = life::bridged();
     let image = node.import_probe();
     let empty = bursts(&node, &image);
     node.stop();
-    // Another node, on files of its own: ext4 takes no inode again for minutes, and searches past those of the bursts before.
+    // Another node with other files: ext4 does not reuse inodes for minutes and skips those of the earlier
+    // bursts.
     let node = life::bridged();
     let image = node.import_probe();
     burst(&node, &image, PRESENT, &bridge_pod);
@@ -91,18 +93,20 @@ pub(crate) fn at_once() -> Vec<Row> {
             what: "50 pods up, 8 clients, bridge network built in",
             budget: "0.6 s",
             measured: format!("{empty:.3} s"),
+            floor: None,
         },
         Row {
             what: "the same with 200 pods present",
             budget: "no slower",
             measured: format!("{beside:.3} s ({:.2} x)", beside / empty),
+            floor: None,
         },
     ]
 }
 
-/// Rows of a node with five hundred pods.
+/// Measures a node with five hundred pods.
 pub(crate) fn full() -> Vec<Row> {
-    // A range that holds them; other processes that measure have others.
+    // A range with enough addresses, which differs from those of other measuring processes.
     let network = format!(
         "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"10.{}.0.0/21\"]\n",
         200 + std::process::id() % 50
@@ -134,21 +138,25 @@ pub(crate) fn full() -> Vec<Row> {
                 mb(daemon),
                 mb(monitors)
             ),
+            floor: None,
         },
         Row {
             what: "pod up beside 500, bridge network built in, p50 / p99",
             budget: "",
             measured: Percentiles::of(&lives.up).to_string(),
+            floor: None,
         },
         Row {
             what: "ListPodSandbox and ListContainers of 500, p50 / p99",
             budget: "",
             measured: Percentiles::of(&lists).to_string(),
+            floor: None,
         },
         Row {
             what: "ListContainerStats of 500, p50 / p99",
             budget: "",
             measured: Percentiles::of(&stats).to_string(),
+            floor: None,
         },
     ]
 }

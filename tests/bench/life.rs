@@ -1,11 +1,14 @@
-//! One pod after the other: up, execs, down, and the CPU of it all.
+//! One pod at a time: set-up, execs, teardown, and CPU time; each followed by a pod of the floor, so that both
+//! are measured under the same conditions.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{
     PodSandboxConfig, RemoveContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
+use coracle_tests::floor::Floor;
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, exec, host_pod};
@@ -13,24 +16,24 @@ use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, exec, host_
 use crate::Row;
 use crate::time::{Percentiles, median};
 
-/// Pods of a series; at least fifty, so that a p50 means something.
+/// Number of pods of a series; at least fifty, for a meaningful p50.
 pub(crate) const RUNS: usize = 60;
-/// Series, of which the middle one counts: one that something else disturbs is left out.
+/// Number of series, whose median is reported, so that a disturbed one has no effect.
 pub(crate) const SERIES: usize = 3;
 
-/// What each pod of a series took.
+/// Times of the operations of a series.
 #[derive(Default)]
 pub(crate) struct Lives {
     /// RunPodSandbox, CreateContainer, StartContainer.
     pub(crate) up: Vec<Duration>,
     /// ExecSync of a program that does nothing, three times a pod.
     pub(crate) execs: Vec<Duration>,
-    /// Stop and remove, of the container and of the pod.
+    /// Stop and remove of the container and of the pod.
     pub(crate) down: Vec<Duration>,
 }
 
 impl Lives {
-    /// One pod, from nothing to gone.
+    /// Creates, uses and removes one pod.
     pub(crate) fn one(&mut self, cri: &Cri, pod: &PodSandboxConfig, image: &str) {
         let config = container("one", image, &["sleep", "forever"], pod);
         let begin = Instant::now();
@@ -52,40 +55,83 @@ impl Lives {
     }
 }
 
-/// A node with the network that needs no configuration.
+/// A node with the built-in default network.
 pub(crate) fn bridged() -> Node {
     Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() })
 }
 
-/// Rows of one pod at a time, on the host's network and on the built-in bridge.
+/// A kind of pod: how the request is made, and the word for its network in requests to the floor.
+type Kind = (fn(&str) -> PodSandboxConfig, &'static str);
+
+/// A series of both sides.
+#[derive(Default)]
+struct Series {
+    lives: Lives,
+    /// CPU time of one life, in seconds.
+    cpu: f64,
+    floor: Lives,
+    floor_cpu: f64,
+}
+
+/// Measures one pod at a time on the host's network and on the built-in bridge, by turns with the floor.
 pub(crate) fn alone() -> Vec<Row> {
     let node = bridged();
     let image = node.import_probe();
-    let (mut cpu, mut host, mut bridge) = (Vec::new(), Vec::new(), Vec::new());
+    let mut floor = Floor::start(Path::new(env!("CARGO_BIN_EXE_coracle-floor")));
+    let (mut host, mut bridge) = (Vec::new(), Vec::new());
     for _ in 0..SERIES {
-        let before = host::cpu_time(node.pid());
-        host.push(series(&node, &image, host_pod));
-        cpu.push((host::cpu_time(node.pid()) - before).as_secs_f64() / RUNS as f64);
-        bridge.push(series(&node, &image, bridge_pod));
+        host.push(series(&node, &mut floor, &image, (host_pod, "host")));
+        bridge.push(series(&node, &mut floor, &image, (bridge_pod, "bridge")));
     }
+    floor.stop();
     node.stop();
-    let row = |what, budget, series: &[Lives], pick: fn(&Lives) -> &Vec<Duration>| {
-        let times: Vec<Vec<Duration>> = series.iter().map(|lives| pick(lives).clone()).collect();
-        Row { what, budget, measured: Percentiles::middle(&times).to_string() }
-    };
-    let cpu = format!("{:.4} s (daemon and the children it waited for)", median(cpu));
     vec![
         row("pod up, host network, p50 / p99", "6 ms", &host, |lives| &lives.up),
         row("pod up, bridge network built in, p50 / p99", "10 ms", &bridge, |lives| &lives.up),
         row("pod down, host network, p50 / p99", "7 ms", &host, |lives| &lives.down),
         row("pod down, bridge network built in, p50 / p99", "", &bridge, |lives| &lives.down),
         row("ExecSync(true), p50 / p99", "1 ms", &host, |lives| &lives.execs),
-        Row { what: "CPU of one pod's life with 3 execs, host network", budget: "0.02 s", measured: cpu },
+        cpu_row(&host),
     ]
 }
 
-fn series(node: &Node, image: &str, make: fn(&str) -> PodSandboxConfig) -> Lives {
-    let mut lives = Lives::default();
-    (0..RUNS).for_each(|run| lives.one(node, &make(&format!("life{run}")), image));
-    lives
+fn row(
+    what: &'static str,
+    budget: &'static str,
+    series: &[Series],
+    pick: fn(&Lives) -> &Vec<Duration>,
+) -> Row {
+    let middle = |side: fn(&Series) -> &Lives| {
+        let times: Vec<Vec<Duration>> = series.iter().map(|one| pick(side(one)).clone()).collect();
+        Percentiles::middle(&times)
+    };
+    let (measured, floor) = (middle(|one| &one.lives), middle(|one| &one.floor));
+    let ratio = format!("{:.2} x ({floor})", measured.p50 / floor.p50);
+    Row { what, budget, measured: measured.to_string(), floor: Some(ratio) }
+}
+
+fn cpu_row(series: &[Series]) -> Row {
+    let cpu = median(series.iter().map(|one| one.cpu).collect());
+    let floor = median(series.iter().map(|one| one.floor_cpu).collect());
+    Row {
+        what: "CPU of one pod's life with 3 execs, host network",
+        budget: "0.02 s",
+        measured: format!("{cpu:.4} s (daemon and the children it waited for)"),
+        floor: Some(format!("{:.2} x ({floor:.4} s)", cpu / floor)),
+    }
+}
+
+fn series(node: &Node, floor: &mut Floor, image: &str, (make, network): Kind) -> Series {
+    let mut series = Series::default();
+    let before = host::cpu_time(node.pid());
+    for run in 0..RUNS {
+        series.lives.one(node, &make(&format!("life{run}")), image);
+        let life = floor.life(network);
+        series.floor.up.push(life.up);
+        series.floor.execs.extend(life.execs);
+        series.floor.down.push(life.down);
+        series.floor_cpu += life.cpu.as_secs_f64() / RUNS as f64;
+    }
+    series.cpu = (host::cpu_time(node.pid()) - before).as_secs_f64() / RUNS as f64;
+    series
 }

@@ -1,5 +1,5 @@
-//! `make bench-long`: ten thousand pods, one after the other. What the daemon and the kernel hold of them at the end is what
-//! they held at the start: a true check, which ends with a status. `CYCLES` in the environment takes another number.
+//! `make bench-long`: creates and removes ten thousand pods, one after the other, and fails if the daemon or
+//! the kernel then uses more than at the start. The environment variable `CYCLES` sets another number.
 
 use std::fs;
 use std::path::Path;
@@ -14,21 +14,21 @@ use crate::life::{self, Lives};
 use crate::measure::settled;
 use crate::time::Percentiles;
 
-/// Pods, unless the environment says otherwise.
+/// Default number of pods.
 const CYCLES: usize = 10_000;
-/// Pods before the first look: what every daemon allocates once is there then.
+/// Number of pods before the first measurement, which contain all one-time allocations.
 const FIRST: usize = 200;
-/// Pods from one line of the report to the next.
+/// Number of pods per line of the report.
 const REPORT: usize = 1000;
-/// The allocator's own page or two may lie otherwise; a leak of two bytes a pod would be more.
+/// Tolerance for allocator pages; a leak of two bytes per pod would exceed it.
 const ANONYMOUS_KIB_MAX: i64 = 16;
-/// The same, with pages of the program's file: which of them the last call needed is chance.
+/// Tolerance including pages of the program's file, which depend on the last call.
 const PSS_KIB_MAX: i64 = 256;
 
-/// What is counted, by name; none may differ.
+/// Counted objects by name; no count may change.
 type Counts = Vec<(&'static str, usize)>;
 
-/// Runs the pods, and panics on anything that has grown.
+/// Runs the pods; panics if anything has grown.
 pub(crate) fn run() {
     let cycles =
         std::env::var("CYCLES").ok().map_or(CYCLES, |text| text.parse().expect("CYCLES is a number"));
@@ -71,7 +71,7 @@ fn pods(node: &Node, image: &str, count: usize) -> Lives {
     lives
 }
 
-/// What is there of this node, in the kernel and on the disk, once everything that goes in its own time has gone.
+/// Counts this node's objects in the kernel and on the disk, after waiting for asynchronous removals.
 fn counts(node: &Node) -> Counts {
     host::wait_until("children and links are gone", || {
         node.workers().is_empty() && host::links(&node.bridge()).iter().all(|link| *link == node.bridge())
@@ -102,7 +102,7 @@ fn words(file: &str) -> usize {
     fs::read_to_string(file).unwrap_or_default().split_whitespace().count()
 }
 
-/// Files and folders below a folder.
+/// Number of files and directories below a directory.
 fn files(folder: &Path) -> usize {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let below = |entry: fs::DirEntry| match entry.file_type().is_ok_and(|kind| kind.is_dir()) {

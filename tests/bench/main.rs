@@ -1,12 +1,15 @@
-//! `make bench`: time and memory with their budgets, as one table; `make bench-long`: ten thousand pods, one after the other, and what is
-//! left of them; `make bench-steps`: each call of a pod's life; `make bench-memory`: what each page is for; `make bench-peers`:
-//! the same measurements beside containerd's. Memory is PSS from smaps_rollup, times are percentiles of at least fifty runs, over
-//! the socket, client included. Run it on a quiet machine.
+//! Benchmarks. `make bench`: time and memory with their budgets as a table; `make bench-long`: leaks after
+//! ten thousand pods; `make bench-steps`: each call of a pod's lifecycle; `make bench-memory`: memory by
+//! mapping; `make bench-peers`: the same measurements for coracle and containerd. Memory is PSS from
+//! smaps_rollup; times are percentiles of at least fifty runs, measured by a client over the socket. The rows
+//! of a pod's life are also ratios to the floor (tests/floor), whose pods run in between. Run them on an idle
+//! machine.
 #![forbid(unsafe_code)]
 
 mod beside;
 mod crowds;
 mod life;
+mod logs;
 mod long;
 mod measure;
 mod memory;
@@ -20,31 +23,36 @@ use std::process::{Command, Stdio};
 
 use coracle_tests::node;
 
-/// A line of the table: what, its budget in words, and what was measured.
+/// A row of the table.
 pub(crate) struct Row {
-    /// As docs/performance.md writes it.
+    /// The measured quantity, in the words of docs/performance.md.
     pub(crate) what: &'static str,
-    /// As docs/performance.md writes it.
+    /// The budget, in the words of docs/performance.md.
     pub(crate) budget: &'static str,
-    /// With its unit.
+    /// The measured value with its unit.
     pub(crate) measured: String,
+    /// The value as a ratio to that of the floor, which ran in between; `None`: the floor has no such row.
+    pub(crate) floor: Option<String>,
 }
 
-/// A part of the table: its name, and what measures it.
+/// A part of the table: its name and its measurement.
 type Part = (&'static str, fn() -> Vec<Row>);
 
-/// The table's parts, in the order of docs/performance.md but for the last; each can be run alone, by its name.
-const PARTS: [Part; 10] = [
+/// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
+/// name.
+const PARTS: [Part; 11] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),
+    ("logs", logs::measure),
     ("burst", crowds::at_once),
     ("beside", beside::pull),
     ("storm", beside::storm),
     ("pull", pulls::measure),
     ("size", measure::size),
     ("plugins", plugins::measure),
-    // Last: the kernel takes down five hundred namespaces for a minute, and whoever asks for a link waits.
+    // Last, because the kernel removes five hundred namespaces for a minute, which delays all operations on
+    // links.
     ("full", crowds::full),
 ];
 
@@ -60,16 +68,17 @@ fn main() {
     }
 }
 
-/// ext4 takes no inode again that was freed within the last minutes, and searches past each (`recently_deleted`): what was removed
-/// before would be what is measured. Below a directory with this attribute each folder begins in a block group of its own.
+/// ext4 does not reuse inodes that were freed within the last minutes and searches past each
+/// (`recently_deleted`), so removed files would affect later measurements. In a directory with this attribute
+/// each subdirectory is in a block group of its own.
 fn settle_apart() {
     let base = node::base();
     std::fs::create_dir_all(&base).expect("a folder for nodes");
-    // Other file systems know no such attribute, and need none.
+    // Other file systems do not have this attribute and do not need it.
     let _ = Command::new("chattr").arg("+T").arg(&base).stderr(Stdio::null()).status();
 }
 
-/// The rows of these parts, or of all, each as soon as it is there.
+/// Prints the rows of these parts, or of all, as they complete.
 fn table(wanted: &[&str]) {
     let known = PARTS.map(|(name, _)| name);
     for name in wanted {
@@ -79,9 +88,10 @@ fn table(wanted: &[&str]) {
             known.join(" ")
         );
     }
-    println!("| what | budget | measured |\n|---|---|---|");
+    println!("| what | budget | measured | ratio to the floor |\n|---|---|---|---|");
     let parts = PARTS.iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(name));
     for row in parts.flat_map(|(_, part)| part()) {
-        println!("| {} | {} | {} |", row.what, row.budget, row.measured);
+        let floor = row.floor.as_deref().unwrap_or("-");
+        println!("| {} | {} | {} | {floor} |", row.what, row.budget, row.measured);
     }
 }

@@ -1,4 +1,4 @@
-//! `make bench-memory`: what each page of the daemon and of a monitor is for, by mapping, and what a pod adds in the kernel.
+//! `make bench-memory`: the memory of the daemon and of a monitor by mapping, and the kernel memory of a pod.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +11,11 @@ use crate::life;
 use crate::measure::{ask, settled};
 use crate::time::median;
 
-/// Pods whose kernel memory is measured together, and how many times.
+/// Number of pods whose kernel memory is measured together, and number of rounds.
 const PODS: usize = 100;
 const ROUNDS: usize = 3;
 
-/// What a mapping is for, in the order of addresses.
+/// Purposes of mappings in the order of addresses.
 const PARTS: [(&str, &str); 8] = [
     ("headers", "of the program's file"),
     ("code", "of the program's file, as far as it is in use"),
@@ -27,7 +27,7 @@ const PARTS: [(&str, &str); 8] = [
     ("stack", "of the one thread"),
 ];
 
-/// Resident size, proportional size, and what the process wrote itself, all in KiB.
+/// Resident size, PSS and written (anonymous) size, in KiB.
 #[derive(Clone, Copy, Default)]
 struct Part {
     size: u64,
@@ -73,7 +73,7 @@ pub(crate) fn run() {
     node.stop();
 }
 
-/// The mappings of a process, by what they are for.
+/// The mappings of a process by purpose.
 fn parts(pid: i32) -> BTreeMap<&'static str, Part> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process lives");
     let mut parts: BTreeMap<&'static str, Part> = BTreeMap::new();
@@ -98,7 +98,7 @@ fn parts(pid: i32) -> BTreeMap<&'static str, Part> {
     parts
 }
 
-/// What a mapping is for. `path`: what the kernel calls it; `before`: what the one below it is for.
+/// The purpose of a mapping. `path`: its name in the kernel; `before`: the purpose of the preceding mapping.
 fn purpose(rights: &str, path: Option<&str>, is_first: bool, before: &'static str) -> &'static str {
     match path {
         Some("[heap]") => "heap",
@@ -113,10 +113,11 @@ fn purpose(rights: &str, path: Option<&str>, is_first: bool, before: &'static st
     }
 }
 
-/// Makes the pod of a name.
+/// Creates the pod configuration of a name.
 type Make = fn(&str) -> PodSandboxConfig;
 
-/// What pods with one container each add to the kernel's memory, by its own account; of several rounds the middle one.
+/// Measures the kernel memory per pod with one container from the kernel's own counters; the median of
+/// several rounds.
 fn kernel(node: &Node, image: &str) {
     const KEYS: [&str; 5] = ["SUnreclaim", "SReclaimable", "KernelStack", "PageTables", "Percpu"];
     println!("\n| a pod with one container adds, KiB | {} |", KEYS.join(" | "));
@@ -130,7 +131,7 @@ fn kernel(node: &Node, image: &str) {
     }
 }
 
-/// One pod's share of each key, in KiB.
+/// Measures one round: the kernel memory of each key per pod in KiB.
 fn round(node: &Node, image: &str, make: Make, keys: &[&str]) -> Vec<f64> {
     let before = about_memory(keys);
     let up = |index| {
@@ -142,7 +143,7 @@ fn round(node: &Node, image: &str, make: Make, keys: &[&str]) -> Vec<f64> {
     let ids: Vec<String> = (0..PODS).map(up).collect();
     let after = about_memory(keys);
     ids.iter().for_each(|id| node.remove_pod(id));
-    // Freed slabs and namespaces go in the kernel's own time: it is this that the next round must not count.
+    // Slabs and namespaces are freed asynchronously, which must not affect the next round.
     settled(node);
     before.iter().zip(after).map(|(before, after)| (after - before) / PODS as f64).collect()
 }

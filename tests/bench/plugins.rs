@@ -1,5 +1,5 @@
-//! What plugins cost: the calls of the CRI beside the same calls without them, and the memory of their connections.
-//! The plugins answer at once, from a thread of this process.
+//! Cost of NRI plugins: CRI calls with and without them, and the memory of their connections. The plugins
+//! answer immediately from a thread of this process.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use coracle_tests::request::{container, host_pod};
 use crate::Row;
 use crate::time::Percentiles;
 
-/// Runs of each timed thing.
+/// Number of runs of each measurement.
 const RUNS: usize = 100;
 
-/// Everything, in order.
+/// Runs all measurements.
 pub(crate) fn measure() -> Vec<Row> {
     let mut rows = Vec::new();
     let node = Node::start();
@@ -35,25 +35,36 @@ pub(crate) fn measure() -> Vec<Row> {
         Percentiles::of(&with_one),
         own.as_secs_f64() * 1000.0
     );
-    rows.push(Row { what: "RunPodSandbox with one NRI plugin, p50", budget: "+0.3 ms", measured });
+    rows.push(Row {
+        what: "RunPodSandbox with one NRI plugin, p50",
+        budget: "+0.3 ms",
+        measured,
+        floor: None,
+    });
     let measured = format!(
         "{:+.2} ms ({} without, {} with)",
         difference(&without.1, &with_ten),
         Percentiles::of(&without.1),
         Percentiles::of(&with_ten)
     );
-    rows.push(Row { what: "CreateContainer with ten NRI plugins, p50", budget: "+2 ms", measured });
+    rows.push(Row {
+        what: "CreateContainer with ten NRI plugins, p50",
+        budget: "+2 ms",
+        measured,
+        floor: None,
+    });
     rows.push(Row {
         what: "an idle NRI plugin, in the daemon",
         budget: "32 KiB",
         measured: format!("{kib:.1} KiB"),
+        floor: None,
     });
     drop(plugins);
     node.stop();
     rows
 }
 
-/// A plugin that hears what this is about, and adjusts one annotation of its own.
+/// A plugin that subscribes to the measured events and adjusts one annotation.
 fn quick(node: &Node, index: &str) -> Plugin {
     let annotation = index.to_owned();
     let handler: coracle_tests::nri::Handler = Box::new(move |_, heard| match heard.method.as_str() {
@@ -63,13 +74,12 @@ fn quick(node: &Node, index: &str) -> Plugin {
         }),
         _ => Answer::empty(),
     });
-    // RunPodSandbox and CreateContainer, as the trivial plugins of other measurements.
+    // RunPodSandbox and CreateContainer, as in other projects' measurements with trivial plugins.
     const ONLY: i32 = EVENTS & 0x0009;
     Plugin::join(node, index, "quick", ONLY, handler)
 }
 
-/// What a round trip between the daemon and a plugin takes on this machine: a call in the other direction, which does
-/// nothing.
+/// Measures a round trip between the daemon and a plugin: a call in the other direction without effect.
 fn round_trip(plugin: &Plugin) -> Duration {
     let begun = Instant::now();
     for _ in 0..RUNS {
@@ -78,7 +88,7 @@ fn round_trip(plugin: &Plugin) -> Duration {
     begun.elapsed() / RUNS as u32
 }
 
-/// RunPodSandbox again and again.
+/// Measures repeated RunPodSandbox calls.
 fn pods(node: &Node) -> Vec<Duration> {
     let one = |run: usize| {
         let pod = host_pod(&format!("plugged{run}"));
@@ -91,7 +101,7 @@ fn pods(node: &Node) -> Vec<Duration> {
     (0..RUNS).map(one).collect()
 }
 
-/// CreateContainer again and again.
+/// Measures repeated CreateContainer calls.
 fn creations(node: &Node, image: &str) -> Vec<Duration> {
     let pod = host_pod("plugged");
     let pod_id = node.run_pod(&pod);
@@ -108,7 +118,7 @@ fn creations(node: &Node, image: &str) -> Vec<Duration> {
     took
 }
 
-/// Of the medians, in milliseconds.
+/// Difference of the medians in milliseconds.
 fn difference(before: &[Duration], after: &[Duration]) -> f64 {
     Percentiles::of(after).p50 - Percentiles::of(before).p50
 }

@@ -1,6 +1,7 @@
-//! The image of the pull's budget: 6 layers, some 19 000 files, 421 MB that gzip packs to about 110, from
-//! Debian's registry on loopback, onto a file system that is new for each pull. Wall time, CPU of the daemon and its workers,
-//! their memory together, and what the kernel says was written to that disk, journal and inodes included.
+//! Pull of the benchmark image: 6 layers, some 19 000 files, 421 MB, compressed to about 110 MB by gzip, from
+//! Debian's registry on the loopback interface onto a new file system for each pull. Measures duration, CPU
+//! time of the daemon and its workers, their total memory, and the bytes written to the disk including
+//! journal and inodes.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -15,18 +16,18 @@ use coracle_tests::request::pull;
 
 use crate::Row;
 
-/// What is in an image: layers, small files of each and their size, and the same of big ones.
+/// Shape of an image: number of layers, number and size of the small and of the large files per layer.
 pub(crate) struct Shape {
     /// Layers.
     pub(crate) layers: usize,
-    /// Small files of a layer, and their size.
+    /// Number and size in bytes of the small files of a layer.
     pub(crate) small: (usize, usize),
-    /// Big ones.
+    /// Number and size in bytes of the large files of a layer.
     pub(crate) big: (usize, usize),
 }
 
 impl Shape {
-    /// Bytes of all its files.
+    /// Total size of its files in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.layers * (self.small.0 * self.small.1 + self.big.0 * self.big.1)
     }
@@ -34,14 +35,14 @@ impl Shape {
 
 /// 421 MB.
 const BIG: Shape = Shape { layers: 6, small: (3000, 8_000), big: (170, 271_000) };
-/// Pulls of it.
+/// Number of pulls.
 const RUNS: usize = 3;
-/// From one look at the processes to the next.
+/// Interval of the memory measurement.
 const LOOK: Duration = Duration::from_millis(10);
-/// Room for all of it, and some more.
+/// Size of the file system, sufficient for all files.
 const DISK_MIB: u64 = 3072;
 
-/// What one pull took.
+/// Results of one pull.
 struct Taken {
     wall: Duration,
     cpu: Duration,
@@ -49,7 +50,7 @@ struct Taken {
     written: u64,
 }
 
-/// The row, without compressed layers beside the unpacked ones, and with them.
+/// Measures pulls without and with `keep_blobs`.
 pub(crate) fn measure() -> Vec<Row> {
     let home = Node::start();
     let registry = Registry::start(home.folder());
@@ -75,7 +76,7 @@ pub(crate) fn measure() -> Vec<Row> {
             unpacked as f64 / 1e6,
             packed as f64 / 1e6,
         );
-        Row { what, budget: "3 s, CPU 3 s, 16 MB, 1.1 x", measured }
+        Row { what, budget: "3 s, CPU 3 s, 16 MB, 1.1 x", measured, floor: None }
     });
     drop(registry);
     home.stop();
@@ -107,12 +108,13 @@ fn one(home: &Node, name: &str, keep_blobs: bool) -> Taken {
     Taken { wall, cpu, peak_kib, written }
 }
 
-/// Of a process and all that it started.
+/// PSS in KiB of a process and its descendants.
 fn pss_kib_below(pid: i32) -> u64 {
     host::pss_kib(pid) + host::children(pid).into_iter().map(pss_kib_below).sum::<u64>()
 }
 
-/// Makes and pushes an image of this shape as `name:1`; gives its compressed size. Another seed, other contents.
+/// Creates and pushes an image of this shape as `name:1`; returns its compressed size. Another seed produces
+/// other contents.
 pub(crate) fn push(registry: &Registry, name: &str, seed: usize, shape: &Shape) -> usize {
     let words = words();
     let mut image = Image::of(Vec::new());
@@ -133,14 +135,14 @@ pub(crate) fn push(registry: &Registry, name: &str, seed: usize, shape: &Shape) 
     packed
 }
 
-/// As thoroughly as tools that build images do it.
+/// Compresses at the level of common image build tools.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     packed.write_all(bytes).expect("memory takes it");
     packed.finish().expect("memory takes it")
 }
 
-/// A vocabulary of sixteen letters a word: text of it packs as programs and documents do.
+/// A vocabulary of words with sixteen letters, whose texts compress like programs and documents.
 fn words() -> Vec<[u8; 16]> {
     let mut next = generator(1);
     (0..1350).map(|_| std::array::from_fn(|_| b'a' + (next() % 26) as u8)).collect()
@@ -153,7 +155,7 @@ fn text(words: &[[u8; 16]], seed: usize, bytes: usize) -> Vec<u8> {
     text
 }
 
-/// The same numbers for the same seed.
+/// A generator of pseudo-random numbers; equal seeds give equal numbers.
 fn generator(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
     move || {

@@ -1,6 +1,6 @@
-//! `make bench-steps`: where the time of a pod's life goes, call by call: the time without a tracer, then, in a second series
-//! under strace, what the daemon and its pod's processes ask of the kernel meanwhile. Counts are those of the middle pod; what
-//! strace says of times is not used, as it doubles them.
+//! `make bench-steps`: the duration of each call of a pod's lifecycle without a tracer, and in a second
+//! series under strace the system calls of the daemon and the pod's processes. The counts are those of the
+//! median pod; times under strace are not reported, because strace doubles them.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -20,12 +20,12 @@ use coracle_tests::request::{bridge_pod, container, exec, host_pod};
 use crate::life::{self, RUNS};
 use crate::time::{Percentiles, median};
 
-/// Pods of a traced series.
+/// Number of pods of the traced series.
 const TRACED: usize = 15;
-/// For what goes on after an answer: it belongs to no call.
+/// Pause for work after an answer, which belongs to no call.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// What is counted of each call, by the name of the system call and what is in its arguments.
+/// Counted system calls, by name and a part of their arguments.
 const COUNTED: [(&str, &[&str], &str); 6] = [
     ("fsync", &["fsync", "fdatasync"], ""),
     ("processes", &["clone3", "clone", "vfork"], ""),
@@ -35,7 +35,7 @@ const COUNTED: [(&str, &[&str], &str); 6] = [
     ("cgroups removed", &["rmdir"], "/sys/fs/cgroup"),
 ];
 
-/// One call of a life: its name, when it began and ended.
+/// One call of a lifecycle: its name, start and end.
 struct Step {
     name: &'static str,
     begin: Duration,
@@ -92,7 +92,7 @@ fn table(node: &Node, image: &str, make: fn(&str) -> PodSandboxConfig) {
     }
 }
 
-/// One pod, and when each call was.
+/// Runs one pod; returns the time of each call.
 fn one(cri: &Cri, pod: &PodSandboxConfig, image: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     let config = container("one", image, &["sleep", "forever"], pod);
@@ -112,7 +112,7 @@ fn one(cri: &Cri, pod: &PodSandboxConfig, image: &str) -> Vec<Step> {
 }
 
 fn timed<T>(steps: &mut Vec<Step>, name: &'static str, call: impl FnOnce() -> T) -> T {
-    // strace tells the time of day, so that is what both are compared by; it does not step within a call.
+    // strace prints wall-clock times, to which the calls' times are converted.
     let (since_1970, begun) = (now(), Instant::now());
     let value = call();
     steps.push(Step { name, begin: since_1970, end: since_1970 + begun.elapsed() });
@@ -124,7 +124,7 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970")
 }
 
-/// A system call that somebody began.
+/// The start of a system call in the trace.
 struct Call {
     at: Duration,
     is_daemon: bool,
@@ -132,13 +132,13 @@ struct Call {
     arguments: String,
 }
 
-/// A strace that runs. What it says of each process it follows must have a reader, or it ends.
+/// A running strace. Its standard error must be read, otherwise it ends.
 struct Tracer {
     process: Child,
     said: BufReader<ChildStderr>,
 }
 
-/// strace on the daemon and all that it starts from here on.
+/// Attaches strace to the daemon and its future children.
 fn attach(node: &Node, trace: &Path) -> Tracer {
     let mut process = Command::new("strace")
         .args(["-f", "-ttt", "-s", "128", "-p", &node.pid().to_string(), "-o"])
@@ -160,7 +160,7 @@ fn detach(mut tracer: Tracer) {
     tracer.process.wait().expect("strace ends");
 }
 
-/// The lines of the trace that begin a call: `PID SECONDS NAME(ARGUMENTS…`.
+/// The lines of the trace that start a call: `PID SECONDS NAME(ARGUMENTS…`.
 fn calls(trace: &Path, daemon: i32) -> Vec<Call> {
     let text = fs::read(trace).expect("a trace");
     let calls: Vec<Call> = String::from_utf8_lossy(&text)

@@ -1,14 +1,14 @@
-//! Times of many runs, in few numbers.
+//! Statistics of durations.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The median and the tail of some runs, in milliseconds.
+/// Median and 99th percentile in milliseconds.
 #[derive(Clone, Copy)]
 pub(crate) struct Percentiles {
-    /// Of half of them.
+    /// Median.
     pub(crate) p50: f64,
-    /// Of all but one in a hundred.
+    /// 99th percentile.
     pub(crate) p99: f64,
 }
 
@@ -22,7 +22,7 @@ impl Percentiles {
         Percentiles { p50: at(0.5), p99: at(0.99) }
     }
 
-    /// Of several series that whose median is in the middle.
+    /// The percentiles of the series whose median is in the middle.
     pub(crate) fn middle(series: &[Vec<Duration>]) -> Percentiles {
         let mut all: Vec<Percentiles> = series.iter().map(|times| Percentiles::of(times)).collect();
         all.sort_by(|one, other| one.p50.total_cmp(&other.p50));
@@ -37,7 +37,7 @@ impl fmt::Display for Percentiles {
     }
 }
 
-/// The one in the middle.
+/// The median.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -1,6 +1,6 @@
-//! The images of critest, made here: nothing is downloaded. All stand on one layer of Debian's busybox, whose shell
-//! runs applets as programs (the static one's does not, so a masked /bin/ls would still list), and the probe under the
-//! names of the programs that Debian's busybox lacks.
+//! The images of critest, built locally without downloads. All have one layer with Debian's busybox, whose
+//! shell executes applets as programs (the static one does not, so a masked /bin/ls would still work), and
+//! the probe with the names of programs that Debian's busybox lacks.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::registry::Registry;
 use serde_json::json;
 
-/// Registries whose images these are.
+/// The registries of these images.
 pub(crate) const REGISTRIES: [&str; 3] = ["registry.k8s.io", "k8s.gcr.io", "gcr.io"];
 
-/// What critest's containers call.
+/// Programs that critest's containers execute.
 const APPLETS: &[&str] = &[
     "sh", "[", "brctl", "cat", "chmod", "dd", "echo", "grep", "hostname", "id", "ip", "ls", "mkdir", "mount",
     "nc", "netstat", "pidof", "ping", "sleep", "stty", "top", "touch", "true",
@@ -23,7 +23,7 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var/www:
                       nobody:x:65534:65534::/home:/bin/false\n";
 const GROUP: &str = "root:x:0:\nwww-data:x:33:\n";
 
-/// Uploads every image that critest names.
+/// Pushes all images that critest uses.
 pub(crate) fn push(registry: &Registry, binaries: &Path, tools: &Path) {
     let probe = image::program(binaries);
     let base = Base { layer: busybox(&probe, &tools.join("busybox")) };
@@ -45,7 +45,7 @@ pub(crate) fn push(registry: &Registry, binaries: &Path, tools: &Path) {
     let setuid =
         Image::of(vec![Layer::new(&[Entry::program("nonewprivs", &probe).mode(0o4755)], Compression::Gzip)]);
     put(setuid.with("Entrypoint", json!(["/nonewprivs"])), &e2e("nonewprivs"), "1.3");
-    // Under two registries: both names lead to the same repository of the mirror.
+    // Names on two registries, which are the same repository of the mirror.
     put(base.marked("pause").with("Cmd", json!(["sleep", "1000000"])), "pause", "3.9");
     put(base.marked("latest"), &cri("test-image-latest"), "latest");
     put(base.marked("tag"), &cri("test-image-tag"), "test");
@@ -83,13 +83,13 @@ impl Base {
         self.image().plus(Layer::new(entries, Compression::Gzip))
     }
 
-    /// The same with one more file, which makes it another image.
+    /// The image with one more file, which changes its ID.
     fn marked(&self, marker: &str) -> Image {
         self.plus(&[Entry::file("marker", marker.as_bytes())])
     }
 }
 
-/// The layer all stand on. Applets are hard links, as in the image that critest expects: a mask on one symbolic link
+/// The common layer. Applets are hard links, as in the image that critest expects: a mask on a symbolic link
 /// would cover them all.
 fn busybox(probe: &[u8], package: &Path) -> Layer {
     let program = package.join("bin/busybox");
@@ -109,7 +109,7 @@ fn busybox(probe: &[u8], package: &Path) -> Layer {
     ];
     entries.extend(APPLETS.iter().map(|applet| Entry::hard_link(&format!("bin/{applet}"), "bin/busybox")));
     entries.extend(["ipcs", "pgrep"].map(|name| Entry::program(&format!("bin/{name}"), probe)));
-    // Debian's program needs Debian's libraries; where the loader is looked for is written in the program.
+    // Debian's program needs Debian's libraries; the path of the dynamic loader is part of the program.
     let (folder, loader) = match ARCHITECTURE {
         "arm64" => ("/lib/aarch64-linux-gnu", "/lib/ld-linux-aarch64.so.1"),
         _ => ("/lib/x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2"),

@@ -1,6 +1,6 @@
-//! The public conformance suite, critest, unmodified, against a node of its own with a registry of its own. Every spec
-//! runs; what cannot pass here is in `expected.toml` with the reason, and one that does pass although it is listed
-//! there fails, too: the list says what is true.
+//! Runs critest, the public CRI conformance suite, unmodified against a node and a registry of its own. All
+//! specs run; those that cannot pass are listed in `expected.toml` with the reason, and a listed one that
+//! passes is a failure, too.
 #![forbid(unsafe_code)]
 
 mod images;
@@ -16,20 +16,21 @@ use coracle_tests::node::{self, Node};
 use coracle_tests::registry::Registry;
 use serde_json::Value;
 
-/// Longest run; 122 specs take two minutes on this kind of machine, and in a guest of `tests/qemu` ten times as long.
+/// Time limit; 122 specs take two minutes on a typical machine, and ten times as long in a guest of
+/// `tests/qemu`.
 const RUN_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Flags of the second run, which is of the streaming specs only: the same ones over WebSocket.
+/// Arguments of the second run: the streaming specs over WebSocket.
 const WEBSOCKET: [&str; 4] =
     ["-websocket-exec", "-websocket-attach", "-websocket-portforward", "-ginkgo.focus=Streaming"];
 
-/// Where Debian's busybox is unpacked; guests have it elsewhere.
+/// Directory of Debian's busybox; guests have another one.
 fn tools() -> PathBuf {
     let usual = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools");
     std::env::var_os("CORACLE_TOOLS_DIR").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
-/// What a spec came to.
+/// Result of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Passed,
@@ -37,7 +38,7 @@ enum State {
     Skipped,
 }
 
-/// Runs critest; gives every selected spec with what it came to and why.
+/// Runs critest; returns the result of each selected spec with its message.
 fn critest(node: &Node, run: &str, flags: &[&str]) -> BTreeMap<String, (State, String)> {
     let report = node.folder().join(format!("critest-{run}.json"));
     let log = node.folder().join(format!("critest-{run}.log"));
@@ -72,7 +73,7 @@ fn spec(report: &Value) -> Option<(String, (State, String))> {
     let why = report["Failure"]["Message"].as_str().unwrap_or_default();
     let state = match report["State"].as_str()? {
         "passed" => State::Passed,
-        // Not selected by the focus, or a benchmark, has no message; one that skipped itself says why.
+        // A spec that is not selected, or a benchmark, has no message; one that skips itself has one.
         "skipped" if why.is_empty() => return None,
         "skipped" => State::Skipped,
         _ => State::Failed,
@@ -80,7 +81,7 @@ fn spec(report: &Value) -> Option<(String, (State, String))> {
     Some((name.join(" "), (state, why.to_owned())))
 }
 
-/// One line of `expected.toml`.
+/// One entry of `expected.toml`.
 struct Expected {
     state: State,
     reason: String,
@@ -102,7 +103,7 @@ fn expected() -> BTreeMap<String, Expected> {
     all
 }
 
-/// Prints what each spec came to and panics on what the list does not hold.
+/// Prints the results and panics if they differ from the list.
 fn judge(specs: &BTreeMap<String, (State, String)>, all_expected: bool) {
     let expected = expected();
     let mut wrong = Vec::new();
@@ -114,7 +115,7 @@ fn judge(specs: &BTreeMap<String, (State, String)>, all_expected: bool) {
             }
             _ if *state == due => {}
             _ => {
-                // gomega prints whole Go structures; what went wrong is at the front.
+                // gomega prints whole Go structures; the error is at the start.
                 let why: String =
                     why.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect();
                 wrong.push(format!("{name}: {state:?}, expected {due:?}: {why}"));
@@ -136,9 +137,10 @@ fn judge(specs: &BTreeMap<String, (State, String)>, all_expected: bool) {
     assert!(wrong.is_empty(), "{} specs are not as expected:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// With `CORACLE_CRITEST_FOCUS=` set, those specs alone whose names match this expression.
+/// With `CORACLE_CRITEST_FOCUS` set, only specs whose names match this expression run.
 ///
-/// Both runs are one test: host ports and host names of the suite are fixed, so two cannot run beside each other.
+/// Both runs are one test, because the host ports and host names of the suite are fixed, so that two runs
+/// cannot be concurrent.
 #[test]
 fn critest_over_spdy_then_streaming_over_websocket() {
     let node = Node::with_bridge();

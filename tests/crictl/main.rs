@@ -1,5 +1,8 @@
-//! The README's walk-through with the crictl that everyone has, unmodified: on the host's network and on a CNI bridge.
+//! The README's walk-through with unmodified crictl, on the host's network and on a CNI bridge.
 #![forbid(unsafe_code)]
+
+mod clients;
+mod prometheus;
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +13,7 @@ use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 use serde_json::{Value, json};
 
-/// Runs crictl against a node; panics with what it said when it fails.
+/// Runs crictl against a node; panics with its output if it fails.
 #[track_caller]
 fn crictl(node: &Node, words: &[&str]) -> String {
     let endpoint = format!("unix://{}", node.socket().display());
@@ -107,4 +110,78 @@ fn unknown_ids_read_well() {
         assert!(!output.status.success() && text.contains("NotFound"), "{command}: {text}");
     }
     node.stop();
+}
+
+/// The words of a table's lines without the age, which may have changed between both.
+fn cells(table: &str) -> Vec<Vec<String>> {
+    let lines = table.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()));
+    let is_age = |cell: &&str| cell.ends_with(" ago");
+    lines.map(|line| line.filter(|cell| !is_age(cell)).map(str::to_owned).collect()).collect()
+}
+
+/// Scripts and eyes that know crictl find the same in the lists of `coracle`.
+#[test]
+fn the_lists_of_coracle_read_as_those_of_crictl() {
+    let stage = coracle_tests::stage::Stage::set();
+    let node = &stage.node;
+    let metadata = stage.pod.metadata.clone().expect("a name");
+    // crictl reads the pod's name from the labels that a kubelet sets.
+    let run = |name: &str, words: &[&str]| {
+        let mut config = stage.config(name, words);
+        config.labels.insert("io.kubernetes.pod.name".to_owned(), metadata.name.clone());
+        config.labels.insert("io.kubernetes.pod.namespace".to_owned(), metadata.namespace.clone());
+        stage.run(&config)
+    };
+    let running = run("runs", &["sleep", "forever"]);
+    let ended = run("ends", &["exit", "3"]);
+    node.exited(&ended);
+    let own = |words: &[&str]| {
+        let output = node.tool(words);
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    for words in [
+        &["pods"][..],
+        &["pods", "--no-trunc"],
+        &["ps"],
+        &["ps", "-a"],
+        &["ps", "-a", "--no-trunc"],
+        &["ps", "--state", "exited"],
+        &["ps", "--latest"],
+        &["images"],
+        &["images", "--no-trunc"],
+    ] {
+        assert_eq!(cells(&own(words)), cells(&crictl(node, words)), "{words:?}");
+    }
+    for words in [&["pods", "-q"][..], &["ps", "-aq"], &["ps", "-q", "--name", "^runs$"]] {
+        assert_eq!(own(words).trim(), crictl(node, words), "{words:?}");
+    }
+    for words in [&["pods", "-o", "json"][..], &["ps", "-a", "-o", "json"]] {
+        let ours: Value = serde_json::from_str(&own(words)).expect("JSON");
+        assert_eq!(ours, json_of(node, words), "{words:?}");
+    }
+    let by_id = |value: &Value| {
+        let mut images = value["images"].as_array().expect("images").clone();
+        images.sort_by_key(|image| image["id"].to_string());
+        images
+    };
+    let ours: Value = serde_json::from_str(&own(&["images", "-o", "json"])).expect("JSON");
+    assert_eq!(by_id(&ours), by_id(&json_of(node, &["images", "-o", "json"])));
+    let head = |table: String| cells(table.lines().next().expect("a heading"));
+    // It clears a terminal first, also where there is none.
+    let theirs = crictl(node, &["stats"]).trim_start_matches("\u{1b}[2J\u{1b}[H").to_owned();
+    assert_eq!(head(own(&["stats", "--seconds", "0"])), head(theirs));
+    let ours: Value = serde_json::from_str(&own(&["stats", "-o", "json", "--seconds", "0"])).expect("JSON");
+    let theirs = json_of(node, &["stats", "-o", "json"]);
+    let (ours, theirs) = (&ours["stats"][0], &theirs["stats"][0]);
+    assert_eq!(ours["attributes"], theirs["attributes"]);
+    assert_eq!(ours["attributes"]["id"], running.as_str());
+    for member in ["cpu", "memory"] {
+        let names =
+            |value: &Value| value[member].as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+        // The rate needs two readings a second apart.
+        let names = |value| names(value).into_iter().filter(|name| name != "psi" && name != "usageNanoCores");
+        assert!(names(ours).eq(names(theirs)), "{member}: {ours} {theirs}");
+    }
+    stage.node.stop();
 }

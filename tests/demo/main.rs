@@ -1,5 +1,5 @@
-//! `make demo`: a pod from nothing to gone, and what it costs. The network that needs no configuration, a scratch root,
-//! an image made on the spot: nothing is downloaded, and nothing is left.
+//! `make demo`: the lifecycle of a pod with its resource usage. Uses the default network, a temporary root
+//! and a generated image, downloads nothing and removes everything.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! `kill -9` of the daemon in thirty moments of a pod's life. Moments are not chosen by place in the code but by time: a
-//! client goes through a pod's life while the daemon is killed after a share of the time that life took undisturbed.
+//! `kill -9` of the daemon at thirty moments of a pod's lifecycle. The moments are fractions of the time that
+//! an undisturbed lifecycle takes, and not places in the code.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec, host_pod, run};
 
-/// How many moments of the life are tried; the number.
+/// Number of moments.
 const MOMENTS: u32 = 30;
 
-/// A pod's whole life; ends quietly at the first call that fails, as a client of a dead daemon does.
+/// The complete lifecycle of a pod; returns the first error, which a killed daemon causes.
 fn live(client: &Cri, image: &str, pod: &PodSandboxConfig) -> Result<(), tonic::Status> {
     let pod_sandbox_id = client.run_pod_sandbox(run(pod))?.pod_sandbox_id;
     let config = container("one", image, &["ticks", "1"], pod);
@@ -30,7 +30,7 @@ fn live(client: &Cri, image: &str, pod: &PodSandboxConfig) -> Result<(), tonic::
 
 fn thirty_moments(mut node: Node, pod_of: fn(&str) -> PodSandboxConfig) {
     let image = node.import_probe();
-    // A bystander that must never notice.
+    // A pod that must not be affected.
     let mut bystander = host_pod("bystander");
     bystander.log_directory = node.log_directory("bystander");
     let bystander_id = node.run_pod(&bystander);
@@ -49,7 +49,7 @@ fn thirty_moments(mut node: Node, pod_of: fn(&str) -> PodSandboxConfig) {
             let name = image.clone();
             let pod = pod.clone();
             scope.spawn(move || live(&client, &name, &pod));
-            // Not a wait for a condition: the passing of time is the test's input.
+            // The duration is the test's input, not a wait for a condition.
             std::thread::sleep(whole * moment / MOMENTS + Duration::from_micros(137 * u64::from(moment)));
             node.kill9();
         });
@@ -58,7 +58,7 @@ fn thirty_moments(mut node: Node, pod_of: fn(&str) -> PodSandboxConfig) {
         let seen = containers.iter().find(|container| container.id == watch).expect("the bystander is known");
         assert_eq!(seen.state(), ContainerState::ContainerRunning, "moment {moment}");
         assert_eq!((node.container_pid(&watch), host::start_time(pid)), (pid, born), "moment {moment}");
-        // Whatever was half done ends whole or is undone: the client's retry lives its life to the end.
+        // Unfinished operations are completed or undone: the client's retry succeeds.
         let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
         for other in pods.into_iter().filter(|pod| pod.id != bystander_id) {
             node.remove_pod(&other.id);
@@ -77,22 +77,22 @@ fn thirty_moments(mut node: Node, pod_of: fn(&str) -> PodSandboxConfig) {
 }
 
 #[test]
-fn thirty_moments_on_the_hosts_network() {
+fn kill_at_thirty_moments_on_the_hosts_network() {
     thirty_moments(Node::start(), host_pod);
 }
 
 #[test]
-fn thirty_moments_on_the_bridge() {
+fn kill_at_thirty_moments_on_the_bridge() {
     thirty_moments(Node::with_bridge(), bridge_pod);
 }
 
 #[test]
-fn thirty_moments_on_the_default_network() {
+fn kill_at_thirty_moments_on_the_default_network() {
     thirty_moments(Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() }), bridge_pod);
 }
 
 #[test]
-fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
+fn an_exit_while_the_daemon_is_down_is_reported_afterwards() {
     let mut node = Node::start();
     let image = node.import_probe();
     let mut pod = host_pod("meanwhile");
@@ -105,7 +105,8 @@ fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
     node.kill9();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM)
         .expect("root may");
-    // Ended is not yet noted: the monitor takes the time when it reaps it, and then sleeps again.
+    // Waits until the exit is recorded: the monitor determines the time when it reaps the process, and then
+    // sleeps.
     let monitor = node.monitors()[0].pid;
     host::wait_until("it ends, and its monitor knows", || {
         let state = std::fs::read_to_string(format!("/proc/{monitor}/stat")).expect("the monitor lives");
@@ -121,7 +122,7 @@ fn an_exit_while_the_daemon_is_dead_is_known_afterwards() {
 }
 
 #[test]
-fn a_dead_monitor_is_a_pod_that_is_not_ready() {
+fn a_pod_whose_monitor_died_is_not_ready() {
     let node = Node::start();
     let image = node.import_probe();
     let pod = host_pod("headless");

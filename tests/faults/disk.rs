@@ -1,4 +1,4 @@
-//! Disks that are full or read-only. A tmpfs of few mebibytes is the disk; it lies under `--root` only.
+//! Full and read-only disks: a tmpfs of a few mebibytes below `--root`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,15 +11,15 @@ use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{container, exec, fresh, host_pod, run};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-/// A small file system of its own; unmounted when dropped, whatever happened.
+/// A small file system; unmounted on drop.
 pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    fn new(mebibytes: u32) -> SmallDisk {
+    pub(crate) fn new(mebibytes: u32) -> SmallDisk {
         SmallDisk::with(&format!("size={mebibytes}m"))
     }
 
-    /// With limits as tmpfs(5) has them.
+    /// Creates one with limits in the format of tmpfs(5).
     pub(crate) fn with(limits: &str) -> SmallDisk {
         host::require_root();
         let place = PathBuf::from(format!("/var/tmp/coracle-tests/disk-{}-{}", std::process::id(), fresh()));
@@ -32,13 +32,13 @@ impl SmallDisk {
         &self.0
     }
 
-    fn read_only(&self, is: bool) {
+    pub(crate) fn read_only(&self, is: bool) {
         let flags = if is { MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY } else { MsFlags::MS_REMOUNT };
         mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).expect("remount");
     }
 
-    /// Fills it to the last byte.
-    fn fill(&self) {
+    /// Fills it completely.
+    pub(crate) fn fill(&self) {
         let mut bytes = 1 << 20;
         let file = fs::File::create(self.0.join("filler")).expect("a file");
         let mut file = std::io::BufWriter::with_capacity(0, file);
@@ -52,18 +52,18 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // A test that failed may have left something in it: the mount goes all the same.
+        // A failed test may have left files in it: it is detached.
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-fn on(disk: &SmallDisk) -> Node {
+pub(crate) fn on(disk: &SmallDisk) -> Node {
     Node::with(Options { root: Some(disk.0.join("root")), ..Options::default() })
 }
 
 #[test]
-fn a_full_disk_refuses_new_pods_and_keeps_old_ones() {
+fn new_pods_are_refused_on_a_full_disk_and_old_ones_keep_running() {
     let disk = SmallDisk::new(24);
     let node = on(&disk);
     let image = node.import_probe();
@@ -85,7 +85,7 @@ fn a_full_disk_refuses_new_pods_and_keeps_old_ones() {
 }
 
 #[test]
-fn a_read_only_root_refuses_and_serves_again_when_it_is_writable() {
+fn new_pods_are_refused_while_the_root_is_read_only() {
     let disk = SmallDisk::new(24);
     let node = on(&disk);
     disk.read_only(true);
@@ -99,10 +99,10 @@ fn a_read_only_root_refuses_and_serves_again_when_it_is_writable() {
     node.stop();
 }
 
-/// Something of a removed container cannot be deleted for a while: here a mount in it. Without the fix RemoveContainer fails once, and
-/// the tree stays below ROOT/garbage until the next daemon starts.
+/// A part of a removed container cannot be deleted at first: here because of a mount. Regression:
+/// RemoveContainer failed once, and the tree stayed below ROOT/garbage until the next start.
 #[test]
-fn what_cannot_be_deleted_for_a_while_is_deleted_later() {
+fn a_failed_removal_is_retried_until_it_succeeds() {
     let node = Node::start();
     let image = node.import_probe();
     let pod = host_pod("busy");
@@ -123,9 +123,9 @@ fn what_cannot_be_deleted_for_a_while_is_deleted_later() {
     node.stop();
 }
 
-/// Without the fix the daemon does not start: "set mode of ROOT/images: read-only file system".
+/// Regression: the daemon did not start: "set mode of ROOT/images: read-only file system".
 #[test]
-fn a_daemon_starts_on_a_read_only_root_and_serves_what_runs() {
+fn a_daemon_starts_on_a_read_only_root_and_serves_running_pods() {
     let disk = SmallDisk::new(24);
     let mut node = on(&disk);
     let image = node.import_probe();

@@ -1,6 +1,7 @@
-//! What others control may never answer: a network file system whose server is gone, a FIFO where a file is expected (finding 10
-//! in docs/security.md). The call that names it ends with an error that names it, too; every other call is answered meanwhile.
-//! Without the fix each of these tests leaves the daemon in an open or a stat for ever.
+//! File systems and files that do not respond: a network file system without its server, a FIFO instead of a
+//! file (finding 10 in docs/security.md). The affected call fails with an error that names the path; all
+//! other calls are answered meanwhile. Regression: in each of these tests the daemon blocked in open or stat
+//! for ever.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,14 +19,14 @@ use coracle_tests::stage::Stage;
 use nix::sys::stat::Mode;
 use tonic::{Code, Status};
 
-/// How long a path may take to answer, as documented, and what the machine may add to it.
+/// The documented time limit for a path, and the tolerance of the machine.
 const LIMIT: Duration = Duration::from_secs(10);
 const OVERTIME: Duration = Duration::from_secs(12);
 
-/// What a call of another pod may take beside one that hangs; on a machine that tests in parallel.
+/// Maximum time of another pod's call meanwhile, on a machine with concurrent tests.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Asks until `is_over`: each answer comes soon, whatever else hangs.
+/// Makes calls until `is_over`; each must be answered soon.
 fn others_are_answered(client: &Cri, container_id: &str, is_over: impl Fn() -> bool) {
     while !is_over() {
         let begin = Instant::now();
@@ -37,7 +38,7 @@ fn others_are_answered(client: &Cri, container_id: &str, is_over: impl Fn() -> b
     }
 }
 
-/// Makes calls at once, beside those of others; their answers.
+/// Makes calls concurrently with those of others; returns their answers.
 fn beside_others<T: Send>(
     stage: &Stage,
     bystander: &str,
@@ -83,10 +84,10 @@ fn creating(stage: &Stage, config: &ContainerConfig) -> CreateCall {
     Box::new(move |client| client.create_container(request).map(|made| made.container_id))
 }
 
-/// Everything of a container that can lie on a file system: volumes, devices, the profile. They hang side by side; the fourth look
-/// at one path is refused at once; when the file system answers again, so does a retry.
+/// All host paths of a container: volumes, devices, the profile. They block concurrently; a fourth access to
+/// one path is refused at once; when the file system responds again, a retry succeeds.
 #[test]
-fn a_file_system_that_does_not_answer_costs_only_the_call_that_needs_it() {
+fn an_unresponsive_file_system_affects_only_calls_that_use_it() {
     let stage = Stage::set();
     let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
     let mute = MuteFs::mount(&stage.node.folder().join("mute"));
@@ -114,7 +115,7 @@ fn a_file_system_that_does_not_answer_costs_only_the_call_that_needs_it() {
     for ((path, _), (answer, took)) in configs.iter().zip(answers) {
         assert_in_time(&answer.expect_err(path), took, path);
     }
-    // Three workers hang on this path: no further one is started, and nobody waits.
+    // Three workers are blocked on this path: no further one is started, and the call fails at once.
     let begin = Instant::now();
     let request = create(&stage.pod_id, &configs[3].1, &stage.pod);
     let refused = stage.node.create_container(request.clone()).expect_err("it still hangs");
@@ -125,7 +126,7 @@ fn a_file_system_that_does_not_answer_costs_only_the_call_that_needs_it() {
     host::wait_until("the workers end with their answers", || stage.node.workers().is_empty());
     let id = stage.node.create_container(request).expect("the retry").container_id;
     stage.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
-    // A volume that dies below a running container does not hold its end up.
+    // A volume that stops responding does not prevent the container's end.
     mute.fall_silent();
     stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
     stage.node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
@@ -134,9 +135,10 @@ fn a_file_system_that_does_not_answer_costs_only_the_call_that_needs_it() {
     stage.node.stop();
 }
 
-/// A volume that dies between create and start: nothing has been tried, so the same start comes again.
+/// A volume that stops responding between create and start: nothing was started, so the same start can be
+/// repeated.
 #[test]
-fn a_start_on_a_file_system_that_does_not_answer_can_be_tried_again() {
+fn a_start_on_an_unresponsive_file_system_can_be_retried() {
     let stage = Stage::set();
     let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
     let mute = MuteFs::mount(&stage.node.folder().join("mute"));
@@ -156,9 +158,9 @@ fn a_start_on_a_file_system_that_does_not_answer_can_be_tried_again() {
     stage.node.stop();
 }
 
-/// The directory of logs is the kubelet's, and may be on any file system.
+/// The log directory belongs to the kubelet and may be on any file system.
 #[test]
-fn a_log_directory_that_does_not_answer_fails_the_start() {
+fn an_unresponsive_log_directory_fails_the_start() {
     let stage = Stage::set();
     let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
     let mute = MuteFs::mount(&stage.node.folder().join("mute"));
@@ -186,7 +188,7 @@ fn make_fifo(path: &Path) {
     nix::unistd::mkfifo(path, Mode::S_IRWXU).expect("a FIFO");
 }
 
-/// Whoever may write in a directory of logs can put a FIFO there.
+/// A user who can write to a log directory can create a FIFO there.
 #[test]
 fn a_fifo_in_place_of_a_log_is_refused() {
     let stage = Stage::set();
@@ -203,7 +205,7 @@ fn a_fifo_in_place_of_a_log_is_refused() {
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains(&format!("{}: is a FIFO", path.display())), "{refused}");
     assert!(took < ANSWER);
-    // In place of the new file of a rotation: the old one stays in use.
+    // Instead of the new file of a rotation: the old one stays in use.
     let old = format!("{log}.old");
     std::fs::rename(&log, &old).expect("as the kubelet rotates");
     make_fifo(Path::new(&log));
@@ -220,7 +222,7 @@ fn a_fifo_in_place_of_a_log_is_refused() {
 }
 
 #[test]
-fn a_profile_that_is_no_file_or_too_long_is_refused() {
+fn a_profile_that_is_not_a_file_or_too_long_is_refused() {
     let stage = Stage::set();
     let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
     let fifo = stage.node.folder().join("profiles/fifo.json");

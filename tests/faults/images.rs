@@ -1,6 +1,6 @@
-//! The store under faults: `kill -9` of the daemon, its workers and the processes that read archives, at random points of
-//! pulls, imports and removals; disks without room for bytes, or for files. Afterwards every image is whole or absent, and
-//! nothing is left of what was begun.
+//! Faults of the image store: `kill -9` of the daemon, its workers and the processes that parse archives, at
+//! random points of pulls, imports and removals; disks without free bytes or inodes. Afterwards every image
+//! is complete or absent, and no temporary data remains.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,10 +20,10 @@ use nix::unistd::Pid;
 
 use crate::disk::SmallDisk;
 
-/// The number.
+/// Number of points.
 const POINTS: u32 = 50;
 
-/// A generator with a seed that is printed: `CORACLE_SEED` gives it back.
+/// A random generator; its seed is printed and can be set with `CORACLE_SEED`.
 struct Random(u64);
 
 impl Random {
@@ -44,7 +44,7 @@ impl Random {
     }
 }
 
-/// Three layers, the lowest of which both images have.
+/// Two images with three layers each, of which the lowest one is shared.
 fn images(node: &Node) -> [Image; 2] {
     let noise = |seed: u8| {
         (0..600_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8 ^ seed).collect::<Vec<u8>>()
@@ -76,12 +76,12 @@ fn names(node: &Node, folder: &str) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Layers and what is on its way to be one; not the directory of links that mounts use.
+/// Layers and temporary directories, without the directory of mount links.
 fn layers(node: &Node) -> Vec<String> {
     names(node, "layers").into_iter().filter(|name| name != "l").collect()
 }
 
-/// Every image that is listed verifies, to the byte; where none is, the store is as empty as it was.
+/// Verifies all listed images byte by byte; if there are none, the store must be empty.
 #[track_caller]
 fn assert_whole_or_absent(node: &Node, what: &str) {
     wait_until("workers have ended", || node.workers().is_empty());
@@ -107,26 +107,26 @@ fn assert_whole_or_absent(node: &Node, what: &str) {
     assert_eq!(names(node, "images/users").len(), listed.len(), "{what}");
 }
 
-/// Whom to kill: the daemon, one of its workers, or one of their children.
+/// Chooses the process to kill: the daemon, one of its workers, or one of their children.
 fn victim(node: &Node, random: &mut Random) -> Option<i32> {
     let workers: Vec<i32> = node.workers().iter().map(|worker| worker.pid).collect();
     match random.below(3) {
         0 => None,
         1 => workers.first().copied().or(None),
         _ => {
-            let inmates =
-                host::processes("coracle-worker\0inmate").into_iter().chain(host::processes("inmate "));
+            let children =
+                host::processes("coracle-worker\0confined").into_iter().chain(host::processes("confined "));
             let is_ours = |pid: i32| {
                 let parent = host::proc_value(pid, "status", "PPid").unwrap_or(0);
                 workers.iter().any(|worker| *worker as u64 == parent)
             };
-            inmates.map(|process| process.pid).find(|pid| is_ours(*pid)).or(workers.first().copied())
+            children.map(|process| process.pid).find(|pid| is_ours(*pid)).or(workers.first().copied())
         }
     }
 }
 
 #[test]
-fn fifty_points_of_pulls_imports_and_removals() {
+fn the_store_is_consistent_after_kills_at_fifty_random_points() {
     let mut random = Random::new();
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
@@ -140,7 +140,7 @@ fn fifty_points_of_pulls_imports_and_removals() {
     });
     let pulled = [0, 1].map(|number| registry.name("points", &number.to_string()));
     let imported = [0, 1].map(|number| format!("localhost/points:{number}"));
-    // How long each of them takes undisturbed says where the points are.
+    // The duration of undisturbed operations determines the points.
     let begin = Instant::now();
     node.pull_image(pull(&pulled[0])).expect("undisturbed");
     let whole = begin.elapsed().max(Duration::from_millis(20));
@@ -157,12 +157,12 @@ fn fifty_points_of_pulls_imports_and_removals() {
         std::thread::scope(|scope| {
             let (pulled, file, node) = (&pulled[number], &files[number], &node);
             scope.spawn(move || match kind {
-                // What comes of it is looked at afterwards.
+                // The result is checked afterwards.
                 0 => drop(client.pull_image(pull(pulled))),
                 1 => drop(node.image_command(&["import", &file.display().to_string()])),
                 _ => drop(remove(&client, pulled)),
             });
-            // Not a wait for a condition: the passing of time is the test's input.
+            // The duration is the test's input, not a wait for a condition.
             std::thread::sleep(after);
             let target = victim(node, &mut random).unwrap_or(node.pid());
             // It may have ended by itself.
@@ -170,7 +170,7 @@ fn fifty_points_of_pulls_imports_and_removals() {
         });
         node.restart();
         assert_whole_or_absent(&node, &what);
-        // The next try works, whatever was left; and now and then everything goes.
+        // The next attempt succeeds, whatever was left; sometimes everything is removed.
         node.pull_image(pull(&pulled[number])).unwrap_or_else(|error| panic!("{what}, again: {error}"));
         assert!(is_there(&node, &pulled[number]), "{what}");
         if random.below(2) == 0 {
@@ -183,10 +183,10 @@ fn fifty_points_of_pulls_imports_and_removals() {
     node.stop();
 }
 
-/// Disks of every size up to one that is enough, in bytes and in inodes: each refusal says what is missing, and leaves the
-/// disk as it was.
+/// Disks of increasing size in bytes and in inodes: each error names what is missing, and the disk is as
+/// empty as before.
 #[test]
-fn disks_without_room_for_bytes_or_files_are_left_clean() {
+fn failed_pulls_on_full_disks_leave_no_files() {
     let fixture = Node::start();
     let registry = Registry::start(fixture.folder());
     let image = &images(&fixture)[0];
@@ -235,9 +235,9 @@ fn disks_without_room_for_bytes_or_files_are_left_clean() {
     fixture.stop();
 }
 
-/// A metered link does not pay for what has no place to go.
+/// An image that cannot fit is refused before the download, which may be expensive.
 #[test]
-fn what_cannot_fit_is_not_downloaded() {
+fn an_image_that_cannot_fit_is_not_downloaded() {
     let fixture = Node::start();
     let registry = Registry::start(fixture.folder());
     let image = &images(&fixture)[0];

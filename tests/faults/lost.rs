@@ -1,5 +1,6 @@
-//! What a start of the daemon cannot read: something that is gone for good ends what belonged to it, and an error that passes ends
-//! nothing. A container that runs is listed or ended, or a condition in Status tells of it while it is tried again.
+//! Files that the daemon cannot read at its start: if they are lost, their processes are ended; a temporary
+//! error ends nothing. Each running container is listed or ended, or a condition in Status reports it while
+//! the daemon retries.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::request::{container, exec, host_pod, image_spec};
 
-/// A pod with a container that runs.
+/// A pod with a running container.
 struct Life {
     pod_id: String,
     id: String,
@@ -46,17 +47,17 @@ impl Life {
     }
 }
 
-/// The condition that tells of pods which are not wholly known: whether all are, and the message.
-fn recovered(node: &Node) -> (bool, String) {
+/// The condition for pods whose state is unknown: whether all are known, and the message.
+pub(crate) fn recovered(node: &Node) -> (bool, String) {
     let status = node.status(StatusRequest::default()).expect("status").status.expect("a status");
     let condition = status.conditions.into_iter().find(|condition| condition.r#type == "PodsRecovered");
     let condition = condition.expect("the condition");
     (condition.status, condition.message)
 }
 
-/// Without the fix the container runs on, in no list, also after its pod was stopped and removed.
+/// Regression: the container continued to run unlisted, even after its pod was stopped and removed.
 #[test]
-fn what_runs_without_a_record_is_ended() {
+fn running_containers_without_a_record_are_ended() {
     type Place = fn(&Path, &str) -> PathBuf;
     type Put = fn(&Path);
     let places: [(&str, Place, Put); 5] = [
@@ -102,9 +103,10 @@ fn what_runs_without_a_record_is_ended() {
     node.stop();
 }
 
-/// The pod is stopped while nobody lists what runs in it: the record went away from under a daemon that was to read it again.
+/// The pod is stopped while its container is unlisted: the record was removed while the daemon was retrying
+/// to read it.
 #[test]
-fn stopping_a_pod_ends_what_is_not_listed_either() {
+fn stopping_a_pod_ends_unlisted_containers() {
     let mut node = Node::start();
     let image = node.import_probe();
     let life = Life::begin(&node, &image, "unread");
@@ -120,20 +122,20 @@ fn stopping_a_pod_ends_what_is_not_listed_either() {
     node.stop();
 }
 
-/// Without the fix the pod or the container is killed and set aside.
+/// Regression: the pod or the container was killed and quarantined.
 #[test]
-fn a_record_that_cannot_be_read_for_a_while_costs_nothing() {
+fn a_temporary_read_error_of_a_record_ends_nothing() {
     type Place = fn(&Path, &str) -> PathBuf;
     let places: [(&str, Place); 3] = [
         ("pod", |pod, _| pod.join("record")),
         ("container", |pod, id| pod.join("containers").join(id).join("record")),
-        // A link to itself: ELOOP.
+        // A symbolic link to itself: ELOOP.
         ("list", |pod, _| pod.join("containers")),
     ];
     for (what, place) in places {
         let mut node = Node::start();
         let witness = Life::begin(&node, &node.import_probe(), "witness");
-        // Of layers that nobody else needs.
+        // An image whose layers no other image has.
         let image = "localhost/only-here:1".to_owned();
         let archive = Image::probe(&node.probe(), "only here").oci_archive(&image);
         node.try_import(&archive).expect("import");
@@ -152,7 +154,7 @@ fn a_record_that_cannot_be_read_for_a_while_costs_nothing() {
         let (is_recovered, message) = recovered(&node);
         assert!(!is_recovered && message.contains("1 pods"), "{what}: {message}");
         assert!(!node.root().join("quarantine").exists(), "{what}: set aside");
-        // Nobody knows what its image is: all layers stay.
+        // The layers of its image are unknown: all layers are kept.
         let remove = RemoveImageRequest { image: Some(image_spec(&image)) };
         node.remove_image(remove).expect("remove the image");
         match what {
@@ -171,13 +173,14 @@ fn a_record_that_cannot_be_read_for_a_while_costs_nothing() {
     }
 }
 
-/// How many pods run, and how many descriptors the next daemon has: too few for all of them.
+/// Number of pods, and number of descriptors of the next daemon: too few for all pods.
 const PODS: usize = 20;
 const DESCRIPTORS: u32 = 110;
 
-/// Without the fix about half of the containers are killed: "the pod's monitor is gone: no file descriptors available".
+/// Regression: about half of the containers were killed: "the pod's monitor is gone: no file descriptors
+/// available".
 #[test]
-fn a_daemon_with_too_few_descriptors_keeps_all_that_runs() {
+fn a_daemon_with_too_few_descriptors_keeps_all_containers() {
     let mut node = Node::start();
     let image = node.import_probe();
     let lives: Vec<_> = (0..PODS).map(|number| Life::begin(&node, &image, &format!("pod{number}"))).collect();
@@ -192,7 +195,7 @@ fn a_daemon_with_too_few_descriptors_keeps_all_that_runs() {
     let serves = |life: &&Life| node.exec_sync(exec(&life.id, &["true"], 5)).is_ok();
     let (served, others): (Vec<&Life>, Vec<&Life>) = lives.iter().partition(serves);
     assert!(!served.is_empty() && !others.is_empty(), "{} of {PODS} are served", served.len());
-    // Room for others: what the start left out is taken up.
+    // With free descriptors the remaining pods are recovered.
     for life in &served {
         node.remove_pod(&life.pod_id);
     }

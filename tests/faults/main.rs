@@ -1,11 +1,16 @@
-//! Faults: the daemon killed at any moment, records damaged, disks full or read-only, clients that vanish. In each, other
-//! pods are not disturbed, nothing leaks, and the next daemon knows the truth.
+//! Fault injection: the daemon is killed at any moment, records are damaged, disks are full or read-only,
+//! clients disconnect. In each case other pods are not affected, no object leaks, and the next daemon has the
+//! correct state.
 #![forbid(unsafe_code)]
 
+mod broken_nodes;
+mod compared;
 mod crash;
 mod disk;
 mod hang;
 mod images;
+mod inject;
+mod limits;
 mod lost;
 mod monitors;
 mod records;

@@ -1,15 +1,20 @@
-//! What goes wrong between the daemon and a monitor that lives: the pod and its containers go on.
+//! Failures between the daemon and a running monitor: the pod and its containers continue.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
-use coracle_tests::cri::proto::{ContainerState, PodSandboxState, PodSandboxStatusRequest};
+use coracle_tests::cri::proto::{
+    ContainerState, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
+};
 use coracle_tests::host;
 use coracle_tests::node::Node;
 use coracle_tests::request::{container, exec, host_pod};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
+
+use crate::lost::recovered;
 
 fn is_ready(node: &Node, pod_id: &str) -> bool {
     let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.to_owned(), verbose: false };
@@ -26,9 +31,9 @@ fn limit_files(pid: i32, limit: u64) {
     assert!(set.success(), "the limit of {pid}");
 }
 
-/// Without the fix the monitor ends the connection, and the daemon kills the pod for that.
+/// Regression: the monitor closed the connection, and the daemon then killed the pod.
 #[test]
-fn a_monitor_without_a_free_descriptor_refuses_and_goes_on() {
+fn a_monitor_without_free_descriptors_refuses_requests_and_continues() {
     let node = Node::start();
     let image = node.import_probe();
     let pod = host_pod("full");
@@ -46,9 +51,9 @@ fn a_monitor_without_a_free_descriptor_refuses_and_goes_on() {
     node.stop();
 }
 
-/// Without the fix the end of the connection is taken for the end of the monitor, and the pod is killed.
+/// Regression: the end of the connection was treated as the end of the monitor, and the pod was killed.
 #[test]
-fn a_connection_that_is_lost_is_made_again() {
+fn a_lost_connection_to_a_monitor_is_restored() {
     let node = Node::start();
     let image = node.import_probe();
     let pod = host_pod("cut");
@@ -57,7 +62,7 @@ fn a_connection_that_is_lost_is_made_again() {
     let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
     let (pid, monitor) = (node.container_pid(&id), node.monitors()[0].pid);
     let ends_pid = node.container_pid(&ends);
-    // A monitor has one daemon: the newest connection. Its path is longer than a socket's may be.
+    // A monitor has one daemon: the newest connection. Its path is longer than the maximum for a socket.
     let directory = File::open(node.state().join("pods").join(&pod_id)).expect("the pod's state");
     let place = format!("/proc/self/fd/{}/monitor.sock", directory.as_raw_fd());
     let place = UnixAddr::new(place.as_str()).expect("a path");
@@ -65,7 +70,7 @@ fn a_connection_that_is_lost_is_made_again() {
         let other =
             socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
         connect(other.as_raw_fd(), &place).expect("the monitor listens");
-        // Again each time: it is dead from the first on.
+        // Repeated; the process is dead after the first signal.
         let _ = kill(Pid::from_raw(ends_pid), Signal::SIGKILL);
         host::wait_until("the connection is made again", || node.exec_sync(exec(&id, &["true"], 5)).is_ok());
     }
@@ -74,5 +79,79 @@ fn a_connection_that_is_lost_is_made_again() {
     assert_eq!(node.container_pid(&id), pid);
     assert_eq!(node.monitors()[0].pid, monitor);
     node.remove_pod(&pod_id);
+    node.stop();
+}
+
+/// How soon a daemon has to serve whose monitors do not answer; on a machine that tests in parallel.
+const SERVES: Duration = Duration::from_secs(4);
+
+/// Earlier builds took the silence for the end of the monitor and killed the pod.
+#[test]
+fn a_daemon_starts_while_a_monitor_is_stopped() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let lives: Vec<_> = ["held", "other"]
+        .into_iter()
+        .map(|name| {
+            let pod = host_pod(name);
+            let pod_id = node.run_pod(&pod);
+            let id =
+                node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+            let pid = node.container_pid(&id);
+            (pod_id, id, pid)
+        })
+        .collect();
+    let [(held_pod, held, held_pid), (_, other, other_pid)] = &lives[..] else { panic!("two") };
+    let monitor = host::proc_value(*held_pid, "status", "PPid").expect("its parent is the monitor") as i32;
+    node.kill9();
+    let signal = |signal| kill(Pid::from_raw(monitor), signal).expect("the monitor lives");
+    signal(Signal::SIGSTOP);
+    let begun = Instant::now();
+    node.launch();
+    assert!(begun.elapsed() < SERVES, "{:?}", begun.elapsed());
+    let (is_recovered, message) = recovered(&node);
+    assert!(!is_recovered && message.contains(&held_pod[..13]), "{message}");
+    for (id, pid) in [(held, held_pid), (other, other_pid)] {
+        assert_eq!(node.container(id).state(), ContainerState::ContainerRunning);
+        assert_eq!(node.container_pid(id), *pid, "as the kernel shows it");
+    }
+    assert!(is_ready(&node, held_pod));
+    node.exec_sync(exec(other, &["true"], 5)).expect("the other pod is served");
+    let stop = StopContainerRequest { container_id: held.clone(), timeout: 5 };
+    let begun = Instant::now();
+    let refused = [node.exec_sync(exec(held, &["true"], 5)).map(drop), node.stop_container(stop).map(drop)];
+    for refused in refused {
+        let refused = refused.expect_err("its monitor does not answer");
+        assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
+        assert!(refused.message().contains(&held_pod[..13]), "{refused}");
+    }
+    assert!(begun.elapsed() < SERVES, "{:?}", begun.elapsed());
+    // More tries than its socket holds connections.
+    std::thread::sleep(Duration::from_secs(20));
+    assert!(host::is_alive(*held_pid) && host::is_alive(*other_pid), "{}", node.log());
+    signal(Signal::SIGCONT);
+    host::wait_until("the pod is adopted", || recovered(&node).0);
+    node.exec_sync(exec(held, &["true"], 5)).expect("it is served again");
+    assert_eq!(
+        (node.container(held).state(), node.container_pid(held)),
+        (ContainerState::ContainerRunning, *held_pid)
+    );
+    node.stop();
+}
+
+/// A pod whose monitor does not answer can be removed all the same.
+#[test]
+fn a_pod_whose_monitor_is_stopped_can_be_removed() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("held");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let pid = node.container_pid(&id);
+    kill(Pid::from_raw(node.monitors()[0].pid), Signal::SIGSTOP).expect("the monitor lives");
+    node.restart();
+    node.remove_pod(&pod_id);
+    assert!(!host::is_alive(pid));
+    host::wait_until("it is no longer asked for", || recovered(&node).0);
     node.stop();
 }

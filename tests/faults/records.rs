@@ -1,4 +1,5 @@
-//! Records that are damaged while the daemon is away: each costs its own pod, visibly, and nothing else.
+//! Records that are damaged while the daemon is not running: each affects only its own pod, which is
+//! reported.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{ContainerState, ListPodSandboxRequest, PortMapping};
-use coracle_tests::node::Node;
+use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::free_address;
-use coracle_tests::request::{bridge_pod, container, host_pod};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod};
 
-/// Regular files of a pod's record: its own file, or everything in its folder that is not a layer.
+/// Regular files of a pod's record: its own file, or all files in its directory except layers.
 fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
     let place = root.join("pods");
     let mut found = Vec::new();
@@ -30,7 +31,7 @@ fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_damaged_record_costs_one_pod_and_is_kept_aside() {
+fn a_damaged_record_affects_one_pod_and_is_quarantined() {
     type Damage = fn(&[u8]) -> Vec<u8>;
     let damages: [(&str, Damage); 4] = [
         ("empty", |_| Vec::new()),
@@ -77,10 +78,10 @@ fn a_damaged_record_costs_one_pod_and_is_kept_aside() {
     }
 }
 
-/// Without the fix the lease and the rules of the pod that was set aside stay for ever: whoever asks for its port of the node is sent
-/// to an address that nobody has, also once the pod is made again.
+/// Regression: the lease and the rules of the quarantined pod stayed for ever, so connections to its host
+/// port were sent to an unused address, even after the pod was created again.
 #[test]
-fn the_network_of_a_pod_whose_record_is_damaged_is_undone() {
+fn the_network_of_a_pod_with_a_damaged_record_is_removed() {
     let mut node = Node::with_bridge();
     let port = free_address().port();
     let mut pod = bridge_pod("victim");
@@ -100,5 +101,37 @@ fn the_network_of_a_pod_whose_record_is_damaged_is_undone() {
     assert_eq!(node.leases().len(), 2);
     node.remove_pod(&again);
     node.remove_pod(&witness_id);
+    node.stop();
+}
+
+/// A pod that another release attached, with an option that this one does not know, can be removed: its lease, rules and link are
+/// found by its id. Without the fix StopPodSandbox failed for ever ("is not built in").
+#[test]
+fn a_pod_of_another_releases_network_can_be_removed() {
+    let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    let port = free_address().port();
+    let mut pod = bridge_pod("other");
+    pod.port_mappings =
+        vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
+    let id = node.run_pod(&pod);
+    node.kill9();
+    for file in records(node.root(), &id).into_iter().filter(|path| path.ends_with("record")) {
+        let mut bytes = fs::read(&file).expect("a record");
+        let (known, unknown) = (b"linkLocal", b"linkOther");
+        let at = bytes.windows(known.len()).position(|window| window == known).expect("the option");
+        bytes[at..at + unknown.len()].copy_from_slice(unknown);
+        let body = bytes.len() - 4;
+        let mut crc = flate2::Crc::new();
+        crc.update(&bytes[..body]);
+        bytes[body..].copy_from_slice(&crc.sum().to_le_bytes());
+        fs::write(file, bytes).expect("our file");
+    }
+    node.launch();
+    assert_eq!(node.leases().len(), 1, "{:?}", node.leases());
+    node.remove_pod(&id);
+    assert!(node.leases().is_empty(), "{:?}\n{}", node.leases(), node.log());
+    let asked = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(2));
+    assert_eq!(asked.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused, "a rule is left");
+    assert!(node.log().contains("detached by the pod's id alone"), "{}", node.log());
     node.stop();
 }

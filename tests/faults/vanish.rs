@@ -1,4 +1,4 @@
-//! Clients that vanish in the middle of a call: what they asked for ends whole, or wholly undone, and lists tell which.
+//! Clients that disconnect during a call: the operation is completed or undone, and lists show the result.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, container, run};
 use coracle_tests::stage::Stage;
 
-/// After how much time the client hangs up, in microseconds: before, during and after everything a pod needs.
+/// When the client disconnects, in microseconds: before, during and after all steps of a pod.
 const PATIENCE_MICROSECONDS: [u64; 12] =
     [1, 100, 500, 1000, 2000, 4000, 8000, 12_000, 20_000, 40_000, 80_000, 160_000];
 
 #[test]
-fn the_retry_gets_the_pod_and_there_is_only_one() {
+fn a_retry_returns_the_pod_of_the_first_request() {
     let node = Node::with_bridge();
     for microseconds in PATIENCE_MICROSECONDS {
         let pod = bridge_pod(&format!("gone{microseconds}"));
         let answer = node.another().abandon(run(&pod), Duration::from_micros(microseconds));
-        // An answer that came is no lost one, and needs no retry.
+        // If the answer was received, no retry is needed.
         let id = match answer {
             Some(first) => first.expect("run").pod_sandbox_id,
             None => node.run_pod(&pod),
@@ -36,30 +36,31 @@ fn the_retry_gets_the_pod_and_there_is_only_one() {
 }
 
 #[test]
-fn a_pod_nobody_asked_for_again_can_be_found_and_removed() {
+fn a_pod_without_a_retry_is_listed_and_can_be_removed() {
     let node = Node::with_bridge();
     let pod = bridge_pod("forgotten");
     node.another().abandon(run(&pod), Duration::from_millis(3));
     let settled = || {
         let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
-        // Whole and listed, or undone.
+        // Created and listed, or undone.
         !pods.is_empty() || node.rests().is_empty()
     };
     host::wait_until("it is one or the other", settled);
     node.stop();
 }
 
-/// How many starts lose their client, and when: 0.2 to 6 ms after the request.
+/// Number of starts whose client disconnects 0.2 to 6 ms after the request.
 const STARTS: u64 = 50;
 
 fn patience(number: u64) -> Duration {
     Duration::from_micros(200 + number * 5800 / STARTS)
 }
 
-/// A start goes on without its client. Where it was cancelled with the call, most containers ran and were listed as
-/// created, StopContainer did not end them, and the retry of StartContainer killed them.
+/// A start continues without its client. Regression: the start was cancelled with the call, most containers
+/// ran and were listed as created, StopContainer did not end them, and the retry of StartContainer killed
+/// them.
 #[test]
-fn a_start_whose_client_vanishes_is_listed_as_it_is() {
+fn a_start_continues_when_its_client_disconnects() {
     let stage = Stage::set();
     let node = &stage.node;
     let mut ran = 0;
@@ -71,7 +72,7 @@ fn a_start_whose_client_vanishes_is_listed_as_it_is() {
         node.another().vanish(patience(number), |mut client| async move {
             client.start_container(asked).await.map(drop)
         });
-        // A retry joins the start that is under way, or is told that it has started.
+        // A retry joins the running start, or fails because the container has started.
         match node.start_container(request) {
             Ok(_) => {}
             Err(refused) => {
@@ -91,9 +92,9 @@ fn a_start_whose_client_vanishes_is_listed_as_it_is() {
     stage.node.stop();
 }
 
-/// The same without a retry: what is listed settles to what is so.
+/// Without a retry, lists eventually show the actual state.
 #[test]
-fn what_clients_left_behind_settles_to_the_truth() {
+fn lists_show_the_actual_state_after_clients_disconnected() {
     let stage = Stage::set();
     let node = &stage.node;
     for number in 0..STARTS {
@@ -110,16 +111,16 @@ fn what_clients_left_behind_settles_to_the_truth() {
         };
         host::wait_until(&format!("{number}: {named} is listed as it is"), || {
             let state = node.container(&id).state();
-            // A request that never arrived leaves it created.
+            // If the request did not arrive, it stays created.
             (state == ContainerState::ContainerRunning && lives())
                 || (state == ContainerState::ContainerCreated && !lives())
         });
-        // On a busy machine the request arrives later than this; then it settles again.
+        // On a busy machine the request may arrive later; then the check is repeated.
         std::thread::sleep(Duration::from_millis(20));
         host::wait_until(&format!("{number}: what is listed is what is so"), || {
             (node.container(&id).state() == ContainerState::ContainerRunning) == lives()
         });
-        // Of stop and remove, too, each ends without its client.
+        // Stop and remove also complete without their client.
         let asked = StopContainerRequest { container_id: id.clone(), timeout: 0 };
         node.another().vanish(patience(number), |mut client| async move {
             client.stop_container(asked).await.map(drop)
@@ -134,9 +135,9 @@ fn what_clients_left_behind_settles_to_the_truth() {
     stage.node.stop();
 }
 
-/// Pods, too: stop and remove go on, and the retry finds what is left to do.
+/// Stop and remove of pods also continue, and a retry completes them.
 #[test]
-fn pods_whose_clients_vanish_while_they_go_are_gone() {
+fn removal_of_pods_continues_when_clients_disconnect() {
     let node = Node::with_bridge();
     let image = node.import_probe();
     for number in (0..STARTS).step_by(5) {

@@ -1,4 +1,5 @@
-//! Each attack from each kind of container: the kernel's files, masks, mounts, devices, system calls, signals, limits.
+//! All attacks from all kinds of containers: kernel files, masks, mounts, devices, system calls, signals,
+//! limits.
 
 use coracle_tests::cri::proto::{ContainerConfig, Mount};
 use coracle_tests::host;
@@ -13,16 +14,17 @@ fn words<'a>(subject: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn no_file_of_the_kernel_opens_for_writing_and_no_mask_is_missing() {
+fn kernel_files_are_not_writable_and_masks_are_complete() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
         let stage = Stage::with(pod);
-        // Even all capabilities do not make a read-only mount writable.
+        // Not even all capabilities make a read-only mount writable.
         for rights in Rights::EVERY {
             let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
             let report = says(&stage, &id, &words(&["kernel"]));
             assert!(report.contains("saw files "), "{name} {rights:?}: {report}");
-            // Anybody may ask to be woken when resources are short (Documentation/accounting/psi.rst), and the kernel
-            // wants SYS_ADMIN for the ranges of memory types: no runtime protects that file from who has it.
+            // Any process may request pressure notifications (Documentation/accounting/psi.rst), and the
+            // kernel requires SYS_ADMIN for the ranges of memory types: no runtime protects that file from
+            // containers with SYS_ADMIN.
             let is_known = |line: &&str| {
                 line.starts_with("GOT write /proc/pressure/")
                     || (rights.has_sys_admin() && *line == "GOT write /proc/mtrr")
@@ -38,17 +40,18 @@ fn no_file_of_the_kernel_opens_for_writing_and_no_mask_is_missing() {
 }
 
 #[test]
-fn masks_stay_where_they_are_whatever_is_mounted_or_unmounted() {
+fn masks_cannot_be_removed_by_mounts() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
         let stage = Stage::with(pod);
-        // Whoever has SYS_ADMIN and no user namespace mounts the kernel's files anew (docs/threat-model.md).
+        // A container with SYS_ADMIN and without a user namespace can mount kernel file systems again
+        // (docs/threat-model.md).
         for rights in Rights::EVERY.into_iter().filter(|rights| name == "mapped" || !rights.has_sys_admin()) {
             let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
             let report = says(&stage, &id, &words(&["mounts"]));
             assert!(report.contains("held umount /proc"), "{name} {rights:?}: {report}");
             let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_its_own(line)).collect();
             assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}\n{report}");
-            // A user namespace of its own gives it every capability, in a mount namespace whose mounts are locked.
+            // A new user namespace gives it all capabilities, in a mount namespace whose mounts are locked.
             let report = says(&stage, &id, &words(&["unshared"]));
             let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_its_own(line)).collect();
             assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}\n{report}");
@@ -57,14 +60,14 @@ fn masks_stay_where_they_are_whatever_is_mounted_or_unmounted() {
     }
 }
 
-/// What root of a user namespace may by the kernel's own rules, and what harms nobody: a copy of its mounts with all
-/// masks, a message queue and (since Linux 6.7) binary formats of its own.
+/// Operations that the kernel permits to root of a user namespace and that are harmless: a copy of its mounts
+/// with all masks, a message queue and (since Linux 6.7) its own binary formats.
 fn is_its_own(line: &str) -> bool {
     ["GOT bind /proc", "GOT mount mqueue", "GOT mount binfmt_misc"].contains(&line)
 }
 
 #[test]
-fn device_nodes_are_made_and_not_opened() {
+fn device_nodes_can_be_created_but_not_opened() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
         let stage = Stage::with(pod);
         for rights in Rights::EVERY {
@@ -79,7 +82,7 @@ fn device_nodes_are_made_and_not_opened() {
     }
 }
 
-/// A directory of the node's, mounted there.
+/// Mounts a directory of the node.
 fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) {
     let path = stage.node.folder().join(name);
     std::fs::create_dir_all(&path).expect("a directory");
@@ -87,9 +90,9 @@ fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str)
     config.mounts.push(Mount { container_path: target.into(), host_path, ..Default::default() });
 }
 
-/// Each of these reaches the kernel from a container without a filter: the errors there are the kernel's.
+/// Each of these calls reaches the kernel from a container without a filter, as the kernel's errors show.
 #[test]
-fn runtime_default_refuses_what_has_broken_kernels() {
+fn runtime_default_refuses_dangerous_system_calls() {
     let stage = Stage::set();
     let id = stage.run(&armed(&stage, "filtered", Rights::Default, &["sleep", "forever"]));
     let report = says(&stage, &id, &words(&["calls"]));
@@ -100,7 +103,7 @@ fn runtime_default_refuses_what_has_broken_kernels() {
         assert!(["EPERM", "ENOSYS"].contains(&said), "{name} reached the kernel, which said {said}");
     }
     assert_eq!(calls, 32, "{report}");
-    // The same calls are not refused by something else than the filter.
+    // Without the filter, the same calls are not refused.
     let id = stage.run(&armed(&stage, "unfiltered", Rights::AllUnfiltered, &["sleep", "forever"]));
     let report = says(&stage, &id, &words(&["calls"]));
     let refused = report.matches(" EPERM").count() + report.matches(" ENOSYS").count();
@@ -108,8 +111,8 @@ fn runtime_default_refuses_what_has_broken_kernels() {
     stage.node.stop();
 }
 
-/// Signals and limits change nothing for processes of the runtime that a container can number, and pid 1 of a shared
-/// PID namespace goes on reaping.
+/// Signals and limits do not affect processes of the runtime whose PIDs a container can see, and PID 1 of a
+/// shared PID namespace continues to reap.
 #[test]
 fn signals_and_limits_do_not_end_the_pod() {
     for (name, pod) in
@@ -121,7 +124,7 @@ fn signals_and_limits_do_not_end_the_pod() {
             let report = says(&stage, &id, &words(&["signals"]));
             assert!(report.contains("saw signal 1 "), "{name} {rights:?}: {report}");
             reached_nothing(&report);
-            // It is well enough to adopt and reap: a limit of its CPU time would end it now.
+            // It still adopts and reaps processes: a limit of its CPU time would end it now.
             assert!(says(&stage, &id, &words(&["orphans", "300"])).contains("done"), "{name} {rights:?}");
             assert!(is_ready(&stage), "{name} {rights:?} ended the pod");
             let pid = stage.node.container_pid(&id);
@@ -134,12 +137,12 @@ fn signals_and_limits_do_not_end_the_pod() {
     }
 }
 
-/// Zombies in the PID namespace of a process.
+/// Number of zombies in the PID namespace of a process.
 fn host_zombies(pid: i32) -> usize {
     let wanted = host::namespace(pid, "pid");
     let entries = std::fs::read_dir("/proc").expect("procfs").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    // A zombie has no namespace left; its parent has.
+    // A zombie has no namespace; its parent has.
     let parents = pids.filter_map(|pid| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let mut words = text.rsplit(')').next()?.split_whitespace();

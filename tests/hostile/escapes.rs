@@ -1,5 +1,5 @@
-//! The escapes of others: one test for each public mechanism, named by its number (docs/security.md says what stops it
-//! here, and how each test was seen to fail without that).
+//! Known container escapes: one test for each public mechanism, named by its CVE number (docs/security.md
+//! describes each defence, and how each test failed without it).
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -13,7 +13,7 @@ use coracle_tests::node::binaries;
 use coracle_tests::request::{create, exec, host_pod, security};
 use coracle_tests::stage::Stage;
 
-/// Imports the probe's image with one more layer; its id.
+/// Imports the probe's image with one more layer; returns its ID.
 #[track_caller]
 fn crafted(stage: &Stage, name: &str, entries: &[Entry]) -> String {
     let layer = Layer::new(entries, Compression::Gzip);
@@ -28,7 +28,7 @@ fn from_image(stage: &Stage, id: &str, name: &str, words: &[&str]) -> ContainerC
     config
 }
 
-/// A directory of the node, mounted there.
+/// Mounts a directory of the node.
 fn mount(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) -> PathBuf {
     let path = stage.node.folder().join(name);
     fs::create_dir_all(&path).expect("a directory");
@@ -37,7 +37,7 @@ fn mount(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) 
     path
 }
 
-/// What the kubelet masks and protects by default.
+/// Sets the kubelet's default masked and read-only paths.
 fn protected(config: &mut ContainerConfig) {
     security(config).masked_paths =
         ["/proc/interrupts", "/proc/keys", "/sys/firmware"].map(String::from).to_vec();
@@ -51,8 +51,8 @@ fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
 }
 
-/// The runtime's own program, reached through /proc/PID/exe from inside, cannot be overwritten: neither the monitor that
-/// is pid 1 of a shared pid namespace nor what becomes of `/proc/self/exe` as a command.
+/// The runtime's program cannot be overwritten through /proc/PID/exe from inside: neither the monitor that is
+/// PID 1 of a shared PID namespace nor what is executed as `/proc/self/exe`.
 #[test]
 fn cve_2019_5736_the_program_cannot_be_overwritten_from_inside() {
     use coracle_tests::cri::proto::NamespaceMode;
@@ -76,7 +76,7 @@ fn cve_2019_5736_the_program_cannot_be_overwritten_from_inside() {
         let said = says(&stage, &attacker, &["write", &format!("/proc/{pid}/exe"), "#!/bin/sh\n"]);
         assert!(said.contains("write /proc/"), "{said}");
     }
-    // Even through a descriptor of the host's root the monitor runs from nothing that can be written.
+    // Even through a descriptor of the host's root the monitor's program cannot be written.
     for monitor in stage.node.monitors() {
         let exe = PathBuf::from(format!("/proc/{}/exe", monitor.pid));
         let target = fs::read_link(&exe).expect("it runs");
@@ -87,7 +87,7 @@ fn cve_2019_5736_the_program_cannot_be_overwritten_from_inside() {
     stage.node.stop();
 }
 
-/// No descriptor of the host's is there to be a working directory.
+/// No descriptor of the host is open that could be used as the working directory.
 #[test]
 fn cve_2024_21626_no_descriptor_as_working_directory() {
     let stage = Stage::set();
@@ -98,15 +98,15 @@ fn cve_2024_21626_no_descriptor_as_working_directory() {
         let refused = stage.node.start_container(StartContainerRequest { container_id: id });
         assert!(refused.is_err(), "descriptor {number} is a directory to start in");
     }
-    // What is left open is the standard streams.
+    // Only the standard streams are open.
     let report = stage.output(&["see", "fds"], |_| ());
     assert_eq!(report.lines().filter(|line| line.starts_with("fds ")).count(), 3, "{report}");
     stage.node.stop();
 }
 
-/// Neither a link nor a volume can take the place of the kernel's files, of which masks and limits depend.
+/// Neither a link nor a volume can replace the kernel's files, on which masks and limits depend.
 #[test]
-fn cve_2019_16884_and_2023_28642_masks_hold_whatever_the_image_has_there() {
+fn cve_2019_16884_and_2023_28642_images_cannot_replace_masks() {
     let stage = Stage::set();
     let linked = [Entry::directory("elsewhere", 0o755), Entry::symlink("proc", "/elsewhere")];
     let id = crafted(&stage, "linked", &linked);
@@ -116,7 +116,7 @@ fn cve_2019_16884_and_2023_28642_masks_hold_whatever_the_image_has_there() {
     let refused = stage.node.start_container(StartContainerRequest { container_id: container });
     let refused = refused.expect_err("the kernel's files would be elsewhere");
     assert!(refused.message().contains("mount proc on /proc: not a directory"), "{refused}");
-    // A volume cannot stand in for the kernel's files, either, however its path is written.
+    // A volume cannot replace the kernel's files, either, however its path is written.
     for path in ["/proc", "/proc/sys", "/proc/self/attr", "/tmp/../proc", "/../proc/./sys", "//proc//1"] {
         let mut config = stage.config("volume", &["true"]);
         mount(&stage, &mut config, "fake", path);
@@ -124,7 +124,7 @@ fn cve_2019_16884_and_2023_28642_masks_hold_whatever_the_image_has_there() {
             stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err(path);
         assert!(refused.message().contains("proc"), "{path}: {refused}");
     }
-    // Nor for the root.
+    // Nor can it replace the root directory.
     for path in ["/", "/.", "//", "/tmp/.."] {
         let mut config = stage.config("root", &["true"]);
         mount(&stage, &mut config, "fake", path);
@@ -136,7 +136,7 @@ fn cve_2019_16884_and_2023_28642_masks_hold_whatever_the_image_has_there() {
     stage.node.stop();
 }
 
-/// Writes of the setup go to the kernel's files, not to what an image put at their names.
+/// Writes during the set-up go to the kernel's files and not to files of the image with the same names.
 #[test]
 fn cve_2025_52881_writes_cannot_be_redirected() {
     let stage = Stage::set();
@@ -164,8 +164,8 @@ fn cve_2025_52881_writes_cannot_be_redirected() {
     stage.node.stop();
 }
 
-/// Two containers share a volume; one exchanges a directory and a link to the root for ever, while others are started with
-/// a mount on that very path. Wherever it lands is inside their own root.
+/// Two containers share a volume; one permanently exchanges a directory and a link to the root, while others
+/// are started with a mount on that path. The mount is always within their own root.
 #[test]
 fn cve_2021_30465_a_race_for_the_mount_target_stays_inside() {
     let stage = Stage::set();
@@ -189,7 +189,7 @@ fn cve_2021_30465_a_race_for_the_mount_target_stays_inside() {
             continue; // it lost the race, which is fine
         }
         started += 1;
-        // The link leads to its own root, which is not to be covered, and no further.
+        // The link leads to the container's own root, which must not be covered.
         let said = says(&stage, &id, &["ls", "/"]);
         assert!(said.contains("probe") && !said.contains("planted"), "round {round}: {said}");
         assert_eq!(host::mounts("canary").len(), host_mounts, "round {round}: a mount on the node");
@@ -199,7 +199,7 @@ fn cve_2021_30465_a_race_for_the_mount_target_stays_inside() {
     stage.node.stop();
 }
 
-/// A volume on /dev with a link in place of `null`: what masks is the node's own device.
+/// A volume on /dev with a link instead of `null`: masks use the node's own device.
 #[test]
 fn cve_2025_31133_masks_do_not_come_from_the_container() {
     let stage = Stage::set();
@@ -208,7 +208,7 @@ fn cve_2025_31133_masks_do_not_come_from_the_container() {
     let dev = mount(&stage, &mut config, "dev", "/dev");
     symlink("/proc/sys/kernel/core_pattern", dev.join("null")).expect("a link");
     let container = stage.run(&config);
-    // The device 1:3 in place of the file, and not what the link leads to.
+    // The mask is device 1:3 and not the target of the link.
     let masked = says(&stage, &container, &["stat", "/proc/interrupts"]);
     assert!(masked.starts_with("20666 "), "{masked}");
     assert_eq!(says(&stage, &container, &["cat", "/proc/keys"]), "");
@@ -217,16 +217,16 @@ fn cve_2025_31133_masks_do_not_come_from_the_container() {
     stage.node.stop();
 }
 
-/// A link in place of /dev/console: nothing is mounted where it leads.
+/// A link instead of /dev/console: nothing is mounted at its target.
 #[test]
-fn cve_2025_52565_the_console_is_no_link() {
+fn cve_2025_52565_a_link_at_the_console_is_not_followed() {
     let stage = Stage::set();
     let mut config = stage.config("console", &["sleep", "forever"]);
     protected(&mut config);
     config.tty = true;
     let dev = mount(&stage, &mut config, "dev", "/dev");
     symlink("/proc/sys/kernel/core_pattern", dev.join("console")).expect("a link");
-    // The terminals are the container's own, on a volume that holds no more than their directory.
+    // The terminals are the container's own, on a volume that contains only their directory.
     fs::create_dir_all(dev.join("pts")).expect("a directory");
     config.mounts.push(Mount {
         container_path: "/dev/pts".into(),
@@ -241,7 +241,8 @@ fn cve_2025_52565_the_console_is_no_link() {
     stage.node.stop();
 }
 
-/// Root in a container without further rights cannot make the kernel run a program of its choice by way of a cgroup.
+/// Root in a container without further capabilities cannot make the kernel execute a program through a
+/// cgroup.
 #[test]
 fn cve_2022_0492_release_agents_cannot_be_set() {
     let stage = Stage::set();
@@ -260,9 +261,9 @@ fn cve_2022_0492_release_agents_cannot_be_set() {
     stage.node.stop();
 }
 
-/// A container on the node's network sees its abstract sockets: there are none of ours.
+/// A container on the node's network can see its abstract sockets: coracle has none.
 #[test]
-fn cve_2020_15257_no_abstract_socket_is_ours() {
+fn cve_2020_15257_coracle_has_no_abstract_sockets() {
     let stage = Stage::set();
     let container = stage.run(&stage.config("net", &["sleep", "forever"]));
     let ours: Vec<String> = stage
@@ -283,7 +284,7 @@ fn cve_2020_15257_no_abstract_socket_is_ours() {
         let (inode, name) = (words.get(6).copied().unwrap_or(""), words.get(7).copied().unwrap_or(""));
         assert!(!(name.starts_with('@') && ours.iter().any(|own| own == inode)), "{line}");
     }
-    // Those with names are root's alone.
+    // Sockets with paths are accessible to root only.
     for socket in [stage.node.socket(), stage.node.state().join("control.sock")] {
         if let Ok(about) = fs::metadata(&socket) {
             assert_eq!((about.uid(), about.permissions().mode() & 0o007), (0, 0), "{}", socket.display());

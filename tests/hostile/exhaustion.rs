@@ -1,5 +1,5 @@
-//! What a container can use up: processes, descriptors, logs, output of execs, connections. Others go on, and the daemon
-//! answers and stays small. Nothing here measures time.
+//! Resources that a container can exhaust: processes, descriptors, logs, output of execs, connections. Other
+//! containers continue, and the daemon responds and its memory stays small. Times are not measured.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use coracle_tests::stage::Stage;
 
 use crate::{Rights, armed, is_ready, says, shared};
 
-/// Memory of the daemon that is its own, in KiB, at most, while containers attack it: what it needs for sixteen
-/// mebibytes of output in flight, twice over, and its idle budget.
+/// Maximum anonymous memory of the daemon in KiB during an attack: twice what sixteen mebibytes of buffered
+/// output need, and its idle budget.
 const DAEMON_KIB_MAX: u64 = 40 << 10;
 
-/// The largest memory of the daemon seen while `work` runs.
+/// The maximum memory of the daemon while `work` runs.
 fn peak<T>(stage: &Stage, work: impl FnOnce() -> T) -> (u64, T) {
     use std::sync::atomic::{AtomicBool, Ordering};
     let over = AtomicBool::new(false);
@@ -40,12 +40,12 @@ fn peak<T>(stage: &Stage, work: impl FnOnce() -> T) -> (u64, T) {
     })
 }
 
-/// Without the defence the daemon grows by the whole output of all execs: 185 MiB.
+/// Without the defence the daemon grows by the complete output of all execs: 185 MiB.
 #[test]
 fn finding_14_output_of_execs_does_not_fill_the_daemon() {
     const EXECS: usize = 12;
     const BYTES: usize = 14 << 20;
-    /// What an answer holds of one stream, at least: both together fit a message of gRPC.
+    /// Minimum number of bytes per stream in an answer: both together fit into a gRPC message.
     const KEPT: usize = 7 << 20;
     let stage = Stage::set();
     let id = stage.run(&armed(&stage, "chatty", Rights::Default, &["sleep", "forever"]));
@@ -58,7 +58,7 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
                 scope.spawn(move || client.exec_sync(exec(&id, &["blast", &bytes], 50)))
             };
             let threads: Vec<_> = (0..EXECS).map(run).collect();
-            // Others are served meanwhile.
+            // Other calls are served meanwhile.
             for _ in 0..20 {
                 stage.node.version(VersionRequest::default()).expect("the daemon answers");
             }
@@ -72,9 +72,9 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
     stage.node.stop();
 }
 
-/// Without the defence six hundred silent connections turn every other client away for half a minute.
+/// Without the defence six hundred silent connections block all other clients for half a minute.
 #[test]
-fn finding_13_silent_connections_keep_nobody_out() {
+fn finding_13_silent_connections_do_not_block_clients() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("served", &["sleep", "forever"]));
     let attach = || {
@@ -102,9 +102,9 @@ fn finding_13_silent_connections_keep_nobody_out() {
     stage.node.stop();
 }
 
-/// Whatever a container has used up of its own, another starts, runs commands and stops.
+/// When a container has exhausted its own resources, another one can still start, execute commands and stop.
 #[test]
-fn a_container_that_has_used_up_its_processes_and_descriptors_harms_no_other() {
+fn a_container_without_processes_and_descriptors_does_not_affect_others() {
     let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("crowded")));
     let resources = Some(LinuxContainerResources {
         memory_limit_in_bytes: 256 << 20,
@@ -140,7 +140,7 @@ fn a_container_that_has_used_up_its_processes_and_descriptors_harms_no_other() {
     stage.node.stop();
 }
 
-/// A container that writes as fast as it can fills its log, not the daemon.
+/// A container that writes as fast as possible fills its log and not the daemon.
 #[test]
 fn a_flood_of_log_lines_does_not_reach_the_daemon() {
     let stage = Stage::set();
@@ -158,9 +158,9 @@ fn a_flood_of_log_lines_does_not_reach_the_daemon() {
     stage.node.stop();
 }
 
-/// A huge environment is refused or run; once its containers are gone the daemon is as small as before.
+/// A huge environment is refused or used; after its containers were removed the daemon's memory is as before.
 #[test]
-fn a_huge_environment_goes_with_its_container() {
+fn a_huge_environment_is_freed_with_its_container() {
     let stage = Stage::with(host_pod("large"));
     let before = host::anonymous_kib(stage.node.pid());
     for number in 0..4 {
@@ -171,7 +171,7 @@ fn a_huge_environment_goes_with_its_container() {
         let Ok(made) = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)) else {
             continue;
         };
-        // The kernel's own limit of arguments may refuse it.
+        // The kernel's limit of arguments may refuse it.
         let _ = stage.node.start_container(StartContainerRequest { container_id: made.container_id.clone() });
         let remove = RemoveContainerRequest { container_id: made.container_id };
         stage.node.remove_container(remove).expect("it goes");

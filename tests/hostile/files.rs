@@ -1,5 +1,5 @@
-//! The runtime's files on the node, as a local user without rights sees them who knows every name (CVE-2021-41103, and
-//! the environment of every container).
+//! The runtime's files on the node as an unprivileged local user sees them who knows all names
+//! (CVE-2021-41103, and the environments of containers).
 
 use std::fs;
 use std::io::Write;
@@ -11,20 +11,21 @@ use std::process::{Command, Stdio};
 use coracle_tests::node::base;
 use coracle_tests::stage::Stage;
 
-/// `nobody` of every distribution.
+/// User `nobody` of every distribution.
 const NOBODY: u32 = 65_534;
 
-/// What user 65534 finds below the node's root, state and run directories: the report of `probe attack walk`.
+/// The files that user 65534 can access below the node's root, state and run directories: the report of `probe attack walk`.
 #[track_caller]
 pub(crate) fn as_nobody(stage: &Stage, secret: &str) -> String {
     let mut paths = Vec::new();
-    // The logs are the kubelet's directory, and the test's programs and configuration are no part of the runtime.
+    // The log directory belongs to the kubelet, and the test's programs and configuration are not part of the
+    // runtime.
     for top in [stage.node.root().to_owned(), stage.node.state(), stage.node.folder().join("run")] {
         list(&top, &mut paths);
     }
     list(Path::new("/run/coracle"), &mut paths);
     assert!(paths.len() > 20, "there is something to look for: {paths:?}");
-    // The folders above are the node's, and let users through: the runtime must not depend on them.
+    // Other users can pass through the parent directories: the defence must not depend on them.
     let folder = stage.node.folder();
     for place in [base(), folder.to_owned()] {
         let mode = fs::metadata(&place).expect("it is there").permissions().mode();
@@ -52,7 +53,7 @@ pub(crate) fn as_nobody(stage: &Stage, secret: &str) -> String {
     report
 }
 
-/// Every path below one, as root sees them.
+/// All paths below a directory, as root sees them.
 fn list(top: &Path, paths: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(top) else { return };
     for entry in entries.flatten() {

@@ -1,5 +1,5 @@
-//! The findings of an audit of this code, each by its number in docs/security.md, from the attacker's side. Each test
-//! failed before the defence was there; its doc comment says how.
+//! Findings of a security audit of this code, by their numbers in docs/security.md, from the attacker's side.
+//! Each test failed before the defence existed; its doc comment says how.
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -23,7 +23,7 @@ use tonic::Code;
 use crate::trace::{canaries, forbidden, is_outside_of, with};
 use crate::{MASKED, Rights, armed, got, is_ready, mapped, reached_nothing, says, shared};
 
-/// Imports the probe's image with one more layer and these volumes; its id.
+/// Imports the probe's image with one more layer and these volumes; returns its ID.
 #[track_caller]
 fn import(stage: &Stage, name: &str, entries: &[Entry], volumes: &[&str]) -> String {
     let mut image = Image::probe(&stage.node.probe(), name);
@@ -37,7 +37,7 @@ fn import(stage: &Stage, name: &str, entries: &[Entry], volumes: &[&str]) -> Str
     image.id()
 }
 
-/// A container of an image with default rights, the kubelet's masks and a read-only root.
+/// A container with default capabilities, the kubelet's masks and a read-only root.
 fn hardened(stage: &Stage, image: &str, name: &str, words: &[&str]) -> ContainerConfig {
     let mut config = armed(stage, name, Rights::Default, words);
     config.image = Some(ImageSpec { image: image.into(), ..Default::default() });
@@ -45,7 +45,7 @@ fn hardened(stage: &Stage, image: &str, name: &str, words: &[&str]) -> Container
     config
 }
 
-/// A directory of the node, mounted there.
+/// Mounts a directory of the node.
 fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) -> PathBuf {
     let path = stage.node.folder().join(name);
     fs::create_dir_all(&path).expect("a directory");
@@ -55,9 +55,10 @@ fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str)
 }
 
 /// Without the defence the container starts, and `attack kernel` has some hundred lines: `GOT write
-/// /proc/sys/kernel/core_pattern`, a program of the container's that the node's kernel would run as root.
+/// /proc/sys/kernel/core_pattern`, with which the node's kernel would execute a program of the container as
+/// root.
 #[test]
-fn finding_01_an_image_volume_takes_no_mask_away() {
+fn finding_01_an_image_volume_cannot_remove_masks() {
     let stage = Stage::set();
     let paths =
         ["/proc", "/proc/sys", "/proc/../proc", "/sys", "/sys/firmware", "/dev", "/dev/shm", "/./proc/"];
@@ -69,7 +70,7 @@ fn finding_01_an_image_volume_takes_no_mask_away() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{path}: {refused}");
         assert!(refused.message().contains("volume"), "{path}: {refused}");
     }
-    // The root itself is no volume, either: one on it would be writable and hide every mount.
+    // The root cannot be a volume, either: one on it would be writable and hide every mount.
     for (number, path) in ["/", "/.", "//", "", "/tmp/.."].into_iter().enumerate() {
         let id = import(&stage, &format!("root{number}"), &[], &[path]);
         let config = hardened(&stage, &id, &format!("r{number}"), &["sleep", "forever"]);
@@ -84,7 +85,7 @@ fn finding_01_an_image_volume_takes_no_mask_away() {
             reached_nothing(&report);
         }
     }
-    // By way of a link: refused, or all masks are there.
+    // Through a link: refused, or all masks exist.
     let links = [
         ("data", "/proc"),
         ("data", "proc/sys"),
@@ -115,8 +116,8 @@ fn finding_01_an_image_volume_takes_no_mask_away() {
     stage.node.stop();
 }
 
-/// Without the defence pid 1 is the monitor: `GOT root 1 coracle-pod`, `GOT capabilities 1`, `GOT fd 1 … the namespace
-/// mnt:[…]`, `GOT canary`.
+/// Without the defence PID 1 is the monitor: `GOT root 1 coracle-pod`, `GOT capabilities 1`, `GOT fd 1 … the
+/// namespace mnt:[…]`, `GOT canary`.
 #[test]
 fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_node() {
     let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
@@ -127,7 +128,7 @@ fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_n
     assert!(report.contains("saw process 1 "), "pid 1 is there: {report}");
     reached_nothing(&report);
     is_outside_of(&report, &forbidden);
-    // No process of the node's own is in that namespace, by whatever name.
+    // No process of the node is in that namespace, by any name.
     let inside = host::namespace(stage.node.container_pid(&attacker), "pid");
     for monitor in stage.node.monitors() {
         if host::namespace(monitor.pid, "pid") == inside {
@@ -144,8 +145,8 @@ fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_n
     stage.node.stop();
 }
 
-/// Without the defence the child of the first exec is seized before it has left the node's files: `GOT capabilities 3
-/// coracle-pod`, `GOT root 3 coracle-pod`, `GOT canary by /proc/3/root/…`.
+/// Without the defence the child process of the first exec is traced before it has left the node's mount
+/// namespace: `GOT capabilities 3 coracle-pod`, `GOT root 3 coracle-pod`, `GOT canary by /proc/3/root/…`.
 #[test]
 fn finding_03_a_process_appears_in_a_containers_pid_namespace_without_the_nodes_files_and_rights() {
     let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
@@ -178,7 +179,7 @@ fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program
     config.envs.push(coracle_tests::cri::proto::KeyValue { key: "TOKEN".into(), value: SECRET.into() });
     config.annotations.insert("secret".into(), SECRET.into());
     let id = stage.run(&config);
-    // Root in the container leaves a program for a friend on the node.
+    // Root in the container creates a program for another user on the node.
     let pid = stage.node.container_pid(&id);
     let inside = PathBuf::from(format!("/proc/{pid}/root"));
     fs::copy(inside.join("probe"), inside.join("tmp/friend")).expect("a copy in the writable layer");
@@ -186,7 +187,7 @@ fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program
     fchmodat(AT_FDCWD, &inside.join("tmp/friend"), mode, FchmodatFlags::FollowSymlink).expect("its root may");
     let report = crate::files::as_nobody(&stage, SECRET);
     reached_nothing(&report);
-    // After a restart, too, and the store has what it had.
+    // The same after a restart, and the store is unchanged.
     let stage = crate::restarted(stage);
     reached_nothing(&crate::files::as_nobody(&stage, SECRET));
     stage.node.stop();
@@ -196,7 +197,7 @@ fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program
 #[test]
 fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
     let stage = Stage::set();
-    // The layout of postgres:18: a volume of the image above the claim of the pod.
+    // The layout of postgres:18: a volume of the image above the pod's volume.
     let folders = [
         Entry::directory("var", 0o755),
         Entry::directory("var/lib", 0o755),
@@ -216,7 +217,7 @@ fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
         let said = says(&stage, &container, &["write", "/var/lib/postgresql/data/row", "kept"]);
         assert_eq!(said, "");
         assert_eq!(fs::read_to_string(claim.join("row")).expect("the volume has the file"), "kept");
-        // The image's own volume is writable all the same.
+        // The image's own volume is writable.
         assert_eq!(says(&stage, &container, &["write", "/var/lib/postgresql/other", "x"]), "");
     }
     // Nor does one hide the files of the pod.
@@ -232,12 +233,12 @@ fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
 }
 
 /// Without the defence a container of another pod, and one in a user namespace, print `GOT key … in ring -3:
-/// from-another-container`, where the daemon has a session ring as systemd gives it.
+/// from-another-container` if the daemon has a session keyring, as under systemd.
 #[test]
 fn finding_07_each_container_has_a_session_ring_of_its_own() {
     const NAME: &str = "coracle-hostile";
     const TEXT: &str = "from-another-container";
-    // Under systemd the daemon is in a fresh ring, which its children inherit.
+    // Under systemd the daemon has a new keyring, which its children inherit.
     let stage = Stage::on(node_with_a_ring(), host_pod("keeper"));
     let keeper = armed(&stage, "keeper", Rights::Unfiltered, &["attack", "keys", "add", NAME, TEXT]);
     let keeper = stage.run(&keeper);
@@ -245,7 +246,7 @@ fn finding_07_each_container_has_a_session_ring_of_its_own() {
     let said = stage.node.output(&keeper);
     let serials: Vec<&str> = said.split_whitespace().filter(|word| word.parse::<i64>().is_ok()).collect();
     assert_eq!(serials.len(), 2, "a ring and a key: {said}");
-    // Names that a ring of a container has in this and other runtimes.
+    // Names of a container's keyring in coracle and in other runtimes.
     let names = [keeper.clone(), format!("_ses.{keeper}"), format!("coracle-{keeper}"), "coracle".into()];
     for (name, pod) in [("other", host_pod("other")), ("mapped", mapped(host_pod("mapped")))] {
         let mut pod = pod;
@@ -262,7 +263,7 @@ fn finding_07_each_container_has_a_session_ring_of_its_own() {
         reached_nothing(&report);
         assert!(!report.contains(TEXT), "{name}: {report}");
     }
-    // An exec of the same container shares its ring, as a login to it would.
+    // An exec of the same container shares its keyring.
     let said = says(&stage, &keeper, &["attack", "keys", "find", NAME]);
     assert!(said.contains(&format!("GOT key {NAME} in ring -3: {TEXT}")), "{said}");
     stage.node.stop();
@@ -282,7 +283,7 @@ fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
     stage.node.stop();
 }
 
-/// Without the defence the daemon waits in `open(2)` for a reader, and `Version` gets no answer.
+/// Without the defence the daemon waits in `open(2)` for a reader, and `Version` is not answered.
 #[test]
 fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
     let stage = Stage::set();
@@ -299,7 +300,7 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
         let client = stage.node.another();
         let mut answers = (0..20).map(|_| client.version(VersionRequest::default()).is_ok());
         let answers = answers.all(|is_answered| is_answered);
-        // Whatever came of it, the daemon must be able to go on.
+        // In any case the daemon must be able to continue.
         let unblock = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(&log);
         let started = start.join().expect("the thread ends");
         drop(unblock);
@@ -308,7 +309,7 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
     assert!(answers, "the daemon stood still");
     let refused = started.expect_err("a FIFO is no log");
     assert!(refused.message().contains(&log.display().to_string()), "{refused}");
-    // It goes once the name is free.
+    // The log works when the name is free.
     fs::remove_file(&log).expect("the FIFO is ours");
     let request = RemoveContainerRequest { container_id: id };
     stage.node.remove_container(request).expect("it can be removed");
@@ -357,7 +358,8 @@ fn finding_18_nothing_inside_ends_a_pod_that_shares_its_pid_namespace() {
     stage.node.stop();
 }
 
-/// Without the defence every exec fails with EINVAL once the container's first process has a user namespace of its own.
+/// Without the defence all execs fail with EINVAL after the container's first process has created a user
+/// namespace.
 #[test]
 fn finding_19_an_exec_joins_the_configured_user_namespace() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
@@ -367,7 +369,7 @@ fn finding_19_an_exec_joins_the_configured_user_namespace() {
             !stage.node.output(&container).is_empty() || !is_running(&stage, &container)
         });
         if !stage.node.output(&container).contains("unshared") {
-            // A kernel that lets nobody have a user namespace has nothing to show.
+            // A kernel without unprivileged user namespaces cannot show it.
             assert!(stage.node.output(&container).contains("unshare:"), "{name}");
             stage.node.stop();
             continue;
@@ -383,7 +385,7 @@ fn is_running(stage: &Stage, container: &str) -> bool {
     stage.node.container(container).state() == ContainerState::ContainerRunning
 }
 
-/// A node whose daemon has a session ring of its own, as a unit of systemd has (`KeyringMode=private`).
+/// A node whose daemon has a session keyring of its own, like a unit of systemd (`KeyringMode=private`).
 fn node_with_a_ring() -> Node {
     let probe = coracle_tests::node::binaries().join("probe").display().to_string();
     let wrapper = [probe.as_str(), "attack", "keys", "exec"].map(str::to_owned).to_vec();

@@ -1,5 +1,5 @@
-//! Known mechanisms whose attacker is the image or the request, beside those of escapes.rs: names are those of the CVEs in
-//! runc, containerd, CRI-O and BuildKit (docs/security.md has the table).
+//! Known attacks by images or requests, in addition to those of escapes.rs, named by the CVEs of runc,
+//! containerd, CRI-O and BuildKit (docs/security.md has the table).
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -19,7 +19,7 @@ use tonic::Code;
 
 use crate::{Rights, armed, says};
 
-/// Imports the probe's image with one more layer and one more member of its configuration; its id.
+/// Imports the probe's image with one more layer and one more field of its configuration; returns its ID.
 #[track_caller]
 fn import(stage: &Stage, name: &str, entries: &[Entry], key: &str, value: Value) -> String {
     let mut image = Image::probe(&stage.node.probe(), name).with(key, value);
@@ -36,7 +36,7 @@ fn from_image(stage: &Stage, id: &str, name: &str, words: &[&str]) -> ContainerC
     config
 }
 
-/// A directory of the node with a file that no container may see; the directory.
+/// Creates a directory of the node with a file that no container may see.
 fn secret(stage: &Stage) -> PathBuf {
     let folder = stage.node.folder().join("secrets");
     fs::create_dir_all(&folder).expect("a directory");
@@ -44,7 +44,7 @@ fn secret(stage: &Stage) -> PathBuf {
     folder
 }
 
-/// What is in a directory of the node.
+/// Names in a directory of the node.
 fn names(folder: &PathBuf) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("it is there").flatten();
     let mut names: Vec<String> =
@@ -83,10 +83,10 @@ fn cve_2022_23648_image_volumes_copy_nothing_of_the_node() {
     stage.node.stop();
 }
 
-/// Files that the runtime itself puts into a container (hosts, resolv.conf, mtab in others) do not follow the image's
-/// links out of it.
+/// Files that the runtime creates in a container (hosts, resolv.conf, mtab in other runtimes) do not follow
+/// the image's links out of it.
 #[test]
-fn cve_2024_5154_links_in_place_of_etc_lead_nowhere() {
+fn cve_2024_5154_links_in_place_of_etc_are_not_followed() {
     let stage = Stage::set();
     let folder = secret(&stage);
     let path = folder.display().to_string();
@@ -115,8 +115,8 @@ fn cve_2024_5154_links_in_place_of_etc_lead_nowhere() {
     stage.node.stop();
 }
 
-/// A mount point that has to be made, below a directory that a neighbour exchanges for a link: it is made inside, and no
-/// file or directory appears on the node.
+/// A missing mount point below a directory that another container exchanges for a link is created inside, and
+/// no file or directory appears on the node.
 #[test]
 fn cve_2024_45310_mount_points_are_made_inside() {
     let stage = Stage::set();
@@ -151,8 +151,8 @@ fn cve_2024_45310_mount_points_are_made_inside() {
     stage.node.stop();
 }
 
-/// Inheritable and ambient capabilities make a file's capabilities more than the container's: there are none, in
-/// containers and in execs, with and without a user.
+/// Inheritable and ambient capabilities would combine with file capabilities beyond the container's: there
+/// are none, in containers and in execs, with and without a user.
 #[test]
 fn cve_2022_24769_and_2022_29162_no_capability_is_inheritable() {
     let stage = Stage::set();
@@ -179,7 +179,7 @@ fn cve_2022_24769_and_2022_29162_no_capability_is_inheritable() {
     stage.node.stop();
 }
 
-/// A user id that does not fit is refused, not wrapped round to root.
+/// A user ID that is out of range is refused and not truncated to root.
 #[test]
 fn cve_2024_40635_large_user_ids_do_not_become_root() {
     let stage = Stage::set();
@@ -203,9 +203,10 @@ fn cve_2024_40635_large_user_ids_do_not_become_root() {
     stage.node.stop();
 }
 
-/// The primary group is among the supplementary ones, so that a file that excludes a group excludes it there, too.
+/// The primary group is among the supplementary ones, so that a file that denies access to the group denies
+/// it there, too.
 #[test]
-fn cve_2022_2995_and_2023_25173_groups_are_whole() {
+fn cve_2022_2995_and_2023_25173_the_primary_group_is_supplementary() {
     let stage = Stage::set();
     let mut config = stage.config("alice", &["sleep", "forever"]);
     security(&mut config).run_as_username = "alice".into();
@@ -221,7 +222,7 @@ fn cve_2022_2995_and_2023_25173_groups_are_whole() {
     stage.node.stop();
 }
 
-/// The name of a working directory is a name: no line of it gets into a file of the container.
+/// The name of a working directory adds no line to a file of the container.
 #[test]
 fn cve_2022_4318_a_working_directory_adds_no_user() {
     let stage = Stage::set();
@@ -240,9 +241,10 @@ fn cve_2022_4318_a_working_directory_adds_no_user() {
     stage.node.stop();
 }
 
-/// A sysctl is one name and one value: neither names another file, and what is not of the pod's namespaces is refused.
+/// A sysctl has one name and one value: neither names another file, and one outside of the pod's namespaces
+/// is refused.
 #[test]
-fn cve_2022_0811_a_sysctl_sets_no_other() {
+fn cve_2022_0811_a_sysctl_cannot_set_another() {
     let stage = Stage::set();
     let before = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("the node's");
     let names = [
@@ -266,7 +268,7 @@ fn cve_2022_0811_a_sysctl_sets_no_other() {
     stage.node.stop();
 }
 
-/// Labels and annotations of an image stay the image's: no plugin sees them as the container's own.
+/// Labels and annotations of an image are not those of the container for plugins.
 #[test]
 fn cve_2026_53488_labels_of_an_image_are_not_the_containers() {
     let stage = Stage::set();
@@ -285,7 +287,7 @@ fn cve_2026_53488_labels_of_an_image_are_not_the_containers() {
     stage.node.stop();
 }
 
-/// Names of logs stay below the pod's log directory.
+/// Log paths stay below the pod's log directory.
 #[test]
 fn cve_2025_0750_a_log_is_below_the_pods_directory() {
     let stage = Stage::set();
@@ -296,7 +298,7 @@ fn cve_2025_0750_a_log_is_below_the_pods_directory() {
         let refused = refused.expect_err(path);
         assert_eq!(refused.code(), Code::InvalidArgument, "{path}: {refused}");
     }
-    // A link in its place is not followed: root's file behind it stays as it is.
+    // A link instead of the log is not followed: root's file at its target does not change.
     let folder = secret(&stage);
     let config = stage.config("linked", &["print", "line"]);
     let log = PathBuf::from(&stage.pod.log_directory).join(&config.log_path);
@@ -310,7 +312,7 @@ fn cve_2025_0750_a_log_is_below_the_pods_directory() {
     stage.node.stop();
 }
 
-/// Files of users are read by the worker that unpacks, within bounds, and the daemon does not grow.
+/// The worker that unpacks reads files of users with limits, and the daemon does not grow.
 #[test]
 fn cve_2025_4437_and_2026_47262_large_files_of_users_do_not_fill_the_daemon() {
     let stage = Stage::set();
@@ -328,7 +330,7 @@ fn cve_2025_4437_and_2026_47262_large_files_of_users_do_not_fill_the_daemon() {
     stage.node.stop();
 }
 
-/// A worker that unpacks goes through directories it holds open: a layer that replaces a directory by a link between two
+/// A worker unpacks through open directories: a layer that replaces a directory by a link between two
 /// entries, and one that changes modes through a link, change nothing outside.
 #[test]
 fn cve_2021_32760_and_2025_47290_unpacking_follows_no_link() {
@@ -352,7 +354,7 @@ fn cve_2021_32760_and_2025_47290_unpacking_follows_no_link() {
     for (number, entries) in cases.into_iter().enumerate() {
         let image = Image::probe(&stage.node.probe(), &format!("unpack{number}"))
             .plus(Layer::new(entries, Compression::Gzip));
-        // Refused or unpacked inside the layer's own directory.
+        // Refused or unpacked within the layer's own directory.
         let _ = stage.node.try_import(&image.oci_archive(&format!("example.test/unpack{number}:1")));
         assert_eq!(names(&folder), ["secret"], "case {number}");
         assert_eq!(fs::read_to_string(folder.join("secret")).expect("it is there"), "of the node");
@@ -361,8 +363,8 @@ fn cve_2021_32760_and_2025_47290_unpacking_follows_no_link() {
     stage.node.stop();
 }
 
-/// What a checkpoint says of itself is not read, because there is no restore: an image with its annotations and files is
-/// an image like any other (CVE-2026-50195, 53489, 53492; CVE-2024-8676).
+/// Checkpoint metadata is not evaluated, because restore is not supported: an image with checkpoint
+/// annotations and files is an ordinary image (CVE-2026-50195, 53489, 53492; CVE-2024-8676).
 #[test]
 fn cve_2026_53489_and_53492_checkpoint_images_are_plain_images() {
     let stage = Stage::set();

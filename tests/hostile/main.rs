@@ -1,10 +1,10 @@
-//! coracle as an attacker sees it. The programs of these tests run as root inside containers, with the capabilities,
-//! filters and namespaces that ordinary pods can have, and try to name, trace, signal, limit, open or exhaust what is
-//! not theirs (`tests/probe/src/attack` has what they do). docs/threat-model.md says what is promised, and names the
-//! tests; docs/security.md has the findings and the CVEs that tests are named after.
+//! Attacks on coracle. The programs of these tests run as root inside containers, with the capabilities,
+//! filters and namespaces of ordinary pods, and try to name, trace, signal, limit, open or exhaust objects of
+//! others (`tests/probe/src/attack`). docs/threat-model.md lists the guarantees with their tests;
+//! docs/security.md has the findings and CVEs after which tests are named.
 //!
-//! A test that finds nothing must be able to find something: each asserts beside the refusals that its attacker ran,
-//! saw processes, sent packets.
+//! A test that finds nothing must be able to find something: each also asserts that its attacker ran, saw
+//! processes, or sent packets.
 #![forbid(unsafe_code)]
 
 mod attackers;
@@ -24,7 +24,7 @@ use coracle_tests::host::wait_until;
 use coracle_tests::request::{exec, security};
 use coracle_tests::stage::Stage;
 
-/// What kubelets of 1.31 to 1.36 ask to be masked (pkg/securitycontext; moby's list).
+/// Masked paths of kubelets 1.31 to 1.36 (pkg/securitycontext; moby's list).
 const MASKED: [&str; 13] = [
     "/proc/acpi",
     "/proc/asound",
@@ -41,15 +41,15 @@ const MASKED: [&str; 13] = [
     "/sys/devices/system/cpu/cpu0/thermal_throttle",
 ];
 
-/// What kubelets ask to be read-only.
+/// Read-only paths of kubelets.
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The rights an attacker has inside its container, where it is always root.
+/// The privileges of an attacker in its container, where it is always root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rights {
     /// The default capabilities under RuntimeDefault.
     Default,
-    /// The default capabilities without a filter, which is what CRI gives to who asks for none.
+    /// The default capabilities without a seccomp filter, the CRI's default.
     Unfiltered,
     /// SYS_PTRACE under RuntimeDefault: the pod of Kubernetes' page about shared process namespaces.
     Ptrace,
@@ -57,7 +57,7 @@ enum Rights {
     All,
     /// SYS_PTRACE without a filter.
     PtraceUnfiltered,
-    /// All capabilities without a filter. Not privileged: devices, masks and namespaces are as ever.
+    /// All capabilities without a filter. Not privileged: devices, masks and namespaces are the usual ones.
     AllUnfiltered,
 }
 
@@ -71,7 +71,7 @@ impl Rights {
         Rights::AllUnfiltered,
     ];
 
-    /// Gives a container these rights, and the kubelet's masks.
+    /// Applies these privileges, and the kubelet's masks, to a container.
     fn give(self, config: &mut ContainerConfig) {
         let added: &[&str] = match self {
             Rights::Default | Rights::Unfiltered => &[],
@@ -95,7 +95,7 @@ impl Rights {
     }
 }
 
-/// A container with these rights that runs the probe with these words.
+/// A container with these privileges that executes the probe with these arguments.
 fn armed(stage: &Stage, name: &str, rights: Rights, words: &[&str]) -> ContainerConfig {
     let mut config = stage.config(name, words);
     rights.give(&mut config);
@@ -120,7 +120,7 @@ fn mapped(mut pod: PodSandboxConfig) -> PodSandboxConfig {
     pod
 }
 
-/// Makes a container see the processes of another.
+/// Lets a container share the PID namespace of another.
 fn beside(config: &mut ContainerConfig, target: &str) {
     let options = security(config).namespace_options.as_mut().expect("set");
     options.pid = NamespaceMode::Target.into();
@@ -134,19 +134,19 @@ fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
 }
 
-/// The lines that say what an attack reached.
+/// The lines of a report that show a successful attack.
 fn got(report: &str) -> Vec<&str> {
     report.lines().filter(|line| line.starts_with("GOT ")).collect()
 }
 
-/// Fails if an attack reached anything, with what, and the whole report.
+/// Fails if an attack succeeded, with the whole report.
 #[track_caller]
 fn reached_nothing(report: &str) {
     let reached = got(report);
     assert!(reached.is_empty(), "reached: {reached:#?}\nthe whole report:\n{report}");
 }
 
-/// Waits until a container has written a line that starts so.
+/// Waits until a container has written a line with this start.
 #[track_caller]
 fn wait_for_line(stage: &Stage, container: &str, start: &str) {
     wait_until(&format!("{container} writes {start:?}"), || {
@@ -154,14 +154,14 @@ fn wait_for_line(stage: &Stage, container: &str, start: &str) {
     });
 }
 
-/// Whether the stage's pod is Ready.
+/// Whether the fixture's pod is Ready.
 fn is_ready(stage: &Stage) -> bool {
     let ask = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), ..Default::default() };
     let status = stage.node.pod_sandbox_status(ask).expect("status").status.expect("a status");
     status.state() == PodSandboxState::SandboxReady
 }
 
-/// The stage with its daemon killed and started again.
+/// The fixture after its daemon was killed and started again.
 fn restarted(mut stage: Stage) -> Stage {
     stage.node.restart();
     stage

@@ -1,4 +1,4 @@
-//! The node's loopback and its sockets, from pods.
+//! Access of pods to the node's loopback interface and its sockets.
 
 use std::net::UdpSocket;
 
@@ -11,12 +11,13 @@ use coracle_tests::stage::Stage;
 
 use crate::{Rights, armed, says};
 
-/// CVE-2020-8558: a packet for 127.0.0.1 in a frame to the bridge's hardware address is not a packet of the node's. The
-/// built-in portmap needs `route_localnet`, which lets it in. Without the defence the socket on loopback receives it.
+/// CVE-2020-8558: a packet for 127.0.0.1 in a frame to the bridge's MAC address must not reach the node. The
+/// built-in portmap requires `route_localnet`, which lets it in. Without the defence the socket on loopback
+/// receives it.
 #[test]
 fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
     let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
-    // A port of the node that leads to a pod: with it the bridge routes 127.0.0.0/8.
+    // A host port of a pod: with it the bridge routes 127.0.0.0/8.
     let mut server = bridge_pod("server");
     server.log_directory = node.log_directory("server");
     server.port_mappings = vec![PortMapping {
@@ -37,7 +38,7 @@ fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
     let port = |socket: &UdpSocket| socket.local_addr().expect("bound").port().to_string();
     let said = says(&stage, &attacker, &["attack", "frame", "127.0.0.1", &port(&loopback), "reached"]);
     assert!(said.contains("saw sent to 127.0.0.1"), "{said}");
-    // The same frame with an address that is open to pods arrives; the bridge keeps the order of frames.
+    // The same frame for an address that pods may reach arrives; the bridge preserves the order of frames.
     let said = says(&stage, &attacker, &["attack", "frame", &gateway, &port(&open), "control"]);
     assert!(said.contains("saw sent to"), "{said}");
     let mut buffer = [0; 64];
@@ -48,10 +49,10 @@ fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
     stage.node.stop();
 }
 
-/// A container on the node's network can connect to every abstract socket there; none is ours, and none appears while
-/// containers start, run commands and end.
+/// A container on the node's network can connect to every abstract socket there; coracle has none, also while
+/// containers start, execute commands and end.
 #[test]
-fn abstract_sockets_of_ours_never_appear() {
+fn coracle_never_has_abstract_sockets() {
     let stage = Stage::with(host_pod("sockets"));
     let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
     for round in 0..8 {
@@ -65,9 +66,9 @@ fn abstract_sockets_of_ours_never_appear() {
     stage.node.stop();
 }
 
-/// A pod's first container sees its own network, whatever capabilities it has, and no link of the node's.
+/// A pod's container sees only its own network, whatever its capabilities.
 #[test]
-fn namespaces_of_the_network_are_not_left() {
+fn containers_cannot_leave_their_network_namespace() {
     let stage = Stage::on(Node::with_bridge(), bridge_pod("inside"));
     let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
     let said = says(&stage, &attacker, &["cat", "/proc/net/dev"]);

@@ -1,5 +1,6 @@
-//! Tracing: a container that may trace finds its own pod in its PID namespace, and nothing of the node, at any moment:
-//! while processes start, execs are made, probes storm, containers stop, the daemon restarts.
+//! Tracing: a container that may trace finds its own pod in its PID namespace, and nothing of the node, at
+//! any moment: while processes start, execs are created, probes run, containers stop, and the daemon
+//! restarts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,8 +20,8 @@ use coracle_tests::stage::Stage;
 
 use crate::{Rights, armed, beside, got, is_ready, mapped, reached_nothing, restarted, shared};
 
-/// Files of the node that nobody in a container may read: one where the daemon's files are, which the monitor's own
-/// mount namespace has, and one elsewhere.
+/// Files of the node that no container may read: one among the daemon's files, which the monitor's mount
+/// namespace contains, and one elsewhere.
 pub(crate) fn canaries(stage: &Stage) -> Vec<String> {
     let places: [PathBuf; 2] = [stage.node.root().join("canary"), stage.node.folder().join("canary")];
     let plant = |place: &PathBuf| {
@@ -30,7 +31,7 @@ pub(crate) fn canaries(stage: &Stage) -> Vec<String> {
     places.iter().map(plant).collect()
 }
 
-/// Words for an attack that looks for the canaries.
+/// Arguments of an attack that searches for the canaries.
 pub(crate) fn with<'a>(words: &[&'a str], canaries: &'a [String]) -> Vec<&'a str> {
     let mut all = vec!["attack"];
     all.extend(words);
@@ -38,14 +39,15 @@ pub(crate) fn with<'a>(words: &[&'a str], canaries: &'a [String]) -> Vec<&'a str
     all
 }
 
-/// Names of the namespaces that no process in a container's PID namespace may be in, as /proc shows them: those of the
-/// node, but for what the pod shares with it, and the mount namespaces of monitors.
+/// Names in /proc of namespaces that no process in a container's PID namespace may be in: those of the node,
+/// except for those that the pod shares, and the mount namespaces of monitors.
 pub(crate) fn forbidden(stage: &Stage, is_on_the_host_network: bool) -> BTreeSet<String> {
     let me = std::process::id() as i32;
     let kinds: &[&str] =
         if is_on_the_host_network { &["mnt", "pid", "ipc"] } else { &["mnt", "pid", "ipc", "net", "uts"] };
     let mut names: BTreeSet<String> = kinds.iter().map(|kind| host::namespace(me, kind)).collect();
-    // On v1 containers are in the node's, as in other runtimes: it shows no more than their mounts of cgroups do.
+    // On v1 containers are in the node's cgroup namespace, as in other runtimes: it shows no more than their
+    // cgroup mounts.
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         names.insert(host::namespace(me, "cgroup"));
     }
@@ -66,7 +68,7 @@ pub(crate) fn is_outside_of(report: &str, forbidden: &BTreeSet<String>) {
     assert!(inside.is_empty(), "in a namespace of the node: {inside:#?}\nthe whole report:\n{report}");
 }
 
-/// Runs a race beside `storm` and gives the attacker's report.
+/// Runs a race with concurrent `storm` and returns the attacker's report.
 #[track_caller]
 fn race(stage: &Stage, mut config: ContainerConfig, storm: impl Fn()) -> String {
     config.args.extend(canaries(stage));
@@ -81,13 +83,13 @@ fn race(stage: &Stage, mut config: ContainerConfig, storm: impl Fn()) -> String 
     report
 }
 
-/// The seconds of a race: enough for some hundred execs on a machine.
+/// Duration of a race in seconds: enough for some hundred execs.
 const RACE: &str = "3";
 
-/// One after the other: execs of a container.
+/// Makes one exec of a container after the other.
 fn storm(stage: &Stage, container: &str) {
     for _ in 0..8 {
-        // A process that was seized may take longer than a probe may; the storm goes on.
+        // A traced process may exceed the probe's timeout; the loop continues.
         let _ = stage.node.exec_sync(exec(container, &["true"], 5));
     }
 }
@@ -164,7 +166,7 @@ fn debug_containers_show_nothing_of_the_node_to_their_target() {
 }
 
 #[test]
-fn a_restart_of_the_daemon_opens_no_window_for_a_tracer() {
+fn a_restart_of_the_daemon_exposes_no_process_to_a_tracer() {
     let mut stage = Stage::on(Node::with_bridge(), shared(bridge_pod("restart")));
     let canaries = canaries(&stage);
     let words = with(&["race", RACE], &canaries);
@@ -186,7 +188,7 @@ fn a_restart_of_the_daemon_opens_no_window_for_a_tracer() {
 }
 
 #[test]
-fn a_tracer_with_every_right_finds_a_powerless_pid_1_or_none_of_ours() {
+fn a_fully_privileged_tracer_finds_no_privileged_process_of_coracle() {
     for (name, pod) in [
         ("shared", shared(bridge_pod("shared"))),
         ("own", bridge_pod("own")),
@@ -203,8 +205,8 @@ fn a_tracer_with_every_right_finds_a_powerless_pid_1_or_none_of_ours() {
             assert!(seen > 0, "{name} {rights:?} saw no process: {report}");
             reached_nothing(&report);
             is_outside_of(&report, &forbidden);
-            assert!(!report.contains("saw taken"), "{name} {rights:?} has a descriptor of ours: {report}");
-            // Namespaces are entered where files did not lead out.
+            assert!(!report.contains("saw taken"), "{name} {rights:?} has a descriptor of coracle: {report}");
+            // Namespaces are entered if files did not lead out.
             for kind in ["mnt", "net", "uts", "cgroup", "pid"] {
                 let said = crate::says(&stage, &attacker, &["attack", "enter", "1", kind]);
                 assert!(got(&said).is_empty() && !said.contains(&stage.node.bridge()), "{name}: {said}");
@@ -219,12 +221,12 @@ fn a_tracer_with_every_right_finds_a_powerless_pid_1_or_none_of_ours() {
     }
 }
 
-/// A container in the node's PID namespace sees the runtime's processes. Without SYS_PTRACE it may trace those of its own
-/// user id that have no capability more than it (ptrace(2)), unless they are not dumpable: a process that gave up its
-/// rights to be safe must not be easier to take over for that. Without the defence: `GOT traced … coracle-worker inmate
-/// decompress`.
+/// A container in the node's PID namespace sees the runtime's processes. Without SYS_PTRACE it may trace
+/// those with its own user ID and no more capabilities (ptrace(2)), unless they are not dumpable: a process
+/// that dropped privileges must not become traceable by that. Without the defence: `GOT traced …
+/// coracle-worker confined decompress`.
 #[test]
-fn a_container_among_the_nodes_processes_traces_none_of_ours() {
+fn a_container_in_the_nodes_pid_namespace_cannot_trace_coracle() {
     let mut pod = host_pod("node");
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
@@ -232,7 +234,7 @@ fn a_container_among_the_nodes_processes_traces_none_of_ours() {
     let stage = Stage::with(pod);
     let attackers = [Rights::Default, Rights::Unfiltered]
         .map(|rights| stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"])));
-    // An import that stands still: its archive comes through a FIFO.
+    // An import that is blocked: its archive comes through a FIFO.
     let archive = Image::probe(&stage.node.probe(), "slow").oci_archive("localhost/slow:1");
     let fifo = stage.node.folder().join("slow.tar");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
@@ -244,17 +246,17 @@ fn a_container_among_the_nodes_processes_traces_none_of_ours() {
         .stdout(Stdio::null())
         .spawn()
         .expect("the program runs");
-    let mut writer = fs::File::options().write(true).open(&fifo).expect("somebody reads it");
+    let mut writer = fs::File::options().write(true).open(&fifo).expect("the import opens it");
     writer.write_all(&archive[..archive.len() / 2]).expect("half of it");
     let is_ours = |process: &host::Process| descends(process.pid, stage.node.pid());
-    host::wait_until("somebody reads the archive", || {
-        host::processes("inmate").iter().filter(|process| is_ours(process)).count() >= 2
+    host::wait_until("the archive is parsed", || {
+        host::processes("confined").iter().filter(|process| is_ours(process)).count() >= 2
     });
     for attacker in &attackers {
         let report = crate::says(&stage, attacker, &["attack", "hunt", &stage.node.pid().to_string()]);
-        // The daemon, its worker, and the two that read.
+        // The daemon, its worker, and the two confined children.
         assert!(report.matches("coracle").count() >= 4, "{report}");
-        // Its own containers are not the runtime's.
+        // The container's own processes do not belong to the runtime.
         let ours: Vec<&str> = got(&report).into_iter().filter(|line| line.contains("coracle")).collect();
         assert!(ours.is_empty(), "reached: {ours:#?}\n{report}");
     }
@@ -264,7 +266,7 @@ fn a_container_among_the_nodes_processes_traces_none_of_ours() {
     stage.node.stop();
 }
 
-/// Whether a process was started by another, or by one that was.
+/// Whether a process is a descendant of another.
 fn descends(mut pid: i32, top: i32) -> bool {
     while pid > 1 && pid != top {
         pid = host::proc_value(pid, "status", "PPid").map_or(0, |parent| parent as i32);
@@ -272,13 +274,14 @@ fn descends(mut pid: i32, top: i32) -> bool {
     pid == top
 }
 
-/// A signal to a process group goes to all of it, whatever their PID namespaces: what appears in a container's is in a group
-/// without the monitor, and whoever makes it say kill(0, SIGKILL) ends one exec.
+/// A signal to a process group reaches all its processes, whatever their PID namespaces: a new process in a
+/// container's namespace is in a group without the monitor, so that kill(0, SIGKILL) by it ends one exec
+/// only.
 #[test]
 fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
     for pod in [bridge_pod("own"), shared(bridge_pod("shared"))] {
         let stage = Stage::on(Node::with_bridge(), pod);
-        // Before the attacker is there: one that starts beside it may be traced like an exec.
+        // Before the attacker starts: one that starts at the same time may be traced like an exec.
         let neighbour = stage.run(&stage.config("neighbour", &["sleep", "forever"]));
         let words = ["attack", "groups", RACE];
         let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
@@ -295,9 +298,9 @@ fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
     }
 }
 
-/// A process that has a container's filter and has not become its program may make calls that the filter refuses to
-/// others. Whoever takes it over at that moment gets no user namespace by them. With no_new_privs, too, which had the filter
-/// set by the process that the tracer sees.
+/// A process that has a container's filter but has not executed its program may make system calls that the
+/// filter refuses to others. A tracer that takes control of it at that moment cannot create a user namespace.
+/// Also tested with no_new_privs, with which the traced process sets the filter itself.
 #[test]
 fn a_process_with_a_filter_makes_no_namespaces_for_its_tracer() {
     for no_new_privs in [false, true] {
@@ -320,10 +323,11 @@ fn a_process_with_a_filter_makes_no_namespaces_for_its_tracer() {
     }
 }
 
-/// Whatever is done to a process on its way into a container's PID namespace - stopped, killed, its pipes held or written
-/// into - concerns that exec or start. The daemon answers, calls end, and all is well once the attacker is gone.
+/// Actions on a process that enters a container's PID namespace - stopping, killing, holding its pipes or
+/// writing to them - affect only that exec or start. The daemon responds, calls end, and everything works
+/// after the attacker has ended.
 #[test]
-fn disturbed_execs_and_starts_end_and_hold_nobody_else() {
+fn disturbed_execs_and_starts_end_and_do_not_block_others() {
     for way in ["stop", "hold", "lie", "kill"] {
         let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("disturbed")));
         let words = ["attack", "disturb", way, "4"];
@@ -332,7 +336,7 @@ fn disturbed_execs_and_starts_end_and_hold_nobody_else() {
         std::thread::scope(|scope| {
             for _ in 0..6 {
                 let (client, attacker) = (stage.node.another(), attacker.clone());
-                // Each ends: with its output, as timed out, or refused.
+                // Each ends: with its output, by its timeout, or refused.
                 scope.spawn(move || client.exec_sync(exec(&attacker, &["true"], 1)));
             }
             let victim = stage.create(&stage.config("victim", &["sleep", "forever"]));
@@ -360,8 +364,8 @@ fn containers(stage: &Stage) -> Vec<String> {
     list.into_iter().map(|container| container.id).collect()
 }
 
-/// A process on its way into a container's PID namespace is a copy of the monitor, which has lines and names of all
-/// containers of the pod in its memory: none of them is in the copy.
+/// A process that enters a container's PID namespace is a copy of the monitor, whose memory contains lines
+/// and names of all containers of the pod: the copy contains none of them.
 #[test]
 fn the_memory_of_a_new_process_holds_nothing_of_other_containers() {
     const LINE: &str = "half-a-line-of-a-neighbour";
@@ -370,7 +374,7 @@ fn the_memory_of_a_new_process_holds_nothing_of_other_containers() {
     let mut neighbour = stage.config("neighbour", &["sleep", "forever"]);
     neighbour.envs.push(KeyValue { key: "SECRET".into(), value: VARIABLE.into() });
     let neighbour = stage.run(&neighbour);
-    // A line without its end stays in the monitor.
+    // An incomplete line stays in the monitor's memory.
     let talker = stage.run(&stage.config("talker", &["half", LINE]));
     let secrets = [LINE, VARIABLE, &neighbour, &talker].map(|text| format!("memory:{text}"));
     let words = with(&["race", RACE], &secrets);

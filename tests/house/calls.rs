@@ -1,11 +1,11 @@
-//! The table of system calls (`sandbox/src/seccomp/calls.rs`) against those of others: a number that is missing or wrong is a
-//! rule of a profile that is not in force, and nothing else would show it.
+//! Checks the table of system calls (`sandbox/src/seccomp/calls.rs`) against other sources: a missing or
+//! wrong number makes a rule of a profile ineffective, which no other test would detect.
 //!
-//! | source | knows |
+//! | source | contents |
 //! |---|---|
-//! | libseccomp's library, asked by `scmp_sys_resolver` | all five conventions, arm's private calls included; up to Linux 6.6 |
-//! | the kernel's headers, as Debian ships them (linux-libc-dev-…-cross) | the same, up to Linux 6.1 |
-//! | the crate linux-raw-sys of our lock file, made from the kernel's headers | the same, without arm's private calls; up to 6.17 |
+//! | libseccomp's library, through `scmp_sys_resolver` | all five conventions, arm's private calls included; up to Linux 6.6 |
+//! | the kernel's headers in Debian's packages (linux-libc-dev-…-cross) | the same, up to Linux 6.1 |
+//! | the crate linux-raw-sys of the lock file, generated from the kernel's headers | the same, without arm's private calls; up to 6.17 |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,13 +16,13 @@ use serde_json::Value;
 
 type Numbers = BTreeMap<String, u32>;
 
-/// One column of the table, and where others keep theirs.
+/// One column of the table, and the corresponding names in other sources.
 struct Convention {
-    /// libseccomp's name of it, and linux-raw-sys' folder.
+    /// Name in libseccomp, and directory in linux-raw-sys.
     name: &'static str,
     /// The package with the kernel's headers, their folder and the file to include.
     headers: (&'static str, &'static str, &'static str),
-    /// Set in every number of this convention.
+    /// A bit that is set in every number of this convention.
     bit: u32,
 }
 
@@ -49,7 +49,7 @@ const CONVENTIONS: [Convention; 5] = [
     },
 ];
 
-/// Names in headers that are no calls.
+/// Names in headers that are not system calls.
 const NO_CALLS: [&str; 5] =
     ["arch_specific_syscall", "OABI_SYSCALL_BASE", "SYSCALL_BASE", "SYSCALL_MASK", "syscalls"];
 /// Calls of x86_64 that headers for x32 name, too; the kernel's table for x32 and libseccomp's have neither
@@ -59,7 +59,7 @@ const NOT_X32: [&str; 2] = ["map_shadow_stack", "uretprobe"];
 /// A second name that the kernel's headers have for arm's `arm_sync_file_range`, and libseccomp does not.
 const SECOND_NAME: &str = "sync_file_range2";
 
-/// Our table, read as text: `("name", [x86_64, i386, x32, aarch64, arm]),`.
+/// coracle's table, parsed from the source: `("name", [x86_64, i386, x32, aarch64, arm]),`.
 fn ours() -> [Numbers; 5] {
     let text = fs::read_to_string(crate::root().join("sandbox/src/seccomp/calls.rs")).expect("the table");
     let mut columns = [(); 5].map(|()| Numbers::new());
@@ -80,7 +80,7 @@ fn ours() -> [Numbers; 5] {
     columns
 }
 
-/// What tests/tools/install has unpacked there.
+/// Path of a tool that tests/tools/install has unpacked.
 fn tool(path: &str) -> PathBuf {
     let path = crate::root().join("target/tools").join(path);
     assert!(path.exists(), "{} is missing: run tests/tools/install calls", path.display());
@@ -96,7 +96,7 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The kernel's own headers, by way of the preprocessor: aarch64's names stand behind conditions, arm's are sums.
+/// The kernel's headers, preprocessed: aarch64's names depend on conditions, arm's numbers are sums.
 fn headers(convention: &Convention) -> Numbers {
     let (package, folder, file) = convention.headers;
     let include = tool(package).join("usr").join(folder).join("include");
@@ -135,11 +135,11 @@ fn headers(convention: &Convention) -> Numbers {
 }
 
 fn is_call(name: &str) -> bool {
-    // `BASE` is where arm's private numbers begin, `SYSCALL_…` where all of them do.
+    // `BASE` is the first of arm's private numbers, `SYSCALL_…` the first of all numbers.
     !NO_CALLS.contains(&name) && name != "BASE"
 }
 
-/// `(0x0f0000+5)`, `((0)+5)`, `7`; none for what is no sum of numbers.
+/// Evaluates `(0x0f0000+5)`, `((0)+5)` or `7`; `None` for anything but a sum of numbers.
 fn sum(text: &str) -> Option<u32> {
     let plain: String = text.chars().filter(|letter| !"() ".contains(*letter)).collect();
     plain.split('+').try_fold(0, |sum, part| {
@@ -151,13 +151,13 @@ fn sum(text: &str) -> Option<u32> {
     })
 }
 
-/// linux-raw-sys, where cargo keeps its source.
+/// linux-raw-sys, from cargo's source directory.
 fn raw_sys(convention: &Convention) -> Numbers {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--format-version", "1", "--offline"]).current_dir(crate::root());
     let metadata: Value = serde_json::from_str(&output(&mut cargo)).expect("cargo prints JSON");
     let packages = metadata["packages"].as_array().expect("packages");
-    // The newest, where several crates want different ones.
+    // The newest version if there are several.
     let version = |package: &Value| -> Vec<u32> {
         let text = package["version"].as_str().expect("a version");
         text.split('.').map(|number| number.parse().unwrap_or(0)).collect()
@@ -176,14 +176,15 @@ fn raw_sys(convention: &Convention) -> Numbers {
         .collect()
 }
 
-/// What libseccomp says about a call.
+/// libseccomp's answer for a system call.
 #[derive(Debug, PartialEq, Eq)]
 enum Resolved {
-    /// It does not know the name at all: it is newer.
+    /// The name is unknown: the call is newer than the library.
     Unknown,
-    /// No call of this convention.
+    /// The convention does not have the call.
     Absent,
-    /// On i386, part of `socketcall` or `ipc` and a call of its own since Linux 4.3; it gives the number of the former.
+    /// On i386, a part of `socketcall` or `ipc` and a separate call since Linux 4.3; libseccomp returns the
+    /// number of the former.
     Multiplexed,
     Number(u32),
 }
@@ -199,8 +200,9 @@ fn libseccomp(convention: &Convention, name: &str) -> Resolved {
     }
 }
 
-/// Finding 9 in docs/security.md. Before, aarch64 had no number for name_to_handle_at and open_by_handle_at, arm none for
-/// its private calls and `sync_file_range2`, x86_64 none for uretprobe: rules about them were dropped.
+/// Finding 9 in docs/security.md. Regression: aarch64 had no number for name_to_handle_at and
+/// open_by_handle_at, arm none for its private calls and `sync_file_range2`, x86_64 none for uretprobe, and
+/// rules about them were ignored.
 #[test]
 fn the_table_has_the_kernels_numbers() {
     let mut wrong = Vec::new();
@@ -217,9 +219,9 @@ fn the_table_has_the_kernels_numbers() {
             }
         }
         for name in ours.keys().filter(|name| !confirmed.contains(*name)) {
-            // Only libseccomp is left to confirm it.
+            // Only libseccomp can confirm it.
             if !matches!(libseccomp(convention, name), Resolved::Number(_)) {
-                wrong.push(format!("{} {name}: nobody else has it", convention.name));
+                wrong.push(format!("{} {name}: in no other source", convention.name));
             }
         }
     }
@@ -248,7 +250,7 @@ fn the_table_has_libseccomps_numbers() {
                 wrong.push(format!("{} {name}: ours {our:?}, theirs {theirs:?}", convention.name));
             }
         }
-        // Numbers that libseccomp has a name for, and we do not.
+        // Numbers for which libseccomp has a name and coracle has none.
         for number in (0..600).chain(0xf_0000..0xf_0010).map(|number| number | convention.bit) {
             let mut resolver = Command::new(tool("seccomp/usr/bin/scmp_sys_resolver"));
             let name = output(resolver.args(["-a", convention.name, &number.to_string()]));

@@ -1,18 +1,19 @@
-//! A reader can follow each citation: sections of docs/specs that code, tests and pages cite exist, and so do the pages that they
-//! name; nothing cites a document that is not in the repository.
+//! Checks that all citations can be followed: cited sections of docs/specs and named pages exist, and no
+//! document outside of the repository is cited.
 //!
-//! A citation is the short name of a specification and the number of a section in it: `CRI 3.5`, `streaming 6.4`, `NRI 4.7`.
+//! A citation is the short name of a specification and the number of a section: `CRI 3.5`, `streaming 6.4`,
+//! `NRI 4.7`.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use crate::{files, root, short};
 
-/// What a citation begins with, and where its sections are.
+/// The prefix of citations of each specification, and its page.
 const SPECIFICATIONS: [(&str, &str); 3] =
     [("CRI ", "docs/specs/cri.md"), ("streaming ", "docs/specs/streaming.md"), ("NRI ", "docs/specs/nri.md")];
 
-/// Beginnings of citations of documents that are not here. In pieces, because this file is checked, too.
+/// Prefixes of citations of documents outside of the repository. Split, because this file is checked, too.
 const NOT_HERE: [&str; 6] = [
     concat!("CRI ", "facts"),
     concat!("CRI ", "section"),

@@ -1,15 +1,16 @@
-//! Arrows between crates, and what may not be in the daemon's tree.
+//! Checks the dependencies between crates, and which crates the daemon must not depend on.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Who may use whom. An arrow that is not here is a decision to be made, in ARCHITECTURE.md first.
-const ARROWS: [(&str, &[&str]); 15] = [
+/// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
+const ARROWS: [(&str, &[&str]); 16] = [
     (
         "coracle",
         &[
             "coracle-base",
+            "coracle-client",
             "coracle-engine",
             "coracle-images",
             "coracle-network",
@@ -20,6 +21,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
             "coracle-wire",
         ],
     ),
+    ("coracle-client", &["coracle-base"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (
         "coracle-engine",
@@ -39,8 +41,8 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("coracle-probe", &[]),
 ];
 
-/// Crates that start threads or bring a runtime, whatever their features. `smol` itself names some of them; what must not
-/// happen is that their doors are used: see [`smol_is_used_without_its_threads`].
+/// Crates that start threads or contain a runtime with any features. `smol` depends on some of them, but its
+/// functions that use them must not be called: see [`smol_is_used_without_its_threads`].
 const FORBIDDEN: [&str; 9] = [
     "rayon",
     "tokio-rustls",
@@ -53,7 +55,7 @@ const FORBIDDEN: [&str; 9] = [
     "rustls",
 ];
 
-/// Crates of the daemon and of what it starts for each pod: cgroups-rs and its zbus are the worker's alone.
+/// Crates of the daemon and of each pod's monitor, which must not depend on cgroups-rs and its zbus.
 const LEAN: [&str; 3] = ["coracle", "coracle-sandbox", "coracle-pod"];
 
 fn cargo(arguments: &[&str]) -> String {
@@ -82,7 +84,7 @@ fn arrows_point_one_way() {
     }
 }
 
-/// Every crate that is linked into `package`, with its features.
+/// All crates that are linked into `package`, with their features.
 fn linked(package: &str) -> Vec<(String, Vec<String>)> {
     let tree =
         cargo(&["tree", "-p", package, "-e", "normal", "--prefix", "none", "-f", "{p}|{f}", "--offline"]);
@@ -108,7 +110,8 @@ fn the_daemons_tree_has_no_runtime_and_no_thread_crate() {
                     !feature.starts_with("rt")
                         && !matches!(feature, "net" | "process" | "signal" | "time" | "full")
                 }
-                // Its client and server: `sync` starts threads over crossbeam's channels, `async` wants tokio.
+                // Its client and server are disabled: `sync` starts threads with crossbeam's channels,
+                // `async` requires tokio.
                 "ttrpc" => matches!(feature, "rustprotobuf"),
                 _ => true,
             };
@@ -118,8 +121,8 @@ fn the_daemons_tree_has_no_runtime_and_no_thread_crate() {
     }
 }
 
-/// ttrpc depends on crossbeam for its `sync` client and server, which are off: nothing of it is linked. Whoever else names it
-/// would use it.
+/// ttrpc depends on crossbeam for its `sync` client and server, which are disabled, so nothing of it is
+/// linked. No other crate may depend on it.
 #[test]
 fn crossbeam_is_there_for_ttrpc_alone() {
     let tree =
@@ -131,13 +134,14 @@ fn crossbeam_is_there_for_ttrpc_alone() {
     assert_eq!(others.len() + 1, tree.lines().count(), "{tree}");
 }
 
-/// Whether a file is part of the daemon's program, tests of it included: all below runtime/ but the worker.
+/// Whether a file belongs to the daemon's program including its tests: everything below runtime/ except the
+/// worker.
 fn is_of_the_daemon(path: &str) -> bool {
     path.starts_with("runtime/") && !path.starts_with("runtime/worker/")
 }
 
-/// smol brings crates that start threads when they are used; clippy.toml forbids their doors, and the sources must not
-/// name the crates.
+/// smol depends on crates that start threads when they are used; clippy.toml forbids the functions that use
+/// them, and the sources must not name the crates.
 #[test]
 fn smol_is_used_without_its_threads() {
     const DOORS: [&str; 9] = [

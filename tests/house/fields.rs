@@ -1,11 +1,11 @@
-//! The tables of docs/cri-support.md name every field of the messages they are about, and no other.
+//! Checks that the tables of docs/cri-support.md contain exactly the fields of their messages.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use crate::root;
 
-/// Fields of each message of the protocol, those of other systems, which are comments here, left out.
+/// Fields of each message of the protocol, without those of other systems, which are comments there.
 fn messages() -> BTreeMap<String, Vec<String>> {
     let text = fs::read_to_string(root().join("runtime/daemon/proto/cri.proto")).expect("the protocol");
     let mut messages: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -1,5 +1,6 @@
-//! The house itself: who may depend on whom, who may use unsafe, what a file must begin with, what must not grow. Needs no
-//! root and no daemon, so `make check` runs it too; `calls` wants what `tests/tools/install calls` unpacks.
+//! Checks of the source code: dependencies, use of unsafe, module headers, sizes, citations, wording. They
+//! require neither root nor a daemon, so `make check` runs them, too; `calls` requires what
+//! `tests/tools/install calls` unpacks.
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -14,12 +15,12 @@ mod style;
 
 use std::path::{Path, PathBuf};
 
-/// The workspace's folder.
+/// The directory of the workspace.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }
 
-/// Every file below the workspace's own folders whose name ends so; what is built or hidden is left out.
+/// All files in the workspace's directories with this suffix, except built and hidden ones.
 pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     walk(root(), ending, &mut found);
@@ -28,7 +29,7 @@ pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
 }
 
 pub(crate) fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("a folder of ours").flatten() {
+    for entry in std::fs::read_dir(folder).expect("a directory").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with('.') || name == "target" {
             continue;
@@ -41,7 +42,7 @@ pub(crate) fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A file's text without its tests: those that are modules of their own are named in it only.
+/// A file's text without its tests; test modules in files of their own are only named in it.
 pub(crate) fn without_tests(text: &str) -> String {
     const MARK: &str = "#[cfg(test)]\n";
     let mut code = String::new();
@@ -57,7 +58,7 @@ pub(crate) fn without_tests(text: &str) -> String {
     code + rest
 }
 
-/// A path as the workspace knows it.
+/// A path relative to the workspace.
 pub(crate) fn short(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }

@@ -1,15 +1,15 @@
-//! Pages that name tests as evidence name tests that exist. A name in backquotes with three or more underscores and nothing
-//! but lower-case letters, digits and underscores in it is taken for the name of a test.
+//! Checks that tests that pages name as evidence exist. A name in backquotes with three or more underscores
+//! and only lower-case letters, digits and underscores counts as the name of a test.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use crate::{files, root};
 
-/// The pages whose claims are backed by tests.
+/// The pages whose claims refer to tests.
 const PAGES: [&str; 3] = ["docs/promises.md", "docs/security.md", "docs/threat-model.md"];
 
-/// Names of all functions of the tree: tests are functions, some of them made by macros from a name alone.
+/// Names of all functions of the repository: tests are functions, some of which macros generate from a name.
 fn functions() -> BTreeSet<String> {
     let is_part = |character: char| character.is_ascii_alphanumeric() || character == '_';
     let mut names = BTreeSet::new();
@@ -23,7 +23,7 @@ fn functions() -> BTreeSet<String> {
     names
 }
 
-/// What stands between backquotes and looks like the name of a test.
+/// Texts in backquotes that have the form of a test's name.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|word| {
         word.matches('_').count() >= 3

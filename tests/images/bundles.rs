@@ -1,5 +1,5 @@
-//! The import directory: what lies in it is in the store soon, pinned while it lies there, and costs nothing while it does
-//! not change (AIR-1 to AIR-7, PIN-9).
+//! Import directories: their images are imported soon, pinned while the file exists, and cost nothing while
+//! it does not change (AIR-1 to AIR-7, PIN-9).
 
 use std::fs;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ fn count(node: &Node, words: &str) -> usize {
 }
 
 #[test]
-fn air_1_to_6_what_lies_there_is_imported_pinned_and_then_left_alone() {
+fn air_1_to_6_files_are_imported_once_and_pinned() {
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "listed"), "listed", "1");
@@ -50,7 +50,11 @@ fn air_1_to_6_what_lies_there_is_imported_pinned_and_then_left_alone() {
     fs::write(place.join("2.tar.gz"), pack(&archive, Compression::Gzip)).expect("2");
     let other = Image::probe(&node.probe(), "zstd").oci_archive("localhost/zstd:1");
     fs::write(place.join("3.tar.zst"), pack(&other, Compression::Zstd)).expect("3");
-    fs::write(place.join("4.txt"), format!("# what we need\n\n{listed}\nlocalhost/oci:1\n")).expect("4");
+    fs::write(
+        place.join("4.txt"),
+        format!("# what we need\n\n{listed}  # from the registry\nlocalhost/oci:1# imported\n"),
+    )
+    .expect("4");
     fs::write(place.join("0-bad.tar"), &archive[..archive.len() / 2]).expect("half a bundle");
     fs::write(place.join("0-other.tar.lz4"), b"what we do not read").expect("another packing");
     fs::write(place.join("README"), b"no bundle").expect("not ours");
@@ -66,7 +70,7 @@ fn air_1_to_6_what_lies_there_is_imported_pinned_and_then_left_alone() {
     assert!(!node.log().contains("hidden") && !node.log().contains("README"));
     assert_eq!(node.once("short:1", &["true"], |_| ()).1.exit_code, 0);
 
-    // Nothing changed: nothing is imported, and not a byte is written.
+    // Without a change nothing is imported, and not a byte is written.
     let imported = count(&node, "bundle imported");
     let record = node.root().join("images/bundles");
     let written = || fs::metadata(&record).and_then(|about| about.modified()).expect("the record");
@@ -76,7 +80,7 @@ fn air_1_to_6_what_lies_there_is_imported_pinned_and_then_left_alone() {
     wait_until("the bad one was tried again", || count(&node, "bundle not imported") == 4);
     assert_eq!((count(&node, "bundle imported"), written()), (imported, before));
 
-    // What was deleted comes back with the next start.
+    // Removed images are imported again at the next start.
     node.remove_image(RemoveImageRequest { image: Some(image_spec("localhost/zstd:1")) }).expect("removed");
     assert!(find(&node, "localhost/zstd:1").is_none());
     node.restart();
@@ -86,7 +90,7 @@ fn air_1_to_6_what_lies_there_is_imported_pinned_and_then_left_alone() {
 }
 
 #[test]
-fn air_7_new_changed_and_deleted_files_are_followed() {
+fn air_7_new_changed_and_removed_files_are_detected() {
     let mut node = Node::start();
     let place = directory(&node);
     let bundle = place.join("app.tar");
@@ -99,13 +103,14 @@ fn air_7_new_changed_and_deleted_files_are_followed() {
     fs::rename(place.join("app.tar.new"), &bundle).expect("in its place");
     wait_until("the new one is there", || find(&node, name).is_some_and(|image| image.id == new.id()));
     wait_until("its pin moved", || is_pinned(&node, name) && !is_pinned(&node, &old.id()));
-    // A node's own image of the same kind is not pinned, and a bundle that goes takes its pin along, not the image.
+    // A pulled image with similar names is not pinned, and the removal of a file removes its pin but not the
+    // image.
     fs::remove_file(&bundle).expect("ours");
     wait_until("it is pinned no more", || !is_pinned(&node, name));
     assert_eq!(find(&node, name).expect("it stays").id, new.id());
     node.restart();
     assert!(!is_pinned(&node, name));
-    // Two directories by configuration, on SIGHUP.
+    // Two directories from the configuration, after SIGHUP.
     let (one, two) = (node.folder().join("one"), node.folder().join("two"));
     for (path, name) in [(&one, "localhost/one:1"), (&two, "localhost/two:1")] {
         fs::create_dir_all(path).expect("a directory");
@@ -126,7 +131,7 @@ fn air_7_new_changed_and_deleted_files_are_followed() {
 }
 
 #[test]
-fn a_file_that_is_still_being_written_is_taken_when_it_is_whole() {
+fn a_file_is_imported_after_it_is_completely_written() {
     let node = Node::start();
     let place = directory(&node);
     let bytes = plain(&node, "slow").docker_archive(&["localhost/slow:1"]);
@@ -134,7 +139,7 @@ fn a_file_that_is_still_being_written_is_taken_when_it_is_whole() {
     let mut file = fs::File::create(place.join("slow.tar")).expect("a bundle");
     let begun = Instant::now();
     std::io::Write::write_all(&mut file, first).expect("half of it");
-    // However long its writer rests: at worst it is refused once.
+    // However long its writer pauses: at worst it is refused once.
     wait_until("it was looked at", || count(&node, "bundle not imported") == 1);
     assert!(begun.elapsed().as_secs() >= 2, "not before it looks settled");
     assert!(find(&node, "localhost/slow:1").is_none());
@@ -145,7 +150,7 @@ fn a_file_that_is_still_being_written_is_taken_when_it_is_whole() {
 }
 
 #[test]
-fn one_bad_image_of_a_bundle_costs_itself_only() {
+fn an_invalid_image_of_an_archive_does_not_affect_the_others() {
     let node = Node::start();
     let mut liar = plain(&node, "liar").with("Cmd", serde_json::json!(["liar"]));
     liar.layers[0].diff_id = format!("sha256:{}", "0".repeat(64));

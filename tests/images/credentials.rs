@@ -1,5 +1,6 @@
-//! Who gets credentials: finding 6 of docs/security.md. Each server of a pull is a witness that keeps every request, head
-//! and body, so the tests see what went to whom, not only whether the pull worked.
+//! Which servers receive credentials: finding 6 of docs/security.md. Each server of a pull records all
+//! requests with header and body, so the tests check what was sent to whom and not only whether the pull
+//! succeeded.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,11 +12,11 @@ use coracle_tests::nginx::{Nginx, Wants};
 use coracle_tests::node::Node;
 use coracle_tests::request::pull;
 
-/// What a witness answers.
+/// The answer of a recording server.
 #[derive(Clone, Debug)]
 enum Reply {
     Redirect(String),
-    /// 401 with this `WWW-Authenticate` to whoever shows no `Authorization`; 404 to the others.
+    /// 401 with this `WWW-Authenticate` without `Authorization`; 404 otherwise.
     Challenge(String),
     /// A token service's answer.
     Token,
@@ -23,7 +24,7 @@ enum Reply {
 
 type Plan = dyn Fn(&Head) -> Reply + Send + Sync;
 
-/// An HTTP server that keeps what it was sent.
+/// An HTTP server that records its requests.
 struct Witness {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
@@ -41,7 +42,7 @@ impl Witness {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (plan, log) = (plan.clone(), log.clone());
-                // A client that hangs up leaves no record, which the test sees.
+                // A client that disconnects leaves no record.
                 std::thread::spawn(move || answer(stream, &*plan, &log));
             }
         });
@@ -85,11 +86,11 @@ enum Challenger {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Realm {
-    /// The host that made the challenge.
+    /// The host that sent the challenge.
     Same,
     /// Another host, as with auth.docker.io.
     Other,
-    /// Another host without TLS, named by a host with it.
+    /// Another host without TLS, named by a host with TLS.
     Downgrade,
 }
 
@@ -111,7 +112,7 @@ impl Kind {
         }
     }
 
-    /// The same in registries.yaml.
+    /// The credentials of `whose` in registries.yaml.
     fn yaml(self, whose: &str) -> String {
         match self {
             Kind::Basic => format!("{{username: {whose}, password: {whose}-secret}}"),
@@ -120,7 +121,7 @@ impl Kind {
         }
     }
 
-    /// How these look on the wire.
+    /// The credentials of `whose` as they are transmitted.
     fn on_wire(self, whose: &str) -> String {
         match (self, whose) {
             (Kind::Basic, "registry") => "Basic cmVnaXN0cnk6cmVnaXN0cnktc2VjcmV0".into(),
@@ -131,14 +132,14 @@ impl Kind {
     }
 }
 
-/// Neither these credentials nor anything made of them.
+/// Asserts that these credentials were not sent in any form.
 fn assert_nothing_of(whose: &str, seen: &str, case: &str) {
     for kind in [Kind::Basic, Kind::Bearer, Kind::Identity] {
         assert!(!seen.contains(&kind.on_wire(whose)), "{case}: the {whose}'s credentials went to: {seen}");
     }
 }
 
-/// A server that makes a challenge, behind TLS where its realm is to be a step down.
+/// A server that sends a challenge, with TLS if its realm has none.
 struct Challenging {
     witness: Witness,
     tls: Option<Nginx>,
@@ -168,7 +169,7 @@ impl Challenging {
         }
     }
 
-    /// What its token service was sent; of one that is itself, its own requests.
+    /// Requests of its token service; if that is the server itself, its own requests.
     fn realm_seen(&self) -> String {
         self.realm.as_ref().unwrap_or(&self.witness).seen()
     }
@@ -180,10 +181,11 @@ fn write(node: &Node, path: &str, text: &str) {
     std::fs::write(path, text).expect("a file of the node's");
 }
 
-/// {401 by registry, by redirect target, by mirror} × {realm on the same host, on another, without TLS} × {password, token,
-/// refresh token}. On 8e6441f the redirect target's realm got the password and the refresh token.
+/// {401 by registry, by redirect target, by mirror} × {realm on the same host, on another, without TLS} ×
+/// {password, token, refresh token}. Regression: the redirect target's realm received the password and the
+/// refresh token.
 #[test]
-fn credentials_go_to_whom_they_are_for_whoever_asks() {
+fn credentials_are_sent_only_to_their_registry() {
     let node = Node::start();
     for challenger in [Challenger::Registry, Challenger::RedirectTarget, Challenger::Mirror] {
         for realm in [Realm::Same, Realm::Other, Realm::Downgrade] {
@@ -203,7 +205,7 @@ fn credentials_go_to_whom_they_are_for_whoever_asks() {
     node.stop();
 }
 
-/// What a host that is asked with its own credentials of `whose` gets to see, it and its token service.
+/// The requests to a host that has credentials of its own, and to its token service.
 fn assert_answered(challenging: &Challenging, realm: Realm, kind: Kind, whose: &str, case: &str) {
     let (own, at_realm) = (challenging.witness.seen(), challenging.realm_seen());
     match kind {
@@ -231,7 +233,7 @@ fn by_registry(node: &Node, registry: &Challenging, realm: Realm, kind: Kind, ca
     assert_answered(registry, realm, kind, "registry", case);
 }
 
-/// The registry sends the client to a host that asks for credentials.
+/// The registry redirects to a host that requires credentials.
 fn by_redirect_target(node: &Node, target: &Challenging, kind: Kind, case: &str) {
     let to = target.url();
     let registry = Witness::start(move |head| Reply::Redirect(format!("{to}{}", head.second())));
@@ -243,15 +245,15 @@ fn by_redirect_target(node: &Node, target: &Challenging, kind: Kind, case: &str)
     );
     let mut request = pull(&format!("{host}/x:1"));
     request.auth = Some(kind.auth("registry"));
-    let refused = node.pull_image(request).expect_err("the target is nobody we know");
+    let refused = node.pull_image(request).expect_err("the target requires credentials");
     assert_nothing_of("registry", &target.witness.seen(), case);
     assert_nothing_of("registry", &target.realm_seen(), case);
     assert!(!target.realm_seen().contains("/token"), "{case}: {}", target.realm_seen());
-    let words = format!("redirects to {}, which wants credentials", target.url());
+    let words = format!("redirects to {}, which requires credentials", target.url());
     assert!(refused.message().contains(&words), "{case}: {refused}");
 }
 
-/// A mirror has its own credentials, the registry those of the request; both ask for theirs.
+/// A mirror has its own credentials, the registry those of the request; both require credentials.
 fn by_mirror(node: &Node, mirror: &Challenging, realm: Realm, kind: Kind, case: &str) {
     let registry = Challenging::start(node, "unused", Realm::Other);
     let (host, url) = (registry.witness.address, mirror.url());
@@ -268,14 +270,14 @@ fn by_mirror(node: &Node, mirror: &Challenging, realm: Realm, kind: Kind, case: 
     node.pull_image(request.clone()).expect_err("there is no such image");
     assert_answered(mirror, realm, kind, "mirror", case);
     assert_answered(&registry, Realm::Other, kind, "registry", case);
-    // Those of one are not those of the other, neither to the hosts nor to their token services.
+    // The credentials of one are not sent to the other, nor to its token service.
     for seen in [mirror.witness.seen(), mirror.realm_seen()] {
         assert_nothing_of("registry", &seen, case);
     }
     for seen in [registry.witness.seen(), registry.realm_seen()] {
         assert_nothing_of("mirror", &seen, case);
     }
-    // A mirror without credentials of its own gets none, and its token service is asked for a token for anybody.
+    // A mirror without credentials receives none, and its token service is asked for an anonymous token.
     write(node, "registries.yaml", "");
     node.pull_image(request).expect_err("there is no such image");
     for seen in [mirror.witness.seen(), mirror.realm_seen()] {
@@ -283,14 +285,14 @@ fn by_mirror(node: &Node, mirror: &Challenging, realm: Realm, kind: Kind, case: 
     }
 }
 
-/// Basic challenges of a redirect's target, and requests that come back to the registry by way of another host: that host
-/// has chosen their URL.
+/// Basic challenges of a redirect's target, and requests that return to the registry through another host,
+/// which then chose the URL.
 #[test]
-fn a_chain_of_redirects_that_left_the_registry_stays_without_credentials() {
+fn redirects_through_another_host_are_followed_without_credentials() {
     let node = Node::start();
     let basic = || Reply::Challenge(r#"Basic realm="boat""#.into());
     let secret = Kind::Basic.on_wire("registry");
-    // The registry asks for a password first, so that the second request carries it.
+    // The registry requires a password first, so that the second request contains it.
     let target = Witness::start(move |_| basic());
     let to = format!("http://{}/blob", target.address);
     let registry = Witness::start(move |head| match head.get("authorization") {
@@ -302,8 +304,9 @@ fn a_chain_of_redirects_that_left_the_registry_stays_without_credentials() {
         request.auth = Some(Kind::Basic.auth("registry"));
         request
     };
-    let refused = node.pull_image(with_password(registry.address)).expect_err("the target is nobody we know");
-    assert!(refused.message().contains("which wants credentials"), "{refused}");
+    let refused =
+        node.pull_image(with_password(registry.address)).expect_err("the target requires credentials");
+    assert!(refused.message().contains("which requires credentials"), "{refused}");
     assert!(registry.seen().contains(&secret), "it asked itself: {}", registry.seen());
     assert_eq!(target.seen().matches("GET").count(), 1, "asked once: {}", target.seen());
     assert_nothing_of("registry", &target.seen(), "target");

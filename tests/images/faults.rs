@@ -1,5 +1,5 @@
-//! Links as they are at the edge: cut, slow, silent, refused. Each pull gets through in the end, without a byte twice, or
-//! ends in an error that says what happened.
+//! Unreliable networks: interrupted, slow, silent and refused connections. Each pull succeeds in the end
+//! without downloading a byte twice, or fails with a specific error.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use coracle_tests::request::pull;
 
 use crate::{find, listed};
 
-/// Bytes that no compressor makes fewer, the same for the same seed.
+/// Incompressible bytes; equal seeds give equal bytes.
 pub(crate) fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -23,14 +23,14 @@ pub(crate) fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-/// The probe's image with one layer of noise more, whose blob is the one that suffers.
+/// The probe's image with an additional layer of random bytes, whose blob is affected by the faults.
 pub(crate) fn big(node: &Node, bytes: usize, seed: u64) -> (Image, String, u64) {
     let layer = Layer::new(&[Entry::file("noise", &noise(bytes, seed))], Compression::Gzip);
     let (digest, size) = (coracle_tests::layer::digest(&layer.blob), layer.blob.len() as u64);
     (Image::probe(&node.probe(), "big").plus(layer), digest, size)
 }
 
-/// A plan that leaves all but one blob alone.
+/// A plan that affects one blob only.
 pub(crate) fn only(
     digest: &str,
     plan: impl Fn(usize) -> Fault + Send + Sync + 'static,
@@ -45,12 +45,12 @@ fn ranges(faulty: &Faulty, digest: &str) -> Vec<String> {
 }
 
 #[test]
-fn cuts_are_gone_on_from_without_a_byte_twice() {
+fn interrupted_downloads_resume_without_repeated_bytes() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size) = big(&node, 1_000_000, 1);
     registry.push(&image, "cut", "1");
-    // A cut that brings little is a pause; the others are gone on from at once.
+    // An interruption after few bytes causes a delay; the others are resumed at once.
     let cuts = [Fault::Cut(300_000), Fault::Cut(10), Fault::Cut(0), Fault::Cut(200_000)];
     let proxy = Faulty::start(
         registry.address(),
@@ -67,7 +67,7 @@ fn cuts_are_gone_on_from_without_a_byte_twice() {
 }
 
 #[test]
-fn what_is_refused_for_the_moment_is_asked_again_after_a_pause() {
+fn temporary_failures_are_retried_after_a_delay() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size) = big(&node, 100_000, 2);
@@ -82,7 +82,7 @@ fn what_is_refused_for_the_moment_is_asked_again_after_a_pause() {
     assert!(begun.elapsed() >= Duration::from_secs(2), "the registry asked for two seconds");
     assert_eq!((proxy.blob(&digest).len(), proxy.blob_bytes(&digest)), (4, size));
 
-    // A pause nobody waits for, and one that never ends.
+    // A delay that is too long, and one that never ends.
     let proxy = Faulty::start(registry.address(), |_, _| Fault::Status(429, Some(3600)));
     let refused = node.pull_image(pull(&proxy.name("busy", "1"))).expect_err("an hour");
     assert!(refused.message().contains("toomanyrequests") && refused.message().contains("3600"), "{refused}");
@@ -95,7 +95,7 @@ fn what_is_refused_for_the_moment_is_asked_again_after_a_pause() {
 }
 
 #[test]
-fn the_next_mirror_goes_on_where_the_first_one_stopped() {
+fn the_next_mirror_resumes_where_the_first_one_stopped() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size) = big(&node, 1_000_000, 3);
@@ -113,7 +113,7 @@ fn the_next_mirror_goes_on_where_the_first_one_stopped() {
 }
 
 #[test]
-fn a_mirror_that_lies_costs_only_its_own_answers() {
+fn data_of_a_malicious_mirror_is_discarded() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size) = big(&node, 200_000, 4);
@@ -136,8 +136,8 @@ fn a_mirror_that_lies_costs_only_its_own_answers() {
     node.stop();
 }
 
-/// An image in the registry, the digest and size of its big layer, and a way to it on which that one stands still after 600 000
-/// bytes when it is asked for first.
+/// An image in the registry, the digest and size of its big layer, and a proxy that blocks after 600 000
+/// bytes of the first download.
 fn stalls_once(node: &Node, registry: &Registry, name: &str) -> (Image, String, u64, Faulty) {
     let (image, digest, size) = big(node, 1_000_000, 5);
     registry.push(&image, name, "1");
@@ -147,7 +147,7 @@ fn stalls_once(node: &Node, registry: &Registry, name: &str) -> (Image, String, 
 }
 
 #[test]
-fn a_pull_comes_behind_what_the_node_is_for() {
+fn a_pull_runs_with_background_priority() {
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
     let (_, digest, _, proxy) = stalls_once(&node, &registry, "behind");
@@ -158,7 +158,7 @@ fn a_pull_comes_behind_what_the_node_is_for() {
         wait_until("the part is there", || part_bytes(&node, &digest) == 600_000);
         let worker = node.workers().first().expect("it pulls").pid;
         let scheduling = host::scheduling(worker);
-        // SCHED_BATCH, nice 10; the longest slice there is, so that whoever wakes takes its place.
+        // SCHED_BATCH, nice 10, and the longest slice, so that any process that wakes up preempts it.
         assert!(scheduling.contains("policy 3\nprio 130\n"), "{scheduling}");
         assert!(!scheduling.contains("slice") || scheduling.contains("se.slice 100000000\n"), "{scheduling}");
         let all = host::processors(node.pid());
@@ -171,7 +171,7 @@ fn a_pull_comes_behind_what_the_node_is_for() {
 }
 
 #[test]
-fn a_part_outlives_the_daemon_and_its_worker() {
+fn a_part_survives_the_daemon_and_its_worker() {
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size, proxy) = stalls_once(&node, &registry, "crash");
@@ -188,7 +188,7 @@ fn a_part_outlives_the_daemon_and_its_worker() {
     node.pull_image(pull(&name)).expect("it gets through");
     assert_eq!(ranges(&proxy, &digest), ["-", "bytes=600000-"]);
     assert_eq!(proxy.blob_bytes(&digest), size, "each byte once");
-    // Also those of the layer that had come as a whole.
+    // Also the parts of the layer that was complete.
     let small = &image.layers[0].blob;
     assert_eq!(proxy.blob_bytes(&coracle_tests::layer::digest(small)), small.len() as u64);
     let parts = std::fs::read_dir(node.root().join("images/parts")).expect("it lists").count();
@@ -197,7 +197,7 @@ fn a_part_outlives_the_daemon_and_its_worker() {
 }
 
 #[test]
-fn a_part_that_is_damaged_is_fetched_anew() {
+fn a_damaged_part_is_downloaded_again() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size) = big(&node, 500_000, 6);
@@ -211,7 +211,7 @@ fn a_part_that_is_damaged_is_fetched_anew() {
 }
 
 #[test]
-fn a_cancelled_pull_shows_how_far_it_is_and_leaves_its_part_to_the_next() {
+fn a_cancelled_pull_reports_progress_and_keeps_its_part() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (image, digest, size) = big(&node, 1_000_000, 7);
@@ -228,7 +228,7 @@ fn a_cancelled_pull_shows_how_far_it_is_and_leaves_its_part_to_the_next() {
         let shown = shown();
         shown.starts_with(&format!("{name} ")) && shown.contains("MB, 1 of 2 layers, ")
     });
-    wait_within(Duration::from_secs(60), || node.workers().is_empty().then_some(())).expect("it is given up");
+    wait_within(Duration::from_secs(60), || node.workers().is_empty().then_some(())).expect("it is aborted");
     assert_eq!(shown(), "");
     node.pull_image(pull(&name)).expect("it gets through");
     assert_eq!(ranges(&proxy, &digest), ["-", "bytes=700000-"]);
@@ -238,7 +238,7 @@ fn a_cancelled_pull_shows_how_far_it_is_and_leaves_its_part_to_the_next() {
 }
 
 #[test]
-fn a_drip_is_given_up_and_gone_on_from() {
+fn a_transfer_below_the_minimum_rate_is_aborted_and_resumed() {
     let config = "[registry]\nrate_min = 100000\nrate_window = \"1s\"\n".to_owned();
     let node = Node::with(Options { config, ..Options::default() });
     let registry = Registry::start(node.folder());
@@ -251,9 +251,9 @@ fn a_drip_is_given_up_and_gone_on_from() {
     node.pull_image(pull(&proxy.name("drip", "1"))).expect("it gets through");
     let served = proxy.blob(&digest);
     assert_eq!(served.len(), 2, "{served:?}");
-    // What was on its way when the client hung up was sent and not read.
+    // Data that was in transit when the client disconnected was sent but not read.
     assert!(served[0].bytes < 30_000 && proxy.blob_bytes(&digest) <= size + 5_000, "{served:?}");
-    // Slow is one thing, dripping for ever another.
+    // A slow transfer is accepted, one below the minimum rate is not.
     let proxy = Faulty::start(registry.address(), only(&digest, |_| Fault::Drip(1000)));
     remove(&node, &find(&node, &listed(&node)[0].id).expect("it is there").id);
     let refused = node.pull_image(pull(&proxy.name("drip", "1"))).expect_err("for ever");
@@ -269,7 +269,7 @@ fn each_step_of_a_connection_has_its_own_limit() {
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "limits"), "limits", "1");
     let hole = Hole::dig();
-    // Connections are made by the kernel, and nobody takes them.
+    // The kernel completes the connections, but no process accepts them.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let silent = listener.local_addr().expect("a bound address");
     for (url, words) in [
@@ -293,7 +293,7 @@ fn each_step_of_a_connection_has_its_own_limit() {
 }
 
 #[test]
-fn layers_come_side_by_side_over_so_many_connections() {
+fn layers_are_downloaded_concurrently_up_to_the_configured_number() {
     let config = "[registry]\nconnections = 2\n".to_owned();
     let node = Node::with(Options { config, ..Options::default() });
     let registry = Registry::start(node.folder());
@@ -302,7 +302,7 @@ fn layers_come_side_by_side_over_so_many_connections() {
         image = image.plus(Layer::new(&[Entry::file("noise", &noise(200_000, seed))], Compression::Gzip));
     }
     registry.push(&image, "many", "1");
-    // Half a second for each of the five, so that they meet.
+    // Half a second for each of the five, so that they overlap.
     let proxy = Faulty::start(registry.address(), |head, _| match head.second().contains("/blobs/") {
         true => Fault::Drip(40_000),
         false => Fault::None,

@@ -1,5 +1,5 @@
-//! The two processes of a pull from outside: the one that speaks to registries has the network and nothing of the node, the
-//! one that writes the store has no network; and what is left when either of them, or their daemon, ends in the middle.
+//! The two processes of a pull from outside: the fetcher has the network and nothing of the node, the worker
+//! that writes the store has no network; and the state after either of them, or their daemon, is killed.
 
 use std::fs;
 use std::io::Read;
@@ -23,10 +23,10 @@ use nix::unistd::Pid;
 use crate::faults::{big, only, part_bytes, remove};
 use crate::find;
 
-/// Bytes of a blob that come before it stands still.
+/// Number of bytes of a blob after which its download blocks.
 const HELD_AT: u64 = 600_000;
 
-/// A registry and a way to it on which the first download of a blob of 1 MB stands still after [`HELD_AT`] bytes.
+/// A registry, and a proxy that blocks the first download of a blob of 1 MB after [`HELD_AT`] bytes.
 struct Scene {
     _registry: Registry,
     proxy: Faulty,
@@ -48,7 +48,8 @@ impl Scene {
         self.proxy.name("held", "1")
     }
 
-    /// Pulls, and calls `meanwhile` with the worker and the fetcher once the download stands still; gives the error's text.
+    /// Pulls, and calls `meanwhile` with the PIDs of the worker and the fetcher when the download is blocked;
+    /// returns the error's text.
     fn pull_held(&self, node: &mut Node, meanwhile: impl FnOnce(&mut Node, i32, i32)) -> String {
         let (client, name) = (node.another(), self.name());
         std::thread::scope(|scope| {
@@ -62,7 +63,7 @@ impl Scene {
         })
     }
 
-    /// The next pull goes on where the held one stopped, and needs nothing twice.
+    /// Asserts that the next pull resumes where the blocked one stopped and downloads nothing twice.
     fn assert_goes_on(&self, node: &Node) {
         node.pull_image(pull(&self.name())).expect("it gets through");
         assert_eq!(self.proxy.blob_bytes(&self.digest), self.size, "each byte once");
@@ -85,7 +86,7 @@ fn status(pid: i32, key: &str) -> String {
     line.trim_start_matches(':').split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Every path below a directory, without following links.
+/// All paths below a directory, without following links.
 fn below(directory: &Path) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory).expect("it lists").flatten() {
@@ -127,7 +128,7 @@ fn assert_fetcher_is_shut_in(node: &Node, pid: i32) {
         let own = fs::read(root.join("etc").join(name)).expect("it is there");
         assert_eq!(own, fs::read(Path::new("/etc").join(name)).unwrap_or_default(), "{name}");
     }
-    // Sockets, pipes, and the two files that it has.
+    // Sockets, pipes, and its two files.
     let device = fs::metadata(&root).expect("its root").dev();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
         let target = fs::read_link(entry.path()).unwrap_or_default().display().to_string();
@@ -142,7 +143,7 @@ fn assert_worker_has_no_network(node: &Node, pid: i32) {
     let interfaces = fs::read_to_string(format!("/proc/{pid}/net/dev")).expect("its interfaces");
     let names: Vec<&str> = interfaces.lines().skip(2).filter_map(|line| line.split(':').next()).collect();
     assert!(names.iter().all(|name| ["lo", "tunl0", "sit0", "ip6tnl0"].contains(&name.trim())), "{names:?}");
-    // An interface that is up has addresses of version 6, and lo a route.
+    // An active interface has IPv6 addresses, and lo a route.
     for file in ["if_inet6", "route"] {
         let text = fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
         assert_eq!(text.lines().filter(|line| !line.starts_with("Iface")).count(), 0, "{file}: {text}");
@@ -153,9 +154,10 @@ fn assert_worker_has_no_network(node: &Node, pid: i32) {
     assert_eq!(capabilities & (1 << 12 | 1 << 13 | 1 << 16 | 1 << 19), 0, "{capabilities:x}");
 }
 
-/// Without the split there is no fetcher, and the worker, root with 11 capabilities, is in the node's network.
+/// Without the separation there is no fetcher, and the worker, root with 11 capabilities, is in the node's
+/// network.
 #[test]
-fn who_speaks_to_registries_has_the_network_and_who_writes_has_none() {
+fn only_the_fetcher_has_network_access() {
     let mut node = Node::start();
     let scene = Scene::new(&node);
     scene.pull_held(&mut node, |node, worker, fetcher| {
@@ -167,11 +169,11 @@ fn who_speaks_to_registries_has_the_network_and_who_writes_has_none() {
     node.stop();
 }
 
-/// Whichever process ends, by what may happen on a node, nothing of the pull is left but its part, which the next one uses. A
-/// fetcher that is stopped does not see that its socket closes, and ends with its worker all the same: without CAP_KILL in the
-/// worker the parent-death signal was not delivered, and the stopped fetcher stayed.
+/// If any of the processes ends, only the part of the blob remains, which the next pull uses. A stopped
+/// fetcher does not notice that its socket was closed, but ends with its worker: without CAP_KILL in the
+/// worker the parent-death signal was not delivered, and the stopped fetcher remained.
 #[test]
-fn whoever_is_killed_leaves_nothing_but_the_part() {
+fn a_killed_process_of_a_pull_leaves_only_the_part() {
     for victim in ["the fetcher", "the worker", "the daemon", "the daemon, with the fetcher stopped"] {
         let mut node = Node::start();
         let scene = Scene::new(&node);
@@ -189,14 +191,14 @@ fn whoever_is_killed_leaves_nothing_but_the_part() {
             }
         });
         if victim == "the fetcher" {
-            let words = "the process that speaks to registries ended: signal 9";
+            let words = "the fetcher process ended: signal 9";
             assert!(error.contains("RegistryUnavailable") && error.contains(words), "{error}");
         }
         wait_until(&format!("{victim} was killed: both are gone"), || {
             !both.iter().any(|pid| host::is_alive(*pid))
         });
         assert_eq!(part_bytes(&node, &scene.digest), HELD_AT, "{victim}");
-        // The fetcher's root is mounted there, in a mount namespace of its own.
+        // The fetcher's root is mounted there, in its own mount namespace.
         let mounts = host::mounts(" /proc ");
         assert!(!mounts.iter().any(|line| line.contains(" - tmpfs ")), "{victim}: {mounts:?}");
         if victim.starts_with("the daemon") {
@@ -207,9 +209,10 @@ fn whoever_is_killed_leaves_nothing_but_the_part() {
     }
 }
 
-/// A fetcher that hangs, as one that was taken over can, is given up after the silence that a registry may have and ten seconds.
+/// A fetcher that hangs, for example because it is compromised, is ended ten seconds after the registry's
+/// read timeout.
 #[test]
-fn a_fetcher_that_hangs_is_given_up_and_ended() {
+fn a_fetcher_that_hangs_is_ended() {
     let config = "[registry]\nrate_window = \"1s\"\nrate_min = 1\n".to_owned();
     let mut node = Node::with(Options { config, ..Options::default() });
     let scene = Scene::new(&node);
@@ -218,15 +221,16 @@ fn a_fetcher_that_hangs_is_given_up_and_ended() {
         stopped = fetcher;
         kill(Pid::from_raw(fetcher), Signal::SIGSTOP).expect("it is there");
     });
-    assert!(error.contains("the process that speaks to registries said nothing for 11s"), "{error}");
+    assert!(error.contains("the fetcher process did not respond for 11s"), "{error}");
     wait_until("it is gone, stopped or not", || !host::is_alive(stopped));
     scene.assert_goes_on(&node);
     node.stop();
 }
 
-/// Outside of a PID namespace of its own, and without the rights to make its jail, it says what it lacks and asks nobody.
+/// Without its own PID namespace, or without the privileges for its confinement, it reports what is missing
+/// and contacts no registry.
 #[test]
-fn a_fetcher_whose_jail_is_not_closed_asks_nobody() {
+fn a_fetcher_without_complete_confinement_contacts_no_registry() {
     let folder = std::env::temp_dir().join(format!("coracle-fetcher-{}", std::process::id()));
     for user in [0, 65534] {
         fs::create_dir_all(&folder).expect("a folder");
@@ -234,8 +238,8 @@ fn a_fetcher_whose_jail_is_not_closed_asks_nobody() {
         fs::copy(binaries().join("coracle-worker"), &program).expect("the program");
         let (mut ours, theirs) = UnixStream::pair().expect("a socket");
         let theirs = OwnedFd::from(theirs);
-        // In a mount namespace of ours, for one that takes its working directory for its root; killed, as pid 1 of a PID
-        // namespace, with unshare.
+        // In a new mount namespace, because it takes its working directory as its root; killed, as PID 1 of a
+        // PID namespace, with unshare.
         for words in [&["--mount"][..], &["--mount", "--pid", "--fork", "--kill-child"]] {
             if words.len() > 1 && user == 0 {
                 continue; // that is a jail
@@ -257,7 +261,7 @@ fn a_fetcher_whose_jail_is_not_closed_asks_nobody() {
             ours.read_exact(&mut said).expect("an answer");
             let said = String::from_utf8_lossy(&said);
             assert!(
-                said.contains("jail: ") && said.contains("no registry is asked"),
+                said.contains("jail: ") && said.contains("no registry is contacted"),
                 "user {user}: {said:?}"
             );
             assert!(child.wait().expect("it ends").success());
@@ -266,9 +270,9 @@ fn a_fetcher_whose_jail_is_not_closed_asks_nobody() {
     }
 }
 
-/// A name server that knows one name, and that only under 127.0.0.1.
+/// A name server that knows one name, only at 127.0.0.1.
 fn serve_names(address: &str, name: &'static str) {
-    let socket = UdpSocket::bind(address).expect("nobody else serves names there");
+    let socket = UdpSocket::bind(address).expect("a free address");
     std::thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((count, peer)) = socket.recv_from(&mut buffer) {
@@ -281,7 +285,7 @@ fn serve_names(address: &str, name: &'static str) {
             answer[2..4].copy_from_slice(&[0x81, if is_known { 0x80 } else { 0x83 }]);
             answer[6..8].copy_from_slice(&[0, u8::from(is_known && is_a)]);
             if is_known && is_a {
-                // The name above, A, IN, an hour, four bytes.
+                // A pointer to the name, type A, class IN, one hour, four bytes.
                 answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 14, 16, 0, 4, 127, 0, 0, 1]);
             }
             let _ = socket.send_to(&answer, peer);
@@ -289,13 +293,13 @@ fn serve_names(address: &str, name: &'static str) {
     });
 }
 
-/// Names by /etc/hosts and by a name server, where resolv.conf is a symbolic link to a file that is replaced, and hosts
-/// absent at first, between two requests of one pull.
+/// Name resolution by /etc/hosts and by a name server, where resolv.conf is a symbolic link to a file that is
+/// replaced, and hosts is missing at first, between two requests of one pull.
 #[test]
-fn names_are_found_by_the_nodes_files_as_they_are_now() {
+fn name_resolution_uses_the_current_files_of_the_node() {
     let folder = std::env::temp_dir().join(format!("coracle-names-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
-    // An /etc of the daemon's own.
+    // An /etc directory for the daemon.
     let etc = folder.join("etc");
     assert!(Command::new("cp").args(["-a", "/etc"]).arg(&etc).status().expect("cp").success());
     for name in ["resolv.conf", "hosts"] {
@@ -323,17 +327,17 @@ fn names_are_found_by_the_nodes_files_as_they_are_now() {
         fs::write(node.folder().join("registries.yaml"), yaml).expect("the node's registries");
     };
     ask("boats.example");
-    let refused = node.pull_image(pull(&name)).expect_err("nobody serves names there");
+    let refused = node.pull_image(pull(&name)).expect_err("no name server");
     assert!(refused.message().contains("boats.example"), "{refused}");
     server("127.0.53.1");
     node.pull_image(pull(&name)).expect("by the name server");
     remove(&node, &name);
     ask("canoes.example");
-    node.pull_image(pull(&name)).expect_err("a name that nobody knows");
+    node.pull_image(pull(&name)).expect_err("an unknown name");
     fs::write(etc.join("hosts"), "127.0.0.1 canoes.example\n").expect("ours");
     node.pull_image(pull(&name)).expect("by hosts");
     remove(&node, &name);
-    // In the middle of a pull: it is refused until the file is there.
+    // During a pull: the name is not found until the file exists.
     fs::write(etc.join("hosts"), "").expect("ours");
     let client = node.another();
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Manifests and layers in the forms that tools make: Docker's and OCI's, chunked for lazy pulling or not. Each comes out
-//! as the same files.
+//! Manifests and layers in the formats of various tools: Docker's and OCI's, with and without lazy pulling.
+//! All are unpacked to the same files.
 
 use coracle_tests::cri::proto::ImageStatusRequest;
 use coracle_tests::fault::{Fault, Faulty};
@@ -10,7 +10,7 @@ use coracle_tests::registry::Registry;
 use coracle_tests::request::{image_spec, pull};
 use serde_json::json;
 
-/// The names of Docker's schema 2, in the order of [`OCI`].
+/// The media types of Docker's schema 2, in the order of [`OCI`].
 const DOCKER: [&str; 3] = [
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.container.image.v1+json",
@@ -45,7 +45,7 @@ fn manifests_and_lists_of_docker() {
             "platform": { "os": "linux", "architecture": ARCHITECTURE },
         }],
     });
-    // A registry that looks into lists wants all of their images; as a blob nobody looks into it.
+    // A registry checks that all images of a list exist; it does not check blobs.
     let list = list.to_string();
     registry.push_blob("docker", list.as_bytes());
     let front = Faulty::start(registry.address(), {
@@ -64,7 +64,7 @@ fn manifests_and_lists_of_docker() {
 }
 
 #[test]
-fn schema_1_is_refused_in_words() {
+fn schema_1_is_refused_with_an_error() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let old =
@@ -80,16 +80,16 @@ fn schema_1_is_refused_in_words() {
 }
 
 #[test]
-fn layers_that_are_made_for_lazy_pulling_are_read_as_what_they_are() {
+fn layers_for_lazy_pulling_are_unpacked_normally() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let mut entries = probe_entries(&node.probe());
     entries.push(Entry::file("marker", b"lazy\n"));
     let tar = Layer::new(&entries, Compression::Plain).blob;
     let pieces = tar.chunks(tar.len() / 3 + 1);
-    // estargz: a gzip member for each piece, the table of contents in the last ones.
+    // estargz: a gzip member for each file, the table of contents in the last ones.
     let members: Vec<u8> = pieces.clone().flat_map(|piece| pack(piece, Compression::Gzip)).collect();
-    // zstd:chunked: frames, and what a plain decoder skips (RFC 8878, section 3.1.2) before, between and behind them.
+    // zstd:chunked: frames, and skippable frames (RFC 8878, section 3.1.2) before, between and after them.
     let skippable = |data: &[u8]| {
         let mut frame = vec![0x50, 0x2a, 0x4d, 0x18];
         frame.extend((data.len() as u32).to_le_bytes());
@@ -115,7 +115,7 @@ fn layers_that_are_made_for_lazy_pulling_are_read_as_what_they_are() {
 }
 
 #[test]
-fn what_a_configuration_says_is_kept() {
+fn the_image_configuration_is_preserved() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let image = Image::probe(&node.probe(), "config")
@@ -141,9 +141,9 @@ fn what_a_configuration_says_is_kept() {
     node.stop();
 }
 
-/// Bazel's and ko's layers have entries for files alone.
+/// Layers of Bazel and ko have entries for files only.
 #[test]
-fn a_layer_without_entries_for_directories_leaves_them_as_they_were() {
+fn a_layer_without_directory_entries_keeps_their_attributes() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let files = [Entry::file("home/alice/boat", b"small"), Entry::file("srv/www/index", b"new")];

@@ -1,5 +1,5 @@
-//! Images that lie: about their bytes, their size, their paths. Each gets a clear error, the image is absent afterwards,
-//! and nothing outside the layer's own folder was touched.
+//! Malicious images: wrong digests, sizes and paths. Each causes a specific error, the image is then absent,
+//! and nothing outside of the layer's directory was changed.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use coracle_tests::request::pull;
 use crate::{find, listed};
 
 #[test]
-fn blobs_that_are_not_what_their_digest_says() {
+fn blobs_with_a_wrong_digest_are_refused() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "honest"), "honest", "1");
@@ -31,7 +31,7 @@ fn blobs_that_are_not_what_their_digest_says() {
 }
 
 #[test]
-fn a_layer_whose_inside_is_not_its_diff_id() {
+fn a_layer_with_a_wrong_diff_id_is_refused() {
     let node = Node::start();
     let mut image = Image::probe(&node.probe(), "inside");
     image.layers[0].diff_id = format!("sha256:{}", "0".repeat(64));
@@ -41,7 +41,7 @@ fn a_layer_whose_inside_is_not_its_diff_id() {
 }
 
 #[test]
-fn truncated_layers() {
+fn truncated_layers_are_refused() {
     let node = Node::start();
     for packing in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
         let whole = Layer::new(&probe_entries(&node.probe()), packing);
@@ -55,7 +55,7 @@ fn truncated_layers() {
 }
 
 #[test]
-fn paths_that_lead_out_lead_nowhere() {
+fn paths_cannot_leave_the_layer() {
     let node = Node::start();
     let outside = format!("{}/escaped", node.folder().display());
     let up = format!("{}{outside}", "../".repeat(12).trim_end_matches('/'));
@@ -82,7 +82,7 @@ fn paths_that_lead_out_lead_nowhere() {
         let image = Image::of(vec![Layer::new(&all, Compression::Gzip)])
             .with("Entrypoint", serde_json::json!(["/probe"]));
         let name = "localhost/escape:1";
-        // Refusing is right, and so is keeping it inside the layer, as chroot would.
+        // Refusing it is correct, and so is keeping it within the layer, as chroot would.
         if node.try_import(&image.oci_archive(name)).is_ok() {
             let (text, _) = node.once(name, &["cat", "/passwd"], |_| ());
             assert!(!text.contains("root:"), "{what}: the host's shadow file is in the image");
@@ -112,13 +112,13 @@ fn a_device_node_gives_no_device() {
 }
 
 #[test]
-fn sizes_that_are_bombs_stop_at_a_limit() {
+fn decompression_bombs_stop_at_a_limit() {
     let node = Node::start();
     let sparse = Entry::file("sparse", b"").claiming(1 << 42);
     let huge = Image::of(vec![Layer::new(&[sparse], Compression::Gzip)]);
     node.try_import(&huge.oci_archive("localhost/huge:1")).expect_err("four tebibytes");
     assert!(listed(&node).is_empty());
-    // The daemon itself must not move: the bomb goes off in a worker, against the worker's limits.
+    // The daemon's memory must not change: the bomb is unpacked by a worker with limits.
     let before = coracle_tests::host::anonymous_kib(node.pid());
     let bomb = Image::of(vec![Layer::bomb(256)]);
     let imported = node.try_import(&bomb.oci_archive("localhost/bomb:1"));

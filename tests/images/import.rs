@@ -1,5 +1,5 @@
-//! `coracle image import`: what docker save and OCI tools write, packed or not; the list it leaves; and the sandbox
-//! image that is always there.
+//! `coracle image import`: archives of docker save and OCI tools, compressed or not; the resulting list; and
+//! the built-in sandbox image.
 
 use coracle_tests::cri::proto::{ListImagesRequest, RemoveImageRequest};
 use coracle_tests::image::{Image, probe_entries};
@@ -34,7 +34,7 @@ fn archives_of_both_kinds_plain_and_compressed() {
 }
 
 #[test]
-fn an_image_survives_a_restart_and_rubbish_is_no_archive() {
+fn an_imported_image_survives_a_restart_and_invalid_archives_are_refused() {
     let mut node = Node::start();
     let name = node.import_probe();
     let before = listed(&node);
@@ -56,7 +56,7 @@ fn the_sandbox_image_is_pinned_and_stays() {
     assert_eq!(pinned.len(), 1, "{pinned:?}");
     assert!(pinned[0].size > 0 && pinned[0].id.starts_with("sha256:"));
     let request = RemoveImageRequest { image: Some(image_spec(&pinned[0].id)) };
-    // Refused or without effect: it is there afterwards.
+    // Refused or without effect: it still exists afterwards.
     let _ = node.remove_image(request);
     assert!(find(&node, &pinned[0].id).is_some());
     node.stop();

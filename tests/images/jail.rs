@@ -1,4 +1,4 @@
-//! The processes that read what strangers packed, seen from outside while they do it.
+//! The confined processes that parse untrusted archives, observed from outside while they run.
 
 use std::fs;
 use std::io::Write;
@@ -22,18 +22,18 @@ fn hexadecimal(pid: i32, key: &str) -> u64 {
     u64::from_str_radix(line.unwrap_or_default().trim(), 16).unwrap_or(u64::MAX)
 }
 
-/// A process of this node's workers with these words, once its filter is in force.
-fn inmate(node: &Node, words: &str) -> Option<i32> {
+/// A child of this node's workers with this command line, after its filter was set.
+fn confined(node: &Node, words: &str) -> Option<i32> {
     let workers: Vec<u64> = node.workers().iter().map(|worker| worker.pid as u64).collect();
     let is_ours =
         |pid: i32| host::proc_value(pid, "status", "PPid").is_some_and(|parent| workers.contains(&parent));
-    let inmates = host::processes(words);
-    let pid = inmates.into_iter().map(|process| process.pid).find(|pid| is_ours(*pid))?;
-    // Its worker has one already, which it inherits.
+    let children = host::processes(words);
+    let pid = children.into_iter().map(|process| process.pid).find(|pid| is_ours(*pid))?;
+    // Its worker has one filter, which it inherits.
     (host::proc_value(pid, "status", "Seccomp_filters") >= Some(2)).then_some(pid)
 }
 
-/// What both kinds of children have: nothing but what is asserted here is theirs.
+/// Asserts the confinement of both kinds of children.
 fn assert_shut_in(node: &Node, pid: i32, capabilities: u64) {
     let value = |key| host::proc_value(pid, "status", key);
     assert_eq!((value("Seccomp"), value("NoNewPrivs"), value("Threads")), (Some(2), Some(1), Some(1)));
@@ -44,7 +44,7 @@ fn assert_shut_in(node: &Node, pid: i32, capabilities: u64) {
     for kind in ["pid", "mnt", "net", "ipc", "uts", "cgroup"] {
         assert_ne!(host::namespace(pid, kind), host::namespace(node.pid(), kind), "{kind}");
     }
-    // Its own number in the innermost namespace: no process of the node has one there, so it can signal none.
+    // It has a PID in a nested PID namespace without processes of the node, so it can signal none.
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("NSpid");
     assert_eq!(numbers.split_whitespace().last(), Some("1"), "{numbers}");
@@ -52,7 +52,7 @@ fn assert_shut_in(node: &Node, pid: i32, capabilities: u64) {
     assert!(environment.is_empty(), "{environment:?}");
 }
 
-/// One directory is all it sees.
+/// Asserts that it sees one directory only.
 fn assert_sees_one_directory(pid: i32) {
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
     assert_eq!(mounts.lines().count(), 1, "one directory and nothing else: {mounts}");
@@ -61,7 +61,7 @@ fn assert_sees_one_directory(pid: i32) {
     for flag in ["nosuid", "nodev", "noexec"] {
         assert!(fields[5].contains(flag), "{flag}: {mounts}");
     }
-    // The archive, its words, the log; and what it writes.
+    // The archive, its messages, the log, and files that it writes.
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
         let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
         let target = fs::read_link(entry.path()).unwrap_or_default();
@@ -69,7 +69,7 @@ fn assert_sees_one_directory(pid: i32) {
     }
 }
 
-/// An empty, read-only root, its input, and pipes.
+/// Asserts an empty, read-only root, its input, and pipes.
 fn assert_sees_nothing(pid: i32) {
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
     assert_eq!(mounts.lines().count(), 1, "nothing else: {mounts}");
@@ -84,17 +84,17 @@ fn assert_sees_nothing(pid: i32) {
     }
 }
 
-/// Holds a process while it is looked at; one that ended first is none.
+/// Stops a process while it is examined; `None` if it has ended.
 fn hold(pid: i32) -> Option<i32> {
     kill(Pid::from_raw(pid), Signal::SIGSTOP).ok()?;
     let is_there = fs::read_to_string(format!("/proc/{pid}/mountinfo")).is_ok_and(|text| !text.is_empty());
     is_there.then_some(pid)
 }
 
-/// Outside of a PID namespace of its own, and without the rights to make its jail, the reader of archives says what it lacks
-/// and reads nothing. On 8e6441f it wrote "jail: it goes on without" and unpacked the layer.
+/// Without its own PID namespace, or without the privileges for its confinement, the archive parser reports
+/// what is missing and reads nothing. Regression: it logged an error and unpacked the layer.
 #[test]
-fn a_jail_that_is_not_whole_reads_nothing() {
+fn an_archive_is_not_parsed_without_complete_confinement() {
     let folder = std::env::temp_dir().join(format!("coracle-jail-{}", std::process::id()));
     let layer = Layer::new(&[coracle_tests::layer::Entry::file("taken", b"x")], Compression::Plain);
     for user in [0, 65534] {
@@ -102,15 +102,15 @@ fn a_jail_that_is_not_whole_reads_nothing() {
         std::os::unix::fs::chown(&folder, Some(user), Some(user)).expect("its owner");
         let archive = folder.join("layer.tar");
         fs::write(&archive, &layer.blob).expect("an archive");
-        // A copy: nobody else may look into the folder of the programs.
+        // A copy, because other users may not access the directory of the programs.
         let program = folder.join("coracle-worker");
         fs::copy(binaries().join("coracle-worker"), &program).expect("the program");
-        // In a mount namespace of ours, for a worker that takes the folder for its root.
+        // In a new mount namespace, because a worker takes the directory as its root.
         let output = Command::new("unshare")
             .args(["--mount", "--", "setpriv", "--clear-groups"])
             .args([format!("--reuid={user}"), format!("--regid={user}")])
             .arg(&program)
-            .args(["inmate", "unpack", "1000000", "100"])
+            .args(["confined", "unpack", "1000000", "100"])
             .current_dir(&folder)
             .stdin(fs::File::open(&archive).expect("the archive"))
             .output()
@@ -123,10 +123,10 @@ fn a_jail_that_is_not_whole_reads_nothing() {
 }
 
 #[test]
-fn who_reads_an_archive_sees_one_directory_and_may_do_little() {
+fn archive_parsers_see_one_directory_and_have_few_privileges() {
     let node = Node::start();
     let archive = Image::probe(&node.probe(), "slow").oci_archive("localhost/slow:1");
-    // An archive that comes slowly: a pipe with a name.
+    // An archive that arrives slowly: a FIFO.
     let pipe = node.folder().join("slow.tar");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
     let mut import = Command::new(binaries().join("coracle"))
@@ -137,15 +137,15 @@ fn who_reads_an_archive_sees_one_directory_and_may_do_little() {
         .stdout(Stdio::null())
         .spawn()
         .expect("the program runs");
-    let mut writer = fs::File::options().write(true).open(&pipe).expect("somebody reads it");
+    let mut writer = fs::File::options().write(true).open(&pipe).expect("the import opens it");
     writer.write_all(&archive[..archive.len() / 2]).expect("half of it");
-    let pid = wait_for("its reader is shut in", || inmate(&node, "inmate spool"));
+    let pid = wait_for("its reader is shut in", || confined(&node, "confined spool"));
     assert_shut_in(&node, pid, UNPACK);
     assert_sees_one_directory(pid);
-    let pid = wait_for("its decompressor is shut in", || inmate(&node, "inmate decompress"));
+    let pid = wait_for("its decompressor is shut in", || confined(&node, "confined decompress"));
     assert_shut_in(&node, pid, 0);
     assert_sees_nothing(pid);
-    // Its worker has what the store needs, and no network.
+    // Its worker has the privileges for the store, and no network.
     let worker = node.workers().first().expect("it runs").pid;
     assert_eq!(host::proc_value(worker, "status", "NoNewPrivs"), Some(1));
     assert_eq!(host::proc_value(worker, "status", "Seccomp"), Some(2));
@@ -163,9 +163,9 @@ fn who_reads_an_archive_sees_one_directory_and_may_do_little() {
 }
 
 #[test]
-fn who_unpacks_a_layer_sees_that_layer_only() {
+fn a_layer_parser_sees_only_its_layer() {
     let node = Node::start();
-    // One layer, and large: both processes are still there when they are looked for on a busy machine, and no other layer's.
+    // One large layer: both processes still run when they are examined on a busy machine.
     let image = Image::of(vec![Layer::bomb(256)]);
     let file = node.folder().join("big.tar");
     fs::write(&file, image.oci_archive("localhost/big:1")).expect("an archive");
@@ -177,10 +177,10 @@ fn who_unpacks_a_layer_sees_that_layer_only() {
         .stdout(Stdio::null())
         .spawn()
         .expect("the program runs");
-    // Only a layer has one; the archive has a decompressor, too.
-    let unpacks = wait_for("a layer is being unpacked", || hold(inmate(&node, "inmate unpack")?));
-    // It cannot get far: who writes to the pipe waits for who reads it.
-    let decompresses = wait_for("and decompressed", || hold(inmate(&node, "inmate decompress")?));
+    // Only layers have an unpack process; the archive has a decompressor, too.
+    let unpacks = wait_for("a layer is being unpacked", || hold(confined(&node, "confined unpack")?));
+    // It is blocked, because its reader is stopped.
+    let decompresses = wait_for("and decompressed", || hold(confined(&node, "confined decompress")?));
     assert_shut_in(&node, unpacks, UNPACK);
     assert_sees_one_directory(unpacks);
     assert_shut_in(&node, decompresses, 0);
@@ -190,14 +190,14 @@ fn who_unpacks_a_layer_sees_that_layer_only() {
     }
     assert!(import.wait().expect("it ends").success());
     assert!(find(&node, "localhost/big:1").is_some());
-    wait_until("nobody is left", || inmate(&node, "inmate").is_none());
+    wait_until("all confined children have ended", || confined(&node, "confined").is_none());
     node.stop();
 }
 
-/// A frame that asks for more memory than a node has, and an archive whose names are longer than it: both end the reader,
-/// not the node, and say so.
+/// A frame that requires more memory than a node has, and an archive with too many names: both end the parser
+/// with a specific error and do not affect the node.
 #[test]
-fn what_wants_too_much_memory_is_refused() {
+fn archives_that_need_too_much_memory_are_refused() {
     let node = Node::start();
     let endless = coracle_tests::layer::pax_of(4 << 20);
     let packed = coracle_tests::layer::pack(&endless, Compression::Zstd);
@@ -207,10 +207,10 @@ fn what_wants_too_much_memory_is_refused() {
         layer.blob = blob;
         let refused = node.try_import(&Image::of(vec![layer]).oci_archive("localhost/pax:1"));
         let error = refused.expect_err(what);
-        assert!(error.contains("described too long"), "{what}: {error}");
+        assert!(error.contains("metadata of an entry is too long"), "{what}: {error}");
     }
     // The archive of the images itself.
     let error = node.try_import(&endless).expect_err("no archive of images");
-    assert!(error.contains("described too long"), "{error}");
+    assert!(error.contains("metadata of an entry is too long"), "{error}");
     node.stop();
 }

@@ -1,4 +1,4 @@
-//! What layers are called, and how much of a disk they may take: findings 17 and 20 of docs/security.md.
+//! Names of layers, and limits of their disk usage: findings 17 and 20 of docs/security.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,9 +21,9 @@ fn layers(node: &Node) -> BTreeSet<String> {
     names.filter(|name| name != "l" && !name.starts_with("tmp-")).collect()
 }
 
-/// All 256 bits of the chain ID, and mounts by links that lead to them. On 8e6441f a name was the first 128 bits.
+/// All 256 bits of the chain ID, and mounts through short links. Regression: a name was the first 128 bits.
 #[test]
-fn layers_are_called_by_their_whole_chain_ids() {
+fn layers_are_named_by_their_complete_chain_ids() {
     let node = Node::start();
     let image = Image::probe(&node.probe(), "whole")
         .plus(Layer::new(&[Entry::file("top", b"the top layer")], Compression::Gzip));
@@ -41,10 +41,10 @@ fn layers_are_called_by_their_whole_chain_ids() {
     node.stop();
 }
 
-/// A link that leads to another layer: two layers that agree in the part of their names that a mount has. The container is not
-/// made of the wrong one. A link to a layer that is gone is made anew.
+/// A link that leads to another layer, because the short names of two layers are equal. The container does
+/// not use the wrong layer. A link to a removed layer is created again.
 #[test]
-fn a_mount_never_takes_another_layer() {
+fn a_mount_never_uses_another_layer() {
     let node = Node::start();
     for name in ["one", "two"] {
         let image = Image::probe(&node.probe(), name);
@@ -60,7 +60,7 @@ fn a_mount_never_takes_another_layer() {
     let pod_id = node.run_pod(&pod);
     let config = request::container("one", "localhost/one:1", &["true"], &pod);
     let refused = node.create_container(request::create(&pod_id, &config, &pod)).expect_err("another layer");
-    assert!(refused.message().contains("its short name is taken by"), "{refused}");
+    assert!(refused.message().contains("its short name is in use for"), "{refused}");
     node.remove_pod(&pod_id);
     for name in names {
         let link = links.join(&name[..24]);
@@ -72,9 +72,9 @@ fn a_mount_never_takes_another_layer() {
     node.stop();
 }
 
-/// A gzip bomb of 256 MiB on a disk of 160 MiB. On 8e6441f it filled the disk to the last byte.
+/// A gzip bomb of 256 MiB on a disk of 160 MiB. Regression: it filled the disk completely.
 #[test]
-fn a_bomb_leaves_the_disk_its_reserve() {
+fn a_decompression_bomb_leaves_the_reserve_of_the_disk() {
     let home = Node::start();
     let disk = FreshDisk::new(home.folder(), 160);
     let node = Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() });
@@ -99,7 +99,7 @@ fn a_bomb_leaves_the_disk_its_reserve() {
     });
     let error = refused.expect_err("more than the disk has");
     let reserve = free().1 / 10;
-    // From one look to the next 4 MiB may come, and as much is in pipes and buffers.
+    // Up to 4 MiB may be written between two checks, and as much is in pipes and buffers.
     let least = least.into_inner();
     assert!(least + (8 << 20) >= reserve, "{least} bytes were left of a reserve of {reserve}");
     for words in [diff_id.as_str(), "are reserved", "are free", &(16_u64 << 30).to_string()] {
@@ -113,9 +113,9 @@ fn a_bomb_leaves_the_disk_its_reserve() {
     home.stop();
 }
 
-/// On 8e6441f there was no such key: 64 GiB whatever the node.
+/// Regression: the limit was 64 GiB and could not be configured.
 #[test]
-fn a_layer_is_bounded_by_the_configuration() {
+fn the_size_of_layers_is_limited_by_the_configuration() {
     let node = Node::with(Options { config: "[image]\nlayer_mib_max = 16\n".into(), ..Options::default() });
     let bomb = |mebibytes| Image::of(vec![Layer::bomb(mebibytes)]).oci_archive("localhost/bomb:1");
     let error = node.try_import(&bomb(17)).expect_err("more than the bound");

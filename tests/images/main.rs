@@ -1,8 +1,9 @@
-//! Images as users meet them: pulled from a real registry, imported from archives, listed, removed; and the images that
-//! registries and attackers lie about. Workers do the work, so each test also ends with no worker left (`Node::stop`).
+//! Images from the user's point of view: pulled from a real registry, imported from archives, listed,
+//! removed; and malicious images and registries. Each test also ends without a running worker (`Node::stop`).
 #![forbid(unsafe_code)]
 
 mod bundles;
+mod commands;
 mod credentials;
 mod faults;
 mod fetcher;
@@ -20,14 +21,14 @@ use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};
 use coracle_tests::node::Node;
 use coracle_tests::request::image_spec;
 
-/// What ListImages shows, the built-in sandbox image left out.
+/// The images of ListImages, without the built-in sandbox image.
 pub(crate) fn listed(node: &Node) -> Vec<Image> {
     let mut images = node.list_images(ListImagesRequest::default()).expect("list").images;
     images.retain(|image| !image.pinned);
     images
 }
 
-/// ImageStatus by any name.
+/// ImageStatus of any name.
 pub(crate) fn find(node: &Node, name: &str) -> Option<Image> {
     let request = ImageStatusRequest { image: Some(image_spec(name)), verbose: false };
     node.image_status(request).expect("status").image

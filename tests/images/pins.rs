@@ -1,4 +1,5 @@
-//! What is pinned, by rules PIN-1 to PIN-7: a function of names and configuration, which a restart and SIGHUP agree on.
+//! Pinned images according to PIN-1 to PIN-9: determined by names and configuration only, also after a
+//! restart and SIGHUP.
 
 use coracle_tests::cri::proto::{Image as Listed, ListImagesRequest, RemoveImageRequest};
 use coracle_tests::host::wait_until;
@@ -32,7 +33,7 @@ fn pin_1_2_and_3_the_built_in_sandbox_image_is_always_there() {
     for name in [&image.id, &image.repo_tags[0]] {
         assert_eq!(find(&node, name).expect("it is found").id, image.id);
     }
-    // Its pull needs no registry, and an explicit removal is obliged without taking it away (PIN-7).
+    // Its pull needs no registry, and an explicit removal succeeds without effect (PIN-7).
     assert_eq!(node.pull_image(pull(&image.repo_tags[0])).expect("a pull").image_ref, image.id);
     node.remove_image(RemoveImageRequest { image: Some(image_spec(&image.id)) }).expect("removed");
     assert_eq!(only(&node), image);
@@ -52,28 +53,28 @@ fn pin_4_and_5_a_configured_sandbox_image_is_pulled_and_pinned_while_it_is_confi
     let mut node = Node::with(Options { config: line(&one), ..Options::default() });
     wait_until("the sandbox image is pulled", || find(&node, &one).is_some());
     assert!(is_pinned(&node, &one));
-    // A kubelet's collection passes over what is pinned: nothing is left for it.
+    // A kubelet's garbage collection skips pinned images: nothing remains for it.
     let images = node.list_images(ListImagesRequest::default()).expect("list").images;
     assert!(images.iter().all(|image| image.pinned));
-    // Another one: the old is pinned no more, the new is pulled and pinned.
+    // Another one: the old one is no longer pinned, the new one is pulled and pinned.
     node.rewrite_config(&line(&two));
     hang_up(&node);
     wait_until("the other is pulled", || find(&node, &two).is_some());
     assert!(is_pinned(&node, &two) && !is_pinned(&node, &one));
     node.restart();
     assert!(is_pinned(&node, &two) && !is_pinned(&node, &one));
-    // None at all, and one that nobody has: pods need neither.
+    // None at all, and one that does not exist: pods need neither.
     node.rewrite_config(&line("127.0.0.1:1/nobody/has:1"));
     hang_up(&node);
     wait_until("it is pinned no more", || !is_pinned(&node, &two));
     node.run_pod(&host_pod("without"));
-    wait_until("the log says so", || node.log().contains("sandbox image not pulled"));
+    wait_until("the log says so", || node.log().contains("cannot pull the sandbox image"));
     node.stop();
     fixture.stop();
 }
 
 #[test]
-fn pin_5_6_and_7_patterns_pin_until_they_change_and_a_removal_is_obliged() {
+fn pin_5_6_and_7_patterns_pin_until_they_change_and_a_removal_succeeds() {
     let mut node =
         Node::with(Options { config: "pinned_images = [\"*boats*\"]\n".into(), ..Options::default() });
     let registry = Registry::start(node.folder());
@@ -88,7 +89,7 @@ fn pin_5_6_and_7_patterns_pin_until_they_change_and_a_removal_is_obliged() {
     hang_up(&node);
     wait_until("the other is pinned", || is_pinned(&node, &other));
     assert!(!is_pinned(&node, &boats));
-    // A configuration with a mistake changes nothing.
+    // An invalid configuration changes nothing.
     node.rewrite_config("pinned_images = [\"a*b\"]\n");
     hang_up(&node);
     wait_until("the log names it", || node.log().contains("a*b"));
@@ -102,7 +103,7 @@ fn pin_5_6_and_7_patterns_pin_until_they_change_and_a_removal_is_obliged() {
 }
 
 #[test]
-fn pin_7_8_and_9_pins_by_hand_survive_restarts_and_tags_that_move() {
+fn pin_7_8_and_9_manual_pins_survive_restarts_and_moved_tags() {
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "old"), "app", "1");
@@ -123,13 +124,13 @@ fn pin_7_8_and_9_pins_by_hand_survive_restarts_and_tags_that_move() {
     let new = node.pull_image(pull(&name)).expect("pull").image_ref;
     assert_ne!(old, new);
     assert!(is_pinned(&node, &new) && !is_pinned(&node, &old), "the pin is the name's");
-    // By id it is the image's.
+    // The ID pins the image itself.
     assert!(image(&["pin", &old], &node).0 && is_pinned(&node, &old));
     assert!(image(&["unpin", &old], &node).0 && !is_pinned(&node, &old));
     let (is_done, said) = image(&["unpin", &old], &node);
-    assert!(!is_done && said.contains("not pinned by hand"), "{said}");
+    assert!(!is_done && said.contains("not pinned manually"), "{said}");
     assert!(!image(&["pin", "absent"], &node).0);
-    // The CRI obliges; by hand it takes a word more.
+    // The CRI removes a pinned image; the command line requires --force.
     assert!(image(&["remove", "--force", &name], &node).0);
     assert!(find(&node, &name).is_none());
     node.stop();

@@ -1,4 +1,5 @@
-//! PullImage from Debian's docker-registry: names, manifest lists, credentials, packings, and pulls nobody waits for.
+//! PullImage from Debian's docker-registry: names, manifest lists, credentials, compressions, and pulls whose
+//! clients disconnect.
 
 use std::time::Duration;
 
@@ -6,6 +7,7 @@ use coracle_tests::cri::proto::{AuthConfig, ImageFsInfoRequest, RemoveImageReque
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::Node;
+use coracle_tests::prometheus::{node_with_metrics, scrape};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
 use coracle_tests::request::{image_spec, pull};
 
@@ -14,7 +16,7 @@ use crate::{find, listed};
 /// `me:secret` in base64.
 const CREDENTIALS: &str = "bWU6c2VjcmV0";
 
-/// What a kubelet with a pull secret sends.
+/// The credentials of a kubelet with a pull secret.
 fn credentials() -> AuthConfig {
     AuthConfig { username: "me".into(), password: "secret".into(), ..Default::default() }
 }
@@ -61,7 +63,7 @@ fn an_anonymous_pull_is_listed_found_by_every_name_and_removed() {
 }
 
 #[test]
-fn credentials_are_asked_for_and_used() {
+fn challenges_are_answered_with_credentials() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "secret"), "x", "1");
@@ -75,7 +77,7 @@ fn credentials_are_asked_for_and_used() {
             anonymous.expect("anyone gets a token");
             continue;
         }
-        let refused = anonymous.expect_err("nobody was named");
+        let refused = anonymous.expect_err("no credentials");
         assert!(!refused.message().contains("secret"), "{refused}");
         let wrong = AuthConfig { password: "guess".into(), ..credentials() };
         for (auth, is_right) in [(wrong, false), (credentials(), true)] {
@@ -90,7 +92,7 @@ fn credentials_are_asked_for_and_used() {
 }
 
 #[test]
-fn of_a_manifest_list_this_machine_takes_its_own() {
+fn the_platform_of_this_machine_is_chosen_from_a_manifest_list() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let mine = Image::probe(&node.probe(), "mine");
@@ -140,7 +142,7 @@ fn layers_plain_gzip_and_zstd_with_whiteouts_and_links() {
 }
 
 #[test]
-fn names_that_are_wrong_or_absent_say_so() {
+fn invalid_and_missing_names_are_errors() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "there"), "there", "1");
@@ -157,7 +159,7 @@ fn names_that_are_wrong_or_absent_say_so() {
 }
 
 #[test]
-fn pulls_of_one_image_join() {
+fn concurrent_pulls_of_one_image_share_one_download() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let image = Image::probe(&node.probe(), "joined");
@@ -178,7 +180,7 @@ fn pulls_of_one_image_join() {
 }
 
 #[test]
-fn a_pull_nobody_waits_for_ends() {
+fn a_pull_without_clients_ends() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "stalled"), "stalled", "1");
@@ -189,5 +191,24 @@ fn a_pull_nobody_waits_for_ends() {
     coracle_tests::host::wait_within(Duration::from_secs(60), || node.workers().is_empty().then_some(()))
         .expect("the worker of an abandoned pull ends");
     assert!(listed(&node).is_empty());
+    node.stop();
+}
+
+/// Each outcome of a pull has its counter; the pulled bytes are counted too.
+#[test]
+fn pulls_are_counted_by_outcome() {
+    let (node, address) = node_with_metrics();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "counted"), "counted", "1");
+    let pull_image = |name: &str| node.pull_image(pull(name));
+    pull_image(&registry.name("counted", "1")).expect("pull");
+    pull_image(&registry.name("absent", "1")).expect_err("there is none");
+    pull_image("registry.invalid/x:1").expect_err("no such name");
+    let values = scrape(&address);
+    for outcome in ["ok", "not_found", "dns"] {
+        let name = format!("coracle_image_pulls_total{{outcome=\"{outcome}\"}}");
+        assert_eq!(values.get(&name), Some(&1.0), "{name}: {values:#?}");
+    }
+    assert!(values["coracle_image_pull_bytes_total"] > 1000.0, "{values:#?}");
     node.stop();
 }

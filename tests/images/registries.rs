@@ -1,5 +1,5 @@
-//! Which endpoint is asked, with what: containerd's hosts.toml, k3s' registries.yaml and docker's config.json as people
-//! write them, proxies, redirects, and TLS by Debian's nginx. Each file is read at the next pull, without a restart.
+//! Registry configuration in containerd's hosts.toml, k3s' registries.yaml and docker's config.json, proxies,
+//! redirects, and TLS with Debian's nginx. The files are read at the next pull, without a restart.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -30,7 +30,7 @@ fn explain(node: &Node, name: &str) -> String {
 }
 
 #[test]
-fn hosts_toml_says_who_is_asked_for_what() {
+fn hosts_toml_determines_the_endpoints() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "hosts"), "boats/probe", "1");
@@ -62,12 +62,12 @@ server = "http://{server}"
     };
     assert_eq!((tags(&digests), tags(&all), tags(&server)), (0, 1, 0));
     assert!(all.served().iter().all(|served| served.head.second().contains("ns=boats.invalid")));
-    // Who answered for the tag is asked for the rest first; who cannot resolve it serves digests.
+    // The endpoint that resolved the tag is preferred for the rest; one that cannot resolve serves digests.
     remove(&node, name);
     let broken = text.replace(&format!("[host.\"http://{}/v2\"]", all.address()), "[host.\"ftp://nowhere\"]");
     write(&node, "certs.d/boats.invalid/hosts.toml", &broken);
     node.pull_image(pull(name)).expect("one bad entry disables itself");
-    assert_eq!(tags(&server), 1, "read anew without a restart");
+    assert_eq!(tags(&server), 1, "read again without a restart");
     wait_until("the log names file and line", || {
         node.log().contains("boats.invalid/hosts.toml:9: ftp://nowhere")
     });
@@ -78,7 +78,7 @@ server = "http://{server}"
     let blobs = digests.served();
     assert!(blobs.len() >= 2, "digests are asked of the first: {blobs:?}");
     assert!(blobs.iter().all(|served| served.head.get("x-boat") == Some("coracle")));
-    // A file that breaks counts as it last was; one that goes makes way for registries.yaml's entry, before the default.
+    // For an invalid file its last valid version applies; after its removal the entry of registries.yaml.
     remove(&node, &by_digest);
     let file = "certs.d/boats.invalid/hosts.toml";
     write(&node, file, &format!("{text}\nserver = \n"));
@@ -90,20 +90,20 @@ server = "http://{server}"
     write(&node, "registries.yaml", &yaml);
     write(&node, "certs.d/_default/hosts.toml", "server = \"http://127.0.0.1:1\"\n");
     node.pull_image(pull(name)).expect("by registries.yaml");
-    // A registries.yaml that breaks leaves the last good one in force, and one that is fixed counts again.
+    // For an invalid registries.yaml the last valid version applies, and a corrected one applies again.
     remove(&node, name);
     write(&node, "registries.yaml", &format!("{yaml} - what: ["));
     node.pull_image(pull(name)).expect("by the last good one");
-    wait_until("the log says so", || node.log().contains("the last good one counts"));
+    wait_until("the log says so", || node.log().contains("the last valid version applies"));
     write(&node, "registries.yaml", "");
     remove(&node, name);
     node.pull_image(pull(name)).expect_err("nothing says where any more");
     node.stop();
 }
 
-/// REG-10, and the same for hosts.toml.
+/// REG-10, and the same behaviour for hosts.toml.
 #[test]
-fn broken_files_show_in_status_until_they_are_mended() {
+fn invalid_files_are_shown_in_status_until_they_are_corrected() {
     let mut node = Node::start();
     let trouble = |node: &Node| {
         let status = node.status(Default::default()).expect("status").status.expect("conditions");
@@ -113,14 +113,14 @@ fn broken_files_show_in_status_until_they_are_mended() {
         found.message
     };
     assert_eq!(trouble(&node), "", "no file is no mistake");
-    // At the start, without any pull.
+    // At the start, without a pull.
     write(&node, "registries.yaml", "mirrors: {}\n - what: [");
     node.restart();
     wait_until("the start has looked", || trouble(&node).contains("registries.yaml:2: "));
-    // After a pull, be it in vain; all hosts are looked at, not only the one that was asked.
+    // After a pull, even a failed one; the directories of all hosts are checked, not only that of the pull.
     write(&node, "registries.yaml", "mirrors: {}\n");
     write(&node, "certs.d/other.invalid/hosts.toml", "\n\nserver = \n");
-    node.pull_image(pull("127.0.0.1:1/x:1")).expect_err("nobody is there");
+    node.pull_image(pull("127.0.0.1:1/x:1")).expect_err("no registry there");
     wait_until("the pull has looked", || {
         let text = trouble(&node);
         text.contains("other.invalid/hosts.toml:3: ") && !text.contains("registries.yaml")
@@ -134,7 +134,7 @@ fn broken_files_show_in_status_until_they_are_mended() {
 }
 
 #[test]
-fn explain_says_where_a_name_leads_and_no_secret() {
+fn explain_lists_endpoints_without_secrets() {
     let config = "[registry]\ndocker_config = \"/FOLDER/docker.json\"\n";
     let mut node = Node::start();
     let folder = node.folder().display().to_string();
@@ -157,11 +157,11 @@ fn explain_says_where_a_name_leads_and_no_secret() {
         \x20 https://mirror.invalid:5000/proxy/library/busybox\n\
         \x20   from         {folder}/registries.yaml:4\n\
         \x20   credentials  basic of {folder}/registries.yaml:8\n\
-        \x20   tls          verified by the system's roots and /ca.pem\n\
+        \x20   tls          verified by the system's root certificates and /ca.pem\n\
         \x20 https://registry-1.docker.io/v2/library/busybox\n\
         \x20   from         the registry itself\n\
         \x20   credentials  basic of {folder}/docker.json:3\n\
-        \x20   tls          verified by the system's roots\n"
+        \x20   tls          verified by the system's root certificates\n"
     );
     assert_eq!(text, expected);
     write(
@@ -210,7 +210,7 @@ fn credentials_come_from_the_request_or_from_files() {
     for demand in demands {
         let proxy = Proxy::start(registry.address(), demand.clone(), Lie::None);
         let name = proxy.name("x", "1");
-        node.pull_image(pull(&name)).expect_err("nobody was named");
+        node.pull_image(pull(&name)).expect_err("no credentials");
         let entry = match demand {
             Demand::Refresh(_) => r#"{"identitytoken": "refresh-me"}"#,
             _ => r#"{"auth": "bWU6c2VjcmV0"}"#,
@@ -220,7 +220,7 @@ fn credentials_come_from_the_request_or_from_files() {
         node.pull_image(pull(&name))
             .unwrap_or_else(|error| panic!("{demand:?}: {error}\n{:?}", proxy.seen()));
         remove(&node, &name);
-        // The request's count more, right or wrong.
+        // The request's credentials have precedence, valid or not.
         let mut request = pull(&name);
         request.auth = Some(AuthConfig { registry_token: "wrong".into(), ..Default::default() });
         let refused = node.pull_image(request.clone()).expect_err("a wrong token");
@@ -237,7 +237,7 @@ fn credentials_come_from_the_request_or_from_files() {
 }
 
 #[test]
-fn redirects_lead_to_blob_stores_without_our_credentials() {
+fn redirects_to_blob_stores_are_followed_without_credentials() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "redirect"), "x", "1");
@@ -268,7 +268,7 @@ fn redirects_lead_to_blob_stores_without_our_credentials() {
 }
 
 #[test]
-fn tls_is_verified_by_what_the_files_say() {
+fn tls_is_verified_according_to_the_configuration() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "tls"), "x", "1");
@@ -282,10 +282,10 @@ fn tls_is_verified_by_what_the_files_say() {
     let (ca, cert, key) = (ca.display(), cert.display(), key.display());
     let address = nginx.address();
     let hosts = format!("certs.d/{address}/hosts.toml");
-    // A registry on loopback is asked without TLS unless a file says otherwise.
+    // A registry on the loopback interface is contacted without TLS unless a file requires it.
     let server = format!("server = \"https://{address}\"\n");
     write(&node, &hosts, &server);
-    let refused = node.pull_image(request.clone()).expect_err("of an authority nobody knows");
+    let refused = node.pull_image(request.clone()).expect_err("an unknown authority");
     assert!(refused.message().to_lowercase().contains("certificate"), "{refused}");
     write(&node, &hosts, &format!("{server}ca = \"{ca}\"\n"));
     node.pull_image(request.clone()).expect_err("it wants a certificate, too");
@@ -297,7 +297,8 @@ fn tls_is_verified_by_what_the_files_say() {
     remove(&node, &name);
     let refused = node.pull_image(pull(&name)).expect_err("without a password");
     assert!(refused.message().contains("unauthorized"), "{refused}");
-    // The same by registries.yaml, with the password in it; then with certificates as docker looks for them.
+    // The same settings in registries.yaml, including the password; then with certificates in docker's
+    // layout.
     std::fs::remove_dir_all(node.folder().join("certs.d")).expect("ours");
     let config = |tls: &str| {
         format!(
@@ -313,14 +314,73 @@ fn tls_is_verified_by_what_the_files_say() {
     node.stop();
 }
 
+/// A certificate as `openssl req -x509` makes it and Docker's guide for a private registry shows it: accepted if it
+/// is trusted itself, for its own name only; otherwise the error says what to do.
 #[test]
-fn certificates_lie_in_the_folder_as_docker_has_them() {
+fn a_certificate_that_signed_itself_is_accepted_where_it_is_trusted() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "self-signed"), "x", "1");
+    let right = Nginx::self_signed(node.folder(), "right", registry.address(), "127.0.0.1");
+    let wrong = Nginx::self_signed(node.folder(), "wrong", registry.address(), "192.0.2.1");
+    let trust = |nginx: &Nginx, ca: &std::path::Path| {
+        let address = nginx.address();
+        format!(
+            "mirrors: {{\"{address}\": {{endpoint: [\"https://{address}\"]}}}}\n\
+             configs: {{\"{address}\": {{tls: {{ca_file: {}}}}}}}\n",
+            ca.display()
+        )
+    };
+    let name = format!("{}/x:1", right.address());
+    write(&node, "registries.yaml", &trust(&right, &wrong.file("server.pem")));
+    let refused = node.pull_image(pull(&name)).expect_err("another one is trusted");
+    let words = refused.message();
+    assert!(words.contains("it signed itself") && words.contains("ca_file"), "{refused}");
+    write(&node, "registries.yaml", &trust(&right, &right.file("server.pem")));
+    node.pull_image(pull(&name)).expect("it is trusted itself");
+    remove(&node, &name);
+    // Trusted, but for another address.
+    write(&node, "registries.yaml", &trust(&wrong, &wrong.file("server.pem")));
+    let refused = node.pull_image(pull(&format!("{}/x:1", wrong.address()))).expect_err("of another name");
+    assert!(refused.message().contains("not valid for name"), "{refused}");
+    node.stop();
+}
+
+/// A Wi-Fi's log-in page answers every request with HTML and 200.
+#[test]
+fn a_captive_portal_is_called_one() {
+    let node = Node::start();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            use std::io::{Read as _, Write as _};
+            let mut stream = stream;
+            let _ = stream.read(&mut [0; 4096]);
+            let page = "\n<!DOCTYPE html><html><body>Please log in</body></html>";
+            let _ = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {}\r\n\r\n{page}",
+                page.len()
+            );
+        }
+    });
+    let refused = node.pull_image(pull(&format!("{address}/x:1"))).expect_err("it is no registry");
+    assert!(
+        refused.message().contains("web page (HTML)") && refused.message().contains("captive portal"),
+        "{refused}"
+    );
+    node.stop();
+}
+
+#[test]
+fn certificates_in_dockers_layout_are_used() {
     let fixture = Node::start();
     let registry = Registry::start(fixture.folder());
     registry.push(&Image::probe(&fixture.probe(), "docker"), "x", "1");
     let wants = Wants { certificate: true, password: false };
     let nginx = Nginx::start(fixture.folder(), "nginx", registry.address(), wants);
-    // By a name that is not loopback's, a registry's own endpoint is https; the proxy knows where it is.
+    // With a host name other than localhost, a registry's own endpoint is https; the proxy resolves it.
     let proxy = Connect::start(nginx.address());
     let environment = vec![("HTTPS_PROXY".to_owned(), format!("http://{}", proxy.address))];
     let node = Node::with(Options { environment, ..Options::default() });
@@ -341,7 +401,7 @@ fn certificates_lie_in_the_folder_as_docker_has_them() {
 }
 
 #[test]
-fn proxies_of_the_environment_are_asked_and_passed_by() {
+fn proxies_of_the_environment_are_used_or_bypassed() {
     let fixture = Node::start();
     let registry = Registry::start(fixture.folder());
     registry.push(&Image::probe(&fixture.probe(), "proxied"), "x", "1");
@@ -368,7 +428,7 @@ fn proxies_of_the_environment_are_asked_and_passed_by() {
 }
 
 #[test]
-fn addresses_may_be_of_version_6() {
+fn registries_may_have_ipv6_addresses() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "six"), "x", "1");
@@ -384,7 +444,7 @@ fn addresses_may_be_of_version_6() {
     node.stop();
 }
 
-/// A proxy that connects everything to one place.
+/// A proxy that connects all requests to one address.
 struct Connect {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
@@ -407,7 +467,7 @@ impl Connect {
 }
 
 fn tunnel(mut client: TcpStream, to: SocketAddr, log: &Mutex<Vec<String>>) -> Option<()> {
-    // Byte by byte: what follows the head is not ours to buffer.
+    // Byte by byte, because data after the header must not be buffered.
     let mut reader = BufReader::with_capacity(1, client.try_clone().ok()?);
     let head = http::read_head(&mut reader).ok()?;
     log.lock().expect("no thread panics with it").push(head.first);

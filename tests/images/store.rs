@@ -1,4 +1,4 @@
-//! The store: what it says it uses, what it keeps, and how it is checked and mended.
+//! The store: its disk usage, kept blobs, verification and repair.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,8 @@ use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{image_spec, pull};
 
-/// What lies below a directory, counted here and not by the program under test; what goes meanwhile counts nothing.
+/// Bytes and inodes below a directory, counted independently of the tested program; files that are removed
+/// meanwhile do not count.
 fn counted(path: &Path) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
     let Ok(about) = fs::symlink_metadata(path) else { return (0, 0) };
@@ -19,9 +20,9 @@ fn counted(path: &Path) -> (u64, u64) {
     below.fold((about.blocks() * 512, 1), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
-/// Bytes and inodes are those of the disk, layers that images share counted once; a pull and a removal show soon.
+/// Bytes and inodes are those of the disk, with shared layers counted once; a pull and a removal show soon.
 #[test]
-fn image_fs_info_is_true_to_the_byte() {
+fn image_fs_info_is_exact() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let base = Image::probe(&node.probe(), "shared");
@@ -54,28 +55,28 @@ fn image_fs_info_is_true_to_the_byte() {
         node.remove_image(RemoveImageRequest { image: Some(image_spec(&registry.name(name, "1"))) })
             .expect("remove");
     }
-    // Layers go a moment after their image.
+    // Layers are removed a moment after their image.
     wait_until("the layers are gone", || there().1 <= empty.1);
     let gone = agrees("nothing");
     assert!(gone.1 <= empty.1, "{empty:?} {gone:?}");
     node.stop();
 }
 
-/// `coracle image check …`: whether all was well, and all that was said.
+/// `coracle image check …`: whether it succeeded, and its output.
 fn check(node: &Node, words: &[&str]) -> (bool, String) {
     let output = node.image_command(&[&["check"], words].concat());
     let text = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The one file of this name in the unpacked layers.
+/// The only file of this name in the unpacked layers.
 fn unpacked(node: &Node, name: &str) -> std::path::PathBuf {
     let layers = fs::read_dir(node.root().join("layers")).expect("layers").flatten();
     layers.map(|layer| layer.path().join(name)).find(|path| path.exists()).expect("a layer has it")
 }
 
 #[test]
-fn check_finds_what_is_broken_and_mends_it_or_drops_it() {
+fn check_repairs_or_removes_damaged_images() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let image = Image::probe(&node.probe(), "checked");
@@ -84,7 +85,7 @@ fn check_finds_what_is_broken_and_mends_it_or_drops_it() {
     node.pull_image(pull(&name)).expect("pull");
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
 
-    // A file that a dying card gave other bytes: the kept blob has the right ones.
+    // A file with wrong bytes, as from a failing SD card: the kept blob has the right ones.
     let passwd = unpacked(&node, "etc/passwd");
     let right = fs::read(&passwd).expect("it reads");
     let wrong = right.iter().map(|byte| byte ^ 1).collect::<Vec<u8>>();
@@ -92,20 +93,20 @@ fn check_finds_what_is_broken_and_mends_it_or_drops_it() {
     let (is_well, text) = check(&node, &[]);
     assert!(!is_well && text.contains("/etc/passwd: has other content"), "{text}");
     assert_eq!(fs::read(&passwd).expect("it reads"), wrong, "looking changes nothing");
-    // What a container uses stays where it is.
+    // A layer that a container uses is not replaced.
     let pod = coracle_tests::request::host_pod("user");
     let pod_id = node.run_pod(&pod);
     let config = coracle_tests::request::container("one", &name, &["sleep", "forever"], &pod);
     node.run_container(&pod_id, &config, &pod);
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(!is_well && text.contains("a container uses it"), "{text}");
+    assert!(!is_well && text.contains("in use by a container"), "{text}");
     node.remove_pod(&pod_id);
     let (is_well, text) = check(&node, &["--repair"]);
     assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
     assert_eq!(fs::read(unpacked(&node, "etc/passwd")).expect("it reads"), right);
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
 
-    // A blob: nothing here has it a second time.
+    // A blob, of which there is no other copy.
     let blob = node
         .root()
         .join("images/blobs")
@@ -113,22 +114,83 @@ fn check_finds_what_is_broken_and_mends_it_or_drops_it() {
     let length = fs::metadata(&blob).expect("it is kept").len();
     fs::File::options().write(true).open(&blob).and_then(|file| file.set_len(length - 1)).expect("cut");
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(!is_well && text.contains("is dropped: pull it again"), "{text}");
+    assert!(!is_well && text.contains("is dropped: pull or import it again"), "{text}");
     assert!(crate::find(&node, &name).is_none());
     node.pull_image(pull(&name)).expect("pull again");
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
     node.stop();
 }
 
-#[test]
-fn a_store_that_keeps_no_blobs_has_none_and_says_what_it_cannot_mend() {
-    let node = Node::start();
+/// Reloads the configuration with `keep_blobs = false`.
+fn keep_no_blobs(node: &Node) {
     let text = fs::read_to_string(node.folder().join("config.toml")).expect("the configuration");
     let text = text.replace("[image]\n", "[image]\nkeep_blobs = false\n");
     fs::write(node.folder().join("config.toml"), text).expect("ours");
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(node.pid()), nix::sys::signal::Signal::SIGHUP)
         .expect("the daemon is ours");
     wait_until("it is read", || node.log().contains("image.keep_blobs"));
+}
+
+#[test]
+fn check_compares_the_layers_of_docker_archives() {
+    let node = Node::start();
+    let entries = coracle_tests::image::probe_entries(&node.probe());
+    let image = Image::probe(&node.probe(), "docker").repacked(&entries, Compression::Plain);
+    let name = "localhost/docker:1";
+    node.try_import(&image.docker_archive(&[name])).expect("import");
+    assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
+    let group = unpacked(&node, "etc/group");
+    let right = fs::read(&group).expect("it reads");
+    fs::write(&group, [right.as_slice(), b"xy"].concat()).expect("ours to break");
+    let (is_well, text) = check(&node, &[]);
+    assert!(!is_well && text.contains("/etc/group: ") && text.contains("bytes instead of"), "{text}");
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
+    assert_eq!(fs::read(unpacked(&node, "etc/group")).expect("it reads"), right);
+    assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
+    node.stop();
+}
+
+#[test]
+fn check_mends_the_names_of_users() {
+    let node = Node::start();
+    let name = node.import_probe();
+    let pod = coracle_tests::request::host_pod("user");
+    let config = coracle_tests::request::container("one", &name, &["sleep", "forever"], &pod);
+    let users = fs::read_dir(node.root().join("images/users")).expect("users").flatten();
+    let records: Vec<_> = users.map(|image| image.path().join("record")).collect();
+    let [record] = &records[..] else { panic!("one image: {records:?}") };
+    let right = fs::read(record).expect("it reads");
+    let mut wrong = right.clone();
+    wrong[right.len() / 2] ^= 4;
+    let pod_id = node.run_pod(&pod);
+    for is_directory in [false, true] {
+        fs::remove_file(record).expect("ours to break");
+        if is_directory {
+            fs::create_dir(record).expect("ours to break");
+        } else {
+            fs::write(record, &wrong).expect("ours to break");
+        }
+        let refused = node.create_container(coracle_tests::request::create(&pod_id, &config, &pod));
+        let refused = refused.expect_err("no name resolves from such a record");
+        assert!(refused.message().contains("images/users"), "{refused}");
+        let (is_well, text) = check(&node, &[]);
+        assert!(!is_well && text.contains("names of users"), "{text}");
+        let (is_well, text) = check(&node, &["--repair"]);
+        assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
+        assert_eq!(fs::read(record).expect("it reads"), right);
+    }
+    let id = node.create(&pod_id, &config, &pod);
+    node.start_container(coracle_tests::cri::proto::StartContainerRequest { container_id: id })
+        .expect("start");
+    node.remove_pod(&pod_id);
+    node.stop();
+}
+
+#[test]
+fn a_store_without_kept_blobs_reports_unrepairable_layers() {
+    let node = Node::start();
+    keep_no_blobs(&node);
     let registry = Registry::start(node.folder());
     let image = Image::probe(&node.probe(), "unkept");
     registry.push(&image, "unkept", "1");
@@ -140,18 +202,20 @@ fn a_store_that_keeps_no_blobs_has_none_and_says_what_it_cannot_mend() {
     let longest = blobs.map(|blob| blob.metadata().expect("it is there").len()).max();
     assert!(longest.is_some_and(|bytes| bytes < 10_000), "configs and manifests only: {longest:?}");
     assert_eq!(fs::read_dir(node.root().join("images/parts")).expect("parts").count(), 0);
-    assert!(check(&node, &[]).0);
+    let (is_well, text) = check(&node, &[]);
+    let said = text.lines().filter(|line| line.contains(": 1 layers not compared")).count();
+    assert!(is_well && said == 2 && !text.contains("whole"), "{text}");
     fs::remove_dir_all(unpacked(&node, "etc").parent().expect("a layer")).expect("ours to break");
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(!is_well && text.contains("No such file") && text.contains("pull it again"), "{text}");
-    assert!(crate::listed(&node).is_empty(), "both were made of that layer");
+    assert!(!is_well && text.contains("No such file") && text.contains("pull or import it again"), "{text}");
+    assert!(crate::listed(&node).is_empty(), "both contain that layer");
     node.pull_image(pull(&name)).expect("pull again");
     assert_eq!(node.once(&name, &["true"], |_| ()).1.exit_code, 0);
     node.stop();
 }
 
 #[test]
-fn an_export_is_an_archive_that_another_node_imports() {
+fn an_exported_archive_can_be_imported_by_another_node() {
     let (node, other) = (Node::start(), Node::start());
     let registry = Registry::start(node.folder());
     let image = Image::probe(&node.probe(), "exported");
@@ -176,12 +240,27 @@ fn an_export_is_an_archive_that_another_node_imports() {
     assert_eq!(there.id, image.id());
     assert!(there.repo_digests[0].ends_with(&index), "the name's own digest: {:?}", there.repo_digests);
     assert_eq!(other.once(&name, &["true"], |_| ()).1.exit_code, 0);
-    // What is not kept cannot be written; what is not there neither. Neither leaves a file.
+    // An archive of `docker save` has no manifest: it gets one, and its layers stay as they were.
     let plain = image.repacked(&coracle_tests::image::probe_entries(&node.probe()), Compression::Plain);
     node.try_import(&plain.docker_archive(&["localhost/docker:1"])).expect("import");
+    let docker = node.folder().join("docker.tar");
+    let docker_path = docker.display().to_string();
+    assert_eq!(
+        export(&["localhost/docker:1", "-o", &docker_path]),
+        (true, format!("exported {docker_path}\n"))
+    );
+    let output = other.image_command(&["import", &docker_path]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(crate::find(&other, "localhost/docker:1").expect("it came along").id, plain.id());
+    assert_eq!(other.once("localhost/docker:1", &["true"], |_| ()).1.exit_code, 0);
+    fs::remove_file(&docker).expect("ours");
+    // What is not kept cannot be written; what is not there neither. Neither leaves a file.
+    keep_no_blobs(&node);
+    let unkept = plain.with("Cmd", serde_json::json!(["unkept"]));
+    node.try_import(&unkept.docker_archive(&["localhost/unkept:1"])).expect("import");
     let before = fs::read_dir(node.folder()).expect("it lists").count();
     for (words, expected) in [
-        (["localhost/docker:1", "-o", "/nonexistent/x.tar"], "without a manifest"),
+        (["localhost/unkept:1", "-o", "/nonexistent/x.tar"], "layers were not kept"),
         (["localhost/none:1", "-o", &path], "not found"),
         ([name.as_str(), "-o", "/nonexistent/x.tar"], "No such file"),
     ] {

@@ -1,6 +1,7 @@
-//! AppArmor on a kernel that has it: what confines a container is read from its own procfs, and what the default profile
-//! forbids is tried by a container with every capability, without masks and read-only paths, so that nothing else forbids it.
-//! Each attempt is made without a profile, too, where it must succeed: a refusal then has one reason only.
+//! AppArmor on a kernel that supports it: the confinement of a container is read from its own procfs. The
+//! rules of the default profile are tested by a container with all capabilities, without masks and read-only
+//! paths, so that no other mechanism denies the attempt. Each attempt is also made without a profile and must
+//! then succeed.
 
 use std::fs;
 
@@ -15,7 +16,7 @@ use coracle_tests::stage::Stage;
 use tonic::Code;
 
 const POLICY: &str = "/sys/kernel/security/apparmor";
-/// A profile that allows everything; the harness compiles it and puts it here.
+/// A profile that allows everything; the test harness compiles it and puts it here.
 const OTHER: &str = "/opt/coracle-test.bin";
 const DEFAULT: &str = "coracle-default (enforce)";
 
@@ -28,7 +29,7 @@ fn profile(kind: ProfileType, name: &str) -> Option<SecurityProfile> {
     Some(SecurityProfile { profile_type: kind.into(), localhost_ref: name.into() })
 }
 
-/// What a process of a container says that confines it, by either of the kernel's files.
+/// The confinement of a container's processes in both files of the kernel.
 #[track_caller]
 fn confinement(stage: &Stage, container: &str) -> String {
     let read = |path: &str| {
@@ -42,10 +43,10 @@ fn confinement(stage: &Stage, container: &str) -> String {
     first
 }
 
-/// The profile is there with the daemon, before any container; each way of asking brings the one that was asked for into
-/// force, for the container and its execs, also with no_new_privs.
+/// The profile is loaded by the daemon before any container; each way of requesting a profile applies it to
+/// the container and its execs, also with no_new_privs.
 #[test]
-fn each_way_of_asking_gives_its_profile() {
+fn each_kind_of_request_applies_its_profile() {
     let mut pod = host_pod("stage");
     let linux = pod.linux.as_mut().expect("set");
     linux.security_context.as_mut().expect("set").privileged = true;
@@ -87,7 +88,7 @@ fn each_way_of_asking_gives_its_profile() {
     stage.node.stop();
 }
 
-/// A container with every capability and nothing masked; `profile` is all that confines it.
+/// A container with all capabilities and no masks; `profile` is its only confinement.
 fn open(stage: &Stage, name: &str, asked: Option<SecurityProfile>) -> String {
     let mut config: ContainerConfig = stage.config(name, &["sleep", "forever"]);
     let context = security(&mut config);
@@ -96,16 +97,17 @@ fn open(stage: &Stage, name: &str, asked: Option<SecurityProfile>) -> String {
     stage.run(&config)
 }
 
-/// What the attempt came to: nothing where it succeeded.
+/// The error of the attempt; empty if it succeeded.
 fn attempt(stage: &Stage, container: &str, words: &[&str]) -> String {
     let answer = stage.node.exec_sync(exec(container, words, 60)).expect("exec");
     String::from_utf8_lossy(&answer.stderr).into_owned()
 }
 
-/// Writes to the files of /proc that are not a container's own, kernel memory, and mounts are refused by the profile, and only
-/// by it. (sysfs is mounted read-only in every container that can have a profile, so its rules cannot be seen at work.) What an ordinary program does goes on.
+/// Writes to files of /proc outside of the container, kernel memory, and mounts are denied by the profile and
+/// by nothing else. (sysfs is mounted read-only in every container that can have a profile, so its rules
+/// cannot be tested.) Ordinary operations are allowed.
 #[test]
-fn the_default_profile_forbids_what_it_says() {
+fn the_default_profile_denies_the_documented_operations() {
     let stage = Stage::set();
     let confined = open(&stage, "confined", None);
     let free = open(&stage, "free", profile(ProfileType::Unconfined, ""));
@@ -115,7 +117,7 @@ fn the_default_profile_forbids_what_it_says() {
         &["write", "/proc/sys/vm/overcommit_memory", overcommit.trim()],
         &["write", "/proc/sys/kernel/core_pattern", pattern.trim()],
         &["write", "/proc/sys/kernel/sched_rt_runtime_us", "950000"],
-        // Opened, and no command written.
+        // Opened without writing a command.
         &["write", "/proc/sysrq-trigger", ""],
         &["cat", "/proc/kcore"],
         &["mount", "tmpfs", "/tmp"],
@@ -143,10 +145,11 @@ fn the_default_profile_forbids_what_it_says() {
     stage.node.stop();
 }
 
-/// In a shared PID namespace, a confined container with CAP_SYS_PTRACE and CAP_KILL neither reads nor signals a process
-/// that is not confined; those of the same profile reach each other, and the runtime ends them.
+/// In a shared PID namespace, a confined container with CAP_SYS_PTRACE and CAP_KILL can neither read nor
+/// signal an unconfined process; processes with the same profile can access each other, and the runtime can
+/// end them.
 #[test]
-fn signals_and_traces_stay_among_the_confined() {
+fn confined_processes_cannot_signal_or_trace_unconfined_ones() {
     let mut pod = host_pod("shared");
     let linux = pod.linux.as_mut().expect("set");
     let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
@@ -174,8 +177,8 @@ fn signals_and_traces_stay_among_the_confined() {
     stage.node.stop();
 }
 
-/// Whoever restarts the node's AppArmor service takes away profiles that it does not know: the next container brings the
-/// default one back. Status says what is there.
+/// A restart of the node's AppArmor service unloads profiles that it does not know: the next container loads
+/// the default one again. Status reports the current state.
 #[test]
 fn a_profile_that_was_unloaded_is_loaded_again() {
     let stage = Stage::set();

@@ -1,6 +1,6 @@
-//! One boot between two power cuts: looks whether what is there is true and whole, then works until the power goes.
-//! On the console, for the harness, which keeps the books: `HAS THING` for each thing that is there and then `CHECKED`;
-//! `DOING +THING` or `DOING -THING` before a change and `DID …` after it was acknowledged.
+//! One boot between two power cuts: verifies the existing objects, then works until the power is cut. It
+//! prints to the console for the harness, which keeps a list: `HAS THING` for each existing object and then
+//! `CHECKED`; `DOING +THING` or `DOING -THING` before a change and `DID …` after it was acknowledged.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -13,24 +13,24 @@ use coracle_tests::request::{container, host_pod};
 
 use crate::{shelf, store};
 
-/// At most so many pods at a time.
+/// Maximum number of concurrent pods.
 const PODS_MAX: usize = 3;
 
-/// Past the capture of the test's output, on a line of its own.
+/// Prints a separate line, bypassing the capture of the test's output.
 fn say(line: &str) {
     let mut console = std::io::stdout();
     let said = console.write_all(format!("\n{line}\n").as_bytes()).and_then(|()| console.flush());
     said.expect("a console");
 }
 
-/// A change that the harness must hear of.
+/// Makes a change and reports it to the harness.
 fn change(what: &str, act: impl FnOnce()) {
     say(&format!("DOING {what}"));
     act();
     say(&format!("DID {what}"));
 }
 
-/// The sequence of the harness' seed: xorshift64.
+/// A generator with the harness' seed: xorshift64.
 struct Random(u64);
 
 impl Random {
@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// Pods of earlier boots by name: none is ready, nothing in them runs.
+/// Pods of earlier boots by name: none is ready and none has running containers.
 fn old_pods(node: &Node) -> BTreeMap<String, String> {
     let containers = node.list_containers(ListContainersRequest::default()).expect("list").containers;
     for container in containers {
@@ -60,7 +60,7 @@ fn old_pods(node: &Node) -> BTreeMap<String, String> {
     pods.into_iter().map(|pod| (pod.metadata.expect("a name").name, pod.id)).collect()
 }
 
-/// Says what is there, and looks whether it is whole; old pods go.
+/// Reports and verifies the existing objects; removes old pods.
 fn check(node: &Node) {
     let (pods, images) = (old_pods(node), store::present(node));
     for name in pods.keys() {
@@ -70,7 +70,7 @@ fn check(node: &Node) {
         say(&format!("HAS image {number}"));
     }
     let log = node.log();
-    // There is no network here. Anything else is worth reading if this boot fails.
+    // There is no network here. Other warnings help to understand a failed boot.
     let is_telling = |line: &&str| line.contains("level=warn") && !line.contains("network configuration");
     log.lines().filter(is_telling).for_each(say);
     say("CHECKED");
@@ -80,12 +80,12 @@ fn check(node: &Node) {
         change(&format!("-pod {name}"), || node.remove_pod(&id));
     }
     for number in images {
-        // Its pod is called so, and is gone in the end.
+        // The pod for the verification is removed at the end.
         change("-pod once", || store::verify(node, number));
     }
 }
 
-/// Images come and go, pods come and go.
+/// Imports, pulls and removes images, runs and removes pods.
 fn work(node: &Node, boot: &str) {
     let mut random = Random::from_harness();
     let mut pods: Vec<(String, String)> = Vec::new();
@@ -118,7 +118,7 @@ fn work(node: &Node, boot: &str) {
     }
 }
 
-/// Every boot but the last: ends with the power.
+/// All boots except the last: runs until the power is cut.
 #[test]
 fn until_the_power_goes() {
     shelf::serve();
@@ -129,7 +129,7 @@ fn until_the_power_goes() {
     work(&node, &boot);
 }
 
-/// The last boot: all images can be had once more, and once they are removed nothing of them is left.
+/// The last boot: all images can be fetched again, and after their removal nothing remains.
 #[test]
 fn after_the_last_cut() {
     shelf::serve();

@@ -1,5 +1,6 @@
-//! What runs inside the guests of `tests/qemu` and nowhere else, as it takes the machine for its own: coracle as a unit of
-//! systemd, reboots, power cuts, security modules. The harness outside picks tests by name and boots as often as they need.
+//! Tests that run only inside the guests of `tests/qemu`, because they change the whole machine: coracle as a
+//! systemd unit, reboots, power cuts, security modules. The harness outside selects tests by name and boots
+//! as often as they need.
 #![forbid(unsafe_code)]
 
 mod apparmor;

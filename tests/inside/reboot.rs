@@ -1,4 +1,4 @@
-//! Two boots of one machine: what the first leaves behind, the second must know and be able to remove.
+//! Two boots of one machine: the second must know and be able to remove everything that the first left.
 
 use std::fs;
 use std::path::Path;
@@ -16,12 +16,12 @@ use tonic::Code;
 
 use crate::{shelf, store};
 
-/// What the first boot says of itself to the second.
+/// Data of the first boot for the second.
 const NOTE: &str = "/var/tmp/first-boot.json";
-/// Where addresses are noted; on the disk, as host-local does it unless told otherwise.
+/// The lease directory; on the disk, which is host-local's default.
 const LEASES: &str = "/var/lib/leases";
 
-/// A network that is the same at every boot, unlike a test node's own.
+/// Writes a network configuration that is the same at every boot.
 fn write_network(node: &Node) {
     let text = json!({
         "cniVersion": "1.0.0", "name": "boat",
@@ -48,8 +48,8 @@ fn images(node: &Node) -> Vec<(String, Vec<String>)> {
     known
 }
 
-/// Leaves a pod with a container that runs, one that has ended and one that never started; a pod on the bridge; one that
-/// is stopped. Then the machine goes off under them.
+/// Leaves a pod with a running, an exited and a created container, a pod on the bridge, and a stopped one.
+/// Then the machine is powered off.
 #[test]
 fn first() {
     shelf::serve();
@@ -72,11 +72,11 @@ fn first() {
         "pods": pods, "runs": [runs, wired], "ended": ended, "created": created, "images": images(&node),
     });
     fs::write(NOTE, note.to_string()).expect("a note");
-    // Neither daemon nor pods are ended: nothing of this process is.
+    // Neither the daemon nor the pods are stopped by this process.
     std::mem::forget(node);
 }
 
-/// What the second boot must find.
+/// The expected state after the second boot.
 fn expect_truth(node: &Node, note: &Value, new_pod: &str) {
     let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
     let old: Vec<_> = pods.iter().filter(|pod| pod.id != new_pod).collect();
@@ -89,7 +89,7 @@ fn expect_truth(node: &Node, note: &Value, new_pod: &str) {
         let status = node.container(id.as_str().expect("an id"));
         assert_eq!(status.state(), ContainerState::ContainerExited);
         assert_eq!(status.message, "the node was rebooted");
-        assert_ne!(status.exit_code, 0, "nobody knows how it ended: not well");
+        assert_ne!(status.exit_code, 0, "how it ended is unknown, so not successfully");
         assert!(status.finished_at >= status.started_at);
     }
     let ended = node.container(note["ended"].as_str().expect("an id"));
@@ -107,7 +107,7 @@ fn expect_truth(node: &Node, note: &Value, new_pod: &str) {
     store::verify_blobs();
 }
 
-/// What the daemon weighs once it has let go of what it no longer uses, some seconds after the last call.
+/// Measures the memory of the daemon some seconds after the last call.
 fn measure_idle(node: &Node) {
     const PATIENCE: Duration = Duration::from_secs(40);
     let busy = host::pss_kib(node.pid());
@@ -116,7 +116,7 @@ fn measure_idle(node: &Node) {
     println!("MEASURED idle_daemon_pss_kib={idle} with_one_pod");
 }
 
-/// A new pod first, which is timed; then the truth about the old ones, and their end.
+/// Starts a new pod and measures it; then checks the old pods and removes them.
 #[test]
 fn second() {
     let node = store::start();

@@ -1,5 +1,6 @@
-//! SELinux on a kernel that has it, with Debian's policy. That names container types and has none, so it is tested as it is, for
-//! what is refused, and with the module of `tests/qemu/selinux` that adds them, enforcing, for what is labelled.
+//! SELinux on a kernel that supports it, with Debian's policy. That policy names container types but does not
+//! define them, so it is tested unmodified for refusals, and with the module of `tests/qemu/selinux`, which
+//! defines them, in enforcing mode for labels.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use tonic::Code;
 const SELINUX: &str = "/sys/fs/selinux";
 const PROCESS: &str = "system_u:system_r:container_t:s0:";
 
-/// Brings one of the two policies into force.
+/// Loads one of the two policies.
 fn load(policy: &str, enforces: bool) {
     if !Path::new(SELINUX).join("load").exists() {
         let mounted = Command::new("mount").args(["-t", "selinuxfs", "selinuxfs", SELINUX]).status();
@@ -28,7 +29,7 @@ fn load(policy: &str, enforces: bool) {
     enforce(if enforces { "1" } else { "0" });
 }
 
-/// The level of a container of this stage, which is of the policy's type, and so is an exec in it.
+/// The SELinux level of a container of this fixture, which must have the policy's type, like its execs.
 #[track_caller]
 fn level(stage: &Stage, container: &str) -> String {
     let first = says(stage, container, &["cat", "/proc/1/attr/current"]);
@@ -75,8 +76,8 @@ fn report(node: &Node) -> (bool, String, Value) {
     (ours.status, format!("{} {}", ours.reason, ours.message), report["selinux"].clone())
 }
 
-/// Debian's policy names types that it does not have: Status says so, pods and containers that ask for a label are refused,
-/// others run as before; and with `required`, none does.
+/// Debian's policy names types that it does not define: Status reports it, pods and containers with a
+/// requested label are refused, others run without a label; with `required`, all are refused.
 #[test]
 fn a_policy_without_container_types_is_reported_and_options_are_refused() {
     load("debian", false);
@@ -105,10 +106,11 @@ fn a_policy_without_container_types_is_reported_and_options_are_refused() {
     node.stop();
 }
 
-/// Containers of a pod share a level that no other pod has, also after a restart of the daemon. What a container may use is
-/// labelled; a file of the node that nobody labelled is refused, and so is a volume of another pod.
+/// Containers of a pod share a level that no other pod has, also after a restart of the daemon. Files that a
+/// container may use are labelled; access to an unlabelled file of the node, or to a volume of another pod,
+/// is denied.
 #[test]
-fn pods_are_kept_apart_by_their_categories() {
+fn pods_are_separated_by_their_categories() {
     load("containers", true);
     let mut stage = Stage::set();
     let other_pod = host_pod("other");
@@ -157,10 +159,10 @@ fn pods_are_kept_apart_by_their_categories() {
     stage.node.stop();
 }
 
-/// A level and a type that the policy knows are honoured; others are refused by name. Privileged containers have the type
-/// of their own.
+/// A valid level and a valid type are applied; others are refused with their name. Privileged containers have
+/// their own type.
 #[test]
-fn options_are_honoured_or_refused_and_privileged_is_its_own_type() {
+fn options_are_applied_or_refused_and_privileged_containers_have_their_own_type() {
     load("containers", true);
     let mut pod = host_pod("stage");
     let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
@@ -192,7 +194,7 @@ fn options_are_honoured_or_refused_and_privileged_is_its_own_type() {
     stage.node.stop();
 }
 
-/// Relabelling the node's own directories would leave it without programs or users.
+/// Relabelling the node's own directories would make the node unusable.
 #[test]
 fn the_nodes_directories_are_not_relabelled() {
     load("containers", true);
@@ -209,14 +211,16 @@ fn the_nodes_directories_are_not_relabelled() {
     let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("/etc");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(
-        refused.message().contains("selinux_relabel: /etc: the node needs it under its own label"),
+        refused
+            .message()
+            .contains("selinux_relabel: /etc: a system directory of the node, which must keep its label"),
         "{refused}"
     );
     assert_eq!(label_of(Path::new("/etc/passwd")), before);
     stage.node.stop();
 }
 
-/// The label of a file, as the kernel gives it.
+/// The label of a file.
 #[track_caller]
 fn label_of(path: &Path) -> String {
     let mut label = [0; 256];

@@ -1,5 +1,5 @@
-//! The smallest registry: what the harness laid into `/opt/cargo`, over HTTP on loopback. A guest of 128 MB has no room for
-//! a real one, and needs none to push to.
+//! A minimal registry: serves the files that the harness put into `/opt/cargo`, over HTTP on the loopback
+//! interface. A guest with 128 MB has not enough memory for a real registry, and pushes nothing.
 
 use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use coracle_tests::http::read_head;
 use coracle_tests::image::MANIFEST;
 
-/// Where it listens: the same at every boot, as it is part of images' names.
+/// The registry's address: the same at every boot, because it is part of image names.
 pub(crate) const ADDRESS: &str = "127.0.0.1:5000";
 
 /// Serves until the process ends.
@@ -16,7 +16,7 @@ pub(crate) fn serve() {
     let listener = TcpListener::bind(ADDRESS).expect("the port is free");
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A client that hangs up is one whose daemon was killed.
+            // A client that disconnects is one whose daemon was killed.
             std::thread::spawn(move || answer(stream));
         }
     });
@@ -36,7 +36,7 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     let Ok(body) = std::fs::read(PathBuf::from("/opt/cargo").join(file)) else {
         return stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
     };
-    // A pull that was cut off goes on where it was: `Range: bytes=N-`.
+    // A pull that was interrupted resumes: `Range: bytes=N-`.
     let range =
         head.get("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
     let start: usize = range.filter(|start| *start < body.len()).unwrap_or(0);

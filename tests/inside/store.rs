@@ -1,5 +1,5 @@
-//! A node whose root is on the disk and whose state is not, as on any machine that boots, and the images that the harness
-//! laid ready with what must be found in them.
+//! A node whose root is on the disk and whose state is not, as on any machine, and the images that the
+//! harness prepared with their expected content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use coracle_tests::request::{image_spec, pull};
 
 use crate::shelf;
 
-/// As many as the harness makes; the first half is for imports, the other for pulls.
+/// Number of images that the harness creates; the first half is for imports, the other half for pulls.
 pub(crate) const IMAGES: u64 = 4;
 
-/// Where a node keeps its images unless it is told otherwise.
+/// Default directory of images.
 pub(crate) const ROOT: &str = "/var/lib/coracle";
 
-/// The node of this boot.
+/// Starts the node of this boot.
 pub(crate) fn start() -> Node {
     let options = Options {
         root: Some(PathBuf::from(ROOT)),
@@ -27,7 +27,7 @@ pub(crate) fn start() -> Node {
     Node::with(options)
 }
 
-/// What an image of this number is called.
+/// Name of the image with this number.
 pub(crate) fn name(number: u64) -> String {
     if number < IMAGES / 2 {
         format!("localhost/cargo:{number}")
@@ -47,14 +47,14 @@ pub(crate) fn fetch(node: &Node, number: u64) {
     }
 }
 
-/// Removes it.
+/// Removes the image with this number.
 #[track_caller]
 pub(crate) fn remove(node: &Node, number: u64) {
     let request = RemoveImageRequest { image: Some(image_spec(&name(number))) };
     node.remove_image(request).unwrap_or_else(|error| panic!("remove {number}: {error}"));
 }
 
-/// Numbers of the images that the daemon says are there.
+/// Numbers of the images that the daemon lists.
 #[track_caller]
 pub(crate) fn present(node: &Node) -> Vec<u64> {
     let images = node.list_images(ListImagesRequest::default()).expect("list").images;
@@ -62,7 +62,7 @@ pub(crate) fn present(node: &Node) -> Vec<u64> {
     (0..IMAGES).filter(|number| tags.contains(&name(*number))).collect()
 }
 
-/// A container sees every file of the image as it was packed.
+/// Verifies that a container sees all files of the image with their content.
 #[track_caller]
 pub(crate) fn verify(node: &Node, number: u64) {
     let (found, status) = node.once(&name(number), &["hash", "/cargo"], |_| {});
@@ -70,16 +70,16 @@ pub(crate) fn verify(node: &Node, number: u64) {
     assert_eq!((found.as_str(), status.exit_code), (packed.as_str(), 0), "image {number}");
 }
 
-/// What is in the store although no image is.
+/// Files in the store without any image.
 pub(crate) fn leftovers() -> Vec<PathBuf> {
     let folders = ["images/blobs/sha256", "images/parts", "images/records", "images/users", "layers"];
     let entries = folders.iter().filter_map(|name| fs::read_dir(Path::new(ROOT).join(name)).ok());
-    // The directory of links that mounts use is made with the store, and stays.
+    // The directory of mount links is created with the store and stays.
     let links = Path::new(ROOT).join("layers/l");
     entries.flatten().flatten().map(|entry| entry.path()).filter(|path| *path != links).collect()
 }
 
-/// Every blob of the store is what its name says.
+/// Verifies the digests of all blobs in the store.
 #[track_caller]
 pub(crate) fn verify_blobs() {
     let entries = fs::read_dir(Path::new(ROOT).join("images/blobs/sha256"));

@@ -1,7 +1,7 @@
-//! coracle as its package puts it under systemd, with everything in its usual place: whichever test is the first has dpkg
-//! install it.
+//! coracle installed by its package under systemd, with default paths: the first test lets dpkg install it.
 
 mod package;
+mod pages;
 mod scopes;
 
 use std::path::Path;
@@ -12,13 +12,13 @@ use coracle_tests::cri::proto::{
     CgroupDriver, ContainerState, ContainerStatusRequest, PodSandboxConfig, RemovePodSandboxRequest,
     RuntimeConfigRequest, StartContainerRequest, StopPodSandboxRequest, VersionRequest,
 };
-use coracle_tests::host::{is_alive, wait_for, wait_until};
+use coracle_tests::host::{is_alive, patience, wait_for, wait_until, wait_within};
 use coracle_tests::image::{self, Image};
 use coracle_tests::node::binaries;
 use coracle_tests::request::{container, create, host_pod, run};
 
 const PROGRAM: &str = "/usr/bin/coracle";
-/// Where the unit's daemon listens.
+/// The CRI socket of the unit's daemon.
 const SOCKET: &str = "/run/coracle/coracle.sock";
 const IMAGE: &str = "localhost/unit:1";
 
@@ -27,7 +27,7 @@ fn property(name: &str) -> String {
     show("coracle.service", name)
 }
 
-/// A property of a unit, as `systemctl show` has it.
+/// A property of a unit in the format of `systemctl show`.
 fn show(unit: &str, name: &str) -> String {
     let output = Command::new("systemctl")
         .args(["show", "--value", "--property", name, unit])
@@ -41,7 +41,7 @@ fn systemctl(words: &[&str]) {
     assert!(output.status.success(), "systemctl {words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Imports the probe's image through the command line, which finds the daemon in its usual place.
+/// Imports the probe's image with the command line, which uses the default paths.
 fn import() {
     const ARCHIVE: &str = "/opt/unit.tar";
     let probe = Image::probe(&image::program(&binaries()), "unit");
@@ -50,7 +50,7 @@ fn import() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs a container in a pod of its own; ids of both.
+/// Runs a container in a new pod; returns both IDs.
 fn start(cri: &Cri, pod: &PodSandboxConfig) -> (String, String) {
     let pod_sandbox_id = cri.run_pod_sandbox(run(pod)).expect("run").pod_sandbox_id;
     let config = container("one", IMAGE, &["sleep", "forever"], pod);
@@ -75,10 +75,10 @@ fn remove(cri: &Cri, pod_sandbox_id: String) {
 }
 
 #[test]
-fn it_says_that_it_is_ready_and_which_driver_it_uses() {
+fn the_unit_reports_ready_and_the_systemd_driver() {
     let first = std::fs::read_to_string("/proc/1/comm").expect("a first process");
     assert_eq!(first.trim(), "systemd");
-    // The unit is active since the daemon said READY=1: it answers at once.
+    // The unit is active only after the daemon sent READY=1, so it answers at once.
     let cri = package::installed();
     assert_eq!((property("Type").as_str(), property("ActiveState").as_str()), ("notify", "active"));
     cri.version(VersionRequest::default()).expect("version");

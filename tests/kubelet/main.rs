@@ -1,6 +1,8 @@
-//! A real kubelet, standalone, with coracle as its runtime: static pods, probes, restarts, log rotation, its read-only API.
-//! No API server; what it does not need one for is what is tested. Needs root, a cgroup hierarchy of its own and the
-//! kubelet that `make test` builds.
+//! A real standalone kubelet with coracle as its runtime: static pods, probes, restarts, log rotation, and
+//! its read-only API. There is no API server; only functions that work without one are tested. Requires root,
+//! a cgroup hierarchy of its own and the kubelet that `make test` builds.
+
+mod namespaces;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,10 +19,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// A kubelet looks at its files each second, and waits between restarts.
+/// A kubelet checks its files every second, and delays restarts.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One kubelet at a time, of all test runs: these two places can't be set.
+/// Two paths that cannot be configured, so that only one kubelet can run at a time.
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 const LOG_LINKS: &str = "/var/log/containers";
 
@@ -32,7 +34,7 @@ struct Kubelet {
     read_only_port: u16,
 }
 
-/// A port that nobody has right now.
+/// A port that is currently free.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
@@ -43,15 +45,21 @@ fn wait<T>(kubelet: &Kubelet, what: &str, condition: impl FnMut() -> Option<T>) 
     wait_within(PATIENCE, condition).unwrap_or_else(|| {
         let log = fs::read_to_string(kubelet.folder.join("kubelet.log")).unwrap_or_default();
         let errors: Vec<_> = log.lines().filter(|line| line.starts_with('E')).rev().take(10).collect();
-        panic!("waited in vain: {what}; the kubelet's last errors:\n{}", errors.join("\n"))
+        panic!("timeout: {what}; the kubelet's last errors:\n{}", errors.join("\n"))
     })
 }
 
-/// Where the kubelet has the numbers of `/metrics/cadvisor` from.
+/// The kubelet's program: `CORACLE_KUBELET`, otherwise the one that `make test` builds.
+fn kubelet() -> PathBuf {
+    let usual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/kubelet");
+    std::env::var_os("CORACLE_KUBELET").map_or(usual, PathBuf::from)
+}
+
+/// The kubelet's source of `/metrics/cadvisor`.
 enum Numbers<'a> {
     /// ListPodSandboxMetrics.
     Cri,
-    /// Its own cAdvisor, which asks at this socket whose cgroup is whose.
+    /// The kubelet's cAdvisor, which uses this socket to find the container of a cgroup.
     Cadvisor(&'a Path),
 }
 
@@ -64,7 +72,7 @@ impl Kubelet {
         }
         let (port, read_only_port, health) = (free_port(), free_port(), free_port());
         let parent = node.cgroup_parent();
-        make_cgroups(&parent);
+        host::make_kubelet_cgroups(&parent);
         let at = folder.display();
         let config = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {at}/static\n\
@@ -80,7 +88,7 @@ impl Kubelet {
             matches!(numbers, Numbers::Cri)
         );
         fs::write(folder.join("config.yaml"), config).expect("a file");
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/kubelet");
+        let program = kubelet();
         assert!(program.exists(), "{} is not there: `tests/tools/install test` makes it", program.display());
         let mut command = Command::new(program);
         if let Numbers::Cadvisor(socket) = numbers {
@@ -108,7 +116,7 @@ impl Kubelet {
         head.contains(" 200 ").then(|| body.to_owned())
     }
 
-    /// The status of the first container of a pod, as the kubelet's own API shows it.
+    /// The status of the first container of a pod in the kubelet's API.
     fn container(&self, pod: &str) -> Option<Value> {
         let pods: Value = serde_json::from_str(&self.get("/pods")?).ok()?;
         let pod =
@@ -136,7 +144,7 @@ impl Kubelet {
     }
 }
 
-/// Takes away what a kubelet leaves on a machine, by design.
+/// Removes files that a kubelet leaves on a machine by design.
 impl Drop for Kubelet {
     fn drop(&mut self) {
         let _ = self.child.kill(); // it may have ended
@@ -157,28 +165,14 @@ impl Drop for Kubelet {
     }
 }
 
-/// Waits for this machine's turn. The lock is on a folder that is there anyway, so that no file is left.
+/// Waits until no other kubelet test runs. The lock is on an existing directory, so that no file remains.
 fn turn() -> Flock<fs::File> {
     let folder = fs::File::open("/var/log").expect("every machine has it");
     Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, errno)| errno).expect("a turn")
 }
 
-/// The kubelet wants its root cgroup to be there in every hierarchy.
-fn make_cgroups(parent: &str) {
-    for root in host::cgroup_roots() {
-        let folder = root.join(parent);
-        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        for file in ["cpuset.cpus", "cpuset.mems"] {
-            if let Ok(all) = fs::read_to_string(root.join(file))
-                && folder.join(file).exists()
-            {
-                let _ = fs::write(folder.join(file), all); // v2 inherits
-            }
-        }
-    }
-}
-
-/// A deleted manifest is a deleted pod. The kubelet removes what is left of it with its next garbage collection, in a minute.
+/// The removal of a manifest removes the pod. The kubelet removes the rest with its next garbage collection,
+/// within a minute.
 fn wait_until_nothing_runs(kubelet: &Kubelet, node: &Node) {
     wait(kubelet, "no container runs and no pod is ready", || {
         let containers = node.list_containers(Default::default()).ok()?.containers;
@@ -198,7 +192,7 @@ fn a_standalone_kubelet_runs_static_pods() {
     kubelet.write("web", &image, "ticks, \"5\"", "");
     kubelet.write("dies", &image, "sleep, \"1\"", "");
     kubelet.write("sick", &image, "fill, /tmp/file, \"1\"", probe);
-    // Running and ready by its own API.
+    // Running and ready in its API.
     let status = wait(&kubelet, "the pod is ready", || {
         kubelet.container("web").filter(|status| status["ready"] == true)
     });
@@ -207,13 +201,13 @@ fn a_standalone_kubelet_runs_static_pods() {
     assert_eq!(node.container(&id).id, id);
     let resources = node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
     assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (64 << 20, 20_000));
-    // One that ends, and one whose probe fails, are started again.
+    // A container that exits, and one whose probe fails, are restarted.
     for pod in ["dies", "sick"] {
         wait(&kubelet, &format!("{pod} is restarted"), || {
             kubelet.container(pod).filter(|status| status["restartCount"].as_u64() >= Some(1))
         });
     }
-    // Its log is rotated, and goes on in a new file.
+    // Its log is rotated and continues in a new file.
     let log = wait(&kubelet, "a log", || {
         let folder = fs::read_dir(kubelet.folder.join("logs")).ok()?.flatten().map(|entry| entry.path());
         folder
@@ -257,7 +251,7 @@ fn the_kubelets_metrics_have_names_of_pods() {
     node.stop();
 }
 
-/// cAdvisor's own numbers, with the names that it asks containerd for: coracle answers in its place.
+/// cAdvisor's own values, with the names that it requests from containerd: coracle answers instead.
 #[test]
 fn the_kubelets_cadvisor_finds_names_where_containerd_would_be() {
     let folder = PathBuf::from(format!("/run/coracle-test-containerd-{}", std::process::id()));

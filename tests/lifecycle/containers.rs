@@ -17,7 +17,7 @@ fn list(stage: &Stage, filter: ContainerFilter) -> Vec<String> {
 }
 
 #[test]
-fn created_running_exited_gone_with_times_that_never_go_back() {
+fn states_follow_each_other_with_increasing_times() {
     let stage = Stage::set();
     let config = stage.config("one", &["trap", "7"]);
     let id = stage.create(&config);
@@ -46,7 +46,7 @@ fn created_running_exited_gone_with_times_that_never_go_back() {
 }
 
 #[test]
-fn a_status_says_what_was_asked_and_what_is() {
+fn a_status_contains_the_request_and_the_state() {
     let stage = Stage::set();
     let mut config = stage.config("one", &["sleep", "forever"]);
     config.annotations.insert("io.kubernetes.container.hash".into(), "abc".into());
@@ -86,7 +86,7 @@ fn exit_codes_and_reasons() {
 }
 
 #[test]
-fn a_signal_ends_as_128_and_its_number() {
+fn an_exit_by_signal_has_code_128_plus_its_number() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["sleep", "forever"]));
     let pid = nix::unistd::Pid::from_raw(stage.node.container_pid(&id));
@@ -96,7 +96,7 @@ fn a_signal_ends_as_128_and_its_number() {
 }
 
 #[test]
-fn unknown_ids_are_not_found_where_the_kubelet_expects_it_and_fine_where_it_does_not() {
+fn unknown_ids_are_not_found_except_for_idempotent_calls() {
     let stage = Stage::set();
     let unknown = "e".repeat(64);
     let status =
@@ -144,7 +144,7 @@ fn an_identical_create_is_a_retry_until_its_id_is_used() {
     let stage = Stage::set();
     let config = stage.config("one", &["true"]);
     let id = stage.create(&config);
-    // The answer may have been lost on its way: only a call with the id shows that it was not.
+    // The answer may have been lost: only a call with the ID shows that it was received.
     assert_eq!(stage.create(&config), id);
     assert_eq!(stage.node.container(&id).id, id);
     for again in [config, stage.config("one", &["exit", "1"])] {
@@ -168,7 +168,7 @@ fn the_same_name_three_times_in_one_pod_each_after_the_removal_of_the_last() {
 }
 
 #[test]
-fn remove_ends_a_running_container_and_twice_is_fine() {
+fn remove_ends_a_running_container_and_can_be_repeated() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["stubborn"]));
     let pid = stage.node.container_pid(&id);
@@ -180,7 +180,7 @@ fn remove_ends_a_running_container_and_twice_is_fine() {
 }
 
 #[test]
-fn a_stopped_pod_has_exited_containers_and_takes_no_new_ones() {
+fn a_stopped_pod_has_exited_containers_and_accepts_no_new_ones() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["stubborn"]));
     stage
@@ -195,7 +195,7 @@ fn a_stopped_pod_has_exited_containers_and_takes_no_new_ones() {
 }
 
 #[test]
-fn what_a_container_wrote_is_its_own() {
+fn the_writable_layer_belongs_to_one_container() {
     let stage = Stage::set();
     stage.output(&["write", "/tmp/mine", "here"], |_| ());
     let second = stage.run(&stage.config("second", &["cat", "/tmp/mine"]));

@@ -1,4 +1,4 @@
-//! Devices: nodes by path, and by the names that vendors give them (CDI).
+//! Devices: nodes given by path, and CDI devices given by name.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn names(config: &mut ContainerConfig, names: &[&str]) {
     config.cdi_devices = names.iter().map(|name| CdiDevice { name: (*name).into() }).collect();
 }
 
-/// A node whose CDI directory is its own, with one vendor's file.
+/// A node with its own CDI directory, which contains one vendor's file.
 fn with_vendor() -> Stage {
     let folder = std::env::temp_dir().join(format!("coracle-cdi-test-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a directory");
@@ -30,7 +30,7 @@ fn with_vendor() -> Stage {
 }
 
 #[test]
-fn a_device_by_name_brings_what_its_vendor_says() {
+fn a_cdi_device_applies_its_container_edits() {
     let stage = with_vendor();
     let mut config = stage.config("one", &["sleep", "forever"]);
     names(&mut config, &["vendor.test/radio=one"]);
@@ -45,14 +45,14 @@ fn a_device_by_name_brings_what_its_vendor_says() {
     for line in ["RADIO=one", "OVERRIDDEN=cdi", "4711"] {
         assert!(seen.contains(line), "no {line} in {seen}");
     }
-    // Only what was asked for is in the status.
+    // The status contains only what was requested.
     assert!(stage.node.container(&id).mounts.is_empty());
-    // The older way, by annotation.
+    // The older way, with an annotation.
     let mut config = stage.config("two", &["stat", "/dev/radio"]);
     config.annotations.insert("cdi.k8s.io/plugin".into(), "vendor.test/radio=one".into());
     let id = stage.run(&config);
     assert_eq!(stage.node.exited(&id).exit_code, 0, "{}", stage.node.output(&id));
-    // Nobody has it, or the file says so no more: read again each time.
+    // An unknown device, or one that was removed from the file: the file is read each time.
     let mut config = stage.config("three", &["true"]);
     names(&mut config, &["vendor.test/radio=two"]);
     let refused =
@@ -65,7 +65,7 @@ fn a_device_by_name_brings_what_its_vendor_says() {
 }
 
 #[test]
-fn a_node_by_path_opens_as_it_is_permitted() {
+fn a_device_node_has_the_requested_permissions() {
     let stage = Stage::set();
     let mut config = stage.config("one", &["sleep", "forever"]);
     config.devices = vec![Device {

@@ -7,7 +7,7 @@ use coracle_tests::cri::proto::{
 use coracle_tests::node::Node;
 use coracle_tests::request;
 
-/// `TYPE of whom: the pod's state, the containers'`.
+/// Formats an event: type, object, state of the pod, states of the containers.
 fn line(event: &ContainerEventResponse, pod: &str) -> String {
     let status = event.pod_sandbox_status.as_ref().expect("the kubelet drops events without it");
     assert_eq!(status.id, pod);
@@ -34,7 +34,7 @@ fn line(event: &ContainerEventResponse, pod: &str) -> String {
 }
 
 #[test]
-fn a_life_in_events() {
+fn the_lifecycle_causes_events_in_order() {
     let node = Node::start();
     let image = node.import_probe();
     let pod = request::host_pod("life");
@@ -66,9 +66,9 @@ fn a_life_in_events() {
 }
 
 #[test]
-fn a_reader_that_stops_reading_is_cut_off_with_a_word() {
+fn a_client_that_stops_reading_events_is_disconnected_with_an_error() {
     let node = Node::start();
-    // More than a client's queue and the connection's window hold together: annotations come with each event.
+    // More than a client's queue and the connection's window: each event contains annotations.
     let events = node.events_during(usize::MAX, || {
         for _ in 0..40 {
             let mut pod = request::host_pod("churn");
@@ -80,7 +80,7 @@ fn a_reader_that_stops_reading_is_cut_off_with_a_word() {
     let error = events.expect_err("it did not keep up");
     assert_eq!(error.code(), tonic::Code::ResourceExhausted, "{error}");
     assert!(error.message().contains("list anew"), "{error}");
-    // It lists anew and calls again.
+    // The client lists all pods and calls again.
     let again = node.events_during(2, || {
         node.run_pod(&request::host_pod("again"));
     });

@@ -1,9 +1,11 @@
-//! What a container sees: its identity, capabilities, mounts, files and environment, compared with what was asked.
+//! The view of a container: its user, capabilities, mounts, files and environment, compared with the request.
 
 use std::fs;
+use std::path::Path;
 
-use coracle_tests::cri::proto::{Capability, Int64Value, KeyValue, Mount};
-use coracle_tests::request::{bridge_pod, security};
+use coracle_tests::cri::proto::{Capability, Int64Value, KeyValue, Mount, NamespaceMode};
+use coracle_tests::host::namespace;
+use coracle_tests::request::{bridge_pod, create, exec, security};
 
 use coracle_tests::stage::Stage;
 
@@ -25,8 +27,8 @@ fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
     let stage = Stage::set();
     let report = stage.output(&["see", "ids", "caps", "fds", "place"], |_| ());
     assert_eq!(value(&report, "ids Uid"), "0 0 0 0");
-    // CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL
-    // AUDIT_WRITE: the fourteen that Docker made usual.
+    // CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE
+    // SYS_CHROOT KILL AUDIT_WRITE: the fourteen default capabilities of Docker.
     assert_eq!(value(&report, "caps CapBnd"), "00000000a80425fb");
     assert_eq!(value(&report, "caps CapEff"), "00000000a80425fb");
     assert_eq!(value(&report, "caps CapAmb"), "0000000000000000");
@@ -60,7 +62,7 @@ fn capabilities_are_added_and_dropped() {
 #[test]
 fn users_by_number_by_name_and_from_groups() {
     let stage = Stage::set();
-    /// uid, gid, name and further groups as asked; uid, gid and groups as wanted.
+    /// Requested uid, gid, name and supplementary groups; expected uid, gid and groups.
     type Case =
         (Option<i64>, Option<i64>, &'static str, &'static [i64], &'static str, &'static str, &'static str);
     let cases: [Case; 4] = [
@@ -99,7 +101,9 @@ fn no_new_privileges_is_set_when_asked() {
 fn the_environment_is_the_images_then_the_requests() {
     let stage = Stage::set();
     let report = stage.output(&["see", "env"], |config| {
-        for (key, value) in [("OVERRIDDEN", "first"), ("OVERRIDDEN", "request"), ("EMPTY", "")] {
+        // An empty HOME is filled as a missing one is.
+        let asked = [("OVERRIDDEN", "first"), ("OVERRIDDEN", "request"), ("EMPTY", ""), ("HOME", "")];
+        for (key, value) in asked {
             config.envs.push(KeyValue { key: key.into(), value: value.into() });
         }
     });
@@ -139,13 +143,86 @@ fn the_standard_mounts_and_devices_are_there() {
         options(&report, path);
     }
     assert!(options(&report, "/sys").starts_with("ro,"), "{report}");
+    // What runc shows as their devices.
+    for (path, device) in [
+        ("/proc", "proc proc"),
+        ("/sys", "sysfs sysfs"),
+        ("/dev", "tmpfs tmpfs"),
+        ("/dev/pts", "devpts devpts"),
+        ("/dev/shm", "tmpfs shm"),
+        ("/dev/mqueue", "mqueue mqueue"),
+    ] {
+        assert!(options(&report, path).contains(&format!(" {device} ")), "{device} in {report}");
+    }
+    assert!(!options(&report, "/dev/shm").contains("noexec"), "programs run there: {report}");
     let devices = stage.output(&["ls", "/dev"], |_| ());
     for name in
         ["fd", "full", "null", "ptmx", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
     {
         assert!(devices.lines().any(|have| have == name), "{name} in\n{devices}");
     }
+    let has_core = devices.lines().any(|have| have == "core");
+    assert_eq!(has_core, Path::new("/proc/kcore").exists(), "it leads to the kernel's file, if there is one");
     assert!(stage.output(&["stat", "/dev/null"], |_| ()).starts_with("20666 0 0"));
+    stage.node.stop();
+}
+
+/// Makes the pod's configuration, as CreateContainer brings it, one with a privileged container.
+fn say_privileged(stage: &mut Stage) {
+    let linux = stage.pod.linux.as_mut().expect("set");
+    linux.security_context.as_mut().expect("set").privileged = true;
+}
+
+/// `kubectl debug --profile=sysadmin --target=…`: the sandbox was made for a pod without privileged containers, and what
+/// counts is the pod's configuration that comes with the container, as with containerd.
+#[test]
+fn a_debug_container_may_be_the_first_privileged_one_of_its_pod() {
+    let mut stage = Stage::set();
+    let target = stage.run(&stage.config("target", &["sleep", "forever"]));
+    let mut config = stage.config("debug", &["sleep", "forever"]);
+    let context = security(&mut config);
+    context.privileged = true;
+    let namespaces = context.namespace_options.as_mut().expect("set");
+    (namespaces.pid, namespaces.target_id) = (NamespaceMode::Target.into(), target.clone());
+    let refused =
+        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("refused");
+    assert!(refused.message().contains("the pod sandbox is not privileged"), "{refused}");
+    say_privileged(&mut stage);
+    let debug = stage.run(&config);
+    let answer = stage.node.exec_sync(exec(&debug, &["see", "caps", "mounts"], 10)).expect("exec");
+    let report = String::from_utf8(answer.stdout).expect("text");
+    let own = fs::read_to_string("/proc/self/status").expect("it lives");
+    let bounding = own.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("a set");
+    assert_eq!(value(&report, "caps CapEff"), bounding, "all that the daemon has");
+    assert!(value(&report, "mounts /sys").starts_with("rw"), "{report}");
+    let pid = |container: &str| namespace(stage.node.container_pid(container), "pid");
+    assert_eq!(pid(&debug), pid(&target));
+    assert!(fs::metadata(format!("/proc/{}/root/dev/kmsg", stage.node.container_pid(&debug))).is_ok());
+    stage.node.stop();
+}
+
+/// Each hierarchy of cgroup v1 has one line in the container's mount table, and the cgroup2 of a hybrid host none: programs
+/// take a node for one with v2 if they find a mount of that type.
+#[test]
+fn cgroup_hierarchies_are_mounted_once_and_cgroup2_not_beside_v1() {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let count_v1 = mounts.lines().filter(|line| line.contains(" - cgroup ")).count();
+    let mut stage = Stage::set();
+    say_privileged(&mut stage);
+    for is_privileged in [false, true] {
+        let report = stage.output(&["see", "mounts"], |config| security(config).privileged = is_privileged);
+        let lines: Vec<&str> = report.lines().filter(|line| line.contains(" /sys/fs/cgroup")).collect();
+        let of_kind = |kind: &str| lines.iter().filter(|line| line.contains(&format!(" {kind} "))).count();
+        let paths: std::collections::HashSet<_> = lines.iter().map(|line| line.split(' ').nth(1)).collect();
+        assert_eq!(paths.len(), lines.len(), "each once: {lines:#?}");
+        match count_v1 {
+            0 => assert_eq!(of_kind("cgroup2"), 1, "{lines:#?}"),
+            _ => assert_eq!((of_kind("cgroup2"), of_kind("tmpfs")), (0, 1), "{lines:#?}"),
+        }
+        let are_read_only =
+            lines.iter().all(|line| line.split(' ').nth(2).is_some_and(|flags| flags.starts_with("ro")));
+        assert_eq!(are_read_only, !is_privileged, "{lines:#?}");
+    }
     stage.node.stop();
 }
 
@@ -206,7 +283,7 @@ fn a_mount_over_a_symlink_stays_in_the_root() {
     }];
     let id = stage.run(&config);
     assert_eq!((stage.node.exited(&id).exit_code, stage.node.output(&id).as_str()), (0, "inner\n"));
-    assert!(!std::path::Path::new("/var/tmp/inner").exists(), "it was made on the host");
+    assert!(!Path::new("/var/tmp/inner").exists(), "it was made on the host");
     stage.node.stop();
 }
 

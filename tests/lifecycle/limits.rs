@@ -1,4 +1,4 @@
-//! Limits, read back from the cgroup the container really is in, and the one that kills.
+//! Limits, read from the container's actual cgroup, and the OOM killer.
 
 use coracle_tests::cri::proto::{
     LinuxContainerResources, StartContainerRequest, UpdateContainerResourcesRequest,
@@ -7,7 +7,7 @@ use coracle_tests::host;
 
 use coracle_tests::stage::Stage;
 
-/// The first cgroup knob of this name in any group of the process.
+/// The value of the first of these cgroup files in any cgroup of the process.
 fn knob(pid: i32, names: &[&str]) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the process lives");
     text.lines()
@@ -67,16 +67,16 @@ fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
         stage.node.container(id).resources.expect("resources").linux.expect("of Linux").memory_limit_in_bytes
     };
     assert_eq!(shown(&id), 128 << 20);
-    // What was not asked for stays: the shares, and the limit itself when only shares are asked for.
+    // Unspecified values do not change: the shares, and the memory limit if only shares are requested.
     let before = resources();
     let linux = LinuxContainerResources { cpu_shares: 300, ..Default::default() };
     let request = UpdateContainerResourcesRequest { linux: Some(linux), ..request };
     stage.node.update_container_resources(request.clone()).expect("an update");
-    // As shares, or as the weight that goes with them.
+    // As shares, or as the corresponding weight.
     let share = knob(pid, &["cpu.shares", "cpu.weight"]);
     assert!(["300", "39"].contains(&share.as_str()), "{share}");
     assert_eq!((limit(), before.cpu_shares != 300), ((128 << 20).to_string(), true));
-    // All or nothing: a bad cpuset takes the memory limit back.
+    // All or nothing: an invalid cpuset reverts the memory limit.
     let linux = LinuxContainerResources {
         memory_limit_in_bytes: 96 << 20,
         cpuset_cpus: "4000".into(),
@@ -86,7 +86,7 @@ fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
     let error = stage.node.update_container_resources(refused).unwrap_err();
     assert!(error.message().contains("cpuset"), "{error}");
     assert_eq!((limit(), shown(&id)), ((128 << 20).to_string(), 128 << 20));
-    // It survives the daemon.
+    // The limits survive a restart of the daemon.
     let mut stage = stage;
     stage.node.restart();
     assert_eq!(
@@ -126,7 +126,7 @@ fn created_containers_are_updated_and_ended_ones_are_not() {
 }
 
 #[test]
-fn a_container_over_its_memory_is_oom_killed_and_says_so() {
+fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
     let stage = Stage::set();
     let mut config = stage.config("hungry", &["burn", "256"]);
     let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };

@@ -1,4 +1,4 @@
-//! The log file: every byte of it, as the kubelet's reader takes it apart.
+//! The log file: all its bytes, parsed like the kubelet does.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,10 +8,10 @@ use coracle_tests::host;
 
 use coracle_tests::stage::Stage;
 
-/// Most content of one line of the file; what containerd splits at, and tools assume.
+/// Maximum content of one line of the file; containerd splits there, and tools rely on it.
 const PIECE_BYTES_MAX: usize = 16 << 10;
 
-/// (stream, tag, content) of each line, after a look at each time stamp.
+/// Parses lines into (stream, tag, content) and checks their time stamps.
 fn parse(text: &str) -> Vec<(String, String, String)> {
     let mut last = String::new();
     text.lines()
@@ -56,7 +56,7 @@ fn a_long_line_is_pieces_that_join_and_a_missing_newline_is_partial() {
 }
 
 #[test]
-fn everything_is_there_the_moment_the_exit_shows() {
+fn the_log_is_complete_when_the_exit_is_reported() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("much", &["lines", "5000", "200"]));
     let lines = parse(&fs::read_to_string(stage.node.exited(&id).log_path).expect("a log"));
@@ -68,7 +68,7 @@ fn everything_is_there_the_moment_the_exit_shows() {
 }
 
 #[test]
-fn a_reopened_log_loses_and_doubles_nothing() {
+fn no_line_is_lost_or_repeated_when_a_log_is_reopened() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("ticks", &["ticks", "1"]));
     let path = stage.node.container(&id).log_path;

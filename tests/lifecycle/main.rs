@@ -1,13 +1,17 @@
-//! The life of pods and containers as a kubelet lives it: every call over the real socket, every claim checked on real
-//! kernel objects. Files stand in the order of life.
+//! The lifecycle of pods and containers from a kubelet's point of view: all calls over the real socket, all
+//! results checked on kernel objects. The files are in the order of the lifecycle.
 #![forbid(unsafe_code)]
 
+mod client;
 mod containers;
+mod daemon_log;
 mod devices;
 mod events;
 mod exec;
+mod host_paths;
 mod inside;
 mod limits;
+mod lists;
 mod logs;
 mod metrics;
 mod modes;
@@ -18,9 +22,12 @@ mod pid_namespaces;
 mod pods;
 mod prometheus;
 mod refuse;
+mod screen;
 mod seccomp;
 mod service;
 mod stats;
 mod stop;
+mod support;
 mod userns;
 mod volumes;
+mod why;

@@ -1,15 +1,20 @@
-//! Metrics in cAdvisor's manner, against workloads whose size is known, and pressure where the kernel counts it.
+//! Metrics with cAdvisor's names, for workloads of known size, and pressure stall information if the kernel
+//! provides it.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
     ContainerStatsRequest, LinuxContainerResources, ListMetricDescriptorsRequest,
-    ListPodSandboxMetricsRequest, Metric, StreamPodSandboxMetricsRequest,
+    ListPodSandboxMetricsRequest, Metric, StatusRequest, StreamPodSandboxMetricsRequest,
 };
 use coracle_tests::host::{self, wait_until};
+use coracle_tests::node::{Node, Options};
 use coracle_tests::stage::Stage;
 
-/// What critest demands values for (its metrics specs), but for those of a pod's network.
+/// The metrics for which critest requires values, except those of a pod's network.
 const NAMES: &str = "cpu_cfs_periods_total cpu_cfs_throttled_periods_total cpu_cfs_throttled_seconds_total \
     cpu_system_seconds_total cpu_usage_seconds_total cpu_user_seconds_total file_descriptors fs_inodes_free \
     fs_inodes_total fs_limit_bytes fs_usage_bytes last_seen memory_cache memory_failcnt memory_failures_total \
@@ -17,7 +22,7 @@ const NAMES: &str = "cpu_cfs_periods_total cpu_cfs_throttled_periods_total cpu_c
     memory_working_set_bytes oom_events_total processes sockets spec_cpu_period spec_cpu_shares \
     spec_memory_limit_bytes spec_memory_swap_limit_bytes start_time_seconds threads threads_max";
 
-/// The values of one container by metric, and labels behind the first six.
+/// The values of one container by metric and by the labels after the first six.
 fn metrics(stage: &Stage, container: &str) -> BTreeMap<(String, String), u64> {
     let request = ListPodSandboxMetricsRequest {};
     let pods = stage.node.list_pod_sandbox_metrics(request).expect("metrics").pod_metrics;
@@ -65,7 +70,7 @@ fn every_metric_is_described_and_has_the_labels_it_says() {
 }
 
 #[test]
-fn metrics_are_what_was_used_and_limited() {
+fn metrics_match_usage_and_limits() {
     let stage = Stage::set();
     let mut config = stage.config("spin", &["spin", "2500"]);
     config.linux.as_mut().expect("set").resources = Some(LinuxContainerResources {
@@ -96,7 +101,7 @@ fn metrics_are_what_was_used_and_limited() {
     });
     let told = metrics(&stage, &filler);
     let peak = told[&("memory_max_usage_bytes".to_owned(), String::new())];
-    // Linux counts it on v2 since 5.19.
+    // The kernel provides it on v2 since 5.19.
     assert!(peak == 0 || peak > 20 << 20, "{peak}");
     let listens = stage.run(&stage.config("serve", &["serve", "0"]));
     wait_until("it listens", || metrics(&stage, &listens)[&("sockets".to_owned(), String::new())] == 1);
@@ -104,16 +109,57 @@ fn metrics_are_what_was_used_and_limited() {
 }
 
 #[test]
-fn pressure_is_told_where_the_kernel_counts_it() {
+fn pressure_is_reported_if_the_kernel_provides_it() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
     let request = ContainerStatsRequest { container_id: id.clone() };
     let stats = stage.node.container_stats(request).expect("stats").stats.expect("stats");
     let file = host::cgroup_file(&format!("{}/{id}", stage.node.cgroup_parent()), "memory.pressure");
     let is_v2 = host::cgroup_file(&stage.node.cgroup_parent(), "cgroup.controllers")
-        .is_some_and(|file| std::fs::read_to_string(file).expect("controllers").contains("memory"));
+        .is_some_and(|file| fs::read_to_string(file).expect("controllers").contains("memory"));
     let told = stats.memory.expect("memory").psi.is_some();
     assert_eq!(told, is_v2 && file.is_some());
     assert_eq!((stats.cpu.expect("CPU").psi.is_some(), stats.io.is_some()), (told, told));
     stage.node.stop();
+}
+
+/// The socket at which a kubelet's cAdvisor looks for containerd is not taken from a process that answers there, and Status
+/// says what is missing then. A daemon that stops leaves none behind.
+#[test]
+fn a_socket_of_another_containerd_is_left_alone_and_status_says_so() {
+    let folder = PathBuf::from(format!("/run/coracle-test-taken-{}", std::process::id()));
+    let socket = folder.join("containerd.sock");
+    fs::create_dir(&folder).expect("a folder");
+    let other = UnixListener::bind(&socket).expect("another containerd");
+    let config = format!("[metrics]\ncontainerd_socket = \"{}\"\n", socket.display());
+    let mut node = Node::with(Options { config, ..Options::default() });
+    let condition = |node: &Node| {
+        let status = node.status(StatusRequest::default()).expect("status").status.expect("a status");
+        status
+            .conditions
+            .into_iter()
+            .find(|condition| condition.r#type == "CadvisorServed")
+            .expect("a condition")
+    };
+    let missing = condition(&node);
+    assert!(!missing.status && missing.message.contains(&socket.display().to_string()), "{missing:?}");
+    assert!(missing.message.contains("network statistics of pods"), "{missing:?}");
+    UnixStream::connect(&socket).expect("it is the other one's");
+    other.accept().expect("still");
+    drop(other);
+    fs::remove_file(&socket).expect("ours");
+    node.restart();
+    assert!(condition(&node).status);
+    UnixStream::connect(&socket).expect("coracle answers");
+    node.terminate();
+    assert!(!socket.exists(), "a stopped daemon leaves no socket");
+    node.launch();
+    assert!(condition(&node).status);
+    node.stop();
+    fs::remove_dir_all(folder).expect("ours");
+    // Without the setting the daemon of a test, whose state is elsewhere, does not claim the node's socket.
+    let node = Node::start();
+    let status = node.status(StatusRequest::default()).expect("status").status.expect("a status");
+    assert!(!status.conditions.iter().any(|condition| condition.r#type == "CadvisorServed"));
+    node.stop();
 }

@@ -1,5 +1,6 @@
-//! Who may read what the daemon keeps (finding 4 in docs/security.md, CVE-2021-41103): other users of the node neither read
-//! environments nor run what containers left, while containers, log readers and plugins find the modes they know.
+//! Permissions of the daemon's files (finding 4 in docs/security.md, CVE-2021-41103): other users of the node
+//! can neither read environments nor execute programs of containers, while containers, log readers and
+//! plugins find the usual modes.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -13,12 +14,13 @@ use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, security};
 use coracle_tests::stage::Stage;
 
-/// Who has no right but everybody's.
+/// A user without special permissions.
 const NOBODY: u32 = 65_534;
 
 const SECRET: &str = "hunter2-of-the-test";
 
-/// Everything below a directory, the directory included, as root sees it. Mounts of containers are in other namespaces.
+/// All paths below a directory including itself, as root sees them. Mounts of containers are in other
+/// namespaces.
 fn everything(top: &Path, found: &mut Vec<PathBuf>) {
     found.push(top.to_owned());
     let Ok(entries) = fs::read_dir(top) else { return };
@@ -30,7 +32,7 @@ fn everything(top: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Those of `paths` that user 65534 can read or list.
+/// The part of `paths` that user 65534 can read or list.
 fn readable(paths: &[PathBuf]) -> Vec<PathBuf> {
     let mut child = Command::new("/bin/sh")
         .args(["-c", r#"while IFS= read -r path; do if [ -r "$path" ]; then echo "$path"; fi; done"#])
@@ -48,7 +50,7 @@ fn readable(paths: &[PathBuf]) -> Vec<PathBuf> {
     String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect()
 }
 
-/// Fails where user 65534 can read anything of the node's but leases and names, or can run `programs`.
+/// Fails if user 65534 can read anything of the node except leases and names, or can execute `programs`.
 #[track_caller]
 fn assert_closed(node: &Node, programs: &[PathBuf]) {
     let mut paths = Vec::new();
@@ -58,10 +60,10 @@ fn assert_closed(node: &Node, programs: &[PathBuf]) {
     assert!(paths.len() > 30, "pods are there: {paths:?}");
     let leases = node.root().join("networks");
     for path in readable(&paths) {
-        // Names and addresses, as ip-netns(8) and host-local show them.
+        // Names and addresses, which ip-netns(8) and host-local show as well.
         assert!(
             path.starts_with("/run/netns") || path.starts_with(&leases),
-            "{} is open to everybody: {:o}",
+            "{} is accessible to other users: {:o}",
             path.display(),
             path.symlink_metadata().expect("it is there").mode()
         );
@@ -102,7 +104,7 @@ fn stage_with_secret() -> (Stage, String) {
     (stage, id)
 }
 
-/// Without the fix user 65534 reads every launch record and runs the program below ROOT/pods.
+/// Regression: user 65534 could read every launch record and execute the program below ROOT/pods.
 #[test]
 fn other_users_read_no_environment_and_run_no_set_user_id_program() {
     let (stage, id) = stage_with_secret();
@@ -113,7 +115,8 @@ fn other_users_read_no_environment_and_run_no_set_user_id_program() {
     stage.node.stop();
 }
 
-/// What an earlier build left open is closed at the next start, before anything is served.
+/// Directories that an earlier build created with other modes are restricted at the start, before calls are
+/// served.
 #[test]
 fn directories_of_an_earlier_build_are_closed() {
     let (mut stage, id) = stage_with_secret();
@@ -129,10 +132,10 @@ fn directories_of_an_earlier_build_are_closed() {
     stage.node.stop();
 }
 
-/// The mask of the daemon reaches neither containers nor what they, log readers and plugins share with it. All of it
-/// fails where one place that relied on the mask was forgotten.
+/// The umask of the daemon affects neither containers nor files that log readers and plugins use. Fails if
+/// one place relies on the umask.
 #[test]
-fn what_others_use_has_the_usual_modes() {
+fn shared_files_have_the_usual_modes() {
     let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
     let stage = Stage::on(node, bridge_pod("usual"));
     let volume = stage.node.folder().join("made/by/the/daemon");

@@ -1,5 +1,5 @@
-//! The order of a container's mounts, and that nothing an image declares or links defeats it: image volumes, links at
-//! the targets of mounts, masks (findings 1, 5 and 16 in docs/security.md).
+//! The order of a container's mounts, which images must not defeat: image volumes, links at the targets of
+//! mounts, masks (findings 1, 5 and 16 in docs/security.md).
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use coracle_tests::stage::Stage;
 use serde_json::{Map, json};
 use tonic::{Code, Status};
 
-/// A container of the probe's image with these entries on top and these image volumes. It has the kubelet's masked and
-/// read-only paths.
+/// A container of the probe's image with these additional entries and these image volumes. It has the
+/// kubelet's masked and read-only paths.
 #[track_caller]
 fn crafted(
     stage: &Stage,
@@ -45,7 +45,7 @@ fn read_only_root(config: &mut ContainerConfig) {
     security(config).readonly_rootfs = true;
 }
 
-/// A directory of the node, mounted at `target`.
+/// Mounts a directory of the node at `target`.
 fn mount(stage: &Stage, config: &mut ContainerConfig, target: &str) -> PathBuf {
     let path = stage.node.folder().join(format!("volume-{}", fresh()));
     fs::create_dir_all(&path).expect("a directory");
@@ -66,7 +66,7 @@ fn refused_at_create(stage: &Stage, config: &ContainerConfig) -> Status {
     stage.node.create_container(create(&stage.pod_id, config, &stage.pod)).expect_err("it is created")
 }
 
-/// Starts it, and proves that the masks hold where that works.
+/// Starts it and asserts that it is refused, or that the masks hold.
 #[track_caller]
 fn refused_at_start(stage: &Stage, config: &ContainerConfig) -> Status {
     let id = stage.create(config);
@@ -82,8 +82,8 @@ fn refused_at_start(stage: &Stage, config: &ContainerConfig) -> Status {
     }
 }
 
-/// Finding 1. An image volume on the kernel's directories is refused, whatever the root is. Before, one on /proc was a
-/// second, writable procfs without masks on top of the first, as soon as the root was read-only.
+/// Finding 1. An image volume on the kernel's directories is refused, whatever the root is. Regression: with
+/// a read-only root, one on /proc was a second, writable procfs without masks.
 #[test]
 fn image_volumes_on_the_kernels_directories_are_refused() {
     let stage = Stage::set();
@@ -111,7 +111,7 @@ fn image_volumes_on_the_kernels_directories_are_refused() {
     stage.node.stop();
 }
 
-/// Finding 1 by way of a link. Before, with a read-only root, the container had a writable procfs at /proc.
+/// Finding 1 through a link. Regression: with a read-only root, the container had a writable procfs at /proc.
 #[test]
 fn links_do_not_lead_image_volumes_to_the_kernels_directories() {
     let stage = Stage::set();
@@ -134,8 +134,8 @@ fn links_do_not_lead_image_volumes_to_the_kernels_directories() {
     stage.node.stop();
 }
 
-/// Finding 5. A volume of the pod below an image volume is what is seen and written there. Before, below a read-only
-/// root, the image volume hid it and what was written was lost with the container.
+/// Finding 5. A volume of the pod below an image volume is visible and written to. Regression: with a
+/// read-only root, the image volume hid it and its data was lost with the container.
 #[test]
 fn image_volumes_do_not_hide_volumes_below_them() {
     let stage = Stage::set();
@@ -155,7 +155,7 @@ fn image_volumes_do_not_hide_volumes_below_them() {
         assert_eq!(says(&stage, &id, &["write", "/var/lib/postgresql/beside", "text"]), "");
         assert_eq!(says(&stage, &id, &["cat", "/var/lib/postgresql/of-image"]), "from the image");
     }
-    // Nor where the image's links make the image volume's own path a longer one.
+    // Nor if the image's links make the image volume's own path a longer one.
     let mut volume = PathBuf::new();
     let linked =
         [Entry::directory("x/d", 0o755), Entry::directory("a/b", 0o755), Entry::symlink("a/b/c", "/x")];
@@ -194,7 +194,7 @@ fn image_volumes_do_not_hide_the_pods_files() {
     stage.node.stop();
 }
 
-/// The pod's mount counts, on the path of the image volume (however it is spelt) and above it.
+/// The pod's mount has precedence on the path of the image volume (in any spelling) and above it.
 #[test]
 fn mounts_of_the_pod_replace_image_volumes() {
     let stage = Stage::set();
@@ -217,8 +217,8 @@ fn mounts_of_the_pod_replace_image_volumes() {
     stage.node.stop();
 }
 
-/// An image volume is part of the container's writable layer: made where the image lacks it, with any root, and as
-/// writable; it goes with the container.
+/// An image volume is part of the container's writable layer: created if the image lacks it, writable, also
+/// with a read-only root, and removed with the container.
 #[test]
 fn image_volumes_live_in_the_writable_layer() {
     let stage = Stage::set();
@@ -237,7 +237,7 @@ fn image_volumes_live_in_the_writable_layer() {
     stage.node.stop();
 }
 
-/// A bidirectional volume makes the root shared; a volume below an image volume is there once all the same.
+/// A bidirectional volume makes the root shared; a volume below an image volume is still mounted once.
 #[test]
 fn volumes_below_image_volumes_are_mounted_once() {
     let stage = Stage::set();
@@ -261,7 +261,7 @@ fn volumes_below_image_volumes_are_mounted_once() {
     stage.node.stop();
 }
 
-/// A directory of the node that is a shared mount, until it is dropped.
+/// A directory of the node that is a shared mount until this value is dropped.
 struct Shared(PathBuf);
 
 impl Shared {
@@ -283,7 +283,8 @@ impl Drop for Shared {
     }
 }
 
-/// In a pod with a user namespace an image volume belongs to its root, and what the image has there to whom the image says.
+/// In a pod with a user namespace an image volume belongs to its root, and its files to the owners in the
+/// image.
 #[test]
 fn image_volumes_in_a_user_namespace() {
     let mut pod = host_pod("mapped");
@@ -309,10 +310,10 @@ fn image_volumes_in_a_user_namespace() {
     stage.node.stop();
 }
 
-/// Finding 16. A link in place of /dev would put our tmpfs over /proc: every mask of a path there was passed over as
-/// missing. Before, such a container started.
+/// Finding 16. A link instead of /dev would mount the runtime's tmpfs over /proc, and all masks of its paths
+/// would be skipped as missing. Regression: such a container started.
 #[test]
-fn dev_is_no_link() {
+fn a_link_at_dev_is_refused() {
     let stage = Stage::set();
     for target in ["/proc", "/sys", "/etc"] {
         let config = crafted(&stage, &[Entry::symlink("dev", target)], &[], |_| ());
@@ -323,8 +324,8 @@ fn dev_is_no_link() {
     stage.node.stop();
 }
 
-/// A link of the image does not put a volume of the pod on the kernel's directories. Before, one to /dev replaced it with
-/// the volume, and one to a directory of /sys hid what is there.
+/// A link of the image does not put a volume of the pod on the kernel's directories. Regression: one to /dev
+/// replaced it with the volume, and one to a directory of /sys hid its files.
 #[test]
 fn links_do_not_lead_volumes_to_the_kernels_directories() {
     let stage = Stage::set();
@@ -340,8 +341,8 @@ fn links_do_not_lead_volumes_to_the_kernels_directories() {
     stage.node.stop();
 }
 
-/// A mask that a link of the image leads to /proc itself hides it, and all that is masked in it: it does not start.
-/// Before, it did, with nothing of /proc masked but the whole of it gone.
+/// A masked path whose link leads to /proc itself would hide all masks below it: the container does not
+/// start. Regression: it started with the whole of /proc hidden.
 #[test]
 fn a_mask_by_way_of_a_link_does_not_replace_proc() {
     let stage = Stage::set();
@@ -353,10 +354,11 @@ fn a_mask_by_way_of_a_link_does_not_replace_proc() {
     stage.node.stop();
 }
 
-/// What is verified before exec holds in every kind of container that is right: plain, read-only, privileged, with the
-/// node's /sys and /dev as volumes, with files of its own below /proc, with a mask over all of /sys.
+/// The verification before exec succeeds for all valid kinds of containers: plain, read-only, privileged,
+/// with the node's /sys and /dev as volumes, with their own files below /proc, with a mask over the whole of
+/// /sys.
 #[test]
-fn right_containers_start() {
+fn valid_containers_pass_the_verification() {
     let mut pod = host_pod("right");
     let linux = pod.linux.as_mut().expect("set");
     linux.security_context.as_mut().expect("set").privileged = true;

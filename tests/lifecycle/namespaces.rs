@@ -1,4 +1,4 @@
-//! Which namespaces a container shares with its pod, its node and its neighbours, compared by identity.
+//! The namespaces that a container shares with its pod, its node and other containers, compared by identity.
 
 use coracle_tests::cri::proto::NamespaceMode;
 use coracle_tests::host::namespace;

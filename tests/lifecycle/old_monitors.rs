@@ -1,6 +1,7 @@
-//! Pods that run across an upgrade: a daemon drives a monitor of an earlier build as it is, and says that it is one.
+//! Pods that run across an upgrade: a daemon uses a monitor of an earlier build, and reports it.
 //!
-//! The earlier build is played by a relay in front of a real monitor, which says version 3 in its Hello.
+//! A relay in front of a real monitor, which changes the version in its Hello to 3, acts as the earlier
+//! build.
 
 use std::fs;
 use std::io::{IoSlice, IoSliceMut};
@@ -15,7 +16,7 @@ use nix::sys::socket::{
     UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, shutdown, socket,
 };
 
-/// Reply 1, Hello: all but the version (sandbox/wire/src/frame.rs).
+/// Reply 1, Hello: all bytes except the version (sandbox/wire/src/frame.rs).
 const HELLO: [u8; 3] = [0, 1, 0];
 const OLD_VERSION: u8 = 3;
 
@@ -23,12 +24,12 @@ fn seqpacket() -> OwnedFd {
     socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket")
 }
 
-/// A path that fits into a socket's address, through a descriptor of its directory.
+/// An address of a socket through a descriptor of its directory, because the path is too long.
 fn address(directory: &fs::File, name: &str) -> UnixAddr {
     UnixAddr::new(&PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd()))).expect("short")
 }
 
-/// Passes one message on, with its descriptors; false at the end.
+/// Forwards one message with its descriptors; false at the end.
 fn pass(from: RawFd, to: RawFd, is_answer: bool) -> bool {
     let mut bytes = [0; 512];
     let mut space = nix::cmsg_space!([RawFd; 8]);
@@ -60,7 +61,7 @@ fn pass(from: RawFd, to: RawFd, is_answer: bool) -> bool {
     sent.is_ok()
 }
 
-/// Stands in front of the monitor of `state`, for one daemon.
+/// Relays between the monitor of `state` and one daemon.
 fn relay(state: &Path) {
     let directory = fs::File::open(state).expect("a pod's state");
     fs::rename(state.join("monitor.sock"), state.join("new.sock")).expect("its socket");
@@ -86,9 +87,9 @@ fn relay(state: &Path) {
     });
 }
 
-/// Without the change no condition is shown, and the version of a monitor is not looked at.
+/// Regression: no condition was shown, and the version of a monitor was ignored.
 #[test]
-fn a_monitor_of_an_earlier_build_is_driven_on_and_shown() {
+fn a_monitor_of_an_earlier_build_is_used_and_reported() {
     let mut stage = Stage::set();
     let id = stage.run(&stage.config("one", &["sleep", "forever"]));
     let created = stage.create(&stage.config("two", &["sleep", "forever"]));
@@ -105,7 +106,7 @@ fn a_monitor_of_an_earlier_build_is_driven_on_and_shown() {
         shown.status && shown.reason == "OldMonitor" && shown.message.starts_with("1 pods "),
         "{shown:?}"
     );
-    // It goes on: the container, an exec, a start of what was created before the upgrade.
+    // It continues: the container, an exec, a start of a container that was created before the upgrade.
     let answer = stage.node.exec_sync(exec(&id, &["print", "still"], 10)).expect("exec");
     assert_eq!(answer.stdout, b"still\n");
     let request = coracle_tests::cri::proto::StartContainerRequest { container_id: created.clone() };

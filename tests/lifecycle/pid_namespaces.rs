@@ -1,5 +1,6 @@
-//! What a container can name in its PID namespace: nothing of the runtime but a process without rights, also in the moments
-//! when containers and execs are made; and what else belongs to one container alone.
+//! The processes that a container sees in its PID namespace: no process of the runtime except one without
+//! privileges, also while containers and execs are created; and other objects that belong to one container
+//! only.
 
 use std::fs;
 use std::thread;
@@ -28,7 +29,7 @@ fn user_namespace(options: &mut NamespaceOption) {
         Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] });
 }
 
-/// May trace whatever it sees.
+/// Gives a container the capability to trace.
 fn tracer(config: &mut ContainerConfig) {
     security(config).capabilities =
         Some(Capability { add_capabilities: vec!["SYS_PTRACE".into()], ..Default::default() });
@@ -38,16 +39,17 @@ fn in_shared(config: &mut ContainerConfig) {
     security(config).namespace_options.as_mut().expect("set").pid = NamespaceMode::Pod.into();
 }
 
-/// What the probe says in the container.
+/// Output of the probe in the container.
 #[track_caller]
 fn says(stage: &Stage, id: &str, words: &[&str]) -> String {
     let answer = stage.node.exec_sync(exec(id, words, 20)).expect("exec");
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
 }
 
-/// Finding 2 of docs/security.md: in a shared PID namespace pid 1 was the monitor, with every capability, the host's mount
-/// namespace as a descriptor and the node's directories as its root; one ptrace was the node. Fails without the change in
-/// every line: CapEff was full, `fd` listed descriptors, `root` the node's directories, Seccomp was 0.
+/// Finding 2 of docs/security.md. Regression: in a shared PID namespace PID 1 was the monitor, with all
+/// capabilities, a descriptor of the host's mount namespace and the node's directories as its root; one
+/// ptrace gave access to the node. Each assertion failed: CapEff was full, `fd` listed descriptors, `root`
+/// the node's directories, Seccomp was 0.
 #[test]
 fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
     for is_mapped in [false, true] {
@@ -69,7 +71,7 @@ fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
             assert_eq!(namespace(monitor.pid, "pid"), outside, "the monitor is in the node's PID namespace");
         }
         assert_ne!(namespace(main, "pid"), outside);
-        // From the node's side, whatever the container may see.
+        // From the node, whatever the container may see.
         let first = host::children(stage.node.monitors()[0].pid)
             .into_iter()
             .find(|pid| {
@@ -98,10 +100,24 @@ fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
     }
 }
 
+/// crictl users say it in the pod alone; the field of the container is then 0, which is POD.
+#[test]
+fn a_container_that_says_nothing_has_a_pid_namespace_of_its_own_where_its_pod_shares_none() {
+    let stage = Stage::set(); // its pod says CONTAINER
+    let mut config = stage.config("silent", &["sleep", "forever"]);
+    in_shared(&mut config);
+    let id = stage.run(&config);
+    let other = stage.run(&stage.config("other", &["sleep", "forever"]));
+    let pids = [std::process::id() as i32, stage.node.container_pid(&id), stage.node.container_pid(&other)];
+    let distinct: std::collections::HashSet<_> = pids.iter().map(|pid| namespace(*pid, "pid")).collect();
+    assert_eq!(distinct.len(), 3);
+    stage.node.stop();
+}
+
 /// Finding 18: `kill -TERM 1`, or a limit of pid 1, ended the pod. Without the change the containers are gone after the first
 /// signal.
 #[test]
-fn nobody_inside_ends_a_shared_pid_namespace() {
+fn containers_cannot_end_a_shared_pid_namespace() {
     let stage = Stage::with(shared_pod(|_| ()));
     let mut config = stage.config("killer", &["sleep", "forever"]);
     in_shared(&mut config);
@@ -115,8 +131,8 @@ fn nobody_inside_ends_a_shared_pid_namespace() {
     stage.node.stop();
 }
 
-/// The kernel ends what is in a PID namespace with its first process; the pod is over then, and its containers have ended by
-/// the kernel's signal, as when that process was the monitor.
+/// The kernel ends a PID namespace with its first process; the pod is then not ready, and its containers were
+/// ended by the kernel's signal.
 #[test]
 fn the_end_of_the_first_process_is_the_pods() {
     let stage = Stage::with(shared_pod(|_| ()));
@@ -138,7 +154,7 @@ fn the_end_of_the_first_process_is_the_pods() {
     stage.node.stop();
 }
 
-/// A monitor that is killed takes its PID namespace along: nothing would log or reap what is in there.
+/// If a monitor is killed, its PID namespace ends, because no process would log or reap its containers.
 #[test]
 fn the_first_process_ends_with_its_monitor() {
     let stage = Stage::with(shared_pod(|_| ()));
@@ -156,7 +172,7 @@ fn the_first_process_ends_with_its_monitor() {
     stage.node.stop();
 }
 
-/// Orphans are reaped by the kernel in place of the first process: no zombie is left.
+/// The kernel reaps orphans instead of the first process: no zombie remains.
 #[test]
 fn orphans_in_a_shared_pid_namespace_are_reaped() {
     let stage = Stage::with(shared_pod(|_| ()));
@@ -174,7 +190,7 @@ fn orphans_in_a_shared_pid_namespace_are_reaped() {
     stage.node.stop();
 }
 
-/// Lines `PID KEY VALUE…` of what was seized, checked against what the container itself has.
+/// Checks lines `PID KEY VALUE…` about traced processes against the container's own values.
 fn check_seized(stage: &Stage, id: &str, said: &str, what: &str) -> usize {
     let main = stage.node.container_pid(id);
     let status = fs::read_to_string(format!("/proc/{main}/status")).expect("it lives");
@@ -192,7 +208,7 @@ fn check_seized(stage: &Stage, id: &str, said: &str, what: &str) -> usize {
             }
             (Some("fd"), Some(number), Some(leads)) => {
                 let number: i32 = number.parse().expect("a number");
-                // The streams, and until exec the report, a pipe.
+                // The standard streams, and until exec the report, a pipe.
                 assert!(number < 3 || number == 3 && leads.starts_with("pipe:"), "{what}: {line}");
             }
             (Some("root"), Some(name), _) if name != "error" => {
@@ -207,18 +223,18 @@ fn check_seized(stage: &Stage, id: &str, said: &str, what: &str) -> usize {
     seized
 }
 
-/// Finding 3: the process that becomes an exec, or a container of a target's PID namespace, was in that namespace from its
-/// first instruction, before it had left the node's files, with all capabilities. Without the change the first process that
-/// is seized shows CapEff 000001fffeffffff and a root with `root`.
+/// Finding 3. Regression: the process that becomes an exec, or a container in a target's PID namespace, was
+/// in that namespace from its first instruction, before it had left the node's mount namespace, with all
+/// capabilities: the first traced process had CapEff 000001fffeffffff and a root with `root`.
 #[test]
-fn whatever_is_seized_in_a_pid_namespace_is_no_more_than_the_container() {
+fn traced_processes_in_a_pid_namespace_have_no_more_privileges_than_the_container() {
     let stage = Stage::set();
     let mut config = stage.config("tracer", &["seize", "20000"]);
     tracer(&mut config);
     let id = stage.run(&config);
     host::wait_until("it watches", || stage.node.output(&id).contains("watching"));
     let begin = Instant::now();
-    // More than 50 where the tracer has been too late for all of them.
+    // More than 50 if the tracer was too late for all of them.
     let has_seized = || stage.node.output(&id).contains("CapEff");
     for count in 0.. {
         if count >= 50 && (has_seized() || begin.elapsed() > Duration::from_secs(12)) {
@@ -237,7 +253,7 @@ fn whatever_is_seized_in_a_pid_namespace_is_no_more_than_the_container() {
     assert!(begin.elapsed() < Duration::from_secs(20), "the tracer watched all of it: {:?}", begin.elapsed());
     host::wait_until("it is over", || stage.node.output(&id).contains("over"));
     let said = stage.node.output(&id);
-    // The container has ended, so its own sets are those of a second one like it.
+    // The container has ended, so the values of a second one like it are used.
     let mut config = stage.config("like", &["sleep", "forever"]);
     tracer(&mut config);
     let like = stage.run(&config);
@@ -245,9 +261,9 @@ fn whatever_is_seized_in_a_pid_namespace_is_no_more_than_the_container() {
     stage.node.stop();
 }
 
-/// The same in a PID namespace that containers share: starts of other containers, too.
+/// The test in a PID namespace that containers share, also while other containers start.
 #[test]
-fn whatever_is_seized_in_a_shared_pid_namespace_is_no_more_than_a_container() {
+fn traced_processes_in_a_shared_pid_namespace_have_no_more_privileges_than_a_container() {
     let stage = Stage::with(shared_pod(|_| ()));
     let mut config = stage.config("tracer", &["seize", "5000"]);
     in_shared(&mut config);
@@ -270,7 +286,7 @@ fn whatever_is_seized_in_a_shared_pid_namespace_is_no_more_than_a_container() {
     stage.node.stop();
 }
 
-/// A container of a shared or a target's PID namespace has a procfs of that namespace, and masks in it.
+/// A container in a shared or a target's PID namespace has a procfs of that namespace, with masks.
 #[test]
 fn procfs_is_that_of_the_containers_pid_namespace() {
     let stage = Stage::with(shared_pod(|_| ()));
@@ -304,8 +320,8 @@ fn procfs_is_that_of_the_containers_pid_namespace() {
     stage.node.stop();
 }
 
-/// Finding 19: an exec joined the namespaces that the main process was in, also those it had made itself. Without the change
-/// it fails with `invalid argument`, as nobody is root in a user namespace without mappings.
+/// Finding 19. Regression: an exec joined the current namespaces of the main process, also those that it had
+/// created itself, and failed with `invalid argument`, because a user namespace without mappings has no root.
 #[test]
 fn an_exec_joins_the_containers_namespaces_whatever_its_main_process_made() {
     let stage = Stage::set();
@@ -329,7 +345,7 @@ fn an_exec_joins_the_containers_namespaces_whatever_its_main_process_made() {
     stage.node.stop();
 }
 
-/// The session keyring of a process, by /proc/keys: what it possesses.
+/// The session keyring of a process in /proc/keys: the keys that it possesses.
 fn keyring(stage: &Stage, id: &str) -> Vec<String> {
     let said = says(stage, id, &["cat", "/proc/keys"]);
     let mut names: Vec<String> = said
@@ -341,8 +357,8 @@ fn keyring(stage: &Stage, id: &str) -> Vec<String> {
     names
 }
 
-/// Finding 7: all containers had the session keyring of whoever started the daemon. Without the change none has a keyring
-/// `coracle-…`, and both show the same.
+/// Finding 7. Regression: all containers had the session keyring of the daemon, and none had a keyring
+/// `coracle-…`.
 #[test]
 fn each_container_has_a_session_keyring_that_its_execs_join() {
     let stage = Stage::set();
@@ -356,16 +372,17 @@ fn each_container_has_a_session_keyring_that_its_execs_join() {
     };
     assert_ne!(own(&first), own(&second));
     assert_eq!(own(&first), own(&keyring(&stage, &one)), "every exec joins the same");
-    // Possession alone counts, and its owner's right to join by the name, which is a secret.
+    // Only possession grants access, and the owner may join it by its name, which is a secret.
     let said = says(&stage, &one, &["cat", "/proc/keys"]);
     assert!(said.lines().any(|line| line.contains(" 3f080000 ") && line.contains("coracle-")), "{said}");
     stage.node.stop();
 }
 
-/// A profile that forbids clone and setsid is set, without no_new_privs, before the process of an exec is made; those two calls
-/// of ours pass it, the container's own do not. Without `Op::SpareOwnCalls` no exec starts: `operation not permitted`.
+/// A profile that forbids clone and setsid is applied, without no_new_privs, before the process of an exec is
+/// created; the runtime's own calls are exempt, those of the container are not. Without `Op::SpareOwnCalls`
+/// no exec starts: `operation not permitted`.
 #[test]
-fn an_exec_starts_behind_a_filter_that_forbids_its_making() {
+fn an_exec_starts_although_its_filter_forbids_clone() {
     use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
     let stage = Stage::with(shared_pod(|_| ()));
     let path = stage.node.folder().join("no-clone.json");

@@ -1,4 +1,4 @@
-//! Pods: run, status, list, stop, remove; and that asking twice is no different from asking once.
+//! Pods: run, status, list, stop, remove; and idempotency.
 
 use std::fs;
 use std::path::Path;
@@ -92,7 +92,7 @@ fn an_ambiguous_prefix_is_never_a_guess() {
     for index in 0..17 {
         node.run_pod(&host_pod(&format!("many{index}")));
     }
-    // Seventeen ids and sixteen digits: two begin alike.
+    // Seventeen IDs and sixteen digits: two start with the same digit.
     let ids = list(&node, PodSandboxFilter::default());
     let shared = (0..16)
         .map(|digit| format!("{digit:x}"))
@@ -135,9 +135,9 @@ fn a_second_run_of_one_attempt_makes_no_second_pod() {
     let node = Node::start();
     let pod = host_pod("retry");
     let id = node.run_pod(&pod);
-    // Nobody has used the id, so its answer may have been lost: the retry gets it again.
+    // No client has used the ID, so the answer may have been lost: the retry gets it again.
     assert_eq!(node.run_pod(&pod), id);
-    // Used, it is known, and one more request for the attempt is a mistake.
+    // After its use, another request for the attempt is an error.
     let ask = PodSandboxStatusRequest { pod_sandbox_id: id.clone(), verbose: false };
     assert_eq!(node.pod_sandbox_status(ask).expect("status").status.expect("a status").id, id);
     let refused = node.run_pod_sandbox(run(&pod)).expect_err("the name is taken");
@@ -183,12 +183,12 @@ fn mounts_of_containers_are_not_in_the_hosts_table() {
     node.stop();
 }
 
-/// A mount table that grows with the host's would make each pod more expensive (sandbox/src/base_mount_ns.rs).
+/// If the mount table grew with the host's, each pod would cost more (sandbox/src/base_mount_ns.rs).
 #[test]
-fn a_monitor_has_a_few_mounts_whatever_the_host_has() {
+fn the_mounts_of_a_monitor_do_not_depend_on_the_hosts() {
     let node = Node::with_bridge();
     let image = node.import_probe();
-    // As a kubelet's volume: below neither root nor state.
+    // Like a kubelet's volume: neither below root nor below state.
     let disk = node.folder().join("disk");
     fs::create_dir(&disk).expect("a folder");
     mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("root");
@@ -225,20 +225,21 @@ fn a_monitor_has_a_few_mounts_whatever_the_host_has() {
         assert!(table.contains("/shm "), "its own: {table}");
     }
     pods.iter().for_each(|id| node.remove_pod(id));
-    umount2(&disk, MntFlags::empty()).expect("nobody keeps it busy");
+    umount2(&disk, MntFlags::empty()).expect("not in use");
     node.stop();
 }
 
-/// The daemon, monitors and starting containers have short scheduler slices (sandbox/src/sched.rs); a container's program does not.
+/// The daemon, monitors and starting containers have short scheduler slices (sandbox/src/sched.rs); a
+/// container's program does not.
 #[test]
-fn a_containers_program_is_scheduled_as_everybody() {
+fn a_containers_program_has_default_scheduling() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("one", &["sleep", "forever"]));
     let container = host::scheduling(stage.node.container_pid(&id));
     let everybody = host::scheduling(std::process::id() as i32);
     assert_eq!(container, everybody);
     let ours = [stage.node.pid(), stage.node.monitors()[0].pid].map(host::scheduling);
-    // Linux 6.12 shows slices, in nanoseconds.
+    // Linux 6.12 and later report slices, in nanoseconds.
     if everybody.contains("slice") {
         for one in &ours {
             assert!(one.contains("se.slice 100000\n"), "{one}");

@@ -1,4 +1,4 @@
-//! Bad input: each gets a clear error that names what is wrong, and leaves nothing.
+//! Invalid requests: each causes an error that names the invalid value, and leaves nothing.
 
 use coracle_tests::cri::proto::{
     Capability, ContainerConfig, ContainerState, Int64Value, ListContainersRequest, ListPodSandboxRequest,
@@ -36,6 +36,21 @@ fn pods_without_whole_metadata_are_refused() {
     node.stop();
 }
 
+/// Compatible with containerd: it would not be the name that the pod's programs see.
+#[test]
+fn a_pod_on_the_nodes_network_has_no_host_name_of_its_own() {
+    let node = Node::start();
+    let mut pod = host_pod("named");
+    pod.hostname = "somewhere-else".into();
+    let refused = node.run_pod_sandbox(run(&pod)).expect_err("another name");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("config.hostname: \"somewhere-else\": "), "{refused}");
+    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("it has one");
+    pod.hostname = own.trim().into();
+    node.run_pod(&pod);
+    node.stop();
+}
+
 /// A profile that cannot be brought into force is not passed over.
 #[test]
 fn apparmor_profiles_that_are_not_there_are_refused() {
@@ -53,8 +68,8 @@ fn apparmor_profiles_that_are_not_there_are_refused() {
     stage.node.stop();
 }
 
-/// The runtime's default profile, asked for by name, is a demand: a kernel without AppArmor refuses it. Nothing asked for is
-/// none. Without the distinction a container ran unconfined that asked for the opposite.
+/// If the runtime's default profile is requested by name, a kernel without AppArmor refuses it; without a
+/// request the container runs without a profile. Regression: a container that requested it ran unconfined.
 #[test]
 fn the_default_apparmor_profile_is_refused_where_there_is_none() {
     use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
@@ -83,8 +98,8 @@ fn the_default_apparmor_profile_is_refused_where_there_is_none() {
     stage.node.stop();
 }
 
-/// What is asked of SELinux is ignored where the kernel has none, but not what could never be a label. With
-/// `security.selinux = "required"` no pod is made.
+/// Valid SELinux options are ignored if the kernel has no SELinux; invalid labels are refused. With
+/// `security.selinux = "required"` no pod is created.
 #[test]
 fn selinux_options_without_selinux_are_ignored_unless_they_are_no_label() {
     use coracle_tests::cri::proto::SeLinuxOption;
@@ -140,7 +155,7 @@ fn a_container_that_cannot_be_made_is_not_listed() {
         let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
         let refused = match made {
             Err(refused) => refused,
-            // What only the kernel can refuse may be found out at start.
+            // An error that only the kernel can detect may be reported at start.
             Ok(made) => {
                 let start = StartContainerRequest { container_id: made.container_id.clone() };
                 let refused = stage.node.start_container(start).expect_err(what);

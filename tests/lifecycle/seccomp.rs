@@ -1,4 +1,4 @@
-//! Seccomp on the real kernel: containers and execs run under the filter that was asked for, and under no other.
+//! Seccomp on the real kernel: containers and execs run with the requested filter and no other.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ fn ask(config: &mut ContainerConfig, kind: ProfileType, path: &str) {
     request::security(config).seccomp = Some(profile);
 }
 
-/// What a container's exec prints, its errors included.
+/// Output and errors of an exec in a container.
 fn exec(stage: &Stage, container: &str, words: &[&str]) -> String {
     let answer = stage.node.exec_sync(request::exec(container, words, 10)).expect("an exec");
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
@@ -25,7 +25,7 @@ fn the_default_filter_is_there_when_asked_for_and_only_then() {
     {
         let seen = stage.output(&["see", "ids"], |config| ask(config, kind, ""));
         assert!(seen.contains(expected), "{kind:?}: {seen}");
-        // Without new privileges the filter comes at another place of the launch.
+        // With no_new_privs the filter is set at another step of the launch.
         let seen = stage.output(&["see", "ids"], |config| {
             ask(config, kind, "");
             request::security(config).no_new_privs = true;
@@ -57,9 +57,9 @@ fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
     let mut config = stage.config("local", &["sleep", "forever"]);
     ask(&mut config, ProfileType::Localhost, &path.display().to_string());
     let container = stage.run(&config);
-    // A name that is no call is reported. Before, the rule was dropped without a word.
+    // An unknown name is logged. Regression: the rule was ignored silently.
     let log = stage.node.log();
-    let line = log.lines().find(|line| line.contains("unknown calls")).unwrap_or_default();
+    let line = log.lines().find(|line| line.contains("unknown system calls")).unwrap_or_default();
     assert!(line.contains("level=warn") && line.contains("calls=getcvd"), "{line}");
     assert!(line.contains(&path.display().to_string()), "{line}");
     fs::remove_file(&path).expect("the profile is ours");

@@ -1,4 +1,4 @@
-//! The service itself: version, conditions, configuration, what is not built, how it sits on its socket.
+//! The service itself: version, conditions, configuration, unsupported RPCs, socket permissions.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -25,7 +25,8 @@ fn version_status_and_configuration() {
     let network = condition("NetworkReady");
     assert_eq!((network.status, network.reason.as_str()), (false, "NetworkPluginNotReady"));
     assert!(network.message.contains(&node.cni().display().to_string()), "{}", network.message);
-    assert!(status.runtime_handlers.iter().any(|handler| handler.name.is_empty()));
+    let handlers: Vec<_> = status.runtime_handlers.iter().map(|handler| handler.name.as_str()).collect();
+    assert_eq!(handlers, ["", "runc", "crun"], "the default aliases");
     for (key, value) in &status.info {
         let parsed: Result<serde_json::Value, _> = serde_json::from_str(value);
         assert!(parsed.is_ok(), "{key} is not JSON: {value}");
@@ -39,7 +40,7 @@ fn version_status_and_configuration() {
 }
 
 #[test]
-fn what_is_not_built_answers_unimplemented_and_the_connection_lives() {
+fn unsupported_rpcs_are_unimplemented_and_the_connection_stays_usable() {
     let node = Node::start();
     let refused = node.checkpoint_container(CheckpointContainerRequest::default()).expect_err("not built");
     assert!(
@@ -51,7 +52,7 @@ fn what_is_not_built_answers_unimplemented_and_the_connection_lives() {
 }
 
 #[test]
-fn the_socket_is_not_for_everyone() {
+fn only_owner_and_group_can_connect_to_the_socket() {
     let node = Node::start();
     let about = fs::metadata(node.socket()).expect("a socket");
     assert!(about.file_type().is_socket());
@@ -90,4 +91,26 @@ fn an_unknown_key_is_named_with_its_line() {
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success());
     assert!(text.contains("sandbox_imag") && text.contains('2'), "{text}");
+}
+
+/// RuntimeClasses of a cluster name handlers; a reload brings new ones.
+#[test]
+fn handlers_of_runtime_classes_are_names_of_this_runtime() {
+    let config = "[runtime_handlers]\naliases = [\"nvidia\"]\n".to_owned();
+    let node = Node::with(coracle_tests::node::Options { config, ..Default::default() });
+    let pod = coracle_tests::request::host_pod("gpu");
+    let mut request = coracle_tests::request::run(&pod);
+    request.runtime_handler = "nvidia".into();
+    let id = node.run_pod_sandbox(request.clone()).expect("an alias").pod_sandbox_id;
+    let listed = node.list_pod_sandbox(Default::default()).expect("list").items;
+    assert_eq!(listed[0].runtime_handler, "nvidia");
+    let handlers = node.status(StatusRequest { verbose: false }).expect("status").runtime_handlers;
+    let nvidia = handlers.iter().find(|handler| handler.name == "nvidia").expect("it is listed");
+    let default = handlers.iter().find(|handler| handler.name.is_empty()).expect("it is there");
+    assert_eq!(nvidia.features, default.features);
+    node.remove_pod(&id);
+    request.runtime_handler = "runc".into();
+    let refused = node.run_pod_sandbox(request).expect_err("no alias here");
+    assert!(refused.message().contains("[runtime_handlers]"), "{refused}");
+    node.stop();
 }

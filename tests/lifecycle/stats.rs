@@ -1,4 +1,4 @@
-//! Statistics against workloads whose size is known.
+//! Statistics of workloads of known size.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ fn value(value: Option<UInt64Value>) -> u64 {
     value.expect("this kernel counts it").value
 }
 
-/// A container that does that and says when it is done.
+/// Starts a container with this work and waits until it reports completion.
 fn busy(stage: &Stage, words: &[&str], said: &str) -> String {
     let container = stage.run(&stage.config(words[0], words));
     wait_until("the work is done", || stage.node.output(&container).contains(said));
@@ -33,7 +33,7 @@ fn busy(stage: &Stage, words: &[&str], said: &str) -> String {
 }
 
 #[test]
-fn cpu_time_is_what_was_burnt_and_a_rate_needs_two_readings() {
+fn cpu_time_matches_usage_and_a_rate_needs_two_readings() {
     let stage = Stage::set();
     let container = busy(&stage, &["spin", "1000"], "spun");
     let first = stats(&stage, &container).cpu.expect("CPU");
@@ -49,12 +49,14 @@ fn cpu_time_is_what_was_burnt_and_a_rate_needs_two_readings() {
 }
 
 #[test]
-fn memory_and_the_writable_layer_are_what_was_filled() {
+fn memory_and_writable_layer_match_usage() {
     let stage = Stage::set();
     let writer = busy(&stage, &["fill", "/tmp/file", "5"], "filled");
     let layer = wait_for("the layer is walked", || {
-        let layer = stats(&stage, &writer).writable_layer.expect("a layer");
-        (layer.used_bytes.as_ref().is_some_and(|used| used.value > 0)).then_some(layer)
+        // None until then: an empty one would be taken for the truth.
+        let layer = stats(&stage, &writer).writable_layer?;
+        assert!(value(layer.used_bytes) > 0 && value(layer.inodes_used) > 0, "{layer:?}");
+        Some(layer)
     });
     let used = value(layer.used_bytes);
     assert!((5 * MIB..6 * MIB).contains(&used), "{used}");
@@ -73,7 +75,7 @@ fn memory_and_the_writable_layer_are_what_was_filled() {
 }
 
 #[test]
-fn lists_hold_what_runs_and_filters_narrow_them() {
+fn lists_contain_running_containers_that_match_the_filter() {
     let stage = Stage::set();
     let running = stage.run(&stage.config("runs", &["sleep", "forever"]));
     let ended = stage.run(&stage.config("ended", &["true"]));
@@ -131,7 +133,7 @@ fn a_pod_has_its_cgroup_its_interfaces_and_its_containers() {
 }
 
 #[test]
-fn what_a_pod_has_sent_and_received_is_counted() {
+fn network_traffic_of_a_pod_is_counted() {
     let stage = Stage::on(Node::with_bridge(), request::bridge_pod("sends"));
     stage.run(&stage.config("echo", &["echo", "0.0.0.0:7007"]));
     let request = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), verbose: false };
@@ -151,15 +153,15 @@ fn what_a_pod_has_sent_and_received_is_counted() {
         let bytes = value(bytes);
         assert!((MIB..MIB + MIB / 4).contains(&bytes), "{what}: {bytes}");
     }
-    // The connection is open still: for the kernel a reason to keep the pod's namespace and link, for a minute.
+    // The connection is still open: the kernel keeps the pod's namespace and link for a minute.
     stage.node.remove_pod(&stage.pod_id);
     wait_until("nothing of it is left", || stage.node.rests().is_empty());
     stage.node.stop();
 }
 
-/// What the streams say is what the lists say, in messages of at most 64.
+/// Streams return the same as lists, in messages with at most 64 items.
 #[test]
-fn streams_hold_what_lists_hold() {
+fn streams_return_the_same_as_lists() {
     let stage = Stage::set();
     assert!(stage.node.stream_containers(Default::default()).expect("a stream").is_empty());
     let running = stage.run(&stage.config("runs", &["sleep", "forever"]));

@@ -1,4 +1,4 @@
-//! The end of a container: its signal, its grace, SIGKILL, and everyone it started.
+//! The end of a container: its stop signal, its grace period, SIGKILL, and its child processes.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn the_stop_signal_is_the_requests_else_the_images_else_term() {
 }
 
 #[test]
-fn what_ignores_its_signal_is_killed_after_its_grace_and_not_before() {
+fn a_container_that_ignores_its_signal_is_killed_after_the_grace_period() {
     let stage = Stage::set();
     let id = stage.run(&stage.config("deaf", &["stubborn"]));
     host::wait_until("it is deaf", || stage.node.output(&id).contains("stubborn"));
@@ -80,7 +80,7 @@ fn no_grace_kills_at_once_and_a_second_stop_shortens_the_first() {
 }
 
 #[test]
-fn in_the_nodes_pid_namespace_children_go_too() {
+fn child_processes_in_the_nodes_pid_namespace_are_killed() {
     let mut pod = host_pod("nodepid");
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
@@ -96,7 +96,8 @@ fn in_the_nodes_pid_namespace_children_go_too() {
     };
     host::wait_until("three generations", || alive() == 3);
     stage.node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
-    // The answer is about the container's process; the others were killed with it, and may take a moment to end.
+    // The answer refers to the container's process; the other processes were killed with it, but may take a
+    // moment to end.
     host::wait_until("none is left", || alive() == 0);
     stage.node.stop();
 }
@@ -131,5 +132,29 @@ fn an_exec_ends_with_its_container() {
             assert_eq!(answer.exit_code, 137);
         }
     });
+    stage.node.stop();
+}
+
+/// Regression: with cgroup v1 a frozen process ends only after it is thawed, so the container could not be stopped nor removed.
+#[test]
+fn a_container_that_another_program_has_frozen_is_stopped() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("frozen", &["sleep", "forever"]));
+    let pid = stage.node.container_pid(&id);
+    // The freezer of cgroup v1, else the one that every cgroup of v2 has.
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it runs");
+    let path = |hierarchy: &str| {
+        let line = cgroups.lines().find(|line| line.split(':').nth(1) == Some(hierarchy))?;
+        line.splitn(3, ':').nth(2)
+    };
+    let v1 = path("freezer").and_then(|path| Some((host::cgroup_file(path, "freezer.state")?, "FROZEN")));
+    let v2 = || path("").and_then(|path| Some((host::cgroup_file(path, "cgroup.freeze")?, "1")));
+    let (file, frozen) = v1.or_else(v2).expect("a freezer");
+    std::fs::write(&file, frozen).expect("root");
+    let is_frozen = || std::fs::read_to_string(&file).is_ok_and(|state| state.trim() == frozen);
+    host::wait_until("it is frozen", is_frozen);
+    stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 1 }).expect("stop");
+    assert_eq!(stage.node.container(&id).exit_code, 137);
+    stage.node.remove_pod(&stage.pod_id);
     stage.node.stop();
 }

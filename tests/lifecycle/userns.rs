@@ -1,5 +1,5 @@
-//! Pods with a user namespace of their own (KEP-127): who a container is on the node, who owns what it sees and makes,
-//! and what its root may do.
+//! Pods with a user namespace (KEP-127): the IDs of a container on the node, the owners of its files, and the
+//! privileges of its root.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -31,7 +31,7 @@ fn mapped(mut pod: PodSandboxConfig) -> PodSandboxConfig {
     pod
 }
 
-/// A directory on the node, mounted at /data.
+/// Mounts a directory of the node at /data.
 fn volume(stage: &Stage, name: &str, config: &mut ContainerConfig, is_mapped: bool) -> PathBuf {
     let path = stage.node.folder().join(name);
     fs::create_dir_all(&path).expect("a directory");
@@ -46,7 +46,7 @@ fn volume(stage: &Stage, name: &str, config: &mut ContainerConfig, is_mapped: bo
     path
 }
 
-/// What the probe says in the container.
+/// Output of the probe in the container.
 #[track_caller]
 fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
     let answer = stage.node.exec_sync(exec(container, words, 10)).expect("exec");
@@ -55,7 +55,7 @@ fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
     text
 }
 
-/// Owner of a path, as the container sees it.
+/// Owner of a path in the container.
 #[track_caller]
 fn owner(stage: &Stage, container: &str, path: &str) -> String {
     let text = says(stage, container, &["stat", path]);
@@ -74,7 +74,7 @@ fn root_inside_is_nobody_outside() {
     let pid = stage.node.container_pid(&id);
     let about = fs::metadata(format!("/proc/{pid}")).expect("it lives");
     assert_eq!((about.uid(), about.gid()), (HOST_ID, HOST_ID));
-    // The monitor is the node's, the namespaces of the pod are its containers'.
+    // The monitor is in the node's user namespace, the pod's namespaces belong to that of its containers.
     let monitor = stage.node.monitors().pop().expect("one").pid;
     let user = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/user")).expect("a namespace");
     assert_eq!(user(monitor), user(std::process::id() as i32));
@@ -112,7 +112,7 @@ fn files_belong_to_the_containers_root() {
     assert_eq!(owner(&stage, &id, "/data/made"), "0:0");
     let about = fs::metadata(host.join("made")).expect("it is there");
     assert_eq!((about.uid(), about.gid()), (0, 0), "an idmapped volume keeps the node's ids");
-    // The pod's files are the same after the daemon came back.
+    // The pod's files are unchanged after a restart of the daemon.
     let Stage { mut node, image, pod, pod_id } = stage;
     node.restart();
     let stage = Stage { node, image, pod, pod_id };
@@ -123,7 +123,7 @@ fn files_belong_to_the_containers_root() {
 }
 
 #[test]
-fn a_volume_without_mappings_is_somebody_elses() {
+fn a_volume_without_mappings_has_unmapped_owners() {
     let stage = Stage::with(mapped(host_pod("mapped")));
     let mut config = stage.config("one", &["sleep", "forever"]);
     let host = volume(&stage, "volume", &mut config, false);
@@ -137,16 +137,16 @@ fn a_volume_without_mappings_is_somebody_elses() {
     stage.node.stop();
 }
 
-/// Its own namespaces' settings, and nothing of the node's.
+/// Settings of its own namespaces can be changed, those of the node cannot.
 #[test]
-fn its_root_rules_its_own_namespaces_only() {
+fn root_in_a_user_namespace_has_privileges_in_its_own_namespaces_only() {
     let mut pod = mapped(bridge_pod("mapped"));
     let linux = pod.linux.as_mut().expect("set");
     linux.sysctls =
         [("kernel.shm_rmid_forced".into(), "1".into()), ("net.ipv4.ip_forward".into(), "1".into())].into();
     let stage = Stage::on(Node::with_bridge(), pod);
     let mut config = stage.config("one", &["sleep", "forever"]);
-    // Nothing masked or read-only: what is refused, the user namespace refuses.
+    // Nothing is masked or read-only, so only the user namespace denies access.
     security(&mut config).masked_paths.clear();
     security(&mut config).readonly_paths.clear();
     let add_capabilities = vec!["NET_ADMIN".into()];
@@ -181,7 +181,7 @@ fn users_and_streams_inside() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_refused() {
+fn unsupported_mappings_are_refused() {
     let stage = Stage::with(mapped(host_pod("mapped")));
     let mut config = stage.config("one", &["true"]);
     security(&mut config).run_as_user = Some(Int64Value { value: 70_000 });
@@ -194,7 +194,7 @@ fn what_cannot_be_mapped_is_refused() {
     config.mounts[0].uid_mappings[0].host_id += 1;
     let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
     assert!(refused.expect_err("other mappings").message().contains("uidMappings"));
-    // A file system that does not take part is named when the container starts.
+    // A file system without support for idmapped mounts is named when the container starts.
     let mut config = stage.config("three", &["true"]);
     volume(&stage, "volume", &mut config, true);
     config.mounts[0].host_path = "/proc/self".into();

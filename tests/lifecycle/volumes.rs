@@ -1,4 +1,4 @@
-//! Volumes beside plain directories: images (KEP-4639), what an image declares, options of a mount.
+//! Volumes other than plain directories: images (KEP-4639), volumes that an image declares, mount options.
 
 use coracle_tests::cri::proto::{ContainerConfig, ImageSpec, Mount, RemoveImageRequest};
 use coracle_tests::image::Image;
@@ -11,7 +11,7 @@ fn layer(entries: &[Entry]) -> Layer {
     Layer::new(entries, Compression::Gzip)
 }
 
-/// Two layers, the upper one with a replaced and a removed file; its id.
+/// Imports an image with two layers, the upper one with a replaced and a removed file; returns its ID.
 #[track_caller]
 fn import_data(stage: &Stage) -> String {
     let probe = stage.node.probe();
@@ -39,14 +39,14 @@ fn image_mount(config: &mut ContainerConfig, image: &str, sub_path: &str) {
     });
 }
 
-/// What the probe says in a container with this image below /volume.
+/// Output of the probe in a container with this image mounted at /volume.
 #[track_caller]
 fn says(stage: &Stage, image: &str, sub_path: &str, words: &[&str]) -> String {
     stage.output(words, |config| image_mount(config, image, sub_path))
 }
 
 #[test]
-fn an_image_is_a_volume() {
+fn an_image_can_be_mounted_as_a_volume() {
     let stage = Stage::set();
     let id = import_data(&stage);
     assert_eq!(says(&stage, &id, "", &["cat", "/volume/etc/name"]), "upper\n");
@@ -64,7 +64,7 @@ fn an_image_is_a_volume() {
         assert!(line.contains(option), "{line}");
     }
     assert!(!line.contains("noexec"), "{line}");
-    // Its programs run, and it cannot be written.
+    // Its programs can be executed, and it is read-only.
     let mut config = stage.config("runs", &[]);
     image_mount(&mut config, &id, "");
     config.command = vec!["/volume/bin/tool".into(), "sleep".into(), "forever".into()];
@@ -72,7 +72,7 @@ fn an_image_is_a_volume() {
     let refused =
         stage.node.exec_sync(exec(&container, &["write", "/volume/etc/name", "x"], 10)).expect("exec");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("Read-only file system"));
-    // What is mounted stays, whatever becomes of the image, and status tells its id.
+    // A mounted image stays usable after its removal, and the status has its ID.
     let image = Some(ImageSpec { image: id.clone(), ..Default::default() });
     stage.node.remove_image(RemoveImageRequest { image }).expect("removed");
     let Stage { mut node, image, pod, pod_id } = stage;
@@ -87,7 +87,7 @@ fn an_image_is_a_volume() {
 }
 
 #[test]
-fn image_volumes_that_cannot_be_are_refused_at_create() {
+fn invalid_image_volumes_are_refused_at_create() {
     let stage = Stage::set();
     let id = import_data(&stage);
     type Change = fn(&mut Mount);
@@ -112,7 +112,7 @@ fn image_volumes_that_cannot_be_are_refused_at_create() {
     stage.node.stop();
 }
 
-/// Below a read-only root they can be written, with what the image has there; elsewhere nothing can.
+/// With a read-only root they are writable and have the image's files; all other paths are read-only.
 #[test]
 fn declared_volumes_are_writable_below_a_read_only_root() {
     let stage = Stage::set();

@@ -1,6 +1,6 @@
-//! The built-in plugins beside Debian's, on the same configuration: the same addresses, routes, links, leases, results and
-//! effects, and nothing left; and each takes down what the other put up.
-//! Debian's plugins of 1.1.1 are the measure. What may differ: names of links, hardware addresses, where rules are.
+//! The built-in plugins compared with Debian's plugins (version 1.1.1, the reference) for the same
+//! configuration: equal addresses, routes, links, leases, results and effects, and complete removal; each can
+//! also remove what the other created. Names of links, MAC addresses and the tables of rules may differ.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -26,25 +26,26 @@ pub(crate) const BY_PROGRAMS: &str = "[cni]\nbuilt_in = false\n";
 #[derive(Default)]
 pub(crate) struct Case {
     pub(crate) version: &'static str,
-    /// Of the main plugin, beside its type, bridge and ipam.
+    /// Options of the main plugin except its type, bridge and ipam.
     pub(crate) main: Value,
     pub(crate) is_point_to_point: bool,
-    /// Of host-local, beside its type and directory; NET is the IPv4 subnet's first three numbers, SIX that of IPv6.
+    /// Options of host-local except its type and directory; NET stands for the first three numbers of the
+    /// IPv4 subnet, SIX for the IPv6 prefix.
     pub(crate) ipam: &'static str,
-    /// Of portmap.
+    /// Options of portmap.
     pub(crate) portmap: Option<Value>,
     pub(crate) port: Option<Port>,
-    /// Plugins that follow, whole.
+    /// Complete configurations of chained plugins.
     pub(crate) chained: Vec<Value>,
-    /// What the pods say of themselves.
+    /// Annotations of the pods.
     pub(crate) annotations: &'static [(&'static str, &'static str)],
 }
 
-/// A port of the node.
+/// A host port.
 #[derive(Clone, Copy)]
 pub(crate) struct Port {
     pub(crate) protocol: Protocol,
-    /// NET and SIX as above; empty: all addresses.
+    /// With NET and SIX as above; empty: all addresses.
     pub(crate) host_ip: &'static str,
 }
 
@@ -74,7 +75,7 @@ impl Case {
     }
 }
 
-/// A node with this network, whose plugins are programs or built in.
+/// A node with this network, with built-in plugins or programs.
 pub(crate) fn node(case: &Case, is_built_in: bool) -> Node {
     let config = if is_built_in { String::new() } else { BY_PROGRAMS.to_owned() };
     let node = Node::with(Options { config, ..Options::default() });
@@ -83,7 +84,7 @@ pub(crate) fn node(case: &Case, is_built_in: bool) -> Node {
     node
 }
 
-/// The addresses of a pod, the first first.
+/// The addresses of a pod, the primary one first.
 pub(crate) fn addresses(node: &Node, pod_id: &str) -> Vec<IpAddr> {
     let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: false };
     let network =
@@ -96,10 +97,10 @@ pub(crate) fn result(node: &Node, pod_id: &str) -> Value {
     let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: true };
     let answer = node.pod_sandbox_status(ask).expect("status");
     let info: Value = serde_json::from_str(&answer.info["info"]).expect("info is JSON");
-    info["cniResult"].clone()
+    info["cniRawResult"].clone()
 }
 
-/// What an address is to a pod: its own, the node's, or somebody's.
+/// The owner of an address: the pod, the node, or another host.
 fn whose(address: Option<IpAddr>, own: &[IpAddr], outside: &Outside) -> &'static str {
     match address {
         None => "unheard",
@@ -127,7 +128,7 @@ pub(crate) fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
     (vec![server, bridge_pod("client")], port)
 }
 
-/// Everything that is to be the same, and what is left.
+/// Everything that must be equal, and what remains after the removal.
 fn observe(case: &Case, is_built_in: bool) -> String {
     let node = node(case, is_built_in);
     let outside = Outside::new(&node);
@@ -188,7 +189,7 @@ fn observe(case: &Case, is_built_in: bool) -> String {
     assert!(scene::accepted(&server).is_empty(), "{:?}", scene::accepted(&server));
     host::wait_until("the pod's links are gone", || links.iter().all(|link| !is_link(link)));
     if case.port.is_some() {
-        // The node itself is heard there now.
+        // The port is now free for the node.
         let heard = scene::seen("", port, outside.namespace(), SocketAddr::new(outside.host[0], port));
         note("port when the pod is gone".into(), whose(heard, &[], &outside));
     }
@@ -198,7 +199,7 @@ fn observe(case: &Case, is_built_in: bool) -> String {
     text
 }
 
-/// Links of the node that are the pod's alone.
+/// Links of the node that belong to the pod only.
 pub(crate) fn own_links(node: &Node, pod_id: &str) -> Vec<String> {
     let links = result(node, pod_id)["interfaces"].clone();
     let on_node = |link: &&Value| link["sandbox"].as_str().unwrap_or_default().is_empty();
@@ -211,7 +212,7 @@ pub(crate) fn is_link(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).exists()
 }
 
-/// Whether the node's end is named after the pod, as only the built-in plugins do.
+/// Whether the node's end is named after the pod, which only the built-in plugins do.
 pub(crate) fn link_is_derived(node: &Node, pod_id: &str) -> bool {
     let links = result(node, pod_id)["interfaces"].clone();
     links.as_array().into_iter().flatten().any(|link| link["name"] == format!("veth{}", &pod_id[..11]))
@@ -321,7 +322,7 @@ fn point_to_point_with_both_families() {
     compare(Case { main: json!({}), is_point_to_point: true, ipam: DUAL, ..Case::default() });
 }
 
-/// Runs one of Debian's plugins for a pod, as another runtime would.
+/// Executes one of Debian's plugins for a pod, as another runtime would.
 pub(crate) fn run_plugin(node: &Node, plugin: &str, command: &str, pod_id: &str, input: &Value) -> bool {
     use std::io::Write;
     let mut child = Command::new(format!("/usr/lib/cni/{plugin}"))
@@ -339,7 +340,7 @@ pub(crate) fn run_plugin(node: &Node, plugin: &str, command: &str, pod_id: &str,
 }
 
 #[test]
-fn each_takes_down_what_the_other_put_up() {
+fn built_in_plugins_and_programs_can_remove_each_others_pods() {
     let case = Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, ..Case::default() };
     let mut node = node(&case, false);
     let by_program = node.run_pod(&bridge_pod("by-program"));
@@ -350,18 +351,19 @@ fn each_takes_down_what_the_other_put_up() {
     let built_in = node.run_pod(&bridge_pod("built-in"));
     assert!(link_is_derived(&node, &built_in));
     assert_eq!(node.leases().len(), 2);
-    // Each knows the other's address for taken, and hears it.
+    // Each treats the other's address as allocated, and the pods can connect.
     let (server, client) = (addresses(&node, &by_program)[0], addresses(&node, &built_in)[0]);
     let names = [scene::namespace(&by_program), scene::namespace(&built_in)];
     assert_eq!(scene::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
 
-    // The built-in code takes the plugin's pod down: with no program in reach.
+    // The built-in code removes the attachment of the plugin programs, with no program available.
     let log = node.log().len();
     node.remove_pod(&by_program);
     assert!(!node.log()[log..].contains("worker"), "{}", &node.log()[log..]);
     assert_eq!(node.leases(), [client.to_string()]);
 
-    // The plugin takes the built-in code's pod down; what is left to the daemon is nothing, and no error.
+    // The plugin program removes the attachment of the built-in code; for the daemon nothing remains, which
+    // is not an error.
     let list: Value = serde_json::from_str(&case.list(&node)).expect("the test's own JSON");
     let mut input = list["plugins"][0].clone();
     input["name"] = json!("boat");
@@ -374,7 +376,7 @@ fn each_takes_down_what_the_other_put_up() {
 }
 
 #[test]
-fn a_pod_with_rules_is_taken_down_by_who_made_them() {
+fn a_pod_with_rules_is_removed_by_the_implementation_that_created_them() {
     let case = Case {
         main: json!({ "isGateway": true, "ipMasq": true }),
         ipam: ONE_SUBNET,
@@ -405,7 +407,7 @@ fn a_node_without_any_configuration_has_the_default_network() {
     let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
     let (server, client) = (addresses(&node, &ids[0])[0], addresses(&node, &ids[1])[0]);
     assert_eq!(scene::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
-    // A network without IPv6 is not asked for its routers by each pod.
+    // On a network without IPv6 pods send no router solicitations.
     for pod in node.monitors() {
         let own = fs::read_to_string(format!("/proc/{}/net/if_inet6", pod.pid)).expect("the pod's links");
         assert!(!own.contains("eth0"), "{own}");
@@ -418,18 +420,18 @@ fn a_node_without_any_configuration_has_the_default_network() {
         Some(outside.address[0]),
         "the node's port"
     );
-    // The kubelet says which range is the node's: for new pods, and the others hear them.
+    // The kubelet sets the pod CIDR: it applies to new pods, and the others can reach them.
     let subnet = node.subnet().replacen("10.", "100.", 1);
     let network_config = Some(NetworkConfig { pod_cidr: format!("{subnet}.0/24") });
     let told = UpdateRuntimeConfigRequest { runtime_config: Some(RuntimeConfig { network_config }) };
-    node.update_runtime_config(told).expect("it is taken over");
+    node.update_runtime_config(told).expect("it is applied");
     let late_id = node.run_pod(&bridge_pod("late"));
     let late = addresses(&node, &late_id)[0];
     assert_eq!(late.to_string(), format!("{subnet}.2"));
     assert!(scene::seen(&names[0], 80, &scene::namespace(&late_id), SocketAddr::new(server, 80)).is_some());
     assert!(scene::seen(&scene::namespace(&late_id), 80, &names[0], SocketAddr::new(late, 80)).is_some());
     assert_eq!(node.leases().len(), 3, "{:?}", node.leases());
-    // A crash takes nothing along, and the next daemon takes all of it down.
+    // After a crash nothing is lost, and the next daemon removes everything.
     node.restart();
     assert_eq!(addresses(&node, &ids[0])[0], server);
     for id in ids.iter().chain([&late_id]) {
@@ -441,9 +443,9 @@ fn a_node_without_any_configuration_has_the_default_network() {
     node.stop();
 }
 
-/// Nobody on the default network calls out whose an address is now: the hardware address follows from it.
+/// No pod on the default network sends gratuitous ARP: the MAC address is derived from the IP address.
 #[test]
-fn an_address_is_its_next_pods_at_once() {
+fn an_address_can_be_reused_immediately() {
     let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
     let [first, client] = ["first", "client"].map(|name| node.run_pod(&bridge_pod(name)));
     let address = addresses(&node, &first)[0];
@@ -465,10 +467,10 @@ fn an_address_is_its_next_pods_at_once() {
     node.stop();
 }
 
-/// Finding 11 in docs/security.md (CVE-2020-8558): a port of the node sets `route_localnet`, and then every pod that may make
-/// packets of its own reached services on the node's loopback. The pod's own kernel is told to send such packets by its
-/// link, which puts the same on the wire as a packet socket does. Before, a datagram was heard and answered (to see that on
-/// a machine where this has run, empty the chain first: `nft flush chain ip coracle guard`).
+/// Finding 11 in docs/security.md (CVE-2020-8558). Regression: a host port sets `route_localnet`, and then
+/// every pod that could send raw packets reached services on the node's loopback interface. In the test the
+/// pod's kernel sends such packets through its link, which is equivalent to a packet socket. (To see the
+/// failure on a machine where this has run, empty the chain first: `nft flush chain ip coracle guard`.)
 #[test]
 fn pods_do_not_reach_the_nodes_loopback() {
     for is_point_to_point in [false, true] {
@@ -508,11 +510,11 @@ fn pods_do_not_reach_the_nodes_loopback() {
             assert_eq!(scene::seen("", of_the_node, name, at), None, "TCP, {is_point_to_point}");
             assert_eq!(scene::seen_by_udp("", of_the_node, name, at), None, "UDP, {is_point_to_point}");
         }
-        // The node itself has its loopback, and the pod's port on it.
+        // The node itself can use its loopback interface and the pod's port on it.
         assert!(scene::seen("", of_the_node, "", at).is_some());
         let published = SocketAddr::from(([127, 0, 0, 1], port));
         assert!(scene::seen(&names[0], 80, "", published).is_some(), "{is_point_to_point}");
-        // The bridge's setting outlives the pod, and so does the guard.
+        // The bridge's setting stays after the pod was removed, and so does the guard chain.
         node.remove_pod(&ids[0]);
         assert_eq!(scene::seen("", of_the_node, &names[1], at), None, "after the pod with the port");
         node.remove_pod(&ids[1]);

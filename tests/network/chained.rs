@@ -1,5 +1,6 @@
-//! Limits of traffic and the host's filter, built in beside Debian's plugins `bandwidth` and `firewall`: the same buckets,
-//! detours and rules, what they do, and that each takes down what the other put up.
+//! Built-in bandwidth limits and acceptance by the host's packet filter compared with Debian's plugins
+//! `bandwidth` and `firewall`: equal token buckets, IFB links and rules, their effect, and that each can
+//! remove what the other created.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -36,7 +37,7 @@ fn limits_in_both_directions() {
 
 #[test]
 fn limits_that_a_pod_asks_for() {
-    // Slow and fast enough that the burst's time fits the kernel's field: see docs/cni.md for others.
+    // Rates for which the burst's time fits into the kernel's field; see docs/cni.md for others.
     let annotations =
         &[("kubernetes.io/ingress-bandwidth", "100M"), ("kubernetes.io/egress-bandwidth", "40G")];
     let bandwidth = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } });
@@ -64,7 +65,7 @@ fn a_firewall_for_both_families_with_limits() {
     compare(Case { main: json!({ "isGateway": true }), ipam: DUAL, chained, ..Case::default() });
 }
 
-/// A plugin that is a program between two that are built in: `tuning` sets what it is told, and all the rest is the same.
+/// A program between two built-in plugins: `tuning` applies its settings, and everything else is unchanged.
 #[test]
 fn a_program_between_built_in_plugins() {
     let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.eth0.log_martians": "1" } });
@@ -83,14 +84,14 @@ fn a_program_between_built_in_plugins() {
     let martians = "/proc/sys/net/ipv4/conf/eth0/log_martians";
     let set = scene::inside(&scene::namespace(&pod_id), || std::fs::read_to_string(martians));
     assert_eq!(set.expect("a sysctl").trim(), "1");
-    let why = r#"reason="plugin 1, \"tuning\": not built in, or not in this place""#;
+    let why = r#"reason="plugin 1, \"tuning\": not built in, or not at this position""#;
     assert!(node.log().contains(why), "no other is a program: {}", node.log());
     node.remove_pod(&pod_id);
     assert!(scene::accepted(&own).is_empty() && !is_link(&links[1]), "{links:?}");
     node.stop();
 }
 
-/// Refuses what is forwarded from and to a node's pods, for as long as it lives.
+/// Drops forwarded packets from and to a node's pods until it is dropped.
 struct Refusal(String);
 
 impl Refusal {
@@ -116,7 +117,7 @@ impl Drop for Refusal {
 }
 
 #[test]
-fn what_the_hosts_filter_refuses_is_accepted_for_pods() {
+fn the_firewall_plugin_accepts_traffic_of_pods() {
     let reached = |chained: Vec<Value>| {
         let main = json!({ "isGateway": true });
         let case = Case { main, ipam: ONE_SUBNET, chained, ..Case::default() };
@@ -134,7 +135,7 @@ fn what_the_hosts_filter_refuses_is_accepted_for_pods() {
     assert!(reached(vec![firewall()]));
 }
 
-/// How long it takes to send this many bytes.
+/// Duration of the transmission of this many bytes in seconds.
 fn seconds_for(bytes: usize, server: &str, client: &str, to: IpAddr) -> f64 {
     let listener = scene::inside(server, || TcpListener::bind(("::", 9000)).expect("a free port"));
     let mut stream = scene::inside(client, || {
@@ -153,7 +154,7 @@ fn seconds_for(bytes: usize, server: &str, client: &str, to: IpAddr) -> f64 {
 }
 
 #[test]
-fn limits_limit() {
+fn bandwidth_limits_are_effective() {
     let bandwidth = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true }, "ingressRate": 8_000_000,
         "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000 });
     let case = Case {
@@ -166,7 +167,7 @@ fn limits_limit() {
     let pod_id = node.run_pod(&bridge_pod("slow"));
     let (name, own) = (scene::namespace(&pod_id), addresses(&node, &pod_id)[0]);
     let gateway = format!("{}.1", node.subnet()).parse().expect("an address");
-    // 400 kB at 1 MB/s, of which 100 kB go at once: not under 0.25 s, however fast the machine is.
+    // 400 kB at 1 MB/s with a burst of 100 kB: at least 0.25 s, however fast the machine is.
     for (direction, took) in
         [("to", seconds_for(400_000, &name, "", own)), ("from", seconds_for(400_000, "", &name, gateway))]
     {
@@ -177,7 +178,7 @@ fn limits_limit() {
 }
 
 #[test]
-fn each_takes_down_the_others_limits_and_rules() {
+fn built_in_plugins_and_programs_can_remove_each_others_limits_and_rules() {
     let chained = vec![limits(), firewall()];
     let case = Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, chained, ..Case::default() };
     let mut node = builtin::node(&case, false);
@@ -213,10 +214,10 @@ fn each_takes_down_the_others_limits_and_rules() {
     node.stop();
 }
 
-/// What was made before a program that fails is taken back, though nobody was told a result.
+/// Everything that was created before a program failed is removed, although there is no result.
 #[test]
-fn a_program_that_fails_leaves_nothing_of_what_was_before() {
-    // An MTU that no other test has, to know the links by.
+fn a_failing_program_is_undone_with_its_predecessors() {
+    // An MTU that no other test uses, to identify the links.
     const MTU: u64 = 1399;
     let main = json!({ "isGateway": true, "mtu": MTU });
     let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.eth0.no_such_thing": "1" } });
@@ -235,7 +236,7 @@ fn a_program_that_fails_leaves_nothing_of_what_was_before() {
     node.stop();
 }
 
-/// Everything is undone of a pod whose daemon died, with the list as it was.
+/// After the daemon was killed everything is removed, with the recorded configuration.
 #[test]
 fn a_crash_leaves_no_limits_and_no_rules() {
     let chained = vec![limits(), firewall()];
@@ -244,7 +245,7 @@ fn a_crash_leaves_no_limits_and_no_rules() {
     let pod_id = node.run_pod(&bridge_pod("crash"));
     let (own, links) = (addresses(&node, &pod_id), own_links(&node, &pod_id));
     node.restart();
-    // What runs plugins otherwise changes nothing for this pod.
+    // A changed configuration does not affect this pod.
     node.terminate();
     node.rewrite_config(BY_PROGRAMS);
     node.launch();

@@ -1,5 +1,6 @@
-//! The list that flannel and k3s write: `flannel` is a program, which has `bridge` do the work; what follows it is built in.
-//! flannel's own program is used where it is installed, else one that does of it what matters here.
+//! The configuration of flannel and k3s: `flannel` is a program that delegates to `bridge`; the following
+//! plugins are built in. flannel's own program is used if it is installed, otherwise a script with its
+//! relevant behaviour.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,18 +14,18 @@ use crate::builtin::{self, Case, TCP, addresses, is_link, link_is_derived, own_l
 use crate::is_ready;
 use crate::scene::{self, Outside};
 
-/// As k3s has it, but for paths and the bridge's name.
+/// The CNI list of k3s, except for paths and the bridge's name.
 const LIST: &str = r#"{"name":"cbr0","cniVersion":"1.0.0","plugins":[
     {"type":"flannel","subnetFile":"FOLDER/subnet.env","dataDir":"FOLDER/flannel","ipam":{"dataDir":"FOLDER/leases"},
      "delegate":{"bridge":"BRIDGE","hairpinMode":true,"forceAddress":true,"isDefaultGateway":true}},
     {"type":"portmap","capabilities":{"portMappings":true}},
     {"type":"bandwidth","capabilities":{"bandwidth":true}}]}"#;
 
-/// What flannel's daemon writes.
+/// The file that flannel's daemon writes.
 const SUBNET: &str =
     "FLANNEL_NETWORK=10.42.0.0/16\nFLANNEL_SUBNET=10.42.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
-/// Makes a bridge's configuration from the subnet, keeps it for DEL, and has the plugin do it.
+/// Creates a bridge configuration from the subnet, stores it for DEL, and executes the plugin.
 const PROGRAM: &str = r#"#!/bin/sh
 set -eu
 input=$(cat)
@@ -78,7 +79,7 @@ fn flannels_list_attaches_a_pod_with_a_port_and_limits_and_leaves_nothing() {
     );
     let names: Vec<_> = ids.iter().map(|id| scene::namespace(id)).collect();
     assert_eq!(scene::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
-    // The port is ours, and no rule of iptables speaks of the pod.
+    // The host port is built in, and no iptables rule refers to the pod.
     let at = SocketAddr::new(outside.host[0], port);
     for from in [outside.namespace(), &names[1], &names[0], ""] {
         assert!(scene::seen(&names[0], 80, from, at).is_some(), "port {port} from {from:?}");
@@ -92,7 +93,7 @@ fn flannels_list_attaches_a_pod_with_a_port_and_limits_and_leaves_nothing() {
     for part in ["host traffic kind=\"tbf\"", "host redirects kind=\"mirred\"", "\"rate\":25000000"] {
         assert!(seen.contains(part), "{part} in {seen}");
     }
-    // The next daemon knows who did what, though the list is gone.
+    // The next daemon knows which plugins attached the pod, although the configuration was removed.
     fs::remove_file(node.cni().join("10-flannel.conflist")).expect("our file");
     node.restart();
     ids.iter().for_each(|id| node.remove_pod(id));
@@ -100,7 +101,7 @@ fn flannels_list_attaches_a_pod_with_a_port_and_limits_and_leaves_nothing() {
     let heard = scene::seen("", port, outside.namespace(), at);
     assert_eq!(heard, Some(outside.address[0]), "the port is the node's again");
     let kept = fs::read_dir(node.folder().join("flannel")).map(Iterator::count);
-    assert_eq!(kept.unwrap_or_default(), 0, "flannel is told");
+    assert_eq!(kept.unwrap_or_default(), 0, "flannel received the DEL");
     drop(outside);
     node.stop();
 }

@@ -1,5 +1,5 @@
-//! Pod networks: the host's, a bridge, built in and by Debian's CNI plugins, and plugins that misbehave. Stop checks
-//! links and leases.
+//! Pod networks: the host's, a bridge, built in and with Debian's CNI plugins, and misbehaving plugins.
+//! `Node::stop` checks links and leases.
 #![forbid(unsafe_code)]
 
 mod builtin;
@@ -33,7 +33,7 @@ fn is_ready(node: &Node) -> bool {
     status.conditions.iter().any(|condition| condition.r#type == "NetworkReady" && condition.status)
 }
 
-/// Puts a shell script where plugins are searched, and a network that uses it.
+/// Writes a shell script as a plugin, and a network that uses it.
 fn plugin(node: &Node, script: &str) {
     let path = node.plugins().join("rogue");
     fs::write(
@@ -118,7 +118,7 @@ fn after_a_crash_the_teardown_still_runs() {
     let before = address(&node, &pod_id);
     node.restart();
     assert_eq!(address(&node, &pod_id), before);
-    // The cached configuration is what DEL gets, whatever happened to the file.
+    // DEL gets the recorded configuration, whatever happened to the file.
     fs::remove_file(node.cni().join("10-boat.conflist")).expect("our file");
     node.remove_pod(&pod_id);
     assert!(node.leases().is_empty(), "{:?}", node.leases());
@@ -126,7 +126,7 @@ fn after_a_crash_the_teardown_still_runs() {
 }
 
 #[test]
-fn a_failing_plugin_is_quoted_and_leaves_nothing() {
+fn the_error_of_a_failing_plugin_is_returned_and_everything_removed() {
     let node = Node::start();
     plugin(
         &node,
@@ -134,7 +134,7 @@ fn a_failing_plugin_is_quoted_and_leaves_nothing() {
     );
     let refused = node.run_pod_sandbox(run(&bridge_pod("fails"))).expect_err("the plugin failed");
     assert!(refused.message().contains("rogue") && refused.message().contains("no berth left"), "{refused}");
-    // Plugins must stand a DEL that comes twice; one that never comes leaks.
+    // Plugins must support repeated DEL; a missing DEL would leak.
     let calls = calls(&node);
     assert_eq!(calls[0], "ADD");
     assert!(
@@ -147,7 +147,7 @@ fn a_failing_plugin_is_quoted_and_leaves_nothing() {
 }
 
 #[test]
-fn garbage_and_floods_are_errors() {
+fn malformed_and_excessive_plugin_output_is_an_error() {
     let node = Node::start();
     let cases = ["echo garbage", "echo '{}'", "true", "head -c 100000000 /dev/zero", "echo '[[[[[['"];
     for script in cases {
@@ -160,9 +160,9 @@ fn garbage_and_floods_are_errors() {
 }
 
 #[test]
-fn a_hanging_plugin_holds_nobody_else() {
+fn a_hanging_plugin_does_not_block_others() {
     let node = Node::start();
-    // A number no other process sleeps for, to find the plugin by.
+    // A number that no other process uses for sleep, to find the plugin.
     let sleep = format!("sleep {}", 400_000 + std::process::id());
     plugin(&node, &format!("[ $CNI_COMMAND = DEL ] && exit 0; exec {sleep}"));
     let hanging = node.another();
@@ -173,7 +173,7 @@ fn a_hanging_plugin_holds_nobody_else() {
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     host::wait_until("the plugin hangs", || !host::processes(&sleep).is_empty());
     node.remove_pod(&quick);
-    // The plugin is mended; the identical retry gets the pod, or the earlier try was undone.
+    // The plugin is corrected; the identical retry gets the pod, or the earlier attempt was undone.
     fs::remove_file(node.cni().join("10-rogue.conflist")).expect("our file");
     for process in host::processes(&sleep) {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.pid), nix::sys::signal::Signal::SIGKILL)
@@ -187,7 +187,7 @@ fn a_hanging_plugin_holds_nobody_else() {
 fn identical_requests_in_flight_join() {
     let node = Node::start();
     let good = r#"echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'"#;
-    // Slow enough that every client asks while the first request still runs.
+    // Slow enough that all clients send their request while the first one runs.
     plugin(&node, &format!("[ $CNI_COMMAND = DEL ] && exit 0; sleep 2; {good}"));
     let pod = bridge_pod("chorus");
     let clients: Vec<_> = (0..8).map(|_| node.another()).collect();

@@ -1,5 +1,6 @@
-//! What a pod's network is, seen from the machine: addresses, routes, links, leases and who hears whom, as text in which
-//! everything that differs from node to node has a fixed name. Read by iproute2 and by sockets of the test's own.
+//! Describes a pod's network from the machine's point of view: addresses, routes, links, leases and
+//! connectivity, as text with fixed names for everything that differs between nodes. Uses iproute2 and
+//! sockets.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,10 +13,10 @@ use coracle_tests::node::Node;
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
-/// How long a connection that should work may take, and how long one that should not is tried.
+/// Time limit of connections, both of those that should succeed and of those that should fail.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Runs `work` in a network namespace, in a thread of its own; empty: the host's.
+/// Runs `work` in a network namespace, in a separate thread; empty: the host's.
 pub(crate) fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let enter = move || {
@@ -29,12 +30,12 @@ pub(crate) fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) 
     })
 }
 
-/// The namespace of a pod, by half of its id.
+/// The namespace of a pod, whose name has half of its ID.
 pub(crate) fn namespace(pod_id: &str) -> String {
     format!("coracle-{}", &pod_id[..32])
 }
 
-/// Runs a program of the host and gives what it prints; panics with what it says.
+/// Runs a program of the host and returns its output; panics with its error.
 #[track_caller]
 pub(crate) fn run(program: &str, words: &[&str]) -> String {
     let output = Command::new(program).args(words).output().expect("the program is installed");
@@ -43,7 +44,7 @@ pub(crate) fn run(program: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What iproute2 says in JSON, in a namespace.
+/// The JSON output of iproute2 in a namespace.
 fn ip(namespace: &str, words: &[&str]) -> Vec<Value> {
     let mut all = vec!["-j", "-d"];
     if !namespace.is_empty() {
@@ -54,15 +55,15 @@ fn ip(namespace: &str, words: &[&str]) -> Vec<Value> {
     serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).expect("iproute2 prints JSON")
 }
 
-/// One line of these fields, those that there are.
+/// One line with those of these fields that exist.
 fn line(title: &str, value: &Value, keys: &[&str]) -> String {
     let fields =
         keys.iter().filter(|key| !value[**key].is_null()).map(|key| format!(" {key}={}", value[*key]));
     format!("{title}{}", fields.collect::<String>())
 }
 
-/// What a server on `port` of one namespace sees as the address of a client in another that asks `address`; `None`: they
-/// do not hear each other. Empty: the host's namespace.
+/// The client's address that a server on `port` of one namespace sees for a connection from another namespace
+/// to `address`; `None`: there is no connection. Empty: the host's namespace.
 pub(crate) fn seen(server: &str, port: u16, client: &str, address: SocketAddr) -> Option<IpAddr> {
     let listener = inside(server, || bind(|| TcpListener::bind(("::", port))));
     listener.set_nonblocking(true).expect("a socket");
@@ -72,12 +73,12 @@ pub(crate) fn seen(server: &str, port: u16, client: &str, address: SocketAddr) -
     Some(peer.to_canonical())
 }
 
-/// A socket on a port that somebody else may have for a moment.
+/// Opens a socket on a port that another process may use for a moment.
 fn bind<T>(mut open: impl FnMut() -> std::io::Result<T>) -> T {
     host::wait_for("the port is free", || open().ok())
 }
 
-/// As [`seen`], by UDP, and whether the answer finds its way back.
+/// The client's address like [`seen`], for UDP, and whether the reply arrives.
 pub(crate) fn seen_by_udp(server: &str, port: u16, client: &str, address: SocketAddr) -> Option<IpAddr> {
     let listener = inside(server, || bind(|| UdpSocket::bind(("::", port))));
     let asks = inside(client, || bind(|| UdpSocket::bind(("::", 0))));
@@ -96,10 +97,10 @@ pub(crate) fn seen_by_udp(server: &str, port: u16, client: &str, address: Socket
     Some(peer.ip().to_canonical())
 }
 
-/// A network of its own beyond the host, to which pods are routed and back.
+/// A network beyond the host, with routes to and from pods.
 pub(crate) struct Outside {
     name: String,
-    /// Of the host and of the other side, of both families.
+    /// Addresses of the host and of the other side in both families.
     pub(crate) host: [IpAddr; 2],
     pub(crate) address: [IpAddr; 2],
 }
@@ -134,19 +135,19 @@ impl Outside {
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        // The pair goes with either end; a test that failed says so itself.
+        // The veth pair is removed with either end; a failed test has reported its error already.
         let _ = Command::new("ip").args(["link", "delete", &self.name]).output();
         let _ = Command::new("ip").args(["netns", "delete", &self.name]).output();
     }
 }
 
-/// The first four groups of the node's IPv6 subnet, unlike any other node's.
+/// The first four groups of the node's IPv6 subnet, which are unique.
 pub(crate) fn six(node: &Node) -> String {
     let numbers: Vec<_> = node.subnet().split('.').skip(1).map(str::to_owned).collect();
     format!("fd76:{}:{}:1", numbers[0], numbers[1])
 }
 
-/// Puts names in place of what differs from node to node and from pod to pod.
+/// Replaces everything that differs between nodes and pods by fixed names.
 pub(crate) fn rename(node: &Node, pod_id: &str, text: &str) -> String {
     let mut text = text
         .replace(&node.folder().display().to_string(), "FOLDER")
@@ -168,7 +169,7 @@ pub(crate) fn rename(node: &Node, pod_id: &str, text: &str) -> String {
     words.join("\"")
 }
 
-/// The pod's side and the host's, as text.
+/// The pod's side and the host's side as text.
 pub(crate) fn describe(node: &Node, pod_id: &str, result: &Value) -> String {
     let pod = namespace(pod_id);
     let mut lines = Vec::new();
@@ -176,7 +177,7 @@ pub(crate) fn describe(node: &Node, pod_id: &str, result: &Value) -> String {
         let name = link["ifname"].as_str().unwrap_or_default();
         lines.push(line(&format!("pod {name}"), &link, &["flags", "mtu", "operstate"]));
         let addresses = link["addr_info"].as_array().cloned().unwrap_or_default();
-        // The kernel's own addresses of links are not what anybody asked for.
+        // The kernel's link-local addresses were not configured.
         let keys = ["local", "prefixlen", "broadcast", "scope", "tentative", "dadfailed", "noprefixroute"];
         let asked = addresses.iter().filter(|address| address["scope"] != "link");
         lines.extend(asked.map(|address| line(&format!("pod {name} has"), address, &keys)));
@@ -185,7 +186,7 @@ pub(crate) fn describe(node: &Node, pod_id: &str, result: &Value) -> String {
     for family in ["-4", "-6"] {
         let routes = ip(&pod, &[family, "route", "show", "table", "all"]);
         let asked = routes.iter().filter(|route| route["dst"] != "fe80::/64" && route["type"] != "multicast");
-        // Local routes of the kernel's own addresses come and go with them.
+        // Local routes of these addresses are added and removed with them.
         let asked = asked.filter(|route| !route["dst"].as_str().is_some_and(|dst| dst.starts_with("fe80")));
         lines.extend(asked.map(|route| line(&format!("pod route {family}"), route, &keys)));
     }
@@ -205,7 +206,7 @@ pub(crate) fn describe(node: &Node, pod_id: &str, result: &Value) -> String {
     text
 }
 
-/// A link of the host and what goes by it.
+/// A link of the host and its routes.
 fn of_host(node: &Node, name: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let kind = if name == node.bridge() { "bridge" } else { "port" };
@@ -238,20 +239,20 @@ fn of_host(node: &Node, name: &str) -> Vec<String> {
     lines
 }
 
-/// Limits of a link of the host, and where what comes in by it goes.
+/// Bandwidth limits of a link of the host, and the redirection of its ingress traffic.
 fn traffic(name: &str) -> Vec<String> {
     let tc = |words: &[&str]| -> Vec<Value> {
         let text = run("tc", &[&["-j"], words].concat());
         serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).expect("tc prints JSON")
     };
     let disciplines = tc(&["qdisc", "show", "dev", name]);
-    // What links have by themselves has no handle of its own.
+    // Default queueing disciplines have no handle.
     let limits = disciplines.iter().filter(|found| found["kind"] == "tbf" || found["kind"] == "ingress");
     let mut lines: Vec<_> = limits
         .map(|found| line("host traffic", found, &["kind", "handle", "root", "parent", "options"]))
         .collect();
     for filter in tc(&["filter", "show", "dev", name, "ingress"]) {
-        // The plugin's second action does not come to its turn: the first takes every packet.
+        // The plugin's second action is never executed: the first one takes every packet.
         let first = &filter["options"]["actions"][0];
         let keys = ["kind", "mirred_action", "direction", "to_dev", "control_action"];
         if filter["options"]["match"].is_object() {
@@ -263,8 +264,8 @@ fn traffic(name: &str) -> Vec<String> {
     lines
 }
 
-/// Waits until the kernel has asked around whether anybody else has the addresses of a link, as it does for those that
-/// plugins give to the node's side.
+/// Waits until the kernel has completed duplicate address detection for a link, which it does for addresses
+/// on the node's side.
 pub(crate) fn settle(links: &Value) {
     for link in links
         .as_array()
@@ -279,7 +280,7 @@ pub(crate) fn settle(links: &Value) {
     }
 }
 
-/// The files of leases and what is in them.
+/// The lease files and their content.
 pub(crate) fn leases(node: &Node, pod_id: &str) -> String {
     let mut lines = Vec::new();
     for entry in fs::read_dir(node.folder().join("leases/boat")).into_iter().flatten().flatten() {
@@ -290,7 +291,7 @@ pub(crate) fn leases(node: &Node, pod_id: &str) -> String {
     rename(node, pod_id, &lines.concat())
 }
 
-/// Rules of the host's filter for these addresses, and the jumps that lead there.
+/// Rules of the host's packet filter for these addresses, and the jumps to them.
 pub(crate) fn accepted(addresses: &[IpAddr]) -> Vec<String> {
     let mut found = Vec::new();
     for program in ["iptables-save", "ip6tables-save"] {
@@ -304,7 +305,7 @@ pub(crate) fn accepted(addresses: &[IpAddr]) -> Vec<String> {
     found
 }
 
-/// Lines of the host's NAT rules that speak of a pod, whoever made them.
+/// NAT rules of the host that refer to a pod, in any table.
 pub(crate) fn rules(pod_id: &str) -> Vec<String> {
     let mut found = Vec::new();
     for program in ["iptables-save", "ip6tables-save"] {

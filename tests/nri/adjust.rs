@@ -44,7 +44,7 @@ fn stage_with(adjust: impl Fn(&str) -> api::ContainerAdjustment + Send + 'static
     (stage, plugin)
 }
 
-/// What a container that runs the probe with these words writes.
+/// Output of a container that runs the probe with these arguments.
 #[track_caller]
 fn output(stage: &Stage, name: &str, words: &[&str]) -> String {
     let id = stage.run(&stage.config(name, words));
@@ -62,7 +62,7 @@ fn error(stage: &Stage, name: &str) -> String {
     refused(stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)))
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn environment_arguments_and_rlimits_of_the_process_are_adjusted() {
     let (stage, _plugin) = stage_with(|name| match name {
@@ -101,7 +101,7 @@ fn environment_arguments_and_rlimits_of_the_process_are_adjusted() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn mounts_are_added_replaced_and_removed() {
     let folder = std::env::temp_dir().join(format!("coracle-nri-mount-{}-{}", std::process::id(), fresh()));
@@ -150,7 +150,7 @@ fn mounts_are_added_replaced_and_removed() {
     fs::remove_dir_all(&folder).expect("ours");
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn devices_are_created_allowed_and_removed() {
     let device = |path: &str, minor: i64| api::LinuxDevice {
@@ -201,7 +201,7 @@ fn devices_are_created_allowed_and_removed() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C16, NRI-C20.
+/// Rules of docs/specs/nri.md: NRI-C16, NRI-C20.
 #[test]
 fn resource_limits_are_written_to_the_cgroup() {
     let number = |value| Some(api::OptionalInt64 { value });
@@ -253,7 +253,7 @@ fn resource_limits_are_written_to_the_cgroup() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn scheduling_and_io_priority_apply_to_the_process() {
     let (stage, _plugin) = stage_with(|_| {
@@ -293,7 +293,7 @@ fn scheduling_and_io_priority_apply_to_the_process() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn namespaces_and_sysctls_of_a_container_are_adjusted() {
     let node = Node::with_bridge();
@@ -344,7 +344,7 @@ fn namespaces_and_sysctls_of_a_container_are_adjusted() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn a_seccomp_policy_replaces_the_profile() {
     let (stage, _plugin) = stage_with(|_| {
@@ -367,7 +367,7 @@ fn a_seccomp_policy_replaces_the_profile() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn cdi_devices_are_injected_by_name() {
     let specs = std::env::temp_dir().join(format!("coracle-nri-cdi-{}-{}", std::process::id(), fresh()));
@@ -395,7 +395,7 @@ fn cdi_devices_are_injected_by_name() {
     fs::remove_dir_all(&specs).expect("ours");
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn a_network_interface_is_moved_into_the_pod() {
     let node = Node::with_bridge();

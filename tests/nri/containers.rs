@@ -31,7 +31,7 @@ fn remove(stage: &Stage, id: &str) {
     stage.node.remove_container(request).unwrap_or_else(|error| panic!("remove: {error}"));
 }
 
-/// Rules: NRI-C3.
+/// Rules of docs/specs/nri.md: NRI-C3.
 #[test]
 fn create_event_comes_before_the_container_is_visible() {
     let stage = stage();
@@ -50,7 +50,7 @@ fn create_event_comes_before_the_container_is_visible() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C4, NRI-C5.
+/// Rules of docs/specs/nri.md: NRI-C4, NRI-C5.
 #[test]
 fn a_refused_container_leaves_nothing_and_can_be_created_again() {
     let stage = stage();
@@ -77,7 +77,7 @@ fn a_refused_container_leaves_nothing_and_can_be_created_again() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C6.
+/// Rules of docs/specs/nri.md: NRI-C6.
 #[test]
 fn events_after_creation_show_the_adjusted_container() {
     let stage = stage();
@@ -122,7 +122,7 @@ fn events_after_creation_show_the_adjusted_container() {
     node.stop();
 }
 
-/// Rules: NRI-C7.
+/// Rules of docs/specs/nri.md: NRI-C7.
 #[test]
 fn the_process_waits_during_the_start_event_which_can_be_refused() {
     let stage = stage();
@@ -172,7 +172,7 @@ fn a_process_that_waits_for_a_hook_ends_with_its_daemon() {
     node.stop();
 }
 
-/// Rules: NRI-C8, NRI-C11.
+/// Rules of docs/specs/nri.md: NRI-C8, NRI-C11.
 #[test]
 fn stop_container_event_after_an_exit_has_its_code() {
     let stage = stage();
@@ -187,7 +187,7 @@ fn stop_container_event_after_an_exit_has_its_code() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C9.
+/// Rules of docs/specs/nri.md: NRI-C9.
 #[test]
 fn stop_container_event_is_sent_once_with_concurrent_causes() {
     let stage = stage();
@@ -210,13 +210,13 @@ fn stop_container_event_is_sent_once_with_concurrent_causes() {
     assert_eq!(plugin.heard("StopContainer").len(), 1);
     assert_eq!(plugin.heard("RemoveContainer").len(), 1);
     let titles = plugin.titles();
-    let at = |title: &str| titles.iter().position(|one| one == title).expect("it is told");
+    let at = |title: &str| titles.iter().position(|one| one == title).expect("the event was sent");
     assert!(at("StopContainer c1") < at("RemoveContainer c1"));
     assert!(at("StopContainer c1") < at("StopPodSandbox stage"));
     stage.node.stop();
 }
 
-/// Rules: NRI-C10.
+/// Rules of docs/specs/nri.md: NRI-C10.
 #[test]
 fn a_container_that_never_ran_gets_stop_and_remove_events() {
     let stage = stage();
@@ -238,7 +238,7 @@ fn validator(reject: &'static str) -> coracle_tests::nri::Handler {
     })
 }
 
-/// Rules: NRI-C28, NRI-C29.
+/// Rules of docs/specs/nri.md: NRI-C28, NRI-C29.
 #[test]
 fn validators_get_the_merged_adjustment_and_one_rejection_is_enough() {
     let stage = stage();
@@ -283,7 +283,7 @@ fn validators_get_the_merged_adjustment_and_one_rejection_is_enough() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C30.
+/// Rules of docs/specs/nri.md: NRI-C30.
 #[test]
 fn a_validator_that_times_out_or_disconnects_rejects() {
     let stage = Stage::on(node("plugin_request_timeout = \"300ms\""), host_pod("stage"));
@@ -305,7 +305,7 @@ fn a_validator_that_times_out_or_disconnects_rejects() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C31.
+/// Rules of docs/specs/nri.md: NRI-C31.
 #[test]
 fn the_built_in_validator_rejects_what_is_configured() {
     let settings = "[nri.default_validator]\nenable = true\nreject_oci_hook_adjustment = true\n\
@@ -376,7 +376,7 @@ fn the_built_in_validator_rejects_what_is_configured() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C33.
+/// Rules of docs/specs/nri.md: NRI-C33.
 #[test]
 fn a_plugin_gets_only_events_that_it_subscribed_to() {
     let stage = stage();
@@ -391,7 +391,7 @@ fn a_plugin_gets_only_events_that_it_subscribed_to() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C34.
+/// Rules of docs/specs/nri.md: NRI-C34.
 #[test]
 fn plugins_before_v0_12_get_state_changes() {
     let stage = Stage::on(node("plugin_request_timeout = \"2s\""), host_pod("stage"));
@@ -430,7 +430,7 @@ fn plugins_before_v0_12_get_state_changes() {
     assert_eq!(heard, expected);
     let told = plugin.last("StateChange").pod();
     assert_eq!(told.name, "stage");
-    wait_until("it is said once", || stage.node.log().matches("built before v0.12").count() == 1);
+    wait_until("it is logged once", || stage.node.log().matches("built before v0.12").count() == 1);
     stage.node.stop();
 }
 

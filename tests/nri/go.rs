@@ -47,7 +47,7 @@ impl Sample {
         Sample { child, log }
     }
 
-    /// What plugin INDEX heard.
+    /// Events that plugin INDEX received.
     fn heard(&self, index: &str) -> Vec<String> {
         heard(&self.log, index)
     }
@@ -150,7 +150,7 @@ fn a_go_plugins_refusal_is_the_kubelets_error() {
     node.stop();
 }
 
-/// Rules: NRI-R9, NRI-R20.
+/// Rules of docs/specs/nri.md: NRI-R9, NRI-R20.
 #[test]
 fn long_messages_reach_a_go_plugin() {
     let node = Node::start();
@@ -174,7 +174,7 @@ fn long_messages_reach_a_go_plugin() {
     node.stop();
 }
 
-/// Rules: NRI-C34.
+/// Rules of docs/specs/nri.md: NRI-C34.
 #[test]
 fn a_go_plugin_before_v0_12_gets_all_events() {
     let stage = Stage::on(Node::start(), host_pod("stage"));
@@ -230,7 +230,7 @@ fn plugins_of_the_directory_are_started_configured_and_started_again() {
         assert_eq!(heard(&log, index)[..2], ["Configure coracle", "Synchronize 0 0 0"], "{index}");
     }
     let text = node.log();
-    assert!(text.contains("I am 30 broken 3") && text.contains("will be started again"), "{text}");
+    assert!(text.contains("I am 30 broken 3") && text.contains("will restart"), "{text}");
     assert!(text.contains("configured by coracle v"), "what it prints is in our log");
     let id = node.run_pod(&host_pod("web"));
     assert!(heard(&log, "10").contains(&"RunPodSandbox web absent  0".to_owned()));

@@ -8,7 +8,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host::wait_until;
 use coracle_tests::node::Node;
-use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
+use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
 use coracle_tests::request::{bridge_pod, host_pod};
 use coracle_tests::stage::Stage;
 
@@ -161,19 +161,21 @@ fn slow_start<'s>(stage: &Stage, starts: &'s std::thread::Scope<'s, '_>) -> Stri
     id
 }
 
-fn takes_three_seconds(folder: &std::path::Path) -> Handler {
-    let script = format!("touch {}/begun; sleep 3", folder.display());
-    answers("CreateContainer", move |_| {
+/// A node with a plugin whose hook makes each start take three seconds.
+fn slow_stage() -> (Stage, Plugin) {
+    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let script = format!("touch {}/begun; sleep 3", stage.node.folder().display());
+    let handler = answers("CreateContainer", move |_| {
         adjust(api::Hooks { create_runtime: vec![hook(&script)], ..Default::default() })
-    })
+    });
+    let plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    (stage, plugin)
 }
 
 /// Without waiting for the start, StopContainer answered at once and the container ran afterwards.
 #[test]
 fn a_stop_during_a_start_ends_the_container() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let handler = takes_three_seconds(stage.node.folder());
-    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    let (stage, _plugin) = slow_stage();
     std::thread::scope(|starts| {
         let id = slow_start(&stage, starts);
         let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
@@ -202,9 +204,7 @@ fn a_stop_during_a_start_ends_the_container() {
 /// RemovePodSandbox failed for good: "does not end after SIGKILL".
 #[test]
 fn a_pod_that_is_stopped_during_a_start_can_be_removed() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let handler = takes_three_seconds(stage.node.folder());
-    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    let (stage, _plugin) = slow_stage();
     std::thread::scope(|starts| {
         let id = slow_start(&stage, starts);
         let request = StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() };

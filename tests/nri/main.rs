@@ -41,7 +41,7 @@ fn answers(method: &'static str, mut answer: impl FnMut(&Heard) -> Answer + Send
     Box::new(move |_, heard| if heard.method == method { answer(heard) } else { Answer::empty() })
 }
 
-/// A plugin that stands still in one method, tells the test so, and goes on with the answer it is sent.
+/// A plugin that blocks in one method, notifies the test, and continues with the answer that the test sends.
 fn standing(method: &'static str) -> (Handler, Receiver<Heard>, Sender<Answer>) {
     let (stands, standing) = channel();
     let (go_on, answer) = channel::<Answer>();

@@ -50,7 +50,7 @@ fn addresses(netns: &str) -> String {
     String::from_utf8(output.expect("nsenter runs").stdout).expect("text")
 }
 
-/// Rules: NRI-S28, NRI-C1, NRI-C2.
+/// Rules of docs/specs/nri.md: NRI-S28, NRI-C1, NRI-C2.
 #[test]
 fn events_of_a_pod_are_delivered_in_order() {
     let node = Node::start();
@@ -80,7 +80,7 @@ fn events_of_a_pod_are_delivered_in_order() {
     node.stop();
 }
 
-/// Rules: NRI-S1, NRI-S2, NRI-S3, NRI-S4, NRI-S5, NRI-S6, NRI-S7, NRI-S8, NRI-S9, NRI-S16.
+/// Rules of docs/specs/nri.md: NRI-S1, NRI-S2, NRI-S3, NRI-S4, NRI-S5, NRI-S6, NRI-S7, NRI-S8, NRI-S9, NRI-S16.
 #[test]
 fn run_event_comes_after_setup_and_before_the_pod_is_visible() {
     let node = Node::with_bridge();
@@ -105,7 +105,7 @@ fn run_event_comes_after_setup_and_before_the_pod_is_visible() {
     }
     let command = fs::read_to_string(format!("/proc/{}/comm", told.pid)).expect("it runs");
     assert_eq!(command.trim(), "coracle-pod");
-    // S6, S7, S8, S16: nobody sees it, and nothing can be made in it.
+    // S6, S7, S8, S16: it is not visible, and nothing can be created in it.
     assert_eq!(listed(&node), Vec::<String>::new());
     assert_eq!(status(&node, &told.id).expect_err("unseen").code(), Code::NotFound);
     let begun = Instant::now();
@@ -122,7 +122,7 @@ fn run_event_comes_after_setup_and_before_the_pod_is_visible() {
     node.stop();
 }
 
-/// Rules: NRI-S10, NRI-S11, NRI-S12, NRI-S13.
+/// Rules of docs/specs/nri.md: NRI-S10, NRI-S11, NRI-S12, NRI-S13.
 #[test]
 fn a_refused_run_event_tears_the_pod_down() {
     let node = Node::with_bridge();
@@ -149,7 +149,7 @@ fn a_refused_run_event_tears_the_pod_down() {
     node.stop();
 }
 
-/// Rules: NRI-S14.
+/// Rules of docs/specs/nri.md: NRI-S14.
 #[test]
 fn a_timeout_of_the_run_event_fails_the_pod_and_disconnects_the_plugin() {
     let node = node("plugin_request_timeout = \"300ms\"");
@@ -164,7 +164,7 @@ fn a_timeout_of_the_run_event_fails_the_pod_and_disconnects_the_plugin() {
     node.stop();
 }
 
-/// Rules: NRI-S15.
+/// Rules of docs/specs/nri.md: NRI-S15.
 #[test]
 fn a_timeout_of_a_required_plugin_always_fails_the_pod() {
     let settings = "plugin_request_timeout = \"300ms\"\nfail_on_plugin_timeout = false\n\
@@ -178,7 +178,7 @@ fn a_timeout_of_a_required_plugin_always_fails_the_pod() {
     let text = refused(node.run_pod_sandbox(run(&host_pod("web"))));
     assert!(text.contains("10-needed"), "{text}");
     wait_until("the plugin is disconnected", || needed.is_over());
-    // Without it pods still end, with a warning that it does not hear of it.
+    // Without it pods can still be stopped, with a warning that it is not notified.
     let id = node.run_pod(&host_pod("late"));
     node.remove_pod(&id);
     assert!(
@@ -187,7 +187,7 @@ fn a_timeout_of_a_required_plugin_always_fails_the_pod() {
     node.stop();
 }
 
-/// Rules: NRI-S17, NRI-S18, NRI-S19, NRI-S20.
+/// Rules of docs/specs/nri.md: NRI-S17, NRI-S18, NRI-S19, NRI-S20.
 #[test]
 fn stop_pod_event_comes_after_the_workload_ended_and_before_teardown() {
     let node = Node::with_bridge();
@@ -222,7 +222,7 @@ fn stop_pod_event_comes_after_the_workload_ended_and_before_teardown() {
     node.stop();
 }
 
-/// Rules: NRI-S21, NRI-S22, NRI-S23.
+/// Rules of docs/specs/nri.md: NRI-S21, NRI-S22, NRI-S23.
 #[test]
 fn a_second_stop_sends_no_event() {
     let node = Node::start();
@@ -239,7 +239,7 @@ fn a_second_stop_sends_no_event() {
     node.stop();
 }
 
-/// Rules: NRI-S24, NRI-S25, NRI-S26, NRI-S27.
+/// Rules of docs/specs/nri.md: NRI-S24, NRI-S25, NRI-S26, NRI-S27.
 #[test]
 fn remove_pod_event_comes_after_stop_and_teardown() {
     let node = Node::with_bridge();
@@ -267,7 +267,7 @@ fn remove_pod_event_comes_after_stop_and_teardown() {
     node.stop();
 }
 
-/// Rules: NRI-S29, NRI-S30, NRI-C12.
+/// Rules of docs/specs/nri.md: NRI-S29, NRI-S30, NRI-C12.
 #[test]
 fn a_failing_plugin_neither_blocks_teardown_nor_hides_it_from_others() {
     let node = node("plugin_request_timeout = \"300ms\"");
@@ -296,7 +296,7 @@ fn a_failing_plugin_neither_blocks_teardown_nor_hides_it_from_others() {
     node.stop();
 }
 
-/// Rules: NRI-S31.
+/// Rules of docs/specs/nri.md: NRI-S31.
 #[test]
 fn a_retried_stop_after_a_failed_cni_del_sends_no_second_event() {
     let node = Node::start();
@@ -327,7 +327,7 @@ fn a_retried_stop_after_a_failed_cni_del_sends_no_second_event() {
     node.stop();
 }
 
-/// Rules: NRI-S32, NRI-R23.
+/// Rules of docs/specs/nri.md: NRI-S32, NRI-R23.
 #[test]
 fn teardown_events_are_sent_once_across_a_restart_of_the_daemon() {
     let mut node = Node::start();
@@ -360,7 +360,7 @@ fn teardown_events_are_sent_once_across_a_restart_of_the_daemon() {
     node.stop();
 }
 
-/// Rules: NRI-S33.
+/// Rules of docs/specs/nri.md: NRI-S33.
 #[test]
 fn a_pod_whose_monitor_died_gets_its_stop_event_at_stop_pod_sandbox() {
     let node = Node::with_bridge();
@@ -383,7 +383,7 @@ fn a_pod_whose_monitor_died_gets_its_stop_event_at_stop_pod_sandbox() {
     node.stop();
 }
 
-/// Rules: NRI-S34.
+/// Rules of docs/specs/nri.md: NRI-S34.
 #[test]
 fn a_pod_on_the_host_network_has_no_network_namespace_in_events() {
     let node = Node::start();
@@ -404,7 +404,7 @@ fn a_pod_on_the_host_network_has_no_network_namespace_in_events() {
     node.stop();
 }
 
-/// Rules: NRI-S35, NRI-S36.
+/// Rules of docs/specs/nri.md: NRI-S35, NRI-S36.
 #[test]
 fn pod_resource_updates_are_sent_before_and_after_and_stored() {
     let mut node = Node::start();
@@ -449,7 +449,7 @@ fn pod_resource_updates_are_sent_before_and_after_and_stored() {
     node.stop();
 }
 
-/// Rules: NRI-S37.
+/// Rules of docs/specs/nri.md: NRI-S37.
 #[test]
 fn a_hanging_plugin_delays_teardown_only_once() {
     let node = node("plugin_request_timeout = \"300ms\"");
@@ -469,7 +469,7 @@ fn a_hanging_plugin_delays_teardown_only_once() {
     node.stop();
 }
 
-/// Rules: NRI-S38.
+/// Rules of docs/specs/nri.md: NRI-S38.
 #[test]
 fn plugins_are_called_in_the_order_of_their_indices() {
     let node = Node::start();

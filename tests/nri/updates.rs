@@ -34,7 +34,7 @@ pub(super) fn memory(id: &str, limit: i64, ignore_failure: bool) -> api::Contain
     }
 }
 
-/// What a cgroup's file says, under its names on v1 and v2.
+/// Content of a cgroup file, given by its names on v1 and v2.
 pub(super) fn knob(stage: &Stage, id: &str, names: [&str; 2]) -> String {
     let path = format!("{}/{id}", stage.node.cgroup_parent());
     let file = names.into_iter().find_map(|name| host::cgroup_file(&path, name));
@@ -50,7 +50,7 @@ fn shown_memory(stage: &Stage, id: &str) -> i64 {
     resources.expect("resources").memory_limit_in_bytes
 }
 
-/// Rules: NRI-C13, NRI-C15.
+/// Rules of docs/specs/nri.md: NRI-C13, NRI-C15.
 #[test]
 fn a_plugins_value_overrides_that_of_the_request() {
     let stage = stage();
@@ -67,12 +67,12 @@ fn a_plugins_value_overrides_that_of_the_request() {
     assert_eq!(shown_memory(&stage, &id), 96 << 20);
     let told: api::UpdateContainerRequest = second.last("UpdateContainer").request();
     let limit = told.linux_resources.and_then(|one| one.memory).and_then(|one| one.limit);
-    assert_eq!(limit.map(|limit| limit.value), Some(96 << 20), "it sees what the first made of it");
+    assert_eq!(limit.map(|limit| limit.value), Some(96 << 20), "it sees the change of the first");
     assert_eq!(second.heard("PostUpdateContainer").len(), 1);
     stage.node.stop();
 }
 
-/// Rules: NRI-C14.
+/// Rules of docs/specs/nri.md: NRI-C14.
 #[test]
 fn a_refused_update_changes_nothing() {
     let stage = stage();
@@ -97,7 +97,7 @@ fn updating(
     })
 }
 
-/// Rules: NRI-C22, NRI-C23, NRI-C24, NRI-C27.
+/// Rules of docs/specs/nri.md: NRI-C22, NRI-C23, NRI-C24, NRI-C27.
 #[test]
 fn updates_of_other_containers_are_applied_before_the_reply_or_fail_the_call() {
     let stage = stage();
@@ -141,7 +141,7 @@ fn updates_of_other_containers_are_applied_before_the_reply_or_fail_the_call() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C25.
+/// Rules of docs/specs/nri.md: NRI-C25.
 #[test]
 fn unsolicited_updates_apply_to_running_and_created_containers() {
     let stage = stage();
@@ -175,7 +175,7 @@ fn unsolicited_updates_apply_to_running_and_created_containers() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C26.
+/// Rules of docs/specs/nri.md: NRI-C26.
 #[test]
 fn an_update_during_an_event_does_not_wait_for_that_event() {
     let stage = stage();
@@ -196,7 +196,7 @@ fn an_update_during_an_event_does_not_wait_for_that_event() {
     stage.node.stop();
 }
 
-/// Rules: NRI-C32.
+/// Rules of docs/specs/nri.md: NRI-C32.
 #[test]
 fn a_stop_container_answer_may_update_other_containers() {
     let stage = stage();

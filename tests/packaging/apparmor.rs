@@ -1,11 +1,11 @@
-//! The compiled AppArmor profile in the daemon is what its source says.
+//! The compiled AppArmor profile in the daemon matches its source.
 
 use std::fs;
 use std::process::Command;
 
 use crate::workspace;
 
-/// Compiles the profile again; fails where somebody changed the source, the features or the result alone.
+/// Compiles the profile again; fails if only the source, the features or the result were changed.
 #[test]
 fn the_compiled_profile_is_its_source() {
     let folder = workspace().join("sandbox/apparmor");

@@ -1,4 +1,5 @@
-//! `coracle check` from outside, on the machine that runs the tests: it can run pods, and what is taken away is missed.
+//! `coracle check` from outside on the machine that runs the tests, which can run pods; missing requirements
+//! are reported.
 
 use std::process::Command;
 
@@ -14,7 +15,7 @@ fn check(folder: &Folder, config: &str, flags: &[&str]) -> (bool, String) {
     (output.status.success(), said(&output))
 }
 
-/// A configuration with a place of its own for everything.
+/// A configuration with its own paths for everything.
 fn own(folder: &Folder) -> String {
     let folder = folder.path().display();
     format!(
@@ -32,17 +33,19 @@ fn state(report: &str, name: &str) -> String {
 }
 
 #[test]
-fn this_machine_runs_pods_and_says_so() {
+fn this_machine_meets_the_requirements() {
     let folder = Folder::new("check");
     let (is_fine, text) = check(&folder, &own(&folder), &[]);
-    assert!(is_fine && text.ends_with("pods can run\n"), "{text}");
+    assert!(is_fine && text.contains("\npods can run\n"), "{text}");
     assert!(text.contains("have      overlayfs\n"), "{text}");
+    assert!(text.contains("have      Linux 5.10: this is Linux "), "{text}");
     let (is_fine, json) = check(&folder, &own(&folder), &["--json"]);
     assert!(is_fine, "{json}");
-    // One line per need, and the verdict.
+    // One line per requirement, and the summary.
     let report: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(report["can_run_pods"], true);
-    assert_eq!(report["needs"].as_array().expect("needs").len(), text.lines().count() - 1);
+    let count = text.lines().filter(|line| !line.starts_with("pages: ")).count();
+    assert_eq!(report["needs"].as_array().expect("needs").len(), count - 1);
     for need in report["needs"].as_array().expect("needs") {
         let page = crate::workspace().join(need["page"].as_str().expect("a page"));
         let page = std::fs::read_to_string(page).expect("it is there");
@@ -55,23 +58,23 @@ fn without_its_programs_no_pod_runs() {
     let folder = Folder::new("programs");
     let config = format!("program_dir = \"{}/nowhere\"\n{}", folder.path().display(), own(&folder));
     let (is_fine, text) = check(&folder, &config, &[]);
-    assert!(!is_fine && text.ends_with("see what is missing above\n"), "{text}");
+    assert!(!is_fine && text.contains("see what is missing above\npages: "), "{text}");
     let line = text.lines().find(|line| line.contains("  programs")).expect("its line");
     assert!(line.starts_with("missing   programs: no ") && line.contains("/nowhere/coracle-pod"), "{line}");
 }
 
 #[test]
-fn a_root_that_cannot_be_written_is_missed() {
+fn an_unsuitable_root_is_reported() {
     let folder = Folder::new("root");
-    // Always there, and a file system that holds no layers.
+    // /proc always exists, and cannot store layers.
     let (is_fine, json) = check(&folder, &own(&folder), &["--json", "--root", "/sys/kernel"]);
     assert_eq!(state(&json, "file system of root"), "unknown");
-    assert!(is_fine, "what nobody knows is no reason to refuse: {json}");
+    assert!(is_fine, "an unknown state is no reason to refuse: {json}");
     assert_eq!(state(&json, "space in root"), "degraded");
 }
 
 #[test]
-fn the_network_is_told_with_its_plugins() {
+fn the_network_is_reported_with_its_plugins() {
     let folder = Folder::new("cni");
     let (_, text) = check(&folder, &own(&folder), &[]);
     assert!(text.contains("degraded  CNI network: no CNI configuration file in "), "{text}");
@@ -106,9 +109,96 @@ fn a_daemon_that_answers_is_fine_and_a_silent_one_is_not() {
     assert!(text.contains("have      one daemon on state: a daemon answers at "), "{text}");
     let (_, json) = check(&folder, &own(&folder), &["--json", "--state", &state_directory]);
     assert_eq!(state(&json, "one daemon on state"), "degraded", "another socket, the same state");
-    // Its NRI socket is another runtime's for who serves elsewhere.
+    // For a configuration with another socket, its NRI socket counts as that of another runtime.
     let nri = node.nri().display().to_string();
     let (_, json) = check(&folder, &own(&folder), &["--json", "--nri-socket", &nri]);
     assert_eq!(state(&json, "no other runtime"), "degraded");
     node.stop();
+}
+
+/// A file that the daemon would call broken is no network, also where the built-in one is the default.
+#[test]
+fn a_broken_list_is_no_network_even_with_a_default() {
+    let folder = Folder::new("broken-list");
+    let config = own(&folder) + "[network]\ndefault = \"builtin\"\n";
+    let (_, text) = check(&folder, &config, &[]);
+    assert!(text.contains("have      CNI network: built in"), "{text}");
+    folder.write("cni/10-x.conflist", "garbage");
+    let (_, text) = check(&folder, &config, &[]);
+    assert!(text.contains("degraded  CNI network: ") && text.contains("10-x.conflist: expected"), "{text}");
+}
+
+/// Another user may have every capability in the bounding set and can use none.
+#[test]
+fn a_user_without_capabilities_is_told_that_pods_cannot_run() {
+    let folder = Folder::new("user");
+    let file = folder.write("config.toml", &own(&folder));
+    let output = run(Command::new("setpriv")
+        .args(["--reuid", "1001", "--regid", "1001", "--clear-groups"])
+        .arg(binaries().join("coracle"))
+        .args(["check", "--config"])
+        .arg(file));
+    let text = said(&output);
+    assert!(!output.status.success(), "{text}");
+    assert!(text.contains("missing   CAP_SYS_ADMIN: not in effect for user 1001"), "{text}");
+}
+
+#[test]
+fn certificates_and_hosts_files_are_looked_at() {
+    let folder = Folder::new("tls");
+    let here = folder.path().display().to_string();
+    let config =
+        own(&folder).replace("[registry]\n", &format!("[registry]\ncerts_dir = \"{here}/certs.d\"\n"));
+    let line = |name: &str| {
+        let (_, text) = check(&folder, &config, &[]);
+        text.lines().find(|line| line.contains(name)).expect("its line").to_owned()
+    };
+    folder.write(
+        "registries.yaml",
+        &format!("configs:\n  example.org:\n    tls:\n      ca_file: {here}/no.pem\n"),
+    );
+    let found = line("registries file");
+    assert!(found.starts_with("degraded") && found.contains("/no.pem: No such file"), "{found}");
+    folder.write("no.pem", "no certificate");
+    let found = line("registries file");
+    assert!(found.starts_with("degraded") && found.contains("no certificate is in it"), "{found}");
+    folder.write("registries.yaml", "");
+    assert!(line("registries file").starts_with("have"));
+    folder.write("certs.d/example.org/hosts.toml", "server = [\n");
+    let found = line("registries file");
+    assert!(found.starts_with("degraded") && found.contains("hosts.toml:"), "{found}");
+}
+
+/// `config check` reports what `coracle serve` refuses, with the same text, and a configuration without a mistake
+/// starts.
+#[test]
+fn config_check_knows_what_serve_refuses() {
+    let folder = Folder::new("config-check");
+    let builtin = "[network]\ndefault = \"builtin\"\n";
+    let here = folder.path().display().to_string();
+    let cases = [
+        (format!("{builtin}subnets = [\"10.86.0.0/33\"]\n"), "subnet", true),
+        (format!("{builtin}bridge = \"a-name-of-21-bytes-xxx\"\n"), "bridge", true),
+        (format!("[streaming]\ntls_cert_file = \"{here}/a.pem\"\n"), "go together", true),
+        (
+            format!("[streaming]\ntls_cert_file = \"{here}/a.pem\"\ntls_key_file = \"{here}/a.key\"\n"),
+            "a.pem",
+            false,
+        ),
+    ];
+    for (more, words, is_refused) in cases {
+        let file = folder.write("config.toml", &(own(&folder) + &more));
+        let coracle = || Command::new(binaries().join("coracle"));
+        let output = run(coracle().args(["config", "check"]).arg(&file));
+        assert_eq!(output.status.code(), Some(1), "{more}: {}", said(&output));
+        assert!(said(&output).contains(words), "{more}: {}", said(&output));
+        if is_refused {
+            let output = run(coracle().args(["serve", "--config"]).arg(&file));
+            assert_eq!(output.status.code(), Some(2), "{more}: {}", said(&output));
+            assert!(said(&output).contains(words), "{more}: {}", said(&output));
+        }
+    }
+    let file = folder.write("config.toml", &own(&folder));
+    let output = run(Command::new(binaries().join("coracle")).args(["config", "check"]).arg(&file));
+    assert!(output.status.success(), "{}", said(&output));
 }

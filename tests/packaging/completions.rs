@@ -1,5 +1,5 @@
-//! The completions of bash, asked as bash asks them; the man pages, read as man reads them. That they agree with the program is
-//! a unit test of its own (runtime/daemon/src/cli/pages.rs).
+//! The bash completions, executed by bash, and the man pages, formatted by man. A unit test checks that they
+//! match the program (runtime/daemon/src/cli/pages.rs).
 
 use std::process::Command;
 
@@ -15,11 +15,21 @@ fn complete(words: &[&str]) -> Vec<String> {
 
 #[test]
 fn bash_completes_commands_flags_and_values() {
-    let cases: [(&[&str], &[&str]); 6] = [
+    let cases: [(&[&str], &[&str]); 16] = [
         (&["coracle", "c"], &["check", "config"]),
         (&["coracle", "config", ""], &["default", "check"]),
-        (&["coracle", "image", "p"], &["pin"]),
+        (&["coracle", "image", "pi"], &["pin"]),
+        (&["coracle", "image", "list", "--p"], &["--pulling"]),
+        (&["coracle", "image", "check", "--r"], &["--repair"]),
+        (&["coracle", "image", "list", "-o", "j"], &["json"]),
+        (&["coracle", "image", "export", "x", "-o", "docs/kern"], &["docs/kernel.md"]),
         (&["coracle", "check", "--j"], &["--json"]),
+        (&["coracle", "ps", "--no"], &["--no-trunc"]),
+        (&["coracle", "ps", "-o", "y"], &["yaml"]),
+        (&["coracle", "pods", "--state", "r"], &["ready"]),
+        (&["coracle", "ps", "--state", "r"], &["running"]),
+        (&["coracle", "logs", "--ti"], &["--timestamps"]),
+        (&["coracle", "exec", "--t"], &["--tty"]),
         (&["coracle", "serve", "--log-level", "w"], &["warn"]),
         (&["coracle", "serve", "--config", "docs/kern"], &["docs/kernel.md"]),
     ];
@@ -30,4 +40,13 @@ fn bash_completes_commands_flags_and_values() {
     for flag in ["--config", "--root", "--metrics"] {
         assert!(flags.iter().any(|known| known == flag), "{flags:?}");
     }
+}
+
+#[test]
+fn the_version_names_commit_and_target() {
+    let program = coracle_tests::node::binaries().join("coracle");
+    let output = run(Command::new(program).arg("version"));
+    let text = said(&output);
+    let target = format!("{}-unknown-linux-musl)\n", std::env::consts::ARCH);
+    assert!(text.starts_with("coracle 0.1.0 (commit ") && text.ends_with(&target), "{text}");
 }

@@ -1,6 +1,6 @@
-//! The .deb on a Debian of its own: this machine's root as the lower half of an overlay in a mount namespace, so that dpkg and its
-//! scripts are the real ones and the upper half shows every file that an installation made or left. No systemd runs in there;
-//! that the unit starts is the guests' to show (tests/qemu).
+//! The .deb in a chroot with an overlay on this machine's root, in a mount namespace, so that dpkg and its
+//! scripts are real and the upper directory shows every file that an installation created or left. No systemd
+//! runs there; the guests test the start of the unit (tests/qemu).
 
 use std::path::Path;
 use std::process::Command;
@@ -11,11 +11,13 @@ use coracle_tests::node::binaries;
 use crate::dist::stand_ins;
 use crate::{Folder, release, run, said};
 
-/// What a package manager writes for itself, whatever it installs. Triggers of other packages (man-db's takes a minute) wait.
+/// Files that a package manager writes for any package. Triggers of other packages (man-db's takes a minute)
+/// are deferred.
 const OF_DPKG: [&str; 5] =
     ["var/lib/dpkg/", "var/log/", "var/cache/", "var/lib/systemd/deb-systemd-", "etc/ld.so.cache"];
 
-/// Runs the script in a chroot with PACKAGE in `/pkg`, and prints what the upper half holds where it says `left`.
+/// Runs the script in a chroot with PACKAGE in `/pkg`; prints the content of the upper directory where the
+/// script calls `left`.
 #[track_caller]
 fn on_a_debian(folder: &Folder, package: &Path, script: &str) -> String {
     let outer = r#"
@@ -46,7 +48,7 @@ inside() { chroot "$1/root" sh -euc "$3"; }
     said(&output)
 }
 
-/// The files of the upper half after each step, without dpkg's own.
+/// The files of the upper directory after each step, without those of dpkg.
 fn left(said: &str) -> Vec<Vec<String>> {
     let lists = said.split("==\n").skip(1).step_by(2);
     let files = |list: &str| {
@@ -70,7 +72,7 @@ fn package(folder: &Folder, programs: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn what_is_installed_runs_and_what_is_purged_leaves_nothing() {
+fn an_installed_package_works_and_a_purged_one_leaves_nothing() {
     let folder = Folder::new("deb");
     let script = "dpkg --no-triggers -i /run/pkg/coracle.deb
 coracle version
@@ -103,7 +105,7 @@ test ! -e /etc/coracle -a ! -e /var/lib/coracle";
         assert!(left[0].iter().any(|file| file == path), "no {path}: {:?}", left[0]);
     }
     let removed = ["etc/coracle/config.toml", "etc/crictl.yaml", "var/lib/coracle/images/blob"];
-    // That a service was switched on is kept for when it comes back, as Debian does it.
+    // Debian keeps the enabled state of a removed service.
     let kept: Vec<_> = left[2].iter().filter(|file| !file.starts_with("etc/systemd/")).collect();
     assert_eq!(kept, removed, "{said}");
     assert_eq!(left[3], Vec::<String>::new(), "{said}");

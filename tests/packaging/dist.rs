@@ -1,4 +1,5 @@
-//! A release: from two places, at two times, with two masks, the same bytes; and what is in it.
+//! Releases are reproducible in different directories, at different times and with different umasks; and
+//! their content.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +9,7 @@ use std::process::Command;
 
 use crate::{Folder, release, run, said};
 
-/// Some day in 2026.
+/// A day in 2026.
 const EPOCH: u32 = 1_780_000_000;
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -20,7 +21,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Programs that are quickly packed: what is in them does not matter here.
+/// Small files instead of the programs, whose content does not matter here.
 pub(crate) fn stand_ins(folder: &Folder, place: &str, mode: u32) -> std::path::PathBuf {
     for name in ["coracle", "coracle-worker", "coracle-pod"] {
         let path = folder.write(&format!("{place}/{name}"), &format!("stands for {name}\n"));
@@ -41,7 +42,7 @@ fn the_same_programs_give_the_same_bytes() {
     for (name, bytes) in &one {
         assert!(two[name] == *bytes, "{name} differs");
     }
-    // It is the time that it is told, and nothing else.
+    // The given time determines the result, and nothing else.
     let later = folder.path().join("later");
     release(&later, &folder.path().join("here"), EPOCH + 60);
     assert_ne!(files(&later)["SHA256SUMS"], one["SHA256SUMS"]);
@@ -79,9 +80,9 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
     }
 }
 
-/// `tar -C / --strip-components=1 -xzf` as packaging/README.md says it, in a chroot whose /bin and /lib are links into /usr and
-/// which has a configuration of its own. An archive with an entry `lib/` replaced the link /lib by a directory, after which no
-/// dynamically linked program of the chroot started.
+/// `tar -C / --strip-components=1 -xzf` as in packaging/README.md, in a chroot whose /bin and /lib are links
+/// into /usr and which has an existing configuration. Regression: an archive with an entry `lib/` replaced
+/// the link /lib by a directory, after which no dynamically linked program of the chroot started.
 #[test]
 fn an_archive_unpacked_on_a_usr_merged_root_keeps_links_modes_and_configuration() {
     coracle_tests::host::require_root();

@@ -1,6 +1,5 @@
-//! What people install, and what they ask before they do: `coracle check`, the watchdog of the unit, cross.toml as the real
-//! `cross` reads it, a release that has the same bytes twice, a package that leaves nothing behind, the compiled
-//! AppArmor profile.
+//! Installation: `coracle check`, the watchdog of the unit, cross.toml with the real `cross`, reproducible
+//! releases, complete removal of the package, the compiled AppArmor profile.
 #![forbid(unsafe_code)]
 
 mod apparmor;
@@ -19,7 +18,7 @@ pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }
 
-/// A folder of one test, gone with it.
+/// A directory of one test, which is removed on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -35,7 +34,7 @@ impl Folder {
         &self.0
     }
 
-    /// Writes a file below it, and the folders above that.
+    /// Writes a file below it, and creates its parent directories.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().expect("it is below")).expect("a folder");
@@ -50,7 +49,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs it; gives what it wrote to both streams.
+/// Runs a command; returns its output on both streams.
 #[track_caller]
 pub(crate) fn run(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
@@ -60,7 +59,7 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Makes a release of the host's architecture from the built programs, at this time of all files.
+/// Builds a release for the host's architecture from the built programs, with this time for all files.
 #[track_caller]
 pub(crate) fn release(out: &Path, programs: &Path, epoch: u32) {
     let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);

@@ -1,4 +1,5 @@
-//! systemd's watchdog (sd_notify(3)): fed while the loop turns and only where the unit asks for it.
+//! systemd's watchdog (sd_notify(3)): keep-alive messages are sent while the event loop runs and only if the
+//! unit requests them.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};

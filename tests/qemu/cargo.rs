@@ -1,6 +1,7 @@
-//! Images that guests import and pull, with what must be found in them: made outside, as compression is slow under
-//! emulation. On the disk: `opt/cargo/N.tar` for an import; `opt/cargo/manifests/N` and `opt/cargo/blobs/DIGEST` for the
-//! registry of `tests/inside/shelf.rs`; `opt/cargo/N.txt`, what `probe hash /cargo` prints of it.
+//! Images that guests import and pull, with their expected content. They are created outside, because
+//! compression is slow under emulation. On the disk: `opt/cargo/N.tar` for an import; `opt/cargo/manifests/N`
+//! and `opt/cargo/blobs/DIGEST` for the registry of `tests/inside/shelf.rs`; `opt/cargo/N.txt`, the expected
+//! output of `probe hash /cargo`.
 
 use std::fmt::Write as _;
 
@@ -11,14 +12,14 @@ use crate::disk::Tree;
 use crate::random::Random;
 use crate::target::Arch;
 
-/// How many images; their names are their numbers. The first half is for imports, the other for pulls.
+/// Number of images, whose names are their numbers. The first half is for imports, the other for pulls.
 const IMAGES: u64 = 4;
-/// Files of an image, in as many folders as there are tens.
+/// Number of files of an image, ten per directory.
 const FILES: u64 = 30;
-/// Length of the longest file.
+/// Maximum length of a file in bytes.
 const FILE_BYTES_MAX: u64 = 60_000;
 
-/// Puts them on a disk.
+/// Adds the images to a disk.
 pub(crate) fn add(tree: &Tree, arch: Arch) {
     let program = tree.read("opt/probe");
     for number in 0..IMAGES {
@@ -39,7 +40,7 @@ pub(crate) fn add(tree: &Tree, arch: Arch) {
     }
 }
 
-/// The files of an image below `/cargo`, and what `probe hash` makes of them.
+/// The files of an image below `/cargo`, and the expected output of `probe hash`.
 fn content(number: u64) -> (Vec<Entry>, String) {
     let mut random = Random::new(number + 1);
     let (mut entries, mut text) = (vec![Entry::directory("cargo", 0o755)], String::new());
@@ -57,7 +58,7 @@ fn content(number: u64) -> (Vec<Entry>, String) {
     (entries, text)
 }
 
-/// FNV-1a of 64 bits, as the probe has it: enough against accidents.
+/// FNV-1a with 64 bits, as in the probe: sufficient against accidental changes.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes
         .iter()

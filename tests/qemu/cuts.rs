@@ -1,9 +1,9 @@
-//! Power cuts while images and pods come and go: `tests/inside/cuts.rs` works in the guest, [`Volatile`] is its disk, and
-//! the books are kept here. What was acknowledged before the cut must be true after it; what was under way may be either;
-//! and whatever the daemon says is there is whole.
+//! Power cuts while images and pods are created and removed: `tests/inside/cuts.rs` works in the guest,
+//! [`Volatile`] is its disk, and this module keeps a list of all changes. An acknowledged change must be
+//! present after the cut; an unacknowledged one may be; and every object that the daemon lists is complete.
 //!
-//! Writes are counted, so a cut falls anywhere in what happens on the disk, recovery included. `CORACLE_QEMU_SEED`
-//! repeats the moments and the losses of an earlier run.
+//! The cut is at a random write, including those of recovery. `CORACLE_QEMU_SEED` repeats the cuts and losses
+//! of an earlier run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -14,38 +14,39 @@ use crate::random::Random;
 use crate::target::Arch;
 use crate::volatile::Volatile;
 
-/// A boot with its checks, and work up to the cut: a quarter of a minute, on a quiet machine; three on a very busy one.
+/// A boot with its checks, and work until the cut: 15 seconds on an idle machine, three minutes on a very
+/// busy one.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// Writes of a working guest until the cut: some twenty changes of images and pods.
+/// Maximum number of writes of a working guest until the cut: some twenty changes of images and pods.
 const WRITES_MAX: u64 = 1200;
-/// Of one that boots and looks after what it finds.
+/// Maximum number of writes of a guest during boot and verification.
 const BOOT_WRITES_MAX: u64 = 60;
 
-/// What is known of a thing.
+/// The known state of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     There,
-    /// A change of it was under way when the power went.
+    /// A change was in progress at the power cut.
     Open,
-    /// A removed pod: to spare the flash it is not synced by itself, but goes with the next change that is. A pod that is
-    /// back is not ready, and is removed once more.
+    /// A removed pod: to protect flash its removal is not synced separately, but with the next synced change.
+    /// A pod that reappears is not ready, and is removed again.
     Fading,
 }
 
-/// What the guest was told, and what must therefore be there. What is not in it is not there.
+/// The acknowledged changes and the resulting objects. Other objects must not exist.
 #[derive(Default)]
 struct Books {
     known: BTreeMap<String, Fate>,
-    /// What this boot found so far.
+    /// Objects that this boot has reported so far.
     found: BTreeSet<String>,
-    /// Everything that was read, for who has to understand a failure.
+    /// All received lines, for the analysis of a failure.
     lines: Vec<String>,
     is_working: bool,
 }
 
 impl Books {
-    /// Takes in a line of the guest's; what it says that cannot be.
+    /// Evaluates a line of the guest; returns an error if it is inconsistent.
     fn read(&mut self, line: &str) -> Result<(), String> {
         if !line.is_empty() {
             self.lines.push(line.to_owned());
@@ -84,11 +85,11 @@ impl Books {
     }
 }
 
-/// One boot that the power ends.
+/// Boots the guest and cuts the power.
 #[track_caller]
 fn cut(guest: &Guest, boot: u64, random: &mut Random, books: &mut Books) {
     let disk = Volatile::serve(&guest.disk(), guest.disk().with_extension("socket"));
-    // Every fourth falls into the boot.
+    // Every fourth cut is during the boot.
     let is_early = boot % 4 == 3;
     let writes = 1 + random.below(if is_early { BOOT_WRITES_MAX } else { WRITES_MAX });
     if is_early {
@@ -112,7 +113,7 @@ fn cut(guest: &Guest, boot: u64, random: &mut Random, books: &mut Books) {
         if disk.is_cut() || wrong.is_some() { Next::Cut } else { Next::Read }
     });
     let was_cut = disk.is_cut();
-    // Nothing of the cache, half of it, all of it.
+    // Keeps nothing of the cache, half of it, or all of it.
     let percent = 50 * random.below(3);
     let loss = disk.settle(random, percent);
     println!(

@@ -1,5 +1,6 @@
-//! What a guest finds on its disk: our programs and suites for its architecture, busybox, Debian's CNI plugins with what
-//! they are linked with, and in a systemd guest Debian's systemd. `mke2fs -d` makes it, without root.
+//! The disk of a guest: coracle's programs and test suites for its architecture, busybox, Debian's CNI
+//! plugins with their libraries, and in a systemd guest Debian's systemd. It is created by `mke2fs -d`
+//! without root.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,10 +9,10 @@ use std::process::Command;
 
 use crate::target::Arch;
 
-/// The disk, in which every test makes a node of its own; a file with holes.
+/// Size of the disk, a sparse file. Every test creates its node there.
 const DISK_MIB: u32 = 1024;
 
-/// Folders that must be there before anything is mounted or installed on them.
+/// Directories that must exist as mount points or for installations.
 const FOLDERS: [&str; 14] = [
     "bin",
     "dev",
@@ -29,14 +30,14 @@ const FOLDERS: [&str; 14] = [
     "var/tmp",
 ];
 
-/// A disk to be: a folder that is filled, then packed.
+/// A directory that is filled and then converted into a disk.
 pub(crate) struct Tree {
     arch: Arch,
     folder: PathBuf,
 }
 
 impl Tree {
-    /// With all that every guest needs, and these suites.
+    /// Creates one with everything that all guests need, and these suites.
     pub(crate) fn new(arch: Arch, folder: PathBuf, suites: &[&str]) -> Tree {
         let tree = Tree { arch, folder };
         for name in FOLDERS {
@@ -62,8 +63,8 @@ impl Tree {
         tree
     }
 
-    /// What suites call that busybox is not: a registry, iptables for CNI's portmap, AppArmor's parser (which critest asks
-    /// sudo for), critest, NRI plugins in Go, nginx before the registry; x86_64.
+    /// Adds programs that suites need beyond busybox: a registry, iptables for CNI's portmap, AppArmor's
+    /// parser (which critest runs with sudo), critest, NRI plugins in Go, nginx for TLS; x86_64.
     pub(crate) fn add_tools(&self) {
         self.copy_packages("tools-amd64");
         for name in ["iptables", "ip6tables", "iptables-save", "ip6tables-save"] {
@@ -88,8 +89,8 @@ impl Tree {
         assert!(copied.success(), "copy {from}");
     }
 
-    /// Debian's systemd, D-Bus, dpkg and what packages' scripts call; the unit by which it starts the suite; coracle's package,
-    /// which the suite installs, and crictl, which its scripts remove pods with.
+    /// Adds Debian's systemd, D-Bus, dpkg and programs that package scripts need; the unit that starts the
+    /// suite; coracle's package, which the suite installs, and crictl, with which its scripts remove pods.
     pub(crate) fn add_systemd(&self) {
         self.copy_packages(&format!("systemd-{}", self.arch.debian()));
         self.write("etc/machine-id", "");
@@ -101,7 +102,7 @@ impl Tree {
         self.write("etc/systemd/system/default.target", include_str!("systemd/default.target"));
     }
 
-    /// Makes coracle's package as a release makes it, of the programs that all guests run.
+    /// Builds coracle's package as a release does, from the programs that all guests use.
     fn add_package(&self) {
         let out = self.folder.with_extension("release");
         let made = Command::new(workspace().join("packaging/dist"))
@@ -123,12 +124,12 @@ impl Tree {
         fs::write(path, content).expect("a file of the disk");
     }
 
-    /// Where a file is while the disk is made.
+    /// Path of a file before the disk is created.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// What is in a file.
+    /// Content of a file.
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.folder.join(name)).expect("a file of the disk")
     }
@@ -140,8 +141,8 @@ impl Tree {
         fs::copy(from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
     }
 
-    /// Makes the disk of it. Nothing is left for the kernel to initialise later: its writes would be among those that a
-    /// power cut loses.
+    /// Creates the disk, completely initialised: later initialisation by the kernel would cause writes that a
+    /// power cut could lose.
     pub(crate) fn pack(self, disk: &Path) {
         let made = Command::new("mke2fs")
             .args(["-q", "-F", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0", "-d"])
@@ -154,7 +155,7 @@ impl Tree {
         fs::remove_dir_all(&self.folder).expect("it is ours");
     }
 
-    /// What Debian's CNI plugins are linked with, at the places that they name.
+    /// Copies the libraries of Debian's CNI plugins to their paths.
     fn copy_libc(&self) {
         let (triple, loader, place) = match self.arch {
             Arch::X86_64 => ("x86_64-linux-gnu", "ld-linux-x86-64.so.2", "lib64"),
@@ -166,7 +167,7 @@ impl Tree {
     }
 }
 
-/// Where `tests/tools/install qemu` unpacked Debian's packages.
+/// Directory to which `tests/tools/install qemu` unpacked Debian's packages.
 pub(crate) fn packages(name: &str) -> PathBuf {
     workspace().join("target/tools/guest").join(name)
 }
@@ -175,12 +176,12 @@ pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }
 
-/// Where `make guests` leaves what it builds for a target with a profile.
+/// Directory to which `make guests` builds for a target with a profile.
 pub(crate) fn built(arch: Arch, profile: &str) -> PathBuf {
     workspace().join("target").join(arch.triple()).join(profile)
 }
 
-/// A suite, built for the target: the newest, as its name has a number that changes.
+/// The newest build of a suite for the target, whose file name contains a hash.
 fn suite(arch: Arch, suite: &str) -> PathBuf {
     let folder = built(arch, "client/deps");
     let entries = fs::read_dir(folder).expect("the suites of this target: make guests").flatten();

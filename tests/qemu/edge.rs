@@ -1,4 +1,4 @@
-//! The node to try at a desk (targets/edge) boots from its image until a pod is up and its page is read.
+//! The example edge node (targets/edge) boots from its image, runs a pod, and serves its page.
 
 use std::process::Command;
 

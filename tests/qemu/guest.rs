@@ -1,4 +1,4 @@
-//! A guest from its parts to its last word: a disk, a kernel, a console that is read as it is written.
+//! A guest: its disk, its kernel, and its console, which is read continuously.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,26 +11,26 @@ use crate::disk::{Tree, packages};
 use crate::initramfs::{Initramfs, modules};
 use crate::target::Arch;
 
-/// How a suite ended in a guest.
+/// The result of a suite in a guest.
 #[derive(Default)]
 pub(crate) struct Report {
-    /// Tests that passed.
+    /// Number of passed tests.
     pub(crate) passed: usize,
-    /// Names of those that failed.
+    /// Names of failed tests.
     pub(crate) failed: Vec<String>,
-    /// Exit code of the suite; none where the guest never said it.
+    /// Exit code of the suite; `None` if the guest did not report it.
     pub(crate) code: Option<i32>,
-    /// All it said.
+    /// The complete output of the console.
     pub(crate) console: String,
     pub(crate) took: Duration,
 }
 
-/// What to do after a line of a guest's console.
+/// The next action after a line of a guest's console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Read on.
+    /// Continue reading.
     Read,
-    /// Kill it: the power is cut.
+    /// Kill QEMU: the power is cut.
     Cut,
 }
 
@@ -43,13 +43,13 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Makes its disk, with these suites, and its initramfs. `name` is unlike any other guest's of this run.
+    /// Creates its disk, with these suites, and its initramfs. `name` must be unique in this run.
     #[track_caller]
     pub(crate) fn new(name: &str, arch: Arch, memory_mib: u32, suites: &[&str]) -> Guest {
         Guest::with(name, arch, memory_mib, suites, |_| {})
     }
 
-    /// The same with more on its disk.
+    /// Creates a guest with further files on its disk.
     #[track_caller]
     pub(crate) fn with(
         name: &str,
@@ -70,7 +70,7 @@ impl Guest {
         guest
     }
 
-    /// One that systemd boots, with coracle's package for dpkg to install.
+    /// Creates a guest that boots with systemd, and has coracle's package for installation.
     #[track_caller]
     pub(crate) fn systemd(name: &str, arch: Arch, memory_mib: u32, suites: &[&str]) -> Guest {
         let mut guest = Guest::with(name, arch, memory_mib, suites, Tree::add_systemd);
@@ -78,7 +78,7 @@ impl Guest {
         guest
     }
 
-    /// The file that is its disk.
+    /// Path of its disk.
     pub(crate) fn disk(&self) -> PathBuf {
         self.folder.join("disk")
     }
@@ -105,9 +105,9 @@ impl Guest {
         fs::write(self.folder.join("initramfs"), archive.finish()).expect("a file");
     }
 
-    /// QEMU on `drive`, with `words` behind the kernel's command line.
+    /// Starts QEMU with `drive` and `words` appended to the kernel's command line.
     fn qemu(&self, drive: &str, words: &str) -> Child {
-        // A panic ends it; AppArmor and Yama are Debian's defaults.
+        // A panic ends it; AppArmor and Yama have Debian's defaults.
         let mut line = format!("{} panic=-1 quiet {words}", self.arch.value("KERNEL_WORDS"));
         if self.is_systemd {
             line += " systemd.show_status=0";
@@ -131,13 +131,14 @@ impl Guest {
             .expect("QEMU: tests/tools/install qemu")
     }
 
-    /// Boots it, and reads what it says until it has switched itself off; after `limit` it is switched off.
+    /// Boots it and reads its console until it powers off, or until `limit`.
     pub(crate) fn boot(&self, words: &str, limit: Duration) -> Report {
         let drive = format!("file={},cache=unsafe", self.disk().display());
         self.boot_on(&drive, words, limit, |_| Next::Read)
     }
 
-    /// The same with another drive; each line is shown to `watch`, and each tenth of a second without one as nothing.
+    /// Boots it with another drive; `watch` is called for each line, and with `None` for each tenth of a
+    /// second without one.
     pub(crate) fn boot_on(
         &self,
         drive: &str,
@@ -161,10 +162,10 @@ impl Guest {
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }
-        // It has ended, or must.
+        // It has ended, or must be ended.
         let _ = qemu.kill();
         qemu.wait().expect("it is our child");
-        // What it said before.
+        // The remaining output.
         while let Ok(line) = lines.recv() {
             report.read(&line);
             watch(Some(&line));
@@ -180,7 +181,7 @@ impl Drop for Guest {
     }
 }
 
-/// What a console says, line by line; the channel ends with it.
+/// The lines of a console; the channel ends with it.
 fn lines(console: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
     let (said, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -198,7 +199,7 @@ fn lines(console: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String>
 }
 
 impl Report {
-    /// Fails, with all that the guest said, unless it said itself that all went well.
+    /// Fails with the complete output unless the guest reported success.
     #[track_caller]
     pub(crate) fn expect_good(&self, name: &str) {
         println!("{name}: {} passed in {:?}", self.passed, self.took);
@@ -209,8 +210,9 @@ impl Report {
         assert_eq!(self.code, Some(0), "{name}: no good end\n{}", self.console);
     }
 
-    /// `test NAME ... FAILED` and `test result: …`, as every suite of Rust's writes them, and `DONE CODE` of the guest's own
-    /// script. What passed is counted by the suite: a word of the kernel's may fall into the line of a test.
+    /// Evaluates `test NAME ... FAILED` and `test result: …` of Rust's test harness, and `DONE CODE` of the
+    /// guest's script. The number of passed tests is taken from the result, because kernel messages may be
+    /// mixed into lines of tests.
     fn read(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
             self.passed = result.split(' ').find_map(|word| word.parse().ok()).unwrap_or(0);

@@ -1,11 +1,12 @@
-//! A newc archive (Documentation/driver-api/early-userspace/buffer-format.rst) with what a guest needs before it sees its
-//! disk: busybox, a script, and kernel modules in the order in which they can be loaded.
+//! A newc archive (Documentation/driver-api/early-userspace/buffer-format.rst) with everything that a guest
+//! needs before its disk is mounted: busybox, a script, and kernel modules in the order in which they can be
+//! loaded.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// An archive that grows in memory.
+/// An archive that is built in memory.
 #[derive(Default)]
 pub(crate) struct Initramfs {
     bytes: Vec<u8>,
@@ -21,7 +22,7 @@ impl Initramfs {
         self.entry(name, 0o100_755, content);
     }
 
-    /// The whole archive.
+    /// The complete archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -30,7 +31,7 @@ impl Initramfs {
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.inode += 1;
         let (inode, size, length) = (self.inode, content.len(), name.len() + 1);
-        // Magic, then thirteen numbers: owner, time, device and checksum are 0.
+        // Magic number, then thirteen numbers: owner, time, device and checksum are 0.
         let head = format!(
             "070701{inode:08x}{mode:08x}{0:08x}{0:08x}{1:08x}{0:08x}{size:08x}{0:08x}{0:08x}{0:08x}{0:08x}{length:08x}{0:08x}",
             0, 1
@@ -48,7 +49,8 @@ impl Initramfs {
     }
 }
 
-/// The modules of `wanted` below a kernel's folder, each after those it depends on; one that is built in is none.
+/// The files of the modules `wanted` in a kernel's directory, each after its dependencies; built-in ones are
+/// omitted.
 pub(crate) fn modules(kernel: &Path, wanted: &[&str]) -> Vec<PathBuf> {
     let mut known = BTreeMap::new();
     collect(kernel, &mut known);

@@ -1,9 +1,9 @@
-//! Both targets for real: a guest of each architecture boots Debian's kernel under QEMU and runs suites of `tests/` on
-//! cgroup v2 with full privileges (no emulation by the host's kernel, no namespaces of it). Needs root for nothing, but
-//! QEMU, Debian's kernels and the programs of both targets: `tests/tools/install qemu`, `make guests`.
+//! System tests in QEMU for both architectures: a guest boots Debian's kernel and runs suites of `tests/`
+//! with cgroup v2 and full privileges, independently of the host's kernel. Requires QEMU, Debian's kernels
+//! and the programs for both targets (`tests/tools/install qemu`, `make guests`), but not root.
 //!
-//! What hangs, panics or says nothing is a failure: only a guest that says how its suite ended has passed.
-//! What is ignored takes too long for every `make test`; `make test-qemu` runs it all.
+//! A guest that hangs, panics or prints nothing is a failure: a test passes only if the guest reports the
+//! result of its suite. Ignored tests take too long for every `make test`; `make test-qemu` runs all of them.
 #![forbid(unsafe_code)]
 
 mod cargo;

@@ -1,5 +1,5 @@
-//! Guests whose kernel confines containers by a security module. The tests themselves are `tests/inside/apparmor.rs` and
-//! `tests/inside/selinux.rs`.
+//! Guests whose kernel confines containers by a security module. The tests themselves are
+//! `tests/inside/apparmor.rs` and `tests/inside/selinux.rs`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::target::Arch;
 /// A boot and some twenty containers.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// A profile that forbids nothing, for containers that name one.
+/// A profile that allows everything, for containers that request it by name.
 const OTHER_PROFILE: &str =
     "profile coracle-test flags=(attach_disconnected) { file, capability, signal, ptrace, mount, umount, }\n";
 
-/// Compiled on this machine: the kernel's format is the same for both architectures.
+/// Adds the AppArmor profile, compiled on this machine: the kernel's format does not depend on the architecture.
 fn add_other_profile(tree: &Tree) {
     tree.write("opt/coracle-test.profile", OTHER_PROFILE);
     let compiled = Command::new(packages("tools-amd64").join("sbin/apparmor_parser"))
@@ -49,7 +49,7 @@ fn apparmor_on_aarch64() {
     apparmor(Arch::Aarch64);
 }
 
-/// Debian's policy, the same with container types, and the files by which a runtime finds these.
+/// Adds Debian's policy, a variant with container types, and the files with which runtimes find these types.
 fn add_policies(tree: &Tree) {
     let package = packages("selinux");
     for name in ["debian.policy", "containers.policy"] {

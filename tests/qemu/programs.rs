@@ -1,4 +1,4 @@
-//! The programs that guests run are those that a release is made of: small enough, static, and the same wherever they are built.
+//! Properties of the release programs, which guests use: size, static linking, and reproducibility.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +16,8 @@ fn programs_of_both_targets_are_static_and_within_six_megabytes() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Where this machine has the tree, cargo's sources and the compiler: in a program they would tell one build from another.
+/// Paths of the source tree, cargo's sources and the compiler on this machine, which would make builds
+/// differ.
 fn places() -> Vec<PathBuf> {
     let home = || PathBuf::from(std::env::var_os("HOME").expect("a home")).join(".cargo");
     let cargo = std::env::var_os("CARGO_HOME").map_or_else(home, PathBuf::from);
@@ -26,7 +27,7 @@ fn places() -> Vec<PathBuf> {
 }
 
 #[test]
-fn no_program_holds_a_place_of_the_machine_that_built_it() {
+fn programs_contain_no_paths_of_the_build_machine() {
     let places = places();
     for arch in Arch::ALL {
         for name in PROGRAMS {

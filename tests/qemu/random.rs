@@ -1,15 +1,15 @@
-//! Chance that can be had again: xorshift64* (Vigna 2016) from a seed that is printed.
+//! Reproducible random numbers: xorshift64* (Vigna 2016) with a printed seed.
 
-/// A sequence.
+/// A random number generator.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// Creates a generator with this seed.
     pub(crate) fn new(seed: u64) -> Random {
         Random(seed << 1 | 1)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

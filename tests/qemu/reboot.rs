@@ -1,5 +1,6 @@
-//! A machine that is switched off under its pods and boots again from the same disk: `tests/inside/reboot.rs`. In passing
-//! it shows how long a node with the least memory takes from its kernel's start to a running pod.
+//! A machine that is powered off with running pods and boots again from the same disk:
+//! `tests/inside/reboot.rs`. It also measures the time from the kernel's start to a running pod on a node
+//! with the minimum of memory.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use crate::cargo;
 use crate::guest::Guest;
 use crate::target::Arch;
 
-/// A boot takes some seconds, a pod's life one; twenty times that where the machine is busy.
+/// A boot takes some seconds, a pod's lifecycle one; twenty times as long if the machine is busy.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 #[track_caller]

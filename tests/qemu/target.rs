@@ -1,23 +1,23 @@
-//! The two targets, as `targets/*/target.mk` describes them: the Makefile, `tests/tools/install` and the edge image read the
-//! same files.
+//! The two target architectures as described in `targets/*/target.mk`, which the Makefile,
+//! `tests/tools/install` and the edge image also use.
 
-/// One of the two targets.
+/// A target architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arch {
     X86_64,
     Aarch64,
 }
 
-/// Modules beside the target's own, those of a node with a virtual disk: what suites ask a kernel for.
+/// Kernel modules that suites need, in addition to the target's own modules for a node with a virtual disk.
 const OF_SUITES: [&str; 21] = [
     "dummy",
     "loop",
-    // What the built-in network's rules are made of; nothing in a guest loads a module when it is asked for.
+    // For the rules of the built-in network; guests do not load modules on demand.
     "nft_nat",
     "nft_masq",
     "nft_fib_ipv4",
     "nft_fib_ipv6",
-    // What iptables is made of here, for CNI's portmap.
+    // For iptables, which CNI's portmap uses.
     "nft_compat",
     "nft_chain_nat",
     "xt_MASQUERADE",
@@ -28,7 +28,7 @@ const OF_SUITES: [&str; 21] = [
     "xt_multiport",
     "xt_nat",
     "xt_REDIRECT",
-    // What limits of a pod's traffic are made of.
+    // For bandwidth limits of pods.
     "sch_tbf",
     "sch_ingress",
     "cls_u32",
@@ -37,10 +37,10 @@ const OF_SUITES: [&str; 21] = [
 ];
 
 impl Arch {
-    /// Both.
+    /// Both architectures.
     pub(crate) const ALL: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 
-    /// As rustc and QEMU call it.
+    /// Name in rustc and QEMU.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Arch::X86_64 => "x86_64",
@@ -48,17 +48,17 @@ impl Arch {
         }
     }
 
-    /// As Debian calls it.
+    /// Name in Debian.
     pub(crate) fn debian(self) -> &'static str {
         self.value("DEBIAN")
     }
 
-    /// What our programs are built for.
+    /// Target triple of coracle's programs.
     pub(crate) fn triple(self) -> &'static str {
         self.value("TRIPLE")
     }
 
-    /// All modules to load, each for itself.
+    /// All modules to load, without dependencies.
     pub(crate) fn modules(self) -> Vec<&'static str> {
         self.value("MODULES").split(' ').chain(OF_SUITES).collect()
     }

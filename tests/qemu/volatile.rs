@@ -1,9 +1,10 @@
-//! A disk with a cache that forgets: what the guest wrote is on the file only after it asked for a flush, or wrote with FUA.
-//! When the power is cut, any part of the rest may be there, in units of a sector. Killing QEMU alone would lose the guest's
-//! page cache but none of the disk's, and forgive a missing flush.
+//! A disk with a volatile cache: written data is in the file only after the guest requested a flush, or wrote
+//! with FUA. At a power cut any part of the other data is lost, in units of a sector. Killing QEMU alone
+//! would lose the guest's page cache but not the disk's cache, and would not detect a missing flush.
 //!
-//! QEMU reads and writes it through NBD (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, fixed newstyle,
-//! simple replies) on a socket. Power is cut by count and not by time: at the n-th write, whatever the machine's speed.
+//! QEMU accesses it through NBD (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, fixed
+//! newstyle, simple replies) on a socket. The power is cut at the n-th write and not at a time, so that it
+//! does not depend on the machine's speed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,10 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::random::Random;
 
-/// What a disk writes whole, as it says to the guest: a page of flash. Half a superblock would be the end of ext4.
+/// Size in bytes that the disk writes atomically and reports to the guest: a page of flash. A partly written
+/// superblock would destroy ext4.
 const SECTOR: usize = 4096;
 
-/// Largest request: QEMU splits at 32 MiB.
+/// Maximum length of a request in bytes: QEMU splits at 32 MiB.
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
 const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
@@ -31,11 +33,11 @@ const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const REPLY_UNSUPPORTED: u32 = 0x8000_0001;
 
-/// Has flags, flushes, knows FUA.
+/// NBD flags: has flags, supports flush, supports FUA.
 const TRANSMISSION_FLAGS: u16 = 1 | 4 | 8;
 const FLAG_FUA: u16 = 1;
 
-/// A disk that QEMU can connect to once.
+/// A disk to which QEMU can connect once.
 pub(crate) struct Volatile {
     state: Arc<Mutex<State>>,
     socket: PathBuf,
@@ -43,25 +45,25 @@ pub(crate) struct Volatile {
 
 struct State {
     file: File,
-    /// Written and not flushed.
+    /// Written sectors that were not flushed.
     cache: BTreeMap<u64, [u8; SECTOR]>,
     writes: u64,
-    /// The write at which the power goes.
+    /// Number of the write at which the power is cut.
     cut_at: Option<u64>,
     is_cut: bool,
 }
 
-/// What became of the cache.
+/// The effect of a power cut on the cache.
 #[derive(Debug)]
 pub(crate) struct Loss {
     pub(crate) kept: usize,
     pub(crate) lost: usize,
-    /// Writes since power on.
+    /// Number of writes since power on.
     pub(crate) writes: u64,
 }
 
 impl Volatile {
-    /// Serves `file` on `socket` to the first who connects.
+    /// Serves `file` on `socket` to the first client.
     pub(crate) fn serve(file: &Path, socket: PathBuf) -> Volatile {
         let file = File::options().read(true).write(true).open(file).expect("a disk");
         let state = State { file, cache: BTreeMap::new(), writes: 0, cut_at: None, is_cut: false };
@@ -71,18 +73,18 @@ impl Volatile {
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             let (stream, _) = listener.accept().expect("QEMU connects");
-            // Ends when QEMU is killed, wherever it is then.
+            // Ends at any time when QEMU is killed.
             let _ = Connection { stream, state: shared }.serve();
         });
         Volatile { state, socket }
     }
 
-    /// Where QEMU finds it.
+    /// QEMU's description of the drive.
     pub(crate) fn drive(&self) -> String {
         format!("file=nbd:unix:{},cache=writeback", self.socket.display())
     }
 
-    /// Cuts the power at this write from now.
+    /// Cuts the power after this number of further writes.
     pub(crate) fn cut_after(&self, writes: u64) {
         let mut state = lock(&self.state);
         state.cut_at = Some(state.writes + writes);
@@ -92,10 +94,11 @@ impl Volatile {
         lock(&self.state).is_cut
     }
 
-    /// Once QEMU is gone: of what was not flushed each sector is on the disk with this chance, in percent.
+    /// After QEMU has ended: writes each sector that was not flushed to the file with this probability in
+    /// percent.
     pub(crate) fn settle(self, random: &mut Random, kept_percent: u64) -> Loss {
         let mut state = lock(&self.state);
-        // Writes that QEMU may still have in the socket come too late.
+        // Writes that are still in the socket are ignored.
         state.is_cut = true;
         let cache = std::mem::take(&mut state.cache);
         let (mut kept, all) = (0, cache.len());
@@ -114,7 +117,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl State {
-    /// Any part: QEMU itself reads a partition table's 512 bytes.
+    /// Reads may have any size: QEMU itself reads the 512 bytes of a partition table.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(bytes, offset)?;
         let end = offset + bytes.len() as u64;
@@ -127,7 +130,7 @@ impl State {
         Ok(())
     }
 
-    /// `false`: the power went before it.
+    /// Returns false if the power was cut before this write.
     fn write(&mut self, offset: u64, bytes: &[u8], is_fua: bool) -> io::Result<bool> {
         self.writes += 1;
         self.is_cut |= self.cut_at.is_some_and(|at| self.writes > at);
@@ -204,7 +207,7 @@ impl Connection {
         self.stream.write_all(payload)
     }
 
-    /// Answers one request; `false`: the power is gone.
+    /// Handles one request; returns false if the power is cut.
     fn answer(&mut self) -> io::Result<bool> {
         let magic = u32::from_be_bytes(self.take()?);
         let flags = u16::from_be_bytes(self.take()?);
@@ -253,7 +256,7 @@ impl Connection {
     }
 }
 
-/// As much of a client as shows what a cut leaves.
+/// A minimal client that shows the effect of a power cut.
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -268,7 +271,7 @@ mod tests {
         stream.write_all(OPTION_MAGIC).expect("an option");
         stream.write_all(&OPTION_GO.to_be_bytes()).expect("an option");
         stream.write_all(&0_u32.to_be_bytes()).expect("an option");
-        // Information of 12 bytes behind a head of 20, then the acknowledgement.
+        // Information of 12 bytes after a header of 20, then the acknowledgement.
         stream.read_exact(&mut [0; 20 + 12 + 20]).expect("an answer");
         stream
     }
@@ -285,7 +288,8 @@ mod tests {
         stream.read_exact(&mut [0; 16]).expect("an answer");
     }
 
-    /// A flushed page, one written with FUA, one only written; which of them the file has after the cut.
+    /// A flushed page, one written with FUA, and one only written; returns which of them are in the file
+    /// after the cut.
     fn after_a_cut(kept_percent: u64) -> [bool; 3] {
         let name = format!("coracle-volatile-{}-{kept_percent}", std::process::id());
         let file = std::env::temp_dir().join(name);

@@ -1,8 +1,9 @@
-//! A test node's configuration: its own places, and what a test adds under the same headings.
+//! The configuration file of a test node: the node's own paths, and additions of a test, also to the same
+//! sections.
 
 use std::path::Path;
 
-/// The whole file; `more` may hold keys at its top and sections, ours included.
+/// The complete file; `more` may have top-level keys and sections, including existing ones.
 pub(crate) fn text(more: &str, folder: &Path) -> String {
     let folder = folder.display();
     let own = [

@@ -1,6 +1,6 @@
-//! A kubelet-shaped client: the CRI's two services over one connection, as plain blocking calls, each with a deadline.
-//! Each [`Cri`] has its own connection and its own single-threaded runtime; dropping it, or a call that
-//! [`Cri::abandon`] gives up, is what a vanished client looks like.
+//! A CRI client like that of a kubelet: both services over one connection, with blocking calls and a deadline
+//! for each. Each [`Cri`] has its own connection and its own single-threaded runtime; dropping it, or a call
+//! of [`Cri::abandon`], is a client that disconnects.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -27,10 +27,10 @@ use crate::request;
 use proto::image_service_client::ImageServiceClient;
 use proto::runtime_service_client::RuntimeServiceClient;
 
-/// No call of a test may take longer; the kubelet's own default is two minutes.
+/// Time limit of a test's call; the kubelet's default is two minutes.
 pub const CALL_SECONDS_MAX: u64 = 60;
 
-/// Largest message: what kubelet and crictl accept.
+/// Maximum size of a message in bytes: that of kubelet and crictl.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// One connection to a node's socket.
@@ -41,7 +41,7 @@ pub struct Cri {
     socket: PathBuf,
 }
 
-/// One blocking method per RPC.
+/// Defines one blocking method per RPC.
 macro_rules! calls {
     ($($field:ident: $method:ident($request:ident) -> $response:ident;)*) => {
         impl Cri {
@@ -99,7 +99,7 @@ macro_rules! streams {
     ($($client:ident: $name:ident($request:ident) -> $response:ident;)*) => {
         impl Cri {
             $(
-                /// The call of this name; every message of its answer.
+                /// Makes this streaming call; returns all messages of the answer.
                 pub fn $name(&self, request: proto::$request) -> Result<Vec<proto::$response>, Status> {
                     let mut client = self.$client.clone();
                     self.wait(async move {
@@ -126,7 +126,7 @@ streams! {
 }
 
 impl Cri {
-    /// A client of the daemon behind `socket`; the first call connects.
+    /// Creates a client of the daemon at `socket`; the first call connects.
     pub fn new(socket: &Path) -> Cri {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -151,13 +151,13 @@ impl Cri {
         }
     }
 
-    /// Another connection to the same daemon, for another thread.
+    /// Creates another connection to the same daemon, for another thread.
     pub fn another(&self) -> Cri {
         Cri::new(&self.socket)
     }
 
-    /// Sends RunPodSandbox and hangs up after `patience`, answered or not; `Some` when the answer was quicker.
-    /// The deadline is not told to the daemon: it sees a client that vanished, not one that asked for haste.
+    /// Sends RunPodSandbox and disconnects after `patience` if there is no answer yet; `Some` if there was
+    /// one. No deadline is sent to the daemon, so that it observes the disconnection of the client.
     pub fn abandon(
         self,
         request: proto::RunPodSandboxRequest,
@@ -170,8 +170,8 @@ impl Cri {
         answer.ok().map(|answer| answer.map(|answer| answer.into_inner()))
     }
 
-    /// Connects, makes a call, and closes the connection after `patience`, answered or not; `Some` when the answer was
-    /// quicker. As with [`Cri::abandon`], the daemon is told no deadline.
+    /// Connects, makes a call, and disconnects after `patience` if there is no answer yet; `Some` if there
+    /// was one. As in [`Cri::abandon`], no deadline is sent to the daemon.
     pub fn vanish<T, F: Future<Output = T>>(
         self,
         patience: Duration,
@@ -182,8 +182,8 @@ impl Cri {
         self.runtime.block_on(async move { tokio::time::timeout(patience, call(client)).await.ok() })
     }
 
-    /// Listens for events while `act` runs, until `count` have come; they, or why there are no more. Reads nothing before
-    /// `act` is done.
+    /// Subscribes to events, runs `act`, and reads until `count` events have arrived; returns them, or the
+    /// error of the stream. No event is read before `act` has completed.
     pub fn events_during(
         &self,
         count: usize,
@@ -206,7 +206,7 @@ impl Cri {
         })
     }
 
-    /// One unary call with a deadline of its own, as `grpc-timeout`.
+    /// Makes a unary call with this deadline as `grpc-timeout`.
     pub fn exec_sync_within(
         &self,
         request: proto::ExecSyncRequest,
@@ -218,7 +218,7 @@ impl Cri {
         self.wait(async move { client.exec_sync(request).await.map(|answer| answer.into_inner()) })
     }
 
-    /// A PullImage with a deadline of its own, as `grpc-timeout`.
+    /// Makes a PullImage call with this deadline as `grpc-timeout`.
     pub fn pull_image_within(
         &self,
         request: proto::PullImageRequest,
@@ -230,7 +230,8 @@ impl Cri {
         self.wait(async move { client.pull_image(request).await.map(|answer| answer.into_inner()) })
     }
 
-    /// Drives the connection until the call is done. tonic ends it at its deadline; two seconds later so do we.
+    /// Runs the connection until the call has completed. tonic aborts the call at its deadline, this function
+    /// two seconds later.
     fn wait<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         const OVERTIME: Duration = Duration::from_secs(CALL_SECONDS_MAX + 2);
         self.runtime
@@ -239,7 +240,7 @@ impl Cri {
     }
 }
 
-/// What most tests call, one after the other; each panics with the error.
+/// The most used calls; each panics on an error.
 impl Cri {
     /// Runs a pod; panics with the error.
     #[track_caller]

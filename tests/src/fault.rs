@@ -1,5 +1,5 @@
-//! A proxy before a registry that does with each answer what a test says: cuts it off, delays it, turns it over, sends
-//! the client elsewhere. It keeps a record of every request and of the bytes that went out for it.
+//! A proxy of a registry that modifies answers as a test requires: truncates, delays, changes or redirects
+//! them. The proxy records all requests and the number of bytes that were sent.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,56 +10,56 @@ use nix::sys::socket::{Backlog, listen};
 
 use crate::http::{self, Head};
 
-/// One read and write.
+/// Buffer size in bytes for copying bodies.
 const PIECE_BYTES: usize = 16 << 10;
-/// How long a hanging answer hangs when its client does not go away.
+/// Time for which a blocked answer waits until its client disconnects.
 const HANG: Duration = Duration::from_secs(120);
 
-/// What happens to one answer.
+/// A modification of one answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// The answer is not modified.
     None,
-    /// The connection ends after so many bytes of the body, its length promised in full.
+    /// The connection ends after this many bytes of the body, although the header has the full length.
     Cut(u64),
-    /// Nothing more comes after so many bytes of the body.
+    /// No more bytes are sent after this many bytes of the body.
     Stall(u64),
-    /// A name and a password are asked for.
+    /// The answer is a challenge for basic authentication.
     Challenge,
-    /// So many bytes of the body come each tenth of a second.
+    /// The body is sent at a rate of this many bytes per tenth of a second.
     Drip(usize),
-    /// Another status, with a `Retry-After` of so many seconds.
+    /// The answer has this status, and `Retry-After` with this many seconds if it is given.
     Status(u16, Option<u32>),
-    /// A byte in the middle is another.
+    /// A byte in the middle of the body is changed.
     Flip,
-    /// So many bytes more than there are, promised and sent.
+    /// The body has this many additional bytes.
     Longer(usize),
-    /// A redirect; a path is one of this proxy.
+    /// The answer is a redirect to this target; a path is one of this proxy.
     Redirect(String),
 }
 
-/// A request and what became of it.
+/// A request and the answer to it.
 #[derive(Debug, Clone, Default)]
 pub struct Served {
-    /// Its head.
+    /// Header of the request.
     pub head: Head,
-    /// Bytes of the body that were sent.
+    /// Number of bytes of the body that were sent.
     pub bytes: u64,
-    /// The answer's status.
+    /// Status of the answer.
     pub status: String,
 }
 
 impl Served {
-    /// Whether it is a GET of this blob.
+    /// Whether the request is a GET of this blob.
     pub fn is_blob(&self, digest: &str) -> bool {
         self.head.first.starts_with("GET") && self.head.second().contains(&format!("/blobs/{digest}"))
     }
 }
 
-/// Says what happens to the answer of a request, of which there were so many of the same path before.
+/// Chooses the modification for a request, given the number of earlier requests for the same path.
 type Plan = dyn Fn(&Head, usize) -> Fault + Send + Sync;
 
-/// The proxy; its thread ends with the process, its connections with their clients.
+/// The proxy. Its thread ends with the process, its connections with their clients.
 pub struct Faulty {
     address: SocketAddr,
     served: Arc<Mutex<Vec<Served>>>,
@@ -67,7 +67,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Starts one on 127.0.0.1.
+    /// Starts a proxy on 127.0.0.1 in front of `upstream`.
     pub fn start(
         upstream: SocketAddr,
         plan: impl Fn(&Head, usize) -> Fault + Send + Sync + 'static,
@@ -75,7 +75,7 @@ impl Faulty {
         Faulty::start_at(Ipv4Addr::LOCALHOST.into(), upstream, plan)
     }
 
-    /// Starts one elsewhere on this machine.
+    /// Starts a proxy on this address in front of `upstream`.
     pub fn start_at(
         host: IpAddr,
         upstream: SocketAddr,
@@ -89,7 +89,7 @@ impl Faulty {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let shared = shared.clone();
-                // A peer that hangs up is part of what is tested.
+                // A client that disconnects is part of the test.
                 std::thread::spawn(move || {
                     let _ = shared.serve(stream);
                 });
@@ -98,17 +98,17 @@ impl Faulty {
         faulty
     }
 
-    /// Where it listens.
+    /// The address on which the proxy listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `HOST:PORT/REPO:TAG`.
+    /// The image name `HOST:PORT/REPO:TAG` at this proxy.
     pub fn name(&self, repository: &str, tag: &str) -> String {
         format!("{}/{repository}:{tag}", self.address)
     }
 
-    /// Every request so far.
+    /// All requests so far.
     pub fn served(&self) -> Vec<Served> {
         self.served.lock().expect("no thread panics with it").clone()
     }
@@ -118,12 +118,12 @@ impl Faulty {
         self.served().into_iter().filter(|served| served.is_blob(digest)).collect()
     }
 
-    /// Bytes of one blob that were sent.
+    /// Number of bytes of one blob that were sent.
     pub fn blob_bytes(&self, digest: &str) -> u64 {
         self.blob(digest).iter().map(|served| served.bytes).sum()
     }
 
-    /// Most bodies that were under way at once.
+    /// Maximum number of bodies that were sent concurrently.
     pub fn peak(&self) -> usize {
         self.peak.lock().expect("no thread panics with it").1
     }
@@ -133,7 +133,7 @@ struct Shared {
     upstream: SocketAddr,
     plan: Box<Plan>,
     served: Arc<Mutex<Vec<Served>>>,
-    /// Bodies under way: now, and at most.
+    /// Current and maximum number of concurrent bodies.
     peak: Arc<Mutex<(usize, usize)>>,
 }
 
@@ -150,7 +150,8 @@ impl Shared {
         self.answer(&mut stream, &head, (self.plan)(&head, before), index)
     }
 
-    /// A blob's body begins, or all but its last piece is sent: behind that its client may ask for the next.
+    /// Counts the begin of a body; or its end, which is before its last part is sent, because its client may
+    /// then request the next one.
     fn count(&self, is_begin: bool) {
         let mut peak = self.peak.lock().expect("no thread panics with it");
         peak.0 = if is_begin { peak.0 + 1 } else { peak.0 - 1 };
@@ -244,32 +245,32 @@ impl Shared {
     }
 }
 
-/// Says nothing until the client goes, or a while.
+/// Sends nothing until the client disconnects or [`HANG`] has passed.
 fn hang(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(HANG))?;
     let _ = stream.read(&mut [0]);
     Ok(())
 }
 
-/// An address at which connections are never made: its queue is full, so the kernel answers no more.
+/// An address to which no connection can be established, because the queue of its socket is full.
 pub struct Hole {
     listener: TcpListener,
     _queue: Vec<TcpStream>,
 }
 
 impl Hole {
-    /// Digs one on loopback.
+    /// Creates such an address on the loopback interface.
     pub fn dig() -> Hole {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         listen(&listener, Backlog::new(0).expect("a backlog")).expect("a shorter queue");
         let address = listener.local_addr().expect("a bound address");
-        // As many as fit; the first that does not ends it.
+        // Fills the queue until a connection fails.
         let fill = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
         let queue = (0..8).map_while(|_| fill()).collect();
         Hole { listener, _queue: queue }
     }
 
-    /// Where it is.
+    /// The address to which no connection can be established.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr().expect("a bound address")
     }

@@ -1,5 +1,5 @@
-//! A new ext4 of its own on a loop device. What is written to it is counted by the kernel, journal and inodes included, and
-//! no earlier test has an influence on where it puts files.
+//! A new ext4 file system on a loop device. The kernel counts the written bytes, including journal and
+//! inodes, and earlier tests have no influence on the placement of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::process::Command;
 use crate::host;
 use crate::request::fresh;
 
-/// What the kernel counts sectors in, whatever the device has.
+/// Unit of the kernel's sector counters in bytes, independent of the device.
 const SECTOR_BYTES: u64 = 512;
 
-/// A mounted file system; unmounted when dropped, whatever happened.
+/// A mounted file system; unmounted on drop.
 pub struct FreshDisk {
     image: PathBuf,
     place: PathBuf,
@@ -19,28 +19,28 @@ pub struct FreshDisk {
 }
 
 impl FreshDisk {
-    /// Makes one of so many mebibytes in `folder`; the file behind it is sparse.
+    /// Creates a file system of this many mebibytes in `folder`; its file is sparse.
     pub fn new(folder: &Path, mebibytes: u64) -> FreshDisk {
         host::require_root();
         let image = folder.join(format!("disk-{}", fresh()));
         let place = image.with_extension("mount");
         fs::create_dir_all(&place).expect("a mount point");
         fs::File::create(&image).and_then(|file| file.set_len(mebibytes << 20)).expect("a sparse file");
-        let image_name = image.to_str().expect("a path of ours");
-        // Nothing is left for the kernel to make in the background, which would be counted.
+        let image_name = image.to_str().expect("a UTF-8 path");
+        // Initialises everything, because the kernel's later initialisation would be counted.
         run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image_name]);
         let device = run("losetup", &["--find", "--show", image_name]).trim().to_owned();
         let disk = FreshDisk { image, place, device };
-        run("mount", &[&disk.device, disk.place.to_str().expect("a path of ours")]);
+        run("mount", &[&disk.device, disk.place.to_str().expect("a UTF-8 path")]);
         disk
     }
 
-    /// Where it is mounted.
+    /// The mount point of the disk.
     pub fn path(&self) -> &Path {
         &self.place
     }
 
-    /// Bytes that were ever written to the device; what is in memory alone is written first.
+    /// Number of bytes written to the device so far, after writing back all dirty data.
     pub fn written(&self) -> u64 {
         let root = fs::File::open(&self.place).expect("its root");
         nix::unistd::syncfs(&root).expect("it syncs");
@@ -53,7 +53,7 @@ impl FreshDisk {
 
 impl Drop for FreshDisk {
     fn drop(&mut self) {
-        // What was not made is not there to go.
+        // Fails if the set-up was not completed.
         let _ = Command::new("umount").arg("--lazy").arg(&self.place).status();
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
         let _ = fs::remove_dir(&self.place);

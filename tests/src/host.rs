@@ -1,15 +1,15 @@
-//! What the machine shows from outside: mounts, cgroups, links, processes, memory; and the one way to wait.
-//! Read from /proc and /sys alone, so that a test's view does not come from the code under test.
+//! The state of the machine: mounts, cgroups, links, processes, memory; and functions for waiting. The module
+//! uses only /proc and /sys, so it does not depend on the tested code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// How long a condition may take that should hold at once; generous, because test machines are shared.
+/// Time limit for a condition that should hold at once; long, because test machines are shared.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long to wait: twenty seconds, times `CORACLE_SLOWNESS`, which says in a guest how many times slower than a machine it is.
+/// The time limit of waits: twenty seconds times `CORACLE_SLOWNESS`, the slowdown of a guest.
 pub fn patience() -> Duration {
     static FACTOR: LazyLock<u32> = LazyLock::new(|| {
         let given = std::env::var("CORACLE_SLOWNESS").ok();
@@ -18,23 +18,23 @@ pub fn patience() -> Duration {
     PATIENCE * *FACTOR
 }
 
-/// Pause between two looks at a condition.
+/// Interval of polling a condition.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Waits until `condition` gives a value; panics with `what` when [`patience`] ends.
+/// Waits until `condition` returns a value; panics with `what` after [`patience`].
 #[track_caller]
 pub fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     let patience = patience();
-    wait_within(patience, condition).unwrap_or_else(|| panic!("waited {patience:?} in vain: {what}"))
+    wait_within(patience, condition).unwrap_or_else(|| panic!("timeout after {patience:?}: {what}"))
 }
 
-/// Waits until `condition` holds; panics with `what` when [`patience`] ends.
+/// Waits until `condition` returns true; panics with `what` after [`patience`].
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
 }
 
-/// Waits until `condition` gives a value, or `patience` ends.
+/// Waits until `condition` returns a value, for at most `patience`.
 pub fn wait_within<T>(patience: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + patience;
     loop {
@@ -48,7 +48,7 @@ pub fn wait_within<T>(patience: Duration, mut condition: impl FnMut() -> Option<
     }
 }
 
-/// Panics unless this is root: everything here makes kernel objects.
+/// Panics unless the process is root; all tests create kernel objects.
 pub fn require_root() {
     assert!(
         nix::unistd::geteuid().is_root(),
@@ -56,13 +56,13 @@ pub fn require_root() {
     );
 }
 
-/// Mount points in this mount namespace, those whose path or source contains `needle`.
+/// Mount points in this mount namespace whose path or source contains `needle`.
 pub fn mounts(needle: &str) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter(|line| line.contains(needle)).map(str::to_owned).collect()
 }
 
-/// Where each cgroup hierarchy is mounted.
+/// Mount points of the cgroup hierarchies.
 pub fn cgroup_roots() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut roots: Vec<PathBuf> = text
@@ -86,7 +86,22 @@ pub fn cgroups_below(parent: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The directory of cgroup `path` in the hierarchy that has `file`, or `None`.
+/// Creates the cgroup that is configured as a kubelet's root, which must exist in every hierarchy.
+pub fn make_kubelet_cgroups(parent: &str) {
+    for root in cgroup_roots() {
+        let folder = root.join(parent);
+        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(all) = fs::read_to_string(root.join(file))
+                && folder.join(file).exists()
+            {
+                let _ = fs::write(folder.join(file), all); // v2 inherits
+            }
+        }
+    }
+}
+
+/// The directory of cgroup `path` in the hierarchy that has `file`; `None` if no hierarchy has it.
 pub fn cgroup_file(path: &str, file: &str) -> Option<PathBuf> {
     cgroup_roots()
         .into_iter()
@@ -94,7 +109,7 @@ pub fn cgroup_file(path: &str, file: &str) -> Option<PathBuf> {
         .find(|file| file.exists())
 }
 
-/// Everything below `path`, children before parents, `path` itself not.
+/// All directories below `path`, children before parents; `path` itself is not included.
 fn directories(path: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
@@ -105,7 +120,7 @@ fn directories(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Network links whose name starts with `prefix`, and those that are ports of the bridge of that name.
+/// Network links whose name starts with `prefix`, and the ports of the bridge with this name.
 pub fn links(prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir("/sys/class/net") else { return Vec::new() };
     let mut names: Vec<String> = entries
@@ -121,16 +136,16 @@ pub fn links(prefix: &str) -> Vec<String> {
     names
 }
 
-/// A process as /proc shows it.
+/// A process, read from /proc.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its id in this pid namespace.
+    /// PID of the process in this PID namespace.
     pub pid: i32,
-    /// Its arguments, joined by spaces.
+    /// Arguments of the process, joined by spaces.
     pub command: String,
 }
 
-/// Every live process whose command line contains `needle`; zombies have none and are left out.
+/// Running processes whose command line contains `needle`; zombies have no command line.
 pub fn processes(needle: &str) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
@@ -151,7 +166,7 @@ pub fn is_in_cgroup(pid: i32, parent: &str) -> bool {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| path.contains(&below))
 }
 
-/// The processes that a process started and that are still there.
+/// The running child processes of a process.
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let text = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
@@ -159,26 +174,26 @@ pub fn children(pid: i32) -> Vec<i32> {
     lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Whether a process lives: there, and not a zombie.
+/// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: i32) -> bool {
     let Ok(text) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     text.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// When a process started, in clock ticks since boot: with the pid, who it is.
+/// Start time of a process in clock ticks since boot, which identifies it together with its PID.
 pub fn start_time(pid: i32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// The value of a `Key:` line of /proc/PID/FILE, its unit left out.
+/// The value of the line `Key:` in /proc/PID/FILE, without its unit.
 pub fn proc_value(pid: i32, file: &str, key: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
     let line = text.lines().find(|line| line.split_once(':').is_some_and(|(name, _)| name == key))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Policy, priority and, since Linux 6.12, slice in nanoseconds of a process, a line each, as `KEY VALUE`.
+/// Policy, priority and, since Linux 6.12, slice in nanoseconds of a process, each on a line `KEY VALUE`.
 pub fn scheduling(pid: i32) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/sched")).expect("CONFIG_SCHED_DEBUG");
     let is_wanted = |key: &str| ["policy", "prio", "se.slice"].contains(&key);
@@ -189,7 +204,7 @@ pub fn scheduling(pid: i32) -> String {
         .collect()
 }
 
-/// How many processors a process may run on.
+/// Number of CPUs on which a process may run.
 pub fn processors(pid: i32) -> usize {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let mask = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).expect("a line");
@@ -201,14 +216,15 @@ pub fn pss_kib(pid: i32) -> u64 {
     proc_value(pid, "smaps_rollup", "Pss").unwrap_or(0)
 }
 
-/// Memory in KiB that a process wrote itself: code that is read in for the first time does not count.
+/// Anonymous memory of a process in KiB.
 pub fn anonymous_kib(pid: i32) -> u64 {
     proc_value(pid, "smaps_rollup", "Pss_Anon").unwrap_or(0)
 }
 
-/// CPU time that a process, and the children it waited for, used so far.
+/// CPU time of a process and the children that it reaped.
 pub fn cpu_time(pid: i32) -> Duration {
-    /// `sysconf(_SC_CLK_TCK)`, fixed at 100 for user space on every architecture we have.
+    /// Number of clock ticks per second, `sysconf(_SC_CLK_TCK)`; 100 in user space on all supported
+    /// architectures.
     const TICKS_PER_SECOND: u64 = 100;
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<u64> = text
@@ -223,7 +239,7 @@ pub fn cpu_time(pid: i32) -> Duration {
     Duration::from_millis(fields.iter().sum::<u64>() * 1000 / TICKS_PER_SECOND)
 }
 
-/// What a namespace of a process is called: `net:[4026531840]`.
+/// Identity of a process's namespace, for example `net:[4026531840]`.
 pub fn namespace(pid: i32, kind: &str) -> String {
     fs::read_link(format!("/proc/{pid}/ns/{kind}"))
         .map(|target| target.to_string_lossy().into_owned())

@@ -1,33 +1,34 @@
-//! As much HTTP/1.1 as pushing to a registry on loopback, and lying about one, needs: one request a connection.
+//! A minimal HTTP/1.1 client and server for pushing to a registry and modifying its answers: one request per
+//! connection.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// A peer that says nothing for so long is dead.
+/// Read timeout of a connection.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The head of a request or an answer.
+/// The first line and the header fields of a request or a response.
 #[derive(Debug, Default, Clone)]
 pub struct Head {
-    /// The first line.
+    /// The first line, without its line end.
     pub first: String,
-    /// Names in lower case.
+    /// Header fields; names are in lower case.
     pub headers: Vec<(String, String)>,
 }
 
 impl Head {
-    /// A header's value.
+    /// The value of a header field; `None` if it is missing.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// The body's length.
+    /// Length of the body in bytes, from `Content-Length`.
     pub fn length(&self) -> u64 {
         self.get("content-length").and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// The second word of the first line: the path of a request, the code of an answer.
+    /// The second word of the first line: the path of a request, the status of a response.
     pub fn second(&self) -> &str {
         self.first.split(' ').nth(1).unwrap_or("")
     }
@@ -50,7 +51,7 @@ pub fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
     }
 }
 
-/// Opens a connection that does not wait for ever.
+/// Opens a connection with a read timeout.
 pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, SILENCE_MAX)?;
     stream.set_read_timeout(Some(SILENCE_MAX))?;
@@ -58,7 +59,7 @@ pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Passes a request without a body on to `upstream`, without the credentials that were for whoever passes it; the whole answer.
+/// Forwards a request without a body to `upstream`, without credentials; returns the whole response.
 pub fn pass_on(upstream: SocketAddr, request: &Head) -> io::Result<(Head, Vec<u8>)> {
     let mut upstream = connect(upstream)?;
     write!(upstream, "{}\r\n", request.first)?;
@@ -77,7 +78,7 @@ pub fn pass_on(upstream: SocketAddr, request: &Head) -> io::Result<(Head, Vec<u8
     Ok((reply, body))
 }
 
-/// Sends one request and reads the whole answer.
+/// Sends one request and reads the whole response.
 pub fn request(
     address: SocketAddr,
     method: &str,

@@ -1,4 +1,4 @@
-//! Fixture images, made in memory: nothing is downloaded, and each test says what is in its image.
+//! Fixture images, created in memory: nothing is downloaded, and each test defines the content of its image.
 
 use std::path::Path;
 
@@ -8,33 +8,33 @@ use crate::layer::{Compression, Entry, Layer, digest};
 
 /// The media type of an OCI manifest.
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// The media type of an OCI index, which others call a manifest list.
+/// The media type of an OCI index (manifest list).
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The media type of an image's configuration.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
-/// What GOARCH calls this machine.
+/// Architecture of this machine, as in GOARCH.
 pub const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
 
-/// The users of the probe's image.
+/// Content of /etc/passwd in the probe's image.
 const PASSWD: &str =
     "root:x:0:0:root:/root:/probe\nalice:x:1000:1000::/home/alice:/probe\nbob:x:1001:1001::/:/probe\n";
-/// Its groups: alice is in two more than her own.
+/// Content of /etc/group in the probe's image: alice is in two groups in addition to her own.
 const GROUP: &str = "root:x:0:\nalice:x:1000:\nbob:x:1001:\nboat:x:2000:alice\ncrew:x:2001:alice,bob\n";
 
-/// An image: layers from the bottom up, and its `config` object.
+/// An image: its layers and its `config` object.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// From the bottom up.
+    /// Layers of the image, lowest first.
     pub layers: Vec<Layer>,
     /// The `config` member of the image configuration: Entrypoint, Cmd, Env, User, ...
     pub config: Value,
-    /// Whose machine code it is.
+    /// Architecture of the image, as in GOARCH.
     pub architecture: String,
 }
 
 impl Image {
-    /// The image of most tests: the probe, users, a few directories. `marker` makes its id unlike any other's.
+    /// The image of most tests: the probe, users, a few directories. `marker` makes its ID unique.
     pub fn probe(program: &[u8], marker: &str) -> Image {
         let entries = [
             Entry::directory("etc", 0o755),
@@ -53,24 +53,24 @@ impl Image {
             .with("Env", json!(["FROM_IMAGE=yes", "OVERRIDDEN=image"]))
     }
 
-    /// An image of these layers with an empty configuration.
+    /// Creates an image with these layers and an empty configuration.
     pub fn of(layers: Vec<Layer>) -> Image {
         Image { layers, config: json!({}), architecture: ARCHITECTURE.into() }
     }
 
-    /// The same image with one more member in its `config`.
+    /// Adds a member to the image's `config`.
     pub fn with(mut self, key: &str, value: Value) -> Image {
         self.config[key] = value;
         self
     }
 
-    /// The same image with one more layer on top.
+    /// Adds a layer on top of the others.
     pub fn plus(mut self, layer: Layer) -> Image {
         self.layers.push(layer);
         self
     }
 
-    /// The configuration blob; its digest is the image's id.
+    /// The configuration blob; its digest is the image's ID.
     pub fn config_blob(&self) -> Vec<u8> {
         let diff_ids: Vec<&str> = self.layers.iter().map(|layer| layer.diff_id.as_str()).collect();
         json!({
@@ -81,12 +81,12 @@ impl Image {
         .into_bytes()
     }
 
-    /// `sha256:HEX`, as ListImages shows it.
+    /// Image ID `sha256:HEX`, as in ListImages.
     pub fn id(&self) -> String {
         digest(&self.config_blob())
     }
 
-    /// The manifest.
+    /// The manifest as JSON.
     pub fn manifest(&self) -> Vec<u8> {
         let config = self.config_blob();
         let layers: Vec<Value> =
@@ -99,7 +99,8 @@ impl Image {
         .into_bytes()
     }
 
-    /// An OCI layout in a tar, as `skopeo copy … oci-archive:` writes it, under this name.
+    /// A tar archive with an OCI layout, in the format of `skopeo copy … oci-archive:`; the image has this
+    /// name.
     pub fn oci_archive(&self, name: &str) -> Vec<u8> {
         let manifest = self.manifest();
         let mut entry = descriptor(MANIFEST, &manifest);
@@ -113,25 +114,26 @@ impl Image {
         let blobs = [self.config_blob(), manifest];
         let layers = self.layers.iter().map(|layer| layer.blob.clone());
         for blob in blobs.into_iter().chain(layers) {
-            // 71 characters of digest and the folder fit a plain header.
+            // The name of a directory and 71 characters of digest fit into a plain tar header.
             entries.push(Entry::file(&format!("blobs/{}", digest(&blob).replace(':', "/")), &blob));
         }
         Layer::new(&entries, Compression::Plain).blob
     }
 
-    /// What `docker save` writes, under these names. Its layers are plain tars.
+    /// An archive in the format of `docker save` with these names. Its layers are uncompressed.
     pub fn docker_archive(&self, names: &[&str]) -> Vec<u8> {
         docker_archive_of(&[(self, names)])
     }
 
-    /// The same image with its layers repacked.
+    /// Replaces the image's layers by one layer with these entries and this compression.
     pub fn repacked(mut self, entries: &[Entry], compression: Compression) -> Image {
         self.layers = vec![Layer::new(entries, compression)];
         self
     }
 }
 
-/// What `docker save` writes of several images, each under its names. Their layers are plain tars.
+/// An archive of several images in the format of `docker save`, each with its names. Their layers are
+/// uncompressed.
 pub fn docker_archive_of(images: &[(&Image, &[&str])]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut manifest = Vec::new();
@@ -152,7 +154,7 @@ pub fn docker_archive_of(images: &[(&Image, &[&str])]) -> Vec<u8> {
     Layer::new(&entries, Compression::Plain).blob
 }
 
-/// The same users and program as [`Image::probe`], as entries: for tests that choose the packing.
+/// The users and the program of [`Image::probe`] as entries, for tests that choose the compression.
 pub fn probe_entries(program: &[u8]) -> Vec<Entry> {
     vec![
         Entry::directory("etc", 0o755),
@@ -162,12 +164,12 @@ pub fn probe_entries(program: &[u8]) -> Vec<Entry> {
     ]
 }
 
-/// A content descriptor.
+/// A content descriptor of a blob.
 pub fn descriptor(media_type: &str, blob: &[u8]) -> Value {
     json!({ "mediaType": media_type, "digest": digest(blob), "size": blob.len() })
 }
 
-/// The built probe's bytes.
+/// The bytes of the built probe program.
 pub fn program(binaries: &Path) -> Vec<u8> {
     let path = binaries.join("probe");
     std::fs::read(&path).unwrap_or_else(|error| {

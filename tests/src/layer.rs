@@ -1,5 +1,5 @@
-//! Layers of images, made in memory: honest ones, and those of an attacker. Headers are written field by field, because
-//! a well-meaning tar writer refuses what a malicious one sends.
+//! Layers of images, created in memory, valid and malicious ones. Headers are written field by field, because
+//! a tar library refuses what an attacker sends.
 
 use std::io::Write;
 
@@ -14,14 +14,14 @@ pub struct Entry {
     mode: u32,
     uid: u64,
     gid: u64,
-    /// What the header claims, which is what follows unless a lie was asked for.
+    /// Size in the header; equal to that of the data unless it was changed.
     size: u64,
     device: (u32, u32),
     data: Vec<u8>,
 }
 
 impl Entry {
-    /// A regular file, 0644, root's.
+    /// A regular file with mode 0644, owned by root.
     pub fn file(path: &str, data: &[u8]) -> Entry {
         Entry { size: data.len() as u64, data: data.to_vec(), ..Entry::of(b'0', path, "", 0o644) }
     }
@@ -31,7 +31,7 @@ impl Entry {
         Entry { mode: 0o755, ..Entry::file(path, data) }
     }
 
-    /// A directory.
+    /// A directory with this mode, owned by root.
     pub fn directory(path: &str, mode: u32) -> Entry {
         Entry::of(b'5', path, "", mode)
     }
@@ -41,7 +41,7 @@ impl Entry {
         Entry::of(b'2', path, target, 0o777)
     }
 
-    /// A hard link to an earlier entry, or to what is not ours.
+    /// A hard link to an earlier entry, or to a path outside of the layer.
     pub fn hard_link(path: &str, target: &str) -> Entry {
         Entry::of(b'1', path, target, 0o644)
     }
@@ -51,22 +51,22 @@ impl Entry {
         Entry { device: (major, minor), ..Entry::of(b'4', path, "", 0o666) }
     }
 
-    /// A whiteout of `name` in `folder`, or with `.wh..opq` of everything in it.
+    /// A whiteout of `name` in `folder`; if `name` is `.wh..opq`, the mark of an opaque directory.
     pub fn whiteout(folder: &str, name: &str) -> Entry {
         Entry::file(&format!("{folder}/.wh.{name}"), b"")
     }
 
-    /// The same entry with an owner.
+    /// Sets the owner and group.
     pub fn owned(self, uid: u64, gid: u64) -> Entry {
         Entry { uid, gid, ..self }
     }
 
-    /// The same entry with other permission bits.
+    /// Sets the permission bits.
     pub fn mode(self, mode: u32) -> Entry {
         Entry { mode, ..self }
     }
 
-    /// The same entry, claiming to be `bytes` long while its data stays as it is.
+    /// Sets the size in the header without changing the data.
     pub fn claiming(self, bytes: u64) -> Entry {
         Entry { size: bytes, ..self }
     }
@@ -106,33 +106,33 @@ impl Entry {
     }
 }
 
-/// What tar pads to.
+/// Block size of tar in bytes.
 const BLOCK_BYTES: usize = 512;
 
-/// How a layer is stored in a registry.
+/// Compression of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// A plain tar.
+    /// Not compressed.
     Plain,
-    /// gzip, the usual.
+    /// Compressed with gzip.
     Gzip,
-    /// zstd.
+    /// Compressed with zstd.
     Zstd,
 }
 
-/// A layer as it travels, and the digest of what is inside.
+/// A layer's blob, and the digest of its uncompressed content.
 #[derive(Debug, Clone)]
 pub struct Layer {
-    /// The bytes of the blob.
+    /// Content of the blob.
     pub blob: Vec<u8>,
-    /// `sha256:` of the plain tar.
+    /// Digest `sha256:…` of the uncompressed tar archive.
     pub diff_id: String,
-    /// How the blob is packed.
+    /// Compression of the blob.
     pub compression: Compression,
 }
 
 impl Layer {
-    /// A layer of these entries, in this order.
+    /// Creates a layer with these entries, in this order.
     pub fn new(entries: &[Entry], compression: Compression) -> Layer {
         let mut tar = Vec::new();
         for entry in entries {
@@ -142,7 +142,7 @@ impl Layer {
         Layer { blob: pack(&tar, compression), diff_id: digest(&tar), compression }
     }
 
-    /// A gzip bomb: one file of `mebibytes` zeros that packs a thousand to one.
+    /// A gzip bomb: one file with `mebibytes` MiB of zeros, compressed to about a thousandth.
     pub fn bomb(mebibytes: u64) -> Layer {
         const MIB: usize = 1 << 20;
         let mut header = Vec::new();
@@ -163,13 +163,13 @@ impl Layer {
         Layer { blob, diff_id: hex_digest(&hash.finalize()), compression: Compression::Gzip }
     }
 
-    /// The same layer, its blob cut off after `bytes`; the digests are those of what is left and of the whole.
+    /// Truncates the blob to `bytes`; the digests are those of the truncated blob and of the complete tar.
     pub fn truncated(mut self, bytes: usize) -> Layer {
         self.blob.truncate(bytes);
         self
     }
 
-    /// The media type of OCI for this packing.
+    /// The OCI media type for this compression.
     pub fn media_type(&self) -> &'static str {
         match self.compression {
             Compression::Plain => "application/vnd.oci.image.layer.v1.tar",
@@ -179,7 +179,7 @@ impl Layer {
     }
 }
 
-/// A tar whose one file is described by a PAX header of so many bytes, all one record.
+/// A tar archive whose only file has a PAX header with one record of this many bytes.
 pub fn pax_of(bytes: usize) -> Vec<u8> {
     let mut record = format!("{bytes} comment=").into_bytes();
     record.resize(bytes - 1, b'x');
@@ -191,7 +191,7 @@ pub fn pax_of(bytes: usize) -> Vec<u8> {
     tar
 }
 
-/// Packs bytes.
+/// Compresses bytes.
 pub fn pack(bytes: &[u8], compression: Compression) -> Vec<u8> {
     match compression {
         Compression::Plain => bytes.to_vec(),
@@ -204,7 +204,7 @@ pub fn pack(bytes: &[u8], compression: Compression) -> Vec<u8> {
     }
 }
 
-/// `sha256:HEX` of some bytes.
+/// The digest `sha256:HEX` of bytes.
 pub fn digest(bytes: &[u8]) -> String {
     hex_digest(&Sha256::digest(bytes))
 }

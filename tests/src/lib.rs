@@ -1,19 +1,20 @@
-//! What every test of coracle stands on. Everything here looks at the built programs from outside: nothing of ours is
-//! linked, so a test can only see what a user or a kubelet sees.
+//! The common parts of all tests. Tests observe the built programs from outside: no code of coracle is
+//! linked, so tests see only what users and kubelets see.
 //!
 //! ```text
 //!     image ──► registry ──┐
 //!                          ▼
-//!     request ──► cri ──► Node (own root, state, socket, cgroups, bridge) ◄── host (what the machine shows)
+//!     request ──► cri ──► Node (own root, state, socket, cgroups, bridge) ◄── host (state of the machine)
 //! ```
 //!
-//! A test starts a [`node::Node`], asks it through [`cri::Cri`], and ends with [`node::Node::stop`], which fails when
-//! anything is left on the machine. All of it needs root.
+//! A test starts a [`node::Node`], uses it through [`cri::Cri`], and ends with [`node::Node::stop`], which
+//! fails if any object remains on the machine. All tests require root.
 #![forbid(unsafe_code)]
 
 mod config;
 pub mod cri;
 pub mod fault;
+pub mod floor;
 pub mod fresh_disk;
 pub mod host;
 pub mod http;
@@ -23,7 +24,9 @@ pub mod mute_fs;
 pub mod nginx;
 pub mod node;
 pub mod nri;
+pub mod page_rules;
 pub mod peer;
+pub mod prometheus;
 pub mod registry;
 pub mod request;
 pub mod spdy;

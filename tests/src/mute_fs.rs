@@ -1,5 +1,5 @@
-//! A file system that stops answering: a FUSE server of a few calls, for what a dead NFS server does to whoever looks at its
-//! files. Every request waits in the kernel until the server is told to answer again; then the old ones are answered, too.
+//! A file system that stops responding, like NFS without its server: a minimal FUSE server. All requests wait
+//! in the kernel until the server responds again; then requests that were made before are answered, too.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-// Of include/uapi/linux/fuse.h.
+// Constants of include/uapi/linux/fuse.h.
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
@@ -25,10 +25,11 @@ const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 const IN_HEADER_BYTES: usize = 40;
 
-/// Largest request: what the kernel wants room for at least, many times over.
+/// Maximum size of a request in bytes: several times the kernel's minimum.
 const REQUEST_BYTES_MAX: usize = 128 << 10;
 
-/// A mounted file system with an empty root directory. It is unmounted, and its waiters get errors, when it is dropped.
+/// A mounted file system with an empty root directory. On drop it is unmounted, and waiting processes receive
+/// errors.
 pub struct MuteFs {
     path: PathBuf,
     answers: Arc<AtomicBool>,
@@ -37,7 +38,7 @@ pub struct MuteFs {
 }
 
 impl MuteFs {
-    /// Mounts it on `path`, which is made; it answers at first.
+    /// Mounts the file system on `path`, which is created. The server responds until [`MuteFs::fall_silent`].
     pub fn mount(path: &Path) -> MuteFs {
         std::fs::create_dir_all(path).expect("a directory to mount on");
         let device = OpenOptions::new()
@@ -57,17 +58,17 @@ impl MuteFs {
         MuteFs { path: path.to_owned(), answers, over, server: Some(server) }
     }
 
-    /// Where it is.
+    /// The mount point of the file system.
     pub fn path(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// From now on nothing is answered.
+    /// Lets the server stop responding.
     pub fn fall_silent(&self) {
         self.answers.store(false, Ordering::Relaxed);
     }
 
-    /// What waits is answered, and what comes.
+    /// Lets the server answer waiting and further requests.
     pub fn answer(&self) {
         self.answers.store(true, Ordering::Relaxed);
     }
@@ -95,7 +96,7 @@ fn serve(mut device: File, answers: &AtomicBool, over: &AtomicBool) {
                 waiting.push_back((number(4), unique));
             }
             Ok(_) => {}
-            // ENOENT: the request was taken back meanwhile.
+            // ENOENT: the request was cancelled meanwhile.
             Err(error)
                 if matches!(
                     error.raw_os_error().map(Errno::from_raw),
@@ -106,7 +107,7 @@ fn serve(mut device: File, answers: &AtomicBool, over: &AtomicBool) {
             }
             Err(_) => return, // unmounted
         }
-        // The mount itself is made before anybody can ask for silence.
+        // Requests of the mount itself are always answered.
         while let Some((opcode, unique)) = waiting.front().copied() {
             if opcode != INIT && !answers.load(Ordering::Relaxed) {
                 break;
@@ -131,7 +132,7 @@ fn reply(device: &mut File, opcode: u32, unique: u64) {
     let _ = device.write(&message); // ENOENT: who asked is gone
 }
 
-/// Version 7.31, no feature.
+/// The answer to FUSE's INIT: version 7.31 without features.
 fn init() -> Vec<u8> {
     let mut body = vec![0; 64];
     body[0..4].copy_from_slice(&7u32.to_ne_bytes());
@@ -140,7 +141,7 @@ fn init() -> Vec<u8> {
     body
 }
 
-/// A directory of root's that everybody may read; to be asked for anew each time.
+/// Attributes of the root directory: world-readable, owned by root, without attribute caching.
 fn root_attributes() -> Vec<u8> {
     let mut body = vec![0; 104];
     body[16..24].copy_from_slice(&1u64.to_ne_bytes()); // inode

@@ -1,5 +1,5 @@
-//! Debian's nginx before a registry: TLS with a certificate of a throw-away authority, and where a test wants them client
-//! certificates and passwords.
+//! Debian's nginx in front of a registry: TLS with a certificate of a temporary authority, and optionally
+//! client certificates and passwords.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use std::process::{Child, Command, Stdio};
 use crate::host::wait_until;
 use crate::registry::free_address;
 
-/// The program: `make test` unpacks Debian's package.
+/// Name of the program; `make test` unpacks Debian's package.
 const PROGRAM: &str = "nginx";
 
-/// What a client has to show.
+/// The required authentication of clients.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wants {
-    /// A certificate of the same authority.
+    /// Whether a certificate of the same authority is required.
     pub certificate: bool,
-    /// User `me` with password `secret`.
+    /// Whether user `me` with password `secret` is required.
     pub password: bool,
 }
 
-/// A running server; ends when dropped.
+/// A running server; ended on drop.
 pub struct Nginx {
     child: Child,
     folder: PathBuf,
@@ -28,8 +28,53 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts one in `folder/NAME` before `upstream`, at 127.0.0.1.
+    /// Starts a server in `folder/NAME` in front of `upstream`, on 127.0.0.1.
     pub fn start(folder: &Path, name: &str, upstream: SocketAddr, wants: Wants) -> Nginx {
+        Nginx::start_with(folder, name, upstream, wants, make_certificates)
+    }
+
+    /// Starts a server with a self-signed certificate for this address, like those of `openssl req -x509`;
+    /// its file is `server.pem`.
+    pub fn self_signed(folder: &Path, name: &str, upstream: SocketAddr, address: &str) -> Nginx {
+        let wants = Wants { certificate: false, password: false };
+        Nginx::start_with(folder, name, upstream, wants, |folder| {
+            let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+            openssl(
+                folder,
+                &format!(
+                    "req -x509 {key} -subj /CN=registry -days 2 -keyout server.key -out server.pem \
+                     -addext subjectAltName=IP:{address}"
+                ),
+            );
+        })
+    }
+
+    /// Starts a server with a certificate of the authority in `ca.pem` that is not valid yet, as any
+    /// certificate appears to a node whose clock is in 1970.
+    pub fn of_the_future(folder: &Path, name: &str, upstream: SocketAddr) -> Nginx {
+        Nginx::start_with(folder, name, upstream, Wants::default(), |folder| {
+            make_certificates(folder);
+            let config = "[ca]\ndefault_ca = own\n[own]\ndatabase = index\nnew_certs_dir = .\nserial = serial\n\
+                          default_md = sha256\npolicy = names\n[names]\ncommonName = supplied\n[server]\n\
+                          subjectAltName = IP:127.0.0.1\nextendedKeyUsage = serverAuth\n";
+            for (name, text) in [("ca.conf", config), ("index", ""), ("serial", "01\n")] {
+                std::fs::write(folder.join(name), text).expect("a file of the authority");
+            }
+            openssl(
+                folder,
+                "ca -batch -config ca.conf -cert ca.pem -keyfile ca.key -in server.csr -out server.pem -notext \
+                 -startdate 20400101000000Z -enddate 20450101000000Z -extensions server",
+            );
+        })
+    }
+
+    fn start_with(
+        folder: &Path,
+        name: &str,
+        upstream: SocketAddr,
+        wants: Wants,
+        make_certificates: impl Fn(&Path),
+    ) -> Nginx {
         let folder = folder.join(name);
         std::fs::create_dir_all(&folder).expect("a folder for nginx");
         make_certificates(&folder);
@@ -70,12 +115,12 @@ impl Nginx {
         Nginx { child, folder, address }
     }
 
-    /// Where it listens.
+    /// The address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// One of its files: `ca.pem`, `client.pem`, `client.key`.
+    /// Path of one of the server's files: `ca.pem`, `client.pem`, `client.key`.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -83,23 +128,22 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both fail only if it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// An authority, and certificates of it for the server at 127.0.0.1 and for a client.
+fn openssl(folder: &Path, words: &str) {
+    let made =
+        Command::new("openssl").args(words.split_whitespace()).current_dir(folder).output().expect("openssl");
+    assert!(made.status.success(), "{words}: {}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// Creates an authority, and its certificates for the server at 127.0.0.1 and for a client.
 fn make_certificates(folder: &Path) {
-    let openssl = |words: &str| {
-        let made = Command::new("openssl")
-            .args(words.split_whitespace())
-            .current_dir(folder)
-            .output()
-            .expect("openssl");
-        assert!(made.status.success(), "{words}: {}", String::from_utf8_lossy(&made.stderr));
-    };
+    let openssl = |words: &str| openssl(folder, words);
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     openssl(&format!(
         "req -x509 {key} -subj /CN=authority -days 2 -keyout ca.key -out ca.pem -addext keyUsage=keyCertSign"

@@ -1,7 +1,9 @@
-//! A node of its own for each test: own root, state, socket, cgroup parent, bridge, subnet and lease folder, so that
-//! tests run side by side and beside a real daemon. [`Node::stop`] is the point of it: it takes everything down through
-//! the CRI and then fails on any mount, cgroup, link, process, lease or file that is left.
-//! A test that fails leaves the folder, with the daemon's log in it, and says where; kernel objects go in any case.
+//! A test node with its own root, state, socket, cgroup parent, bridge, subnet and lease directory, so that
+//! tests can run concurrently and beside a real daemon. [`Node::stop`] removes everything through the CRI and
+//! then fails if any mount, cgroup, link, process, lease or file remains. A failed test keeps the directory,
+//! including the daemon's log, and prints its path; kernel objects are always removed.
+
+mod objects;
 
 use std::fs;
 use std::ops::Deref;
@@ -25,25 +27,25 @@ use crate::host::{self, wait_for, wait_until};
 use crate::image::{self, Image};
 use crate::request;
 
-/// How a node differs from the usual.
+/// Non-default settings of a node.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Lines added to the configuration file; BRIDGE and SUBNET in it are the node's own.
+    /// Lines that are added to the configuration file; BRIDGE and SUBNET are replaced by the node's own.
     pub config: String,
     /// Variables added to the daemon's environment.
     pub environment: Vec<(String, String)>,
     /// Whether a CNI bridge is configured.
     pub bridge: bool,
-    /// The root directory, when it is not `FOLDER/root`.
+    /// The root directory; `None`: `FOLDER/root`.
     pub root: Option<PathBuf>,
-    /// The state directory, when it is not `FOLDER/state`.
+    /// The state directory; `None`: `FOLDER/state`.
     pub state: Option<PathBuf>,
-    /// A program and its first arguments that become the daemon: they are followed by its program and arguments, which
-    /// they must exec. Empty: the daemon is started as it is.
+    /// A program and its first arguments that start the daemon. The daemon's program and arguments are
+    /// appended, which the program must execute. Empty: the daemon is started directly.
     pub wrapper: Vec<String>,
 }
 
-/// A running daemon and everything it may touch.
+/// A running daemon and its environment.
 pub struct Node {
     folder: PathBuf,
     root: PathBuf,
@@ -62,7 +64,7 @@ pub struct Node {
     is_stopped: bool,
 }
 
-/// The client is what a test wants of a node most: `node.run_pod_sandbox(…)`.
+/// Gives access to the CRI client: `node.run_pod_sandbox(…)`.
 impl Deref for Node {
     type Target = Cri;
 
@@ -71,34 +73,41 @@ impl Deref for Node {
     }
 }
 
-/// Where the built programs are: `CORACLE_BIN_DIR`, else the release folder of this workspace.
+/// Directory of the built programs: `CORACLE_BIN_DIR`, otherwise the release directory of this workspace.
 pub fn binaries() -> PathBuf {
     let target = if cfg!(target_arch = "aarch64") { "aarch64" } else { "x86_64" };
     let usual = format!("{}/../target/{target}-unknown-linux-musl/release", env!("CARGO_MANIFEST_DIR"));
     std::env::var_os("CORACLE_BIN_DIR").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
-/// Where nodes have their folders: `CORACLE_TEST_DIR`.
+/// Parent directory of the directories of nodes, from `CORACLE_TEST_DIR`.
 pub fn base() -> PathBuf {
     PathBuf::from(std::env::var("CORACLE_TEST_DIR").unwrap_or("/var/tmp/coracle-tests".into()))
 }
 
+/// Number of this test run in the names of its objects: from `CORACLE_TEST_ID`, otherwise the PID. In a PID
+/// namespace the PID is not unique on the machine.
+fn run() -> u32 {
+    let given = std::env::var("CORACLE_TEST_ID").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or_else(std::process::id)
+}
+
 impl Node {
-    /// A node on which only host-network pods run.
+    /// Starts a node without CNI configuration.
     pub fn start() -> Node {
         Node::with(Options::default())
     }
 
-    /// A node with a CNI bridge of Debian's plugins.
+    /// Starts a node with a CNI bridge that uses Debian's plugins.
     pub fn with_bridge() -> Node {
         Node::with(Options { bridge: true, ..Options::default() })
     }
 
-    /// A node that differs.
+    /// Starts a node with these settings.
     pub fn with(options: Options) -> Node {
         host::require_root();
         let number = request::fresh();
-        let folder = base().join(format!("{}-{number}", std::process::id()));
+        let folder = base().join(format!("{}-{number}", run()));
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
@@ -132,59 +141,59 @@ impl Node {
         node
     }
 
-    /// The folder of everything that is this node's.
+    /// Directory with all files of this node.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// `--root`.
+    /// The directory `--root`.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `--state`.
+    /// The directory `--state`.
     pub fn state(&self) -> PathBuf {
         self.state.clone()
     }
 
-    /// `--cni-conf-dir`.
+    /// The directory `--cni-conf-dir`.
     pub fn cni(&self) -> PathBuf {
         self.folder.join("cni")
     }
 
-    /// Where plugins of tests live; searched before Debian's.
+    /// Directory of the test's CNI plugins, which is searched before Debian's.
     pub fn plugins(&self) -> PathBuf {
         self.folder.join("plugins")
     }
 
-    /// The socket's path.
+    /// Path of the CRI socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("run/coracle.sock")
     }
 
-    /// Where NRI plugins connect.
+    /// Path of the NRI socket.
     pub fn nri(&self) -> PathBuf {
         self.folder.join("nri.sock")
     }
 
-    /// The daemon's log of all its lives.
+    /// The log of the daemon, including its restarts.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("daemon.log")).unwrap_or_default()
     }
 
-    /// `--cgroup-parent`, unlike any other node's.
+    /// The value of `--cgroup-parent`, unique to this node.
     pub fn cgroup_parent(&self) -> String {
-        format!("coracle-test-{}-{}", std::process::id(), self.number)
+        format!("coracle-test-{}-{}", run(), self.number)
     }
 
-    /// The bridge's name, at most 15 bytes.
+    /// The name of the bridge, unique to this node, at most 15 bytes.
     pub fn bridge(&self) -> String {
-        format!("ct{}b{}", std::process::id() % 1_000_000, self.number % 1000)
+        format!("ct{}b{}", run() % 1_000_000, self.number % 1000)
     }
 
-    /// The first three numbers of the bridge's subnet; other processes and other nodes have others.
+    /// The first three numbers of the bridge's subnet, which is unique to this node.
     pub fn subnet(&self) -> String {
-        format!("10.{}.{}", 100 + std::process::id() % 100, self.number % 250)
+        format!("10.{}.{}", 100 + run() % 100, self.number % 250)
     }
 
     /// The daemon's process id.
@@ -192,12 +201,12 @@ impl Node {
         self.daemon.as_ref().expect("the daemon runs").id() as i32
     }
 
-    /// The probe's bytes.
+    /// The bytes of the probe program.
     pub fn probe(&self) -> Vec<u8> {
         image::program(&self.binaries)
     }
 
-    /// A folder for logs of pods, made.
+    /// Creates a directory for logs of pods.
     pub fn log_directory(&self, pod: &str) -> String {
         let path = self.folder.join("logs").join(pod);
         fs::create_dir_all(&path).expect("a log directory");
@@ -216,12 +225,18 @@ impl Node {
         });
     }
 
-    /// How many files the next daemon may have open; `None`: as many as this process.
+    /// Sets the limit of open files of the next daemon; `None`: the limit of this process.
     pub fn limit_descriptors(&mut self, limit: Option<u32>) {
         self.descriptors = limit;
     }
 
-    /// Starts the daemon and does not wait.
+    /// Sets the program that starts the next daemons, like [`Options::wrapper`]; empty: they are started
+    /// directly.
+    pub fn wrap(&mut self, wrapper: Vec<String>) {
+        self.wrapper = wrapper;
+    }
+
+    /// Starts the daemon without waiting for its answer.
     pub fn spawn(&mut self) {
         let log = fs::File::options()
             .create(true)
@@ -235,15 +250,7 @@ impl Node {
         let child = Command::new(words.next().expect("at least the daemon"))
             .args(words)
             .args(["serve", "--log-level", "debug"])
-            .arg("--config")
-            .arg(self.folder.join("config.toml"))
-            .args(["--listen", &format!("unix://{}", self.socket().display())])
-            .arg("--root")
-            .arg(&self.root)
-            .arg("--state")
-            .arg(self.state())
-            .args(["--cgroup-parent", &self.cgroup_parent()])
-            .args([Path::new("--cni-conf-dir"), &self.cni()])
+            .args(self.flags())
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -254,7 +261,23 @@ impl Node {
         self.daemon = Some(child);
     }
 
-    /// Ends the daemon as a crash does; pods stay.
+    /// The flags of the node's daemon, and of commands for the node.
+    pub fn flags(&self) -> Vec<String> {
+        let (listen, config) = (self.socket(), self.folder.join("config.toml"));
+        let [listen, config, root, state, cni] =
+            [&listen, &config, &self.root, &self.state, &self.cni()].map(|path| path.display().to_string());
+        let flags = [
+            ("--config", config),
+            ("--listen", format!("unix://{listen}")),
+            ("--root", root),
+            ("--state", state),
+            ("--cgroup-parent", self.cgroup_parent()),
+            ("--cni-conf-dir", cni),
+        ];
+        flags.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+    }
+
+    /// Kills the daemon; its pods continue.
     pub fn kill9(&mut self) {
         self.watched.store(0, Ordering::Relaxed);
         if let Some(mut child) = self.daemon.take() {
@@ -263,7 +286,7 @@ impl Node {
         }
     }
 
-    /// Ends the daemon politely; pods stay. Panics if it does not go.
+    /// Ends the daemon with SIGTERM; its pods continue. Panics if it does not end.
     pub fn terminate(&mut self) {
         self.watched.store(0, Ordering::Relaxed);
         let Some(mut child) = self.daemon.take() else { return };
@@ -272,27 +295,29 @@ impl Node {
         assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
     }
 
-    /// A crash, then a new daemon.
+    /// Kills the daemon and starts it again.
     pub fn restart(&mut self) {
         self.kill9();
         self.launch();
     }
 
-    /// Runs `coracle image` with these words against this node, whether or not it succeeds.
+    /// Runs `coracle image` with these arguments for this node.
     pub fn image_command(&self, words: &[&str]) -> Output {
+        self.tool(&[&["image"], words].concat())
+    }
+
+    /// Runs `coracle` with these arguments and this node's configuration and directories.
+    pub fn tool(&self, words: &[&str]) -> Output {
         Command::new(self.binaries.join("coracle"))
-            .arg("image")
-            .arg("--config")
-            .arg(self.folder.join("config.toml"))
-            .arg("--state")
-            .arg(self.state())
             .args(words)
+            .args(self.flags())
             .stdin(Stdio::null())
             .output()
             .expect("the program runs")
     }
 
-    /// Writes an archive and imports it.
+    /// Writes an archive to a file and imports it with `coracle image import`; returns the output, or the
+    /// error text.
     pub fn try_import(&self, archive: &[u8]) -> Result<String, String> {
         let file = self.folder.join(format!("import-{}.tar", request::fresh()));
         fs::write(&file, archive).expect("the archive");
@@ -306,7 +331,7 @@ impl Node {
         }
     }
 
-    /// Imports the probe's image; gives its name.
+    /// Imports the probe's image; returns its name.
     pub fn import_probe(&self) -> String {
         let name = "localhost/probe:1";
         let image = Image::probe(&self.probe(), "usual");
@@ -322,7 +347,7 @@ impl Node {
         answer.status.expect("an answer without an error has a status")
     }
 
-    /// Waits until a container has exited; gives its status then.
+    /// Waits until a container has exited; returns its status.
     #[track_caller]
     pub fn exited(&self, container_id: &str) -> ContainerStatus {
         wait_for(&format!("container {container_id} exits"), || {
@@ -331,7 +356,7 @@ impl Node {
         })
     }
 
-    /// The init process of a container on the host, from the verbose status.
+    /// PID of a container's main process on the host, from the verbose status.
     #[track_caller]
     pub fn container_pid(&self, container_id: &str) -> i32 {
         let request = ContainerStatusRequest { container_id: container_id.into(), verbose: true };
@@ -341,14 +366,14 @@ impl Node {
         info["pid"].as_i64().expect("info has a pid") as i32
     }
 
-    /// What a container wrote, without the log format's first three words.
+    /// The output of a container: the lines of its log without their first three fields.
     pub fn output(&self, container_id: &str) -> String {
         let text = fs::read_to_string(self.container(container_id).log_path).unwrap_or_default();
         text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).map(|line| format!("{line}\n")).collect()
     }
 
-    /// Runs the probe with these words in a new container of a new host-network pod; gives the output and the status,
-    /// and takes the pod down again.
+    /// Runs the probe with these arguments in a new container of a new host-network pod; returns output and
+    /// status, and removes the pod.
     #[track_caller]
     pub fn once(
         &self,
@@ -368,7 +393,7 @@ impl Node {
         (text, status)
     }
 
-    /// Takes everything down through the CRI, ends the daemon, and fails if anything is left of this node.
+    /// Removes all objects through the CRI, ends the daemon, and fails if any object of this node remains.
     pub fn stop(mut self) {
         if self.daemon.is_none() {
             self.launch();
@@ -388,102 +413,7 @@ impl Node {
         fs::remove_dir_all(&self.folder).expect("the node's folder goes");
     }
 
-    /// What is still there and should not be once all pods are gone.
-    pub fn rests(&self) -> Vec<String> {
-        let name = format!("{}/", self.folder.display());
-        let mut rests = Vec::new();
-        rests.extend(host::mounts(&name).into_iter().map(|line| format!("mount {line}")));
-        let cgroups = host::cgroups_below(&self.cgroup_parent());
-        rests.extend(
-            cgroups.iter().filter(|path| is_pods(path)).map(|path| format!("cgroup {}", path.display())),
-        );
-        let links = host::links(&self.bridge());
-        rests.extend(
-            links.into_iter().filter(|link| *link != self.bridge()).map(|link| format!("link {link}")),
-        );
-        // A registry in this folder is another value's, which ends it.
-        let processes = host::processes(&name)
-            .into_iter()
-            .filter(|process| {
-                !["docker-registry ", "nginx "].iter().any(|own| process.command.starts_with(own))
-            })
-            .filter(|process| Some(process.pid as u32) != self.daemon.as_ref().map(Child::id));
-        rests.extend(processes.map(|process| format!("process {} {}", process.pid, process.command)));
-        rests.extend(self.namespaces().into_iter().map(|path| format!("namespace {}", path.display())));
-        rests.extend(
-            self.pod_processes().into_iter().map(|process| format!("{} {}", process.command, process.pid)),
-        );
-        rests.extend(self.leases().into_iter().map(|lease| format!("lease {lease}")));
-        for (what, place) in [("record", self.root.join("pods")), ("state", self.state().join("pods"))] {
-            let entries = fs::read_dir(place).into_iter().flatten().flatten();
-            rests.extend(entries.map(|entry| format!("{what} {}", entry.path().display())));
-        }
-        rests
-    }
-
-    /// Network namespaces of this node's pods: named by an id of which the daemon's log speaks, as crictl prints it.
-    pub fn namespaces(&self) -> Vec<PathBuf> {
-        const PRINTED_DIGITS: usize = 13;
-        let log = self.log();
-        let Ok(entries) = fs::read_dir("/run/netns") else { return Vec::new() };
-        let is_ours = |name: &str| {
-            name.strip_prefix("coracle-")
-                .and_then(|id| id.get(..PRINTED_DIGITS))
-                .is_some_and(|id| log.contains(id))
-        };
-        entries
-            .flatten()
-            .filter(|entry| is_ours(&entry.file_name().to_string_lossy()))
-            .map(|entry| entry.path())
-            .collect()
-    }
-
-    /// Addresses that are still held for this node's bridge, of a network in a file or of the default one.
-    pub fn leases(&self) -> Vec<String> {
-        let folders = [self.folder.join("leases/boat"), self.root.join("networks/coracle")];
-        let entries = folders.iter().flat_map(fs::read_dir).flatten().flatten();
-        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.starts_with("10")).collect()
-    }
-
-    /// Processes of `coracle-worker` that this daemon started.
-    pub fn workers(&self) -> Vec<host::Process> {
-        let Some(daemon) = &self.daemon else { return Vec::new() };
-        let parent = u64::from(daemon.id());
-        let mut workers = host::processes("coracle-worker");
-        workers.retain(|process| host::proc_value(process.pid, "status", "PPid") == Some(parent));
-        workers
-    }
-
-    /// Monitors of this node's pods.
-    pub fn monitors(&self) -> Vec<host::Process> {
-        let mut processes = self.pod_processes();
-        processes.retain(|process| process.command.starts_with("coracle-pod"));
-        processes
-    }
-
-    /// The processes of ours that pods have while nothing starts: monitors, and the first processes of PID namespaces that
-    /// the containers of a pod share.
-    pub fn pod_processes(&self) -> Vec<host::Process> {
-        let mut found = Vec::new();
-        for root in host::cgroup_roots() {
-            let parent = root.join(self.cgroup_parent());
-            for folder in host::cgroups_below(&self.cgroup_parent()).into_iter().chain([parent]) {
-                let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-                for pid in text.lines().filter_map(|line| line.parse::<i32>().ok()) {
-                    let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                    let process = host::Process { pid, command: command.trim().to_owned() };
-                    let is_ours = ["coracle-pod", "coracle-init"].contains(&process.command.as_str());
-                    if is_ours && !found.contains(&process) {
-                        found.push(process);
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    /// Another configuration, for the next start or SIGHUP. It may say more under a heading of the usual one.
+    /// Writes another configuration for the next start or SIGHUP; `more` may add to existing sections.
     pub fn rewrite_config(&self, more: &str) {
         let more = more.replace("BRIDGE", &self.bridge()).replace("SUBNET", &self.subnet());
         let text = crate::config::text(&more, &self.folder);
@@ -491,7 +421,7 @@ impl Node {
         fs::create_dir_all(self.plugins()).expect("a folder for plugins");
     }
 
-    /// The conflist that a Debian node with containernetworking-plugins would have.
+    /// Writes a conflist as on a Debian node with containernetworking-plugins.
     pub fn write_bridge(&self) {
         let text = serde_json::json!({
             "cniVersion": "1.0.0", "name": "boat",
@@ -507,7 +437,7 @@ impl Node {
             .expect("the network's configuration");
     }
 
-    /// Looks at the daemon's thread count every few milliseconds for as long as the node lives.
+    /// Records the daemon's number of threads every few milliseconds until the node is stopped.
     fn sample_threads(&self) -> JoinHandle<()> {
         const EVERY: Duration = Duration::from_millis(10);
         let (threads, watched, over) = (self.threads.clone(), self.watched.clone(), self.over.clone());
@@ -523,14 +453,14 @@ impl Node {
         })
     }
 
-    /// Removes what the node itself made, and, after a failure, what the daemon could not.
+    /// Removes the node's own objects and, after a failure, those of the daemon.
     fn sweep(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(sampler) = self.sampler.take() {
-            // It only reads numbers; nothing to hear from it.
+            // It only reads numbers; its result is not needed.
             let _ = sampler.join();
         }
-        // The bridge plugin leaves its bridge for the next pod, by design.
+        // The bridge plugin keeps its bridge for the next pod by design.
         if Path::new("/sys/class/net").join(self.bridge()).exists() {
             let _ = Command::new("ip").args(["link", "delete", &self.bridge()]).status();
         }
@@ -542,7 +472,7 @@ impl Node {
         }
     }
 
-    /// Ends every process of a failed test's pods, monitors first, so that nothing is restarted.
+    /// Kills all processes of a failed test's pods, monitors first.
     fn end_processes(&self) {
         for monitor in self.monitors() {
             let _ = kill(Pid::from_raw(monitor.pid), Signal::SIGKILL);
@@ -578,14 +508,7 @@ impl Drop for Node {
     }
 }
 
-/// Whether a cgroup is a pod's or a container's: named by an id, plain or as a scope.
-fn is_pods(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let id = name.trim_start_matches("coracle-").trim_end_matches(".scope");
-    id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// Waits until there is nothing left, or patience ends; gives what is left then.
+/// Waits, with a time limit, until `look` finds no objects; returns the remaining ones.
 fn wait_for_none(look: impl Fn() -> Vec<String>) -> Vec<String> {
     host::wait_within(Duration::from_secs(5), || look().is_empty().then(Vec::new)).unwrap_or_else(look)
 }

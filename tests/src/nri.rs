@@ -1,5 +1,5 @@
-//! An NRI plugin made by hand: the multiplexer and ttrpc over a plain socket, with answers that a test gives, also those
-//! that no library would.
+//! An NRI plugin without NRI libraries: the multiplexer and ttrpc over a plain socket. The test determines
+//! its answers, which may be invalid.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -28,7 +28,7 @@ pub mod api {
     tonic::include_proto!("nri.pkg.api.v1alpha1");
 }
 
-/// ttrpc's envelope.
+/// Messages of ttrpc's envelope.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -45,64 +45,65 @@ const RUNTIME: u32 = 2;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
 
-/// Every event but validation, which makes a plugin a validator.
+/// Bit mask of all events except validation, which would make the plugin a validator.
 pub const EVENTS: i32 = 0x1fff;
 
-/// What the runtime called.
+/// A call of the runtime that the plugin has received.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    /// When it arrived.
+    /// Time at which the call arrived.
     pub at: Instant,
-    /// `RunPodSandbox`, …
+    /// Name of the method, for example `RunPodSandbox`.
     pub method: String,
-    /// What the caller gives it, in nanoseconds.
+    /// The caller's timeout in nanoseconds.
     pub timeout_nano: i64,
-    /// The request as it came.
+    /// The request in its encoding.
     pub payload: Vec<u8>,
 }
 
-/// How a plugin answers.
+/// The answer of a plugin.
 pub enum Answer {
-    /// With this message's bytes.
+    /// A response with the encoded message.
     Ok(Vec<u8>),
-    /// With a status.
+    /// An error status with this code and text.
     Refuse(i32, &'static str),
-    /// Not at all.
+    /// No response.
     Silence,
-    /// By hanging up.
+    /// No response: the plugin disconnects.
     HangUp,
-    /// With bytes that are no message.
+    /// A response with bytes that are not a message.
     Garbage,
-    /// With half a frame, and then by hanging up.
+    /// Half a frame, after which the plugin disconnects.
     Half,
-    /// As usual, after an answer to a call that nobody made and with a second one to this.
+    /// A normal response, after a response to an unknown call and before a second response to this call.
     Thrice,
 }
 
 impl Answer {
-    /// An empty message: what most events want.
+    /// A response with an empty message, which is usual for most events.
     pub fn empty() -> Answer {
         Answer::Ok(Vec::new())
     }
 
-    /// A message.
+    /// A response with this message.
     pub fn message(message: &impl Message) -> Answer {
         Answer::Ok(message.encode_to_vec())
     }
 
-    /// CreateContainer's answer.
+    /// A response to CreateContainer with this adjustment.
     pub fn adjust(adjust: api::ContainerAdjustment) -> Answer {
         Answer::message(&api::CreateContainerResponse { adjust: Some(adjust), ..Default::default() })
     }
 
-    /// A plain error, as a Go plugin's handler gives it.
+    /// An error response in the format of a Go plugin's handler.
     pub fn error(text: &'static str) -> Answer {
         Answer::Refuse(2, text)
     }
 }
 
 impl Heard {
-    /// The request as one of the messages with a pod in field 1 and a container in field 2, which all events are.
+    /// Decodes the request as a message with a pod in field 1 and a container in field 2, which all events
+    /// have.
     fn pair(&self) -> api::StartContainerRequest {
         if self.method == "StateChange" {
             let event = api::StateChangeEvent::decode(&self.payload[..]).expect("an event");
@@ -115,22 +116,22 @@ impl Heard {
         api::StartContainerRequest::decode(&self.payload[..]).expect("a request of NRI")
     }
 
-    /// The pod it is about.
+    /// The pod of the event.
     pub fn pod(&self) -> api::PodSandbox {
         self.pair().pod.expect("every event has a pod")
     }
 
-    /// The container it is about.
+    /// The container of the event.
     pub fn container(&self) -> api::Container {
         self.pair().container.expect("the event is about a container")
     }
 
-    /// The whole request.
+    /// Decodes the request.
     pub fn request<T: Message + Default>(&self) -> T {
         T::decode(&self.payload[..]).expect("the request decodes")
     }
 
-    /// `RunPodSandbox web` or `StopContainer c1`: what it is about, for comparing orders.
+    /// Method and object, for example `RunPodSandbox web` or `StopContainer c1`, for comparing orders.
     pub fn title(&self) -> String {
         let pair = self.pair();
         let about = pair.container.map(|container| container.name);
@@ -139,10 +140,10 @@ impl Heard {
     }
 }
 
-/// Gives the answer to one call.
+/// Determines the answer to a call.
 pub type Handler = Box<dyn FnMut(&Caller, &Heard) -> Answer + Send>;
 
-/// How a plugin calls the runtime.
+/// The plugin's connection for calls to the runtime.
 #[derive(Clone)]
 pub struct Caller {
     stream: Arc<Mutex<UnixStream>>,
@@ -159,7 +160,7 @@ impl Caller {
         }
     }
 
-    /// Calls the Runtime service; the response, or what went wrong with the socket.
+    /// Calls the Runtime service; returns the response, or the socket's error.
     pub fn call(&self, method: &str, payload: Vec<u8>) -> io::Result<ttrpc::Response> {
         let receiver = self.send(method, payload)?;
         let gone = |_| io::Error::other("no answer");
@@ -182,12 +183,12 @@ impl Caller {
         Ok(receiver)
     }
 
-    /// Any bytes.
+    /// Writes arbitrary bytes to the socket.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         self.stream.lock().expect("no panic in between").write_all(bytes)
     }
 
-    /// RegisterPlugin; the response's status code, 0 for OK, and its text.
+    /// Calls RegisterPlugin; returns the status code of the response, 0 for OK, and its text.
     pub fn register(&self, index: &str, name: &str) -> io::Result<(i32, String)> {
         let request = api::RegisterPluginRequest {
             plugin_name: name.into(),
@@ -198,7 +199,7 @@ impl Caller {
         Ok(response.status.map(|status| (status.code, status.message)).unwrap_or_default())
     }
 
-    /// UpdateContainers; the status code, 0 for OK, its text, and the updates that failed.
+    /// Calls UpdateContainers; returns the status code, 0 for OK, its text, and the failed updates.
     pub fn update(&self, update: Vec<api::ContainerUpdate>) -> io::Result<(i32, String, Vec<String>)> {
         let request = api::UpdateContainersRequest { update, evict: Vec::new() };
         let response = self.call("UpdateContainers", request.encode_to_vec())?;
@@ -207,13 +208,13 @@ impl Caller {
         Ok((code, text, failed.into_iter().map(|update| update.container_id).collect()))
     }
 
-    /// Hangs up.
+    /// Closes the connection.
     pub fn hang_up(&self) {
         let _ = self.stream.lock().expect("no panic in between").shutdown(Shutdown::Both); // it may be over
     }
 }
 
-/// A plugin that has joined, or a connection that has not yet.
+/// A plugin that is registered, or a connection before the registration.
 pub struct Plugin {
     caller: Caller,
     heard: Arc<Mutex<Vec<Heard>>>,
@@ -228,7 +229,7 @@ impl Drop for Plugin {
 }
 
 impl Plugin {
-    /// Connects, and answers calls from now on; nothing is said before the test does.
+    /// Connects to the socket and answers calls; does not register.
     pub fn connect(socket: &Path, handler: Handler) -> Plugin {
         let stream =
             UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
@@ -250,7 +251,7 @@ impl Plugin {
         plugin
     }
 
-    /// Joins a node as plugin INDEX-NAME that wants `events`, and comes back when it has been synchronised.
+    /// Registers as plugin INDEX-NAME for `events`, and returns when it has been synchronised.
     pub fn join(node: &Node, index: &str, name: &str, events: i32, handler: Handler) -> Plugin {
         let before = activations(node, index, name);
         let plugin = Plugin::register(node, index, name, events, handler);
@@ -258,12 +259,12 @@ impl Plugin {
         plugin
     }
 
-    /// As [`Plugin::join`], but comes back at once.
+    /// Registers like [`Plugin::join`], but does not wait for the synchronisation.
     pub fn register(node: &Node, index: &str, name: &str, events: i32, mut handler: Handler) -> Plugin {
         let plugin = Plugin::connect(
             &node.nri(),
             Box::new(move |caller, heard| match handler(caller, heard) {
-                // What a test does not care about.
+                // Calls that the test does not handle.
                 Answer::Ok(bytes) if bytes.is_empty() => usual(heard, events),
                 answer => answer,
             }),
@@ -272,33 +273,33 @@ impl Plugin {
         plugin
     }
 
-    /// One that hears everything and changes nothing.
+    /// A plugin that subscribes to all events and changes nothing.
     pub fn listener(node: &Node, index: &str, name: &str) -> Plugin {
         Plugin::join(node, index, name, EVENTS, Box::new(|_, _| Answer::empty()))
     }
 
-    /// How it calls the runtime.
+    /// The connection for calls to the runtime.
     pub fn caller(&self) -> &Caller {
         &self.caller
     }
 
-    /// Everything it was called with, in order.
+    /// All received calls in order.
     pub fn all(&self) -> Vec<Heard> {
         self.heard.lock().expect("no panic in between").clone()
     }
 
-    /// The calls of one method.
+    /// The received calls of one method.
     pub fn heard(&self, method: &str) -> Vec<Heard> {
         self.all().into_iter().filter(|heard| heard.method == method).collect()
     }
 
-    /// Events by method and name, without Configure and Synchronize.
+    /// Received events by method and name, without Configure and Synchronize.
     pub fn titles(&self) -> Vec<String> {
         let is_event = |heard: &&Heard| !matches!(heard.method.as_str(), "Configure" | "Synchronize");
         self.all().iter().filter(is_event).map(Heard::title).collect()
     }
 
-    /// The last call of one method.
+    /// The last received call of one method.
     #[track_caller]
     pub fn last(&self, method: &str) -> Heard {
         self.heard(method).pop().unwrap_or_else(|| panic!("{method} was not called: {:?}", self.titles()))
@@ -310,24 +311,24 @@ impl Plugin {
         wait_for(&format!("the plugin hears {method}"), || self.heard(method).pop())
     }
 
-    /// Reads the frame that it is waiting for, and then no more until it is told to again.
+    /// Sets whether the plugin stops reading after the next frame.
     pub fn set_deaf(&self, is_deaf: bool) {
         self.is_deaf.store(is_deaf, Ordering::Relaxed);
     }
 
-    /// Whether the runtime has hung up.
+    /// Whether the runtime has closed the connection.
     pub fn is_over(&self) -> bool {
         *self.over.lock().expect("no panic in between")
     }
 }
 
-/// How often a plugin of this name has become active.
+/// Number of times that a plugin with this name has become active, from the daemon's log.
 pub fn activations(node: &Node, index: &str, name: &str) -> usize {
     let title = format!("{index}-{name}");
     node.log().lines().filter(|line| line.contains("active, events") && line.contains(&title)).count()
 }
 
-/// What a well-behaved plugin answers where the test has nothing to say.
+/// The answers of a regular plugin.
 pub fn usual(heard: &Heard, events: i32) -> Answer {
     match heard.method.as_str() {
         "Configure" => Answer::message(&api::ConfigureResponse { events }),
@@ -367,7 +368,7 @@ fn answer_all(
                 continue;
             }
         };
-        // The runtime may be gone, or have hung up.
+        // Fails if the runtime has ended or disconnected.
         let _ = caller.write(&frame(PLUGIN, &message(stream, RESPONSE, &response.encode_to_vec())));
     }
 }
@@ -403,7 +404,7 @@ fn read(mut stream: UnixStream, caller: &Caller, requests: &Sender<(u32, Heard)>
             } else if (id, kind) == (RUNTIME, RESPONSE) {
                 let response = ttrpc::Response::decode(&data[..]).expect("a response");
                 if let Some(sender) = caller.calls.lock().expect("no panic in between").remove(&number) {
-                    let _ = sender.send(response); // nobody waits any more
+                    let _ = sender.send(response); // fails if there is no receiver any more
                 }
             }
         }
@@ -419,12 +420,12 @@ fn take(bytes: &mut Vec<u8>) -> Option<(u32, u8, Vec<u8>)> {
     Some((u32::from_be_bytes(header[4..8].try_into().expect("four")), header[8], data))
 }
 
-/// A mux frame.
+/// Encodes a frame of the multiplexer.
 pub fn frame(id: u32, payload: &[u8]) -> Vec<u8> {
     [&id.to_be_bytes()[..], &(payload.len() as u32).to_be_bytes(), payload].concat()
 }
 
-/// A ttrpc message.
+/// Encodes a ttrpc message.
 pub fn message(stream: u32, kind: u8, data: &[u8]) -> Vec<u8> {
     [&(data.len() as u32).to_be_bytes()[..], &stream.to_be_bytes(), &[kind, 0], data].concat()
 }

@@ -1,6 +1,6 @@
-//! containerd with runc and CNI's plugins, as Debian packages them, for comparisons: a daemon with places of its own like
-//! [`crate::node::Node`]'s, asked through the same client. Its programs are those of `target/tools` (`tests/tools/install
-//! bench-peers`); nothing of it is installed.
+//! containerd with runc and CNI plugins from Debian's packages, for comparisons: a daemon with its own
+//! directories like [`crate::node::Node`], used through the same client. Its programs are in `target/tools`
+//! (`tests/tools/install bench-peers`); nothing is installed.
 
 use std::fs;
 use std::ops::Deref;
@@ -16,9 +16,10 @@ use crate::host::{self, wait_for, wait_until};
 use crate::image::{self, Image};
 use crate::node::binaries;
 
-/// The image of its pause container: the probe, asleep.
+/// Name of the image for containerd's pause container: the probe, sleeping.
 const PAUSE: &str = "localhost/pause:1";
-/// Where its shims put their sockets, whatever its configuration says (containerd 1.6 and 2.x: `defaults.DefaultStateDir`).
+/// Directory of the sockets of containerd's shims, independent of its configuration (containerd 1.6 and 2.x:
+/// `defaults.DefaultStateDir`).
 const SHIM_SOCKETS: &str = "/run/containerd/s";
 
 /// A running containerd.
@@ -30,7 +31,7 @@ pub struct Peer {
     had_sockets: bool,
 }
 
-/// The same client as a node's.
+/// Gives access to the CRI client, which is that of a node.
 impl Deref for Peer {
     type Target = Cri;
 
@@ -39,7 +40,7 @@ impl Deref for Peer {
     }
 }
 
-/// A program of the tools in the search path.
+/// Path of a program in the search path.
 fn tool(name: &str) -> PathBuf {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':')
@@ -49,7 +50,7 @@ fn tool(name: &str) -> PathBuf {
 }
 
 impl Peer {
-    /// Starts one in a new folder. `conflist`: its network, on `bridge`.
+    /// Starts a containerd in a new directory. `conflist`: its network, which uses `bridge`.
     pub fn start(folder: &Path, bridge: &str, conflist: &str) -> Peer {
         host::require_root();
         fs::create_dir_all(folder.join("cni")).expect("the peer's folder");
@@ -75,19 +76,19 @@ impl Peer {
         self.daemon.as_ref().expect("the peer runs").id() as i32
     }
 
-    /// Its socket.
+    /// Path of containerd's CRI socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("cri.sock")
     }
 
-    /// What `containerd --version` calls itself.
+    /// The version according to `containerd --version`.
     pub fn version() -> String {
         let output = Command::new(tool("containerd")).arg("--version").output().expect("containerd runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.split_whitespace().nth(2).unwrap_or_default().to_owned()
     }
 
-    /// Starts the daemon and does not wait.
+    /// Starts the daemon without waiting for its answer.
     pub fn spawn(&mut self) {
         let mut log = fs::File::options();
         let log = log.create(true).append(true).open(self.folder.join("log")).expect("the peer's log");
@@ -102,7 +103,7 @@ impl Peer {
         self.daemon = Some(child);
     }
 
-    /// Waits until it answers.
+    /// Waits until the daemon answers.
     fn answers(&mut self) {
         wait_until(&format!("containerd answers; its log is {}/log", self.folder.display()), || {
             let child = self.daemon.as_mut().expect("just started");
@@ -111,7 +112,7 @@ impl Peer {
         });
     }
 
-    /// Ends the daemon as a crash does; pods stay.
+    /// Kills the daemon; its pods continue.
     pub fn kill9(&mut self) {
         if let Some(mut child) = self.daemon.take() {
             child.kill().expect("the daemon is ours to kill");
@@ -119,7 +120,7 @@ impl Peer {
         }
     }
 
-    /// Imports an image under this name.
+    /// Imports an image with this name.
     pub fn import(&self, image: &Image, name: &str) {
         let file = self.folder.join("import.tar");
         fs::write(&file, image.oci_archive(name)).expect("the archive");
@@ -134,7 +135,7 @@ impl Peer {
         fs::remove_file(file).expect("the archive is ours");
     }
 
-    /// Takes its pods down, ends it, and fails if anything of it is left.
+    /// Removes all pods, ends the daemon, and fails if any object remains.
     pub fn stop(mut self) {
         let pods = self.list_pod_sandbox(ListPodSandboxRequest::default()).expect("containerd lists pods");
         for pod in pods.items {
@@ -150,27 +151,28 @@ impl Peer {
         self.sweep();
     }
 
-    /// Ends the daemon politely.
+    /// Ends the daemon with SIGTERM.
     fn terminate(&mut self) {
         let Some(mut child) = self.daemon.take() else { return };
         kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("the peer is ours to stop");
         wait_for("containerd ends after SIGTERM", || child.try_wait().expect("it is our child"));
     }
 
-    /// Removes what it leaves for its next start.
+    /// Removes the files that containerd keeps for its next start.
     fn sweep(&self) {
         if Path::new("/sys/class/net").join(&self.bridge).exists() {
             let _ = Command::new("ip").args(["link", "delete", &self.bridge]).status();
         }
         if !self.had_sockets {
-            // Each fails only where somebody else's containerd has come meanwhile.
+            // Each fails only if another containerd uses the directory.
             let _ = fs::remove_dir(SHIM_SOCKETS);
             let _ = Path::new(SHIM_SOCKETS).parent().map(fs::remove_dir);
         }
     }
 }
 
-/// After a failure: its processes end, shims first, so that they do not clean up by a daemon that is gone.
+/// Kills containerd's processes after a failure, shims first, because they would otherwise try to clean up
+/// through the daemon.
 impl Drop for Peer {
     fn drop(&mut self) {
         if self.daemon.is_none() {
@@ -200,8 +202,9 @@ impl Drop for Peer {
     }
 }
 
-/// Its configuration: places of its own, Debian's defaults for the rest. No AppArmor, because this machine may have no
-/// profiles to load; no change of scores, because a container may not be allowed to.
+/// containerd's configuration: its own directories, otherwise Debian's defaults. AppArmor is disabled,
+/// because this machine may not have it; the change of OOM scores is disabled, because the test environment
+/// may not permit it.
 fn configuration(folder: &Path) -> String {
     let plugins = tool("cni");
     let (folder, plugins) = (folder.display(), plugins.display());

@@ -1,5 +1,5 @@
-//! A registry on loopback: Debian's docker-registry as a child, and before it, where a test wants one, a small proxy that
-//! asks for credentials, counts, or lies.
+//! A registry on the loopback interface: Debian's docker-registry as a child process, and optionally a proxy
+//! that requires credentials, counts requests, or modifies answers.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -15,10 +15,10 @@ use crate::http::{self, Head};
 use crate::image::{INDEX, Image, MANIFEST};
 use crate::layer::digest;
 
-/// The program: `make test` unpacks Debian's package here when the machine has none.
+/// Name of the program; `make test` unpacks Debian's package if it is not installed.
 const PROGRAM: &str = "docker-registry";
 
-/// A running registry; ends when dropped.
+/// A running registry; ended on drop.
 pub struct Registry {
     child: Child,
     folder: PathBuf,
@@ -26,9 +26,9 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one with its storage in `folder/registry`.
+    /// Starts a registry with its storage in `folder/registry`.
     pub fn start(folder: &Path) -> Registry {
-        /// A port that was free a moment ago may be somebody's when the registry wants it.
+        /// Maximum number of attempts: a port that was free may be in use when the registry starts.
         const TRIES: usize = 3;
         let folder = folder.join("registry");
         let answering = (0..TRIES).find_map(|_| {
@@ -61,17 +61,17 @@ impl Registry {
         Registry { child, folder: folder.to_owned(), address }
     }
 
-    /// Where it listens.
+    /// The address on which the registry listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `HOST:PORT/REPO:TAG`.
+    /// The image name `HOST:PORT/REPO:TAG` in this registry.
     pub fn name(&self, repository: &str, tag: &str) -> String {
         format!("{}/{repository}:{tag}", self.address)
     }
 
-    /// Uploads an image; gives the digest of its manifest.
+    /// Pushes an image; returns the digest of its manifest.
     pub fn push(&self, image: &Image, repository: &str, tag: &str) -> String {
         self.push_blob(repository, &image.config_blob());
         for layer in &image.layers {
@@ -80,7 +80,7 @@ impl Registry {
         self.push_manifest(repository, tag, MANIFEST, &image.manifest())
     }
 
-    /// Uploads an index of images, in this order.
+    /// Pushes an index of images in this order; returns its digest.
     pub fn push_index(&self, images: &[Image], repository: &str, tag: &str) -> String {
         let manifests: Vec<Value> = images
             .iter()
@@ -98,7 +98,7 @@ impl Registry {
         self.push_manifest(repository, tag, INDEX, index.as_bytes())
     }
 
-    /// Uploads one blob in one piece.
+    /// Pushes one blob in one request.
     pub fn push_blob(&self, repository: &str, blob: &[u8]) {
         let start = format!("/v2/{repository}/blobs/uploads/");
         let (head, _) =
@@ -113,7 +113,7 @@ impl Registry {
         assert_eq!(head.second(), "201", "{}", String::from_utf8_lossy(&answer));
     }
 
-    /// Uploads a manifest, whose blobs are there; gives its digest.
+    /// Pushes a manifest whose blobs exist in the registry; returns its digest.
     pub fn push_manifest(&self, repository: &str, tag: &str, media_type: &str, manifest: &[u8]) -> String {
         let path = format!("/v2/{repository}/manifests/{tag}");
         let (head, answer) = http::request(self.address, "PUT", &path, media_type, manifest)
@@ -125,52 +125,52 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both fail only if it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// What the proxy asks of a client before it lets it through.
+/// The authentication that the proxy requires.
 #[derive(Debug, Clone)]
 pub enum Demand {
-    /// Nothing.
+    /// No authentication is required.
     Nothing,
-    /// `Authorization: Basic` with this user and password in base64.
+    /// Basic authentication with this `USER:PASSWORD` in base64.
     Basic(String),
-    /// A token that its own `/token` gives for these credentials, or for none when `None`.
+    /// A token of the proxy's own `/token`, for which these credentials are required; `None`: no credentials.
     Bearer(Option<String>),
-    /// A token that its own `/token` gives for this refresh token, posted in a form.
+    /// A token of the proxy's own `/token`, for which this refresh token is required in a form.
     Refresh(String),
 }
 
-/// What the proxy does to answers.
+/// The modification of answers by the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lie {
-    /// Nothing.
+    /// Answers are not modified.
     None,
-    /// Turns over a byte in the middle of every blob.
+    /// Changes a byte in the middle of every blob.
     Flip,
-    /// Hangs up in the middle of every blob, its length promised in full.
+    /// Disconnects in the middle of every blob, although the header has the full length.
     Cut,
-    /// Sends half of every blob and then nothing more, until the client goes.
+    /// Sends half of every blob and then no more bytes until the client disconnects.
     Stall,
-    /// Answers everything with 503.
+    /// Answers all requests with 503.
     Down,
 }
 
 /// The token of [`Demand::Bearer`].
 const TOKEN: &str = "let-me-in";
 
-/// A proxy before a registry; its thread ends with the process, its connections with their clients.
+/// A proxy of a registry. Its thread ends with the process, its connections with their clients.
 pub struct Proxy {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
 impl Proxy {
-    /// Starts one before `upstream`.
+    /// Starts a proxy in front of `upstream`.
     pub fn start(upstream: SocketAddr, demand: Demand, lie: Lie) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = listener.local_addr().expect("a bound address");
@@ -181,7 +181,7 @@ impl Proxy {
                 let (demand, log) = (demand.clone(), log.clone());
                 std::thread::spawn(move || {
                     let mut between = Between { upstream, address, demand, lie, log };
-                    // A peer that hangs up is part of what is tested.
+                    // A client that disconnects is part of the test.
                     let _ = between.serve(stream);
                 });
             }
@@ -189,12 +189,12 @@ impl Proxy {
         Proxy { address, seen }
     }
 
-    /// `HOST:PORT/REPO:TAG`.
+    /// The image name `HOST:PORT/REPO:TAG` at this proxy.
     pub fn name(&self, repository: &str, tag: &str) -> String {
         format!("{}/{repository}:{tag}", self.address)
     }
 
-    /// Where it listens.
+    /// The address on which the proxy listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -235,7 +235,7 @@ impl Between {
         self.forward(&mut stream, &head)
     }
 
-    /// What the client has yet to show; `None` when it may pass.
+    /// The challenge for a request without valid credentials; `None` if it is authorised.
     fn challenge(&self, head: &Head) -> Option<String> {
         let given = head.get("authorization").unwrap_or("");
         match &self.demand {
@@ -252,7 +252,7 @@ impl Between {
         }
     }
 
-    /// The token endpoint.
+    /// Serves the token endpoint.
     fn token(&self, stream: &mut TcpStream, head: &Head, form: &str) -> std::io::Result<()> {
         let given = head.get("authorization").unwrap_or("");
         let fits = match &self.demand {
@@ -273,7 +273,7 @@ impl Between {
         }
     }
 
-    /// Passes the request on and the answer back, with or without the lie.
+    /// Forwards the request to the registry and sends the answer, modified or not.
     fn forward(&self, stream: &mut TcpStream, head: &Head) -> std::io::Result<()> {
         let (reply, mut body) = http::pass_on(self.upstream, head)?;
         write!(stream, "{}\r\n", reply.first)?;
@@ -288,7 +288,7 @@ impl Between {
                 Lie::Cut => body.truncate(middle),
                 Lie::Stall => {
                     stream.write_all(&body[..middle])?;
-                    // The client says nothing more; the read ends when it hangs up, or after a while.
+                    // The client sends nothing more; the read ends when it disconnects, or after a timeout.
                     stream.set_read_timeout(Some(Duration::from_secs(120)))?;
                     let _ = stream.read(&mut [0]);
                     return Ok(());
@@ -309,7 +309,7 @@ fn answer(stream: &mut TcpStream, status: &str, header: &str, body: &[u8]) -> st
     stream.write_all(body)
 }
 
-/// A loopback address whose port was free a moment ago.
+/// A loopback address with a port that was free when the function checked it.
 pub fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())

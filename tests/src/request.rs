@@ -1,4 +1,4 @@
-//! Requests as a kubelet would send them, filled with what most tests want; a test changes the fields it is about.
+//! Requests like those of a kubelet, with common values; tests change the fields that matter to them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,13 +9,13 @@ use crate::cri::proto::{
     RunPodSandboxRequest,
 };
 
-/// A number no other caller in this process gets.
+/// A unique number within this process.
 pub fn fresh() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Namespace options: the pod's network as said, pid per container, ipc per pod.
+/// Namespace options: the given network mode, a PID namespace per container, an IPC namespace per pod.
 pub fn namespaces(network: NamespaceMode) -> NamespaceOption {
     NamespaceOption {
         network: network.into(),
@@ -26,17 +26,17 @@ pub fn namespaces(network: NamespaceMode) -> NamespaceOption {
     }
 }
 
-/// A pod on the host's network, which needs no CNI.
+/// Configuration of a pod with the host's network, which needs no CNI.
 pub fn host_pod(name: &str) -> PodSandboxConfig {
     pod(name, NamespaceMode::Node)
 }
 
-/// A pod with a network of its own.
+/// Configuration of a pod with its own network namespace.
 pub fn bridge_pod(name: &str) -> PodSandboxConfig {
     pod(name, NamespaceMode::Pod)
 }
 
-/// The containers of the pod share its PID namespace, if they are made from this configuration.
+/// Lets the containers of the pod share its PID namespace, if they are created from this configuration.
 pub fn share_pids(pod: &mut PodSandboxConfig) {
     let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     if let Some(options) = context.and_then(|context| context.namespace_options.as_mut()) {
@@ -44,7 +44,7 @@ pub fn share_pids(pod: &mut PodSandboxConfig) {
     }
 }
 
-/// A pod with a unique uid.
+/// Configuration of a pod with a unique UID.
 fn pod(name: &str, network: NamespaceMode) -> PodSandboxConfig {
     let uid = format!("uid-{name}-{}", fresh());
     PodSandboxConfig {
@@ -73,16 +73,17 @@ fn pod(name: &str, network: NamespaceMode) -> PodSandboxConfig {
     }
 }
 
-/// The network that needs no CNI configuration, on a bridge and a subnet of the node's own.
+/// Configuration of the built-in default network with the node's own bridge and subnet.
 pub const DEFAULT_NETWORK: &str =
     "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"SUBNET.0/24\"]\n";
 
-/// RunPodSandbox with the default handler.
+/// A RunPodSandbox request with the default handler.
 pub fn run(config: &PodSandboxConfig) -> RunPodSandboxRequest {
     RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() }
 }
 
-/// A container of `image` that runs the probe with `words`; namespaces as its pod.
+/// Configuration of a container of `image` that runs the probe with these arguments, in the namespaces of its
+/// pod.
 pub fn container(name: &str, image: &str, words: &[&str], pod: &PodSandboxConfig) -> ContainerConfig {
     let options = pod
         .linux
@@ -106,7 +107,7 @@ pub fn container(name: &str, image: &str, words: &[&str], pod: &PodSandboxConfig
     }
 }
 
-/// The security context of a container from [`container`], to be changed.
+/// The security context of a container from [`container`].
 pub fn security(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
     config
         .linux
@@ -115,7 +116,7 @@ pub fn security(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityCont
         .get_or_insert_with(LinuxContainerSecurityContext::default)
 }
 
-/// CreateContainer.
+/// A CreateContainer request.
 pub fn create(pod_id: &str, config: &ContainerConfig, pod: &PodSandboxConfig) -> CreateContainerRequest {
     CreateContainerRequest {
         pod_sandbox_id: pod_id.into(),
@@ -124,19 +125,19 @@ pub fn create(pod_id: &str, config: &ContainerConfig, pod: &PodSandboxConfig) ->
     }
 }
 
-/// ExecSync of the probe.
+/// An ExecSync request for the probe.
 pub fn exec(container_id: &str, words: &[&str], timeout: i64) -> ExecSyncRequest {
     let mut cmd = vec!["/probe".to_owned()];
     cmd.extend(words.iter().map(|word| (*word).to_owned()));
     ExecSyncRequest { container_id: container_id.into(), cmd, timeout }
 }
 
-/// An image by name.
+/// The ImageSpec of an image given by its name.
 pub fn image_spec(name: &str) -> ImageSpec {
     ImageSpec { image: name.into(), user_specified_image: name.into(), ..Default::default() }
 }
 
-/// PullImage without credentials.
+/// A PullImage request without credentials.
 pub fn pull(name: &str) -> PullImageRequest {
     PullImageRequest { image: Some(image_spec(name)), ..Default::default() }
 }

@@ -1,5 +1,5 @@
-//! A client of the streaming server, made by hand: SPDY/3.1 without its compression (header blocks are stored, which
-//! zlib allows), so that a test can also do what no library would.
+//! A client of the streaming server without SPDY libraries: SPDY/3.1 with stored (uncompressed) header
+//! blocks, which zlib allows, so that tests can also violate the protocol.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
@@ -10,46 +10,46 @@ use serde_json::Value;
 
 use crate::http::{Head, read_head};
 
-/// Longest silence before a test gives up.
+/// Read timeout of a connection.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// zlib's head with the dictionary of SPDY/3.
+/// zlib header with the dictionary of SPDY/3.
 const ZLIB_HEAD: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
 
-/// What the server sent.
+/// A frame that the server has sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// It accepted a stream.
+    /// The server accepted a stream.
     Reply(u32),
-    /// Bytes of a stream, and whether they are its last.
+    /// Data of a stream, and whether it is the stream's last data.
     Data(u32, bool, Vec<u8>),
-    /// It gave a stream up.
+    /// The server reset a stream; with stream number and status.
     Reset(u32, u32),
-    /// It answered a PING.
+    /// The server answered a PING.
     Ping(u32),
-    /// It says goodbye.
+    /// The server closes the connection.
     GoAway,
 }
 
-/// One connection.
+/// A client's connection with SPDY.
 pub struct Client {
     reader: BufReader<TcpStream>,
     last: u32,
 }
 
-/// What a session came to.
+/// The result of a session.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Everything on stdout.
+    /// All data of stdout.
     pub stdout: Vec<u8>,
-    /// Everything on stderr.
+    /// All data of stderr.
     pub stderr: Vec<u8>,
-    /// The status of the error stream; null where there was none.
+    /// The status of the error stream; null if there was none.
     pub status: Value,
 }
 
 impl Outcome {
-    /// The exit code that the status tells.
+    /// The exit code in the status.
     pub fn exit_code(&self) -> u8 {
         match self.status["status"].as_str() {
             Some("Success") => 0,
@@ -61,13 +61,13 @@ impl Outcome {
     }
 }
 
-/// Sends a request's head to a URL of ours; gives the answer's, and the connection.
+/// Sends a request header to a URL of the server; returns the response header and the connection.
 pub fn upgrade(
     url: &str,
     method: &str,
     headers: &[(&str, &str)],
 ) -> io::Result<(Head, BufReader<TcpStream>)> {
-    let rest = url.strip_prefix("http://").expect("a URL of ours");
+    let rest = url.strip_prefix("http://").expect("an http URL");
     let (address, path) = rest.split_once('/').expect("a URL with a path");
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(SILENCE_MAX))?;
@@ -83,7 +83,7 @@ pub fn upgrade(
 }
 
 impl Client {
-    /// Upgrades a connection to SPDY; panics with the answer where the server refuses.
+    /// Upgrades a connection to SPDY; panics with the response if the server refuses.
     #[track_caller]
     pub fn connect(url: &str, protocol: &str) -> Client {
         let headers =
@@ -94,7 +94,7 @@ impl Client {
         Client { reader, last: 0 }
     }
 
-    /// Writes bytes as they are.
+    /// Writes arbitrary bytes.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.reader.get_mut().write_all(bytes)
     }
@@ -104,7 +104,7 @@ impl Client {
         self.write(&[&[0x80, 3, 0, kind, flags], &length[1..], payload].concat())
     }
 
-    /// Opens a stream and does not wait for the reply.
+    /// Opens a stream without waiting for the reply.
     pub fn open(&mut self, headers: &[(&str, &str)]) -> io::Result<u32> {
         let mut block = (headers.len() as u32).to_be_bytes().to_vec();
         for text in headers.iter().flat_map(|(name, value)| [name, value]) {
@@ -127,7 +127,7 @@ impl Client {
         Ok(self.last)
     }
 
-    /// Opens the streams of an exec or attach, in the order of real clients, and waits for the replies.
+    /// Opens the streams of an exec or attach in the order of real clients, and waits for the replies.
     pub fn open_stdio(&mut self, names: &[&str]) -> BTreeMap<String, u32> {
         let mut streams = BTreeMap::new();
         for name in names {
@@ -138,7 +138,7 @@ impl Client {
         streams
     }
 
-    /// Bytes of a stream.
+    /// Sends data on a stream.
     pub fn send(&mut self, stream: u32, bytes: &[u8]) -> io::Result<()> {
         for part in bytes.chunks(32 << 10) {
             let length = (part.len() as u32).to_be_bytes();
@@ -147,17 +147,17 @@ impl Client {
         Ok(())
     }
 
-    /// The end of our half.
+    /// Ends the client's half of a stream.
     pub fn finish(&mut self, stream: u32) -> io::Result<()> {
         self.write(&[&stream.to_be_bytes()[..], &[1, 0, 0, 0]].concat())
     }
 
-    /// PING.
+    /// Sends a PING.
     pub fn ping(&mut self, id: u32) -> io::Result<()> {
         self.control(6, 0, &id.to_be_bytes())
     }
 
-    /// The next frame; `UnexpectedEof` where the server has hung up.
+    /// Receives the next frame; `UnexpectedEof` if the server has disconnected.
     #[expect(clippy::should_implement_trait, reason = "an iterator would hide the errors")]
     pub fn next(&mut self) -> io::Result<Frame> {
         let mut head = [0; 8];
@@ -179,7 +179,7 @@ impl Client {
         }
     }
 
-    /// Runs a session to its end, with this input where there is a stream for it.
+    /// Runs a session to its end; sends `input` if there is a stream for it.
     pub fn finish_session(mut self, streams: &BTreeMap<String, u32>, input: Option<&[u8]>) -> Outcome {
         let stream = |name: &str| streams.get(name).copied().unwrap_or(0);
         let writer = input.map(|input| {
@@ -188,9 +188,9 @@ impl Client {
                 last: self.last,
             };
             let (input, stdin) = (input.to_vec(), stream("stdin"));
-            // Both ways at once, or two full buffers would wait for each other.
+            // Concurrently in both directions, to avoid a deadlock of two full buffers.
             std::thread::spawn(move || {
-                // A process that ends early does not read it all.
+                // A process that exits early does not read all of it.
                 let _ = writer.send(stdin, &input).and_then(|()| writer.finish(stdin));
             })
         });

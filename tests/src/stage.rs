@@ -1,35 +1,35 @@
-//! A node with one pod, for tests that are about a container.
+//! A fixture for tests of containers: a node with one pod.
 
 use crate::cri::proto::{ContainerConfig, PodSandboxConfig};
 use crate::node::Node;
 use crate::request;
 
-/// A node with the probe's image and one host-network pod, for tests that are about a container.
+/// A node with the probe's image and one host-network pod.
 pub struct Stage {
-    /// The node.
+    /// The node on which the pod runs.
     pub node: Node,
-    /// The probe's image.
+    /// Name of the probe's image.
     pub image: String,
-    /// The pod as it was asked for.
+    /// The configuration of the pod.
     pub pod: PodSandboxConfig,
-    /// Its id.
+    /// ID of the pod sandbox.
     pub pod_id: String,
 }
 
 impl Stage {
-    /// Set for a container.
+    /// Creates a fixture with a host-network pod.
     #[track_caller]
     pub fn set() -> Stage {
         Stage::with(request::host_pod("stage"))
     }
 
-    /// Set with this pod.
+    /// Creates a fixture with this pod on a new node.
     #[track_caller]
     pub fn with(pod: PodSandboxConfig) -> Stage {
         Stage::on(Node::start(), pod)
     }
 
-    /// Set with this pod on this node.
+    /// Creates a fixture with this pod on an existing node.
     #[track_caller]
     pub fn on(node: Node, mut pod: PodSandboxConfig) -> Stage {
         let image = node.import_probe();
@@ -38,24 +38,24 @@ impl Stage {
         Stage { node, image, pod, pod_id }
     }
 
-    /// A configuration that runs the probe with these words.
+    /// Configuration of a container that runs the probe with these arguments.
     pub fn config(&self, name: &str, words: &[&str]) -> ContainerConfig {
         request::container(name, &self.image, words, &self.pod)
     }
 
-    /// Creates a container.
+    /// Creates a container; returns its ID.
     #[track_caller]
     pub fn create(&self, config: &ContainerConfig) -> String {
         self.node.create(&self.pod_id, config, &self.pod)
     }
 
-    /// Creates and starts one.
+    /// Creates and starts a container; returns its ID.
     #[track_caller]
     pub fn run(&self, config: &ContainerConfig) -> String {
         self.node.run_container(&self.pod_id, config, &self.pod)
     }
 
-    /// Runs the probe to its end in a container of its own; gives what it wrote.
+    /// Runs the probe with these arguments in a new container until it ends; returns its output.
     #[track_caller]
     pub fn output(&self, words: &[&str], change: impl FnOnce(&mut ContainerConfig)) -> String {
         let mut config = self.config(&format!("c{}", request::fresh()), words);

@@ -1,4 +1,5 @@
-//! Attach: output from now on, input once or for ever, several clients, a slow one, a daemon that restarted.
+//! Attach: output from the time of the call, input with and without stdin_once, several clients, a slow
+//! client, and a restart of the daemon.
 
 use std::fs;
 
@@ -21,7 +22,7 @@ fn attach(
     (client, open)
 }
 
-/// Reads until that text has come on a stream.
+/// Reads until this text has arrived on a stream.
 #[track_caller]
 fn read_until(client: &mut Client, stream: u32, text: &str) {
     let mut seen = String::new();
@@ -41,7 +42,7 @@ fn str_7_stdin_once_ends_with_its_client_and_otherwise_stays() {
     let (client, open) = attach(&stage, &once, BOTH);
     let outcome = client.finish_session(&open, Some(b"all there is"));
     assert_eq!(outcome.stdout, b"all there is");
-    assert_eq!(outcome.exit_code(), 0, "attach does not tell the container's code");
+    assert_eq!(outcome.exit_code(), 0, "attach does not report the container's exit code");
     assert_eq!(stage.node.exited(&once).exit_code, 0);
 
     let kept = stage.run(&with_stdin(&stage, "kept", &["mirror"], false));
@@ -59,13 +60,13 @@ fn str_7_stdin_once_ends_with_its_client_and_otherwise_stays() {
 }
 
 #[test]
-fn str_8_every_client_gets_a_copy_and_a_stalled_one_stops_nobody() {
+fn str_8_every_client_gets_a_copy_and_a_blocked_one_does_not_affect_others() {
     let stage = Stage::set();
     let talker = stage.run(&with_stdin(&stage, "talker", &["mirror"], false));
     let before = descriptors(&stage.node);
     let mut clients: Vec<_> = (0..3).map(|_| attach(&stage, &talker, BOTH)).collect();
     let (mut stalled, open) = attach(&stage, &talker, OUTPUT);
-    // More than the stalled client's socket, pipe and buffers hold together.
+    // More than the blocked client's socket, pipe and buffers can hold.
     let line = format!("{}\n", "x".repeat(1023));
     for _ in 0..640 {
         let text = line.repeat(64);
@@ -85,7 +86,7 @@ fn str_8_every_client_gets_a_copy_and_a_stalled_one_stops_nobody() {
         let path = stage.node.container(&talker).log_path;
         fs::read_to_string(path).is_ok_and(|text| text.matches(&line).count() == 40 * 1024)
     });
-    // The stalled client is let go of: its output ends.
+    // The blocked client is disconnected: its output ends.
     let ended = std::iter::from_fn(|| stalled.next().ok()).any(|frame| {
         matches!(frame, Frame::Data(from, true, _) if from == open["stdout"]) || frame == Frame::GoAway
     });

@@ -1,4 +1,4 @@
-//! With the crictl that everyone has, unmodified: over SPDY and over WebSocket.
+//! Unmodified crictl over SPDY and over WebSocket.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -33,7 +33,7 @@ fn spawn(command: &mut Command) -> Child {
     command.spawn().unwrap_or_else(|error| panic!("crictl: {error}; tests/tools/install builds it"))
 }
 
-/// Checks that these are the bytes of `probe blast`, as they come.
+/// Checks that these are the bytes of `probe blast` and returns their number.
 fn check_blast(mut from: impl Read) -> u64 {
     let (mut done, mut buffer) = (0_u64, vec![0; 1 << 16]);
     loop {
@@ -48,12 +48,13 @@ fn check_blast(mut from: impl Read) -> u64 {
     }
 }
 
-/// The daemon's memory, pages that it shares with other nodes' daemons included: those come and go with their tests.
+/// The daemon's memory including pages that are shared with other nodes' daemons, whose number changes with
+/// other tests.
 fn memory_kib(node: &Node) -> u64 {
     host::proc_value(node.pid(), "status", "VmRSS").expect("a process has a size")
 }
 
-/// During and after: within 1 MB of idle.
+/// Asserts that the memory is within 1 MB of the idle daemon's, during and after the transfer.
 fn stays_small(node: &Node, idle_kib: u64, what: &str) {
     let now = memory_kib(node);
     assert!(now <= idle_kib + 1024, "{what}: {idle_kib} KiB idle, now {now} KiB");
@@ -78,7 +79,7 @@ fn exec_with_input_and_exit_codes_over_both_transports() {
     stage.node.stop();
 }
 
-/// `script` gives crictl a terminal of its own, and `stty` in it the size.
+/// `script` gives crictl a terminal, whose size `stty` sets.
 #[test]
 fn exec_in_a_terminal_and_its_size() {
     let (stage, container) = sleeping();
@@ -142,7 +143,7 @@ fn a_gibibyte_through_a_port_forward() {
     let container = stage.run(&stage.config("echo", &["echo", "127.0.0.1:80"]));
     wait_until("the server serves", || stage.node.output(&container).contains("serving"));
     for transport in ["websocket", "spdy"] {
-        // The tunnel is the same path with one more layer: a tenth of the bytes shows it.
+        // The tunnel has one more layer of framing: a tenth of the bytes is sufficient.
         let bytes = if transport == "spdy" { LARGE } else { LARGE / 10 };
         let idle = memory_kib(&stage.node);
         let before = descriptors(&stage.node);
@@ -179,7 +180,7 @@ fn a_gibibyte_through_a_port_forward() {
     stage.node.stop();
 }
 
-/// With a certificate the URL says https, and what is behind it is the same.
+/// With a certificate the URL is https, and the protocol over it is the same.
 #[test]
 fn exec_over_tls() {
     let folder = std::env::temp_dir().join(format!("coracle-tls-{}", std::process::id()));
@@ -200,7 +201,7 @@ fn exec_over_tls() {
     let (stage, container) = sleeping_on(Options { config, ..Options::default() });
     let before = descriptors(&stage.node);
     for transport in ["spdy", "websocket"] {
-        // It wants a certificate of its own, too, which nobody asks for.
+        // It requires a certificate, too, which crictl cannot verify.
         let (cert, key) = (file("cert.pem"), file("key.pem"));
         let tls =
             ["--tls-ca", &cert, "--tls-cert", &cert, "--tls-key", &key, "--tls-server-name", "127.0.0.1"];
@@ -216,7 +217,7 @@ fn exec_over_tls() {
         assert!(output.stdout == text.as_bytes(), "{transport}: {} bytes: {said}", output.stdout.len());
     }
     wait_until("the sessions before are over", || stage.node.workers().is_empty());
-    // Who says nothing gets no process; who says half a word has it for a few seconds.
+    // A silent client gets no process; one with an incomplete handshake has it for a few seconds.
     let address = {
         let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
         url.trim_start_matches("https://").split('/').next().expect("an address").to_owned()
@@ -227,7 +228,7 @@ fn exec_over_tls() {
     wait_until("a process for one client", || stage.node.workers().len() == 1);
     wait_until("it is gone with its client's time", || stage.node.workers().is_empty());
     drop(idle);
-    // Who does not speak TLS gets no further.
+    // A client that does not use TLS is refused.
     let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
     let plain = url.replace("https://", "http://");
     assert!(

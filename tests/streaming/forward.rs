@@ -1,4 +1,4 @@
-//! Port-forward: many connections, half-closes, ports nobody listens on, networks of pods and of the node.
+//! Port-forward: many connections, half-closed connections, closed ports, networks of pods and of the node.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{descriptors, forward_url, gives_back_descriptors};
 
 const PROTOCOL: &str = "portforward.k8s.io";
 
-/// A pod with a network of its own and an echo server in it.
+/// A pod with its own network and an echo server.
 fn echoing(address: &str) -> Stage {
     let stage = Stage::on(Node::with_bridge(), request::bridge_pod("echo"));
     let container = stage.run(&stage.config("echo", &["echo", address]));
@@ -20,7 +20,7 @@ fn echoing(address: &str) -> Stage {
     stage
 }
 
-/// Opens a pair of streams; the data stream comes second.
+/// Opens a pair of streams; the data stream is the second one.
 fn open_pair(client: &mut Client, port: &str, number: usize) -> (u32, u32) {
     let number = number.to_string();
     let mut open = |kind| client.open(&[("streamtype", kind), ("port", port), ("requestid", &number)]);
@@ -28,7 +28,7 @@ fn open_pair(client: &mut Client, port: &str, number: usize) -> (u32, u32) {
     (error, open("data").expect("a stream"))
 }
 
-/// Everything that comes until every stream of `wanted` has ended.
+/// Reads all data until all streams of `wanted` have ended.
 fn read_ends(client: &mut Client, wanted: &[u32]) -> BTreeMap<u32, Vec<u8>> {
     let mut seen: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     let mut left = wanted.to_vec();
@@ -45,7 +45,7 @@ fn read_ends(client: &mut Client, wanted: &[u32]) -> BTreeMap<u32, Vec<u8>> {
     seen
 }
 
-/// STR-9, and the twenty times fifty: every connection gets its own bytes back after its half-close.
+/// STR-9 with twenty times fifty connections: every connection gets its own bytes back after its half-close.
 #[test]
 fn str_9_twenty_connections_with_fifty_streams_each() {
     let stage = echoing("127.0.0.1:80");
@@ -80,19 +80,19 @@ fn str_9_twenty_connections_with_fifty_streams_each() {
 }
 
 #[test]
-fn a_port_nobody_listens_on_says_so_and_the_session_goes_on() {
+fn a_closed_port_is_an_error_and_the_session_continues() {
     let stage = echoing("[::1]:81");
     let mut client = Client::connect(&forward_url(&stage.node, &stage.pod_id), PROTOCOL);
     let (error, data) = open_pair(&mut client, "82", 1);
     let seen = read_ends(&mut client, &[error, data]);
     let text = String::from_utf8_lossy(&seen[&error]).into_owned();
     assert!(text.starts_with("error forwarding port 82 to pod ") && text.contains("refused"), "{text}");
-    // IPv6 is tried where IPv4 does not answer.
+    // IPv6 is tried if IPv4 fails.
     let (error, data) = open_pair(&mut client, "81", 2);
     client.send(data, b"six").expect("bytes");
     client.finish(data).expect("the end");
     assert_eq!(read_ends(&mut client, &[error, data])[&data], b"six");
-    // What makes no sense is refused, one by one.
+    // Invalid headers are refused individually.
     for headers in [
         &[("streamtype", "data"), ("port", "0"), ("requestid", "3")][..],
         &[("streamtype", "data"), ("requestid", "3")],
@@ -104,7 +104,7 @@ fn a_port_nobody_listens_on_says_so_and_the_session_goes_on() {
     stage.node.stop();
 }
 
-/// What a client leaves in the middle is closed in the pod, too.
+/// Connections of a client that disconnects are closed in the pod.
 #[test]
 fn connections_end_with_their_client() {
     let stage = echoing("127.0.0.1:80");

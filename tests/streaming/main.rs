@@ -1,5 +1,5 @@
-//! kubectl exec, attach and port-forward as clients see them: with the crictl that everyone has, and with a client made by
-//! hand that also does what no library would.
+//! kubectl exec, attach and port-forward from the clients' point of view: with unmodified crictl, and with a
+//! client that can also violate the protocol.
 #![forbid(unsafe_code)]
 
 mod attach;
@@ -15,10 +15,10 @@ use coracle_tests::request;
 use coracle_tests::spdy::{Client, Outcome};
 use coracle_tests::stage::Stage;
 
-/// What current clients negotiate.
+/// The protocol that current clients negotiate.
 const V4: &str = "v4.channel.k8s.io";
 
-/// Which streams a client asks for.
+/// The streams that a client requests.
 #[derive(Debug, Clone, Copy)]
 struct Streams {
     stdin: bool,
@@ -26,15 +26,15 @@ struct Streams {
     tty: bool,
 }
 
-/// Output only.
+/// Standard output and error only.
 const OUTPUT: Streams = Streams { stdin: false, stderr: true, tty: false };
-/// Both ways.
+/// Standard input, output and error.
 const BOTH: Streams = Streams { stdin: true, ..OUTPUT };
-/// A shell's.
+/// The streams of an interactive shell.
 const TERMINAL: Streams = Streams { stdin: true, stderr: false, tty: true };
 
 impl Streams {
-    /// In the order of real clients.
+    /// Stream names in the order of real clients.
     fn names(self) -> Vec<&'static str> {
         let mut names = vec!["error"];
         names.extend(self.stdin.then_some("stdin"));
@@ -70,7 +70,7 @@ fn forward_url(node: &Node, pod_id: &str) -> String {
     node.port_forward(request).unwrap_or_else(|error| panic!("port forward: {error}")).url
 }
 
-/// Runs the probe in a container, to its end.
+/// Runs the probe in a container to its end.
 #[track_caller]
 fn exec(node: &Node, container: &str, words: &[&str], input: Option<&[u8]>) -> Outcome {
     let streams = if input.is_some() { BOTH } else { OUTPUT };
@@ -79,29 +79,29 @@ fn exec(node: &Node, container: &str, words: &[&str], input: Option<&[u8]>) -> O
     client.finish_session(&open, input)
 }
 
-/// A stage with a container that sleeps.
+/// A fixture with a sleeping container.
 fn sleeping() -> (Stage, String) {
     sleeping_on(Options::default())
 }
 
-/// The same on a node that differs.
+/// A fixture with a sleeping container on a node with these settings.
 fn sleeping_on(options: Options) -> (Stage, String) {
     let stage = Stage::on(Node::with(options), request::host_pod("stage"));
     let container = stage.run(&stage.config("sleeper", &["sleep", "forever"]));
     (stage, container)
 }
 
-/// A container whose stdin is open.
+/// A container with an open standard input.
 fn with_stdin(stage: &Stage, name: &str, words: &[&str], stdin_once: bool) -> ContainerConfig {
     ContainerConfig { stdin: true, stdin_once, ..stage.config(name, words) }
 }
 
-/// Open descriptors of the daemon.
+/// Number of open descriptors of the daemon.
 fn descriptors(node: &Node) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("the daemon's descriptors").count()
 }
 
-/// Waits until the daemon holds no more descriptors than before.
+/// Waits until the daemon has no more descriptors than before.
 #[track_caller]
 fn gives_back_descriptors(node: &Node, before: usize) {
     host::wait_until("the daemon gives every descriptor back", || descriptors(node) <= before);

@@ -1,14 +1,14 @@
-//! Validates the form of adjustments and updates: ranges of numbers, syntax of lists, absolute paths. The caller that
-//! applies them finds out whether kernel and node support them.
+//! Validates the form of adjustments and updates: ranges of numbers, syntax of lists, absolute paths. Whether the
+//! kernel and the node support the values is checked by the caller, which applies them.
 
 use crate::api;
 
-/// Maximum length of a network interface's name, with its NUL (IFNAMSIZ).
+/// Maximum length in bytes of a network interface's name, with its NUL (IFNAMSIZ).
 const INTERFACE_BYTES: usize = 16;
 
 const NAMESPACES: [&str; 8] = ["pid", "network", "mount", "ipc", "uts", "user", "cgroup", "time"];
 
-/// Names of the limits of getrlimit(2).
+/// Names of the resource limits of getrlimit(2).
 const RLIMITS: [&str; 16] = [
     "RLIMIT_AS",
     "RLIMIT_CORE",
@@ -188,7 +188,7 @@ fn absolute(what: &str, path: &str) -> Result<(), String> {
     })
 }
 
-/// A name without the prefix that marks a removal.
+/// The name in a text, without the prefix that marks a removal.
 fn name(text: &str) -> &str {
     text.strip_prefix('-').unwrap_or(text)
 }

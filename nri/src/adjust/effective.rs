@@ -1,5 +1,5 @@
-//! Applies an adjustment to a container's message. The result is sent to later plugins, and in events of the container
-//! after its creation. In each field removals are applied first, then values in the order of names.
+//! Applies an adjustment to a container's message. The resulting message is sent to later plugins, and in events of the
+//! container after its creation. In each field, removals are applied first, then values in the order of names.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ pub fn is_empty(adjustment: &api::ContainerAdjustment) -> bool {
     *adjustment == api::ContainerAdjustment::default()
 }
 
-/// Applies an adjustment to a container. CDI devices and the memory policy are not in the message.
+/// Applies an adjustment to a container's message. CDI devices and the memory policy are not applied, because the
+/// message does not contain them.
 pub fn apply_to(container: &mut api::Container, adjustment: &api::ContainerAdjustment) {
     map(&mut container.annotations, &adjustment.annotations);
     list(&mut container.mounts, &adjustment.mounts, |mount| &mount.destination);
@@ -68,7 +69,7 @@ fn linux(linux: &mut api::LinuxContainer, asked: &api::LinuxContainerAdjustment)
     }
 }
 
-/// Overrides resources with the fields that are present in `asked`. A memory limit without a swap limit sets both.
+/// Replaces the resources by those that are present in `asked`. A memory limit without a swap limit sets both.
 pub fn overlay(resources: &mut api::LinuxResources, asked: &api::LinuxResources) {
     merge(resources, asked);
     if let (Some(memory), Some(asked)) = (&mut resources.memory, asked.memory)
@@ -79,7 +80,7 @@ pub fn overlay(resources: &mut api::LinuxResources, asked: &api::LinuxResources)
     }
 }
 
-/// Overrides resources with the fields that are present in `asked`; a memory limit does not set the swap limit.
+/// Replaces the resources by those that are present in `asked`; a memory limit does not set the swap limit.
 pub(super) fn merge(resources: &mut api::LinuxResources, asked: &api::LinuxResources) {
     if let Some(asked) = asked.memory {
         let memory = resources.memory.get_or_insert_default();

@@ -4,7 +4,7 @@
 //! ```text
 //!   answer ─► check (form) ─► claim (owners, conflicts) ─► merged ─► effective container, sent to the next plugin
 //! ```
-//! Nothing is applied here: the runtime applies `merged` to the container when all plugins have answered.
+//! This module applies nothing to the container: the runtime applies `merged` when all plugins have answered.
 
 mod check;
 mod effective;
@@ -19,31 +19,31 @@ use owners::{Field, Owners};
 
 pub use effective::{apply_to, is_empty, overlay};
 
-/// The merged answers to one request.
+/// The merged answers of plugins to one request.
 pub(crate) struct Merge {
-    /// Id of the container.
+    /// ID of the container.
     id: String,
-    /// Whether the container is being created. If so, updates of it are refused; otherwise the request is an update of
-    /// it.
+    /// Whether the request creates the container; updates of this container are then refused. Otherwise the request is
+    /// an update of the container.
     is_creation: bool,
     /// The container before any adjustment.
     base: api::Container,
     view: api::Container,
     merged: api::ContainerAdjustment,
     owners: Owners,
-    /// The resources of an UpdateContainer, with the changes so far.
+    /// The resources of an UpdateContainer request with the changes so far.
     resources: api::LinuxResources,
     has_changed: bool,
     others: BTreeMap<String, Other>,
-    /// Ids of other updated containers, in the order of their first update.
+    /// IDs of other containers with updates, in the order of their first update.
     order: Vec<String>,
 }
 
-/// An update of another container.
+/// The updates of another container.
 #[derive(Clone, Default)]
 struct Other {
     resources: api::LinuxResources,
-    /// Whether a failure is ignored; false if one of the merged updates must not fail.
+    /// Whether a failure of the updates is ignored; false if one of them must not fail.
     ignore_failure: bool,
     owners: Owners,
 }
@@ -74,12 +74,12 @@ impl Merge {
         }
     }
 
-    /// The container to send to the next plugin.
+    /// The container as it is sent to the next plugin.
     pub(crate) fn view(&self) -> &api::Container {
         &self.view
     }
 
-    /// The resources to send to the next plugin.
+    /// The resources as they are sent to the next plugin.
     pub(crate) fn resources(&self) -> &api::LinuxResources {
         &self.resources
     }
@@ -310,7 +310,8 @@ fn linux(
     Ok(())
 }
 
-/// A removal is claimed too, so two plugins that change the same type always conflict.
+/// Merges the namespaces of an adjustment. A removal is claimed, too, so two plugins that change the same type always
+/// conflict.
 fn namespaces(
     owners: &mut Owners,
     plugin: &str,

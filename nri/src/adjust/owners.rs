@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::api;
 
-/// Fields that can be owned. Numbers and names are those of the protocol; names occur in conflict texts.
+/// Fields that have an owner. Numbers and names are those of the protocol; the names are used in texts of conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(i32)]
 pub(crate) enum Field {
@@ -70,7 +70,8 @@ impl Field {
     }
 }
 
-/// The owners of one container's fields. A plugin name with the prefix `-` has cleared the entry.
+/// The owners of one container's fields, by field and entry. The prefix `-` of a plugin name means that the plugin has
+/// cleared the entry.
 #[derive(Clone, Default)]
 pub(crate) struct Owners(BTreeMap<(Field, String), String>);
 
@@ -90,7 +91,7 @@ impl Owners {
         }
     }
 
-    /// Records that a plugin has removed an entry, regardless of its owner; only that plugin may set it afterwards.
+    /// Records that a plugin has removed an entry of any owner; only this plugin may set the entry later.
     pub(crate) fn clear(&mut self, field: Field, entry: &str, plugin: &str) {
         self.0.insert((field, entry.to_owned()), format!("-{plugin}"));
     }
@@ -118,8 +119,8 @@ impl Owners {
         self.claim(field, "", plugin)
     }
 
-    /// Claims the entries of a map, in which a key with the prefix `-` removes an entry. Removals come first, so that a
-    /// plugin can take over an entry.
+    /// Claims the entries of a map, in which a key with the prefix `-` removes an entry. Removals are processed first,
+    /// so that a plugin can replace an entry of another plugin.
     pub(crate) fn map<V: Default>(
         &mut self,
         field: Field,
@@ -217,13 +218,13 @@ impl Owners {
         }
     }
 
-    /// The plugin that has set or removed any entry of a field.
+    /// The name of the plugin that has set or removed any entry of a field; `None` if there is none.
     pub(crate) fn any(&self, field: Field) -> Option<String> {
         let found = self.0.iter().find(|((owned, _), _)| *owned == field);
         found.map(|(_, owner)| owner.trim_start_matches('-').to_owned())
     }
 
-    /// The owners as a message for validators.
+    /// The owners as an NRI message, for validators.
     pub(crate) fn told(&self) -> api::FieldOwners {
         let mut told = api::FieldOwners::default();
         for ((field, entry), owner) in &self.0 {

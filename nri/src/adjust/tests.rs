@@ -65,7 +65,7 @@ fn merged(answers: Vec<api::ContainerAdjustment>) -> Result<Merge, String> {
     Ok(merge)
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn annotations_are_set_removed_and_taken_over() {
     let merge =
@@ -78,7 +78,7 @@ fn annotations_are_set_removed_and_taken_over() {
     assert_eq!(keys, ["-k"]);
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn variables_mounts_and_devices_are_set_removed_and_taken_over() {
     let first = api::ContainerAdjustment {
@@ -107,7 +107,7 @@ fn variables_mounts_and_devices_are_set_removed_and_taken_over() {
     assert_eq!(devices.iter().map(|device| device.path.as_str()).collect::<Vec<_>>(), ["/dev/new"]);
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn mounts_are_sorted_parents_first() {
     let asked = api::ContainerAdjustment { mounts: vec![mount("/z/a/b"), mount("/a")], ..Default::default() };
@@ -116,7 +116,7 @@ fn mounts_are_sorted_parents_first() {
     assert_eq!(mounts, ["/a", "/data", "/proc", "/z/a/b"]);
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn arguments_rlimits_and_fields_cleared_by_their_value_are_merged() {
     let with_args = |args: &[&str]| api::ContainerAdjustment {
@@ -136,7 +136,7 @@ fn arguments_rlimits_and_fields_cleared_by_their_value_are_merged() {
     assert_eq!(merge.view().linux.as_ref().unwrap().io_priority, None);
 }
 
-/// Rules: NRI-C16.
+/// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn a_removal_of_rdt_clears_earlier_values() {
     let rdt = |remove, clos: Option<&str>| {
@@ -153,7 +153,7 @@ fn a_removal_of_rdt_clears_earlier_values() {
     );
 }
 
-/// Rules: NRI-C17.
+/// Rules of docs/specs/nri.md: NRI-C17.
 #[test]
 fn conflict_texts_are_those_of_other_runtimes() {
     let text = |answers| merged(answers).map(|_| ()).unwrap_err();
@@ -177,7 +177,7 @@ fn conflict_texts_are_those_of_other_runtimes() {
     assert_eq!(text(vec![itself]), "plugins \"00-a\" and \"00-a\" both tried to set CdiDevices v.com/c=d");
 }
 
-/// Rules: NRI-C18.
+/// Rules of docs/specs/nri.md: NRI-C18.
 #[test]
 fn only_the_plugin_that_cleared_an_entry_may_set_it() {
     let takes_over = annotate(&[("-k", ""), ("k", "b")]);
@@ -187,7 +187,7 @@ fn only_the_plugin_that_cleared_an_entry_may_set_it() {
     assert_eq!(error, "plugins \"10-b\" and \"00-a\" both tried to set Annotations k");
 }
 
-/// Rules: NRI-C19.
+/// Rules of docs/specs/nri.md: NRI-C19.
 #[test]
 fn hooks_of_all_plugins_are_appended_in_order() {
     let hook = |path: &str| api::ContainerAdjustment {
@@ -203,7 +203,7 @@ fn hooks_of_all_plugins_are_appended_in_order() {
     assert_eq!(merge.owners.told().simple[&(Field::OciHooks as i32)], "00-a,10-b");
 }
 
-/// Rules: NRI-C20.
+/// Rules of docs/specs/nri.md: NRI-C20.
 #[test]
 fn swap_follows_the_memory_limit_unless_set() {
     let shown = |answers| {
@@ -218,7 +218,7 @@ fn swap_follows_the_memory_limit_unless_set() {
     assert_eq!(shown(answers), (Some(8), Some(9)));
 }
 
-/// Rules: NRI-C21.
+/// Rules of docs/specs/nri.md: NRI-C21.
 #[test]
 fn an_adjustment_always_has_the_same_encoding() {
     use prost::Message as _;
@@ -233,7 +233,7 @@ fn an_adjustment_always_has_the_same_encoding() {
     }
 }
 
-/// Rules: NRI-C23.
+/// Rules of docs/specs/nri.md: NRI-C23.
 #[test]
 fn the_container_under_creation_cannot_be_updated() {
     let mut merge = Merge::new(container());
@@ -247,7 +247,7 @@ fn update(id: &str, resources: api::LinuxResources, ignore_failure: bool) -> api
     api::ContainerUpdate { container_id: id.into(), linux, ignore_failure }
 }
 
-/// Rules: NRI-C15.
+/// Rules of docs/specs/nri.md: NRI-C15.
 #[test]
 fn the_second_plugin_gets_the_changes_of_the_first() {
     let mut merge = Merge::of_update("c1".into(), memory(Some(1), None));
@@ -259,7 +259,7 @@ fn the_second_plugin_gets_the_changes_of_the_first() {
     assert_eq!(Merge::of_update("c1".into(), memory(Some(1), None)).finish_update().0, None);
 }
 
-/// Rules: NRI-C27.
+/// Rules of docs/specs/nri.md: NRI-C27.
 #[test]
 fn updates_of_other_containers_are_merged_entirely_or_not_at_all() {
     let pids = api::LinuxResources { pids: Some(api::LinuxPids { limit: 9 }), ..Default::default() };
@@ -277,7 +277,7 @@ fn updates_of_other_containers_are_merged_entirely_or_not_at_all() {
     assert!(updates[1].ignore_failure);
 }
 
-/// Rules: NRI-C28.
+/// Rules of docs/specs/nri.md: NRI-C28.
 #[test]
 fn validators_get_the_owners_of_fields() {
     let mut merge = merged(vec![annotate(&[("k", "v")]), annotate(&[("-old", "")])]).unwrap();
@@ -323,8 +323,8 @@ fn bad_values_are_refused_by_name() {
     }
 }
 
-/// Property: for any answers of two plugins, the effective container equals that of a simple model, and the owner of an
-/// entry is the plugin that set it last.
+/// For any answers of two plugins, the effective container equals that of a simple model, and the owner of an entry is
+/// the plugin that set it last.
 #[test]
 fn a_model_of_maps_agrees() {
     let mut state = 88_172_645_463_325_252u64;

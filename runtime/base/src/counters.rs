@@ -1,37 +1,43 @@
-//! What is counted as it happens: RPCs and workers, by name and outcome. The daemon has one thread, so the counters are
-//! its own and cost an addition. Whoever publishes them reads them by [`read`]; what the numbers are called outside is not known
-//! here.
+//! Counters of RPCs and workers by name and outcome. They are thread-local, because the daemon has one
+//! thread; updating a counter is an addition. [`read`] gives access to the counters; the metrics endpoint
+//! defines the names of the exported metrics.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Upper bounds of RPC times, seconds.
+/// Upper bounds of the RPC duration histogram, in seconds.
 pub const RPC_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
-/// Upper bounds of workers' times, seconds.
+/// Upper bounds of the worker duration histogram, in seconds.
 pub const WORKER_BOUNDS: [f64; 8] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Default)]
 pub struct Times {
-    /// Count for each upper bound; the last one counts what took longer than the highest.
+    /// Number of durations up to each upper bound; the last entry counts durations above the highest bound.
     pub histogram: [u64; 9],
-    /// Sum of all times.
+    /// Sum of all durations.
     pub total: Duration,
 }
 
-/// Everything that is counted.
+/// All counters of RPCs, workers, pulls and OOM kills.
 #[derive(Default)]
 pub struct Counters {
     started_s: Option<u64>,
-    /// Durations of RPCs by method, within [`RPC_BOUNDS`].
+    /// Durations of RPCs by method, with the bounds [`RPC_BOUNDS`].
     pub rpc: BTreeMap<&'static str, Times>,
-    /// RPCs by method and gRPC code.
+    /// Number of RPCs by method and gRPC code.
     pub rpc_codes: BTreeMap<(&'static str, &'static str), u64>,
-    /// Durations of worker processes by job, within [`WORKER_BOUNDS`].
+    /// Durations of worker processes by job, with the bounds [`WORKER_BOUNDS`].
     pub workers: BTreeMap<&'static str, Times>,
-    /// Worker processes by job and outcome (`ok`, `error`).
+    /// Number of worker processes by job and outcome (`ok`, `error`).
     pub worker_outcomes: BTreeMap<(&'static str, &'static str), u64>,
+    /// Number of pulls by outcome: `ok`, or the cause of the failure in one word.
+    pub pulls: BTreeMap<&'static str, u64>,
+    /// Number of bytes that pulls have downloaded.
+    pub pulled_bytes: u64,
+    /// Number of containers whose main process the kernel killed because of a lack of memory.
+    pub oom_kills: u64,
 }
 
 thread_local! {
@@ -46,7 +52,7 @@ impl Times {
     }
 }
 
-/// Counts an answered RPC; `code` as gRPC names it.
+/// Counts a completed RPC; `code` is the name of the gRPC code.
 pub fn rpc(method: &'static str, code: &'static str, took: Duration) {
     COUNTERS.with_borrow_mut(|counters| {
         counters.rpc.entry(method).or_default().add(&RPC_BOUNDS, took);
@@ -54,7 +60,7 @@ pub fn rpc(method: &'static str, code: &'static str, took: Duration) {
     });
 }
 
-/// Counts a worker that has ended.
+/// Counts a worker that has ended; `is_well`: whether its job succeeded.
 pub fn worker(job: &'static str, is_well: bool, took: Duration) {
     let outcome = if is_well { "ok" } else { "error" };
     COUNTERS.with_borrow_mut(|counters| {
@@ -63,7 +69,20 @@ pub fn worker(job: &'static str, is_well: bool, took: Duration) {
     });
 }
 
-/// When the first caller asked: at the daemon's start. Seconds since 1970.
+/// Counts a pull that has ended, and the bytes that it has downloaded.
+pub fn pull(outcome: &'static str, bytes: u64) {
+    COUNTERS.with_borrow_mut(|counters| {
+        *counters.pulls.entry(outcome).or_default() += 1;
+        counters.pulled_bytes = counters.pulled_bytes.saturating_add(bytes);
+    });
+}
+
+/// Counts a container that ended because of a lack of memory.
+pub fn oom_kill() {
+    COUNTERS.with_borrow_mut(|counters| counters.oom_kills += 1);
+}
+
+/// Time of the first call, which is made at the daemon's start, in seconds since 1970.
 pub fn started_s() -> u64 {
     COUNTERS.with_borrow_mut(|counters| {
         *counters.started_s.get_or_insert_with(|| {
@@ -72,7 +91,7 @@ pub fn started_s() -> u64 {
     })
 }
 
-/// Calls `look` with all counters of this thread. It must count nothing itself.
+/// Calls `look` with all counters of this thread. `look` must not update counters.
 pub fn read<T>(look: impl FnOnce(&Counters) -> T) -> T {
     COUNTERS.with_borrow(look)
 }

@@ -1,41 +1,43 @@
-//! The daemon's one error: what kind of failure a caller can act on, and a text that reads from the outside in.
-//! The crates below have error enums of their own; where such an error enters the daemon it becomes an [`Error`] with a [`Kind`], and
-//! each level on the way up puts in front what only it knows. `rpc/status.rs` of the daemon turns kinds into gRPC codes, nothing else does.
-//! Each text says what was tried, on what, and why it failed; lower case, no full stop.
+//! The daemon's error type: a kind on which callers can act, and a text with the outermost context first. The
+//! crates below the daemon have error enums of their own; such an error becomes an [`Error`] with a [`Kind`]
+//! where it enters the daemon, and each level adds its context in front. Only `rpc/status.rs` of the daemon
+//! maps kinds to gRPC codes. Each text contains the failed operation, its object and the cause; it starts in
+//! lower case and has no full stop.
 
 use std::fmt;
 use std::path::Path;
 
-/// What a caller can do about a failure. The variants stand in the order of the gRPC codes they become.
+/// Kind of failure, by what a caller can do. The variants are in the order of the gRPC codes to which they
+/// are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The caller went away, or the daemon gave the work up.
+    /// The client cancelled the call, or the daemon aborted the operation.
     Cancelled,
-    /// Anything no client acts on: shown to users as it is.
+    /// A failure that clients do not act on; its text is shown to users.
     Unknown,
-    /// The request can never work as it is; the text names the field.
+    /// The request is invalid and must be changed; the text names the field.
     InvalidArgument,
-    /// A time limit passed; the text names what was waited for.
+    /// A time limit passed; the text names the operation that did not complete.
     DeadlineExceeded,
-    /// The object is not known. The kubelet takes this for "gone".
+    /// The object does not exist. The kubelet then treats it as removed.
     NotFound,
-    /// The name belongs to another object; the text names the holder.
+    /// The name is in use by another object, which the text names.
     AlreadyExists,
-    /// The kernel or a registry refused for want of a right.
+    /// The kernel or a registry denied access.
     PermissionDenied,
-    /// A named limit, a full disk, a full table.
+    /// A limit is reached, the disk is full, or a table is full.
     ResourceExhausted,
-    /// The object is in a state in which this cannot be done.
+    /// The state of the object does not permit the operation.
     FailedPrecondition,
-    /// Not served, now or by this kernel.
+    /// The operation is not supported by coracle or by this kernel.
     Unimplemented,
-    /// The kernel, the disk or a peer broke a promise; or a bug of ours.
+    /// An unexpected error of the kernel, the disk or a peer, or a defect of coracle.
     Internal,
-    /// The daemon is starting or stopping: try again.
+    /// The daemon is starting or shutting down; the client should retry.
     Unavailable,
 }
 
-/// A failure with its kind and its text. Boxed: it travels in every `Result` and is rare.
+/// A failure with its kind and its text. The content is boxed to keep every `Result` small.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
@@ -43,34 +45,47 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: Kind,
     message: String,
+    is_logged: bool,
 }
 
 impl Error {
-    /// A failure of `kind`; `message` says what was tried, on what, and why it went wrong.
+    /// Creates an error of `kind`; `message` contains the failed operation, its object and the cause.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
-        Error(Box::new(Inner { kind, message: message.into() }))
+        Error(Box::new(Inner { kind, message: message.into(), is_logged: false }))
     }
 
-    /// Puts what was tried at this level in front of the text; the kind stays.
+    /// Adds the operation of the caller in front of the text; the kind does not change.
     #[must_use]
     pub fn context(mut self, tried: impl fmt::Display) -> Error {
         self.0.message = format!("{tried}: {}", self.0.message);
         self
     }
 
-    /// The same text as another kind, where a level knows better what the caller can do.
+    /// Replaces the kind, for callers that have more information about what the client can do.
     #[must_use]
     pub fn with_kind(mut self, kind: Kind) -> Error {
         self.0.kind = kind;
         self
     }
 
-    /// What the caller can do about it.
+    /// Records that the log contains a message about this error, so that callers do not log it again.
+    #[must_use]
+    pub fn logged(mut self) -> Error {
+        self.0.is_logged = true;
+        self
+    }
+
+    /// Whether the log contains a message about this error.
+    pub fn is_logged(&self) -> bool {
+        self.0.is_logged
+    }
+
+    /// The kind of error, on which callers act.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
-    /// The whole text, outermost level first.
+    /// The complete text, outermost context first.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -91,7 +106,8 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {}
 
 impl From<std::io::Error> for Error {
-    /// The kind follows the errno where one says what a caller can do, else [`Kind::Internal`].
+    /// Converts an I/O error: for some error numbers the kind is one on which clients can act, otherwise
+    /// [`Kind::Internal`].
     fn from(error: std::io::Error) -> Error {
         use std::io::ErrorKind;
         let kind = match error.kind() {
@@ -115,12 +131,14 @@ impl From<nix::errno::Errno> for Error {
 }
 
 impl From<coracle_sandbox::Error> for Error {
-    /// The kinds that clients can act on; what the kernel refuses is [`Kind::Internal`].
+    /// Converts a kernel error: for some error numbers the kind is one on which clients can act, otherwise
+    /// [`Kind::Internal`].
     fn from(error: coracle_sandbox::Error) -> Self {
         use coracle_sandbox::Error as Sandbox;
         use nix::errno::Errno;
         let kind = match &error {
-            // Not NotFound for ENOENT: to a kubelet that means the pod or container is gone.
+            // ENOENT does not become NotFound, which the kubelet takes to mean that the pod or container was
+            // removed.
             Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => {
                 Kind::ResourceExhausted
             }
@@ -132,7 +150,8 @@ impl From<coracle_sandbox::Error> for Error {
     }
 }
 
-/// An I/O error's text in our spelling: lower case, and without std's ` (os error 2)`.
+/// The text of an I/O error in the style of this crate: in lower case, and without the suffix ` (os error 2)`
+/// of the standard library.
 pub fn plain(error: &std::io::Error) -> String {
     let text = match error.raw_os_error() {
         Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
@@ -140,7 +159,7 @@ pub fn plain(error: &std::io::Error) -> String {
     };
     let mut letters = text.chars();
     match letters.next() {
-        // An acronym at the front ("I/O error", "RPC version wrong") keeps its capitals.
+        // A leading acronym ("I/O error", "RPC version wrong") stays in upper case.
         Some(first) if letters.clone().next().is_some_and(char::is_lowercase) => {
             first.to_lowercase().chain(letters).collect()
         }
@@ -148,8 +167,9 @@ pub fn plain(error: &std::io::Error) -> String {
     }
 }
 
-/// The error of a file operation `op` of the daemon's own on `path`: [`Kind::ResourceExhausted`] where there is no room, else
-/// [`Kind::Internal`]. Never [`Kind::NotFound`], whatever the errno: to a kubelet that means that the pod or container is gone.
+/// Creates the error of file operation `op` on `path`, a file of the daemon: [`Kind::ResourceExhausted`] if
+/// there is no space, otherwise [`Kind::Internal`]. Never [`Kind::NotFound`], which the kubelet interprets as
+/// the removal of the pod or container.
 pub fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
     let kind = match Error::from(std::io::Error::from(error.kind())).kind() {
         Kind::ResourceExhausted => Kind::ResourceExhausted,
@@ -158,12 +178,12 @@ pub fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::new(kind, format!("{op} {}: {}", path.display(), plain(error)))
 }
 
-/// Context for results, so that a level reads in one line.
+/// Adds context to the error of a result.
 pub trait Context<T> {
-    /// As [`Error::context`]; `tried` is only called for an error.
+    /// Adds context like [`Error::context`]; `tried` is called only for an error.
     ///
     /// # Errors
-    /// The same, with what was tried in front of its text.
+    /// The error of `self` with the context in front of its text.
     fn context<D: fmt::Display>(self, tried: impl FnOnce() -> D) -> Result<T, Error>;
 }
 

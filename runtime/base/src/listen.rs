@@ -1,5 +1,6 @@
-//! The unix socket that clients find by its path. It is made under another name and renamed into place, so that there is
-//! neither a moment without a socket nor a stale file after a crash; a path on which another daemon answers is left alone.
+//! Unix listening sockets at a configured path. A socket is bound to a temporary name and renamed, so that
+//! its path is never missing for a moment and no stale file blocks the next start; a socket on which another
+//! daemon accepts connections is never replaced.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
@@ -18,27 +19,27 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use crate::error::{Context, Error, Kind};
 use crate::reactor::{self, Watched};
 
-/// Longest path of a unix socket: `sun_path` of unix(7), less the closing zero.
+/// Maximum length in bytes of a unix socket path: `sun_path` of unix(7) without the terminating NUL.
 pub const PATH_BYTES_MAX: usize = 107;
 
-/// Owner and group may call us, others may not: whoever may call runs what they like as root.
+/// Mode of a socket: only owner and group may connect, because every client can run any program as root.
 const SOCKET_MODE: u32 = 0o660;
 
-/// For a directory that had to be made: the group passes, but does not look around.
+/// Mode of a directory that was created for a socket: the group can access files in it but not list it.
 const DIRECTORY_MODE: u32 = 0o710;
 
-/// Sockets that this process bound so far: makes their temporary names different.
+/// Number of sockets that this process has bound, for unique temporary names.
 static BOUND: AtomicU32 = AtomicU32::new(0);
 
-/// What temporary names start with; the process's id, `-` and a number follow.
+/// Prefix of temporary names; the process ID, `-` and a number follow.
 const TEMPORARY: &str = ".coracle-";
 
-/// How long a socket may outlive its daemon: a child that was cloned but had not exec'ed when the daemon was killed holds copies of
-/// its descriptors, until it notices and ends.
+/// Maximum time for which a socket stays open after its daemon was killed: a child between clone and exec has
+/// copies of the daemon's descriptors until it ends.
 const OUTLIVE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Waits until nobody answers on `path` any more, for 2 s at most: [`Listener::bind`] says so of a daemon that does. To be
-/// called once it is known that no other daemon runs.
+/// Waits, for at most 2 s, until no process accepts connections on `path`. The caller must ensure that no
+/// other daemon is running; otherwise [`Listener::bind`] returns an error.
 pub async fn wait_until_free(path: &Path) {
     let end = Instant::now() + OUTLIVE_LIMIT;
     let is_taken = || refuse_if_taken(path).is_err_and(|error| error.kind() == Kind::FailedPrecondition);
@@ -47,7 +48,8 @@ pub async fn wait_until_free(path: &Path) {
     }
 }
 
-/// A socket that accepts connections. Dropping it stops that; the path stays, so that clients see "refused, try again".
+/// A socket that accepts connections. Dropping it closes the socket but leaves the path, so that clients get
+/// "connection refused" and retry.
 pub struct Listener {
     listener: UnixListener,
     watched: Watched,
@@ -57,17 +59,18 @@ impl Listener {
     /// Listens on the socket `path`, which must be absolute.
     ///
     /// # Errors
-    /// `InvalidArgument` for a path no socket can have or that something else holds, `FailedPrecondition` where another
-    /// daemon answers, else what the kernel says.
+    /// `InvalidArgument` if a socket cannot have this path or another kind of file is there;
+    /// `FailedPrecondition` if another daemon accepts connections there; otherwise the kernel's error.
     pub fn bind(path: &Path) -> Result<Listener, Error> {
         Listener::try_bind(path, SOCKET_MODE, DIRECTORY_MODE)
             .map_err(|error| error.context(format_args!("listen on {}", path.display())))
     }
 
-    /// As [`Listener::bind`], for root alone: whoever may call can do what root can.
+    /// Listens like [`Listener::bind`], but only root can connect, because a client of this socket can do
+    /// everything that root can.
     ///
     /// # Errors
-    /// As [`Listener::bind`].
+    /// Those of [`Listener::bind`].
     pub fn bind_for_root(path: &Path) -> Result<Listener, Error> {
         Listener::try_bind(path, 0o600, 0o700)
             .map_err(|error| error.context(format_args!("listen on {}", path.display())))
@@ -81,8 +84,8 @@ impl Listener {
             .read(true)
             .custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits())
             .open(directory)
-            .context(|| "open its directory")?;
-        // Through the descriptor the temporary name is short however long the directory's path is.
+            .context(|| "open the socket's directory")?;
+        // The path through the descriptor is short even if the directory's path is long.
         let count = BOUND.fetch_add(1, Ordering::Relaxed);
         let temporary_name = format!("{TEMPORARY}{}-{count}", std::process::id());
         let place: PathBuf = format!("/proc/self/fd/{}", directory.as_raw_fd()).into();
@@ -90,24 +93,25 @@ impl Listener {
         let temporary = place.join(&temporary_name);
         let listener = UnixListener::bind(&temporary).context(|| "bind")?;
         std::fs::set_permissions(&temporary, Permissions::from_mode(socket_mode))
-            .context(|| "set its mode")?;
+            .context(|| "set the socket's mode")?;
         renameat(&directory, temporary_name.as_str(), &directory, name).context(|| "rename into place")?;
         let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;
         Ok(Listener { listener, watched })
     }
 
-    /// Waits for the next connection.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// What `accept` says: of one connection (`ECONNABORTED`) or of limits (`EMFILE`); later calls may work again.
+    /// The error of `accept`, either of one connection (`ECONNABORTED`) or because of a limit (`EMFILE`);
+    /// later calls may succeed.
     pub async fn accept(&self) -> io::Result<Watched> {
         let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
         Watched::new(stream.into())
     }
 }
 
-/// Removes sockets that a daemon left which was killed before it could rename them. One of a process that lives stays; there is none
-/// of this process, which renames what it has made before it makes another.
+/// Removes temporary sockets of daemons that were killed before the rename. Those of running processes are
+/// kept; this process has none, because it renames each socket before it binds the next one.
 fn sweep_temporary(place: &Path) -> Result<(), Error> {
     let listed = || -> io::Result<()> {
         for entry in std::fs::read_dir(place)? {
@@ -126,36 +130,37 @@ fn sweep_temporary(place: &Path) -> Result<(), Error> {
         }
         Ok(())
     };
-    listed().context(|| "clear old sockets")
+    listed().context(|| "remove old temporary sockets")
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     let _mask = umask::Public::begin();
-    DirBuilder::new().recursive(true).mode(mode).create(path).context(|| "make its directory")
+    let created = coracle_sandbox::disk::create_all(DirBuilder::new().recursive(true).mode(mode), path);
+    created.context(|| "create the socket's directory")
 }
 
-/// Directory and file name of a path that a socket can have.
+/// Splits a socket path into directory and file name; fails if the path is not valid.
 fn split(path: &Path) -> Result<(&Path, &std::ffi::OsStr), Error> {
     let invalid = |why: String| Error::new(Kind::InvalidArgument, why);
     let length = path.as_os_str().len();
     if length > PATH_BYTES_MAX {
         return Err(invalid(format!(
-            "the path has {length} bytes, a unix socket's has {PATH_BYTES_MAX} at most"
+            "the path has {length} bytes, but a unix socket's path can have at most {PATH_BYTES_MAX}"
         )));
     }
     match (path.is_absolute(), path.parent(), path.file_name()) {
         (true, Some(directory), Some(name)) => Ok((directory, name)),
-        _ => Err(invalid("not an absolute path of a file".into())),
+        _ => Err(invalid("not an absolute file path".into())),
     }
 }
 
-/// Only a socket that nobody answers on may be replaced.
+/// Fails unless the path does not exist or is a socket without a listening process.
 fn refuse_if_taken(path: &Path) -> Result<(), Error> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error.into()),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(Error::new(Kind::InvalidArgument, "the path holds something that is no socket"));
+            return Err(Error::new(Kind::InvalidArgument, "the path exists and is not a socket"));
         }
         Ok(_) => {}
     }
@@ -163,12 +168,18 @@ fn refuse_if_taken(path: &Path) -> Result<(), Error> {
     let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
         Err(Errno::ECONNREFUSED | Errno::ENOENT) => Ok(()),
-        // EAGAIN: its queue is full, so somebody keeps it.
-        Ok(()) | Err(Errno::EAGAIN) => Err(Error::new(
+        Ok(()) => Err(Error::new(
             Kind::FailedPrecondition,
-            "another daemon answers there: stop it, or use another path",
+            "another daemon listens there: stop it, or use another path",
         )),
-        Err(errno) => Err(errno).context(|| "ask whether another daemon answers"),
+        // The queue of connections is full, so a process listens.
+        Err(errno @ Errno::EAGAIN) => Err(Error::new(
+            Kind::FailedPrecondition,
+            format!(
+                "another daemon listens there and accepts no connections ({errno}): stop it, or use another path"
+            ),
+        )),
+        Err(errno) => Err(errno).context(|| "check whether another daemon listens"),
     }
 }
 
@@ -181,7 +192,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
 
-    /// A directory that goes away with the test.
+    /// A directory of one test; removed on drop.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -199,17 +210,17 @@ mod tests {
     }
 
     #[test]
-    fn replaces_a_dead_socket_and_leaves_a_live_one() {
+    fn a_stale_socket_is_replaced_and_a_listening_one_is_kept() {
         let scratch = Scratch::new("listen");
         let path = scratch.0.join("made/on/the/way/coracle.sock");
         reactor::run(async {
             let first = Listener::bind(&path).unwrap();
             let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
             assert_eq!(mode(&path), 0o660);
-            assert_eq!(mode(path.parent().unwrap()) & 0o027, 0, "others and group look around");
+            assert_eq!(mode(path.parent().unwrap()) & 0o027, 0, "group or others can list the directory");
             let second = Listener::bind(&path).err().unwrap();
             assert_eq!(second.kind(), Kind::FailedPrecondition);
-            assert!(second.to_string().contains("another daemon answers"), "{second}");
+            assert!(second.to_string().contains("another daemon listens"), "{second}");
             drop(first);
             assert!(UnixStream::connect(&path).is_err());
             let third = Listener::bind(&path).unwrap();
@@ -219,14 +230,14 @@ mod tests {
         });
     }
 
-    /// Without the fix the next daemon ends with "another daemon answers there".
+    /// Regression: the next daemon failed with "another daemon listens there".
     #[test]
-    fn a_socket_that_outlives_its_daemon_for_a_moment_is_waited_for() {
+    fn start_waits_for_a_socket_that_a_forked_child_of_the_old_daemon_holds() {
         let scratch = Scratch::new("outlive");
         let path = scratch.0.join("coracle.sock");
         reactor::run(async {
             let first = Listener::bind(&path).unwrap();
-            // The copy of a child that has not exec'ed yet.
+            // The copy that a child before its exec holds.
             let copy = first.listener.try_clone().unwrap();
             drop(first);
             let ends = reactor::spawn(async move {
@@ -242,16 +253,16 @@ mod tests {
             super::wait_until_free(&path).await;
             assert!(
                 start.elapsed() < std::time::Duration::from_secs(3),
-                "a daemon that lives is not waited for"
+                "the socket of a running daemon is not replaced"
             );
         });
     }
 
-    /// Without the fix they stay until somebody empties the directory.
+    /// Regression: temporary sockets of killed daemons were never removed.
     #[test]
-    fn sockets_of_killed_daemons_are_swept() {
+    fn temporary_sockets_of_killed_daemons_are_removed() {
         let scratch = Scratch::new("swept");
-        // Larger than any pid of Linux.
+        // Larger than any process ID of Linux.
         let dead = scratch.0.join(".coracle-4194305-0");
         let earlier = scratch.0.join(format!(".coracle-{}-99", std::process::id()));
         let alive = scratch.0.join(".coracle-1-0");
@@ -268,15 +279,15 @@ mod tests {
     }
 
     #[test]
-    fn refuses_paths_no_socket_can_have() {
+    fn invalid_socket_paths_are_refused() {
         let scratch = Scratch::new("refuse");
         let file = scratch.0.join("file");
         std::fs::write(&file, "precious").unwrap();
         let cases: [(PathBuf, &str); 4] = [
-            (file.clone(), "no socket"),
-            (scratch.0.join("x".repeat(PATH_BYTES_MAX)), "107 at most"),
-            ("relative.sock".into(), "not an absolute path"),
-            ("/".into(), "not an absolute path"),
+            (file.clone(), "not a socket"),
+            (scratch.0.join("x".repeat(PATH_BYTES_MAX)), "at most 107"),
+            ("relative.sock".into(), "not an absolute file path"),
+            ("/".into(), "not an absolute file path"),
         ];
         reactor::run(async {
             for (path, expected) in &cases {

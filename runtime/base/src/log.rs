@@ -1,48 +1,76 @@
-//! One line per event to stderr, `key=value`, in a form both people and `grep` read.
+//! Logging to stderr: one line of `key=value` pairs per event, for people and for `grep`.
 //!
 //! ```text
 //!   time=2026-11-20T22:34:13.123Z level=info msg="pod ready" pod=3f2a9c01b7d4e ms=4
+//!   {"time":"2026-11-20T22:34:13.123Z","level":"info","msg":"pod ready","pod":"3f2a9c01b7d4e","ms":"4"}
 //! ```
+//! The second line is in the format of `log_format = "json"`. If stderr is the journal (`JOURNAL_STREAM`,
+//! systemd.exec(5)), each line begins with its priority, `<4>`, which the journal removes (sd-daemon(3)).
 //!
-//! `log::info!("pod ready"; pod = id, ms = 4)`. Keys are spelled alike everywhere (`pod`, `ctr`, `op`, `step`, `ms`); `pod` and `ctr` are cut to the 13
-//! digits that crictl prints. Values with anything but plain printable characters are quoted and escaped, so that no image
-//! name or plugin's message can forge a line. Writing never blocks: a line that stderr's reader leaves no room for is
-//! dropped and counted, and the next one says how many. No line is longer than `LINE_BYTES_MAX`.
+//! `log::info!("pod ready"; pod = id, ms = 4)`. Keys have the same spelling everywhere (`pod`, `ctr`, `op`,
+//! `step`, `ms`); `pod` and `ctr` are cut to the 13 digits that crictl prints. Values with other than plain
+//! printable characters are quoted and escaped, so that no image name or plugin message can forge a line. A
+//! warning or error that equals one of the last minute is omitted and counted: see `repeats`. Writing never
+//! blocks: if the reader of stderr is too slow, lines are dropped and counted, and the next line reports
+//! their number. No line is longer than `LINE_BYTES_MAX`.
+
+mod repeats;
 
 use std::cell::{Cell, RefCell};
 use std::fmt::{self, Display, Write as _};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coracle_wire::{TIMESTAMP_BYTES, timestamp};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
-/// `PIPE_BUF`: what a pipe that polls writable takes at once, so that lines are whole and never block.
+use self::repeats::{Repeats, Verdict};
+use crate::history;
+use crate::text::is_hidden;
+
+/// Maximum length of a line in bytes (`PIPE_BUF`): a pipe that is ready for writing accepts this number of
+/// bytes at once, so that lines are complete and a write never blocks.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// Longest value, before escaping: leaves room for the other keys of a line.
+/// Maximum length of a value in bytes before escaping; leaves space for the other keys of a line.
 const VALUE_BYTES_MAX: usize = 1024;
 
-/// As many digits of an id as crictl prints.
+/// Messages that are never omitted as repetitions: they report requests or errors of others at that moment,
+/// which are new although the text is equal, or do not name their object.
+const EACH_WRITTEN: [&str; 4] = [
+    "mistake in the configuration",
+    "reload failed, keeping the old configuration",
+    "reload: these keys take effect after a restart",
+    "streaming: session ended with an error",
+];
+
+/// Maximum length in bytes of a text that is compared with others; a longer one is never omitted.
+const COMPARED_BYTES_MAX: usize = 8192;
+
+/// Number of digits of an ID that crictl prints.
 const ID_DIGITS: usize = 13;
 
-/// How much a line matters. Lines above the set level are not written.
+/// Beginnings of messages that are not recorded in the history: dumps of the current state, and output of
+/// plugins.
+const NOT_KEPT: [&str; 2] = ["dump", "plugin output"];
+
+/// Severity of a log message. Messages below the configured severity are not written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Something is lost or broken and a person should look.
+    /// Data is lost or a function is broken; the administrator should act.
     Error,
-    /// We went on, with less.
+    /// The daemon continues with reduced function.
     Warn,
-    /// One per change of state that CRI can see.
+    /// A state change that is visible in the CRI; there is one message for each change.
     #[default]
     Info,
-    /// For whoever looks for a fault.
+    /// Details for troubleshooting; not written by default.
     Debug,
 }
 
 impl Level {
-    /// As in the configuration and on the line.
+    /// Name of the level in the configuration and in log lines.
     pub fn name(self) -> &'static str {
         match self {
             Level::Error => "error",
@@ -51,84 +79,247 @@ impl Level {
             Level::Debug => "debug",
         }
     }
+
+    /// The level as a priority of syslog(3) and the journal.
+    fn priority(self) -> u8 {
+        match self {
+            Level::Error => 3,
+            Level::Warn => 4,
+            Level::Info => 6,
+            Level::Debug => 7,
+        }
+    }
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Pairs `key=value`.
+    #[default]
+    Text,
+    /// One JSON object; all values are strings.
+    Json,
 }
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Info as u8);
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+static HAS_PRIORITIES: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static LINE: RefCell<Line> = const { RefCell::new(Line { text: String::new(), value: String::new() }) };
+    static LINE: RefCell<Line> = const { RefCell::new(Line::new()) };
     static DROPPED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Sets the level from now on (start, SIGHUP).
+/// Sets the level for later messages; called at the start and on SIGHUP.
 pub fn set_level(level: Level) {
     LEVEL.store(level as u8, Ordering::Relaxed);
 }
 
-/// Whether a line of `level` would be written: for values that are dear to compute.
+/// Sets the format of later lines; called at the start and on SIGHUP.
+pub fn set_format(format: Format) {
+    IS_JSON.store(format == Format::Json, Ordering::Relaxed);
+}
+
+/// Enables priorities in front of lines if stderr is the journal's, according to `JOURNAL_STREAM`, which
+/// contains `DEVICE:INODE` of the journal's stream.
+pub fn detect_journal() {
+    let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    let is_journal = nix::sys::stat::fstat(std::io::stderr().as_fd())
+        .is_ok_and(|about| named == format!("{}:{}", about.st_dev, about.st_ino));
+    HAS_PRIORITIES.store(is_journal, Ordering::Relaxed);
+}
+
+/// Whether a message of `level` would be used; for values that are expensive to compute.
 pub fn is_enabled(level: Level) -> bool {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = coracle_sandbox::simulation::node() {
+        return node.wants_log();
+    }
+    is_written(level) || is_kept(level)
+}
+
+fn is_written(level: Level) -> bool {
     level as u8 <= LEVEL.load(Ordering::Relaxed)
 }
 
-/// Writes one line; the macros call this.
+/// Whether [`history`] records messages of this level, whatever level is configured.
+fn is_kept(level: Level) -> bool {
+    level <= Level::Info && history::is_open()
+}
+
+/// Logs one message; called by the macros.
 pub fn write(level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) {
-    if !is_enabled(level) {
-        return;
-    }
     LINE.with(|line| match line.try_borrow_mut() {
         Ok(mut line) => line.write(level, message, fields),
-        // A value's `Display` logs in turn: both lines are wanted.
-        Err(_) => Line { text: String::new(), value: String::new() }.write(level, message, fields),
+        // The `Display` of a value logged a line itself; both lines must be written.
+        Err(_) => Line::new().write(level, message, fields),
     });
 }
 
-/// Text of a line under way and of the value being escaped; both keep their memory from line to line.
+/// Writes the number of omitted repetitions of each message, because the counts are lost when the daemon
+/// ends.
+pub fn tell_repeats() {
+    LINE.with_borrow_mut(|line| {
+        for (said, left_out) in line.repeats.clear() {
+            line.emit_said(&said, left_out);
+        }
+    });
+}
+
+/// Buffers for the current line and the value that is being escaped; their memory is reused.
 struct Line {
     text: String,
     value: String,
+    repeats: Repeats<Said>,
+}
+
+/// A message that was omitted as a repetition.
+struct Said {
+    at: SystemTime,
+    level: Level,
+    message: String,
+    fields: Vec<(Box<str>, String)>,
+}
+
+impl Said {
+    fn new(at: SystemTime, level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) -> Said {
+        let fields = fields.iter().map(|(key, value)| ((*key).into(), value.to_string())).collect();
+        Said { at, level, message: message.to_string(), fields }
+    }
 }
 
 impl Line {
-    fn write(&mut self, level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) {
-        self.compose(SystemTime::now(), level, message, fields);
-        send(&self.text);
+    const fn new() -> Line {
+        Line { text: String::new(), value: String::new(), repeats: Repeats::new() }
     }
 
-    fn compose(
+    fn write(&mut self, level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) {
+        let now = SystemTime::now();
+        #[cfg(feature = "simulation")]
+        if let Some(node) = coracle_sandbox::simulation::node() {
+            self.text.clear();
+            self.compose(Format::Text, now, level, message, fields);
+            return node.log(&self.text);
+        }
+        let clock = crate::time::now();
+        let compared = if level <= Level::Warn { compared(level, message, fields) } else { String::new() };
+        for (said, left_out) in self.repeats.expire(clock, &compared) {
+            self.emit_said(&said, left_out);
+        }
+        let said = || Said::new(now, level, message, fields);
+        let left_out = match compared.is_empty() {
+            true => 0,
+            false => match self.repeats.judge(&compared, clock, said) {
+                Verdict::Write { left_out } => left_out,
+                Verdict::LeaveOut => return,
+            },
+        };
+        let is_out = match left_out {
+            0 => self.emit(now, level, message, fields),
+            _ => self.emit(now, level, message, &[fields, &[("repeated", &left_out)]].concat()),
+        };
+        if !is_out {
+            // The log has no such line, so that the next one is no repetition.
+            self.repeats.forget_line(&compared);
+        }
+    }
+
+    /// Writes an omitted message with its time and the number of omitted ones.
+    fn emit_said(&mut self, said: &Said, left_out: u32) {
+        let fields = said.fields.iter().map(|(key, value)| (&**key, value as &dyn Display));
+        let fields: Vec<_> = fields.chain([("repeated", &left_out as &dyn Display)]).collect();
+        self.emit(said.at, said.level, &said.message, &fields);
+    }
+
+    /// Writes a message to the history and to stderr, depending on its level. Returns false if stderr is full
+    /// and the message is lost.
+    fn emit(
         &mut self,
         now: SystemTime,
         level: Level,
         message: &dyn Display,
         fields: &[(&str, &dyn Display)],
+    ) -> bool {
+        let tells = || !NOT_KEPT.iter().any(|start| message.to_string().starts_with(start));
+        if is_kept(level) && tells() {
+            self.text.clear();
+            self.compose(Format::Json, now, level, message, fields);
+            let pod = fields.iter().find(|(key, _)| *key == "pod").map(|(_, value)| value.to_string());
+            history::keep(pod.as_deref(), &self.text);
+        }
+        if is_written(level) {
+            self.text.clear();
+            if HAS_PRIORITIES.load(Ordering::Relaxed) {
+                let _ = write!(self.text, "<{}>", level.priority());
+            }
+            let format = if IS_JSON.load(Ordering::Relaxed) { Format::Json } else { Format::Text };
+            self.compose(format, now, level, message, fields);
+            return send(&self.text);
+        }
+        true
+    }
+
+    /// Appends the formatted line to the text.
+    fn compose(
+        &mut self,
+        format: Format,
+        now: SystemTime,
+        level: Level,
+        message: &dyn Display,
+        fields: &[(&str, &dyn Display)],
     ) {
-        self.text.clear();
-        let _ = write!(self.text, "time={} level={}", Timestamp(now), level.name());
-        self.field("msg", message);
+        let (time, name) = (Timestamp(now), level.name());
+        let _ = match format {
+            Format::Text => write!(self.text, "time={time} level={name}"),
+            Format::Json => write!(self.text, "{{\"time\":\"{time}\",\"level\":\"{name}\""),
+        };
+        self.field(format, "msg", message);
         for (key, value) in fields {
-            self.field(key, *value);
+            self.field(format, key, *value);
         }
         let dropped = DROPPED.get();
         if dropped > 0 {
-            self.field("dropped", &dropped);
+            self.field(format, "dropped", &dropped);
         }
-        self.text.push('\n');
+        self.text.push_str(match format {
+            Format::Text => "\n",
+            Format::Json => "}\n",
+        });
     }
 
-    /// Adds ` key=value`, or nothing where the line is full.
-    fn field(&mut self, key: &str, value: &dyn Display) {
+    /// Appends ` key=value`, or nothing if the line is full.
+    fn field(&mut self, format: Format, key: &str, value: &dyn Display) {
         self.value.clear();
         let limit = if matches!(key, "pod" | "ctr") { ID_DIGITS } else { VALUE_BYTES_MAX };
-        // An error means that the value was cut, which the line may show.
+        // An error means that the value was cut; the cut value is still logged.
         let _ = write!(Cut { text: &mut self.value, limit }, "{value}");
         let start = self.text.len();
-        let _ = write!(self.text, " {key}={}", Quoted(&self.value));
-        if self.text.len() >= LINE_BYTES_MAX {
+        let _ = match format {
+            Format::Text => write!(self.text, " {key}={}", Quoted(&self.value)),
+            Format::Json => write!(self.text, ",\"{key}\":{}", Json(&self.value)),
+        };
+        if self.text.len() + "}\n".len() > LINE_BYTES_MAX {
             self.text.truncate(start);
         }
     }
 }
 
-/// Takes at most `limit` bytes, on a character's boundary.
+/// The text that must be equal for a message to be a repetition; empty if the message is never omitted or is
+/// too long to be compared.
+fn compared(level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) -> String {
+    let message = message.to_string();
+    if EACH_WRITTEN.contains(&message.as_str()) {
+        return String::new();
+    }
+    let mut text = format!("{}\0{message}", level.name());
+    for (key, value) in fields.iter().filter(|(key, _)| repeats::is_compared(key)) {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\0{key}={value}");
+    }
+    if text.len() > COMPARED_BYTES_MAX { String::new() } else { text }
+}
+
+/// A writer that accepts at most `limit` bytes and cuts at a character boundary.
 struct Cut<'a> {
     text: &'a mut String,
     limit: usize,
@@ -147,7 +338,8 @@ impl fmt::Write for Cut<'_> {
     }
 }
 
-/// A value as it stands on the line: bare where that is unmistakable, else in quotes with `"`, `\` and controls escaped.
+/// Formats a value: without quotes if that is unambiguous, otherwise in quotes with `"`, `\` and control
+/// characters escaped.
 struct Quoted<'a>(&'a str);
 
 impl Display for Quoted<'_> {
@@ -161,12 +353,7 @@ impl Display for Quoted<'_> {
             match letter {
                 '"' | '\\' => write!(out, "\\{letter}")?,
                 '\n' => out.write_str("\\n")?,
-                // Also what would turn a terminal's text round or hide it.
-                _ if letter.is_control()
-                    || matches!(letter, '\u{200b}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
-                {
-                    write!(out, "\\u{{{:x}}}", u32::from(letter))?;
-                }
+                _ if is_hidden(letter) => write!(out, "\\u{{{:x}}}", u32::from(letter))?,
                 _ => out.write_char(letter)?,
             }
         }
@@ -174,7 +361,25 @@ impl Display for Quoted<'_> {
     }
 }
 
-/// RFC 3339 in UTC with milliseconds. A clock before 1970 reads as 1970.
+/// Formats a value as a JSON string; characters that a terminal must not receive are escaped, too.
+struct Json<'a>(&'a str);
+
+impl Display for Json<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_char('"')?;
+        for letter in self.0.chars() {
+            match letter {
+                '"' | '\\' => write!(out, "\\{letter}")?,
+                // All of these are below U+10000: one escape each.
+                _ if is_hidden(letter) => write!(out, "\\u{:04x}", u32::from(letter))?,
+                _ => out.write_char(letter)?,
+            }
+        }
+        out.write_char('"')
+    }
+}
+
+/// Formats a time as RFC 3339 in UTC with milliseconds. Times before 1970 are written as 1970.
 struct Timestamp(SystemTime);
 
 impl Display for Timestamp {
@@ -186,19 +391,17 @@ impl Display for Timestamp {
     }
 }
 
-/// Writes where that does not block; otherwise counts.
-fn send(line: &str) {
+/// Writes the line if this does not block; otherwise counts it as lost. Returns whether it was written.
+fn send(line: &str) -> bool {
     let stderr = std::io::stderr();
     let mut poll = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
     let has_room = nix::poll::poll(&mut poll, PollTimeout::ZERO).is_ok_and(|count| count > 0);
-    if has_room && nix::unistd::write(stderr.as_fd(), line.as_bytes()).is_ok() {
-        DROPPED.set(0);
-    } else {
-        DROPPED.set(DROPPED.get() + 1);
-    }
+    let is_written = has_room && nix::unistd::write(stderr.as_fd(), line.as_bytes()).is_ok();
+    DROPPED.set(if is_written { 0 } else { DROPPED.get() + 1 });
+    is_written
 }
 
-/// One line at a level: `log_line!(Level::Info, "text"; key = value, …)`. Values are anything with `Display`.
+/// Logs one message at a level: `log_line!(Level::Info, "text"; key = value, …)`. Values implement `Display`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_line {
@@ -209,28 +412,28 @@ macro_rules! log_line {
     };
 }
 
-/// Something is lost or broken: `log::error!("text"; key = value, …)`.
+/// Logs lost data or a broken function: `log::error!("text"; key = value, …)`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_error {
     ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Error, $($line)+) };
 }
 
-/// We went on with less: `log::warn!("text"; key = value, …)`.
+/// Logs reduced function: `log::warn!("text"; key = value, …)`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_warn {
     ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Warn, $($line)+) };
 }
 
-/// A change of state: `log::info!("text"; key = value, …)`.
+/// Logs a state change: `log::info!("text"; key = value, …)`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_info {
     ($($line:tt)+) => { $crate::log_line!($crate::log::Level::Info, $($line)+) };
 }
 
-/// For whoever looks for a fault: `log::debug!("text"; key = value, …)`.
+/// Logs details for troubleshooting: `log::debug!("text"; key = value, …)`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_debug {
@@ -241,18 +444,19 @@ pub use crate::{log_debug as debug, log_error as error, log_info as info, log_li
 
 #[cfg(test)]
 mod tests {
-    use super::{Cut, DROPPED, LINE_BYTES_MAX, Level, Line, Quoted, Timestamp};
+    use super::{Cut, DROPPED, Format, Json, LINE_BYTES_MAX, Level, Line, Quoted, Timestamp, compared};
     use std::fmt::{Display, Write as _};
     use std::time::{Duration, UNIX_EPOCH};
 
     fn compose(message: &str, fields: &[(&str, &dyn Display)]) -> String {
-        let mut line = Line { text: String::new(), value: String::new() };
-        line.compose(UNIX_EPOCH + Duration::from_millis(1_795_213_000_042), Level::Info, &message, fields);
+        let mut line = Line::new();
+        let now = UNIX_EPOCH + Duration::from_millis(1_795_213_000_042);
+        line.compose(Format::Text, now, Level::Info, &message, fields);
         line.text
     }
 
     #[test]
-    fn a_line_reads_as_documented() {
+    fn a_line_has_the_documented_format() {
         let id = "3f2a9c01b7d4e5f60718293a4b5c6d7e";
         assert_eq!(
             compose("pod ready", &[("pod", &id), ("ms", &4)]),
@@ -281,6 +485,55 @@ mod tests {
     }
 
     #[test]
+    fn values_are_strings_of_json() {
+        for (value, expected) in [
+            ("plain", r#""plain""#),
+            ("say \"x\" \\", r#""say \"x\" \\""#),
+            ("a\nb", r#""a\u000ab""#),
+            ("\u{1b}[2J\u{202e}", r#""\u001b[2J\u202e""#),
+            ("größe", r#""größe""#),
+        ] {
+            assert_eq!(Json(value).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn only_lines_of_one_object_and_one_cause_are_the_same() {
+        let long = "x".repeat(2000);
+        let other = format!("{long}y");
+        let of = |pod: &str, error: &str, ms: u32| {
+            compared(Level::Warn, &"failed", &[("pod", &pod), ("error", &error), ("ms", &ms)])
+        };
+        assert_eq!(of("a", "full", 3), of("a", "full", 4));
+        for (pod, error) in [
+            ("b", "full"),
+            ("a", "denied"),
+            ("a", &long),
+            ("a", &other),
+            ("3f2a9c01b7d4e", "full"),
+            ("3f2a9c01b7d4e5", "full"),
+        ] {
+            let same = [
+                ("b", "full"),
+                ("a", "denied"),
+                ("a", &long),
+                ("a", &other),
+                ("3f2a9c01b7d4e", "full"),
+                ("3f2a9c01b7d4e5", "full"),
+            ]
+            .into_iter()
+            .filter(|(pod_2, error_2)| of(pod_2, error_2, 1) == of(pod, error, 1));
+            assert_eq!(same.count(), 1, "{pod} {error}");
+        }
+        assert_ne!(
+            of("a", "full", 1),
+            compared(Level::Error, &"failed", &[("pod", &"a"), ("error", &"full")])
+        );
+        assert_eq!(of("a", &"x".repeat(9000), 1), "", "too long to be remembered");
+        assert_eq!(compared(Level::Error, &"mistake in the configuration", &[("problem", &"a")]), "");
+    }
+
+    #[test]
     fn a_line_has_an_end() {
         let long = "é ".repeat(4000);
         let line = compose(&long, &[("a", &long), ("b", &long), ("c", &long), ("d", &long), ("last", &1)]);
@@ -288,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_keeps_characters_whole() {
+    fn values_are_cut_at_character_boundaries() {
         for limit in 0..8 {
             let mut text = String::new();
             let _ = write!(Cut { text: &mut text, limit }, "aé€b");
@@ -297,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn timestamps_have_milliseconds_and_begin_in_1970() {
+    fn timestamps_have_milliseconds_and_are_not_before_1970() {
         let at = UNIX_EPOCH + Duration::from_nanos(1_700_000_000_012_945_678);
         assert_eq!(Timestamp(at).to_string(), "2023-11-14T22:13:20.012Z");
         assert_eq!(Timestamp(UNIX_EPOCH - Duration::from_secs(1)).to_string(), "1970-01-01T00:00:00.000Z");

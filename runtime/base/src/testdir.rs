@@ -1,13 +1,14 @@
-//! Scratch directories for unit tests that need real files.
+//! Temporary directories for unit tests that need real files.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory for one test, deleted with it.
+/// A directory for one test; removed on drop.
 pub struct TestDir(PathBuf);
 
 impl TestDir {
-    /// Makes it below the system's directory for temporary files; `about` is a part of its name.
+    /// Creates the directory below the system's directory for temporary files; `about` becomes part of its
+    /// name.
     pub fn new(about: &str) -> TestDir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -16,14 +17,14 @@ impl TestDir {
         TestDir(path)
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Writes an executable shell script, in which `$D` is this directory. By a process of its own: were the file
-    /// open for writing in this one, a child that another test forks meanwhile would hold it open too, and running
-    /// it would fail (ETXTBSY).
+    /// Writes an executable shell script, in which `$D` is this directory. A child process writes the file:
+    /// if this process had the file open for writing, a child that another test forks at that moment would
+    /// inherit the descriptor, and executing the script would fail (ETXTBSY).
     pub fn script(&self, name: &str, script: &str) -> PathBuf {
         let path = self.0.join(name);
         let text = format!("#!/bin/sh\nD={}\n{script}\n", self.0.display());

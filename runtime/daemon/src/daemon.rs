@@ -1,17 +1,17 @@
-//! The daemon as its RPC handlers see it: what each of them may reach, put together once at start. Nothing is decided
-//! here; a handler takes what it needs and calls one room.
+//! The daemon's state for RPC handlers, created at the start.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_base::error::{Context, Error, Kind};
+use coracle_base::error::{Context, Error, Kind, plain};
 use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage};
 use coracle_base::workers::{self, Workers};
-use coracle_base::{listen, log, reactor};
+use coracle_base::{history, listen, log, reactor};
+use coracle_client::protocol;
 use coracle_engine::lifecycle::LifecycleHooks;
 use coracle_engine::modules::Modules;
 use coracle_engine::paths::Paths;
@@ -20,15 +20,14 @@ use coracle_images::Images;
 use coracle_network::Network;
 use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
 use coracle_sandbox::monitor::Program;
-use coracle_sandbox::{capability, probe, umask};
+use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
-use crate::control;
 use crate::plugins::Plugins;
 use crate::stats::Stats;
 
-/// Everything an RPC can reach.
+/// The parts of the daemon that RPC handlers use.
 pub(crate) struct Daemon {
     pub(crate) pods: Rc<Pods>,
     pub(crate) images: Rc<Images>,
@@ -36,37 +35,38 @@ pub(crate) struct Daemon {
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
     pub(crate) plugins: Rc<Plugins>,
-    /// Held while the daemon lives; the kernel lets go of it with the process.
+    /// Names of runtime handlers in addition to the empty name.
+    pub(crate) runtime_handlers: RefCell<Vec<String>>,
+    /// Whether the kubelet's cAdvisor can find pods and containers; the error is the reason why not. Unset if the API for
+    /// cAdvisor is disabled.
+    cadvisor_served: OnceCell<Result<(), String>>,
+    /// Lock of the state directory, held until the process ends.
     _lock: File,
 }
 
-/// The node's pod CIDR, as the kubelet gave it last.
+/// File name of the record of the node's pod CIDR, as last set by the kubelet.
 const POD_CIDR: &str = "pod-cidr";
 const POD_CIDR_VERSION: u8 = 1;
 
 impl Daemon {
-    /// Opens the store, finds every pod again, and is ready to serve when it returns.
+    /// Opens the store and recovers all pods; the daemon can serve requests when the function returns.
     pub(crate) async fn start(config: &Config) -> Result<Rc<Self>, Error> {
         let (root, state) = (config.root.clone(), config.state.clone());
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
         let lock = lock(&state).await?;
-        // The listening socket is the last that a daemon makes, and so the last that a child of it lets go of.
-        for path in [control::socket(&state), config.nri.socket_path.clone(), config.listen.clone()] {
+        if let Err(error) = history::open(&state) {
+            log::warn!("cannot keep the history of pods for `coracle why`"; error = plain(&error));
+        }
+        // The listening sockets are created last, so that they are also the last descriptors that a remaining
+        // child closes.
+        for path in [protocol::socket(&state), config.nri.socket_path.clone(), config.listen.clone()] {
             listen::wait_until_free(&path).await;
         }
         let cgroup_driver = cgroup_driver(config.cgroup.driver, &state)?;
         let workers = Workers::new(program(config, workers::PROGRAM));
-        let options = coracle_images::Options {
-            root: root.clone(),
-            keep_blobs: config.image.keep_blobs,
-            limits: config.image.limits(),
-            registries: config.registry.for_workers(),
-        };
-        let images = Images::open(options, Rc::clone(&workers))?;
-        images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
-        images.import_from(config.import_directories());
+        let images = open_images(config, &workers)?;
         let network =
             Network::new(network_options(config)?, coracle_network::in_workers(Rc::clone(&workers)));
         network.start();
@@ -97,20 +97,41 @@ impl Daemon {
         };
         let pods = Pods::new(node, Rc::clone(&plugins) as Rc<dyn LifecycleHooks>);
         if let Err(why) = &pods.node.kernel.user_namespaces {
-            log::info!("no user namespaces for pods"; reason = why);
+            log::info!("user namespaces for pods are not available"; reason = why);
         }
         pods.recover().await?;
+        log_taken_over(&pods);
         plugins.start(&pods).await?;
         let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.host.workers));
-        let control = control::Server::bind(&control::socket(&state), Rc::clone(&images))?;
-        reactor::spawn(control.run()).detach();
-        // Recovery has swept what no image needs: only now may there be more.
+        // Imports start only now, because recovery has removed unused images.
         images.follow_bundles();
-        Ok(Rc::new(Self { pods, images, network, streams, stats, plugins, _lock: lock }))
+        Ok(Rc::new(Self {
+            pods,
+            images,
+            network,
+            streams,
+            stats,
+            plugins,
+            runtime_handlers: RefCell::new(config.runtime_handlers.clone()),
+            cadvisor_served: OnceCell::new(),
+            _lock: lock,
+        }))
     }
 
-    /// Keeps the pod CIDR for this and the next daemons.
+    /// Stores whether the API for cAdvisor is served, for Status; called once.
+    pub(crate) fn set_cadvisor_served(&self, outcome: Result<(), String>) {
+        // It is decided once, at the start.
+        let _ = self.cadvisor_served.set(outcome);
+    }
+
+    /// Whether the kubelet's cAdvisor can find pods and containers; the error is the reason why not. `None` if the API for
+    /// cAdvisor is disabled.
+    pub(crate) fn cadvisor_served(&self) -> Option<&Result<(), String>> {
+        self.cadvisor_served.get()
+    }
+
+    /// Stores the pod CIDR durably.
     pub(crate) fn set_pod_cidr(&self, cidr: &str) -> Result<(), Error> {
         store::commit(
             &self.pods.node.paths.root,
@@ -124,20 +145,21 @@ impl Daemon {
     }
 }
 
-/// `--root` and `--state`: 0711 at most, since sockets and other tenants' files are below.
+/// Creates `--root` or `--state` with mode 0711 at most, because sockets and files of containers are in these directories.
 fn prepare_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::DirBuilderExt;
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o711);
     let _mask = umask::Public::begin();
-    builder.create(path).context(|| format!("make directory {}", path.display()))
+    disk::create_all(&builder, path).context(|| format!("make directory {}", path.display()))
 }
 
-/// How long a lock may outlive its daemon: a child that was cloned but had not exec'ed when the daemon was killed holds
-/// copies of its descriptors, until it notices and ends.
+/// Maximum time for which a lock stays held after its daemon was killed: a child between clone and exec has copies of the
+/// daemon's descriptors until it ends.
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 
-/// Before any pod is touched: a second daemon on the same state would take the first one's monitors away from it.
+/// Locks the state directory before any pod is accessed: a second daemon with the same state would disconnect
+/// the first one's monitors.
 async fn lock(state: &Path) -> Result<File, Error> {
     let path = state.join("lock");
     let file = File::create(&path).context(|| format!("make {}", path.display()))?;
@@ -164,25 +186,53 @@ fn load_pod_cidr(root: &Path) -> String {
         Ok(loaded) => String::from_utf8(loaded.body).unwrap_or_default(),
         Err(Damage::Absent) => String::new(),
         Err(damage) => {
-            log::warn!("the pod CIDR cannot be read; the kubelet sends it again"; reason = damage);
+            log::warn!("cannot read the pod CIDR, waiting for the kubelet to send it"; reason = damage);
             String::new()
         }
     }
 }
 
-/// A program of ours: where the configuration says, else beside this one.
+/// Number of bytes that can still be written to the file system of `directory`; `None` if it is unknown.
+pub(crate) fn free_bytes(directory: &Path) -> Option<u64> {
+    let room = nix::sys::statvfs::statvfs(directory).ok()?;
+    Some(room.blocks_available().saturating_mul(room.fragment_size()))
+}
+
+/// Opens the image store with the configured limits, registries, pins and import directories.
+fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Error> {
+    let options = coracle_images::Options {
+        root: config.root.clone(),
+        keep_blobs: config.image.keep_blobs,
+        limits: config.image.limits(),
+        registries: config.registry.for_workers(),
+    };
+    let images = Images::open(options, Rc::clone(workers))?;
+    images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
+    images.import_from(config.import_directories());
+    Ok(images)
+}
+
+/// Logs how many pods and containers of an earlier daemon this one continues.
+fn log_taken_over(pods: &Pods) {
+    let (known, containers) = (pods.pods(), pods.containers());
+    if !known.is_empty() {
+        log::info!("taken over"; pods = known.len(), containers = containers.len());
+    }
+}
+
+/// Path of one of coracle's programs: in the configured directory, otherwise in that of this program.
 pub(crate) fn program(config: &Config, name: &str) -> PathBuf {
     match &config.program_dir {
         Some(directory) => directory.join(name),
         None => {
-            // After an upgrade in place the link reads `…/coracle (deleted)`; its directory is right all the same.
+            // After an upgrade in place the link is `…/coracle (deleted)`; its directory is still correct.
             let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
             own.with_file_name(name)
         }
     }
 }
 
-/// A default network that could not be is refused here, where its keys are known, not at the first pod.
+/// The options of the network crate. An invalid default network is an error already at the start, not at the first pod.
 pub(crate) fn network_options(config: &Config) -> Result<coracle_network::Options, Error> {
     let default = match config.network.default {
         DefaultNetwork::None => None,
@@ -207,40 +257,48 @@ fn boot_id() -> Result<String, Error> {
     text.map(|text| text.trim().to_owned()).map_err(|error| error.with_kind(Kind::Internal))
 }
 
-/// Whether systemd runs this host: the documented test (sd_booted(3)).
+/// Directory that exists if systemd is the init system (sd_booted(3)).
 const SYSTEMD: &str = "/run/systemd/system";
-/// Where workers ask it.
+/// The system bus, which workers use.
 const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 
-/// Who makes cgroups. What `auto` has found out holds for this boot, since a kubelet asks once and its pods stay: the file
-/// in the state directory goes with them.
+fn systemd_runs_host() -> bool {
+    [SYSTEMD, SYSTEM_BUS].into_iter().all(|path| Path::new(path).exists())
+}
+
+/// The reason why the daemon does not start with this cgroup driver on this host.
+pub(crate) fn refused_driver(wanted: CgroupDriver) -> Option<String> {
+    let is_refused = matches!(wanted, CgroupDriver::Systemd) && !systemd_runs_host();
+    is_refused
+        .then(|| format!("cgroup.driver: systemd does not run this host: no {SYSTEMD}, or no {SYSTEM_BUS}"))
+}
+
+/// The cgroup driver. The result of `auto` is kept until the next boot in a file in the state directory,
+/// because the kubelet asks once and existing pods keep their cgroups.
 fn cgroup_driver(wanted: CgroupDriver, state: &Path) -> Result<Driver, Error> {
-    let runs_host = [SYSTEMD, SYSTEM_BUS].into_iter().all(|path| Path::new(path).exists());
+    if let Some(text) = refused_driver(wanted) {
+        return Err(Error::new(Kind::FailedPrecondition, text));
+    }
     match wanted {
         CgroupDriver::Cgroupfs => Ok(Driver::Cgroupfs),
-        CgroupDriver::Systemd if runs_host => Ok(Driver::Systemd),
-        CgroupDriver::Systemd => {
-            let text =
-                format!("cgroup.driver: systemd does not run this host: no {SYSTEMD}, or no {SYSTEM_BUS}");
-            Err(Error::new(Kind::FailedPrecondition, text))
-        }
+        CgroupDriver::Systemd => Ok(Driver::Systemd),
         CgroupDriver::Auto => {
             let path = state.join("cgroup-driver");
             let (driver, name) = match std::fs::read_to_string(&path).ok().as_deref() {
                 Some("systemd") => return Ok(Driver::Systemd),
                 Some("cgroupfs") => return Ok(Driver::Cgroupfs),
-                Some(_) | None if runs_host => (Driver::Systemd, "systemd"),
+                Some(_) | None if systemd_runs_host() => (Driver::Systemd, "systemd"),
                 Some(_) | None => (Driver::Cgroupfs, "cgroupfs"),
             };
             std::fs::write(&path, name).context(|| format!("write {}", path.display()))?;
-            log::info!("cgroup driver"; driver = name);
+            log::info!("cgroup driver selected"; driver = name);
             Ok(driver)
         }
     }
 }
 
-/// Where pods go that name no cgroup parent.
-fn cgroup_parent(configured: &str, driver: Driver) -> Result<String, Error> {
+/// The cgroup parent of pods whose request has none.
+pub(crate) fn cgroup_parent(configured: &str, driver: Driver) -> Result<String, Error> {
     match (driver, configured) {
         (Driver::Cgroupfs, "") => Ok("/coracle".to_owned()),
         (Driver::Cgroupfs, parent) => Ok(format!("/{}", parent.trim_matches('/'))),

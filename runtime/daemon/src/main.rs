@@ -1,7 +1,7 @@
-//! coracle: the daemon a kubelet calls to run pods, and the command line that goes with it.
+//! coracle: the CRI daemon and its command line.
 //!
 //! ```text
-//!   cli ──> serve ──> config ──> daemon ──> rpc (the socket) ──> cri/… (one file per RPC)
+//! cli ──> serve ──> config ──> daemon ──> rpc (the socket) ──> cri/… (one file per RPC)
 //! ```
 //!
 //! This file only chooses the subcommand.
@@ -17,21 +17,31 @@ mod daemon;
 mod metrics;
 mod notify;
 mod plugins;
+mod preflight;
 mod rpc;
 mod serve;
 mod settle;
 mod stats;
 
-use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use cli::Command;
+use config::{Config, Sources};
+use coracle_client::{EXIT_USAGE, Typed, complain, events, exec, image, list, logs, print, support, why};
 
 fn main() -> ExitCode {
     match cli::parse(std::env::args_os().skip(1)) {
         Ok(Command::Serve(sources)) => serve::run(&sources),
         Ok(Command::ConfigCheck(sources)) => match config::load(&sources) {
-            Ok(_) => print("no mistakes\n"),
+            Ok(config) => {
+                let mut mistakes = preflight::mistakes(&config);
+                mistakes.extend(preflight::streaming_certificate(&config).err());
+                match mistakes.is_empty() {
+                    true => print("no mistakes\n"),
+                    false => complain(mistakes),
+                }
+            }
             Err(problems) => complain(problems),
         },
         Ok(Command::ConfigDefault) => print(&config::document()),
@@ -41,30 +51,44 @@ fn main() -> ExitCode {
             Ok(config) => check::run(&config, as_json),
             Err(problems) => complain(problems),
         },
-        Ok(Command::Image(words, sources)) => match config::load(&sources) {
-            Ok(config) => control::client::run(&config.state, &words),
-            Err(problems) => complain(problems),
-        },
+        Ok(Command::List(command, sources)) => with_daemon(list::run, &command, &sources),
+        Ok(Command::Events(command, sources)) => with_daemon(events::run, &command, &sources),
+        Ok(Command::Logs(command, sources)) => with_daemon(logs::run, &command, &sources),
+        Ok(Command::Exec(command, sources)) => with_daemon(exec::run, &command, &sources),
+        Ok(Command::Image(command, sources)) => with_daemon(image::run, &command, &sources),
+        Ok(Command::Why(command, sources)) => with_daemon(why::run, &command, &sources),
+        Ok(Command::SupportDump(command, sources)) => support::run(&about_node(&sources), &command),
         Err(usage) => {
             complain([usage]);
-            ExitCode::from(cli::EXIT_USAGE)
+            ExitCode::from(EXIT_USAGE)
         }
     }
 }
 
-/// To stdout; a reader that left early is no failure worth a message.
-fn print(text: &str) -> ExitCode {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+/// Executes a command with the state directory of the daemon, which the configuration names.
+fn with_daemon(run: fn(&Path, &Typed) -> ExitCode, command: &Typed, sources: &Sources) -> ExitCode {
+    match config::load(sources) {
+        Ok(config) => run(&config.state, command),
+        Err(problems) => complain(problems),
     }
 }
 
-/// To stderr, one line each.
-fn complain<T: std::fmt::Display>(lines: impl IntoIterator<Item = T>) -> ExitCode {
-    for line in lines {
-        // Without a stderr there is nobody to tell.
-        let _ = writeln!(std::io::stderr(), "coracle: {line}");
+/// Collects the part of a support dump that this crate supplies. An invalid configuration is replaced by the default one, and
+/// its errors are added.
+fn about_node(sources: &Sources) -> support::Node {
+    let (config, mistakes) = match config::load(sources) {
+        Ok(config) => (config, Vec::new()),
+        Err(problems) => (Config::default(), problems),
+    };
+    let mistakes: String = mistakes.iter().map(|problem| format!("{problem}\n")).collect();
+    support::Node {
+        configuration: config::files(sources),
+        texts: vec![
+            ("version.txt", cli::version()),
+            ("check.txt", check::text(&config, false).map_or_else(|error| error, |(text, _)| text)),
+            ("mistakes.txt", mistakes),
+        ],
+        root: config.root,
+        state: config.state,
     }
-    ExitCode::FAILURE
 }

@@ -1,4 +1,5 @@
-//! Tells systemd how far we are: sd_notify(3)'s datagrams, without its library. Where nobody listens nothing happens.
+//! Notifies systemd of the state of the service with the datagrams of sd_notify(3), without its library. No
+//! effect without NOTIFY_SOCKET.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -9,29 +10,29 @@ use std::time::Duration;
 use coracle_base::{log, reactor};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, sendto, socket};
 
-/// The unit is up: sent once the CRI socket answers.
+/// State message: the service has started; sent when the CRI socket accepts calls.
 pub(crate) const READY: &str = "READY=1";
 
-/// The unit is going down.
+/// State message: the service is shutting down.
 pub(crate) const STOPPING: &str = "STOPPING=1";
 
-/// The loop still turns.
+/// State message: keep-alive for the watchdog.
 const WATCHDOG: &str = "WATCHDOG=1";
 
-/// Where to tell: `NOTIFY_SOCKET` of the environment we were started with.
+/// The service manager's socket, from `NOTIFY_SOCKET`.
 #[derive(Clone)]
 pub(crate) struct Notifier {
     address: Option<OsString>,
 }
 
 impl Notifier {
-    /// For the service manager that started us, if one did.
+    /// Creates a notifier for the service manager that started this process, if any.
     pub(crate) fn from_environment() -> Notifier {
         Notifier { address: std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty()) }
     }
 
-    /// Says from now on that the loop turns, twice as often as the manager wants to hear it (sd_watchdog_enabled(3)). It is
-    /// a task like all others, so a loop that is stuck is silent. Without WATCHDOG_USEC there is no task and no timer.
+    /// Sends keep-alive messages twice as often as the manager requires (sd_watchdog_enabled(3)). The messages are sent by an
+    /// ordinary task, so a blocked event loop sends none. Without WATCHDOG_USEC there is no task and no timer.
     pub(crate) fn keep_telling(self) {
         let variable = |name| std::env::var(name).ok();
         let limit = watchdog_limit(variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"), std::process::id());
@@ -45,16 +46,16 @@ impl Notifier {
         .detach();
     }
 
-    /// Sends `state`. A manager that cannot be told is logged: it will take us for dead, which must have a trace.
+    /// Sends the state message `state`. An error is logged, because the manager may kill the daemon as a result.
     pub(crate) fn tell(&self, state: &str) {
         let Some(address) = &self.address else { return };
         if let Err(error) = send(address, state) {
-            log::warn!("notify"; state = state, socket = address.display(), error = coracle_base::error::plain(&error));
+            log::warn!("cannot notify systemd"; state = state, socket = address.display(), error = coracle_base::error::plain(&error));
         }
     }
 }
 
-/// How long the manager waits for a word, if it is ours to give.
+/// The watchdog's interval; `None` if the environment has none or it is for another process.
 fn watchdog_limit(microseconds: Option<String>, pid: Option<String>, own: u32) -> Option<Duration> {
     if pid.is_some_and(|pid| pid.parse() != Ok(own)) {
         return None;
@@ -63,7 +64,7 @@ fn watchdog_limit(microseconds: Option<String>, pid: Option<String>, own: u32) -
     Some(Duration::from_micros(microseconds))
 }
 
-/// One datagram; never blocks. `@` in front means the abstract namespace.
+/// Sends one datagram without blocking. A leading `@` means the abstract namespace.
 fn send(address: &OsStr, state: &str) -> io::Result<()> {
     let address = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => UnixAddr::new_abstract(name)?,

@@ -1,5 +1,6 @@
-//! `coracle serve`, from its flags to its end: configuration, loop, daemon, socket, READY, signals, drain.
+//! `coracle serve`: configuration, event loop, daemon, socket, READY notification, signals, drain.
 
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,74 +9,88 @@ use coracle_base::error::{Context, Error};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Signals};
+use coracle_base::waits::{self, Waiting};
+use coracle_client::{EXIT_USAGE, protocol};
 use coracle_sandbox::{sched, umask};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
 
-use crate::config::{self, Config, Problem, Sources};
+use crate::config::{self, Config, Sources};
 use crate::daemon::Daemon;
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::rpc::{Server, Service};
-use crate::{cli, containerd, metrics, settle};
+use crate::{containerd, control, metrics, preflight, settle};
 
-/// How long calls may go on after SIGTERM. A fast restart serves a kubelet better than a long goodbye: it retries.
+/// Time limit for running calls after SIGTERM. Kubelets retry, therefore a fast restart is better than a long drain.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Runs the daemon until SIGTERM or SIGINT. Exit code 2: the configuration is wrong; 1: the daemon could not start.
+/// Runs the daemon until SIGTERM or SIGINT. Exit code 2: invalid configuration; 1: the daemon could not
+/// start.
 pub(crate) fn run(sources: &Sources) -> ExitCode {
+    log::detect_journal();
     let config = match config::load(sources) {
         Ok(config) => config,
         Err(problems) => {
             report(&problems);
-            return ExitCode::from(cli::EXIT_USAGE);
+            return ExitCode::from(EXIT_USAGE);
         }
     };
     log::set_level(config.log_level);
+    log::set_format(config.log_format);
+    let mistakes = preflight::mistakes(&config);
+    if !mistakes.is_empty() {
+        report(&mistakes);
+        return ExitCode::from(EXIT_USAGE);
+    }
     umask::keep_private();
     raise_descriptor_limit();
     if let Err(error) = sched::set_short_slice() {
-        log::warn!("answers wait while other programs compute"; error = error);
+        log::warn!("cannot set a short scheduler slice, answers may be delayed"; error = error);
     }
-    match reactor::run(serve(sources, config)) {
+    let served = reactor::try_run(serve(sources, config));
+    match served.unwrap_or_else(|error| Err(Error::from(error).context("make an event loop"))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!("serve"; error = error);
+            log::error!("cannot start"; error = error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// A soft limit is often 1024 for the sake of `select`; a full node with its streams needs more. Where it stays, an
-/// accept or an open says so when it comes to that.
+/// Raises the soft limit of open files to the hard limit. The soft limit is often 1024 for programs with `select`; a full node
+/// with streams needs more. If this fails, later accepts or opens report the error.
 fn raise_descriptor_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(errno) = raised {
-        log::warn!("the limit of open files stays low"; error = errno);
+        log::warn!("cannot raise the limit of open files"; error = errno);
     }
 }
 
-/// Every problem of a configuration, one log line each.
-pub(crate) fn report(problems: &[Problem]) {
+/// Logs every problem of a configuration, one message each.
+pub(crate) fn report(problems: &[impl Display]) {
     for problem in problems {
-        log::error!("configuration"; problem = problem);
+        log::error!("mistake in the configuration"; problem = problem);
     }
 }
 
 async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
-    // First of all, so that a signal during the start waits instead of killing.
+    // Before anything else, so that a signal during the start is handled later and does not kill the process.
     let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1])
         .context(|| "watch for signals")?;
     let notifier = Notifier::from_environment();
     let daemon = Daemon::start(&config).await?;
+    let (images, weak) = (Rc::clone(&daemon.images), Rc::downgrade(&daemon));
+    let control = control::Server::bind(&protocol::socket(&config.state), images, weak)?;
+    reactor::spawn(control.run()).detach();
     let _metrics = match &config.metrics_address {
         Some(address) => Some(metrics::Server::start(address, Rc::clone(&daemon))?),
         None => None,
     };
     let listener = Listener::bind(&config.listen)?;
     let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
-    let _containerd = serve_containerd(&config, &daemon);
+    let for_cadvisor = containerd::Socket::serve(&config, &daemon);
     notifier.tell(READY);
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
@@ -84,7 +99,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     while let Some(signal) = signals.next().await {
         match signal {
             Signal::SIGHUP => reload(sources, &mut config, &daemon),
-            Signal::SIGUSR1 => dump(&server),
+            Signal::SIGUSR1 => dump(&server, &daemon),
             _ => {
                 log::info!("stopping"; signal = signal, calls = server.counts().calls);
                 break;
@@ -92,47 +107,44 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
         }
     }
     notifier.tell(STOPPING);
-    // Streams of events have no end of their own, and would be waited for.
+    if let Some(socket) = for_cadvisor {
+        socket.remove();
+    }
+    // Event streams do not end by themselves, so the drain would wait for them.
     daemon.pods.end_listening();
-    // Operations whose clients have gone are under way without a call. What does not end is taken up by the next
-    // daemon, as after a crash.
+    // Operations may still run although their calls have ended. The next daemon continues unfinished ones, as
+    // after a crash.
     let operations = reactor::deadline(DRAIN, daemon.pods.operations.none_left());
     let (cut_off, ended) = smol::future::zip(server.drain(DRAIN), operations).await;
     if ended.is_err() {
-        log::warn!("operations of pods are cut off");
+        log::warn!("operations of pods did not complete in time");
     }
     daemon.plugins.stop().await;
     if let Err(error) = daemon.pods.release_cgroup_parent() {
-        log::warn!("the cgroup of all pods stays"; error = error);
+        log::warn!("cannot remove the cgroup parent of pods"; error = error);
     }
+    log::tell_repeats();
     log::info!("stopped"; calls_cut_off = cut_off);
     Ok(())
 }
 
-/// What the kubelet's cAdvisor asks of containerd, where that is wanted and nobody else answers.
-fn serve_containerd(config: &Config, daemon: &Rc<Daemon>) -> Option<Server> {
-    let path = config.containerd_socket.as_deref()?;
-    match Listener::bind(path) {
-        Ok(listener) => Some(Server::start_other(listener, containerd::service(Rc::clone(daemon)))),
-        Err(error) => {
-            log::warn!("containerd's calls are not served"; error = error);
-            None
-        }
-    }
-}
-
-/// Takes over what a running daemon can; a configuration with a mistake changes nothing.
+/// Loads the configuration again and applies the reloadable keys; an invalid configuration changes nothing.
 fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
     let new = match config::load(sources) {
         Ok(new) => new,
         Err(problems) => {
             report(&problems);
-            return log::error!("reload: the old configuration stays"; problems = problems.len());
+            return log::error!("reload failed, keeping the old configuration"; problems = problems.len());
         }
     };
+    let mistakes = preflight::mistakes(&new);
+    if !mistakes.is_empty() {
+        report(&mistakes);
+        return log::error!("reload failed, keeping the old configuration"; problems = mistakes.len());
+    }
     let changes = config::changes(config, &new);
     if let Err(error) = daemon.images.configure(&new.pinned_images, new.sandbox_image.as_deref()) {
-        return log::error!("reload: the old configuration stays"; error = error);
+        return log::error!("reload failed, keeping the old configuration"; error = error);
     }
     daemon.images.keep_blobs(new.image.keep_blobs);
     if new.image.import_dirs != config.image.import_dirs {
@@ -140,16 +152,18 @@ fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
     }
     daemon.images.set_registries(new.registry.for_workers());
     log::set_level(new.log_level);
+    log::set_format(new.log_format);
     daemon.plugins.configure(&new.nri);
+    daemon.runtime_handlers.borrow_mut().clone_from(&new.runtime_handlers);
     if !changes.needs_restart.is_empty() {
-        log::warn!("reload: needs a restart"; keys = changes.needs_restart.join(","));
+        log::warn!("reload: these keys take effect after a restart"; keys = changes.needs_restart.join(","));
     }
-    log::info!("reload"; keys = changes.reloadable.join(","));
+    log::info!("reload: configuration applied"; keys = changes.reloadable.join(","));
     *config = new;
 }
 
-/// What the daemon holds, on SIGUSR1.
-fn dump(server: &Server) {
+/// Logs the state of the daemon, on SIGUSR1.
+fn dump(server: &Server, daemon: &Daemon) {
     let (held, counts) = (reactor::stats(), server.counts());
     log::info!(
         "dump";
@@ -163,4 +177,18 @@ fn dump(server: &Server) {
         calls_max = counts.calls_max,
         calls_total = counts.calls_total
     );
+    let containers = daemon.pods.containers();
+    for pod in daemon.pods.every_pod() {
+        let own = containers.iter().filter(|container| container.pod.id == pod.id);
+        let (made, running) = own
+            .fold((0, 0), |(made, running), container| (made + 1, running + u32::from(container.pid() != 0)));
+        let state = pod.record().state.name();
+        log::info!("dump pod"; pod = pod.id, name = pod.name(), state = state, containers = made, running = running);
+    }
+    for Waiting { pod, name, what, since } in waits::list() {
+        log::info!("dump wait"; pod = pod, name = name, what = what, s = since.as_secs());
+    }
+    for pull in daemon.images.pulling() {
+        log::info!("dump pull"; image = pull.name, bytes = pull.progress.bytes_done, s = pull.since.as_secs());
+    }
 }

@@ -1,21 +1,21 @@
-//! Lets go of code that is not in use. The program's file is mapped, and what a start or a burst of pods has touched would
-//! stay mapped for as long as the daemon lives: two thirds of its memory. Some seconds after work began it is let go of
-//! as a whole; what the next call needs comes back from the page cache, some sixteen pages at a time and within
-//! microseconds. Nothing wakes up where nothing was done.
+//! Releases memory of unused program code. The program's file is mapped, and pages that the start or a burst of pods has used
+//! would stay mapped as long as the daemon runs: two thirds of its memory. Some seconds after work has started, all pages are
+//! released (MADV_DONTNEED); the next call loads the pages that it needs from the page cache, some sixteen at a time and within
+//! microseconds. An idle daemon is not woken up.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use coracle_base::reactor;
 
-/// From the first work after the last time.
+/// Time between the first work after a release and the next release.
 const PAUSE: Duration = Duration::from_secs(10);
 
 thread_local! {
     static IS_DUE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// There was work: its code will be let go of.
+/// Schedules the release; called when work has started.
 pub(crate) fn after_work() {
     if IS_DUE.replace(true) {
         return;

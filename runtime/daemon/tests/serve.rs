@@ -1,4 +1,4 @@
-//! The built program from outside: READY, signals, the second daemon, `config`. Needs no privileges.
+//! Tests the built program from outside: READY, signals, a second daemon, `config`. Needs no privileges.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -11,10 +11,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// No wait of these tests is longer.
+/// Time limit of all waits in these tests.
 const LONG: Duration = Duration::from_secs(10);
 
-/// A directory for one test; what runs in it ends with it.
+/// A directory for one test; dropping it ends the processes of the test.
 struct Node {
     directory: PathBuf,
     manager: UnixDatagram,
@@ -26,7 +26,7 @@ impl Node {
         let directory = std::env::temp_dir().join(format!("coracle-serve-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         std::fs::write(directory.join("config.toml"), config).unwrap();
-        // The monitor's program is loaded at start; no pod is started here.
+        // The monitor's program is loaded at the start; no pod is started.
         std::fs::write(directory.join("coracle-pod"), "").unwrap();
         std::fs::create_dir_all(directory.join("conf.d")).unwrap();
         let programs = format!("program_dir = {:?}\n", directory.display().to_string());
@@ -56,7 +56,7 @@ impl Node {
         assert_eq!(self.told(), "READY=1");
     }
 
-    /// What the daemon told systemd next.
+    /// Receives the daemon's next notification to systemd.
     fn told(&self) -> String {
         let mut text = [0; 256];
         let count = self.manager.recv(&mut text).expect("nothing was told in time");
@@ -82,7 +82,7 @@ impl Drop for Node {
     }
 }
 
-/// Exit code and stderr of a program that ends by itself.
+/// Waits for a program that ends by itself; returns its exit code and standard error.
 fn finish(mut child: Child) -> (Option<i32>, String) {
     let start = Instant::now();
     let mut log = read_until(&mut child, |_| false);
@@ -93,7 +93,7 @@ fn finish(mut child: Child) -> (Option<i32>, String) {
     (child.wait().unwrap().code(), log)
 }
 
-/// Reads stderr until `is_enough`, its end, or the end of patience.
+/// Reads standard error until `is_enough`, end of file, or the time limit.
 fn read_until(child: &mut Child, is_enough: impl Fn(&str) -> bool) -> String {
     let end = Instant::now() + LONG;
     let stderr = child.stderr.as_mut().unwrap();

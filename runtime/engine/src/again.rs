@@ -1,6 +1,7 @@
-//! What the start could not find out for now: a record or a directory that could not be read, a monitor that did not answer, too
-//! few descriptors. It is left alone with everything it may own, a condition in Status tells of it, and it is tried again until it
-//! works: one error at the wrong moment must not end a container that runs.
+//! Retries of temporary failures at the daemon's start: a record or a directory that could not be read, a
+//! monitor that did not respond, too few descriptors. The daemon does not change the objects of such a pod,
+//! Status has a condition for the pod, and the attempt is repeated until it succeeds: a temporary error must
+//! not end a running container.
 
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -8,33 +9,63 @@ use std::time::Duration;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
-use coracle_sandbox::PodId;
+use coracle_sandbox::{PodId, disk};
+use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::unknown::Unknown;
 use crate::{Pod, Pods};
 
-/// From one try to the next: doubled each time, up to the second.
+/// Delay before the first retry; each further delay is twice the previous one, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(15);
 
-/// Descriptors that pods leave to everything else: connections, execs with their pipes, workers.
+/// Number of descriptors that must remain free when a pod is created: for connections, execs with their pipes, and workers.
 const DESCRIPTORS_RESERVED: u64 = 64;
 
 impl Pods {
-    /// How many pods are not wholly known, and why the first of them is not.
+    /// Number of pods whose state is not completely known, and the reason for the first of them; `None` if
+    /// the state of every pod is known.
     pub fn unknown(&self) -> Option<(usize, String)> {
         let unknown = self.unknown.borrow();
         let first = unknown.values().next()?;
         Some((unknown.len(), first.reason.clone()))
     }
 
-    /// Takes down what is not known of a pod; `None`: it is.
+    /// Refuses a new pod sandbox while the record of another one cannot be read, for at most one minute: the other one may have the
+    /// same name.
+    ///
+    /// # Errors
+    /// `Unavailable`: the client may repeat the call.
+    pub(crate) fn require_names(&self) -> Result<(), Error> {
+        let (unknown, pods) = (self.unknown.borrow(), self.table.pods.borrow());
+        match unknown.iter().find(|(id, unknown)| !pods.contains_key(id) && unknown.is_new()) {
+            Some((_, unknown)) => Err(Error::new(Kind::Unavailable, unknown.reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a new container while the record of another container of the pod cannot be read, for at most one minute: the other one
+    /// may have the same name.
+    ///
+    /// # Errors
+    /// `Unavailable`: the client may repeat the call.
+    pub(crate) fn require_container_names(&self, pod: PodId) -> Result<(), Error> {
+        let unknown = self.unknown.borrow();
+        match unknown.get(&pod).filter(|unknown| unknown.is_unread && unknown.is_new()) {
+            Some(unknown) => Err(Error::new(Kind::Unavailable, unknown.reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Records which part of a pod's state is unknown; `None`: no part.
     pub(crate) fn set_unknown(&self, id: PodId, unknown: Option<Unknown>) {
         match unknown {
             Some(unknown) => {
-                log::warn!("a pod is not wholly known, tried again later"; pod = id, reason = unknown.reason);
-                self.unknown.borrow_mut().insert(id, unknown);
+                log::warn!("state of a pod is unknown, will retry"; pod = id, reason = unknown.reason);
+                let mut table = self.unknown.borrow_mut();
+                let since = table.get(&id).map_or(unknown.since, |before| before.since);
+                table.insert(id, Unknown { since, ..unknown });
             }
             None => drop(self.unknown.borrow_mut().remove(&id)),
         }
@@ -42,34 +73,38 @@ impl Pods {
         self.node.images.keep_everything(is_any_unread);
     }
 
-    /// The connection to a monitor that lives is lost: both ends make another, and what runs goes on. What happened meanwhile
-    /// the monitor tells again; execs under way are over for their callers.
+    /// Handles the loss of the connection to a running monitor: the daemon connects again, and containers
+    /// continue to run. The monitor then repeats the events that the daemon has missed; callers of running
+    /// execs get an error.
     pub(crate) fn monitor_lost(self: &Rc<Self>, pod: &Rc<Pod>) {
-        *pod.link.borrow_mut() = None;
-        pod.execs.borrow_mut().clear();
-        if !pod.record().state.is_ready() {
+        if !pod.unlink() && !self.runs_any(pod) {
             return;
         }
-        log::warn!("the connection to a pod's monitor is lost, it is made again"; pod = pod.id);
+        log::warn!("connection to the pod's monitor lost, reconnecting"; pod = pod.id);
         let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
         reactor::spawn(async move {
             let _operation = pod.operation.lock().await;
-            if !pod.record().state.is_ready() {
+            if !pod.record().state.is_ready() && !pods.runs_any(&pod) {
                 return;
             }
             if let Some(unknown) = pods.take_over(&pod).await {
-                let is_first = pods.unknown.borrow().is_empty();
-                pods.set_unknown(pod.id, Some(unknown));
-                // Else it is on its way.
-                if is_first {
-                    pods.try_again_later();
-                }
+                pods.keep_trying(pod.id, unknown);
             }
         })
         .detach();
     }
 
-    /// Tries again until everything is known; in the background.
+    /// Records which part of a pod's state is unknown, and retries in the background.
+    pub(crate) fn keep_trying(self: &Rc<Self>, id: PodId, unknown: Unknown) {
+        let is_first = self.unknown.borrow().is_empty();
+        self.set_unknown(id, Some(unknown));
+        // Otherwise a retry is already scheduled.
+        if is_first {
+            self.try_again_later();
+        }
+    }
+
+    /// Retries in the background until the state of all pods is known.
     pub(crate) fn try_again_later(self: &Rc<Self>) {
         if self.unknown.borrow().is_empty() {
             return;
@@ -81,12 +116,22 @@ impl Pods {
                 reactor::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
                 let ids: Vec<PodId> = pods.unknown.borrow().keys().copied().collect();
-                for id in ids {
-                    let unknown = pods.find_again(id).await;
-                    pods.set_unknown(id, unknown);
+                // All at once: one monitor that does not answer delays no other.
+                let tries: Vec<_> = ids
+                    .into_iter()
+                    .map(|id| {
+                        let pods = Rc::clone(&pods);
+                        reactor::spawn(async move {
+                            let unknown = pods.find_again(id).await;
+                            pods.set_unknown(id, unknown);
+                        })
+                    })
+                    .collect();
+                for tried in tries {
+                    tried.await;
                 }
                 if pods.unknown.borrow().is_empty() {
-                    log::info!("every pod is known");
+                    log::info!("state of all pods is known");
                     pods.node.images.sweep();
                     return;
                 }
@@ -104,21 +149,25 @@ impl Pods {
         if let Some(unknown) = self.load_pod(id).await {
             return Some(unknown);
         }
-        // Everything is read, so that what is not listed is not to be; but not everything is known before the monitor answers.
+        // All records were read, so other containers must not run; but the pod is known only when the monitor
+        // responds.
         if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
             unknown.is_unread = false;
         }
-        // It was removed meanwhile, or set aside now.
+        // It was removed or quarantined meanwhile.
         let pod = self.table.pods.borrow().get(&id).cloned()?;
         self.take_over(&pod).await
     }
 }
 
-/// Whether another pod may take the descriptors that it needs.
+/// Checks whether enough descriptors are free for another pod.
 pub(crate) fn require_descriptors() -> Result<(), Error> {
-    let probe = std::fs::File::open("/dev/null");
-    // The lowest that is free: those below are in use.
-    let used = probe.as_ref().map_or(u64::MAX, |file| u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX));
+    let used = match disk::open_device("/dev/null".as_ref()) {
+        // The lowest free number: all lower ones are in use.
+        Ok(file) => u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX),
+        Err(error) if error.raw_os_error() == Some(Errno::EMFILE as i32) => u64::MAX,
+        Err(error) => return Err(Error::from(error).context("open /dev/null")),
+    };
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
     match used.saturating_add(DESCRIPTORS_RESERVED) > limit {
         true => {

@@ -1,4 +1,4 @@
-//! A pod's network as two of its steps: the file that holds its namespace, and the attachment by CNI.
+//! The two steps of a pod's network: the file that refers to its network namespace, and the CNI attachment.
 
 use std::rc::Rc;
 
@@ -22,10 +22,10 @@ impl Pods {
         if !pod.has_network() {
             return Ok(());
         }
-        let planned = pod.planned.borrow_mut().take();
+        let planned = pod.progress.planned.borrow_mut().take();
         let is_durable = planned.is_some();
         let request = planned.map_or_else(|| self.plan_network(pod), Ok)?;
-        // Before ADD: a crash in the middle leads to DEL.
+        // Committed before ADD, so that a crash during ADD is followed by a DEL.
         let mut record = pod.record().clone();
         record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
         match is_durable {
@@ -49,7 +49,7 @@ impl Pods {
 
     pub(crate) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let Some(network) = pod.record().network.clone() else { return Ok(()) };
-        // After a reboot, or where somebody unmounted it, plugins release what lies outside of the namespace (DEL-2).
+        // After a reboot or a manual unmount, plugins release only what is outside of the namespace (DEL-2).
         let request = match netns::exists(&paths::netns(pod.id)) {
             true => network.request,
             false => network.request.without_namespace(),

@@ -1,24 +1,24 @@
-//! Wall-clock time that never goes backwards. Boards without a real-time clock boot in 1970, and clocks step; the
-//! kubelet takes the newest sandbox by `created_at` (CRI 2.0; BOOT-7). So each time given out is later
-//! than every one before, those in the records of earlier daemons and boots included.
+//! A wall clock that never goes backwards. Boards without a real-time clock boot in 1970, and clocks are
+//! adjusted; the kubelet chooses the newest sandbox by `created_at` (CRI 2.0; BOOT-7). Therefore each
+//! returned time is later than all earlier ones, including those in the records of earlier daemons and boots.
 
 use std::cell::Cell;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The node's clock; one per daemon.
+use coracle_base::time;
+
+/// The clock of the node; there is one per daemon.
 #[derive(Default)]
 pub struct Clock {
     last_ns: Cell<i64>,
 }
 
 impl Clock {
-    /// Nanoseconds since 1970, strictly rising.
+    /// Current time in nanoseconds since 1970; strictly increasing.
     pub fn now_ns(&self) -> i64 {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        self.after(i64::try_from(wall).unwrap_or(i64::MAX))
+        self.after(i64::try_from(time::wall().as_nanos()).unwrap_or(i64::MAX))
     }
 
-    /// Takes note of a time found in a record.
+    /// Ensures that later times of this clock are greater than `ns`, the time of a record.
     pub(crate) fn saw(&self, ns: i64) {
         self.last_ns.set(self.last_ns.get().max(ns));
     }

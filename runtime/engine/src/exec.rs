@@ -1,20 +1,21 @@
-//! ExecSync: one command in a running container, its output and its exit code.
+//! ExecSync: runs one command in a running container and returns its output and its exit code.
 //!
-//! The output comes straight from the command's pipes to this task; the monitor only clones, reaps and reports. Each
-//! running exec has a cgroup of its own below the container's, so that a timeout ends all processes that it started
-//! (CRI 2.20). Processes that a command left running when it ended in time stay in that cgroup until the
-//! container ends; a cgroup that is empty is used by a later exec.
+//! The output is read directly from the command's pipes; the monitor only clones, reaps and reports. Each
+//! running exec has a cgroup below the container's, so that a timeout ends all processes that it started (CRI
+//! 2.20). Processes that a command left behind stay in that cgroup until the container exits; an empty cgroup
+//! is reused by a later exec.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind};
-use coracle_base::log;
+use coracle_base::error::{Error, Kind, failed};
 use coracle_base::reactor::{self, Watched};
+use coracle_base::{log, time};
 use coracle_sandbox::cgroup::{CgroupPath, Entry};
-use coracle_sandbox::{Exit, Failure, Request, monitor, plan};
+use coracle_sandbox::{EXECS_MAX, Exit, Failure, Request, disk, monitor, plan};
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use smol::channel::Receiver;
 
@@ -22,51 +23,51 @@ use crate::link::LinkError;
 use crate::output::Output;
 use crate::{Container, Pod, Pods};
 
-/// How long output is still waited for after the command has ended: a child it left behind may hold the pipes open.
-const DRAIN_LIMIT: Duration = Duration::from_millis(100);
-
-/// Longest time from clone to exec.
+/// Time limit from clone to exec.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a command did.
+/// The result of a command.
 pub struct ExecOutput {
-    /// What it wrote to stdout, within the bound.
+    /// Standard output of the program, up to the limit.
     pub stdout: Output,
-    /// What it wrote to stderr, within the bound.
+    /// Standard error of the program, up to the limit.
     pub stderr: Output,
-    /// 0 to 255; 128 + signal.
+    /// Exit code from 0 to 255; 128 + signal number if a signal ended the program.
     pub exit_code: i32,
 }
 
-/// One exec under way. Dropping it, with its caller or after its end, kills what must not live on and gives back its
-/// number and its cgroup.
+/// A running exec. Dropping the value kills remaining processes and releases the exec's number and cgroup.
 pub(crate) struct Running {
     pods: Rc<Pods>,
     container: Rc<Container>,
     number: u32,
-    /// In the name of its cgroup: that of an earlier exec whose cgroup is used again, or its own.
-    cgroup_number: u32,
+    /// The cgroup of the exec: new, or reused from an earlier exec.
     cgroup: CgroupPath,
-    /// Of a cgroup that is used again, until the start takes it.
-    entry: RefCell<Option<Entry>>,
+    /// The descriptor of a reused cgroup, until the process is started.
+    entry: Cell<Option<Entry>>,
     has_ended: bool,
 }
 
 impl Pod {
     pub(crate) fn exec_exited(&self, exec: u32, exit: Exit) {
-        let waiting = self.execs.borrow_mut().remove(&exec);
+        let waiting = self.execs.waiting.borrow_mut().remove(&exec);
         if let Some(sender) = waiting {
-            let _ = sender.try_send(exit); // nobody waits for it any more
+            let _ = sender.try_send(exit); // fails if there is no receiver any more
         }
     }
 }
 
 impl Pods {
-    /// Runs `command` in a container; `timeout` zero: without limit. Dropping the future kills the command.
+    /// Runs `command` in a container; a zero `timeout` means no limit. Dropping the future kills the command.
+    ///
+    /// Processes that the command leaves running may hold its output open. As with containerd, their output
+    /// is part of the answer: the call waits until the last process has closed the output; after `timeout`
+    /// the answer contains the output up to then.
     ///
     /// # Errors
-    /// `FailedPrecondition` where it does not run, `DeadlineExceeded` after `timeout`, `ResourceExhausted` where too much
-    /// output waits; else what the start of the command failed at.
+    /// `FailedPrecondition` if the container is not running; `DeadlineExceeded` after `timeout`;
+    /// `ResourceExhausted` if too much output of all execs is buffered; otherwise the error of the command's
+    /// start.
     pub async fn exec_sync(
         self: &Rc<Self>,
         container: Rc<Container>,
@@ -76,29 +77,39 @@ impl Pods {
         let title = container.title();
         let mut running = Running::new(self, container)?;
         let limit = if timeout.is_zero() { Duration::MAX } else { timeout };
-        let result = match reactor::deadline(limit, self.exec(&running, command)).await {
-            Ok(Ok(output)) => {
+        let result = match self.exec(&running, command, limit).await {
+            Ok(Some(output)) => {
                 running.has_ended();
                 Ok(output)
             }
-            Ok(Err(error)) => Err(error),
-            Err(_) => {
+            Err(error) => Err(error),
+            Ok(None) => {
                 running.end().await;
-                // The text is what kubelets and critest know from other runtimes.
+                // The text is that of other runtimes, which the kubelet and critest expect.
                 Err(Error::new(Kind::DeadlineExceeded, format!("timeout {}s exceeded", timeout.as_secs())))
             }
         };
         result.map_err(|error| error.context(format!("exec in {title}")))
     }
 
-    async fn exec(&self, running: &Running, command: Vec<String>) -> Result<ExecOutput, Error> {
+    /// Runs a command to its end; `None` if it does not end within `limit`.
+    async fn exec(
+        &self,
+        running: &Running,
+        command: Vec<String>,
+        limit: Duration,
+    ) -> Result<Option<ExecOutput>, Error> {
+        let begun = time::now();
         let exited = running.exited();
         let (out_read, out_write) = pipe()?;
         let (err_read, err_write) = pipe()?;
-        let null = std::fs::File::open("/dev/null")?;
-        self.start_exec(running, command, [null.as_fd(), out_write.as_fd(), err_write.as_fd()], false)
-            .await?;
-        // The command's own copies are the only ones now: their end is its end.
+        let null = disk::open_device("/dev/null".as_ref())?;
+        let streams = [null.as_fd(), out_write.as_fd(), err_write.as_fd()];
+        match reactor::deadline(limit, self.start_exec(running, command, streams, false)).await {
+            Ok(started) => started?,
+            Err(_) => return Ok(None),
+        };
+        // Now only the command has the pipes open, so its end is their end of file.
         drop((out_write, err_write));
         let share = self.exec_output.share();
         let (mut stdout, mut stderr) = (Output::default(), Output::default());
@@ -108,34 +119,37 @@ impl Pods {
             let streams = (stdout.read_to_end(&out_read, &share), stderr.read_to_end(&err_read, &share));
             smol::future::try_zip(streams.0, streams.1).await.map(drop)
         };
-        // Whoever else holds the pipes is not waited for longer than that. What was not read because there was no room
-        // for it may be the command's own.
-        let drained = async {
+        // Beside the reading, so that the end of the monitor is noticed at once.
+        let ended = async {
             exit.set(Some(exited.recv().await.map_err(gone)?));
-            reactor::sleep(DRAIN_LIMIT).await;
-            while share.has_waited() {
-                reactor::sleep(DRAIN_LIMIT).await;
-            }
-            Ok(())
+            std::future::pending().await
         };
-        smol::future::or(reading, drained).await?;
-        if stdout.is_cut() || stderr.is_cut() {
-            let id = running.container_id();
-            log::warn!("exec output is cut"; ctr = id, stdout = stdout.kept_bytes(), stderr = stderr.kept_bytes());
+        let left = || limit.saturating_sub(time::now() - begun);
+        match reactor::deadline(left(), smol::future::or(reading, ended)).await {
+            Ok(read) => read?,
+            Err(_) if exit.get().is_none() => return Ok(None),
+            Err(_) => {}
         }
         let exit: Exit = match exit.get() {
             Some(exit) => exit,
-            None => exited.recv().await.map_err(gone)?,
+            // It has closed its output and is still running.
+            None => match reactor::deadline(left(), exited.recv()).await {
+                Ok(exit) => exit.map_err(gone)?,
+                Err(_) => return Ok(None),
+            },
         };
-        Ok(ExecOutput { stdout, stderr, exit_code: exit.code() })
+        if stdout.is_cut() || stderr.is_cut() {
+            let id = running.container_id();
+            log::warn!("exec output truncated"; ctr = id, stdout = stdout.kept_bytes(), stderr = stderr.kept_bytes());
+        }
+        Ok(Some(ExecOutput { stdout, stderr, exit_code: exit.code() }))
     }
 
-    /// The process with what confines the container's: what its launch record holds, whatever has become of a profile
-    /// since.
+    /// Adds the confinement of the container's launch record to `process`, independent of later changes of a
+    /// profile.
     fn confined(&self, container: &Container, process: plan::Process) -> Result<plan::Process, Error> {
         let path = self.node.paths.launch(container.pod.id).join(container.id.to_string());
-        let record =
-            std::fs::read(&path).map_err(|error| coracle_base::error::failed("read", &path, &error))?;
+        let record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
         let security = &container.record().spec.security;
         let plan::Confinement { seccomp, apparmor, selinux } = plan::confinement_of(&record);
         if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {
@@ -145,8 +159,8 @@ impl Pods {
         Ok(plan::Process { seccomp, apparmor, selinux, ..process })
     }
 
-    /// Starts a command; answers with the pidfd, then with `tty` the terminal's master side, which takes the place of
-    /// all three streams.
+    /// Starts a command; returns the pidfd and, with `tty`, the terminal's master side, which replaces all
+    /// three streams.
     pub(crate) async fn start_exec(
         &self,
         running: &Running,
@@ -158,7 +172,7 @@ impl Pods {
         let link = container.pod.link()?;
         let entry = match running.entry.take() {
             Some(entry) => entry,
-            None => self.node.cgroups.make_exec(&container.cgroup()?, running.cgroup_number)?,
+            None => self.node.cgroups.make_exec(&container.cgroup()?, &running.cgroup)?,
         };
         let mut process = container.record().process.clone();
         let rlimits = container.record().adjusted.rlimits.clone();
@@ -189,8 +203,14 @@ impl Pods {
             Err(LinkError::Failed(Failure::Operation { index, errno })) => {
                 Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
             }
-            Err(LinkError::Failed(Failure::Refused { errno })) if errno == nix::libc::ESRCH => {
+            Err(error) if error.is_refusal(Errno::ESRCH) => {
                 Err(Error::new(Kind::FailedPrecondition, "it is not running"))
+            }
+            Err(error) if error.is_refusal(Errno::EAGAIN) => {
+                let text = format!(
+                    "the pod has {EXECS_MAX} concurrent execs, the maximum, or the kernel permits no further process"
+                );
+                Err(Error::new(Kind::ResourceExhausted, text))
             }
             Err(error) => Err(Error::new(Kind::Unknown, error.to_string())),
         }
@@ -198,19 +218,19 @@ impl Pods {
 }
 
 impl Running {
-    /// Where the end of its process is told.
+    /// A channel that receives the exit of the exec's process.
     pub(crate) fn exited(&self) -> Receiver<Exit> {
         let (sender, exited) = smol::channel::bounded(1);
-        self.container.pod.execs.borrow_mut().insert(self.number, sender);
+        self.container.pod.execs.waiting.borrow_mut().insert(self.number, sender);
         exited
     }
 
-    /// Of the container it runs in.
+    /// ID of the container in which the exec runs.
     pub(crate) fn container_id(&self) -> coracle_sandbox::ContainerId {
         self.container.id
     }
 
-    /// The process has ended: what it left running may live on.
+    /// Marks the exec's process as ended; its remaining child processes continue.
     pub(crate) fn has_ended(&mut self) {
         self.has_ended = true;
     }
@@ -222,23 +242,20 @@ impl Running {
                 format!("exec in {}: it is not running", container.title()),
             ));
         }
-        let number = container.pod.last_exec.get().wrapping_add(1);
-        container.pod.last_exec.set(number);
+        let number = container.pod.execs.last.get().wrapping_add(1);
+        container.pod.execs.last.set(number);
         let path = container.cgroup()?;
-        // A command may have left processes running: then the cgroup stays theirs until the container ends.
-        let reused = container.spare_exec_cgroup.take().and_then(|spare| {
-            let entry = pods.node.cgroups.reuse_exec(&path, spare).ok()??;
-            Some((spare, entry))
+        // If the command left processes behind, the cgroup is not reused until the container exits.
+        let reused = container.cgroup_use.spare_exec_cgroup.take().and_then(|spare| {
+            let entry = pods.node.cgroups.reuse_exec(&path, &spare).ok()??;
+            Some((spare, Some(entry)))
         });
-        let (cgroup_number, entry) = match reused {
-            Some((spare, entry)) => (spare, Some(entry)),
-            None => (number, None),
-        };
-        let (pods, cgroup, entry) = (Rc::clone(pods), path.exec(cgroup_number), RefCell::new(entry));
-        Ok(Self { pods, container, number, cgroup_number, cgroup, entry, has_ended: false })
+        let (cgroup, entry) = reused.unwrap_or_else(|| (path.exec(number), None));
+        let (pods, entry) = (Rc::clone(pods), Cell::new(entry));
+        Ok(Self { pods, container, number, cgroup, entry, has_ended: false })
     }
 
-    /// Kills the whole tree and waits until it is gone.
+    /// Kills all processes of the exec and waits until they have ended.
     async fn end(&mut self) {
         end_tree(&self.pods, &self.container, &self.cgroup).await;
         self.has_ended = true;
@@ -247,19 +264,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.container.pod.execs.borrow_mut().remove(&self.number);
+        self.container.pod.execs.waiting.borrow_mut().remove(&self.number);
         if self.has_ended {
-            // One is kept for the next exec: making and removing a cgroup costs a tenth of a probe's time.
-            if let Some(other) = self.container.spare_exec_cgroup.replace(Some(self.cgroup_number))
-                && let Ok(path) = self.container.cgroup()
+            // One cgroup is kept for the next exec: creating and removing a cgroup takes a tenth of a probe's
+            // time.
+            if let Some(other) =
+                self.container.cgroup_use.spare_exec_cgroup.replace(Some(self.cgroup.clone()))
             {
-                // Where a child lives on in it, it goes with the container.
-                let _ = self.pods.node.cgroups.unmake_exec(&path.exec(other));
+                // If a child process remains, the cgroup is removed with the container.
+                let _ = self.pods.node.cgroups.unmake_exec(&other);
             }
             return;
         }
         if !reactor::is_running() {
-            // The daemon is stopping: the command ends with its pipes, at the latest with its container.
+            // The daemon is shutting down: the command ends with its pipes, or with its container.
             return;
         }
         let (pods, container, cgroup) =
@@ -275,11 +293,11 @@ async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
         Err(error) => Err(error),
     };
     if let Err(error) = cleared {
-        log::error!("exec not ended"; pod = container.pod.id, ctr = container.id, error = error);
+        log::error!("cannot end an exec"; pod = container.pod.id, ctr = container.id, error = error);
     }
 }
 
-/// A pipe whose read end is watched.
+/// Creates a pipe whose read end is watched.
 pub(crate) fn pipe() -> Result<(Watched, OwnedFd), Error> {
     let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     Ok((Watched::new(read)?, write))

@@ -1,19 +1,19 @@
-//! The files every container of a pod sees in /etc: hostname, hosts, resolv.conf (CRI 4.1). They lie in
-//! the pod's directory under `--root`, so that they are still there for a container created after a reboot of the
-//! daemon, and are bind-mounted from there.
+//! The files in /etc that all containers of a pod share: hostname, hosts, resolv.conf (CRI 4.1). They are
+//! stored in the pod's directory below `--root`, so that they exist for containers that are created after a
+//! restart of the daemon, and are bind-mounted.
 
 use std::path::Path;
 
-use coracle_base::error::Error;
+use coracle_base::error::{Error, failed};
+use coracle_sandbox::disk;
 use coracle_sandbox::hostpath::HostFile;
 use coracle_sandbox::umask;
 use coracle_sandbox::userns::UserMappings;
 use nix::errno::Errno;
 
 use crate::spec::{Dns, PodSpec, Sharing};
-use coracle_base::error::failed;
 
-/// Longest file taken over from the node: no sane /etc/hosts is longer, and it is copied for each pod.
+/// Maximum size in bytes of a file that is copied from the node for each pod.
 const BYTES_MAX: u64 = 1 << 20;
 
 /// Writes the three files of a pod.
@@ -28,7 +28,7 @@ pub(crate) fn write(directory: &Path, spec: &PodSpec) -> Result<(), Error> {
     {
         let path = directory.join(name);
         let _mask = umask::Public::begin(); // every user of a container reads them
-        std::fs::write(&path, content).map_err(|error| failed("write", &path, &error))?;
+        disk::write(&path, &content).map_err(|error| failed("write", &path, &error))?;
         if let Some(mappings) = spec.user_mappings() {
             give(&path, &mappings)?;
         }
@@ -36,21 +36,25 @@ pub(crate) fn write(directory: &Path, spec: &PodSpec) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the root of a user namespace the owner of a file or directory.
+/// Changes the owner of a file or directory to root of a user namespace.
 pub(crate) fn give(path: &Path, mappings: &UserMappings) -> Result<(), Error> {
     let (uid, gid) = mappings.root();
     std::os::unix::fs::lchown(path, Some(uid), Some(gid))
         .map_err(|error| failed("change owner of", path, &error))
 }
 
-/// The pod's host name; the node's where none was asked for or the pod shares the node's network (and so its UTS).
+/// The pod's host name; the node's host name if none was requested or the pod shares the node's network
+/// namespace (and therefore its UTS namespace).
 pub(crate) fn hostname(spec: &PodSpec) -> String {
     match spec.hostname.is_empty() || spec.namespaces.network == Sharing::Node {
-        true => {
-            nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-        }
+        true => node_hostname(),
         false => spec.hostname.clone(),
     }
+}
+
+/// The node's host name.
+pub fn node_hostname() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 fn resolv_conf(dns: &Dns) -> String {
@@ -67,7 +71,8 @@ fn resolv_conf(dns: &Dns) -> String {
     text
 }
 
-/// The node's file; empty where it has none. One that is no regular file would be waited for.
+/// Content of a file of the node; empty if the file does not exist or is not a regular file, because reading
+/// another type could block.
 fn copy_of(path: &str) -> Result<Vec<u8>, Error> {
     let path = Path::new(path);
     match HostFile::open(path).and_then(|place| place.read_up_to(path, BYTES_MAX)) {

@@ -1,42 +1,42 @@
-//! Trees on their way out. A rename below `ROOT/garbage` makes them disappear at once and survives a crash; what lies
-//! there is deleted later, small trees in place, big ones by a worker, and whatever a dead daemon left at the next
-//! start. What could not be deleted is tried again until it is.
+//! Removal of directory trees. A rename to `ROOT/garbage` removes a tree atomically and survives a crash. The
+//! content is removed later: small trees by the daemon itself, large ones by a worker, trees of an earlier
+//! daemon at the next start. A failed removal is retried until it succeeds.
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::Error;
+use coracle_base::error::{Error, failed};
 use coracle_base::{log, reactor};
 use coracle_job::Job;
+use coracle_sandbox::disk;
 
 use crate::Pods;
 use crate::paths::Paths;
-use coracle_base::error::failed;
 
-/// Up to so many entries are deleted by the daemon itself: about as long as starting a worker takes (0.3 ms).
-/// A container that wrote nothing leaves a record and three directories.
+/// Maximum number of entries of a tree that the daemon removes itself: this takes about as long as starting a
+/// worker (0.3 ms). The tree of a container without written files is a record and three directories.
 const ENTRIES_INLINE_MAX: usize = 32;
 
-/// From one try of a worker to the next: doubled each time, up to the second.
+/// Delay before the first retry of a worker; each further delay is twice the previous one, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Moves `path` out of sight and deletes it. A missing path is success.
+/// Moves `path` into the garbage directory and removes it. A missing path is not an error.
 pub(crate) fn discard(pods: &Rc<Pods>, path: &Path) -> Result<(), Error> {
     let garbage = pods.node.paths.garbage();
     let Some(name) = path.file_name() else { return Ok(()) };
     let target = garbage.join(name);
-    match std::fs::rename(path, &target) {
+    match disk::rename(path, &target) {
         Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(_) if is_missing(path) => return Ok(()),
         Err(error) => return Err(failed("rename", path, &error)),
     }
     if count(&target, ENTRIES_INLINE_MAX) < ENTRIES_INLINE_MAX {
-        match std::fs::remove_dir_all(&target) {
+        match disk::remove_dir_all(&target) {
             Ok(()) => return Ok(()),
             Err(error) => {
-                log::warn!("garbage is not deleted, tried again"; error = failed("remove", &target, &error));
+                log::warn!("cannot remove directory tree, will retry"; error = failed("remove", &target, &error));
             }
         }
     }
@@ -44,29 +44,35 @@ pub(crate) fn discard(pods: &Rc<Pods>, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a dead daemon left.
+/// Whether no file exists at `path`. On a read-only file system the error of a rename does not report this:
+/// the kernel returns EROFS before it looks up the name.
+fn is_missing(path: &Path) -> bool {
+    disk::inspect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
+/// Removes the garbage of an earlier daemon.
 pub(crate) fn sweep_all(pods: &Rc<Pods>) -> Result<(), Error> {
     let garbage = pods.node.paths.garbage();
-    let entries = std::fs::read_dir(&garbage).map_err(|error| failed("list", &garbage, &error))?;
-    let paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    let entries = disk::entries(&garbage).map_err(|error| failed("list", &garbage, &error))?;
+    let paths: Vec<_> = entries.flatten().map(|entry| garbage.join(entry.name)).collect();
     if !paths.is_empty() {
         sweep(pods, paths);
     }
     Ok(())
 }
 
-/// Makes the directory; once, at start.
+/// Creates the garbage directory at the start.
 pub(crate) fn prepare(paths: &Paths) -> Result<(), Error> {
     crate::filesystem::make_private_directory(&paths.garbage())
 }
 
-/// Deletes in a worker, again and again until everything is gone: nobody refers to it any more, so nobody else asks.
+/// Removes trees by workers and retries until all are removed; no other code refers to these trees.
 fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {
     let workers = Rc::clone(&pods.node.host.workers);
     reactor::spawn(async move {
         let mut pause = PAUSE;
         while let Err(error) = workers.run(Job::RemoveTrees { paths: paths.clone() }, |_, _| ()).await {
-            log::warn!("garbage stays for now"; error = error, again_s = pause.as_secs());
+            log::warn!("cannot remove directory trees, will retry"; error = error, again_s = pause.as_secs());
             reactor::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
@@ -74,20 +80,20 @@ fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {
     .detach();
 }
 
-/// Entries below `path`, counted no further than `limit`.
+/// Number of entries below `path`, counted up to `limit`.
 fn count(path: &Path, limit: usize) -> usize {
     let mut seen = 0;
     let mut directories = vec![path.to_owned()];
     while let Some(directory) = directories.pop() {
-        // An unreadable directory (overlayfs' work is 0000, which root reads) counts as too much: the worker reports.
-        let Ok(entries) = std::fs::read_dir(&directory) else { return limit };
+        // An unreadable directory counts as above the limit, so that a worker handles and reports it.
+        let Ok(entries) = disk::entries(&directory) else { return limit };
         for entry in entries.flatten() {
             seen += 1;
             if seen >= limit {
                 return limit;
             }
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                directories.push(entry.path());
+            if entry.is_dir {
+                directories.push(directory.join(entry.name));
             }
         }
     }

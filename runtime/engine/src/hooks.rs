@@ -1,38 +1,38 @@
-//! OCI hooks: programs that plugins and CDI devices want run at points of a container's life. Workers run them, so that
-//! one that hangs costs its own limit and nothing of the daemon.
+//! OCI hooks: programs of NRI plugins and CDI devices that run at points of a container's lifecycle. Workers
+//! run them, so that a blocked hook delays only its container and not the daemon.
 //!
-//! A container has no bundle here; hooks that want one get a directory with the `config.json` they read: the root, the
-//! process, the annotations (docs/nri.md says what is in it).
+//! A container has no bundle; hooks that need one get a directory with a `config.json` that contains the
+//! root, the process and the annotations (see docs/nri.md).
 
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind};
-use coracle_base::log;
+use coracle_base::error::{Error, Kind, failed};
+use coracle_base::{log, waits};
 use coracle_job::{Hook, HookJob, Job, Outcome};
+use coracle_sandbox::disk;
 use serde_json::json;
 
 use crate::filesystem::make_directory;
 use crate::{Container, Pods};
-use coracle_base::error::failed;
 
-/// Longest time of a hook that says nothing of its own.
+/// Time limit of a hook without a timeout.
 const HOOK_LIMIT: Duration = Duration::from_secs(60);
 
-/// The version of the runtime specification that states and bundles follow.
+/// Version of the OCI runtime specification for states and bundles.
 const OCI_VERSION: &str = "1.2.0";
 
-/// When hooks run, and what the state calls it.
+/// A point of a container's lifecycle, by the status in the OCI state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Point {
-    /// Namespaces are made, the root is mounted and not entered.
+    /// Status `creating`: the namespaces exist; the root file system is mounted but not entered.
     Creating,
-    /// All is done but the program.
+    /// Status `created`: all set-up is complete; the program was not executed yet.
     Created,
-    /// The program runs.
+    /// Status `running`: the program is running.
     Running,
-    /// The container is gone.
+    /// Status `stopped`: the container has exited.
     Stopped,
 }
 
@@ -48,10 +48,11 @@ impl Point {
 }
 
 impl Pods {
-    /// Runs the hooks of a point, in order; the first that fails ends it where the container can still be refused.
+    /// Runs the hooks of a point in order. At points where the container can still be refused, the first
+    /// failure ends the sequence.
     pub(crate) async fn run_hooks(&self, container: &Rc<Container>, point: Point) -> Result<(), Error> {
         let hooks = container.record().adjusted.hooks.clone();
-        // With the process whose namespaces they run in, and whether failing matters.
+        // With the process whose namespaces they enter, and whether a failure is an error.
         let pid = container.pid();
         let (run, is_fatal): (Vec<(Hook, i32)>, bool) = match point {
             Point::Creating => {
@@ -68,9 +69,12 @@ impl Pods {
         self.write_bundle(container)?;
         let state = self.state(container, point);
         for (hook, inside) in run {
+            let what = format!("hook {}", hook.path);
+            let _wait = waits::begin(container.pod.id, container.pod.name(), what);
             match self.run_hook(hook, inside, state.clone()).await {
                 Err(error) if is_fatal => return Err(error),
-                Err(error) => log::warn!("hook"; ctr = container.id, error = error),
+                Err(error) => log::warn!("hook failed"; pod = container.pod.id, ctr = container.id,
+                    name = container.pod.name(), container = container.name(), error = error),
                 Ok(()) => {}
             }
         }
@@ -86,7 +90,7 @@ impl Pods {
         let job = Job::Hook(HookJob { hook, state, inside, limit_ms });
         match self.node.host.workers.run(job, |_, _| ()).await? {
             Outcome::Hooked => Ok(()),
-            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }
     }
 
@@ -114,7 +118,7 @@ impl Pods {
     fn write_bundle(&self, container: &Container) -> Result<(), Error> {
         let directory = self.bundle(container);
         let path = directory.join("config.json");
-        if path.exists() {
+        if disk::inspect(&path).is_ok() {
             return Ok(());
         }
         make_directory(&directory)?;
@@ -136,6 +140,6 @@ impl Pods {
             },
             "annotations": record.spec.annotations.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         });
-        std::fs::write(&path, config.to_string()).map_err(|error| failed("write", &path, &error))
+        disk::write(&path, config.to_string().as_bytes()).map_err(|error| failed("write", &path, &error))
     }
 }

@@ -1,15 +1,17 @@
-//! Pods and containers: their life, from the request that CRI has validated to the last object that is gone.
+//! The engine: the lifecycle of pods and containers, from the validated CRI request to the removal of the
+//! last object.
 //!
 //! ```text
-//!   cri/  ──►  Pods  ──►  steps (pod up, pod down)      container (create, start, stop, remove)     exec
+//! cri/  ──►  Pods  ──►  steps (pod up, pod down)      container (create, start, stop, remove)     exec
 //!               │              │                             │
 //!               │            state (pure)    record (durable)    link (the monitor)
 //!               └── recover: the same steps, after a crash or a reboot
 //! ```
 //!
-//! One owner: a pod's or container's state is changed by the task that holds its `operation` lock; lists and status
-//! read the published value and never wait. No lock spans two pods. Knows no gRPC, no CRI types, no CNI JSON, and of NRI only
-//! what [`lifecycle`] says: who builds the engine hands in who follows the life of its pods.
+//! The state of a pod or container is changed only by the task that holds its `operation` lock; lists and
+//! statuses read the published state and never wait. No lock covers two pods. The engine knows neither gRPC
+//! nor CRI types nor CNI JSON, and of NRI only the trait in [`lifecycle`], whose implementation is passed to
+//! it.
 #![forbid(unsafe_code)]
 
 mod again;
@@ -38,9 +40,11 @@ pub mod state;
 mod steps;
 pub mod streams;
 mod table;
+mod times;
 mod unknown;
 mod unlisted;
 
 pub use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
+pub use files::node_hostname;
 pub use node::{Host, Kernel, Monitors, Node, Placement, PodNetworks};
 pub use table::{Container, Pod, Pods};

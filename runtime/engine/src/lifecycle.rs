@@ -1,8 +1,10 @@
-//! Who follows the life of pods and containers, and may change or refuse it. The engine asks at fixed points, through one trait:
-//! NRI's plugins are behind the daemon's implementation of it, nobody is behind [`NoHooks`]. The engine knows no NRI type.
+//! Lifecycle hooks, which follow pods and containers and may change or refuse them. The engine calls them at
+//! fixed points through one trait. The daemon's implementation forwards the calls to NRI plugins; [`NoHooks`]
+//! does nothing. The engine has no NRI types.
 //!
-//! Events of one pod come one after the other: [`LifecycleHooks::begin`] waits for the one under way, and its [`EventGuard`] is
-//! held until what the event announces is true, or undone. Events of different pods do not wait for each other.
+//! Events of one pod are serialised: [`LifecycleHooks::begin`] waits for the current event, and its
+//! [`EventGuard`] is held until the announced change is complete or undone. Events of different pods are
+//! independent.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -18,78 +20,79 @@ use crate::{Container, Pod, Pods};
 /// A future that borrows for `'a` and stays on its thread.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Events that cost something to prepare, which is left out where nobody wants them.
+/// Events that are expensive to prepare and therefore omitted if no hook requires them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Before a container is made, when it can still be changed.
+    /// Before a container is created, when it can still be changed.
     CreateContainer,
-    /// Before and after a container's program runs.
+    /// Before and after a container's program is started.
     StartContainer,
-    /// After a container has ended.
+    /// After a container has exited.
     StopContainer,
-    /// Before a container's storage goes.
+    /// Before a container's storage is removed.
     RemoveContainer,
-    /// After a pod's containers have ended, while its sandbox is whole.
+    /// After a pod's containers have exited, while its sandbox still exists.
     StopPod,
-    /// Before a pod leaves the lists.
+    /// Before a pod is removed from the lists.
     RemovePod,
 }
 
-/// Follows every pod of the node.
+/// Hooks for all pods of the node.
 pub trait LifecycleHooks {
-    /// Whether anybody wants to hear of `event`. Cheap: asked at every request.
+    /// Whether the hooks require `event`. Called for every request, so it must be cheap.
     fn wants(&self, event: Event) -> bool;
 
-    /// Waits until no other event of `pod` is under way.
+    /// Waits until no other event of `pod` is being processed.
     fn begin<'a>(&'a self, pods: &'a Rc<Pods>, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>>;
 }
 
-/// The right to announce one pod's next event, which ends when it is dropped. An error of a method is a refusal: the engine undoes
-/// what it has begun.
+/// Permission to announce one event of a pod, until the value is dropped. If a method returns an error, the
+/// operation is refused and the engine undoes it.
 pub trait EventGuard {
-    /// RunPodSandbox: everything of the pod is there, and no client sees it yet.
+    /// RunPodSandbox: called when all objects of the pod exist, before clients see the pod.
     fn run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, Result<(), Error>>;
-    /// The pod could not be made after [`EventGuard::run_pod`] has accepted it.
+    /// Called if the pod could not become ready after [`EventGuard::run_pod`] accepted it.
     fn undo_run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()>;
-    /// Before the pod's resources change.
+    /// Called before the pod's resources are changed.
     fn update_pod<'a>(
         &'a self,
         pod: &'a Pod,
         overhead: Option<&'a Resources>,
         resources: Option<&'a Resources>,
     ) -> Pending<'a, Result<(), Error>>;
-    /// After the pod's resources have changed.
+    /// Called after the pod's resources were changed.
     fn updated_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()>;
-    /// The workload has ended, the sandbox is whole.
+    /// Called when all containers of the pod have exited, while the sandbox still exists.
     fn stop_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()>;
-    /// Just before the pod leaves the lists.
+    /// Called directly before the pod is removed from the lists.
     fn remove_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()>;
-    /// Before a container is made: may change `resolved`, from which nothing has been made yet.
+    /// Called before any object of a container is created; may change `resolved`.
     fn create<'a>(&'a self, pod: &'a Pod, resolved: &'a mut Resolved) -> Pending<'a, Result<(), Error>>;
-    /// The container that [`EventGuard::create`] has accepted could not be made.
+    /// Called if the container that [`EventGuard::create`] accepted could not be created.
     fn undo_create<'a>(&'a self, pod: &'a Pod) -> Pending<'a, ()>;
-    /// The container is in the lists.
+    /// Called when the container is listed.
     fn created<'a>(&'a self, container: &'a Container) -> Pending<'a, ()>;
-    /// The container's process exists and waits before its program.
+    /// Called when the container's process exists and waits before its program.
     fn start<'a>(&'a self, container: &'a Container) -> Pending<'a, Result<(), Error>>;
-    /// The container's program runs.
+    /// Called when the container's program is running.
     fn started<'a>(&'a self, container: &'a Container) -> Pending<'a, ()>;
-    /// Before a container's limits change from what was `asked` for: gives what they are to become, `wanted` where nobody changes it.
+    /// Called before a container's limits are changed because of the request `asked`: returns the new limits,
+    /// which are `wanted` unless a hook changes them.
     fn update<'a>(
         &'a self,
         container: &'a Container,
         asked: &'a Resources,
         wanted: Limits,
     ) -> Pending<'a, Result<Limits, Error>>;
-    /// The new limits hold.
+    /// Called after the new limits were applied.
     fn updated<'a>(&'a self, container: &'a Container) -> Pending<'a, ()>;
-    /// The container has ended.
+    /// Called when the container has exited.
     fn stop<'a>(&'a self, container: &'a Container) -> Pending<'a, ()>;
-    /// Just before the container's storage goes.
+    /// Called directly before the container's storage is removed.
     fn remove<'a>(&'a self, container: &'a Container) -> Pending<'a, ()>;
 }
 
-/// Nobody follows: every event is accepted as it is, and none waits for another.
+/// Hooks that accept every event without change and without waiting.
 pub struct NoHooks;
 
 impl LifecycleHooks for NoHooks {

@@ -1,7 +1,7 @@
-//! The daemon's end of a monitor's socket: requests are numbered and answered, events come unasked.
+//! The daemon's connection to a monitor: requests are numbered and answered, events arrive without a request.
 //!
-//! One task per monitor reads; whoever asks waits for its own number. A monitor that answers nothing costs its caller
-//! the limit given, never the daemon: nothing else waits for it.
+//! One task per monitor reads; each caller waits for the answer with its number. If a monitor does not
+//! respond, its callers time out, and no other code is affected.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,77 +13,81 @@ use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
+use nix::errno::Errno;
 use smol::channel::{Receiver, Sender};
 use smol::lock::{OnceCell, Semaphore};
 
-/// Requests under way at one monitor; more wait here. A monitor never waits for its daemon: one that leaves a socket full
-/// of answers is disconnected, and a socket holds some 250. What it tells unasked needs room, too.
+/// Maximum number of concurrent requests to one monitor; further requests wait. A monitor never waits for its
+/// daemon: it closes the connection if the daemon's socket is full of answers. The socket has space for some
+/// 250 frames, which events need, too.
 const ASKS_MAX: usize = 32;
 
-/// Errors of reading that follow each other, with a pause behind each, before the connection is given up: a second in all.
-const READ_FAILURES_MAX: u32 = 20;
-const READ_PAUSE: Duration = Duration::from_millis(50);
+/// Maximum number of consecutive read or send errors, with a pause after each, before the connection is
+/// closed or the request fails: one second in total.
+const FAILURES_MAX: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(50);
 
-/// How much later than its socket's end a monitor's own end may be seen.
+/// Maximum time between the end of a monitor's socket and the notification of the monitor's end.
 const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// Answer and descriptors of one request.
 type Answer = (Reply, Vec<OwnedFd>);
 
-/// A live connection to a monitor.
+/// A connection to a running monitor.
 pub(crate) struct Link {
     monitor: Monitor,
     socket: Watched,
     process: Watched,
-    /// Of the frames, as the monitor said in its Hello; 0 before.
+    /// Version of the frames in the monitor's Hello; 0 before Hello.
     version: Cell<u16>,
     last_number: Cell<u32>,
     waiting: RefCell<HashMap<u32, Sender<Answer>>>,
-    /// Places for requests under way.
+    /// Permits for concurrent requests.
     places: Semaphore,
     is_closed: Cell<bool>,
-    /// Nobody wants it any more; see [`Link::abandon`].
+    /// Set when the connection is no longer needed; see [`Link::abandon`].
     abandoned: OnceCell<()>,
-    ended: OnceCell<()>,
+    /// Set when the monitor has ended: the error of the monitor program; `None` inside if it reported none.
+    end: OnceCell<Option<Errno>>,
 }
 
-/// Why a request has no good answer.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub(crate) enum LinkError {
-    /// The monitor is gone.
+    /// The monitor has ended.
     Gone,
-    /// It did not answer within the limit.
+    /// The monitor did not answer within the limit.
     Silent {
-        /// Which.
+        /// The time limit within which the monitor did not answer.
         limit: Duration,
     },
-    /// It says why it could not.
+    /// The monitor answered with a failure.
     Failed(Failure),
-    /// The socket.
+    /// An error of the socket; with the error text.
     Socket(String),
 }
 
-/// What a monitor tells unasked.
+/// A message of the monitor that is not the answer to a request, or the end of the connection.
 pub(crate) enum News {
-    /// One event.
+    /// One event of the monitor.
     Event(Event),
-    /// The monitor has ended.
+    /// The monitor process has ended.
     Gone,
-    /// The connection is lost, and the monitor lives: it is to be connected to again.
+    /// The connection is lost, but the monitor is running: the daemon must connect again.
     Lost,
 }
 
-/// What came of reading everything that is there.
+/// The result of reading all available frames.
 enum Reading {
-    /// There is nothing more for now.
+    /// All available frames were read; the connection is open.
     Open,
-    /// The kernel has no memory, or a frame cannot be read.
+    /// Reading failed: the kernel has no memory, or a frame is malformed.
     Failed(monitor::LinkError),
     Closed,
 }
 
 impl Link {
-    /// Starts reading. `on_news` is called from the link's own task, and must not wait.
+    /// Starts a task that reads frames. The task calls `on_news`, which must not wait.
     pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
         let watch = |fd: &OwnedFd| {
             fd.try_clone().and_then(Watched::new).map_err(|error| LinkError::Socket(error.to_string()))
@@ -99,21 +103,21 @@ impl Link {
             places: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
             abandoned: OnceCell::new(),
-            ended: OnceCell::new(),
+            end: OnceCell::new(),
         });
         reactor::spawn(follow(Rc::downgrade(&link), on_news)).detach();
         Ok(link)
     }
 
-    /// Lets go of a monitor that does not answer, without a word to anybody: its descriptors are needed, and there will be
-    /// another link to it.
+    /// Closes the connection to a monitor that does not respond, because the daemon needs the descriptors.
+    /// Does not call `on_news`; the daemon connects again later.
     pub(crate) fn abandon(&self) {
         self.is_closed.set(true);
         self.waiting.borrow_mut().clear();
         let _ = self.abandoned.try_set(());
     }
 
-    /// The monitor's pid, as the node sees it.
+    /// The monitor's PID in the node's PID namespace.
     pub(crate) fn pid(&self) -> i32 {
         self.monitor.pid
     }
@@ -123,25 +127,43 @@ impl Link {
         (1..coracle_sandbox::FRAMES_VERSION).contains(&self.version.get())
     }
 
-    /// The version of its frames and launch records, as it said hello; 0 before that.
+    /// Whether the monitor has answered Hello.
+    pub(crate) fn is_greeted(&self) -> bool {
+        self.version.get() != 0
+    }
+
+    /// The version of the monitor's frames and launch records from its Hello; 0 before Hello.
     pub(crate) fn version(&self) -> u16 {
         self.version.get()
     }
 
-    /// Waits until the monitor's process has ended, and is reaped where it was this daemon's child.
+    /// Waits until the monitor's process has ended, and reaps it if it is a child of this daemon; init reaps
+    /// monitors of an earlier daemon. Does not depend on the connection, which ends before the process.
     pub(crate) async fn ended(&self) {
-        self.ended.wait().await;
+        // Once: afterwards its pid may be another's.
+        self.end.get_or_init(|| self.reap()).await;
     }
 
-    async fn reap(&self) {
-        // Readable is ended; an error of poll means that nobody can tell, and the cgroup's emptiness will.
+    async fn reap(&self) -> Option<Errno> {
+        // Readable means ended. After an error of poll, the empty cgroup shows the end.
         let _ = self.process.readable().await;
-        // Reaps it where it is a child of this daemon; one of an earlier daemon's belongs to init.
-        let _ = self.monitor.is_gone();
-        let _ = self.ended.try_set(());
+        for _ in 0..FAILURES_MAX {
+            if let Some(failure) = self.monitor.reap() {
+                return failure;
+            }
+            reactor::sleep(PAUSE).await;
+        }
+        None
     }
 
-    /// Asks and waits for the answer; a failure the monitor reports is [`LinkError::Failed`].
+    /// The error of a monitor program that could not start; `None` if the monitor has reported none. Called
+    /// after the monitor has disconnected.
+    pub(crate) async fn failure(&self) -> Option<Errno> {
+        let _ = reactor::deadline(END_LIMIT, self.ended()).await; // without its end there is no reason
+        self.end.get().copied().flatten()
+    }
+
+    /// Sends a request and waits for the answer; a failure that the monitor reports is [`LinkError::Failed`].
     pub(crate) async fn ask(
         &self,
         request: Request,
@@ -182,6 +204,7 @@ impl Link {
     }
 
     async fn send(&self, frame: &ToMonitor, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let mut failures = 0;
         loop {
             match self.monitor.send(frame, descriptors) {
                 Ok(()) => return Ok(()),
@@ -189,18 +212,23 @@ impl Link {
                     self.socket.writable().await.map_err(|error| LinkError::Socket(error.to_string()))?;
                 }
                 Err(monitor::LinkError::Closed) => return Err(LinkError::Gone),
+                // Nothing was sent. A stop signal that is not sent, for example, costs a container its graceful end.
+                Err(monitor::LinkError::Failed(error)) if is_passing(&error) && failures < FAILURES_MAX => {
+                    failures += 1;
+                    reactor::sleep(PAUSE).await;
+                }
                 Err(monitor::LinkError::Failed(error)) => return Err(LinkError::Socket(error.to_string())),
             }
         }
     }
 
-    /// Reads what is there.
+    /// Reads all available frames.
     fn read_all(&self, on_news: &impl Fn(News)) -> Reading {
         loop {
             match self.monitor.receive() {
                 Ok(Some((FromMonitor::Reply { number, reply }, descriptors))) => {
                     let waiting = self.waiting.borrow_mut().remove(&number);
-                    // Nobody waits any more where the limit has passed: descriptors close here.
+                    // The caller has timed out: the descriptors are closed here.
                     if let Some(sender) = waiting {
                         let _ = sender.try_send((reply, descriptors));
                     }
@@ -213,36 +241,44 @@ impl Link {
         }
     }
 
-    /// Nothing more comes: tells why. A monitor that ends closes its socket a moment before its pidfd says so.
+    /// Reports the end of the connection. A monitor that ends closes its socket a moment before its pidfd
+    /// becomes readable.
     async fn close(&self, on_news: &impl Fn(News)) {
         self.is_closed.set(true);
         self.waiting.borrow_mut().clear();
         if matches!(reactor::deadline(END_LIMIT, self.process.readable()).await, Ok(Ok(()))) {
             on_news(News::Gone);
-            self.reap().await;
+            self.ended().await;
         } else {
             on_news(News::Lost);
         }
     }
 }
 
-/// Reads until the connection ends. An error of one read is no end of it: what is there stays in the socket.
+/// Whether the error is temporary: the kernel has no memory for the socket.
+fn is_passing(error: &coracle_sandbox::Error) -> bool {
+    matches!(error.errno(), Some(Errno::ENOMEM | Errno::ENOBUFS))
+}
+
+/// Reads until the connection ends. A read error does not end the task, because the frames stay in the
+/// socket.
 async fn follow(link: Weak<Link>, on_news: impl Fn(News)) {
     let mut failures = 0;
     loop {
-        // Held only while reading: a link nobody else holds ends its task with the next wake-up.
+        // Upgraded only while reading: if all other references are dropped, the task ends at its next
+        // wake-up.
         let Some(link) = link.upgrade() else { return };
         match link.read_all(&on_news) {
             Reading::Open => failures = 0,
-            Reading::Failed(error) if failures < READ_FAILURES_MAX => {
+            Reading::Failed(error) if failures < FAILURES_MAX => {
                 failures += 1;
-                log::warn!("a monitor's socket cannot be read, tried again"; pid = link.pid(), error = error);
-                reactor::sleep(READ_PAUSE).await;
+                log::warn!("cannot read the socket of a monitor, will retry"; pid = link.pid(), error = error);
+                reactor::sleep(PAUSE).await;
                 continue;
             }
             Reading::Failed(_) | Reading::Closed => return link.close(&on_news).await,
         }
-        // An error of poll is met again by the read.
+        // An error of poll is repeated by the read.
         let readable = async {
             let _ = link.socket.readable().await;
         };
@@ -257,7 +293,7 @@ async fn follow(link: Weak<Link>, on_news: impl Fn(News)) {
 }
 
 impl LinkError {
-    /// Which operation of the record failed, and the errno, where that is what went wrong.
+    /// The failed operation of the launch record and its errno; `None` for other errors.
     pub(crate) fn operation(&self) -> Option<(u16, i32)> {
         match self {
             Self::Failed(Failure::Operation { index, errno }) => Some((*index, *errno)),
@@ -266,6 +302,11 @@ impl LinkError {
             | Self::Silent { .. }
             | Self::Socket(_) => None,
         }
+    }
+
+    /// Whether the monitor has refused the request with this error number.
+    pub(crate) fn is_refusal(&self, wanted: Errno) -> bool {
+        matches!(self, Self::Failed(Failure::Refused { errno }) if Errno::from_raw(*errno) == wanted)
     }
 }
 
@@ -288,10 +329,48 @@ impl std::fmt::Display for LinkError {
     }
 }
 
-/// The kernel's words for an errno.
+/// The kernel's description of an errno.
 pub(crate) fn errno_text(errno: i32) -> String {
     match errno {
         0 => "the launch record cannot be read".to_owned(),
-        errno => nix::errno::Errno::from_raw(errno).desc().to_lowercase(),
+        errno => Errno::from_raw(errno).desc().to_lowercase(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    /// The last actions of an ending process (leaving its mount namespace, for example) can take seconds on a busy node, and its
+    /// sockets are closed by then.
+    #[test]
+    fn the_end_of_a_monitor_is_seen_long_after_that_of_its_connection() {
+        reactor::run(async {
+            let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+            let pid = i32::try_from(child.id()).unwrap();
+            let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let monitor = Monitor { socket: ours.into(), pid, pidfd };
+            let (sender, news) = smol::channel::unbounded();
+            let link = Link::open(monitor, move |it| {
+                let _ = sender.try_send(matches!(it, News::Lost));
+            })
+            .unwrap();
+            drop(theirs);
+            assert_eq!(
+                news.recv().await,
+                Ok(true),
+                "the connection is lost, and the process is not known to have ended"
+            );
+            child.kill().unwrap();
+            reactor::deadline(Duration::from_secs(10), link.ended()).await.expect("it has ended");
+            link.ended().await;
+            assert!(child.wait().is_err(), "it is reaped");
+        });
     }
 }

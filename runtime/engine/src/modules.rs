@@ -1,5 +1,5 @@
-//! The kernel's security modules as this daemon found them: what it loaded at its start, what is wrong with them, and what
-//! confines a container by them.
+//! AppArmor and SELinux of this node: what was detected and loaded at the start, problems for Status, and the
+//! labels and profiles of containers.
 
 use std::cell::RefCell;
 
@@ -10,42 +10,43 @@ use serde_json::{Value, json};
 
 use crate::spec::SelinuxLabel;
 
-/// The request's field that asks for a label.
+/// Name of the request field with the SELinux labels, for errors.
 const OPTIONS: &str = "config.linux.security_context.selinux_options";
 
-/// Whether containers get SELinux labels.
+/// Setting: whether containers get SELinux labels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Selinux {
-    /// Where the kernel has SELinux and its policy types for containers.
+    /// Labels are used if the kernel has SELinux and its policy has types for containers.
     #[default]
     Auto,
-    /// No container runs without a label.
+    /// Required: no container runs without a label.
     Required,
-    /// Never; what requests say of labels is ignored.
+    /// Containers get no labels; requested labels are ignored.
     Off,
 }
 
 /// AppArmor and SELinux of this node.
 pub struct Modules {
-    /// Why the default profile could not be loaded the last time that this was tried.
+    /// The error of the last attempt to load the default profile; `None` if it is loaded.
     apparmor_trouble: RefCell<Option<String>>,
     selinux: Labelling,
-    /// No container runs without a label.
+    /// Whether containers without a label are refused.
     is_selinux_required: bool,
 }
 
-/// Whether containers get labels.
+/// The SELinux state of the node.
 enum Labelling {
-    /// The kernel has no SELinux, or the configuration does not want it.
+    /// The kernel has no SELinux, or it is disabled in the configuration.
     Off,
-    /// It has, and nothing for containers in its policy: why.
+    /// The policy has no types for containers; the value is the reason.
     Unable(String),
     On(Box<lsm::Policy>),
 }
 
 impl Modules {
-    /// Looks at the kernel, and loads the default AppArmor profile where it has AppArmor: also over one of that name, which
-    /// may be an older version's. Without it the daemon runs all the same and says so in Status.
+    /// Detects the security modules and loads the default AppArmor profile if the kernel has AppArmor; an
+    /// existing one may be an older version and is replaced. If it cannot be loaded, the daemon runs and
+    /// reports it in Status.
     pub fn start(selinux: Selinux) -> Self {
         let modules = Self {
             apparmor_trouble: RefCell::new(None),
@@ -55,14 +56,14 @@ impl Modules {
         if let Some(apparmor) = lsm::apparmor() {
             match modules.load(&apparmor) {
                 Ok(()) => log::info!("AppArmor profile loaded"; profile = lsm::APPARMOR_DEFAULT),
-                Err(why) => log::warn!("the default AppArmor profile is not loaded"; reason = why),
+                Err(why) => log::warn!("cannot load the default AppArmor profile"; reason = why),
             }
         }
         match &modules.selinux {
             Labelling::Off => {}
             Labelling::Unable(why) => log::warn!("containers get no SELinux labels"; reason = why),
             Labelling::On(policy) => {
-                log::info!("SELinux labels"; process = policy.process_type(), file = policy.file_type())
+                log::info!("containers get SELinux labels"; process = policy.process_type(), file = policy.file_type())
             }
         }
         modules
@@ -74,11 +75,11 @@ impl Modules {
         loaded
     }
 
-    /// Makes sure that the default profile is loaded: whoever restarts the node's AppArmor service unloads profiles that it
-    /// does not know.
+    /// Ensures that the default profile is loaded: a restart of the node's AppArmor service unloads profiles
+    /// that it does not know.
     ///
     /// # Errors
-    /// Why it is not loaded, naming the kernel's file.
+    /// The reason why the profile is not loaded, with the path of the kernel's file.
     pub(crate) fn default_profile(&self, apparmor: &lsm::AppArmor<'_>) -> Result<String, String> {
         if !apparmor.is_loaded(lsm::APPARMOR_DEFAULT) {
             self.load(apparmor)?;
@@ -86,11 +87,12 @@ impl Modules {
         Ok(lsm::APPARMOR_DEFAULT.to_owned())
     }
 
-    /// The SELinux level of a new pod: the one that is asked for, or two categories that no other pod has. Empty where
-    /// containers get no labels. What is asked for is refused where it could not be applied.
+    /// The SELinux level of a new pod: the requested one, or two categories that no other pod has. Empty if
+    /// containers get no labels. A requested level that cannot be applied is refused.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION`, naming the field, or that no level is free; `INVALID_ARGUMENT` for an unknown label.
+    /// `FAILED_PRECONDITION` with the name of the field if labels are not supported, or if no level is free;
+    /// `INVALID_ARGUMENT` for an invalid label.
     pub(crate) fn pod_level(
         &self,
         asked: Option<&SelinuxLabel>,
@@ -111,7 +113,7 @@ impl Modules {
         }
     }
 
-    /// The label of the files that all containers of a pod share.
+    /// The SELinux label of files that all containers of a pod share; `None` if containers get no labels.
     pub(crate) fn pod_file_label(&self, level: &str) -> Option<String> {
         match &self.selinux {
             Labelling::On(policy) => Some(policy.pod_file(level)),
@@ -119,10 +121,10 @@ impl Modules {
         }
     }
 
-    /// The labels of a container in a pod of this level; `None` where containers get none.
+    /// The SELinux labels of a container in a pod with this level; `None` if containers get none.
     ///
     /// # Errors
-    /// As for [`Modules::pod_level`].
+    /// Those of [`Modules::pod_level`].
     pub(crate) fn labels(
         &self,
         asked: Option<&SelinuxLabel>,
@@ -150,7 +152,7 @@ impl Modules {
         }
     }
 
-    /// What is wrong, as a reason and a message of Status.
+    /// The problem with a security module, as reason and message for Status; `None` if there is none.
     pub fn trouble(&self) -> Option<(&'static str, String)> {
         if let Some(why) = &*self.apparmor_trouble.borrow() {
             return Some(("AppArmorProfileNotLoaded", format!("profile {}: {why}", lsm::APPARMOR_DEFAULT)));
@@ -164,7 +166,7 @@ impl Modules {
         }
     }
 
-    /// For the verbose Status.
+    /// The state of both security modules for the verbose Status.
     pub fn report(&self) -> Value {
         let is_loaded = self.apparmor_trouble.borrow().is_none();
         let apparmor =

@@ -1,5 +1,5 @@
-//! What pods are made on and with: the kernel and the programs of this node, and the parts of the daemon that the engine stands on.
-//! Whoever builds the engine fills it; nothing in it changes afterwards but what is in cells.
+//! The environment of pods: kernel features and programs of this node, and the parts of the daemon that the
+//! engine uses. The caller of the engine creates it; only values in cells change afterwards.
 
 use std::cell::{OnceCell, RefCell};
 use std::path::PathBuf;
@@ -18,61 +18,63 @@ use crate::clock::Clock;
 use crate::modules::Modules;
 use crate::paths::Paths;
 
-/// All of it.
+/// The environment of pods and containers.
 pub struct Node {
-    /// Where records and runtime files are.
+    /// Directories of records and runtime files.
     pub paths: Paths,
-    /// What this kernel and this boot have.
+    /// Features of the kernel and data of this boot.
     pub kernel: Kernel,
     /// The cgroup hierarchies of this kernel.
     pub cgroups: Cgroups,
-    /// Where in them pods go.
+    /// The cgroup driver and the parent cgroup of pods.
     pub placement: Placement,
-    /// What monitors are started with.
+    /// Starts monitors of pods.
     pub monitors: Monitors,
-    /// Attaches pods to their network.
+    /// The network of pods.
     pub network: PodNetworks,
-    /// What containers are made from.
+    /// The images of containers.
     pub images: Rc<Images>,
-    /// Looks at the node's files and devices, and work that must not hold the daemon up.
+    /// Access to the node's files and devices, and worker processes.
     pub host: Host,
 }
 
-/// What this kernel and this boot have.
+/// Features of the kernel and data of this boot.
 pub struct Kernel {
-    /// `/proc/sys/kernel/random/boot_id`.
+    /// ID of the boot, from `/proc/sys/kernel/random/boot_id`.
     pub boot: String,
-    /// Wall-clock times of records.
+    /// Wall clock for records.
     pub clock: Clock,
-    /// The daemon's own bounding set as a bit mask: what ALL and privileged mean (CRI 3.3).
+    /// Capabilities in the daemon's bounding set, as a bit mask: those of `ALL` and of privileged containers
+    /// (CRI 3.3).
     pub capabilities: u64,
-    /// Whether pods can have user namespaces of their own, or why not.
+    /// Whether pods can have user namespaces; the error is the reason why not.
     pub user_namespaces: Result<(), String>,
-    /// AppArmor and SELinux.
+    /// State of AppArmor and SELinux on this node.
     pub modules: Modules,
-    /// Whether mounts can be read-only with all that is below them (`mount_setattr` with AT_RECURSIVE: Linux 5.12).
+    /// Whether mounts can be recursively read-only (`mount_setattr` with AT_RECURSIVE: Linux 5.12).
     pub has_recursive_read_only: bool,
 }
 
-/// Where cgroups go.
+/// The configured location of pods' cgroups.
 pub struct Placement {
-    /// Who makes cgroups.
+    /// The cgroup driver: cgroupfs or systemd.
     pub driver: Driver,
-    /// Parent of the cgroups of pods that name none.
+    /// Default cgroup parent of pods.
     pub parent: String,
 }
 
 impl Placement {
-    /// The parent of a pod's cgroups whose request names `asked`; empty: it names none.
+    /// The cgroup parent of a pod that requests `asked`; the default parent if `asked` is empty.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is no slice where systemd makes cgroups.
+    /// `InvalidArgument` with the systemd driver if `asked` is not a slice.
     pub(crate) fn parent_of(&self, asked: &str) -> Result<String, Error> {
         if asked.is_empty() {
             return Ok(self.parent.clone());
         }
         match self.driver {
-            // The name of a slice is a directory's, too, and it may come without a path.
+            // With cgroupfs, the name of a slice is an ordinary directory, and may come without a leading
+            // slash.
             Driver::Cgroupfs => Ok(format!("/{}", asked.trim_start_matches('/'))),
             Driver::Systemd => slice(asked).map(|path| path.to_string()).map_err(|error| {
                 Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {error}"))
@@ -81,20 +83,21 @@ impl Placement {
     }
 }
 
-/// What monitors are started with.
+/// The program and the mount namespace for starting monitors.
 pub struct Monitors {
-    /// The program `coracle-pod`, sealed in memory.
+    /// The program `coracle-pod`, in a sealed memory file.
     pub program: Program,
     base: OnceCell<BaseMountNamespace>,
 }
 
 impl Monitors {
-    /// Monitors of this program. Their base mount namespace is made with the first one.
+    /// Creates the starter for this program. The base mount namespace is created with the first monitor.
     pub fn new(program: Program) -> Self {
         Self { program, base: OnceCell::new() }
     }
 
-    /// The mount namespace that monitors are started in a copy of, with the directories of `paths`; made with the first monitor.
+    /// The mount namespace that each monitor copies; contains the directories of `paths`. Created with the
+    /// first monitor.
     pub(crate) fn base(&self, paths: &Paths) -> Result<&BaseMountNamespace, Error> {
         if let Some(base) = self.base.get() {
             return Ok(base);
@@ -108,16 +111,16 @@ impl Monitors {
 pub struct PodNetworks {
     /// The node's CNI network.
     pub cni: Rc<Network>,
-    /// The node's range as UpdateRuntimeConfig gave it; empty: not known.
+    /// The node's pod CIDR from UpdateRuntimeConfig; empty: not set.
     pub pod_cidr: RefCell<String>,
 }
 
-/// The node's files and devices.
+/// Access to the node's files and devices.
 pub struct Host {
     /// Starts worker processes.
     pub workers: Rc<Workers>,
-    /// Looks at paths that may not answer.
+    /// Accesses paths whose file system may not respond.
     pub paths: Rc<HostPaths>,
-    /// Where CDI spec files are.
+    /// Directories of CDI specs.
     pub cdi_directories: Vec<PathBuf>,
 }

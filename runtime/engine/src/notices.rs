@@ -1,40 +1,42 @@
-//! What happens to pods and containers, told to whoever listens, in the order in which it happens. A listener is called at
-//! the change itself, so that what it reads of the pod is what was true then; it must not wait.
+//! Notification of listeners about changes of pods and containers, in the order of the changes. A listener is
+//! called directly at the change, so that it reads the state of that moment; a listener must not wait.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::Pod;
 
-/// What happened.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// It was made; a pod sandbox is ready.
+    /// The container was created, or the pod sandbox is ready.
     Created,
-    /// It runs; for a pod sandbox together with `Created`.
+    /// The container is running; for a pod sandbox together with `Created`.
     Started,
-    /// It has ended.
+    /// The container has exited, or the pod sandbox was stopped.
     Stopped,
-    /// It is removed.
+    /// The container or pod sandbox was removed.
     Deleted,
 }
 
-/// One change.
+/// A change of a container or a pod sandbox.
 pub struct Notice<'a> {
-    /// What happened to it.
+    /// The kind of the change.
     pub happened: Happened,
-    /// Of the container, or of the pod sandbox itself.
+    /// ID of the container, or of the pod sandbox itself.
     pub id: String,
-    /// The pod sandbox, or the one that the container is in.
+    /// Name of the container in its pod; empty if the notice is about the pod sandbox itself.
+    pub container: &'a str,
+    /// The pod sandbox, or the pod sandbox of the container.
     pub pod: &'a Rc<Pod>,
-    /// Wall clock, nanoseconds since 1970; later than that of every notice before.
+    /// Wall clock in nanoseconds since 1970; later than that of all earlier notices.
     pub at_ns: i64,
 }
 
-/// Answers whether it still listens.
+/// A listener; it returns whether it wants further notices.
 type Listener = Box<dyn Fn(&Notice<'_>) -> bool>;
 
-/// Who listens.
+/// All listeners for changes.
 #[derive(Default)]
 pub(crate) struct Listeners(RefCell<Vec<Listener>>);
 
@@ -44,7 +46,7 @@ impl Listeners {
     }
 
     pub(crate) fn tell(&self, notice: &Notice<'_>) {
-        // Taken out for the calls: nobody may find the list borrowed.
+        // Taken out during the calls, because a listener may access the list.
         let mut listeners = self.0.take();
         listeners.retain(|listener| listener(notice));
         let added = self.0.replace(listeners);

@@ -1,10 +1,10 @@
-//! Operations of pods and containers belong to the daemon, not to the call that asked for them. A call only waits: where
-//! its client goes away, or its deadline passes, the operation goes on to its end, and lists show what came of it. An
-//! identical request meanwhile waits for the same operation and gets the same answer.
+//! Operations of pods and containers run as tasks of the daemon, not of the calls that requested them. If a
+//! client disconnects or its deadline passes, the operation continues, and lists show its result. An
+//! identical request during the operation waits for it and gets the same answer.
 //!
-//! The reason is a smol `Task`: dropping one cancels it. A call that awaited a task of its own cancelled half a start
-//! together with itself, and the container ran while the daemon took it for created.
-//! Each operation ends by itself: whatever it waits for has a limit.
+//! The reason: dropping a smol `Task` cancels it. Otherwise a cancelled call would interrupt a start in the
+//! middle, and the container would run while the daemon considers it created. Each operation ends by itself,
+//! because all its waits have limits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event;
 use smol::lock::OnceCell;
 
-/// An operation that identical requests share.
+/// The key of an operation that identical requests share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
     Start(ContainerId),
@@ -26,10 +26,10 @@ pub(crate) enum Key {
     RemovePod(PodId),
 }
 
-/// How one ended.
+/// The result of an operation.
 type Outcome = Rc<OnceCell<Result<(), Error>>>;
 
-/// Everything that is under way.
+/// All running operations.
 #[derive(Default)]
 pub struct Operations {
     shared: RefCell<HashMap<Key, Outcome>>,
@@ -38,7 +38,7 @@ pub struct Operations {
 }
 
 impl Operations {
-    /// Waits for the operation of this key; `work` is begun where none is under way.
+    /// Waits for the operation with this key; starts `work` as this operation if there is none.
     pub(crate) async fn share(
         self: &Rc<Self>,
         key: Key,
@@ -59,12 +59,12 @@ impl Operations {
         outcome.wait().await.clone()
     }
 
-    /// Whether the operation of this key is under way.
+    /// Whether an operation with this key is running.
     pub(crate) fn is_under_way(&self, key: Key) -> bool {
         self.shared.borrow().contains_key(&key)
     }
 
-    /// Waits until the operation of this key has ended; at once where none is under way.
+    /// Waits until the operation with this key has ended; returns at once if there is none.
     pub(crate) async fn ended(&self, key: Key) {
         let under_way = self.shared.borrow().get(&key).cloned();
         if let Some(outcome) = under_way {
@@ -72,7 +72,7 @@ impl Operations {
         }
     }
 
-    /// Begins `work` and waits for it; each request has its own.
+    /// Starts `work` as an operation without a key and waits for its end.
     pub(crate) async fn run(
         self: &Rc<Self>,
         work: impl Future<Output = Result<(), Error>> + 'static,
@@ -85,7 +85,7 @@ impl Operations {
         outcome.wait().await.clone()
     }
 
-    /// Begins `work`, which tells its end itself.
+    /// Starts `work` as an operation without waiting; `work` reports its result itself.
     pub(crate) fn detach(self: &Rc<Self>, work: impl Future<Output = ()> + 'static) {
         let running = Running::new(Rc::clone(self));
         reactor::spawn(async move {
@@ -95,7 +95,7 @@ impl Operations {
         .detach();
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no operation is running.
     pub async fn none_left(&self) {
         loop {
             let ended = self.ended.listen(); // before the look: an end in between is not missed
@@ -107,7 +107,8 @@ impl Operations {
     }
 }
 
-/// One operation in the count, also where the daemon ends before it.
+/// A running operation in the counter; dropping the value decrements the counter, also when the daemon ends
+/// before the operation.
 struct Running(Rc<Operations>);
 
 impl Running {
@@ -133,7 +134,7 @@ mod tests {
 
     const ID: ContainerId = ContainerId::from_bytes([3; 32]);
 
-    /// Whoever awaits a task of its own cancels it by going away: the counter stays 0 then.
+    /// Fails if the call awaits the operation's task directly: the test's counter then stays 0.
     #[test]
     fn an_operation_outlives_its_call_and_a_retry_joins_it() {
         reactor::run(async {
@@ -155,7 +156,7 @@ mod tests {
             assert!(reactor::deadline(Duration::from_millis(1), gone).await.is_err());
             operations.none_left().await;
             assert_eq!(done.get(), 2);
-            // Over: the next request begins anew.
+            // The operation has ended: the next request starts a new one.
             assert!(operations.share(Key::Start(ID), work()).await.is_err());
             assert_eq!(done.get(), 3);
         });

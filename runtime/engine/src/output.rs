@@ -1,15 +1,15 @@
-//! What ExecSync calls have read of their commands' output and not sent yet. All of it shares one budget, because the
-//! daemon's memory is the node's: twelve chatty probes used to hold 185 MiB.
+//! Buffers for the output of ExecSync calls that has been read but not sent yet. All calls share one budget,
+//! so that the memory of the daemon is limited; without it, twelve probes with large output used 185 MiB.
 //!
 //! ```text
-//!   each stream   16 KiB of its own, so that an ordinary probe never waits
-//!   common         2 MiB for whoever comes first, block by block
-//!   large         14 MiB for one call at a time, as much as a call may have; held until its answer is sent
+//! each stream   16 KiB of its own, so that a typical probe never waits
+//! common         2 MiB shared by all calls, allocated in blocks
+//! large         14 MiB for one call at a time, the maximum of a call; kept until its answer is sent
 //! ```
-//! A call that finds no room does not read, so the pipe fills and the kernel holds the command: that is all of the back
-//! pressure. Nobody waits in a circle: who has `large` finds room for all that it may ever keep, whatever the others
-//! hold, so it ends, and the next one gets it. A call that waits on another one inside the container, or on one whose
-//! output never ends, gets an error after `STALL_LIMIT`.
+//! A call without space does not read, so its pipe fills and the kernel blocks the command. There is no
+//! deadlock: the call with `large` has space for its maximum and therefore ends, and then the next call gets
+//! `large`. A call that waits for another one inside the container, or for one whose output never ends, fails
+//! after `STALL_LIMIT`.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,49 +19,49 @@ use coracle_base::error::{Context, Error, Kind};
 use coracle_base::reactor::{self, Watched};
 use event_listener::{Event as Changed, listener};
 
-/// Most output kept of each stream; the rest is read and thrown away, as containerd and CRI-O do after 16 MiB. Both
-/// streams together stay below the 16 MiB that clients take in one message.
+/// Maximum number of bytes kept per stream; the rest is read and dropped, as containerd and CRI-O do after 16
+/// MiB. Both streams together are below the 16 MiB that clients accept in one message.
 pub(crate) const STREAM_BYTES_MAX: usize = 7 << 20;
 
-/// Output of all ExecSync calls in flight, beyond what each has of its own.
+/// Maximum number of bytes for all running ExecSync calls, in addition to [`OWN_BYTES`] per stream.
 pub(crate) const BUDGET_BYTES: usize = 16 << 20;
 
-/// What one call may keep.
+/// Maximum number of bytes that one call may keep.
 const LARGE_BYTES: usize = 2 * STREAM_BYTES_MAX;
 
 const COMMON_BYTES: usize = BUDGET_BYTES - LARGE_BYTES;
 
-/// What each stream has of its own. A kubelet looks at 10 KiB of a probe's output (pkg/probe/exec, maxReadLength).
+/// Number of bytes per stream that are not counted in the budget. A kubelet uses 10 KiB of a probe's output
+/// (pkg/probe/exec, maxReadLength).
 const OWN_BYTES: usize = 16 << 10;
 
-/// A piece of the budget. Memory of this size goes back to the kernel when it is freed (musl, MMAP_THRESHOLD).
+/// Size of a block of the budget in bytes. musl returns memory of this size to the kernel when it is freed
+/// (MMAP_THRESHOLD).
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// Looks whether there is more before it asks for another block.
+/// Size in bytes of the read that finds out whether a stream has more data, before another block is
+/// requested.
 const PEEK_BYTES: usize = 2 << 10;
 
-/// How long a call waits while nobody gives anything back.
+/// Time after which a waiting call fails if no space is released.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// The budget of the daemon.
+/// The output budget of the daemon.
 pub(crate) struct Budget {
     common_free: Cell<usize>,
-    /// The call that has `large`.
+    /// Number of the call that has the large part; `None` if it is free.
     large: Cell<Option<u64>>,
     last_call: Cell<u64>,
     returned: Changed,
 }
 
-/// One call's part in the budget, until its last block is gone.
+/// One call's share of the budget, until its last block is freed.
 pub(crate) struct Share {
     budget: Rc<Budget>,
     call: u64,
-    /// Streams that wait for room now.
-    waiting: Cell<u32>,
-    has_waited: Cell<bool>,
 }
 
-/// Where a block's bytes are counted.
+/// The part of the budget in which a block is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
     Own,
@@ -69,16 +69,16 @@ enum Room {
     Large,
 }
 
-/// A piece of output; gives its room back when it is dropped.
+/// A block of output; dropping the block releases its space.
 pub struct Block {
-    /// All of the capacity, zeroes beyond `filled`.
+    /// The whole capacity; bytes after `filled` are zero.
     bytes: Vec<u8>,
     filled: usize,
     room: Room,
     share: Rc<Share>,
 }
 
-/// What has been read of one stream.
+/// The output of one stream.
 #[derive(Default)]
 pub struct Output {
     blocks: Vec<Block>,
@@ -96,16 +96,11 @@ impl Budget {
         })
     }
 
-    /// A new call.
+    /// Creates the share of a new call.
     pub(crate) fn share(self: &Rc<Self>) -> Rc<Share> {
         let call = self.last_call.get() + 1;
         self.last_call.set(call);
-        Rc::new(Share {
-            budget: Rc::clone(self),
-            call,
-            waiting: Cell::default(),
-            has_waited: Cell::default(),
-        })
+        Rc::new(Share { budget: Rc::clone(self), call })
     }
 }
 
@@ -125,19 +120,18 @@ impl Share {
         Some(Room::Large)
     }
 
-    /// Waits for room.
+    /// Waits for space in the budget.
     ///
     /// # Errors
-    /// Nobody has given any back for [`STALL_LIMIT`].
+    /// No space was released for [`STALL_LIMIT`].
     async fn take(&self, bytes: usize) -> Result<Room, Error> {
         if let Some(room) = self.try_take(bytes) {
             return Ok(room);
         }
-        self.waiting.set(self.waiting.get() + 1);
-        let room = loop {
+        loop {
             listener!(self.budget.returned => returned);
             if let Some(room) = self.try_take(bytes) {
-                break Ok(room);
+                return Ok(room);
             }
             if reactor::deadline(STALL_LIMIT, returned).await.is_err() {
                 let text = format!(
@@ -145,17 +139,9 @@ impl Share {
                     STALL_LIMIT.as_secs(),
                     BUDGET_BYTES >> 20
                 );
-                break Err(Error::new(Kind::ResourceExhausted, text));
+                return Err(Error::new(Kind::ResourceExhausted, text));
             }
-        };
-        self.waiting.set(self.waiting.get() - 1);
-        self.has_waited.set(true);
-        room
-    }
-
-    /// Whether a stream waits for room, or did since this was last asked: what is in its pipe is not read yet.
-    pub(crate) fn has_waited(&self) -> bool {
-        self.has_waited.replace(false) || self.waiting.get() > 0
+        }
     }
 }
 
@@ -191,10 +177,10 @@ impl Drop for Block {
 }
 
 impl Output {
-    /// Reads until the last writer is gone; keeps the first [`STREAM_BYTES_MAX`].
+    /// Reads a stream until end of file; keeps the first [`STREAM_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// The pipe cannot be read; there is no room.
+    /// A read error; no space within [`STALL_LIMIT`].
     pub(crate) async fn read_to_end(&mut self, pipe: &Watched, share: &Rc<Share>) -> Result<(), Error> {
         while self.bytes < STREAM_BYTES_MAX {
             let count = match self.blocks.last_mut().filter(|block| block.filled < block.bytes.len()) {
@@ -210,7 +196,7 @@ impl Output {
                 return Ok(());
             }
             self.bytes += count;
-            // A fast writer would keep the loop to itself.
+            // Otherwise a fast writer would occupy the event loop.
             reactor::yield_now().await;
         }
         let mut rest = vec![0; OWN_BYTES];
@@ -221,7 +207,8 @@ impl Output {
         Ok(())
     }
 
-    /// Reads into a block of its own. Room is asked for when there is something to keep: the end of a stream needs none.
+    /// Reads into a new block; returns the number of bytes, 0 at end of file. Space is requested only when
+    /// there is data, because end of file needs none.
     async fn read_into_new(&mut self, pipe: &Watched, share: &Rc<Share>) -> Result<usize, Error> {
         let left = STREAM_BYTES_MAX - self.bytes;
         let mut first = [0; PEEK_BYTES];
@@ -244,27 +231,27 @@ impl Output {
         Ok(count)
     }
 
-    /// How many bytes were kept.
+    /// Number of bytes that were kept.
     pub fn kept_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there was more than is kept.
+    /// Whether output after the first [`STREAM_BYTES_MAX`] bytes was dropped.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// Whether it fits what each stream has of its own.
+    /// Whether the output fits into the stream's own space, which is not counted in the budget.
     pub fn is_small(&self) -> bool {
         self.blocks.len() <= 1
     }
 
-    /// Its blocks, in order.
+    /// The blocks of the output in order.
     pub fn into_blocks(self) -> Vec<Block> {
         self.blocks
     }
 
-    /// All of it in one piece.
+    /// The whole output as one vector.
     pub fn into_bytes(self) -> Vec<u8> {
         self.blocks.iter().flat_map(AsRef::as_ref).copied().collect()
     }
@@ -277,7 +264,7 @@ mod tests {
     use super::*;
     use crate::exec::pipe;
 
-    /// Writes `bytes` into a pipe and closes it.
+    /// A pipe into which a thread writes `bytes` bytes.
     #[expect(clippy::disallowed_methods, reason = "the other end of a pipe that is tested, not the daemon")]
     fn writer(bytes: usize) -> (Watched, std::thread::JoinHandle<()>) {
         let (read, write) = pipe().unwrap();
@@ -287,7 +274,7 @@ mod tests {
             let mut left = bytes;
             while left > 0 {
                 let count = left.min(piece.len());
-                // The reader may be gone.
+                // The reader may have closed its end.
                 if write.write_all(&piece[..count]).is_err() {
                     return;
                 }
@@ -334,8 +321,8 @@ mod tests {
         });
     }
 
-    /// Calls that want more than there is, all at once: each gets all of its output, and the sum of what is held is never
-    /// over the budget. Before, each kept 14 MiB.
+    /// Concurrent calls with more output than the budget: each gets all of its output, and the budget is
+    /// never exceeded. Regression: each call kept 14 MiB.
     #[test]
     fn calls_that_want_more_than_there_is_take_turns() {
         reactor::run(async {
@@ -364,7 +351,7 @@ mod tests {
         });
     }
 
-    /// Before, an error of the read was taken for the end, and the call answered OK with what it had.
+    /// Regression: a read error was treated as end of file, and the call succeeded with partial output.
     #[test]
     fn output_that_cannot_be_read_is_an_error() {
         reactor::run(async {
@@ -388,12 +375,11 @@ mod tests {
                 kept.push(Block::new(BLOCK_BYTES, room, &first));
             }
             assert!(second.try_take(BLOCK_BYTES).is_none());
-            let waiting =
-                reactor::spawn(async move { (second.take(BLOCK_BYTES).await.is_ok(), second.has_waited()) });
+            let waiting = reactor::spawn(async move { second.take(BLOCK_BYTES).await.is_ok() });
             reactor::sleep(Duration::from_millis(20)).await;
             assert!(!waiting.is_finished());
             kept.remove(0);
-            assert_eq!(waiting.await, (true, true));
+            assert!(waiting.await);
         });
     }
 }

@@ -1,20 +1,19 @@
-//! Where everything of a pod is: every name is derived from ids, before anything is made, so that one intent record is
-//! enough to undo a pod whatever happened in between.
+//! Paths of all files of a pod. They are derived from IDs before anything is created, so one intent record is
+//! sufficient to undo a pod.
 //!
-//! | path | holds |
+//! | path | content |
 //! |---|---|
 //! | `ROOT/pods/POD/record` | the pod's record |
-//! | `ROOT/pods/POD/{hostname,hosts,resolv.conf}` | files its containers see in /etc |
+//! | `ROOT/pods/POD/{hostname,hosts,resolv.conf}` | files of its containers in /etc |
 //! | `ROOT/pods/POD/containers/CTR/record` | a container's record |
 //! | `ROOT/pods/POD/containers/CTR/{upper,work}` | its writable layer |
-//! | `ROOT/pods/POD/containers/CTR/empty` | stays empty, where it has image volumes |
-//! | `STATE/pods/POD/monitor.sock`, `monitor.pid`, `exits/` | the monitor's (see `coracle_sandbox::monitor`) |
+//! | `ROOT/pods/POD/containers/CTR/empty` | an empty directory, if it has image volumes |
+//! | `STATE/pods/POD/monitor.sock`, `monitor.pid`, `exits/` | files of the monitor (see `coracle_sandbox::monitor`) |
 //! | `STATE/pods/POD/{shm,root}` | mount points in the monitor's mount namespace |
-//! | `STATE/pods/POD/record`, `records/CTR` | notes: what is newer than the records, until the next boot (see `record`) |
+//! | `STATE/pods/POD/record`, `records/CTR` | notes: newer than the records, until the next boot (see `record`) |
 //! | `STATE/pods/POD/launch/CTR` | a created container's launch record |
-//! | `STATE/pods/POD/bundle/CTR/config.json` | what hooks read of a container, where it has any |
-//! | `STATE/pods/POD/started/CTR` | when it was started, and its pid |
-//! | `STATE/pods/POD/stopping/CTR` | when a stop that is under way will kill |
+//! | `STATE/pods/POD/bundle/CTR/config.json` | the OCI bundle for hooks, if the container has hooks |
+//! | `STATE/pods/POD/stopping/CTR` | a stop in progress: the time of SIGKILL, and whether the stop signal is due |
 //! | `/run/netns/coracle-POD` | the network namespace (32 of the 64 digits), for CNI plugins |
 //! | cgroup `PARENT/POD`, `PARENT/CTR` | the monitor's and each container's cgroup |
 
@@ -24,16 +23,16 @@ use coracle_base::error::{Error, Kind};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId};
 
-/// The two directories everything lies below.
+/// The daemon's two top directories.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// `--root`
+    /// The directory `--root`.
     pub root: PathBuf,
-    /// `--state`
+    /// The directory `--state`.
     pub state: PathBuf,
 }
 
-/// Name of a record's file in its directory.
+/// File name of a record.
 pub(crate) const RECORD: &str = "record";
 
 impl Paths {
@@ -77,10 +76,6 @@ impl Paths {
         self.pod_state(pod).join("records")
     }
 
-    pub(crate) fn started(&self, pod: PodId) -> PathBuf {
-        self.pod_state(pod).join("started")
-    }
-
     pub(crate) fn stopping(&self, pod: PodId) -> PathBuf {
         self.pod_state(pod).join("stopping")
     }
@@ -89,18 +84,21 @@ impl Paths {
         self.pod_state(pod).join("bundle")
     }
 
-    /// Trees on their way out: a rename takes them here, a worker deletes them.
+    /// The directory of trees that are to be removed: the daemon renames a tree into it, and a worker removes
+    /// it.
     pub(crate) fn garbage(&self) -> PathBuf {
         self.root.join("garbage")
     }
 }
 
-/// The network namespace's file. On `/run/netns`, where plugins in other mount namespaces look for it.
+/// The file of a pod's network namespace, in `/run/netns`, where plugins in other mount namespaces search for
+/// it.
 pub fn netns(pod: PodId) -> PathBuf {
     Path::new("/run/netns").join(format!("coracle-{pod:.32}"))
 }
 
-/// `PARENT/ID`, or `PARENT/coracle-ID.scope`: what cAdvisor and others recognise as a container's cgroup by its 64 digits.
+/// The cgroup `PARENT/ID`, or `PARENT/coracle-ID.scope`: cAdvisor and other tools recognise a container's
+/// cgroup by the 64 digits of its ID.
 pub(crate) fn cgroup(parent: &str, is_scope: bool, id: &impl std::fmt::Display) -> Result<CgroupPath, Error> {
     let parent = parent.trim_end_matches('/');
     let path = match is_scope {

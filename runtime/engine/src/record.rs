@@ -1,18 +1,20 @@
-//! The records of pods and containers: what a new daemon needs to find every object of an old one, and what status
-//! calls give back. Written only when a state changes, and as durable as the state is worth:
+//! The records of pods and containers: everything that a new daemon needs to find all objects of an earlier
+//! one, and to answer status calls. They are written only when a state changes, with the durability that the
+//! state requires:
 //!
-//! | state | where | after a power cut |
+//! | state | stored as | after a power cut |
 //! |---|---|---|
-//! | pod being created, its network not begun | a note below `--state` | its directory is garbage |
+//! | pod being created, before its network | a note below `--state` | its directory is removed |
 //! | pod with a network | committed below `--root`, before ADD | NotReady, DEL |
-//! | pod ready | committed | NotReady, as every pod |
+//! | pod ready | committed | NotReady, like every pod |
 //! | pod not ready | a note | NotReady |
-//! | container created | a note | its directory is garbage |
+//! | container being created, created | a note | its directory is garbage |
 //! | container running, exited | committed | lost, or exited as it was |
 //!
-//! A note is newer than what is committed, which takes it away. A daemon that is killed between the two finds the note: for it
-//! the change has not been, and nobody was told of it. That lets a commit run ahead, beside what it tells of: "ready" is on disk
-//! while the monitor still starts, and the note says "being created" until it has.
+//! A note is newer than the committed record; a commit removes it. If a daemon is killed between the two, the
+//! next one reads the note: the change did not happen, and no client was notified of it. This allows a commit
+//! in advance, concurrent with the change itself: "ready" is on disk while the monitor still starts, and the
+//! note says "being created" until it has started.
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
@@ -26,53 +28,55 @@ use crate::paths::{self, Paths, RECORD};
 use crate::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use crate::state;
 
-/// A pod sandbox.
+/// The record of a pod sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PodRecord {
-    /// The id, 64 hex digits where it is printed.
+    /// ID, printed as 64 hexadecimal digits.
     pub id: PodId,
-    /// `/proc/sys/kernel/random/boot_id` when it was made: tells a reboot (BOOT-1).
+    /// Boot ID (`/proc/sys/kernel/random/boot_id`) at the creation, by which a reboot is detected (BOOT-1).
     pub boot: String,
-    /// Wall clock, nanoseconds since 1970; strictly rising over all pods.
+    /// Wall clock in nanoseconds since 1970; strictly increasing over all pods.
     pub created_at_ns: i64,
-    /// What was asked for.
+    /// The request for the pod sandbox.
     pub spec: PodSpec,
-    /// The cgroup parent in force: the request's, or the configured default.
+    /// The effective cgroup parent: that of the request, or the configured default.
     pub cgroup_parent: String,
-    /// The parent was not there before: it goes with its last pod.
+    /// Whether coracle created the cgroup parent, which is then removed with its last pod.
     pub(crate) owns_cgroup_parent: bool,
-    /// Where it is in its life.
+    /// State of the pod's lifecycle.
     pub state: state::Pod,
-    /// The CNI configuration and attachment, recorded before ADD; `None`: the node's network, or nothing to undo.
+    /// CNI configuration and attachment, recorded before ADD; `None` if the pod uses the node's network, or
+    /// if nothing must be undone.
     pub network: Option<Network>,
-    /// Addresses of the pod, also when its network is gone.
+    /// Addresses of the pod; kept after its network was removed.
     pub addresses: Vec<String>,
-    /// What plugins have been told.
+    /// Events of the pod of which NRI plugins were notified.
     pub told: Told,
-    /// The SELinux level of its containers and their files; empty: they have no labels.
+    /// SELinux level of the pod's containers and their files; empty: no labels.
     pub(crate) selinux_level: String,
-    /// Its cgroups are scopes of systemd's.
+    /// Whether the cgroups of the pod are scopes of systemd.
     pub has_scopes: bool,
 }
 
-/// Which events of an object plugins have been told of: each once in its life, restarts of the daemon included.
+/// Events of an object of which NRI plugins were notified: each event is sent once, also across restarts of
+/// the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// That it has ended.
+    /// Whether plugins were notified that the object has ended.
     pub stop: bool,
-    /// That it is removed.
+    /// Whether plugins were notified that the object was removed.
     pub remove: bool,
 }
 
-/// What DEL will need, and what ADD gave.
+/// The parameters for CNI DEL, and the result of CNI ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Network {
-    /// As JSON inside the record, so that fields can come to it one by one.
+    /// Parameters of ADD and DEL; stored as JSON inside of the record, so that fields can be added.
     #[serde(with = "as_json")]
     pub request: coracle_network::Recorded,
-    /// Addresses of the pod, primary first.
+    /// Addresses of the pod, primary one first.
     pub addresses: Vec<String>,
-    /// The final result as JSON, once ADD has succeeded.
+    /// The final result of ADD as JSON; `None` until ADD has succeeded.
     pub result: Option<String>,
 }
 
@@ -95,163 +99,168 @@ mod as_json {
     }
 }
 
-/// A container.
+/// The record of a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContainerRecord {
-    /// The id, 64 hex digits where it is printed.
+    /// ID, printed as 64 hexadecimal digits.
     pub id: ContainerId,
-    /// The pod sandbox that it is in.
+    /// ID of the container's pod sandbox.
     pub pod: PodId,
-    /// Wall clock, nanoseconds since 1970; strictly rising over all pods and containers.
+    /// Wall clock in nanoseconds since 1970; strictly increasing over all pods and containers.
     pub created_at_ns: i64,
-    /// What was asked for.
+    /// The request for the container.
     pub spec: ContainerSpec,
-    /// The image that it was made from.
+    /// The image of the container.
     pub image: ContainerImage,
-    /// Its main process.
+    /// The main process of the container.
     pub process: Process,
-    /// Absolute; empty: output is dropped.
+    /// Absolute path of the log file; empty: output is dropped.
     pub log_path: String,
-    /// Kernel's number of the signal that StopContainer sends.
+    /// Stop signal as the kernel's number.
     pub stop_signal: i32,
-    /// Where it is in its life.
+    /// State of the container's lifecycle.
     pub state: state::Container,
-    /// Its image volumes, in the order of their mounts.
+    /// Image volumes of the container, in the order of their mounts.
     pub image_volumes: Vec<ImageVolumeUse>,
-    /// Limits in force; `None`: those of the request.
+    /// Effective limits; `None`: the limits of the request.
     pub limits: Option<Limits>,
-    /// What plugins made of it.
+    /// Changes that NRI plugins made at the creation.
     pub adjusted: Adjusted,
-    /// What plugins have been told.
+    /// Events of the container of which NRI plugins were notified.
     pub told: Told,
 }
 
-/// What a container's cgroup limits: the request, the updates since, and what only plugins ask for.
+/// The limits of a container's cgroup: those of the request, of updates, and of NRI plugins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// What the CRI can ask for.
+    /// Limits that the CRI supports.
     pub resources: Resources,
-    /// 0: as it is; negative: none.
+    /// Maximum number of processes; 0: unchanged; negative: no limit.
     pub pids_max: i64,
-    /// `memory.low`, or the soft limit of cgroup v1.
+    /// Value of `memory.low`, or of the soft limit of cgroup v1, in bytes; `None`: unchanged.
     pub memory_reservation_bytes: Option<i64>,
-    /// Kernel memory, cgroup v1 alone.
+    /// Limit of kernel memory in bytes, cgroup v1 only; `None`: unchanged.
     pub kernel_memory_bytes: Option<i64>,
-    /// Buffers of TCP, cgroup v1 alone.
+    /// Limit of TCP buffers in bytes, cgroup v1 only; `None`: unchanged.
     pub kernel_tcp_bytes: Option<i64>,
-    /// From 0 to 100, cgroup v1 alone.
+    /// Swappiness from 0 to 100, cgroup v1 only; `None`: unchanged.
     pub swappiness: Option<u64>,
-    /// Whether the kernel stops it instead of killing when memory is short, cgroup v1 alone.
+    /// Whether the kernel pauses processes instead of killing them when memory is exhausted, cgroup v1 only;
+    /// `None`: unchanged.
     pub disable_oom_killer: Option<bool>,
-    /// Microseconds of real-time scheduling in each period, cgroup v1 alone.
+    /// Microseconds of real-time scheduling per period, cgroup v1 only; `None`: unchanged.
     pub realtime_runtime_us: Option<i64>,
-    /// The period of `realtime_runtime_us` in microseconds.
+    /// The period of `realtime_runtime_us` in microseconds; `None`: unchanged.
     pub realtime_period_us: Option<u64>,
 }
 
-/// What plugins changed at creation, as far as it is needed afterwards.
+/// Changes that NRI plugins made at the creation, as far as they are needed later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adjusted {
-    /// NRI's ContainerAdjustment without its limits, encoded: what events show of the container.
+    /// Encoded NRI ContainerAdjustment without its limits, for later events; empty: no changes.
     pub adjustment: Vec<u8>,
-    /// RLIMIT_…, soft, hard: every process has them, execs too.
+    /// Resource limits for all processes including execs: number of the resource (RLIMIT_…), soft limit, hard
+    /// limit.
     pub rlimits: Vec<(u32, u64, u64)>,
-    /// Where its cgroup is; empty: below the pod's parent.
+    /// Cgroup path that a plugin has set; empty: a cgroup below the pod's parent.
     pub cgroup: String,
-    /// Its pid namespace, where that is another.
+    /// PID namespace that a plugin has set; `None`: the requested one.
     pub pid: Option<ContainerPid>,
-    /// Programs to run; those of devices are among them.
+    /// OCI hooks, including those of devices.
     pub hooks: coracle_job::Hooks,
 }
 
-/// The image that a volume was made from.
+/// The image of an image volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageVolumeUse {
-    /// `sha256:…`, equal to Image.id.
+    /// Image ID, `sha256:…`.
     pub id: String,
-    /// Directories of its layers, lowest first: kept while the container lives.
+    /// Directories of the image's layers, lowest first: the store keeps them while the container exists.
     pub layers: Vec<String>,
 }
 
 impl ContainerRecord {
-    /// The limits in force.
+    /// The effective limits of the container.
     pub fn limits(&self) -> Limits {
         let of_request = || Limits { resources: self.spec.resources.clone(), ..Limits::default() };
         self.limits.clone().unwrap_or_else(of_request)
     }
 
-    /// Which pid namespace it lives in.
+    /// The effective PID namespace.
     pub fn pid(&self) -> ContainerPid {
         self.adjusted.pid.unwrap_or(self.spec.pid)
     }
 
-    /// Directories of all layers that it needs, those of volumes included.
+    /// Directories of all layers that the container uses, including those of image volumes.
     pub(crate) fn layer_names(&self) -> impl Iterator<Item = &str> {
         let of_volumes = self.image_volumes.iter().flat_map(|volume| &volume.layers);
         self.image.layers.iter().map(|layer| layer.name.as_str()).chain(of_volumes.map(String::as_str))
     }
 }
 
-/// The image a container was made from, by every name status shows.
+/// The image of a container, with the names that its status reports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContainerImage {
-    /// `sha256:…`, equal to Image.id.
+    /// Image ID, `sha256:…`.
     pub id: String,
-    /// A tag users know, or what was asked.
+    /// A tag of the image, or the image name in the request.
     pub name: String,
-    /// A repo digest if one is known, else the id.
+    /// A repo digest if one is known, otherwise the ID.
     pub reference: String,
-    /// Its layers, lowest first: kept while the container lives.
+    /// Layers of the image, lowest first: the store keeps them while the container exists.
     pub layers: Vec<coracle_job::Layer>,
 }
 
-/// The main process as resolved at create, which every exec repeats (CRI 2.20).
+/// The resolved main process; all execs use the same user and environment (CRI 2.20).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Process {
-    /// The program and its arguments.
+    /// Program and arguments (`argv`).
     pub arguments: Vec<String>,
-    /// `NAME=value`, in order, last duplicate first removed.
+    /// Environment variables `NAME=value` in order, without duplicates.
     pub environment: Vec<Vec<u8>>,
-    /// Absolute, inside the container.
+    /// Working directory: an absolute path in the container.
     pub working_directory: String,
-    /// User id inside the container.
+    /// User ID in the container.
     pub uid: u32,
-    /// Primary group id inside the container.
+    /// Primary group ID in the container.
     pub gid: u32,
-    /// Ascending, with the primary group.
+    /// Group IDs in ascending order, including the primary group.
     pub groups: Vec<u32>,
-    /// What it is allowed.
+    /// Capability sets of the main process.
     pub capabilities: Capabilities,
-    /// Whether exec can give it no rights (prctl(2), PR_SET_NO_NEW_PRIVS).
+    /// Whether no_new_privs is set (prctl(2), PR_SET_NO_NEW_PRIVS).
     pub no_new_privileges: bool,
-    /// Always set: a process inherits the monitor's otherwise, which is the pod's infrastructure.
+    /// OOM score adjustment. It is always set, because a process would otherwise inherit the monitor's
+    /// adjustment.
     pub oom_score_adj: i32,
 }
 
 /// Capability sets as bit masks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// What it can ever have.
+    /// Bounding set as a bit mask.
     pub bounding: u64,
     pub(crate) effective: u64,
     pub(crate) permitted: u64,
     pub(crate) ambient: u64,
 }
 
-/// Version of both bodies, which are postcard without names: any change of a field is another version. This build reads its own
-/// alone, since nothing has been released yet; from the first release on a new version comes with the way from the one before.
+/// Version of the bodies of both records. Bodies are postcard without field names, therefore every change of
+/// a field requires another version. This build reads only its own version, because there is no release yet;
+/// after the first release, each version must be able to read the previous one.
 const VERSION: u8 = 2;
 
 impl PodRecord {
-    /// The cgroup of its monitor or one of its containers, from the top of every hierarchy.
+    /// The cgroup of the pod's monitor or of one of its containers, by ID, relative to the root of every
+    /// hierarchy.
     ///
     /// # Errors
-    /// `InvalidArgument` for a parent that is no path of a cgroup.
+    /// `InvalidArgument` for a parent that is not a cgroup path.
     pub fn cgroup(&self, id: &impl std::fmt::Display) -> Result<CgroupPath, Error> {
         paths::cgroup(&self.cgroup_parent, self.has_scopes, id)
     }
 
-    /// The same as the OCI runtime specification's `cgroupsPath`: what runc takes and plugins know.
+    /// The `cgroupsPath` of the OCI runtime specification, in the format of runc, which NRI plugins know.
     pub fn oci_cgroup(&self, id: &impl std::fmt::Display) -> String {
         match self.has_scopes {
             true => format!("{}:coracle:{id}", self.cgroup_parent.rsplit('/').next().unwrap_or_default()),
@@ -259,7 +268,7 @@ impl PodRecord {
         }
     }
 
-    /// Reads it back; a record that names another pod is damage, too.
+    /// Loads the record of a pod; a record with another ID counts as damaged.
     pub(crate) fn load(paths: &Paths, id: PodId) -> Result<Self, Damage> {
         let record: Self = Place::of_pod(paths, id).load()?;
         if record.id == id {
@@ -271,7 +280,7 @@ impl PodRecord {
 }
 
 impl ContainerRecord {
-    /// Reads it back; a record that names another container is damage, too.
+    /// Loads the record of a container; a record with another ID counts as damaged.
     pub(crate) fn load(paths: &Paths, pod: PodId, id: ContainerId) -> Result<Self, Damage> {
         let record: Self = Place::of_container(paths, pod, id).load()?;
         match record.id == id && record.pod == pod {
@@ -279,34 +288,44 @@ impl ContainerRecord {
             false => Err(Damage::Damaged(format!("it is the record of {} in {}", record.id, record.pod))),
         }
     }
+
+    /// Start time in a record with state Running that was committed in advance, while the effective state is
+    /// Created; `None` if there is no such record, or it cannot be read.
+    pub(crate) fn started_ahead(&self, paths: &Paths) -> Option<i64> {
+        let committed: Self = Place::of_container(paths, self.pod, self.id).load_committed().ok()?;
+        match (&self.state, committed.state) {
+            (state::Container::Created, state::Container::Running { started_at_ns }) => Some(started_at_ns),
+            (_, _) => None,
+        }
+    }
 }
 
-/// A record that is kept for the next daemon.
+/// A record that the next daemon must be able to read.
 pub trait Kept {
-    /// Where.
+    /// Paths of the record.
     fn place(&self, paths: &Paths) -> Place;
 
-    /// As it is kept.
+    /// The body of the record in its encoding.
     fn body(&self) -> Result<Vec<u8>, Error>;
 
-    /// Makes the record durable.
+    /// Makes the record durable and removes its note.
     fn commit(&self, paths: &Paths) -> Result<(), Error> {
         let place = self.place(paths);
         place.commit(&self.body()?)?;
         place.forget_note()
     }
 
-    /// Makes a record durable that is not true yet: the note that there is stays in force until [`Kept::reach`].
+    /// Makes a record durable in advance: the existing note has precedence until [`Kept::reach`].
     fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
         self.place(paths).commit(&self.body()?)
     }
 
-    /// What was committed ahead is true now.
+    /// Makes a record that was committed in advance effective: removes the note.
     fn reach(&self, paths: &Paths) -> Result<(), Error> {
         self.place(paths).forget_note()
     }
 
-    /// Keeps the record until the next boot.
+    /// Stores the record as a note until the next boot.
     fn note(&self, paths: &Paths) -> Result<(), Error> {
         self.place(paths).note(&self.body()?)
     }
@@ -332,7 +351,7 @@ impl Kept for ContainerRecord {
     }
 }
 
-/// Where a record is, durable and noted.
+/// Paths of a record: the committed file and the note.
 pub struct Place {
     title: String,
     kind: store::Kind,
@@ -376,22 +395,29 @@ impl Place {
             .map_err(|error| error.context(&self.title))
     }
 
-    /// A damaged note costs what it told, not what was committed before.
+    fn read<T: serde::de::DeserializeOwned>(&self, directory: &Path, name: &str) -> Result<T, Damage> {
+        store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded))
+    }
+
+    /// Reads the committed record, also if a note has precedence.
+    fn load_committed<T: serde::de::DeserializeOwned>(&self) -> Result<T, Damage> {
+        self.read(&self.durable, RECORD)
+    }
+
+    /// Loads the note, otherwise the committed record. A damaged note is ignored, and the committed record is
+    /// used.
     fn load<T: serde::de::DeserializeOwned>(&self) -> Result<T, Damage> {
-        let read = |directory: &Path, name: &str| {
-            store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded))
-        };
-        let noted = read(&self.noted, &self.noted_name);
+        let noted = self.read(&self.noted, &self.noted_name);
         let damage = match noted {
-            // It is newer than what is durable: without it nobody knows what is so.
+            // It is newer than the committed record: without it the state is unknown.
             Ok(_) | Err(Damage::Io(_)) => return noted,
             Err(damage) => damage,
         };
-        match (read(&self.durable, RECORD), damage) {
+        match (self.load_committed(), damage) {
             (Err(Damage::Absent), damage) => Err(damage),
             (durable, Damage::Absent) => durable,
             (durable, damage) => {
-                log::warn!("a note is left out"; what = self.title, reason = damage);
+                log::warn!("damaged note ignored"; what = self.title, reason = damage);
                 durable
             }
         }
@@ -460,7 +486,7 @@ mod tests {
         Loaded { version: VERSION, body }
     }
 
-    /// The layout of version 2, byte by byte: a change of these bytes is another version.
+    /// The format of version 2, byte by byte: a change requires another version.
     #[test]
     fn a_pod_record_of_version_2_is_these_bytes() {
         let id = "07".repeat(32);
@@ -486,7 +512,7 @@ mod tests {
         assert_eq!(back.selinux_level, record.selinux_level);
     }
 
-    /// Records of builds before the first release, and of later ones: set aside with a reason, and never read as something else.
+    /// Records of builds before the first release, and of later versions, are quarantined and never misread.
     #[test]
     fn records_of_other_versions_are_refused_by_their_number() {
         for version in [1, VERSION + 1] {
@@ -522,12 +548,12 @@ mod tests {
             std::fs::write(&note, damaged).unwrap();
             assert_eq!(state(&paths).unwrap(), state::Pod::Ready);
         }
-        // As the next boot finds it.
+        // The state after a reboot.
         std::fs::remove_dir_all(&paths.state).unwrap();
         assert_eq!(state(&paths).unwrap(), state::Pod::Ready);
     }
 
-    /// Whatever a disk gives back for a body, decoding it ends, and never panics.
+    /// Any input is decoded or refused without a panic.
     #[test]
     fn damaged_bodies_are_refused() {
         let bytes = encode(&record()).unwrap();

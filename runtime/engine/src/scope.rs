@@ -1,30 +1,34 @@
-//! systemd's part in a pod's cgroups, where it is the driver: it adopts the cgroups of monitors and containers as scopes.
+//! The cgroups of a pod with the systemd driver: systemd adopts the cgroups of monitors and containers as
+//! scopes.
 //!
 //! ```text
-//!   make, apply ─► the process is in it ─► adopt: StartTransientUnit, by a worker ─► what systemd has reset is applied again
-//!   update ─► apply ─► tell: SetUnitProperties, in the background
+//! create, apply ─► the process is in it ─► adopt: StartTransientUnit, by a worker ─► limits that systemd has
+//! reset are applied again
+//! update ─► apply ─► SetUnitProperties, in the background
 //! ```
-//! systemd takes a cgroup away when its last process has ended, and forgets the scope: it is given a moment for that, and told
-//! to where it did not (a cgroup that vanishes before systemd has looked leaves a scope without end). Rules: CRI 3.15; `coracle_sandbox::cgroup::systemd`.
+//! systemd removes a cgroup and its scope after the last process in it has ended. coracle waits for a short
+//! time for that and otherwise stops the scope, because the scope would never end if its cgroup were removed
+//! before systemd notices. Rules: CRI 3.15; `coracle_sandbox::cgroup::systemd`.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_base::error::Error;
-use coracle_base::{log, reactor};
+use coracle_base::{log, reactor, time};
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
 use coracle_sandbox::cgroup::{CgroupPath, PropertyValue, Resources};
 
 use crate::{Container, Pod, Pods};
 
-/// How long systemd may take to see that a scope is over: milliseconds, but on a node that boots.
+/// Time limit for systemd to notice the end of a scope: usually milliseconds, longer during a boot.
 const FORGET_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long the end of a process may take to be seen here after systemd did not find it.
+/// Maximum time between systemd's error "no such process" and the notification of the daemon that the process
+/// has ended.
 const END_SEEN_LIMIT: Duration = Duration::from_secs(1);
 
 impl Pods {
-    /// Has systemd adopt the monitor's cgroup.
+    /// Lets systemd adopt the monitor's cgroup.
     pub(crate) async fn adopt_monitor(&self, pod: &Pod) -> Result<(), Error> {
         if !pod.record().has_scopes {
             return Ok(());
@@ -34,7 +38,7 @@ impl Pods {
         self.adopt(&pod.cgroup()?, pod.pid(), description, &Resources::default()).await
     }
 
-    /// Has systemd adopt a container's cgroup; one whose process has ended meanwhile needs none.
+    /// Lets systemd adopt a container's cgroup, unless its process has already ended.
     pub(crate) async fn adopt_container(&self, container: &Container, pid: i32) -> Result<(), Error> {
         if !container.pod.record().has_scopes {
             return Ok(());
@@ -43,11 +47,12 @@ impl Pods {
         let devices = self.node.cgroups.legacy_devices(&cgroup);
         let limits = container.record().limits().of_cgroup();
         let adopted = self.adopt(&cgroup, pid, format!("coracle {}", container.title()), &limits).await;
-        if adopted.is_err() && reactor::deadline(END_SEEN_LIMIT, container.exited.wait()).await.is_ok() {
+        if adopted.is_err() && reactor::deadline(END_SEEN_LIMIT, container.ending.exited.wait()).await.is_ok()
+        {
             return Ok(());
         }
         adopted?;
-        // systemd has written what it knows, and its defaults where it knows nothing.
+        // systemd has written the properties that it knows, and defaults for all others.
         let limits = container.record().limits().of_cgroup();
         self.node.cgroups.apply(&cgroup, &limits)?; // its warnings were told when it was made
         Ok(self.node.cgroups.restore_legacy_devices(&cgroup, devices)?)
@@ -71,17 +76,17 @@ impl Pods {
         Ok(())
     }
 
-    /// Sees to it that systemd forgets a scope whose processes were killed, and then its cgroup may go.
+    /// Ensures that systemd removes a scope whose processes were killed, so that its cgroup can be removed.
     pub(crate) async fn end_scope(&self, cgroup: &CgroupPath) {
         let Ok((_, unit)) = cgroup.slice_and_scope() else { return };
-        let end = Instant::now() + FORGET_LIMIT;
+        let end = time::now() + FORGET_LIMIT;
         let mut pause = Duration::from_millis(1);
         while self.node.cgroups.is_tracked(cgroup) {
-            if Instant::now() >= end {
+            if time::now() >= end {
                 let (unit, command) = (unit.to_owned(), ScopeCommand::Stop);
                 let job = ScopeJob { unit, command, properties: Vec::new() };
                 if let Err(error) = self.node.host.workers.run(Job::Scope(job), |_, _| ()).await {
-                    log::warn!("systemd keeps a scope"; path = cgroup, error = error);
+                    log::warn!("systemd did not remove a scope"; path = cgroup, error = error);
                 }
                 return;
             }
@@ -90,19 +95,21 @@ impl Pods {
         }
     }
 
-    /// Tells systemd the limits in force, in the background: they hold already, and would until its next daemon-reload.
+    /// Sends the effective limits to systemd in the background: the kernel already has them, but systemd
+    /// would reset them at its next daemon-reload.
     pub(crate) fn tell_limits(self: &Rc<Self>, container: &Rc<Container>) {
         if !container.pod.record().has_scopes || !container.record().state.is_running() {
             return;
         }
         let (pods, container) = (Rc::clone(self), Rc::clone(container));
         reactor::spawn(async move {
-            // One after the other, each with what is in force when its turn comes: the last one tells the truth.
-            let _turn = container.scope.lock().await;
+            // Serialised, each with the limits that are effective at that time, so that the last one is
+            // correct.
+            let _turn = container.cgroup_use.scope.lock().await;
             if let Err(error) = pods.set_properties(&container).await
                 && container.record().state.is_running()
             {
-                log::warn!("systemd does not know a container's new limits"; ctr = container.id, error = error);
+                log::warn!("cannot send a container's new limits to systemd"; ctr = container.id, error = error);
             }
         })
         .detach();

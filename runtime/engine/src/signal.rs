@@ -1,14 +1,15 @@
-//! Signals by the names and numbers of others: CRI's enum (whose numbers are not the kernel's), the image config's
-//! `StopSignal` (with or without `SIG`, a number, `RTMIN+n`, `RTMAX-n`). Linux numbers; the same on arm64 and x86_64.
+//! Conversion of signals: the CRI's enum (whose numbers are not the kernel's) and the image config's
+//! `StopSignal` (with or without `SIG`, a number, `RTMIN+n`, `RTMAX-n`). The kernel's numbers are equal on
+//! arm64 and x86_64.
 
-/// What StopContainer sends when nobody says otherwise.
+/// Number of SIGTERM, the default stop signal.
 pub const SIGTERM: i32 = 15;
 
-/// First and last real-time signal as programs see them (libc keeps two for itself below).
+/// First real-time signal for programs; libc reserves the two below.
 const SIGRTMIN: i32 = 34;
 const SIGRTMAX: i32 = 64;
 
-/// In the order of CRI's enum `Signal`, 1 to 34.
+/// Names and kernel numbers of the signals, in the order of the CRI's enum `Signal`, 1 to 34.
 const NAMES: [(&str, i32); 34] = [
     ("ABRT", 6),
     ("ALRM", 14),
@@ -46,11 +47,11 @@ const NAMES: [(&str, i32); 34] = [
     ("XFSZ", 25),
 ];
 
-/// CRI's numbers of SIGRTMIN and SIGRTMAX; what lies between are the RTMINPLUSn and RTMAXMINUSn in rising order.
+/// The CRI's number of SIGRTMIN. RTMINPLUSn and RTMAXMINUSn follow in ascending order, then SIGRTMAX.
 const CRI_RTMIN: i32 = 35;
 const CRI_RTMAX: i32 = 65;
 
-/// The kernel's number for one of CRI's; `None` for 0 (runtime default) and what is no signal.
+/// Converts a CRI signal number to the kernel's; `None` for 0 (runtime default) and invalid numbers.
 pub(crate) fn of_cri(number: i32) -> Option<i32> {
     match number {
         1..CRI_RTMIN => NAMES.get(usize::try_from(number - 1).ok()?).map(|(_, signal)| *signal),
@@ -59,7 +60,8 @@ pub(crate) fn of_cri(number: i32) -> Option<i32> {
     }
 }
 
-/// CRI's number for one of the kernel's; of two names for one signal the first of the enum. 0: none.
+/// Converts a kernel signal number to the CRI's: if a signal has two names, the first one of the enum; 0 if
+/// the CRI has none.
 pub fn to_cri(signal: i32) -> i32 {
     if (SIGRTMIN..=SIGRTMAX).contains(&signal) {
         return CRI_RTMIN + signal - SIGRTMIN;
@@ -68,7 +70,7 @@ pub fn to_cri(signal: i32) -> i32 {
     index.and_then(|index| i32::try_from(index + 1).ok()).unwrap_or(0)
 }
 
-/// Reads an image's `StopSignal`.
+/// Parses an image's `StopSignal` to the kernel's number; `None` if it is not a signal.
 pub fn parse(text: &str) -> Option<i32> {
     if let Ok(number) = text.parse::<i32>() {
         return (1..=SIGRTMAX).contains(&number).then_some(number);

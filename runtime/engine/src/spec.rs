@@ -1,26 +1,26 @@
-//! What a pod and a container were asked to be: the request, validated and in our own types, as it is kept in the
-//! record and given back by status and list calls. CRI types end in `cri/`; from here on there are only these.
+//! The validated requests for pods and containers in the engine's types. They are stored in records and
+//! returned by status and list calls. CRI types are used only in `cri/`.
 //!
-//! Values that clients must get back byte for byte (labels, annotations, mounts, resources) are kept as they came.
-//! These types are part of the records: a change of a field changes their version (`record`).
+//! Values that clients must get back unchanged (labels, annotations, mounts, resources) are stored unchanged.
+//! The types are part of the records: a change of a field changes the version of records (`record`).
 
 use coracle_job::PortMapping;
 use coracle_sandbox::userns::{IdRange, UserMappings};
 use serde::{Deserialize, Serialize};
 
-/// Pairs in the order they are stored; CRI maps have none.
+/// Pairs of name and value in the order in which they are stored; maps of the CRI have no order.
 pub type Pairs = Vec<(String, String)>;
 
-/// The key of a sandbox (CRI 2.0): one live sandbox for each.
+/// The key of a sandbox (CRI 2.0), of which there is at most one per key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PodName {
     /// Name of the pod.
     pub name: String,
-    /// Its Kubernetes namespace.
+    /// Kubernetes namespace of the pod.
     pub namespace: String,
-    /// Its Kubernetes UID.
+    /// Kubernetes UID of the pod.
     pub uid: String,
-    /// How often the kubelet has made a sandbox for it.
+    /// How often the kubelet has created a sandbox for the pod.
     pub attempt: u32,
 }
 
@@ -30,12 +30,19 @@ impl std::fmt::Display for PodName {
     }
 }
 
+impl PodName {
+    /// The pod's name in log messages: `namespace/name`.
+    pub fn short(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
 /// The key of a container inside its sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerName {
     /// Name of the container in its pod.
     pub name: String,
-    /// How often the kubelet has made it.
+    /// How often the kubelet has created the container.
     pub attempt: u32,
 }
 
@@ -45,103 +52,106 @@ impl std::fmt::Display for ContainerName {
     }
 }
 
-/// Whose network, IPC or (for a pod) pid namespace.
+/// The owner of a network or IPC namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sharing {
-    /// The pod has one of its own.
+    /// The pod has its own namespace.
     Pod,
-    /// The node's.
+    /// The namespace of the node.
     Node,
 }
 
-/// The pid namespaces of a pod's containers (CRI 3.1).
+/// The PID namespaces of a pod's containers (CRI 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PodPid {
-    /// One for the pod; the monitor is its pid 1.
+    /// One PID namespace that all containers of the pod share.
     Pod,
-    /// Each container its own.
+    /// Each container has its own PID namespace.
     Container,
-    /// The node's.
+    /// The namespace of the node.
     Node,
 }
 
 /// The namespaces of a pod sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNamespaces {
-    /// The network namespace; the host name goes with it.
+    /// The network namespace; the UTS namespace has the same owner.
     pub network: Sharing,
-    /// The IPC namespace.
+    /// The owner of the IPC namespace.
     pub ipc: Sharing,
-    /// PID namespaces of its containers.
+    /// The PID namespaces of the pod's containers.
     pub pid: PodPid,
 }
 
-/// Contents of /etc/resolv.conf, line by line.
+/// Content of /etc/resolv.conf.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dns {
     /// Addresses of name servers.
     pub servers: Vec<String>,
-    /// Search domains.
+    /// Search domains for host names.
     pub searches: Vec<String>,
-    /// Options as in resolv.conf(5).
+    /// Resolver options (resolv.conf(5)).
     pub options: Vec<String>,
 }
 
-/// A pod sandbox as it was asked for.
+/// A validated request for a pod sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodSpec {
-    /// Its key: no other live sandbox has it.
+    /// The unique key of the sandbox.
     pub name: PodName,
-    /// Empty: the node's.
+    /// Host name; empty: the node's.
     pub hostname: String,
-    /// Empty: containers' output is not logged.
+    /// Directory of container logs; empty: output is not logged.
     pub log_directory: String,
-    /// `None`: a copy of the node's resolv.conf.
+    /// DNS configuration; `None`: a copy of the node's resolv.conf.
     pub dns: Option<Dns>,
-    /// One without a host port is kept, too, for whoever asks.
+    /// Port mappings. Entries without a host port have no effect; status and plugins show them.
     pub ports: Vec<PortMapping>,
-    /// Kept for lists and statuses.
+    /// Labels, for lists and statuses.
     pub labels: Pairs,
-    /// Kept for statuses and plugins.
+    /// Annotations, for statuses and plugins.
     pub annotations: Pairs,
-    /// The runtime handler as it was asked for; empty: the default.
+    /// The requested runtime handler; empty: the default.
     pub runtime_handler: String,
-    /// As asked; empty: the configured default.
+    /// The requested cgroup parent; empty: the configured default.
     pub cgroup_parent: String,
-    /// Which namespaces are the pod's own.
+    /// The owners of the pod's namespaces.
     pub namespaces: PodNamespaces,
-    /// Whether privileged containers are allowed in it.
+    /// Whether the pod may have privileged containers.
     pub privileged: bool,
-    /// Kernel parameters of its namespaces.
+    /// Kernel parameters (sysctls) of the pod's namespaces: name, value.
     pub sysctls: Pairs,
-    /// `None`: the node's.
+    /// User namespace; `None`: the node's.
     pub user_namespace: Option<UserNamespace>,
-    /// What the sandbox takes beside its containers; the kubelet has counted it into the pod's cgroup.
+    /// Resources of the sandbox in addition to those of its containers; the kubelet includes them in the
+    /// limits of the pod's cgroup. `None`: not sent.
     pub overhead: Option<Resources>,
-    /// The sum over its containers, as the kubelet gave it last.
+    /// The sum of the resources of the pod's containers, as last sent by the kubelet; `None`: not sent.
     pub resources: Option<Resources>,
-    /// The label that was asked for the sandbox: its level is that of the pod's containers.
+    /// The requested SELinux label of the sandbox, whose level applies to its containers; `None`: not
+    /// requested.
     pub selinux: Option<SelinuxLabel>,
 }
 
-/// A user namespace of the pod's own (CRI 3.2).
+/// A user namespace of the pod (CRI 3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserNamespace {
-    /// Ranges of user ids.
+    /// Mappings of user IDs.
     pub uids: Vec<IdMapping>,
-    /// Ranges of group ids.
+    /// Mappings of group IDs.
     pub gids: Vec<IdMapping>,
 }
 
 impl PodSpec {
-    /// Which namespaces are the pod's own. The host name goes with the network.
+    /// The namespaces that are created for the pod. The UTS namespace has the same owner as the network
+    /// namespace.
     pub(crate) fn own_namespaces(&self) -> coracle_sandbox::plan::PodNamespaces {
         let network = self.namespaces.network == Sharing::Pod;
         let ipc = self.namespaces.ipc == Sharing::Pod;
         coracle_sandbox::plan::PodNamespaces { network, ipc, uts: network }
     }
 
-    /// As the sandbox wants them; they were checked to be one range of each kind.
+    /// The mappings in the sandbox crate's type; validation has ensured one range of each kind.
     pub(crate) fn user_mappings(&self) -> Option<UserMappings> {
         let range = |mappings: &[IdMapping]| {
             mappings.first().map(|one| IdRange {
@@ -155,221 +165,225 @@ impl PodSpec {
     }
 }
 
-/// A range of ids and what it is on the host (user_namespaces(7)).
+/// A mapping of an ID range (user_namespaces(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMapping {
-    /// First id inside the container.
+    /// First ID in the container.
     pub container_id: u32,
-    /// First id on the host.
+    /// First ID on the host.
     pub host_id: u32,
-    /// How many ids.
+    /// Number of IDs in the range.
     pub length: u32,
 }
 
-/// Memory, CPU and what else a cgroup limits, exactly as last given (0 and empty: not specified).
+/// Resource limits exactly as last requested (0 and empty: not specified).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Period of the CPU quota in microseconds.
     pub cpu_period_us: i64,
-    /// CPU time in each period in microseconds; negative: no limit.
+    /// CPU time per period in microseconds; negative: no limit.
     pub cpu_quota_us: i64,
-    /// Relative weight of its CPU time, in shares of cgroup v1.
+    /// Relative CPU weight, in the unit of cgroup v1's `cpu.shares`.
     pub cpu_shares: i64,
-    /// Memory in bytes.
+    /// Memory limit in bytes.
     pub memory_limit_bytes: i64,
-    /// How willingly the kernel kills it when memory is short, from -1000 to 1000.
+    /// OOM score adjustment, from -1000 to 1000.
     pub oom_score_adj: i64,
-    /// CPUs that it may run on, as cpuset(7) lists them.
+    /// CPUs in the format of cpuset(7).
     pub cpuset_cpus: String,
-    /// Memory nodes that it may use, as cpuset(7) lists them.
+    /// Memory nodes in the format of cpuset(7).
     pub cpuset_mems: String,
-    /// Page size (`2MB`) and limit in bytes.
+    /// Limits of huge pages: page size (for example `2MB`), limit in bytes.
     pub hugepage_limits: Vec<(String, u64)>,
-    /// Files of cgroup v2 and what to write to them.
+    /// Names of cgroup v2 files and their values.
     pub unified: Pairs,
-    /// Memory and swap together.
+    /// Limit of memory and swap together in bytes.
     pub memory_swap_limit_bytes: i64,
 }
 
-/// How mounts travel between host and container.
+/// Propagation of mounts between the host and the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MountPropagation {
-    /// Mounts travel in neither direction.
+    /// Private: mounts are not propagated.
     Private,
-    /// New mounts of the host are seen in the container.
+    /// New mounts of the host appear in the container.
     HostToContainer,
-    /// New mounts are seen on both sides.
+    /// New mounts on either side appear on the other.
     Bidirectional,
 }
 
-/// A volume.
+/// A mount of the container: a host directory, or an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// Where it is in the container, absolute.
+    /// Absolute path in the container.
     pub container_path: String,
-    /// What is mounted, a path of the host.
+    /// Source path on the host.
     pub host_path: String,
-    /// Whether the container cannot write to it.
+    /// Whether the mount is read-only.
     pub readonly: bool,
-    /// Whether its files get the container's SELinux label.
+    /// Whether the files of the mount get the container's SELinux label.
     pub selinux_relabel: bool,
-    /// How later mounts below it travel.
+    /// Propagation of mounts that are created below this mount later.
     pub propagation: MountPropagation,
-    /// Whether mounts below it are read-only, too (KEP-3857).
+    /// Whether mounts below this mount are also read-only (KEP-3857).
     pub recursive_read_only: bool,
-    /// An image in place of the host path, which is empty then (KEP-4639).
+    /// Image that is the source of the mount; the host path is then empty (KEP-4639). `None`: a host path is
+    /// the source.
     pub image: Option<ImageVolume>,
-    /// User ids of an idmapped mount; empty: the source's owners are seen as they are.
+    /// User ID mappings of an idmapped mount; empty: not idmapped.
     pub uid_mappings: Vec<IdMapping>,
-    /// Group ids of an idmapped mount; empty: the source's owners are seen as they are.
+    /// Group ID mappings of an idmapped mount; empty: not idmapped.
     pub gid_mappings: Vec<IdMapping>,
-    /// `noexec` and the like, checked.
+    /// Validated mount options such as `noexec`.
     pub options: Vec<String>,
 }
 
-/// An image as a volume.
+/// The source of an image volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageVolume {
-    /// As asked: an id, a tag, a digest.
+    /// The requested image: an ID, a tag or a digest.
     pub image: String,
-    /// As in the pod specification.
+    /// Image name in the pod specification.
     pub user_specified_image: String,
-    /// Below the image's root; empty: all of it.
+    /// Path below the image's root; empty: the whole image.
     pub sub_path: String,
 }
 
-/// A device of the host.
+/// A device of the host, or a directory of devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its path in the container.
+    /// Path in the container.
     pub container_path: String,
-    /// The device, or a directory of devices, on the host.
+    /// Path on the host: a device or a directory of devices.
     pub host_path: String,
-    /// A subset of `rwm`.
+    /// Permissions: a subset of `rwm`.
     pub permissions: String,
 }
 
-/// Which pid namespace a container lives in.
+/// The PID namespace of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContainerPid {
-    /// The pod's shared one.
+    /// The PID namespace that the pod's containers share.
     Pod,
-    /// Its own.
+    /// A PID namespace of the container's own.
     Own,
-    /// The node's.
+    /// The namespace of the node.
     Node,
-    /// That of another container of the pod.
+    /// The PID namespace of another container of the pod.
     Target(coracle_sandbox::ContainerId),
 }
 
-/// How supplementary groups are put together (KEP-3619).
+/// How supplementary groups are determined (KEP-3619).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GroupsPolicy {
-    /// Those of the image's /etc/group and those given.
+    /// The groups of the user in the image's /etc/group and the requested groups.
     Merge,
-    /// Only those given.
+    /// Only the requested groups.
     Strict,
 }
 
-/// Who the container runs as, and what it may do.
+/// User, capabilities and confinement of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Security {
-    /// The user's id.
+    /// User ID; `None`: determined by the user name or the image.
     pub run_as_user: Option<u32>,
-    /// The user's name in the image; empty: by id, or the image's user.
+    /// User name in the image; empty: the user ID, or the image's user.
     pub run_as_username: String,
-    /// The primary group's id.
+    /// Primary group ID; `None`: the user's group.
     pub run_as_group: Option<u32>,
-    /// Ids of more groups.
+    /// Supplementary group IDs.
     pub supplemental_groups: Vec<u32>,
-    /// How they are put together with the image's.
+    /// Policy for merging the supplementary groups with the image's.
     pub groups_policy: GroupsPolicy,
-    /// Names of capabilities beside the default ones; `ALL`: every one.
+    /// Capabilities in addition to the default ones; `ALL` means all capabilities.
     pub add_capabilities: Vec<String>,
-    /// Names of capabilities that it does not get; `ALL`: every one.
+    /// Capabilities to be removed; `ALL`: all.
     pub drop_capabilities: Vec<String>,
-    /// Names of capabilities that survive an exec without root.
+    /// Names of the requested ambient capabilities.
     pub ambient_capabilities: Vec<String>,
-    /// Whether it has all capabilities and devices, and no confinement.
+    /// Whether the container is privileged: all capabilities and devices, no confinement.
     pub privileged: bool,
-    /// Whether its root file system cannot be written to.
+    /// Whether the container's root file system is read-only.
     pub readonly_rootfs: bool,
-    /// Whether exec can give it no rights.
+    /// Whether no_new_privs is set.
     pub no_new_privileges: bool,
-    /// The runtime's default filter was asked for.
+    /// Whether the runtime's default seccomp profile was requested.
     pub wants_default_seccomp: bool,
-    /// Paths that are covered.
+    /// Container paths that are masked.
     pub masked_paths: Vec<String>,
-    /// Paths that are made read-only.
+    /// Container paths that are read-only.
     pub readonly_paths: Vec<String>,
-    /// Path of a Localhost filter's profile on the host; empty: none asked for.
+    /// Host path of a Localhost seccomp profile; empty: none requested.
     pub localhost_seccomp: String,
-    /// Name of an AppArmor profile, [`APPARMOR_UNCONFINED`] or [`APPARMOR_RUNTIME_DEFAULT`]; empty: nothing was asked for.
+    /// Name of an AppArmor profile, [`APPARMOR_UNCONFINED`] or [`APPARMOR_RUNTIME_DEFAULT`]; empty: no
+    /// profile requested.
     pub apparmor: String,
-    /// The label of its processes.
+    /// SELinux label of the container's processes; `None`: not requested.
     pub selinux: Option<SelinuxLabel>,
 }
 
-/// No AppArmor profile, although the kernel may have some: no profile has this name.
+/// Name for running without an AppArmor profile; no profile has this name.
 pub const APPARMOR_UNCONFINED: &str = "unconfined";
 
-/// The runtime's default profile, asked for by name: unlike where nothing is asked for, it must be there.
+/// Name of the runtime's default AppArmor profile. If it is requested explicitly, it must exist; without a
+/// request it may be missing.
 pub const APPARMOR_RUNTIME_DEFAULT: &str = "runtime/default";
 
-/// An SELinux context; empty parts take the runtime's default.
+/// An SELinux label; empty parts are replaced by the runtime's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelinuxLabel {
-    /// The user part.
+    /// The user of the label.
     pub user: String,
-    /// The role part.
+    /// The role of the label.
     pub role: String,
-    /// The type part.
+    /// The type of the label.
     pub kind: String,
-    /// The level part, with categories.
+    /// The level of the label, including categories.
     pub level: String,
 }
 
-/// A container as it was asked for.
+/// A validated request for a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerSpec {
-    /// Its key in its pod: no other live container has it.
+    /// The key of the container, unique within its pod.
     pub name: ContainerName,
-    /// As asked: an id, a tag, a digest.
+    /// The requested image: an ID, a tag or a digest.
     pub image: String,
-    /// As in the pod specification.
+    /// Image name in the pod specification.
     pub user_specified_image: String,
-    /// In place of the image's entry point; empty: the image's.
+    /// Command that replaces the image's entrypoint; empty: the image's entrypoint.
     pub command: Vec<String>,
-    /// In place of the image's arguments; empty: the image's, where there is no command either.
+    /// Arguments that replace the image's cmd; if both arguments and command are empty, the image's cmd is
+    /// used.
     pub arguments: Vec<String>,
-    /// Empty: the image's.
+    /// Working directory; empty: the image's.
     pub working_directory: String,
-    /// Values are bytes.
+    /// Environment variables; values are bytes.
     pub environment: Vec<(String, Vec<u8>)>,
     /// Volumes, in the order of the request.
     pub mounts: Vec<Mount>,
-    /// Devices of the host by their paths.
+    /// Host devices given by path.
     pub devices: Vec<Device>,
-    /// Kept for lists and statuses.
+    /// Labels, for lists and statuses.
     pub labels: Pairs,
-    /// Kept for statuses and plugins.
+    /// Annotations, for statuses and plugins.
     pub annotations: Pairs,
-    /// Relative to the pod's log directory; empty: no log.
+    /// Log path relative to the pod's log directory; empty: no log.
     pub log_path: String,
-    /// Whether it has a stdin that can be attached to.
+    /// Whether the container has a standard input for attached clients.
     pub stdin: bool,
-    /// Whether its stdin ends with the first client that was attached to it.
+    /// Whether the container's standard input is closed when the first attached client disconnects.
     pub stdin_once: bool,
-    /// Whether it has a terminal.
+    /// Whether the container has a terminal.
     pub tty: bool,
-    /// CRI's `Signal` number; 0: the image's, or SIGTERM.
+    /// Stop signal as the CRI's `Signal` number; 0: the image's, or SIGTERM.
     pub stop_signal: i32,
-    /// The PID namespace that it is in.
+    /// PID namespace of the container.
     pub pid: ContainerPid,
-    /// Who it runs as, and what it may do.
+    /// User, capabilities and confinement of the container.
     pub security: Security,
-    /// Limits that were asked for.
+    /// Requested limits of the container.
     pub resources: Resources,
-    /// Fully qualified names, `vendor/class=device`.
+    /// CDI device names: `vendor/class=device`.
     pub cdi_devices: Vec<String>,
 }

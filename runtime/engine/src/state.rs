@@ -1,65 +1,67 @@
-//! The life of a pod sandbox and of a container, as values. Everything that changes one goes through `Pod::on` or
-//! `Container::on`: this file is the whole truth.
+//! The state machines of pod sandboxes and containers. All state changes are made by `Pod::on` and
+//! `Container::on`.
 //!
-//! No I/O: callers commit the new state first and then act, so that a crash in between is repaired by `recover`.
-//! Rules: CRI v1 sections 2.0 (states and reasons), 2.5 to 2.7, 2.10 to 2.14; BOOT-1 and BOOT-2 for reboots.
+//! No I/O: callers commit the new state first and then act on it, so that `recover` can continue after a
+//! crash in between. Rules: CRI 2.0 (states and reasons), 2.5 to 2.7, 2.10 to 2.14; BOOT-1 and BOOT-2 for
+//! reboots.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use coracle_sandbox::Exit;
 use serde::{Deserialize, Serialize};
 
-/// A pod sandbox.
+/// The state of a pod sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pod {
-    /// Being made: not listed, not found.
+    /// The sandbox is being created: lists and calls do not find it.
     Creating,
-    /// Containers may be created in it.
+    /// The sandbox is ready: containers may be created in it.
     Ready,
-    /// Stopped, dead, or from an earlier boot; for ever.
+    /// The sandbox was stopped, its monitor has ended, or it is from an earlier boot. There is no way back to
+    /// Ready.
     NotReady {
-        /// What is known of the reason.
+        /// Why the pod sandbox is not ready.
         why: Down,
     },
-    /// On its way out.
+    /// The sandbox is being removed.
     Removing,
 }
 
-/// Why a sandbox is no longer ready.
+/// The reason why a sandbox is no longer ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Down {
-    /// StopPodSandbox.
+    /// StopPodSandbox was called.
     Stopped,
-    /// Its monitor is gone.
+    /// The pod's monitor has ended.
     Died,
-    /// The node has been booted since.
+    /// The node was rebooted.
     Rebooted,
-    /// It never came up, and undoing it is not complete.
+    /// The creation failed, and undoing it is not complete.
     Failed,
 }
 
-/// What can happen to a pod.
+/// An event of a pod sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodEvent {
-    /// Every step is made.
+    /// All set-up steps are complete.
     Up,
-    /// A step failed, and so did undoing it.
+    /// A set-up step failed, and undoing the earlier steps failed, too.
     UpFailed,
-    /// StopPodSandbox.
+    /// StopPodSandbox is called.
     Stop,
-    /// The monitor ended by itself.
+    /// The monitor ended without a request.
     MonitorGone,
-    /// Found at the start of a daemon in another boot.
+    /// A daemon of another boot found the pod.
     Rebooted,
-    /// RemovePodSandbox.
+    /// RemovePodSandbox is called.
     Remove,
 }
 
-/// An event that the state does not allow; both are named.
+/// An event that the state does not permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The state, in words.
+    /// Name of the state.
     pub state: &'static str,
-    /// What was to happen.
+    /// Name of the event.
     pub event: &'static str,
 }
 
@@ -70,7 +72,7 @@ impl std::fmt::Display for Refused {
 }
 
 impl Pod {
-    /// The one place where a pod changes state. Pure: the caller commits the result, then acts on it.
+    /// Returns the state after an event; has no side effects: the caller commits the result, then acts on it.
     pub(crate) fn on(&self, event: PodEvent) -> Result<Self, Refused> {
         use PodEvent as E;
         let down = |why| Ok(Self::NotReady { why });
@@ -114,7 +116,7 @@ impl Pod {
         Err(Refused { state: self.name(), event })
     }
 
-    /// For messages.
+    /// Name of the state in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Creating => "being created",
@@ -124,87 +126,104 @@ impl Pod {
         }
     }
 
-    /// CRI: SANDBOX_READY.
+    /// Whether the CRI's state is SANDBOX_READY.
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready)
     }
 
-    /// Whether lists show it and calls find it (CRI 2.0).
+    /// Whether the pod sandbox is listed and found by calls (CRI 2.0).
     pub(crate) fn is_visible(&self) -> bool {
         !matches!(self, Self::Creating)
     }
 }
 
-/// A container.
+/// The state of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Container {
-    /// Created, never started.
+    /// The container was created and not started yet.
     Created,
-    /// Its main process has been exec'ed.
+    /// The main process has executed its program.
     Running {
-        /// Wall clock, nanoseconds since 1970.
+        /// Start time, wall clock in nanoseconds since 1970.
         started_at_ns: i64,
     },
-    /// Over.
+    /// The container has exited.
     Exited(Ended),
+    /// The container is being created: it is not listed, and calls do not find it. This variant is the last
+    /// one because records contain the number of a variant.
+    Creating,
 }
 
-/// How a container ended.
+/// The end of a container: times and cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// 0: it never ran.
+    /// Start time, wall clock in nanoseconds since 1970; 0 if the container never ran.
     pub started_at_ns: i64,
-    /// Wall clock, nanoseconds since 1970.
+    /// Time of the end, wall clock in nanoseconds since 1970.
     pub finished_at_ns: i64,
-    /// What is known of the end.
+    /// Cause of the end.
     pub how: How,
 }
 
-/// The ways to end.
+/// The cause of a container's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
     /// The main process exited.
     Exit {
-        /// Code or signal.
+        /// Exit code or signal.
         exit: Exit,
-        /// The memory cgroup killed in it.
+        /// Whether the kernel killed a process in the container's memory cgroup because of its limit.
         oom_killed: bool,
     },
     /// StartContainer failed.
     NotStarted {
-        /// The error StartContainer answered.
+        /// The error of StartContainer.
         message: String,
     },
-    /// No record of the end is left: a reboot, a dead monitor.
+    /// The end was not recorded, because of a reboot or the end of the monitor.
     Lost {
-        /// What is known.
+        /// Text about the circumstances that are known.
         message: String,
     },
 }
 
-/// What can happen to a container.
+/// An event of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerEvent {
-    /// Exec'ed.
+    /// All files, mounts and cgroups of the container exist.
+    Made,
+    /// The main process has executed its program.
     Started {
-        /// When.
+        /// Start time, wall clock in nanoseconds since 1970.
         at_ns: i64,
     },
-    /// Over, however.
+    /// The main process ended.
     Ended {
-        /// When.
+        /// Time of the end, wall clock in nanoseconds since 1970.
         at_ns: i64,
-        /// How.
+        /// Cause of the end.
         how: How,
     },
 }
 
 impl Container {
-    /// The one place where a container changes state. Pure, as [`Pod::on`].
-    /// An end comes before its start where an exit overtakes the answer to StartContainer: both are kept.
+    /// Returns the state after an event; has no side effects: the caller commits the result, then acts on it.
+    /// The event `Ended` is permitted before `Started`, if an exit arrives before the answer to
+    /// StartContainer: both are recorded.
     pub(crate) fn on(&self, event: ContainerEvent) -> Result<Self, Refused> {
         use ContainerEvent as E;
+        let refuse = |state, event| Err(Refused { state, event });
         match (self, event) {
+            (Self::Creating, E::Made) => Ok(Self::Created),
+            (Self::Creating, E::Started { .. }) => refuse("being created", "start the container"),
+            (Self::Creating, E::Ended { .. }) => refuse("being created", "note the end of the container"),
+            (Self::Created, E::Made) => refuse("in CONTAINER_CREATED state", "finish creating the container"),
+            (Self::Running { .. }, E::Made) => {
+                refuse("in CONTAINER_RUNNING state", "finish creating the container")
+            }
+            (Self::Exited(_), E::Made) => {
+                refuse("in CONTAINER_EXITED state", "finish creating the container")
+            }
             (Self::Created, E::Started { at_ns }) => Ok(Self::Running { started_at_ns: at_ns }),
             (Self::Created, E::Ended { at_ns, how }) => {
                 let started_at_ns = match how {
@@ -214,7 +233,7 @@ impl Container {
                 Ok(Self::Exited(Ended { started_at_ns, finished_at_ns: at_ns, how }))
             }
             (Self::Running { .. }, E::Started { .. }) => {
-                Err(Refused { state: "in CONTAINER_RUNNING state", event: "start the container" })
+                refuse("in CONTAINER_RUNNING state", "start the container")
             }
             (Self::Running { started_at_ns }, E::Ended { at_ns, how }) => Ok(Self::Exited(Ended {
                 started_at_ns: *started_at_ns,
@@ -222,25 +241,30 @@ impl Container {
                 how,
             })),
             (Self::Exited(_), E::Started { .. }) => {
-                Err(Refused { state: "in CONTAINER_EXITED state", event: "start the container" })
+                refuse("in CONTAINER_EXITED state", "start the container")
             }
             (Self::Exited(ended), E::Ended { .. }) => Ok(Self::Exited(ended.clone())), // the first end is the true one
         }
     }
 
-    /// CRI: CONTAINER_EXITED.
+    /// Whether lists show the container and calls find it (CRI 2.0).
+    pub(crate) fn is_visible(&self) -> bool {
+        !matches!(self, Self::Creating)
+    }
+
+    /// Whether the CRI's state is CONTAINER_EXITED.
     pub fn is_over(&self) -> bool {
         matches!(self, Self::Exited(_))
     }
 
-    /// CRI: CONTAINER_RUNNING.
+    /// Whether the CRI's state is CONTAINER_RUNNING.
     pub fn is_running(&self) -> bool {
         matches!(self, Self::Running { .. })
     }
 }
 
 impl Ended {
-    /// CRI's exit code (CRI 2.0).
+    /// Exit code in the container's CRI status (CRI 2.0).
     pub fn exit_code(&self) -> i32 {
         match &self.how {
             How::Exit { exit, .. } => exit.code(),
@@ -249,7 +273,8 @@ impl Ended {
         }
     }
 
-    /// CRI's reason. OOMKilled wants both facts: the counter rose and SIGKILL ended the main process (CRI 2.14).
+    /// Reason in the container's CRI status. OOMKilled requires both that the memory cgroup killed a process
+    /// and that SIGKILL ended the main process (CRI 2.14).
     pub fn reason(&self) -> &'static str {
         match &self.how {
             How::Exit { exit, oom_killed: true } if exit.code() == 128 + 9 => "OOMKilled",
@@ -260,7 +285,7 @@ impl Ended {
         }
     }
 
-    /// CRI's message.
+    /// Message in the container's CRI status; empty if there is none.
     pub fn message(&self) -> &str {
         match &self.how {
             How::Exit { .. } => "",
@@ -282,8 +307,8 @@ mod tests {
         PodEvent::Remove,
     ];
 
-    /// A few thousand random lives: what was ready and no longer is never becomes ready again, and what is being
-    /// removed stays so.
+    /// Applies a few thousand random sequences of events: a pod that is no longer ready never becomes ready
+    /// again, and a pod that is being removed stays in that state.
     #[test]
     fn random_lives_never_go_back() {
         let mut seed = 7_u64;
@@ -334,6 +359,17 @@ mod tests {
             panic!("a created container ends where its start fails");
         };
         assert_eq!((ended.exit_code(), ended.reason(), ended.started_at_ns), (128, "StartError", 0));
+    }
+
+    #[test]
+    fn a_container_that_is_being_created_neither_starts_nor_ends() {
+        let how = How::Lost { message: String::new() };
+        for event in [ContainerEvent::Started { at_ns: 1 }, ContainerEvent::Ended { at_ns: 1, how }] {
+            assert_eq!(Container::Creating.on(event).unwrap_err().state, "being created");
+        }
+        let created = Container::Creating.on(ContainerEvent::Made).unwrap();
+        assert!(created.is_visible() && !Container::Creating.is_visible());
+        assert!(created.on(ContainerEvent::Made).is_err());
     }
 
     #[test]

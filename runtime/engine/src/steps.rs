@@ -1,45 +1,43 @@
-//! Pod up, pod down: one list of steps makes a pod sandbox, the same list reversed undoes it, whoever asks: a failed
-//! RunPodSandbox, Stop and Remove, a daemon that starts after a crash or a reboot.
+//! Set-up and teardown of pod sandboxes: one list of steps creates a pod sandbox, and the reversed list
+//! undoes it, for a failed RunPodSandbox, for Stop and Remove, and after a crash or a reboot.
 //!
-//! Every object's name is derived from the pod's id (see `paths`), and the intent record is on disk before the first
-//! object exists, so undoing needs no memory of what happened. What cannot be derived, the CNI configuration as it
-//! was, is in the record before its step. Not there is success; undoing twice is normal.
+//! Names of all objects are derived from the pod's ID (see `paths`), and the intent record is on disk before
+//! the first object is created, so undoing needs no other state. Only the CNI configuration cannot be
+//! derived; it is recorded before its step. A missing object is not an error; undoing twice is allowed.
 //!
-//! | step | makes | undone by |
+//! | step | creates | undone by |
 //! |---|---|---|
 //! | Cgroup | the monitor's cgroup | rmdir |
 //! | Monitor | `coracle-pod` in the pod's namespaces | SIGKILL to its cgroup |
-//! | Netns | a file that holds the network namespace, for CNI plugins | umount, unlink |
-//! | Network | link, address, ports, by CNI ADD, built in or by programs | CNI DEL; the pair itself goes with Netns and Monitor |
-//! | Plugins | nothing; the last word of RunPodSandbox is theirs | they hear that the workload has ended |
-//! | Workload | nothing; containers come and go while the pod is ready | ends every container |
+//! | Netns | a file that refers to the network namespace, for CNI plugins | umount, unlink |
+//! | Network | link, address, ports, by CNI ADD, built in or by programs | CNI DEL; the link itself is removed with Netns and Monitor |
+//! | Plugins | nothing; NRI plugins may refuse the pod | notification that the containers have exited |
+//! | Workload | nothing; containers are created while the pod is ready | ends all containers |
+
+mod monitor;
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coracle_base::error::{Error, Kind};
-use coracle_base::{log, reactor};
+use coracle_base::error::{Error, Kind, failed};
+use coracle_base::{log, reactor, time, waits};
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::lsm::labelling_files;
-use coracle_sandbox::{Event, PodId, Request, monitor, netns, plan};
+use coracle_sandbox::{PodId, disk, netns};
 
 use crate::filesystem::make_directory;
 use crate::lifecycle::Event as Hook;
-use crate::link::{Link, News};
+use crate::link::LinkError;
 use crate::notices::Happened;
 use crate::operations::Key;
-use crate::record::{Kept, Network, PodRecord, Told};
-use crate::spec::{PodPid, PodSpec};
+use crate::record::{Kept, PodRecord, Told};
+use crate::spec::PodSpec;
 use crate::state::{self, PodEvent};
 use crate::table::KILL_LIMIT;
-use crate::{Pod, Pods, again, files, garbage, paths};
-use coracle_base::error::failed;
+use crate::times::Times;
+use crate::{Pod, Pods, files, garbage, paths};
 
-/// Longest wait for a monitor that has just been started or found again: it answers in a millisecond; a machine that
-/// swaps or a kernel that holds a namespace lock takes longer.
-const HELLO_LIMIT: Duration = Duration::from_secs(20);
-
-/// What a pod is made of, in the order it is made; undone from the back.
+/// The steps of a pod in the order of set-up; teardown is in reverse order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Cgroup,
@@ -53,23 +51,40 @@ enum Step {
 impl Step {
     const ALL: [Self; 6] =
         [Self::Cgroup, Self::Monitor, Self::Netns, Self::Network, Self::Plugins, Self::Workload];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cgroup => "cgroup",
+            Self::Monitor => "monitor",
+            Self::Netns => "network namespace",
+            Self::Network => "network",
+            Self::Plugins => "plugins",
+            Self::Workload => "workload",
+        }
+    }
 }
 
 impl Pods {
-    /// RunPodSandbox: makes the pod, or joins the identical request that is making it (RETRY-1 to RETRY-4).
-    /// The work is a task of its own: a caller that goes away leaves it to end whole, or wholly undone.
+    /// RunPodSandbox: creates the pod, or joins an identical request that is being executed (RETRY-1 to
+    /// RETRY-4). The operation is a separate task: if the caller disconnects, the operation still completes
+    /// or is completely undone.
     ///
     /// # Errors
-    /// `AlreadyExists` where another sandbox has the name; else what the first step that failed said; what was made before it
-    /// is undone.
+    /// `AlreadyExists` if another sandbox has the name; `Unavailable` while a pod whose record cannot be read
+    /// may have the name; otherwise the error of the first failed step, after the preceding steps were
+    /// undone.
     pub async fn run(self: &Rc<Self>, spec: PodSpec) -> Result<PodId, Error> {
         loop {
             let pod = match self.named(&spec)? {
                 Some(pod) => pod,
-                None => self.reserve(spec.clone())?,
+                None => {
+                    let named = format!("pod sandbox {}", spec.name);
+                    self.require_names().map_err(|error| error.context(named))?;
+                    self.reserve(spec.clone())?
+                }
             };
-            match pod.made.wait().await.clone() {
-                // What an earlier daemon had begun is undone, and the name is free again.
+            match pod.creation.made.wait().await.clone() {
+                // The interrupted pod of an earlier daemon was undone, so the name is free again.
                 Err(error)
                     if error.kind() == Kind::Unavailable && pod.record().state == state::Pod::Creating => {}
                 Err(error) => return Err(error),
@@ -78,7 +93,8 @@ impl Pods {
         }
     }
 
-    /// The pod that holds this name already, if the request is a retry of the one that made it.
+    /// The pod with the requested name, if the request is a retry of the one that created the pod; `None` if
+    /// no pod has the name.
     fn named(&self, spec: &PodSpec) -> Result<Option<Rc<Pod>>, Error> {
         let Some(holder) = self
             .table
@@ -92,7 +108,7 @@ impl Pods {
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
             state::Pod::Creating => true,
-            state::Pod::Ready => !holder.is_known.get(),
+            state::Pod::Ready => !holder.creation.is_known.get(),
             state::Pod::NotReady { .. } | state::Pod::Removing => false,
         };
         if is_same && is_retry {
@@ -106,7 +122,7 @@ impl Pods {
         Err(Error::new(Kind::AlreadyExists, text))
     }
 
-    /// Takes the name and starts the work.
+    /// Reserves the pod's name and starts the operation.
     fn reserve(self: &Rc<Self>, spec: PodSpec) -> Result<Rc<Pod>, Error> {
         if let (Some(_), Err(why)) = (&spec.user_namespace, &self.node.kernel.user_namespaces) {
             let text = format!("pod sandbox {}: user namespaces: {why}", spec.name);
@@ -141,50 +157,65 @@ impl Pods {
         self.operations.detach(async move {
             let _operation = made.operation.lock().await;
             let result = pods.up(&made).await;
-            let _ = made.made.try_set(result);
+            let _ = made.creation.made.try_set(result);
         });
         Ok(pod)
     }
 
     async fn up(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let begun = Instant::now();
+        let begun = time::now();
         let title = pod.record().spec.name.to_string();
-        let made = self.make_all(pod).await;
+        let mut times = Times::default();
+        let made = self.make_all(pod, &mut times).await;
         let Err(error) = made else {
-            log::info!("pod sandbox ready"; pod = pod.id, name = title, ms = begun.elapsed().as_millis());
+            log::info!("pod sandbox ready"; pod = pod.id, name = pod.name(), ms = (time::now() - begun).as_millis(), steps = times);
             return Ok(());
         };
-        log::warn!("pod sandbox not made"; pod = pod.id, name = title, error = error);
-        let left = self.down(pod).await;
-        if left.is_empty() {
-            if let Err(error) = self.forget_pod(pod) {
-                log::warn!("a directory stays until the next start"; pod = pod.id, error = error);
-            }
-        } else {
-            // Kept and listed, so that Stop and Remove try again (CRI 2.0).
+        log::warn!("pod sandbox not created"; pod = pod.id, name = pod.name(), steps = times, error = error);
+        let error = error.logged();
+        let mut left = self.down(pod).await;
+        if left.is_empty()
+            && let Err(error) = self.forget_pod(pod)
+        {
+            left.push(error);
+        }
+        if !left.is_empty() {
+            // It stays listed, so that Stop and Remove retry (CRI 2.0).
             log_all(pod.id, &left);
-            // Plugins have accepted nothing, or have heard of its end.
+            // Plugins did not accept it, or were notified of its end.
             pod.record.borrow_mut().told = Told { stop: true, remove: true };
-            self.change(pod, PodEvent::UpFailed)?;
+            if let Err(error) = self.change(pod, PodEvent::UpFailed) {
+                log::warn!("cannot record that the creation of a pod failed, the next daemon undoes it"; pod = pod.id, error = error);
+            }
         }
         Err(error.context(format!("pod sandbox {title}")))
     }
 
-    async fn make_all(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+    /// Executes all set-up steps; records in `times` how long each step took, including a failed one.
+    async fn make_all(self: &Rc<Self>, pod: &Rc<Pod>, times: &mut Times) -> Result<(), Error> {
         self.prepare(pod)?;
         for step in Step::ALL {
-            self.make(step, pod).await?;
+            let begun = time::now();
+            let made = self.make(step, pod).await;
+            times.add(step.name(), time::now() - begun);
+            made?;
         }
         Ok(())
     }
 
-    /// Plugins accept it, and it is ready, in one turn: nobody sees it in between.
+    /// Calls the plugins, which may refuse the pod, and sets the state Ready. One event guard covers both, so
+    /// that no plugin sees the pod in between.
     async fn make_ready(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let turn = self.hooks.begin(self, pod).await;
         turn.run_pod(pod).await?;
-        match self.change(pod, PodEvent::Up) {
+        // It may have ended during the steps since its own, which do not need it.
+        let has_monitor = match pod.connection.link.borrow().is_some() {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Unknown, LinkError::Gone.to_string())),
+        };
+        match has_monitor.and_then(|()| self.change(pod, PodEvent::Up)) {
             Ok(()) => {
-                pod.is_offered.set(true);
+                pod.progress.is_offered.set(true);
                 Ok(())
             }
             Err(error) => {
@@ -194,14 +225,15 @@ impl Pods {
         }
     }
 
-    /// Plugins hear once that the workload has ended, after they have heard so of every container.
-    async fn tell_stopped(self: &Rc<Self>, pod: &Rc<Pod>) {
-        if !pod.is_offered.get() {
+    /// Notifies plugins, once, that all containers of the pod have exited, after the notifications about each
+    /// container.
+    async fn announce_stopped(self: &Rc<Self>, pod: &Rc<Pod>) {
+        if !pod.progress.is_offered.get() {
             return;
         }
         for container in self.containers_of(pod.id) {
-            if container.exited.is_initialized() {
-                container.stop_told.wait().await;
+            if container.ending.exited.is_initialized() {
+                container.ending.stop_told.wait().await;
             }
         }
         let turn = self.hooks.begin(self, pod).await;
@@ -212,15 +244,16 @@ impl Pods {
         }
     }
 
-    /// Before the event, so that it is never told twice; where nobody hears it the next commit will do.
+    /// Records that plugins are notified of an event, before the notification, so that plugins are never
+    /// notified twice. If there are no plugins, the entry is written by the next commit.
     fn note_told(&self, pod: &Rc<Pod>, told: Told, is_heard: bool) {
         pod.record.borrow_mut().told = told;
         if is_heard && let Err(error) = pod.record().commit(&self.node.paths) {
-            log::warn!("an event could be told again after a restart"; pod = pod.id, error = error);
+            log::warn!("cannot record a plugin notification, it may be repeated after a restart"; pod = pod.id, error = error);
         }
     }
 
-    /// The intent record and the directories, before any object.
+    /// Writes the intent record and creates the directories, before any other object is created.
     fn prepare(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let node = &self.node;
         let directory = node.paths.pod(pod.id);
@@ -232,7 +265,6 @@ impl Pods {
             node.paths.shm(pod.id),
             node.paths.root_mountpoint(pod.id),
             node.paths.launch(pod.id),
-            node.paths.started(pod.id),
             node.paths.stopping(pod.id),
             node.paths.pod_state(pod.id).join("exits"),
         ] {
@@ -242,6 +274,7 @@ impl Pods {
     }
 
     async fn make(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
+        let _wait = waits::begin(pod.id, pod.name(), format!("set-up step {}", step.name()));
         match step {
             Step::Cgroup => self.make_cgroup(pod),
             Step::Monitor => self.make_monitor(pod).await,
@@ -253,10 +286,11 @@ impl Pods {
     }
 
     async fn unmake(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
+        let _wait = waits::begin(pod.id, pod.name(), format!("teardown step {}", step.name()));
         match step {
             Step::Workload => self.end_containers(pod).await,
             Step::Plugins => {
-                self.tell_stopped(pod).await;
+                self.announce_stopped(pod).await;
                 Ok(())
             }
             Step::Network => self.unmake_network(pod).await,
@@ -266,7 +300,8 @@ impl Pods {
         }
     }
 
-    /// The way back, whoever asks. One stuck step must not strand the rest: it goes on and reports all.
+    /// Undoes all steps. If undoing a step fails, the function continues with the next step; it returns all
+    /// errors.
     pub(crate) async fn down(self: &Rc<Self>, pod: &Rc<Pod>) -> Vec<Error> {
         let mut errors = Vec::new();
         for step in Step::ALL.into_iter().rev() {
@@ -274,14 +309,15 @@ impl Pods {
                 errors.push(error);
             }
         }
-        pod.is_down.set(errors.is_empty());
+        pod.progress.is_down.set(errors.is_empty());
         errors
     }
 
-    /// StopPodSandbox: ends every container at once, then takes the sandbox down. Again and again is fine.
+    /// StopPodSandbox: ends all containers concurrently, then undoes the sandbox. The call may be repeated.
     ///
     /// # Errors
-    /// The first step that could not be undone; the others were tried all the same, and the call may come again.
+    /// The error of the first step that could not be undone; the other steps were undone if possible, and the
+    /// caller may retry.
     pub async fn stop_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
         let (pods, key) = (Rc::clone(self), Key::StopPod(pod.id));
         let work = async move {
@@ -293,15 +329,15 @@ impl Pods {
 
     async fn stop_locked(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let was_ready = pod.record().state.is_ready();
-        if pod.is_down.get() {
+        if pod.progress.is_down.get() {
             return Ok(());
         }
         self.change(pod, PodEvent::Stop)?;
-        let begun = Instant::now();
+        let begun = time::now();
         let mut errors = self.down(pod).await.into_iter();
         match errors.next() {
             None if was_ready => {
-                log::info!("pod sandbox stopped"; pod = pod.id, ms = begun.elapsed().as_millis());
+                log::info!("pod sandbox stopped"; pod = pod.id, name = pod.name(), ms = (time::now() - begun).as_millis());
                 Ok(())
             }
             None => Ok(()),
@@ -312,10 +348,10 @@ impl Pods {
         }
     }
 
-    /// RemovePodSandbox: stops it where it is not, removes its containers, then the record.
+    /// RemovePodSandbox: stops the pod if necessary, removes its containers, then its record.
     ///
     /// # Errors
-    /// As [`Pods::stop_pod`].
+    /// Those of [`Pods::stop_pod`].
     pub async fn remove_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
         let (pods, key) = (Rc::clone(self), Key::RemovePod(pod.id));
         let work = async move {
@@ -325,7 +361,7 @@ impl Pods {
                 pods.remove_container(container).await?;
             }
             let turn = pods.hooks.begin(&pods, &pod).await;
-            if pod.is_offered.get() && !pod.record().told.remove {
+            if pod.progress.is_offered.get() && !pod.record().told.remove {
                 let told = Told { remove: true, ..pod.record().told };
                 pods.note_told(&pod, told, pods.hooks.wants(Hook::RemovePod));
                 turn.remove_pod(&pod).await;
@@ -333,29 +369,32 @@ impl Pods {
             pods.change(&pod, PodEvent::Remove)?;
             pods.forget_pod(&pod)?;
             drop(turn);
-            log::info!("pod sandbox removed"; pod = pod.id);
-            pods.tell(Happened::Deleted, &pod.id, &pod);
+            log::info!("pod sandbox removed"; pod = pod.id, name = pod.name());
+            pods.tell(Happened::Deleted, &pod.id, "", &pod);
             Ok(())
         };
         self.operations.share(key, work).await
     }
 
-    /// The last act: everything on disk, the name, the place in the lists.
+    /// Removes all files of the pod, its name, and its entry in the lists.
     pub(crate) fn forget_pod(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+        // First what makes it a pod to the next daemon, with one rename: its notes alone are none, and go at the next start.
+        // The other way round a record that ran ahead of a note ("ready") would be taken at its word.
+        garbage::discard(self, &self.node.paths.pod(pod.id))?;
         let state = self.node.paths.pod_state(pod.id);
-        match std::fs::remove_dir_all(&state) {
+        match disk::remove_dir_all(&state) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed("remove", &state, &error));
             }
             Ok(()) | Err(_) => {}
         }
-        garbage::discard(self, &self.node.paths.pod(pod.id))?;
         self.table.names.borrow_mut().retain(|_, id| *id != pod.id);
         self.table.pods.borrow_mut().remove(&pod.id);
         Ok(())
     }
 
-    /// Changes the state: committed first, then seen.
+    /// Changes the state of a pod: commits the new state, then publishes it. A state that is already a fact
+    /// is published even if it cannot be written, because the next daemon detects it by itself.
     pub(crate) fn change(&self, pod: &Rc<Pod>, event: PodEvent) -> Result<(), Error> {
         let next = pod.record().state.on(event);
         let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
@@ -364,32 +403,36 @@ impl Pods {
         }
         let mut record = pod.record().clone();
         record.state = next;
-        match record.state {
-            state::Pod::Ready if pod.is_ahead.get() => record.reach(&self.node.paths)?,
-            state::Pod::Ready => record.commit(&self.node.paths)?,
-            state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node.paths)?,
-            // The directory goes next.
-            state::Pod::Removing => {}
+        let written = match record.state {
+            state::Pod::Ready if pod.progress.is_ahead.get() => record.reach(&self.node.paths),
+            state::Pod::Ready => record.commit(&self.node.paths),
+            state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node.paths),
+            // The directory is removed next.
+            state::Pod::Removing => Ok(()),
+        };
+        match event {
+            PodEvent::Up | PodEvent::Stop | PodEvent::Remove => written.clone()?,
+            PodEvent::UpFailed | PodEvent::MonitorGone | PodEvent::Rebooted => {}
         }
         let (was_ready, is_ready) = (pod.record().state.is_ready(), record.state.is_ready());
         *pod.record.borrow_mut() = record;
         match (was_ready, is_ready) {
             (false, true) => {
-                self.tell(Happened::Created, &pod.id, pod);
-                self.tell(Happened::Started, &pod.id, pod);
+                self.tell(Happened::Created, &pod.id, "", pod);
+                self.tell(Happened::Started, &pod.id, "", pod);
             }
-            (true, false) => self.tell(Happened::Stopped, &pod.id, pod),
+            (true, false) => self.tell(Happened::Stopped, &pod.id, "", pod),
             (true, true) | (false, false) => {}
         }
-        Ok(())
+        written
     }
 
     fn make_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
         let is_default = pod.record().cgroup_parent == self.node.placement.parent;
         if !is_default && !pod.record().has_scopes && !self.node.cgroups.exists(&parent) {
-            // Ours to take away again; the kubelet makes its own before it calls. Slices are systemd's, and the default
-            // parent stays for the next pod.
+            // coracle must remove a parent that it created; the kubelet creates its own before the call.
+            // Slices belong to systemd, and the default parent is kept for the next pod.
             let mut record = pod.record().clone();
             record.owns_cgroup_parent = true;
             record.note(&self.node.paths)?;
@@ -401,25 +444,25 @@ impl Pods {
     async fn unmake_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
         self.clear_cgroup(&pod.cgroup()?).await?;
         if pod.record().owns_cgroup_parent {
-            // Other pods may still be in it: the last one takes it away.
+            // Other pods may still use it: the last one removes it.
             let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
             self.node.cgroups.unmake_if_unused(&parent)?;
         }
         Ok(())
     }
 
-    /// Removes a cgroup whose processes have been killed, as soon as the kernel lets go of them.
+    /// Removes a cgroup whose processes were killed, as soon as they have ended.
     pub(crate) async fn clear_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
         self.end_scope(path).await;
-        let end = Instant::now() + KILL_LIMIT;
+        let end = time::now() + KILL_LIMIT;
         let mut pause = Duration::from_micros(200);
         loop {
             let error = match self.node.cgroups.unmake(path) {
                 Ok(()) => return Ok(()),
                 Err(coracle_sandbox::Error::Kernel { errno: nix::errno::Errno::EBUSY, .. })
-                    if Instant::now() < end =>
+                    if time::now() < end =>
                 {
-                    // Killed again: a process may have been forked meanwhile.
+                    // Killed again, because a process may have forked meanwhile.
                     self.node.cgroups.kill(path)?;
                     reactor::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(50));
@@ -430,135 +473,10 @@ impl Pods {
             return Err(error.into());
         }
     }
-
-    async fn make_monitor(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        again::require_descriptors()?;
-        let node = &self.node;
-        let directory = node.paths.pod_state(pod.id);
-        let mut committed = Ok(());
-        let (setup, spawned) = {
-            let record = pod.record();
-            let namespaces = record.spec.own_namespaces();
-            let plan::PodNamespaces { network, ipc, uts } = namespaces;
-            let setup = plan::sandbox(&plan::SandboxPlan {
-                namespaces,
-                shares_pids: record.spec.namespaces.pid == PodPid::Pod,
-                shm_directory: node.paths.shm(pod.id),
-                host_name: files::hostname(&record.spec),
-                sysctls: record.spec.sysctls.clone(),
-                convenience_sysctls: network,
-                oom_score_adj: Some(SANDBOX_OOM_SCORE_ADJ),
-                user_namespace: record.spec.user_mappings(),
-                label: node.kernel.modules.pod_file_label(&record.selinux_level),
-            })?;
-            let entry = node.cgroups.entry(&pod.cgroup()?)?;
-            let user = record.spec.user_mappings();
-            let spawn = monitor::Spawn {
-                program: &node.monitors.program,
-                base: node.monitors.base(&node.paths)?,
-                directory: &directory,
-                network,
-                ipc,
-                uts,
-                user: user.as_ref(),
-                setup: &setup,
-                cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
-                cgroup_joins: &entry.join_files,
-            };
-            let spawned = monitor::spawn(&spawn, || committed = self.commit_ahead(pod))?;
-            (setup, spawned)
-        };
-        // After the link is there: undoing waits for the monitor's end by it.
-        self.attach(pod, spawned).await.map_err(|error| match error.operation() {
-            Some((index, errno)) => Error::new(Kind::Unknown, plan::explain(&setup, index, errno)),
-            None => Error::new(Kind::Internal, error.to_string()),
-        })?;
-        committed?;
-        self.adopt_monitor(pod).await
-    }
-
-    /// The disk works while the monitor starts. What comes after that is "ready", or ADD.
-    fn commit_ahead(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let mut record = pod.record().clone();
-        if pod.has_network() {
-            // Refused where its step comes.
-            let Ok(request) = self.plan_network(pod) else { return Ok(()) };
-            record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
-            record.commit_ahead(&self.node.paths)?;
-            *pod.planned.borrow_mut() = Some(request);
-        } else {
-            record.state = state::Pod::Ready;
-            record.commit_ahead(&self.node.paths)?;
-            pod.is_ahead.set(true);
-        }
-        Ok(())
-    }
-
-    /// Opens the link to a monitor, new or found again, and waits until it serves.
-    pub(crate) async fn attach(
-        self: &Rc<Self>,
-        pod: &Rc<Pod>,
-        monitor: monitor::Monitor,
-    ) -> Result<(), crate::link::LinkError> {
-        let (pods, weak) = (Rc::downgrade(self), Rc::downgrade(pod));
-        let number = pod.links.get() + 1;
-        pod.links.set(number);
-        let on_news = move |news| {
-            let (Some(pods), Some(pod)) = (pods.upgrade(), weak.upgrade()) else { return };
-            match news {
-                News::Event(Event::Exited(exit)) => pods.container_exited(&exit),
-                News::Event(Event::ExecExited { exec, exit }) => pod.exec_exited(exec, exit),
-                News::Gone if pod.links.get() == number => pods.monitor_gone(&pod),
-                News::Lost if pod.links.get() == number => pods.monitor_lost(&pod),
-                News::Gone | News::Lost => {}
-            }
-        };
-        let link = Link::open(monitor, on_news)?;
-        *pod.link.borrow_mut() = Some(Rc::clone(&link));
-        link.ask(Request::Hello { version: coracle_sandbox::FRAMES_VERSION }, &[], HELLO_LIMIT).await?;
-        Ok(())
-    }
-
-    /// The monitor has ended, by our hand or by itself: in the second case the pod is over (its namespaces may be), and
-    /// what it ran is ended, since nobody would log or reap it.
-    fn monitor_gone(self: &Rc<Self>, pod: &Rc<Pod>) {
-        *pod.link.borrow_mut() = None;
-        pod.execs.borrow_mut().clear();
-        if !pod.record().state.is_ready() {
-            return;
-        }
-        log::error!("the pod's monitor died"; pod = pod.id);
-        let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
-        reactor::spawn(async move {
-            let _operation = pod.operation.lock().await;
-            if let Err(error) = pods.change(&pod, PodEvent::MonitorGone) {
-                log::error!("state not committed"; pod = pod.id, error = error);
-            }
-            if let Err(error) = pods.end_containers(&pod).await {
-                log::error!("containers of a dead monitor"; pod = pod.id, error = error);
-            }
-        })
-        .detach();
-    }
-
-    async fn unmake_monitor(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let path = pod.cgroup()?;
-        // SIGKILL is all it needs: it holds nothing that is not in the record, and its containers are gone.
-        self.node.cgroups.kill(&path)?;
-        let link = pod.link.borrow_mut().take();
-        if let Some(link) = link {
-            let ended = reactor::deadline(KILL_LIMIT, link.ended()).await;
-            ended.map_err(|_| Error::new(Kind::DeadlineExceeded, "the pod's monitor does not end"))?;
-        }
-        Ok(())
-    }
 }
-
-/// As pause processes have: the kubelet expects that infrastructure is not killed first (CRI 2.5).
-const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
 
 fn log_all(pod: PodId, errors: &[Error]) {
     for error in errors {
-        log::error!("not undone, will be tried again"; pod = pod, error = error);
+        log::error!("teardown step failed, will retry"; pod = pod, error = error);
     }
 }

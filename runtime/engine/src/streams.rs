@@ -1,5 +1,5 @@
-//! What exec, attach and port-forward stream: descriptors of a process's standard streams, its end, and sockets in a
-//! pod's network namespace. Who moves the bytes is `stream/`; here they are made, and given back.
+//! The endpoints of exec, attach and port-forward: descriptors of a process's standard streams, its exit, and
+//! sockets in a pod's network namespace. The crate coracle-streaming transfers the data.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,43 +20,47 @@ use crate::exec::{Running, pipe};
 use crate::link::{Link, LinkError, errno_text};
 use crate::{Container, Pod, Pods};
 
-/// Longest wait for a request that the monitor answers at once.
+/// Time limit of requests that the monitor answers immediately.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longest wait for a connection inside the node.
+/// Time limit of a connection within the node.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How far behind an attached client may fall before the monitor lets go of it: the most that any pipe may hold
-/// (fs.pipe-max-size).
+/// Number of bytes between two pauses while the output of a command without a client is dropped.
+const DISCARD_BYTES: usize = 256 << 10;
+const DISCARD_PAUSE: Duration = Duration::from_millis(10);
+
+/// Maximum number of unread bytes of an attached client before the monitor disconnects it: the maximum size
+/// of a pipe (fs.pipe-max-size).
 const ATTACH_PIPE_BYTES: i32 = 1 << 20;
 
-/// Which streams a client asked for.
+/// The streams that a client requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Write to its stdin.
+    /// Whether the client writes to standard input.
     pub stdin: bool,
-    /// Read its stdout.
+    /// Whether the client reads standard output.
     pub stdout: bool,
-    /// Read its stderr.
+    /// Whether the client reads standard error.
     pub stderr: bool,
-    /// Its streams are a terminal.
+    /// Whether the streams of the container are a terminal.
     pub tty: bool,
 }
 
-/// Our ends of a process's streams. With a terminal all are one.
+/// The daemon's ends of a process's streams. With a terminal, all are the same descriptor.
 #[derive(Default)]
 pub struct Ends {
-    /// To write to.
+    /// The write end of standard input; `None` if not requested.
     pub stdin: Option<Rc<Watched>>,
-    /// To read from.
+    /// The read end of standard output; `None` if not requested.
     pub stdout: Option<Rc<Watched>>,
-    /// To read from.
+    /// The read end of standard error; `None` if not requested.
     pub stderr: Option<Rc<Watched>>,
-    /// The master side, to resize.
+    /// The master side of the terminal, for resizing; `None` without a terminal.
     pub terminal: Option<Rc<Watched>>,
 }
 
-/// A command that runs in a container for a client that watches.
+/// A running command with a streaming client.
 pub struct Exec {
     running: Running,
     exited: Receiver<Exit>,
@@ -64,10 +68,10 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Waits until its process has ended.
+    /// Waits until the command's process has exited.
     ///
     /// # Errors
-    /// The pod's monitor is gone, and the process with it.
+    /// The pod's monitor has ended, and with it the process.
     pub async fn ended(&self) -> Result<Exit, Error> {
         if let Some(exit) = self.exit.get() {
             return Ok(exit);
@@ -78,17 +82,18 @@ impl Exec {
         Ok(exit)
     }
 
-    /// Gives it back once its process has ended; what it left running stays until its container is over.
+    /// Releases the exec after its process has exited; its remaining child processes run until the container
+    /// exits.
     pub fn release(mut self) {
         self.running.has_ended();
     }
 
-    /// The client is gone; the command runs on with its output thrown away, so that it does not block (
-    /// streaming 6.5). A terminal is hung up instead.
+    /// Continues an exec without a client: output is read and dropped, so that the command does not block
+    /// (streaming 6.5). A terminal is hung up instead.
     pub fn abandon(self, ends: Ends) {
-        log::info!("exec runs on without its client"; ctr = self.running.container_id());
+        log::info!("exec continues without its client"; ctr = self.running.container_id());
         reactor::spawn(async move {
-            // Its end is its process's; children that hold the pipes lose them then, as with any other client.
+            // Ends when its process exits; child processes then lose the pipes, as with a connected client.
             smol::future::or(async { drop(self.ended().await) }, async {
                 if ends.terminal.is_some() {
                     drop(ends);
@@ -104,17 +109,28 @@ impl Exec {
     }
 }
 
+/// Reads and drops the output of a command whose client has disconnected. The container determines the
+/// amount, therefore each read lets other tasks run, and a fast writer is slowed to 25 MB/s.
 async fn discard(from: Option<Rc<Watched>>) {
     let mut buffer = [0; 4096];
     let Some(from) = from else { return };
-    while from.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
+    let mut count = 0;
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        count += read;
+        if count >= DISCARD_BYTES {
+            count = 0;
+            reactor::sleep(DISCARD_PAUSE).await;
+        } else {
+            reactor::yield_now().await;
+        }
+    }
 }
 
 impl Pods {
-    /// Starts a command whose streams a client gets. Dropping the answer kills it.
+    /// Starts a command and returns its streams. Dropping the returned [`Exec`] kills the command.
     ///
     /// # Errors
-    /// The container does not run; the command cannot be executed.
+    /// The container is not running; the command cannot be executed.
     pub async fn exec_streams(
         self: &Rc<Self>,
         container: Rc<Container>,
@@ -165,10 +181,10 @@ impl Pods {
         })
     }
 
-    /// Copies of a running container's output from now on, and its stdin where it has one.
+    /// Attaches to a running container: returns its further output, and its standard input if it has one.
     ///
     /// # Errors
-    /// The container does not run; too many clients are attached.
+    /// The container is not running; too many clients are attached.
     pub async fn attach_streams(&self, container: &Container, wanted: Wanted) -> Result<Ends, Error> {
         let title = container.title();
         self.attach_ends(container, wanted).await.map_err(|error| error.context(format!("attach to {title}")))
@@ -201,20 +217,21 @@ impl Pods {
         })
     }
 
-    /// Ends a container's stdin for good; what others still hold of it ends with them.
+    /// Closes a container's standard input permanently, for all attached clients.
     ///
     /// # Errors
-    /// What its monitor refused.
+    /// The monitor's error.
     pub async fn close_stdin(&self, container: &Container) -> Result<(), Error> {
         let link = container.pod.link()?;
         let request = Request::CloseStdin { container: container.id };
         link.ask(request, &[], ASK_LIMIT).await.map(drop).map_err(refused)
     }
 
-    /// A connection to a port on the loopback of a pod's network namespace: IPv4, else IPv6.
+    /// Connects to a port on the loopback interface of a pod's network namespace: by IPv4, and if that fails
+    /// by IPv6.
     ///
     /// # Errors
-    /// What the second try said.
+    /// The error of the attempt by IPv6.
     pub async fn connect(&self, pod: &Pod, port: u16) -> Result<Watched, Error> {
         let link = pod.link()?;
         let first = connect_to(&link, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
@@ -222,7 +239,7 @@ impl Pods {
             Ok(socket) => Ok(socket),
             Err(first) => match connect_to(&link, SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
                 Ok(socket) => Ok(socket),
-                // A node without IPv6 would hide why the first one failed.
+                // On a node without IPv6 the error of the first attempt is returned.
                 Err(second) if second.kind() == Kind::Unimplemented => Err(first),
                 Err(second) => Err(second),
             },
@@ -230,10 +247,10 @@ impl Pods {
     }
 }
 
-/// The container must run, or there is nothing to talk to.
+/// Checks that the container is running.
 ///
 /// # Errors
-/// `FailedPrecondition` where it does not run.
+/// `FailedPrecondition` if the container is not running.
 pub fn require_running(container: &Container) -> Result<(), Error> {
     match container.record().state.is_running() {
         true => Ok(()),
@@ -247,25 +264,23 @@ pub fn require_running(container: &Container) -> Result<(), Error> {
 async fn stdin_of(link: &Link, container: &Container) -> Result<Option<Watched>, Error> {
     match link.ask(Request::Stdin { container: container.id }, &[], ASK_LIMIT).await {
         Ok(descriptors) => Ok(descriptors.into_iter().next().map(Watched::new).transpose()?),
-        // It had one, and stdin_once has used it up.
-        Err(LinkError::Failed(Failure::Refused { errno })) if errno == nix::libc::ENXIO => Ok(None),
+        // Its standard input was closed because of stdin_once.
+        Err(error) if error.is_refusal(Errno::ENXIO) => Ok(None),
         Err(error) => Err(refused(error)),
     }
 }
 
 fn refused(error: LinkError) -> Error {
     match error {
-        LinkError::Failed(Failure::Refused { errno }) if errno == nix::libc::ESRCH => {
-            Error::new(Kind::FailedPrecondition, "it is not running")
-        }
-        LinkError::Failed(Failure::Refused { errno }) if errno == nix::libc::EAGAIN => {
+        error if error.is_refusal(Errno::ESRCH) => Error::new(Kind::FailedPrecondition, "it is not running"),
+        error if error.is_refusal(Errno::EAGAIN) => {
             Error::new(Kind::ResourceExhausted, "too many clients are attached to this pod")
         }
         error => Error::new(Kind::Unknown, error.to_string()),
     }
 }
 
-/// A pipe that holds as much as one may. Where the limit of pipe pages is reached it holds less.
+/// Creates a pipe of the maximum size; smaller if the limit of pipe pages is reached.
 fn wide_pipe() -> Result<(Watched, OwnedFd), Error> {
     let (read, write) = pipe()?;
     let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(ATTACH_PIPE_BYTES));

@@ -1,20 +1,48 @@
-//! What could not be found out of a pod for now, as the table of pods keeps it until it is.
+//! The unknown parts of a pod's state, recorded in the table of pods until they are determined.
 
+use std::time::{Duration, Instant};
+
+use coracle_base::time;
 use coracle_sandbox::PodId;
 
-/// Of one pod, what is not known yet.
+/// Duration for which an unreadable record delays new pods, or new containers of its pod: a temporary error has passed by then,
+/// and a damaged disk must not keep the node from running any pod.
+pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
+
+/// The unknown parts of one pod's state.
 pub(crate) struct Unknown {
     pub(crate) reason: String,
-    /// A record is not read: nobody can say which layers it needs.
+    /// Whether a record could not be read, so that its layers are unknown.
     pub(crate) is_unread: bool,
+    /// Time since which a part of the pod's state is unknown.
+    pub(crate) since: Instant,
 }
 
 impl Unknown {
+    fn new(reason: String, is_unread: bool) -> Self {
+        Self { reason, is_unread, since: time::now() }
+    }
+
+    /// Whether the state has been unknown for less than [`NAMES_LIMIT`].
+    pub(crate) fn is_new(&self) -> bool {
+        time::now() < self.since + NAMES_LIMIT
+    }
+
     pub(crate) fn unread(reason: impl std::fmt::Display) -> Self {
-        Self { reason: reason.to_string(), is_unread: true }
+        Self::new(reason.to_string(), true)
+    }
+
+    /// Entry for a pod without a record whose processes could not be killed.
+    pub(crate) fn orphan(id: PodId, reason: impl std::fmt::Display) -> Self {
+        Self::new(format!("pod sandbox {id:.13}, which has no record: {reason}"), false)
+    }
+
+    /// Entry for a pod whose containers could not be killed.
+    pub(crate) fn unended(id: PodId, reason: impl std::fmt::Display) -> Self {
+        Self::new(format!("containers of pod sandbox {id:.13}: {reason}"), false)
     }
 
     pub(crate) fn unattached(id: PodId, reason: impl std::fmt::Display) -> Self {
-        Self { reason: format!("monitor of pod sandbox {id:.13}: {reason}"), is_unread: false }
+        Self::new(format!("monitor of pod sandbox {id:.13}: {reason}"), false)
     }
 }

@@ -1,40 +1,40 @@
-//! Containers that no list shows: their directory or record is gone while they run. The kernel and the state directory still know
-//! them, and what is not listed is ended, by its cgroup and by the monitor: a kubelet would start it a second time.
+//! Running containers that are not listed, because their directory or record was lost. The daemon finds them
+//! through the kernel and the state directory, and kills them through their cgroup and the monitor, because
+//! the kubelet would start them a second time.
 //!
-//! | who knows | what |
+//! | source | data |
 //! |---|---|
-//! | the kernel | children of the monitor, and the cgroup each is in |
-//! | `STATE/pods/POD/{launch,started,stopping,records}` | ids of containers that were made |
+//! | the kernel | children of the monitor, and the cgroup of each |
+//! | `STATE/pods/POD/{launch,stopping,records}` | IDs of containers that were created |
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::Error;
-use coracle_base::log;
+use coracle_base::error::{Error, failed};
+use coracle_base::{log, store};
 use coracle_sandbox::cgroup::{self, CgroupPath};
-use coracle_sandbox::{ContainerId, PodId, Request};
+use coracle_sandbox::{ContainerId, PodId, Request, disk};
 
 use crate::paths::Paths;
 use crate::{Pod, Pods};
-use coracle_base::error::failed;
 
-/// Longest wait for a monitor that is to forget a container.
+/// Time limit of the request `Forget` to a monitor.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
 
-/// Containers, with their cgroup where the kernel tells it.
+/// IDs of containers with their cgroup; `None` if the cgroup is unknown.
 pub(crate) type Traces = BTreeMap<ContainerId, Option<CgroupPath>>;
 
 impl Pods {
-    /// Ends what runs in a pod and is not listed.
+    /// Kills running containers of a pod that are not listed.
     pub(crate) async fn end_unlisted(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let mut outcome = Ok(());
         for (id, cgroup) in traces(&self.node.paths, pod.id, pod.pid())? {
             if self.table.containers.borrow().contains_key(&id) {
                 continue;
             }
-            log::error!("a container without a record is ended"; pod = pod.id, ctr = id);
+            log::error!("ending a container without a record"; pod = pod.id, ctr = id);
             let ended = self.end_one_unlisted(pod, id, cgroup).await;
             outcome = outcome.and(
                 ended.map_err(|error| error.context(format!("container {id:.13}, which has no record"))),
@@ -55,27 +55,31 @@ impl Pods {
         };
         self.node.cgroups.kill(&cgroup)?;
         self.clear_cgroup(&cgroup).await?;
+        if self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread) {
+            // It may have a record that cannot be read now: its exit record and its notes belong to it.
+            return Ok(());
+        }
         if let Ok(link) = pod.link() {
-            // EBUSY until the monitor has reaped it; its place goes with the pod then.
+            // EBUSY until the monitor has reaped it; its entry is then removed with the pod.
             if let Err(error) = link.ask(Request::Forget { container: id }, &[], FORGET_LIMIT).await {
-                log::debug!("not forgotten"; ctr = id, error = error);
+                log::debug!("cannot remove a container from the monitor"; ctr = id, error = error);
             }
         }
         forget_notes(&self.node.paths, pod.id, id)
     }
 }
 
-/// Every container that something knows of. `monitor`: its pid, 0 where it is not known.
+/// All containers of which the kernel or the state directory has a trace. `monitor`: its PID, 0 if unknown.
 ///
 /// # Errors
-/// Where a directory cannot be read: nothing is concluded from what is not seen.
+/// A directory cannot be read: the result would be incomplete.
 pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, Error> {
     let mut found = Traces::new();
     for directory in notes(paths, pod) {
         found.extend(ids::<ContainerId>(&directory)?.into_iter().map(|id| (id, None)));
     }
     for child in children(monitor) {
-        let text = std::fs::read_to_string(format!("/proc/{child}/cgroup")).unwrap_or_default(); // it has ended
+        let text = disk::read_to_string(Path::new(&format!("/proc/{child}/cgroup"))).unwrap_or_default(); // it has ended
         if let Some((id, cgroup)) = container_of(&text, pod) {
             found.insert(id, Some(cgroup));
         }
@@ -83,43 +87,62 @@ pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, 
     Ok(found)
 }
 
-fn notes(paths: &Paths, pod: PodId) -> [std::path::PathBuf; 4] {
-    [paths.launch(pod), paths.started(pod), paths.stopping(pod), paths.records(pod)]
+fn notes(paths: &Paths, pod: PodId) -> [std::path::PathBuf; 3] {
+    [paths.launch(pod), paths.stopping(pod), paths.records(pod)]
 }
 
-fn forget_notes(paths: &Paths, pod: PodId, id: ContainerId) -> Result<(), Error> {
-    for path in notes(paths, pod).map(|directory| directory.join(id.to_string())) {
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(failed("remove", &path, &error));
-            }
-            Ok(()) | Err(_) => {}
-        }
-    }
-    Ok(())
+pub(crate) fn forget_notes(paths: &Paths, pod: PodId, id: ContainerId) -> Result<(), Error> {
+    notes(paths, pod).iter().try_for_each(|directory| store::remove_note(directory, &id.to_string()))
 }
 
-/// The processes that a monitor has started, execs included. A kernel without CONFIG_PROC_CHILDREN is asked for every process.
+/// The child processes of a monitor, including execs. Without CONFIG_PROC_CHILDREN all processes are checked.
 fn children(monitor: i32) -> Vec<i32> {
     if monitor <= 0 {
         return Vec::new();
     }
-    if let Ok(list) = std::fs::read_to_string(format!("/proc/{monitor}/task/{monitor}/children")) {
+    if let Ok(list) = disk::read_to_string(Path::new(&format!("/proc/{monitor}/task/{monitor}/children"))) {
         return list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect();
     }
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let entries = disk::entries(Path::new("/proc")).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.name.to_str()?.parse::<i32>().ok());
     pids.filter(|pid| parent(*pid) == Some(monitor)).collect()
 }
 
-/// Field 4 of proc_pid_stat(5). Field 2, the name, may hold anything.
 fn parent(pid: i32) -> Option<i32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    stat_field(pid, 4)?.parse().ok()
 }
 
-/// The container whose cgroup a process of this pod is in, by the text of its /proc/PID/cgroup: the last name of a path that is an
-/// id. A process that has not joined yet is in the monitor's, whose name is the pod's id.
+/// Creation time of a process in milliseconds since boot; `None` if the process has been reaped.
+pub(crate) fn created_ms(pid: i32) -> Option<u64> {
+    /// Milliseconds per clock tick in files of procfs (USER_HZ, 100 on all supported architectures).
+    const TICK_MS: u64 = 10;
+    stat_field(pid, 22)?.parse::<u64>().ok().map(|ticks| ticks * TICK_MS)
+}
+
+/// A field of proc_pid_stat(5) after field 2, the process name, which may contain any characters; `None` if
+/// the process does not exist.
+fn stat_field(pid: i32, number: usize) -> Option<String> {
+    let stat = disk::read_to_string(Path::new(&format!("/proc/{pid}/stat"))).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(number.checked_sub(3)?).map(str::to_owned)
+}
+
+/// The PID of a container's main process according to the kernel, for a monitor that does not answer: the
+/// oldest of the monitor's children in the container's cgroup. Execs and orphaned processes are younger.
+/// `None` if there is none.
+pub(crate) fn main_process(monitor: i32, cgroup: &CgroupPath) -> Option<i32> {
+    let is_inside = |pid: &i32| {
+        let text = disk::read_to_string(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default(); // it has ended
+        text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| {
+            let below = path.strip_prefix(cgroup.as_str());
+            below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+        })
+    };
+    children(monitor).into_iter().filter(is_inside).min_by_key(|pid| created_ms(*pid).unwrap_or(u64::MAX))
+}
+
+/// The container of a process according to its /proc/PID/cgroup: the last path component that is an ID;
+/// `None` if there is none. A process that has not joined its cgroup yet is in the monitor's, whose name is
+/// the pod's ID.
 fn container_of(text: &str, pod: PodId) -> Option<(ContainerId, CgroupPath)> {
     // HIERARCHY:CONTROLLERS:PATH
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(|path| {
@@ -134,25 +157,20 @@ fn container_of(text: &str, pod: PodId) -> Option<(ContainerId, CgroupPath)> {
     })
 }
 
-/// The ids that name the entries of a directory; other names are none of ours. A missing directory holds nothing.
+/// The IDs among the names in a directory; other names are ignored, and temporary files that a crash left are
+/// removed. A missing directory is empty.
 ///
 /// # Errors
-/// Where it cannot be listed to its end.
+/// The directory cannot be listed completely.
 pub(crate) fn ids<T: std::str::FromStr>(directory: &Path) -> Result<Vec<T>, Error> {
-    let listed = || {
-        let mut ids = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            ids.extend(entry?.file_name().to_str().and_then(|name| name.parse().ok()));
-        }
-        Ok(ids)
-    };
-    match listed() {
+    match store::entries(directory) {
         Err(error) if is_absent(&error) => Ok(Vec::new()),
-        listed => listed.map_err(|error: std::io::Error| failed("list", directory, &error)),
+        Err(error) => Err(failed("list", directory, &error)),
+        Ok(names) => Ok(names.iter().filter_map(|name| name.parse().ok()).collect()),
     }
 }
 
-/// Something else in a directory's place holds none of ours, either.
+/// Whether the error means that the directory does not exist, or that the path is not a directory.
 fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
@@ -185,7 +203,9 @@ mod tests {
         let id = ContainerId::from_bytes([2; 32]);
         std::fs::create_dir(dir.path().join(id.to_string())).unwrap();
         std::fs::write(dir.path().join("other"), "").unwrap();
+        std::fs::write(dir.path().join(format!(".new-{id}")), "").unwrap();
         assert_eq!(ids::<ContainerId>(dir.path()).unwrap(), [id]);
+        assert!(!dir.path().join(format!(".new-{id}")).exists(), "a crash left it");
         assert!(ids::<ContainerId>(&dir.path().join("none")).unwrap().is_empty());
         assert!(ids::<ContainerId>(&dir.path().join("other")).unwrap().is_empty());
         let looped = dir.path().join("loop");
@@ -198,6 +218,8 @@ mod tests {
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
         let (own, pid) = (std::process::id() as i32, child.id() as i32);
         assert_eq!(parent(pid), Some(own));
+        let age_ms = coracle_base::time::boot_ms() - created_ms(pid).unwrap();
+        assert!(age_ms < 60_000, "{age_ms}");
         assert!(children(0).is_empty());
         child.kill().unwrap();
         child.wait().unwrap();

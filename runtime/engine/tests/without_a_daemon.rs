@@ -1,5 +1,6 @@
-//! The engine as a library: built from its parts, with nobody following the life of its pods, and driven without a daemon, a
-//! configuration or a socket. Needs no root: where the kernel refuses, the engine undoes what it has begun, and that is shown.
+//! Tests the engine as a library: without lifecycle hooks, daemon, configuration and socket. Requires no
+//! root: if the kernel denies an operation, the engine undoes the preceding ones, which is the subject of the
+//! test.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,7 +20,8 @@ use coracle_network::Network;
 use coracle_sandbox::cgroup::{Cgroups, Driver};
 use coracle_sandbox::monitor::Program;
 
-/// An engine below `dir`. Its monitor is an empty file, which no kernel executes, and its worker does nothing.
+/// Creates an engine below `dir`. Its monitor program is an empty file, which cannot be executed, and its
+/// worker does nothing.
 fn engine(dir: &TestDir) -> Rc<Pods> {
     let (root, state) = (dir.path().join("root"), dir.path().join("state"));
     for directory in [&root, &state] {
@@ -67,7 +69,7 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
     Pods::new(node, Rc::new(NoHooks))
 }
 
-/// A pod sandbox on the node's network, below a cgroup of its own.
+/// The request for a pod sandbox with the node's network and its own cgroup parent.
 fn spec() -> PodSpec {
     PodSpec {
         name: PodName { name: "web".into(), namespace: "default".into(), uid: "u".into(), attempt: 0 },
@@ -100,7 +102,8 @@ fn a_node_without_records_recovers_to_empty_lists() {
     });
 }
 
-/// Without root the first step fails, with root the second, as there is no monitor: all that was made before is undone.
+/// Without root the first step fails; with root the second step fails, because there is no monitor program.
+/// The earlier steps are undone.
 #[test]
 fn a_pod_that_cannot_be_made_leaves_its_name_and_no_directory() {
     let dir = TestDir::new("engine");

@@ -1,17 +1,18 @@
-//! The built-in sandbox image (design "The sandbox image"; PIN-3 in CRI 2.33). No pause image is needed, since
-//! the monitor is the pause process, but the kubelet's contract (KEP-4056) wants the image that sandboxes are made from
-//! listed and pinned. So there is one that consists of its name: it has a config document, and its id is the digest
-//! of that, like any other image's; it has no layer, is on no disk and in no registry.
+//! The built-in sandbox image (PIN-3 in CRI 2.33). coracle needs no pause image, because the monitor is the
+//! pause process, but the kubelet expects the image of sandboxes to be listed and pinned (KEP-4056).
+//! Therefore there is an image that consists of a name and a config document; the document's digest is the
+//! image ID. The image has no layers and is neither on disk nor in a registry.
 
 use std::time::Instant;
 
 use super::index::{Entry, ImageId};
 
-/// Its one tag. `.local` names nothing on the internet (RFC 6762), so no registry can ever serve something else under
-/// this name. The version is that of the document below, not of coracle: the id must stay while nothing changes.
+/// The only tag of the sandbox image. `.local` is not an internet domain (RFC 6762), so no registry can serve
+/// another image with this name. The version is that of the config document and not of coracle, because the
+/// ID must not change as long as the document does not change.
 pub(crate) const TAG: &str = "coracle.local/sandbox:v1";
 
-/// Its OCI config.
+/// The OCI image config of the sandbox image.
 pub(crate) const CONFIG: &str = r#"{"architecture":"all","os":"linux","config":{"Labels":{"org.opencontainers.image.title":"coracle's built-in sandbox image"}},"rootfs":{"type":"layers","diff_ids":[]}}"#;
 
 /// The SHA-256 of [`CONFIG`].
@@ -20,16 +21,16 @@ pub(crate) const ID: ImageId = ImageId::from_bytes([
     0x8a, 0xf9, 0xb9, 0xb3, 0xd2, 0x63, 0x91, 0x4f, 0xcd, 0x7c, 0x40, 0x62, 0xf4, 0x96, 0x9e,
 ]);
 
-/// The sandbox image that is configured, if it is not the built-in one.
+/// The configured sandbox image, if it is not the built-in one.
 #[derive(Default)]
 pub(crate) struct SandboxImage {
-    /// In normal form.
+    /// Normalised reference; `None`: the built-in image is configured.
     pub(crate) name: Option<String>,
-    /// When the last pull of it was begun.
+    /// Time at which the last pull of the image was started; `None`: never.
     pub(crate) tried: Option<Instant>,
 }
 
-/// As it stands in the index, beside the others; its sequence is the greatest, so that nobody takes its tag.
+/// The index entry of the sandbox image. Its sequence is the greatest, so that no other image gets its tag.
 pub(super) fn entry() -> Entry {
     Entry {
         id: ID,

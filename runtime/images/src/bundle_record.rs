@@ -1,4 +1,4 @@
-//! Which file of the import directories brought which images, as it is kept on disk.
+//! The record of the images that each file of the import directories contained.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use smol::channel::{Receiver, Sender};
 
 use super::index::ImageId;
 
-/// Their record.
+/// File name of the record.
 const RECORD: &str = "bundles";
 const VERSION: u8 = 1;
 
-/// Tells one state of a file from another.
+/// Identifies a version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Signature {
     pub(crate) bytes: u64,
@@ -25,33 +25,34 @@ pub(crate) struct Signature {
     pub(crate) modified_ns: i64,
 }
 
-/// What a file brought.
+/// The images of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bundle {
     pub(crate) signature: Signature,
-    /// Ids.
+    /// IDs of the images.
     pub(crate) images: Vec<String>,
-    /// Nothing of it is missing.
+    /// Whether all images of the file were imported.
     pub(crate) is_whole: bool,
 }
 
-/// Import directories and what came from them.
+/// The import directories and their imported files.
 pub(crate) struct Bundles {
     pub(crate) directories: RefCell<Vec<PathBuf>>,
-    /// By path.
+    /// Imported files by path.
     pub(crate) known: RefCell<BTreeMap<String, Bundle>>,
-    /// Tells the task that the directories are others now.
+    /// Notifies the import task of changed directories.
     pub(crate) changed: (Sender<()>, Receiver<()>),
 }
 
 impl Bundles {
-    /// Loads the record below `images`. One that cannot be read costs an import, and the pins until that is done.
+    /// Loads the record below `images`. If the record cannot be read, the files are imported again; until
+    /// then no image is pinned because of them.
     pub(crate) fn load(images: &Path) -> Bundles {
         let known = match store::load(images, RECORD, store::Kind::Bundles) {
             Ok(loaded) => postcard::from_bytes(&loaded.body).unwrap_or_default(),
             Err(Damage::Absent) => BTreeMap::new(),
             Err(damage) => {
-                log::warn!("what the import directories brought is not known: it is imported again"; reason = damage);
+                log::warn!("cannot read the record of import directories, their files are imported again"; reason = damage);
                 BTreeMap::new()
             }
         };
@@ -62,7 +63,7 @@ impl Bundles {
         }
     }
 
-    /// Whether a bundle brought this image.
+    /// Whether a file contains this image.
     pub(crate) fn has(&self, id: &ImageId) -> bool {
         let known = self.known.borrow();
         if known.is_empty() {
@@ -72,7 +73,7 @@ impl Bundles {
         known.values().any(|bundle| bundle.images.contains(&id))
     }
 
-    /// Makes `known` what is known: committed below `images` first, then seen.
+    /// Replaces the record: commits `known` below `images` before it takes effect.
     pub(crate) fn commit(&self, images: &Path, known: BTreeMap<String, Bundle>) -> Result<(), Error> {
         let body = postcard::to_allocvec(&known)
             .map_err(|error| Error::new(Kind::Internal, format!("encode the record of bundles: {error}")))?;

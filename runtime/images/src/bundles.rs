@@ -1,12 +1,12 @@
-//! Bundles: archives and lists of images that lie in the import directories, for nodes without an uplink (CRI 8.2,
-//! AIR-1 to AIR-7). What is in them is in the store soon after the start or a change, and pinned while the file is there.
+//! Import directories: archives and lists of images for nodes without internet access (CRI 8.2, AIR-1 to
+//! AIR-7). Their images are imported soon after the start or a change, and stay pinned while the file exists.
 //!
 //! ```text
-//!   start, change (inotify) ─► look: names, sizes, times ─► as recorded? nothing to do
-//!                                                      └─► settled? import in a worker ─► record ─► pins
+//! start, change (inotify) ─► scan: names, sizes, times ─► equal to the record? nothing to do
+//!                                                      └─► unchanged for 2 s? import in a worker ─► record ─► pins
 //! ```
-//! One record remembers which file brought which images, so that an unchanged bundle costs a stat(2) and no write. A
-//! directory that cannot be read says nothing about its files: their pins stay (a medium may be mounted late).
+//! One record stores which file contained which images, so an unchanged file needs one stat(2) and no write.
+//! If a directory cannot be read, its files stay pinned, because a medium may be mounted late.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,44 +25,44 @@ use super::bundle_record::{Bundle, Signature};
 use super::credentials::Auth;
 use super::{ImageId, Images};
 
-/// Files of all directories that are looked at.
+/// Maximum number of files of all directories.
 const FILES_MAX: usize = 4096;
-/// Longest list of references, and most of them in it.
+/// Maximum length of a list in bytes.
 const LIST_BYTES_MAX: u64 = 1 << 20;
-/// How long a file must have stayed as it is before it is read: who copies writes more often. One that is read too early is
-/// cut off, is refused, and comes again when its writer is done.
+/// Time for which a file must be unchanged before it is imported, because a file that is being copied changes
+/// more often. A file that is read too early is refused as truncated, and imported when it is complete.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
-/// What failed for reasons of this node or the network is tried again after this.
+/// Delay before a retry after a failure of this node or the network.
 const RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
 
 const ARCHIVES: [&str; 5] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"];
 const LISTS: [&str; 1] = [".txt"];
-/// Other tools take these; the files are named in the log instead of being passed over.
+/// File name endings of unsupported compressions: such files are logged and not imported.
 const REFUSED: [&str; 4] = [".tar.bz2", ".tbz", ".tar.xz", ".tar.lz4"];
 
 impl Images {
-    /// Follows these directories from now on, instead of those before.
+    /// Replaces the import directories.
     pub fn import_from(self: &Rc<Self>, directories: Vec<PathBuf>) {
-        self.bundles.directories.replace(directories);
-        // One word that waits is enough.
-        let _ = self.bundles.changed.0.try_send(());
+        self.sources.bundles.directories.replace(directories);
+        // One pending notification is sufficient.
+        let _ = self.sources.bundles.changed.0.try_send(());
     }
 
-    /// Starts the task that imports; it goes on as long as the daemon lives.
+    /// Starts the import task, which runs until the daemon ends.
     pub fn follow_bundles(self: &Rc<Self>) {
         reactor::spawn(follow(Rc::clone(self))).detach();
     }
 
-    /// Whether the file is known as it is, and all that it brought is still there.
+    /// Whether the file is unchanged and all its images are still in the store.
     fn has_bundle(&self, path: &str, signature: &Signature) -> bool {
-        let known = self.bundles.known.borrow();
+        let known = self.sources.bundles.known.borrow();
         let Some(bundle) = known.get(path) else { return false };
         let index = self.index.borrow();
         let is_there = |id: &String| id.parse().is_ok_and(|id: ImageId| index.get(&id).is_some());
         bundle.is_whole && bundle.signature == *signature && bundle.images.iter().all(is_there)
     }
 
-    /// Takes one bundle in, and writes down what it brought.
+    /// Imports one file and records its images.
     async fn take_bundle(self: &Rc<Self>, path: &str, signature: Signature) -> Result<(), Error> {
         let begun = Instant::now();
         let (images, result) = match has_ending(path, &LISTS) {
@@ -72,7 +72,8 @@ impl Images {
         let is_whole = result.is_ok();
         let count = images.len();
         self.change_bundles(|known| {
-            // What a broken new version did not bring, the old one did: its pins stay until it is replaced.
+            // If a new version of the file cannot be imported, images of the old version stay pinned until it
+            // is replaced.
             let before = known.get(path).filter(|_| !is_whole).map(|bundle| bundle.images.clone());
             let mut images = images;
             images.extend(before.into_iter().flatten());
@@ -95,7 +96,8 @@ impl Images {
         }
     }
 
-    /// What is present stays as it is; what is absent is pulled. Everything is tried.
+    /// Pulls the images of a list that are not in the store; tries all of them. Returns the IDs of the list's
+    /// images, and the first error.
     async fn pull_list(self: &Rc<Self>, path: &Path) -> (Vec<String>, Result<(), Error>) {
         let tried = |error: Error| error.context(format!("import {}", path.display()));
         let text = match read_list(path) {
@@ -103,7 +105,7 @@ impl Images {
             Err(error) => return (Vec::new(), Err(tried(error.into()))),
         };
         let (mut images, mut result) = (Vec::new(), Ok(()));
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        for line in text.lines().map(without_comment).filter(|line| !line.is_empty()) {
             let id = match self.find(line) {
                 Ok(Some(view)) => Ok(view.id),
                 Ok(None) => self.pull(line, Auth::default()).await,
@@ -117,43 +119,44 @@ impl Images {
         (images, result)
     }
 
-    /// What is not in the directories any more pins nothing any more.
+    /// Removes files that no longer exist from the record, so that their images are no longer pinned because
+    /// of them.
     fn forget_bundles(&self, look: &Look) {
         let is_gone = |path: &String| {
             let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
             !look.files.contains_key(path) && !look.unreadable.contains(directory)
         };
-        if self.bundles.known.borrow().keys().any(is_gone) {
+        if self.sources.bundles.known.borrow().keys().any(is_gone) {
             let changed = self.change_bundles(|known| {
                 known.retain(|path, _| {
                     let is_gone = is_gone(path);
                     if is_gone {
-                        log::info!("bundle is gone: its images are pinned no more"; path = path);
+                        log::info!("bundle was removed, its images are no longer pinned"; path = path);
                     }
                     !is_gone
                 });
             });
             if let Err(error) = changed {
-                log::warn!("pins of import directories are not written down"; error = error);
+                log::warn!("cannot write the record of import directories"; error = error);
             }
         }
     }
 
-    /// Changes what is known of bundles: committed first, then seen.
+    /// Changes the record: commits the change before it takes effect.
     fn change_bundles(&self, change: impl FnOnce(&mut BTreeMap<String, Bundle>)) -> Result<(), Error> {
-        let mut known = self.bundles.known.borrow().clone();
+        let mut known = self.sources.bundles.known.borrow().clone();
         change(&mut known);
-        if *self.bundles.known.borrow() == known {
+        if *self.sources.bundles.known.borrow() == known {
             return Ok(());
         }
-        self.bundles.commit(&self.disk.images(), known)
+        self.sources.bundles.commit(&self.disk.images(), known)
     }
 }
 
-/// One look at the directories.
+/// The result of one scan of the directories.
 #[derive(Default)]
 struct Look {
-    /// In the order of their names.
+    /// Files in the order of their paths.
     files: BTreeMap<String, Signature>,
     unreadable: BTreeSet<PathBuf>,
 }
@@ -165,7 +168,7 @@ fn look(directories: &[PathBuf]) -> Look {
             Ok(entries) => entries,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    log::warn!("import directory not read"; path = directory.display(), error = plain(&error));
+                    log::warn!("cannot read import directory"; path = directory.display(), error = plain(&error));
                 }
                 look.unreadable.insert(directory.clone());
                 continue;
@@ -191,7 +194,7 @@ fn has_ending(name: &str, endings: &[&str]) -> bool {
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Of a regular file, links followed; `None` for anything else.
+/// Signature of a regular file; links are followed. `None` if there is no regular file.
 fn signature(path: &str) -> Option<Signature> {
     let about = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some(Signature {
@@ -202,15 +205,20 @@ fn signature(path: &str) -> Option<Signature> {
     })
 }
 
+/// The part of a line before `#`, which no reference contains.
+fn without_comment(line: &str) -> &str {
+    line.split_once('#').map_or(line, |(name, _)| name).trim()
+}
+
 fn read_list(path: &Path) -> io::Result<String> {
     let bytes = hostpath::read(path, LIST_BYTES_MAX).map_err(|error| io::Error::other(error.to_string()))?;
     String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Why a file is left alone until it changes, or for a while.
+/// A failed import, and how long it is not retried.
 struct Refusal {
     signature: Signature,
-    /// `None`: until it changes.
+    /// Time of the next attempt; `None`: not before the file changes.
     again: Option<Instant>,
 }
 
@@ -218,11 +226,11 @@ async fn follow(images: Rc<Images>) {
     let mut seen: BTreeMap<String, (Signature, Instant)> = BTreeMap::new();
     let mut refused: BTreeMap<String, Refusal> = BTreeMap::new();
     loop {
-        // A word that has come until now is of these; at the start there is one, and letting go of what is armed takes the
-        // kernel 7 ms (inotify waits for a grace period).
-        let _ = images.bundles.changed.1.try_recv();
-        let directories = images.bundles.directories.borrow().clone();
-        // Before the look: a change in between is not missed.
+        // Consumes a pending notification, which is about these directories; there is always one at the
+        // start, and dropping an inotify descriptor takes the kernel 7 ms (a grace period).
+        let _ = images.sources.bundles.changed.1.try_recv();
+        let directories = images.sources.bundles.directories.borrow().clone();
+        // Before the scan, so that no change in between is missed.
         let armed = reactor::arm(&directories);
         let look = look(&directories);
         images.forget_bundles(&look);
@@ -250,17 +258,17 @@ async fn follow(images: Rc<Images>) {
         let retry = refused.values().filter_map(|refusal| refusal.again).min();
         pause = pause.or(retry.map(|at| at.saturating_duration_since(Instant::now())));
         if let Err(error) = &armed {
-            log::warn!("import directories are not watched"; error = plain(error));
+            log::warn!("cannot watch import directories"; error = plain(error));
             pause = pause.or(Some(RETRY_AFTER));
         }
-        wait(armed.ok(), &images.bundles.changed.1, pause).await;
+        wait(armed.ok(), &images.sources.bundles.changed.1, pause).await;
     }
 }
 
 async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(), Refusal> {
     let taken = match has_ending(path, &REFUSED) {
         true => {
-            let text = format!("import {path}: this compression is not supported: plain, gzip or zstd");
+            let text = format!("import {path}: unsupported compression; supported: none, gzip, zstd");
             Err(Error::new(Kind::InvalidArgument, text))
         }
         false => images.take_bundle(path, signature).await,
@@ -272,11 +280,11 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
     })
 }
 
-/// Until something changes, other directories are set, or a pause is over.
+/// Waits for a change of a directory, for new directories in the configuration, or until `pause` has passed.
 async fn wait(armed: Option<reactor::Watched>, changed: &Receiver<()>, pause: Option<Duration>) {
     let change = async {
         match &armed {
-            // An error is a reason to look as well.
+            // After an error the directories are scanned as well.
             Some(armed) => drop(armed.readable().await),
             None => std::future::pending().await,
         }
@@ -288,7 +296,7 @@ async fn wait(armed: Option<reactor::Watched>, changed: &Receiver<()>, pause: Op
         }
     };
     let other = async {
-        // It cannot be closed: `Bundles` holds a sender.
+        // It cannot be closed, because `Bundles` has a sender.
         let _ = changed.recv().await;
     };
     smol::future::or(change, smol::future::or(over, other)).await;

@@ -1,5 +1,5 @@
-//! `coracle image check`: has workers look at every part of every image, mend what the store itself can mend, and drops
-//! what it cannot, so that a pull brings it whole.
+//! `coracle image check`: workers verify all parts of all images and repair what is possible; images with
+//! other defects are removed, so that a pull restores them.
 
 use std::rc::Rc;
 
@@ -10,18 +10,23 @@ use coracle_job::{CheckJob, Job, Outcome};
 use super::pull::Fill;
 use super::{ImageId, Images, builtin};
 
-/// How an image was found.
+/// The result of the verification of an image.
 pub enum Checked {
-    /// With what was mended of it.
-    Whole(Vec<String>),
-    /// What is wrong with it; it is still there.
+    /// No damage was found, or all damage was repaired.
+    Whole {
+        /// Names of the repaired parts of the image.
+        mended: Vec<String>,
+        /// Number of layers that could be read, but not compared, because their blobs were not kept.
+        not_compared: u32,
+    },
+    /// The image has these defects and was kept.
     Broken(Vec<String>),
-    /// What was wrong with it; it is there no more.
+    /// The image has these defects and was removed.
     Dropped(Vec<String>),
 }
 
 impl Images {
-    /// Ids of what can be checked, with the names people know them by.
+    /// IDs of the images that can be verified, with their names.
     pub fn checkable(&self) -> Vec<(ImageId, String)> {
         let index = self.index.borrow();
         let entries = index.iter().filter(|entry| entry.id != builtin::ID);
@@ -29,19 +34,25 @@ impl Images {
         entries.map(|entry| (entry.id, name(entry).unwrap_or_else(|| entry.id.to_string()))).collect()
     }
 
-    /// Checks one image.
+    /// Verifies one image; with `repair`, also repairs or removes it.
     ///
     /// # Errors
-    /// It could not be looked at: it is gone, the disk is full.
+    /// The image could not be verified, because it was removed or the disk is full.
     pub async fn check(self: &Rc<Self>, id: &ImageId, repair: bool) -> Result<Checked, Error> {
         let image = self.disk.read_unchecked(id)?.image;
         let in_use = self.index.borrow().in_use().map(|layer| layer.to_string()).collect();
         let fill = Fill::start(self);
-        let job = CheckJob { root: self.disk.root().to_owned(), image, limits: self.limits, repair, in_use };
+        let job = CheckJob {
+            root: self.disk.root().to_owned(),
+            image,
+            limits: self.sources.limits,
+            repair,
+            in_use,
+        };
         let checked = self.workers.run(Job::Check(job), |_, _| {}).await;
         drop(fill);
-        let findings = match checked {
-            Ok(Outcome::Checked(findings)) => findings,
+        let (findings, not_compared) = match checked {
+            Ok(Outcome::Checked { findings, not_compared }) => (findings, not_compared),
             Ok(_) => return Err(Error::new(Kind::Internal, "the worker did another job")),
             Err(error) => {
                 let error = Error::from(error);
@@ -56,7 +67,7 @@ impl Images {
         }
         let findings = findings.into_iter().map(|finding| finding.what).collect();
         Ok(match (is_whole, repair && !is_held) {
-            (true, _) => Checked::Whole(findings),
+            (true, _) => Checked::Whole { mended: findings, not_compared },
             (false, false) => Checked::Broken(findings),
             (false, true) => {
                 self.remove(&id.to_string())?;
@@ -66,7 +77,7 @@ impl Images {
     }
 }
 
-/// Whether a container needs a layer of it: what is broken stays where it is then.
+/// Whether a container uses a layer of the image: a damaged layer is then not replaced.
 fn image_is_held(images: &Images, id: &ImageId) -> bool {
     let index = images.index.borrow();
     index.get(id).is_some_and(|entry| index.in_use().any(|layer| entry.layers.contains(&layer)))

@@ -1,25 +1,25 @@
-//! Credentials of a PullImage request (CRI 2.30). They live as long as that pull, in memory and on the worker's
-//! stdin, and nowhere else: no `Debug` or error text here shows any of their bytes.
+//! Credentials of a PullImage request (CRI 2.30). They exist only during the pull, in memory and on the
+//! worker's standard input: they have no `Debug`, and no error text contains a part of them.
 
 use std::fmt;
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::Credentials;
 
-/// What a client sent: the CRI's AuthConfig, field by field. Empty means not given.
+/// The CRI's AuthConfig. An empty field means that it is not set.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Auth {
-    /// Name of the user.
+    /// User name.
     pub username: String,
-    /// Its password, or what stands for one: never logged.
+    /// Password or token; never logged.
     pub password: String,
-    /// base64 of `user:password`.
+    /// base64 encoding of `user:password`.
     pub auth: String,
-    /// The registry they are for, as a URL or host; empty: whichever is asked.
+    /// URL or host of the registry; empty: any registry.
     pub server_address: String,
-    /// OAuth2 refresh token.
+    /// OAuth2 refresh token; never logged.
     pub identity_token: String,
-    /// Bearer token.
+    /// Bearer token; never logged.
     pub registry_token: String,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Auth {
 }
 
 impl Auth {
-    /// What of it goes to `registry` (normalised): nothing, if it is meant for another.
+    /// Returns the credentials for `registry` (normalised); none if they are for another registry.
     ///
     /// # Errors
     /// `auth` is not base64 of `user:password`.
@@ -58,7 +58,7 @@ impl Auth {
     }
 }
 
-/// Host and port of a URL or of a bare host; all names of Docker Hub are one.
+/// Host and port of a URL or of a plain host; all names of Docker Hub are mapped to one.
 fn host_of(address: &str) -> String {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_field_that_is_given_decides() {
+    fn the_first_field_that_is_set_is_used() {
         let auth = |set: fn(&mut Auth)| {
             let mut auth = Auth::default();
             set(&mut auth);

@@ -1,7 +1,8 @@
-//! Where the parts of images are below `--root`, and their records. The picture is in `coracle_job::image`: workers fill
-//! blobs, layers and users files aside and rename them into place; an image exists once its record does.
+//! Images on disk below `--root`, and their records. `coracle_job::image` documents the layout: workers write
+//! blobs, layers and user files under temporary names and rename them; an image exists when it has a record.
 //!
-//! A record's body, version 1: postcard of [`Stored`]. It grows at its end only, so an older coracle reads a newer one's.
+//! Format of a record's body, version 1: postcard of [`Stored`]. Fields are only appended, so older releases
+//! can read newer records.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -12,65 +13,54 @@ use std::path::{Path, PathBuf};
 use coracle_base::error::{Context, Error, Kind, plain};
 use coracle_base::log;
 use coracle_base::store::{self, Damage};
-use coracle_job::ImageRecord;
+use coracle_job::{ImageRecord, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 use serde::{Deserialize, Serialize};
 
 use super::index::{Entry, ImageId, LayerName};
 
 const VERSION: u8 = 1;
 
-/// Directory of links below `layers/`.
+/// Name of the directory with symbolic links to layers, below `layers/`.
 pub(super) const LINKS: &str = "l";
 
-/// What of /etc/passwd and /etc/group a worker keeps of an image at most.
-const USERS_FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// Longest config document: what a registry serves as a manifest at most.
+/// Maximum length of a config document in bytes: the maximum size of a manifest that registries serve.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
-/// An image as it is on disk.
+/// The content of an image record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stored {
-    /// See [`Entry::sequence`].
+    /// Sequence of the commit ([`Entry::sequence`]).
     pub(super) sequence: u64,
     pub(super) image: ImageRecord,
 }
 
-/// What was found at the start.
+/// The result of loading the records at the start.
 pub(super) struct Loaded {
     pub(super) entries: Vec<Entry>,
-    /// Records that could not be read for now, by name.
+    /// Names of records that could not be read.
     pub(super) unread: Vec<String>,
-    /// A record was set aside.
+    /// Whether a record was damaged and moved to quarantine.
     pub(super) has_damaged: bool,
 }
 
-/// /etc/passwd and /etc/group of an image, for names of users (CRI 3.9); empty where it has none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UsersFiles {
-    /// `/etc/passwd`; empty where the image has none.
-    pub passwd: Vec<u8>,
-    /// `/etc/group`; empty where the image has none.
-    pub group: Vec<u8>,
-}
-
-/// The store's place.
+/// The directory of the store.
 pub(super) struct Disk {
     root: PathBuf,
 }
 
-/// The record of pins that somebody set by hand: names and ids, one a line.
+/// Name of the record of manual pins: names and IDs, one per line.
 const MARKS: &str = "pins";
 const MARKS_VERSION: u8 = 1;
 
 impl Disk {
-    /// Makes the directories that are missing.
+    /// Opens the store; creates missing directories.
     pub(super) fn open(root: &Path) -> Result<Disk, Error> {
         let disk = Disk { root: root.to_owned() };
         for dir in [disk.records(), disk.links(), disk.blobs().join("sha256"), disk.parts(), disk.users()] {
-            fs::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
+            coracle_sandbox::disk::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
         }
-        // Images bring set-user-ID programs of any age: only root may reach them from the host (CVE-2021-41103).
+        // Only root may access images from the host, because they contain set-user-ID programs
+        // (CVE-2021-41103).
         for dir in [disk.images(), disk.layers()] {
             store::close_directory(&dir).context(|| format!("set mode of {}", dir.display()))?;
         }
@@ -113,8 +103,8 @@ impl Disk {
         self.layers().join(LINKS)
     }
 
-    /// What a mount calls the layer, below the directory of layers: the name of a link to it, which is made where it is
-    /// missing. Without a sync: it is made again by the next who asks.
+    /// The layer's name in mount options, relative to the directory of layers: the name of a symbolic link,
+    /// which is created if missing. The link is not synced, because the next call creates it again.
     pub(super) fn mount_name(&self, layer: &LayerName) -> Result<String, Error> {
         let Some(link) = layer.link() else { return Ok(layer.to_string()) };
         let (path, target) = (self.links().join(&link), format!("../{layer}"));
@@ -122,9 +112,9 @@ impl Disk {
         let name = format!("{LINKS}/{link}");
         match fs::read_link(&path) {
             Ok(found) if found == Path::new(&target) => return Ok(name),
-            // It would put another layer into the container.
+            // Using it would put another layer into the container.
             Ok(found) if is_there(&self.links().join(&found), Metadata::is_dir)? => {
-                let text = format!("layer {layer}: its short name is taken by {}", found.display());
+                let text = format!("layer {layer}: its short name is in use for {}", found.display());
                 return Err(Error::new(Kind::FailedPrecondition, text));
             }
             Ok(_) => fs::remove_file(&path).context(tried)?,
@@ -135,29 +125,29 @@ impl Disk {
         Ok(name)
     }
 
-    /// Removes links to layers that are gone. One that stays is in nobody's way.
+    /// Removes links to layers that no longer exist. A link that cannot be removed does no harm.
     pub(super) fn sweep_links(&self) {
         let gone = list(&self.links()).into_iter().map(|name| self.links().join(name));
         for path in gone.filter(|path| matches!(path.try_exists(), Ok(false))) {
             if let Err(error) = fs::remove_file(&path) {
-                log::warn!("link to a layer stays"; path = path.display(), error = plain(&error));
+                log::warn!("cannot remove the link to a removed layer"; path = path.display(), error = plain(&error));
             }
         }
     }
 
-    /// Where a blob is; none for what is no digest.
+    /// Path of a blob; `None` if `digest` is not a digest.
     pub(super) fn blob(&self, digest: &str) -> Option<PathBuf> {
         let (algorithm, hex) = digest.split_once(':').filter(|_| super::reference::is_digest(digest))?;
         Some(self.blobs().join(algorithm).join(hex))
     }
 
-    /// Every image that is whole. What is damaged or lacks a layer is set aside with a warning and costs itself only; what
-    /// cannot be read for now stays where it is.
+    /// Loads all complete images. A record that is damaged, or whose image lacks a layer, is moved to
+    /// quarantine with a warning; a record that cannot be read at the moment is kept.
     pub(super) fn load_all(&self) -> Result<Loaded, Error> {
         Ok(self.load_some(store::names(&self.records())?))
     }
 
-    /// As [`Disk::load_all`], of these records.
+    /// Loads the records of these names, like [`Disk::load_all`].
     pub(super) fn load_some(&self, names: Vec<String>) -> Loaded {
         let mut loaded = Loaded { entries: Vec::new(), unread: Vec::new(), has_damaged: false };
         for name in names {
@@ -167,10 +157,10 @@ impl Disk {
                     loaded.has_damaged = true;
                     self.set_aside(&name, &reason);
                 }
-                // Removed meanwhile.
+                // It was removed meanwhile.
                 Err(Damage::Absent) => {}
                 Err(error @ Damage::Io(_)) => {
-                    log::warn!("image not loaded, it is tried again"; image = name, error = error);
+                    log::warn!("cannot load image, will retry"; image = name, error = error);
                     loaded.unread.push(name);
                 }
             }
@@ -178,7 +168,7 @@ impl Disk {
         loaded
     }
 
-    /// The record of one image.
+    /// Reads the record of one image.
     pub(super) fn read(&self, id: &ImageId) -> Result<Stored, Error> {
         match self.load(&id.hex()) {
             Ok((_, stored)) => Ok(stored),
@@ -199,10 +189,10 @@ impl Disk {
         store::remove(&self.records(), &id.hex())
     }
 
-    /// What of `image` is not there, if anything.
+    /// Returns the first missing part of `image`; `None` if the image is complete.
     ///
     /// # Errors
-    /// The disk does not say whether it is there.
+    /// The I/O error, after which it is unknown whether the part exists.
     pub(super) fn missing(&self, image: &ImageRecord) -> Result<Option<String>, Error> {
         for layer in &image.layers {
             let path = self.layers().join(&layer.name);
@@ -219,7 +209,7 @@ impl Disk {
         Ok(None)
     }
 
-    /// The image's config document, as it was pulled.
+    /// The image's config document.
     pub(super) fn config(&self, id: &ImageId) -> Result<String, Error> {
         let path = self.blobs().join("sha256").join(id.hex());
         let tried = || format!("read config of image {id}");
@@ -227,8 +217,25 @@ impl Disk {
         String::from_utf8(bytes).map_err(|_| Error::new(Kind::Internal, "it is not UTF-8").context(tried()))
     }
 
+    /// /etc/passwd and /etc/group of an image, for names of users (CRI 3.9); empty if the image has none.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its checksum is wrong.
     pub(super) fn users_files(&self, id: &ImageId) -> Result<UsersFiles, Error> {
         let dir = self.users().join(id.hex());
+        let path = dir.join(USERS_RECORD);
+        match read_bounded(&path, USERS_RECORD_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            read => {
+                let tried = || format!("read users of image {id} from {}", path.display());
+                let decoded = UsersFiles::decode(&read.context(tried)?);
+                return decoded.map_err(|why| {
+                    let text = format!("{why}: `coracle image check --repair` mends it");
+                    Error::new(Kind::Internal, text).context(tried())
+                });
+            }
+        }
+        // Of an image that a build before 0.1.0 stored: two files without a checksum.
         let read = |name: &str| match read_bounded(&dir.join(name), USERS_FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             other => other.context(|| format!("read /etc/{name} of image {id}")),
@@ -236,7 +243,7 @@ impl Disk {
         Ok(UsersFiles { passwd: read("passwd")?, group: read("group")? })
     }
 
-    /// The record of an image, whether or not what it says is there.
+    /// Reads the record of an image without checking its parts.
     pub(super) fn read_unchecked(&self, id: &ImageId) -> Result<Stored, Error> {
         let parsed = self.parse(&id.hex()).map(|(_, stored)| stored);
         parsed.map_err(|damage| {
@@ -250,9 +257,9 @@ impl Disk {
             match is_there(&self.layer(layer), Metadata::is_dir) {
                 Ok(true) => {}
                 Ok(false) => return Err(Damage::Damaged(format!("layer {layer} is missing"))),
-                // The image stays, and so does the layer: a container that needs it says what is wrong with it.
+                // The image and the layer stay: a container that needs the layer gets the error.
                 Err(error) => {
-                    log::warn!("a layer of an image cannot be looked at"; image = name, error = error)
+                    log::warn!("cannot access a layer of an image"; image = name, error = error)
                 }
             }
         }
@@ -260,9 +267,9 @@ impl Disk {
     }
 
     fn parse(&self, name: &str) -> Result<(Entry, Stored), Damage> {
-        // It would be in the way of the record when the image is pulled again.
+        // Anything but a file would prevent the record from being written when the image is pulled again.
         if fs::metadata(self.records().join(name)).is_ok_and(|found| !found.is_file()) {
-            return Err(Damage::Damaged("it is not a file".to_owned()));
+            return Err(Damage::Damaged("not a regular file".to_owned()));
         }
         let loaded = store::load(&self.records(), name, store::Kind::Image)?;
         let damaged = |reason: String| Damage::Damaged(reason);
@@ -278,47 +285,51 @@ impl Disk {
     fn set_aside(&self, name: &str, reason: &str) {
         match store::quarantine(&self.root, &self.records().join(name), reason) {
             Ok(aside) => {
-                log::warn!("image record set aside"; image = name, reason = reason, path = aside.display())
+                log::warn!("image record moved to quarantine"; image = name, reason = reason, path = aside.display())
             }
-            Err(error) => log::warn!("image record is damaged"; image = name, reason = reason, error = error),
+            Err(error) => {
+                log::warn!("image record is damaged and cannot be moved to quarantine"; image = name, reason = reason, error = error)
+            }
         }
     }
 
-    /// Pins that somebody set by hand. A record that cannot be read is logged and costs the pins: a node must start.
+    /// The manual pins. If the record cannot be read, an error is logged and there are no pins, because the
+    /// daemon must start.
     pub(super) fn marks(&self) -> BTreeSet<String> {
         match store::load(&self.images(), MARKS, store::Kind::Pins) {
             Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(str::to_owned).collect(),
             Err(Damage::Absent) => BTreeSet::new(),
             Err(damage) => {
-                log::error!("pins set by hand cannot be read: set them again"; reason = damage);
+                log::error!("cannot read the manual pins, they must be set again"; reason = damage);
                 BTreeSet::new()
             }
         }
     }
 
-    /// Writes down what [`Disk::marks`] gives from now on.
+    /// Writes the record of manual pins.
     pub(super) fn commit_marks(&self, marks: &BTreeSet<String>) -> Result<(), Error> {
         let body: String = marks.iter().flat_map(|mark| [mark.as_str(), "\n"]).collect();
         store::commit(&self.images(), MARKS, store::Kind::Pins, MARKS_VERSION, body.as_bytes())
-            .map_err(|error| error.context("keep the pins"))
+            .map_err(|error| error.context("write the pins"))
     }
 }
 
-/// Whether `path` is there and of this kind; links are followed.
+/// Whether `path` exists and has the wanted type; links are followed.
 ///
 /// # Errors
-/// Any error but ENOENT and ENOTDIR (`EIO`, `ENOMEM`, `ELOOP`…): it does not say that there is nothing.
+/// Any error except ENOENT and ENOTDIR (`EIO`, `ENOMEM`, `ELOOP`…), because such an error does not mean that
+/// the file is missing.
 fn is_there(path: &Path, is_wanted: fn(&Metadata) -> bool) -> Result<bool, Error> {
     match fs::metadata(path) {
         Ok(found) => Ok(is_wanted(&found)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(false)
         }
-        Err(error) => Err(error).context(|| format!("look at {}", path.display())),
+        Err(error) => Err(error).context(|| format!("stat {}", path.display())),
     }
 }
 
-/// Reads a whole file of at most `bytes_max`.
+/// Reads a file of at most `bytes_max` bytes.
 fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -328,13 +339,13 @@ fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Names in a directory; what cannot be listed is empty, with a warning.
+/// The names in a directory; empty, with a log message, if it cannot be listed.
 pub(super) fn list(dir: &Path) -> Vec<String> {
     let listed = fs::read_dir(dir).and_then(|entries| {
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>()
     });
     listed.unwrap_or_else(|error| {
-        log::warn!("directory not listed"; path = dir.display(), error = plain(&error));
+        log::warn!("cannot list directory"; path = dir.display(), error = plain(&error));
         Vec::new()
     })
 }

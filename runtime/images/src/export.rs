@@ -1,4 +1,4 @@
-//! `coracle image export`: images as an archive for another node, written by a worker.
+//! `coracle image export`: a worker exports images as an archive for other nodes.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use super::pull::Fill;
 use super::reference::Reference;
 
 impl Images {
-    /// Writes the images of these names or ids into `output`, an absolute path. One that is named by a tag gets that name,
-    /// else all its tags.
+    /// Exports the images with these names or IDs to `output`, an absolute path. An image that is given by a
+    /// tag is exported with this tag only, otherwise with all its tags.
     ///
     /// # Errors
-    /// As [`Images::resolve`]; what is needed of an image was not kept; the disk.
+    /// Those of [`Images::resolve`]; a blob of an image was not kept; an I/O error.
     pub async fn export(&self, names: &[String], output: &Path) -> Result<(), Error> {
         let mut images = Vec::new();
         for name in names {
@@ -28,7 +28,7 @@ impl Images {
         let job = ExportJob { root: self.disk.root().to_owned(), output: output.to_owned(), images };
         match self.workers.run(Job::Export(job), |_, _| {}).await? {
             Outcome::Exported => Ok(()),
-            _ => Err(Error::new(Kind::Internal, "the worker did another job")),
+            _ => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
         }
     }
 }

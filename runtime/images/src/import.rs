@@ -1,5 +1,5 @@
-//! Import of archives: docker-archive or OCI layout (CRI 8.2). The worker reads them; here their names are brought
-//! into normal form, and each image is published.
+//! Import of archives: docker-archive or OCI layout (CRI 8.2). A worker parses them; this module normalises
+//! the names and publishes the images.
 
 use std::path::Path;
 
@@ -11,19 +11,19 @@ use super::pull::Fill;
 use super::reference::Reference;
 use super::{Images, Unpublished, View};
 
-/// Images of an archive as they are now, and the first that could not be imported.
+/// The imported images, and the first failure of an image that could not be imported.
 pub(super) type Imported = (Vec<View>, Result<(), Error>);
 
 impl Images {
-    /// Imports every image of the archive (an absolute path) that can be, and gives them as they are now.
+    /// Imports all valid images of the archive (an absolute path) and returns them.
     ///
     /// # Errors
-    /// The archive cannot be read, is none, or has no image of this platform; the disk.
+    /// The archive cannot be read, is malformed, or has no image of this platform; an I/O error.
     pub async fn import(&self, archive: &Path) -> Result<Imported, Error> {
         self.import_as(archive, false).await
     }
 
-    /// The same, giving way to everything else on the node.
+    /// Imports an archive with background scheduling priority.
     pub(super) async fn import_in_background(&self, archive: &Path) -> Result<Imported, Error> {
         self.import_as(archive, true).await
     }
@@ -42,12 +42,12 @@ impl Images {
         let job = Job::Import(ImportJob {
             root: self.disk.root().to_owned(),
             archive: archive.to_owned(),
-            limits: self.limits,
-            keep_blobs: self.keep_blobs.get(),
+            limits: self.sources.limits,
+            keep_blobs: self.sources.keep_blobs.get(),
             is_background,
         });
         let Outcome::Imported(images, refused) = self.workers.run(job, |_, _| {}).await? else {
-            return Err(Error::new(Kind::Internal, "the worker did another job"));
+            return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
         };
         let mut rest = Ok(());
         for failure in refused {
@@ -69,13 +69,13 @@ impl Images {
     }
 }
 
-/// Names in an archive are as people wrote them. One that is no reference is left out: the image has its id.
+/// Normalises the names in an archive. An invalid name is dropped, because the image can be used by its ID.
 fn normalise_names(image: &mut ImageRecord) {
     for (names, are_digests) in [(&mut image.tags, false), (&mut image.digests, true)] {
         let normalise = |name: &String| match Reference::parse(name) {
             Ok(reference) => (reference.has_digest() == are_digests).then(|| reference.to_string()),
             Err(invalid) => {
-                log::warn!("name of an imported image is left out"; image = image.id, name = name, error = invalid);
+                log::warn!("invalid name of an imported image ignored"; image = image.id, name = name, error = invalid);
                 None
             }
         };

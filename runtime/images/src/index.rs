@@ -1,8 +1,8 @@
-//! Which images there are, under which names, and who needs their layers. A value: no file is touched here, so that
-//! every rule of CRI 2.27 and CRI 2.31 can be tested without one. `super::records` keeps the disk in step.
+//! The index of images, their names and the users of their layers. The module does no I/O, so that all rules
+//! of CRI 2.27 and CRI 2.31 can be tested without files; [`super::disk`] stores the records.
 //!
-//! What a list shows and a look-up compares is in memory, about 300 bytes an image; everything else of an image is in
-//! its record.
+//! The index contains only the data that lists and look-ups need, about 300 bytes per image; the other data
+//! is in the record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,35 +13,38 @@ use coracle_wire::ContainerId;
 
 use super::reference::{Invalid, Reference, is_hex};
 
-/// Images of one store. A node of this size holds dozens; the kubelet's own node status lists 50.
+/// Maximum number of images of a store. A node has dozens; the kubelet reports at most 50 in the node's
+/// status.
 pub(crate) const IMAGES_MAX: usize = 4096;
 
-/// Names (tags, or digests) of one image: more than any real image has, few enough to list.
+/// Maximum number of names (tags, or digests) of one image: more than any real image has.
 pub(crate) const NAMES_MAX: usize = 256;
 
-/// Hex digits an id may be cut to. Shorter words (`cafe`, `facade`) are names people give to images; at seven digits
-/// two random ids agree once in 2^28 pairs.
+/// Minimum number of hexadecimal digits of an ID prefix. Shorter words (`cafe`, `facade`) are plausible names
+/// of images; with seven digits two random IDs have the same prefix once in 2^28 pairs.
 const PREFIX_DIGITS_MIN: usize = 7;
 
-/// An image: the digest of its config blob. Printed as `sha256:HEX`, the same in every RPC.
+/// An image ID: the digest of the config blob, in the format `sha256:HEX` in all RPCs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageId([u8; 32]);
 
-/// A directory below `layers/`: the 64 hex digits of a chain ID, or its first 32 in images of builds before 0.1.0.
+/// Name of a directory below `layers/`: the 64 hexadecimal digits of a chain ID, or its first 32 in images of
+/// builds before 0.1.0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum LayerName {
-    /// All of it.
+    /// The complete chain ID.
     Whole([u8; 32]),
-    /// Its first half.
+    /// The first half of the chain ID.
     Half([u8; 16]),
 }
 
 impl LayerName {
-    /// Hex digits of a link: as many layers as before fit into a mount's options, and no two layers of a store that were not
-    /// made for it agree in them.
+    /// Number of digits of a link's name: short enough for the options of a mount with many layers, and long
+    /// enough that only deliberately created layers can collide.
     const LINK_DIGITS: usize = 24;
 
-    /// A shorter name for a mount's options, which the directory of links has; none where the name is short itself.
+    /// The layer's short name for mount options, which is the name of a link; `None` if the layer's own name
+    /// is short enough.
     pub(super) fn link(&self) -> Option<String> {
         match self {
             LayerName::Whole(bytes) => Some(hex(&bytes[..Self::LINK_DIGITS / 2])),
@@ -50,17 +53,17 @@ impl LayerName {
     }
 }
 
-/// The text is not what it should name: hex digits of the right number.
+/// The text does not have the required number of hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotHex;
 
 impl ImageId {
-    /// The id that is this SHA-256 digest.
+    /// Creates the ID from a SHA-256 digest.
     pub const fn from_bytes(bytes: [u8; 32]) -> ImageId {
         ImageId(bytes)
     }
 
-    /// The 64 digits, which name the record.
+    /// The 64 hexadecimal digits, which are the file name of the image's record.
     pub fn hex(&self) -> String {
         hex(&self.0)
     }
@@ -68,7 +71,7 @@ impl ImageId {
 
 impl FromStr for ImageId {
     type Err = NotHex;
-    /// With or without `sha256:`.
+    /// Parses an ID with or without `sha256:`.
     fn from_str(text: &str) -> Result<ImageId, NotHex> {
         parse_hex(text.strip_prefix("sha256:").unwrap_or(text)).map(ImageId)
     }
@@ -108,27 +111,28 @@ impl fmt::Debug for LayerName {
     }
 }
 
-/// What is in memory of one image.
+/// The part of an image's record that is kept in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub id: ImageId,
-    /// Normalised `registry/path:tag`, in the order they came.
+    /// Tags as normalised `registry/path:tag`, in the order in which they were added.
     pub tags: Vec<String>,
-    /// `registry/path@sha256:…`, in the order they came.
+    /// Repo digests as `registry/path@sha256:…`, in the order in which they were added.
     pub digests: Vec<String>,
-    /// Compressed bytes; never 0.
+    /// Compressed size in bytes; never 0.
     pub size_bytes: u64,
-    /// The config's `User`, as it stands.
+    /// The field `User` of the image config, not parsed.
     pub user: String,
-    /// Lowest first.
+    /// Layers of the image, lowest first.
     pub layers: Vec<LayerName>,
-    /// Of its record's last commit; where two records claim one name, the greater number has it.
+    /// Sequence of the record's last commit. If two records contain the same name, the name belongs to the
+    /// image with the greater sequence.
     pub(crate) sequence: u64,
 }
 
 impl Entry {
-    /// The entry of a record, which is checked: ids, layer names and names are what they should be, so that nothing a
-    /// worker or a disk says becomes a path or a list entry unseen.
+    /// Creates the entry of a record. All IDs, layer names and image names are checked, because a record of a
+    /// worker or from the disk is not trusted.
     pub(crate) fn of(record: &ImageRecord, sequence: u64) -> Result<Entry, String> {
         let id = record.id.strip_prefix("sha256:").and_then(|hex| hex.parse().ok());
         let id = id.ok_or_else(|| format!("id {:?} is not sha256:HEX", record.id))?;
@@ -156,7 +160,7 @@ impl Entry {
             id,
             tags: record.tags.clone(),
             digests: record.digests.clone(),
-            // A client takes 0 for an error (CRI 2.27).
+            // Clients treat 0 as an error (CRI 2.27).
             size_bytes: record.size_bytes.max(1),
             user: record.config.user.clone(),
             layers,
@@ -169,28 +173,29 @@ impl Entry {
     }
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// This image.
+    /// Exactly one image; with its ID.
     One(ImageId),
-    /// No image.
+    /// There is no such image.
     None,
-    /// The text is a prefix of more than one id: an error everywhere, never a guess.
+    /// The text is a prefix of several IDs, which is an error in all RPCs.
     Ambiguous,
 }
 
-/// All images and all users of layers.
+/// All images, and the users of their layers.
 #[derive(Default)]
 pub(crate) struct Index {
     images: BTreeMap<ImageId, Entry>,
     users: BTreeMap<ContainerId, BTreeSet<LayerName>>,
+    sequence: u64,
 }
 
 impl Index {
-    /// Puts an image in, in place of what was known of it. Names are unique: those it brings are taken from whoever had
-    /// them with a smaller sequence, and those images, whose records now say too much, are returned. A name that
-    /// another image holds with a greater sequence stays there.
+    /// Inserts or replaces an image. Each name belongs to one image: the names of the new image are removed
+    /// from images with a smaller sequence, and those images are returned, because their records must be
+    /// updated. An image with a greater sequence keeps its names.
     pub(crate) fn insert(&mut self, mut entry: Entry) -> Vec<ImageId> {
         let mut poorer = Vec::new();
         let own = entry.id;
@@ -207,11 +212,20 @@ impl Index {
                 poorer.push(older.id);
             }
         }
+        // That of the built-in image is the greatest there is and no commit's.
+        if entry.sequence < u64::MAX {
+            self.sequence = self.sequence.max(entry.sequence);
+        }
         self.images.insert(entry.id, entry);
         poorer
     }
 
-    /// Takes an image out with all its names.
+    /// The sequence of the last commit, which may have been for an image that was removed since.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Removes an image with all its names; returns its entry.
     pub(crate) fn remove(&mut self, id: &ImageId) -> Option<Entry> {
         self.images.remove(id)
     }
@@ -220,7 +234,7 @@ impl Index {
         self.images.get(id)
     }
 
-    /// All images, by id: an order that stays.
+    /// All images in the order of their IDs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.images.values()
     }
@@ -229,8 +243,8 @@ impl Index {
         self.images.len()
     }
 
-    /// Finds what a client calls `text` (CRI 2.27): an id with or without `sha256:`, a name in any spelling that normalises
-    /// to one an image has, or else the beginning of one id.
+    /// Finds an image by `text` (CRI 2.27): an ID with or without `sha256:`, a name in any spelling with the
+    /// same normal form, or the prefix of an ID.
     pub(crate) fn find(&self, text: &str) -> Result<Found, Invalid> {
         if let Ok(id) = text.parse::<ImageId>() {
             return Ok(if self.images.contains_key(&id) { Found::One(id) } else { Found::None });
@@ -258,22 +272,22 @@ impl Index {
         }
     }
 
-    /// `user` needs `layers`, beside those it needed before.
+    /// Marks `layers` as used by `user`, in addition to the layers marked before.
     pub(crate) fn retain(&mut self, user: ContainerId, layers: impl IntoIterator<Item = LayerName>) {
         self.users.entry(user).or_default().extend(layers);
     }
 
-    /// `user` needs nothing any more. Gives what it needed.
+    /// Removes the marks of all layers used by `user`; returns these layers.
     pub(crate) fn release(&mut self, user: &ContainerId) -> Vec<LayerName> {
         self.users.remove(user).into_iter().flatten().collect()
     }
 
-    /// Layers that containers need.
+    /// The layers that are marked as used by containers.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = LayerName> {
         self.users.values().flatten().copied()
     }
 
-    /// Whether an image or a container needs the layer.
+    /// Whether an image or a container uses the layer.
     pub(crate) fn is_needed(&self, layer: &LayerName) -> bool {
         self.images.values().any(|entry| entry.layers.contains(layer))
             || self.users.values().any(|layers| layers.contains(layer))
@@ -322,20 +336,20 @@ mod tests {
     }
 
     #[test]
-    fn layers_have_whole_names_and_those_of_earlier_builds() {
+    fn full_layer_names_and_those_of_earlier_builds_are_parsed() {
         let whole: LayerName = "0123456789abcdef".repeat(4).parse().unwrap();
         assert_eq!(whole.to_string(), "0123456789abcdef".repeat(4));
         assert_eq!(whole.link().as_deref(), Some("0123456789abcdef01234567"));
         let half: LayerName = "0123456789abcdef".repeat(2).parse().unwrap();
         assert_eq!((half.to_string(), half.link()), ("0123456789abcdef".repeat(2), None));
-        assert_ne!(whole, half, "what agrees in half of a name is another layer");
+        assert_ne!(whole, half, "equal halves do not make equal layers");
         for wrong in ["", "l", "../x", &"0".repeat(63), &"0".repeat(31), &"g".repeat(64)] {
             assert!(wrong.parse::<LayerName>().is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn an_image_is_found_by_everything_that_names_it() {
+    fn an_image_is_found_by_id_prefix_and_name() {
         let mut index = Index::default();
         index.insert(entry(0xab, 1, &["docker.io/library/app:latest", "reg:5000/x/app:2"]));
         let hex = id(0xab).hex();
@@ -374,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_of_two_ids_is_never_a_guess_and_a_name_goes_before_a_prefix() {
+    fn an_ambiguous_prefix_is_an_error_and_a_name_precedes_a_prefix() {
         let mut index = Index::default();
         index.insert(Entry { id: ImageId([0xcc; 32]), ..entry(1, 1, &[]) });
         let mut near = [0xcc; 32];
@@ -387,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_moves_to_the_newer_image_whatever_the_order_of_loading() {
+    fn a_tag_belongs_to_the_newer_image_in_any_order_of_loading() {
         let tag = "docker.io/library/app:latest";
         for order in [[1, 2], [2, 1]] {
             let mut index = Index::default();
@@ -398,12 +412,12 @@ mod tests {
             assert_eq!(poorer, [id(1)], "{order:?}");
             assert_eq!(index.find("app"), Ok(Found::One(id(2))), "{order:?}");
             assert!(index.get(&id(1)).unwrap().tags.is_empty());
-            assert_eq!(index.get(&id(1)).unwrap().digests.len(), 1, "the old image stays by its digest");
+            assert_eq!(index.get(&id(1)).unwrap().digests.len(), 1, "the old image keeps its digest");
         }
     }
 
     #[test]
-    fn a_layer_is_needed_until_its_last_image_and_container_are_gone() {
+    fn a_layer_is_needed_until_its_last_image_and_container_are_removed() {
         let mut index = Index::default();
         let layer = LayerName::Half([7; 16]);
         let user = ContainerId::from_bytes([1; 32]);
@@ -418,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_print_what_they_parse() {
+    fn ids_are_printed_as_they_are_parsed() {
         let text = format!("sha256:{}", "0f".repeat(32));
         assert_eq!(text.parse::<ImageId>().unwrap().to_string(), text);
         for text in ["", "sha256:", "0F", &"0F".repeat(32), &"0".repeat(63), &"é".repeat(32)] {
@@ -426,9 +440,9 @@ mod tests {
         }
     }
 
-    /// Driven at random, a name never belongs to two images.
+    /// After random operations, no name belongs to two images.
     #[test]
-    fn no_name_is_held_twice() {
+    fn names_are_unique() {
         let names: Vec<String> = (0..6).map(|n| format!("docker.io/library/n{n}:latest")).collect();
         let mut index = Index::default();
         let mut seed = 0x9e37_79b9_u64;

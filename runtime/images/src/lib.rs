@@ -1,14 +1,15 @@
-//! Images: which there are, what they are called, who needs them, and how they come and go. The rules are those of the
-//! CRI's ImageService (CRI 2.27 to CRI 2.34); the work on blobs and layers is done by workers.
+//! The image service: index, names, users, pull, import and removal of images. It implements the rules of the
+//! CRI's ImageService (CRI 2.27 to CRI 2.34); workers process blobs and layers.
 //!
 //! ```text
-//!   pull, import ──> worker fills blobs/ and layers/ ──> record ──> publish: check, merge, commit ──> index
-//!   remove ──> record deleted ──> index ──> trash: rename aside ──> worker deletes
-//!   list, find ──> index: memory only
+//! pull, import ──> worker fills blobs/ and layers/ ──> record ──> publish: check, merge, commit ──> index
+//! remove ──> record deleted ──> index ──> trash: rename aside ──> worker deletes
+//! list, find ──> index: memory only
 //! ```
 //!
-//! Promises: an image is seen when it is whole and not before; a layer stays while an image or a container needs it; one
-//! name means one image; lists and look-ups touch no disk. Everything but pull and import is done when it returns.
+//! The crate guarantees: an image is visible only when it is complete; a layer stays while an image or a
+//! container uses it; a name belongs to one image; lists and look-ups do not access the disk. All operations
+//! except pull and import are complete when they return.
 #![forbid(unsafe_code)]
 
 mod builtin;
@@ -30,14 +31,15 @@ mod pulling;
 mod reference;
 mod registries;
 mod sandbox;
+mod tag;
 #[cfg(test)]
 mod tests;
 mod trash;
 mod usage;
 
 pub use check::Checked;
+pub use coracle_job::UsersFiles;
 pub use credentials::Auth;
-pub use disk::UsersFiles;
 pub use index::{ImageId, NotHex};
 pub use pulling::Pulling;
 
@@ -60,116 +62,116 @@ use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};
 use measured::Measured;
 use pins::Pins;
 use pull::Pulls;
-use trash::{Candidates, Trash};
+use trash::{Candidates, Garbage};
 
-/// From one try to read a record to the next: doubled each time, up to the second.
+/// Delay before the first retry of reading a record; each further delay is twice the previous one, up to the
+/// maximum.
 const UNREAD_PAUSE: Duration = Duration::from_secs(1);
 const UNREAD_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// How the store is set up.
+/// Configuration of the image store.
 pub struct Options {
-    /// `--root`.
+    /// The directory of `--root`.
     pub root: PathBuf,
-    /// Keep compressed layers beside the unpacked ones.
+    /// Whether to keep compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
-    /// Bounds on what an image may make us do.
+    /// Limits on the size and number of parts of images.
     pub limits: Limits,
-    /// The node's registries, for workers to read.
+    /// The node's registry configuration, which workers read.
     pub registries: Registries,
 }
 
-/// An image as lists and statuses show it.
+/// An image in lists and statuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The id, equal in every RPC.
+    /// Image ID; equal in all RPCs.
     pub id: ImageId,
-    /// Normalised `registry/path:tag`.
+    /// Tags as normalised `registry/path:tag`.
     pub tags: Vec<String>,
-    /// `registry/path@sha256:…`.
+    /// Repo digests as `registry/path@sha256:…`.
     pub digests: Vec<String>,
-    /// Bytes; never 0.
+    /// Compressed size in bytes; never 0.
     pub size_bytes: u64,
-    /// The config's `User`, as it stands.
+    /// The field `User` of the image config, not parsed.
     pub user: String,
-    /// Never garbage.
+    /// Whether the image is protected from garbage collection.
     pub pinned: bool,
 }
 
-/// All images of one `--root`.
+/// The image store of one `--root`.
 pub struct Images {
     disk: Disk,
-    keep_blobs: Cell<bool>,
-    registries: RefCell<Registries>,
-    registries_health: registries::Health,
-    limits: Limits,
-    pins: RefCell<Pins>,
-    sandbox_image: RefCell<SandboxImage>,
-    /// Names and ids that are pinned by hand.
-    marks: RefCell<BTreeSet<String>>,
-    bundles: Bundles,
-    workers: Rc<Workers>,
     index: RefCell<Index>,
+    sources: Sources,
+    pinning: Pinning,
     pulls: Pulls,
-    trash: Rc<Trash>,
-    /// Workers that fill the store right now.
-    fills: Cell<u32>,
-    /// Workers that have.
-    filled: Cell<u64>,
+    workers: Rc<Workers>,
+    garbage: Garbage,
     measured: Measured,
-    /// Of the last commit.
-    sequence: Cell<u64>,
-    /// A record was set aside: which layers its image has is not known.
-    has_damaged: Cell<bool>,
-    /// Records that could not be read, by name; see [`Images::try_unread`].
-    unread: RefCell<Vec<String>>,
-    /// There is a container that has not said what it needs.
-    keeps_everything: Cell<bool>,
 }
 
-/// Why an image is not published.
+/// The sources of images, and the limits on images from these sources.
+struct Sources {
+    registries: RefCell<Registries>,
+    /// Whether the registry configuration files are valid.
+    health: registries::Health,
+    /// The import directories and their imported files.
+    bundles: Bundles,
+    limits: Limits,
+    keep_blobs: Cell<bool>,
+}
+
+/// The names and IDs of pinned images.
+#[derive(Default)]
+struct Pinning {
+    /// The patterns of the configuration.
+    patterns: RefCell<Pins>,
+    sandbox_image: RefCell<SandboxImage>,
+    /// Names and IDs that an administrator pinned.
+    marks: RefCell<BTreeSet<String>>,
+}
+
+/// The reason why an image was not published.
 enum Unpublished {
-    /// Something of it was thrown away while its worker counted on it: worth another try.
+    /// A part was removed during the pull; a retry may succeed.
     Missing(String),
-    /// Anything else.
+    /// An error that is not a missing part.
     Error(Error),
 }
 
 impl Images {
-    /// Opens the store: makes its directories and loads its records. Nothing is thrown away yet, because containers have
-    /// not said what they need: see [`Images::sweep`].
+    /// Opens the store: creates its directories and loads its records. Nothing is removed before
+    /// [`Images::sweep`], because the layers of containers are not known yet.
+    ///
+    /// # Errors
+    /// The I/O error of a directory.
     pub fn open(options: Options, workers: Rc<Workers>) -> Result<Rc<Images>, Error> {
         let disk = Disk::open(&options.root)?;
         let mut index = Index::default();
-        let mut sequence = 0;
         let Loaded { entries, unread, has_damaged } = disk.load_all()?;
         for entry in entries {
-            sequence = sequence.max(entry.sequence);
             index.insert(entry);
         }
         index.insert(builtin::entry());
-        let marks = RefCell::new(disk.marks());
-        let bundles = Bundles::load(&disk.images());
         let images = Rc::new(Images {
-            marks,
-            bundles,
-            disk,
-            keep_blobs: Cell::new(options.keep_blobs),
-            registries: RefCell::new(options.registries),
-            registries_health: registries::Health::default(),
-            limits: options.limits,
-            pins: RefCell::default(),
-            sandbox_image: RefCell::default(),
-            workers,
             index: RefCell::new(index),
+            sources: Sources {
+                registries: RefCell::new(options.registries),
+                health: registries::Health::default(),
+                bundles: Bundles::load(&disk.images()),
+                limits: options.limits,
+                keep_blobs: Cell::new(options.keep_blobs),
+            },
+            pinning: Pinning { marks: RefCell::new(disk.marks()), ..Pinning::default() },
             pulls: Pulls::default(),
-            trash: Rc::default(),
-            fills: Cell::new(0),
-            filled: Cell::new(0),
+            workers,
+            garbage: Garbage {
+                has_damaged: Cell::new(has_damaged),
+                unread: RefCell::new(unread),
+                ..Garbage::default()
+            },
             measured: Measured::default(),
-            sequence: Cell::new(sequence),
-            has_damaged: Cell::new(has_damaged),
-            unread: RefCell::new(unread),
-            keeps_everything: Cell::new(false),
+            disk,
         });
         if images.unread_count() > 0 {
             reactor::spawn(try_unread_later(Rc::downgrade(&images))).detach();
@@ -177,33 +179,33 @@ impl Images {
         Ok(images)
     }
 
-    /// Throws away what no image and no container needs. Once, after recovery has retained every container's layers, and
-    /// only where it knows them all. A store with a record that could not be read keeps everything but the unfinished:
-    /// what that image consists of is not known. Nothing goes while a worker fills the store.
+    /// Removes all data that no image and no container uses. Called once, after recovery has retained the
+    /// layers of all containers, and only if all containers are known. If a record could not be read, only
+    /// incomplete data is removed, because the parts of that image are unknown. Nothing is removed while a
+    /// worker writes to the store.
     pub fn sweep(&self) {
-        if self.fills.get() > 0 {
+        if self.measured.fills.get() > 0 {
             return;
         }
         self.dispose(if self.is_complete() { Candidates::START } else { Candidates::Unfinished });
     }
 
-    /// Every record that was on disk at the start is in the index.
+    /// Whether all records were read.
     fn is_complete(&self) -> bool {
-        !self.has_damaged.get() && self.unread.borrow().is_empty()
+        !self.garbage.has_damaged.get() && self.garbage.unread.borrow().is_empty()
     }
 
-    /// How many images have a record that cannot be read for now.
+    /// Number of images whose record currently cannot be read.
     pub fn unread_count(&self) -> usize {
-        self.unread.borrow().len()
+        self.garbage.unread.borrow().len()
     }
 
-    /// Reads again what could not be read at the start. An image that was pulled meanwhile has a new record, which is in the
-    /// index already.
+    /// Reads records again that could not be read at the start. If an image was pulled since then, the index
+    /// already contains its new record.
     fn try_unread(&self) {
-        let Loaded { entries, unread, has_damaged } = self.disk.load_some(self.unread.take());
+        let Loaded { entries, unread, has_damaged } = self.disk.load_some(self.garbage.unread.take());
         for entry in entries {
-            log::info!("image found again"; image = entry.id);
-            self.sequence.set(self.sequence.get().max(entry.sequence));
+            log::info!("image record can be read again"; image = entry.id);
             if self.index.borrow().get(&entry.id).is_none() {
                 let poorer = self.index.borrow_mut().insert(entry);
                 for other in poorer {
@@ -211,54 +213,55 @@ impl Images {
                 }
             }
         }
-        self.has_damaged.set(self.has_damaged.get() || has_damaged);
-        *self.unread.borrow_mut() = unread;
+        self.garbage.has_damaged.set(self.garbage.has_damaged.get() || has_damaged);
+        *self.garbage.unread.borrow_mut() = unread;
     }
 
-    /// Whether no layer is thrown away for now, since a container that could not be read may need any of them. What is left
-    /// over then goes with the next sweep.
+    /// Sets whether all layers are kept, because the layers of a container are unknown. Unused layers are
+    /// then removed by the next sweep.
     pub fn keep_everything(&self, keeps: bool) {
-        self.keeps_everything.set(keeps);
+        self.garbage.keeps_everything.set(keeps);
     }
 
-    /// Whether compressed layers stay, from the next pull or import on.
+    /// Sets whether later pulls and imports keep compressed layers.
     pub fn keep_blobs(&self, keep: bool) {
-        self.keep_blobs.set(keep);
+        self.sources.keep_blobs.set(keep);
     }
 
-    /// All images, in an order that stays.
+    /// All images in the order of their IDs.
     pub fn list(&self) -> Vec<View> {
         self.index.borrow().iter().map(|entry| self.view(entry)).collect()
     }
 
-    /// The image a client calls `name`, if there is one.
+    /// Finds the image for a name or ID from a client; `None` if there is none.
     ///
     /// # Errors
-    /// `name` is no reference; or the beginning of more than one id.
+    /// `InvalidArgument` if `name` is not a valid reference; `NotFound` if it is the prefix of several IDs.
     pub fn find(&self, name: &str) -> Result<Option<View>, Error> {
         let index = self.index.borrow();
         match index.find(name) {
             Ok(Found::One(id)) => Ok(index.get(&id).map(|entry| self.view(entry))),
             Ok(Found::None) => Ok(None),
             Ok(Found::Ambiguous) => {
-                Err(Error::new(Kind::NotFound, format!("image {name}: more than one id begins like this")))
+                Err(Error::new(Kind::NotFound, format!("image {name}: several image IDs have this prefix")))
             }
             Err(invalid) => Err(Error::new(Kind::InvalidArgument, format!("image {name:?}: {invalid}"))),
         }
     }
 
-    /// The image a container is to be made from.
+    /// Finds the image of a new container.
     ///
     /// # Errors
-    /// As [`Images::find`], and not found.
+    /// Those of [`Images::find`], and `NotFound` if there is no such image.
     pub fn resolve(&self, name: &str) -> Result<View, Error> {
         self.find(name)?.ok_or_else(|| Error::new(Kind::NotFound, format!("image {name}: not found")))
     }
 
-    /// All that is known of an image, from its record on disk.
+    /// Reads the record of an image.
     ///
     /// # Errors
-    /// Not found; damaged; or the built-in sandbox image, which has nothing to run.
+    /// The record does not exist or is damaged, or the image is the built-in sandbox image, which cannot be
+    /// run.
     pub fn record(&self, id: &ImageId) -> Result<ImageRecord, Error> {
         if *id == builtin::ID {
             let text = format!("image {}: the built-in sandbox image has no files to run", builtin::TAG);
@@ -267,7 +270,7 @@ impl Images {
         self.disk.read(id).map(|stored| stored.image)
     }
 
-    /// Whether `path` names something in the image; links in it are followed inside the image.
+    /// Whether `path` exists in the image; links are resolved within the image.
     ///
     /// # Errors
     /// A layer cannot be read.
@@ -276,12 +279,19 @@ impl Images {
         merged::exists(layers, path).context(|| format!("look up {path:?} in image {}", image.id))
     }
 
-    /// The image's own /etc/passwd and /etc/group.
+    /// Reads the image's /etc/passwd and /etc/group.
+    ///
+    /// # Errors
+    /// The I/O error.
     pub fn users_files(&self, id: &ImageId) -> Result<UsersFiles, Error> {
         self.disk.users_files(id)
     }
 
-    /// The image's config document and the chain ID of its top layer (empty without layers), for a verbose status.
+    /// Returns the image's config document and the chain ID of its top layer (empty without layers), for a
+    /// verbose status.
+    ///
+    /// # Errors
+    /// The record or the document cannot be read.
     pub fn config(&self, id: &ImageId) -> Result<(String, String), Error> {
         if *id == builtin::ID {
             return Ok((builtin::CONFIG.into(), String::new()));
@@ -291,11 +301,11 @@ impl Images {
         Ok((self.disk.config(id)?, chain_id))
     }
 
-    /// `user` needs the layers of these names, beside those it needed before, until it is released. No await may stand
-    /// between looking an image up and this.
+    /// Marks layers as used by the container `user`, in addition to the layers marked before, until the
+    /// container is released. The caller must not await between the look-up of an image and this call.
     ///
     /// # Errors
-    /// A name is no layer's name; nothing is retained then.
+    /// A name is not a layer's name; no layer is marked then.
     pub fn retain<'a>(
         &self,
         user: ContainerId,
@@ -311,11 +321,11 @@ impl Images {
         Ok(())
     }
 
-    /// What the options of an overlay call these layers, below the directory of layers: short, as all of them must fit into
-    /// one page.
+    /// Short names of layers for the options of an overlay mount, relative to the directory of layers. They
+    /// are short because all options must fit into one page.
     ///
     /// # Errors
-    /// A name is no layer's name; two layers have one short name; the disk.
+    /// A name is not a layer's name; two layers have the same short name; an I/O error.
     pub fn mount_names<'a>(&self, layers: impl IntoIterator<Item = &'a str>) -> Result<Vec<String>, Error> {
         let name = |layer: &str| {
             let parsed = layer.parse::<LayerName>().map_err(|NotHex| {
@@ -326,7 +336,8 @@ impl Images {
         layers.into_iter().map(name).collect()
     }
 
-    /// `user` is gone; layers that nothing else needs go as well. Not known is success.
+    /// Releases all layers of the container `user` and removes the layers that have no other user. An unknown
+    /// container is not an error.
     pub fn release(&self, user: &ContainerId) {
         let layers = self.index.borrow_mut().release(user);
         if !layers.is_empty() {
@@ -334,33 +345,33 @@ impl Images {
         }
     }
 
-    /// Removes the image with all its names; layers stay while a container needs them. No such image is success, and so is
-    /// the built-in one, which stays (PIN-7).
+    /// Removes the image with all its names; layers that a container uses are kept. A missing image is not an
+    /// error; the built-in image is not removed (PIN-7).
     ///
     /// # Errors
-    /// As [`Images::find`]; or the disk.
+    /// Those of [`Images::find`]; an I/O error.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(view) = self.find(name)?.filter(|view| view.id != builtin::ID) else { return Ok(()) };
         self.disk.remove(&view.id).map_err(|error| error.context(format!("remove image {name}")))?;
         let entry = self.index.borrow_mut().remove(&view.id);
         log::info!("image removed"; image = view.id, name = name);
         let layers = entry.map_or_else(Vec::new, |entry| entry.layers);
-        let is_quiet = self.fills.get() == 0 && self.is_complete();
-        // A worker may count on its blobs by now: they wait for the next removal or start.
+        let is_quiet = self.measured.fills.get() == 0 && self.is_complete();
+        // A running worker may rely on its blobs: they are then removed by the next removal or start.
         self.dispose(if is_quiet { Candidates::EVERYTHING } else { Candidates::Given(layers) });
         Ok(())
     }
 
-    /// Makes what a worker brought an image: checks it, adds the names and blobs it had before, commits its record. Names
-    /// that were another image's are this one's from now on.
+    /// Publishes an image that a worker has stored: checks it, adds the names and blobs of an earlier record
+    /// of the same image, and commits its record. Names that other images have are moved to this image.
     fn publish(&self, mut image: ImageRecord) -> Result<ImageId, Unpublished> {
         let garbled = |why: String| {
             Unpublished::Error(Error::new(Kind::Internal, format!("the worker's record is refused: {why}")))
         };
-        let sequence = self.sequence.get() + 1;
+        let sequence = self.index.borrow().sequence() + 1;
         let id = Entry::of(&image, sequence).map_err(garbled)?.id;
         if id == builtin::ID {
-            // The same config, byte for byte, and so no layer either: there is nothing to add.
+            // The config and therefore all layers are the same: nothing changes.
             return Ok(id);
         }
         if let Some(missing) = self.disk.missing(&image).map_err(Unpublished::Error)? {
@@ -369,13 +380,12 @@ impl Images {
         self.add_what_was_known(&id, &mut image).map_err(Unpublished::Error)?;
         let entry = Entry::of(&image, sequence).map_err(garbled)?;
         self.disk.commit(&id, &Stored { sequence, image }).map_err(Unpublished::Error)?;
-        self.sequence.set(sequence);
         let replaced = self.index.borrow().get(&id).map_or_else(Vec::new, |known| known.layers.clone());
         let poorer = self.index.borrow_mut().insert(entry);
         for other in poorer {
             self.commit_names(&other);
         }
-        // Layers of an image that an earlier build pulled have other names.
+        // The layers of an image that an earlier build pulled have other names.
         if replaced.iter().any(|layer| !self.index.borrow().is_needed(layer)) {
             self.dispose(Candidates::Given(replaced));
         }
@@ -386,7 +396,10 @@ impl Images {
         let index = self.index.borrow();
         let Some(known) = index.get(id) else {
             if index.len() >= IMAGES_MAX {
-                return Err(Error::new(Kind::ResourceExhausted, format!("{IMAGES_MAX} images are the most")));
+                return Err(Error::new(
+                    Kind::ResourceExhausted,
+                    format!("the maximum of {IMAGES_MAX} images is reached"),
+                ));
             }
             return Ok(());
         };
@@ -397,8 +410,8 @@ impl Images {
         Ok(())
     }
 
-    /// Writes down that an image lost names. Should that fail, the sequence of the one that has them decides at the next
-    /// start as it did now.
+    /// Commits the record of an image that has lost names. If the commit fails, the sequences of the records
+    /// lead to the same result at the next start.
     fn commit_names(&self, id: &ImageId) {
         let Some(entry) = self.index.borrow().get(id).cloned() else { return };
         let committed = self.disk.read(id).and_then(|mut stored| {
@@ -407,28 +420,30 @@ impl Images {
             self.disk.commit(id, &stored)
         });
         if let Err(error) = committed {
-            log::warn!("names of an image are not written down"; image = id, error = error);
+            log::warn!("cannot write the record of an image that lost names"; image = id, error = error);
         }
     }
 
     fn dispose(&self, candidates: Candidates) {
-        // An image whose record cannot be read for now may need any layer, too.
-        let keeps_everything = self.keeps_everything.get() || !self.unread.borrow().is_empty();
+        // An image whose record cannot be read may use any layer, too.
+        let keeps_everything =
+            self.garbage.keeps_everything.get() || !self.garbage.unread.borrow().is_empty();
         let candidates = match (keeps_everything, candidates) {
             (true, Candidates::Given(_)) => return,
             (true, Candidates::All { .. }) => Candidates::Unfinished,
             (_, candidates) => candidates,
         };
-        self.trash.dispose(&self.disk, &self.index.borrow(), &self.workers, candidates);
+        self.garbage.trash.dispose(&self.disk, &self.index.borrow(), &self.workers, candidates);
     }
 
-    /// By what it is, by configuration, by a bundle, or by hand.
+    /// Whether an image is pinned: as the built-in image, by configuration, by an import directory, or
+    /// manually.
     fn is_pinned(&self, entry: &Entry) -> bool {
         let names = || entry.tags.iter().chain(&entry.digests);
-        let marks = self.marks.borrow();
+        let marks = self.pinning.marks.borrow();
         entry.id == builtin::ID
-            || self.pins.borrow().is_pinned(names())
-            || self.bundles.has(&entry.id)
+            || self.pinning.patterns.borrow().is_pinned(names())
+            || self.sources.bundles.has(&entry.id)
             || (!marks.is_empty()
                 && (names().any(|name| marks.contains(name)) || marks.contains(&entry.id.to_string())))
     }
@@ -445,8 +460,7 @@ impl Images {
     }
 }
 
-/// Puts the names that were known in front of the new ones; the oldest give way to [`NAMES_MAX`].
-/// Tries again to read records until all are read.
+/// Retries reading records until all are read.
 async fn try_unread_later(images: Weak<Images>) {
     let mut pause = UNREAD_PAUSE;
     loop {
@@ -460,6 +474,7 @@ async fn try_unread_later(images: Weak<Images>) {
     }
 }
 
+/// Puts the known names in front of the new ones. Above [`NAMES_MAX`] the oldest names are dropped.
 fn merge(names: &mut Vec<String>, known: &[String]) {
     let mut all = known.to_vec();
     all.extend(names.drain(..).filter(|name| !known.contains(name)));

@@ -1,5 +1,5 @@
-//! Pins that somebody set by hand (`coracle image pin`): kept on disk until they are taken back, as no configuration says
-//! them again (PIN-9 in CRI 2.33).
+//! Manual pins (`coracle image pin`). They are stored on disk, because they are not part of the configuration
+//! (PIN-9 in CRI 2.33).
 
 use std::collections::BTreeSet;
 
@@ -8,17 +8,18 @@ use coracle_base::error::{Error, Kind};
 use super::reference::Reference;
 use super::{Images, View};
 
-/// Most of them; each is compared with every name of every image.
+/// Maximum number of manual pins; each is compared with all names of all images.
 const MARKS_MAX: usize = 1024;
 
 impl Images {
-    /// Pins the image that `name` means, an id or a reference; one that is pulled again under this reference stays pinned.
+    /// Pins the image `name`, an ID or a reference; an image that is pulled again under this reference stays
+    /// pinned.
     ///
     /// # Errors
-    /// As [`Images::resolve`]; too many pins; the disk.
+    /// Those of [`Images::resolve`]; there are too many pins; an I/O error.
     pub fn pin(&self, name: &str) -> Result<View, Error> {
         let view = self.resolve(name)?;
-        let mut marks = self.marks.borrow().clone();
+        let mut marks = self.pinning.marks.borrow().clone();
         if marks.len() >= MARKS_MAX {
             let text = format!("image {name}: there are {MARKS_MAX} pins already");
             return Err(Error::new(Kind::ResourceExhausted, text));
@@ -28,10 +29,11 @@ impl Images {
         self.resolve(name)
     }
 
-    /// Takes pins of [`Images::pin`] back: those by this name, and by the id or any name of the image that it means.
+    /// Removes manual pins: those with this name, and those with the ID or any name of the image that has
+    /// this name.
     ///
     /// # Errors
-    /// There is none; or the configuration pins it, which only the configuration can end; the disk.
+    /// There is no such pin; the configuration pins the image; an I/O error.
     pub fn unpin(&self, name: &str) -> Result<(), Error> {
         let view = self.find(name)?;
         let names: Vec<String> = match &view {
@@ -40,25 +42,26 @@ impl Images {
             }
             None => Reference::parse(name).map(|reference| reference.to_string()).into_iter().collect(),
         };
-        let mut marks = self.marks.borrow().clone();
+        let mut marks = self.pinning.marks.borrow().clone();
         let before = marks.len();
         marks.retain(|mark| mark != name && !names.contains(mark));
         if marks.len() == before {
-            let text = format!("image {name}: is not pinned by hand");
+            let text = format!("image {name}: not pinned manually");
             return Err(Error::new(Kind::FailedPrecondition, text));
         }
         self.keep_marks(marks)
     }
 
-    /// Committed first, then seen.
+    /// Commits the pins, then applies them.
     fn keep_marks(&self, marks: BTreeSet<String>) -> Result<(), Error> {
         self.disk.commit_marks(&marks)?;
-        *self.marks.borrow_mut() = marks;
+        *self.pinning.marks.borrow_mut() = marks;
         Ok(())
     }
 }
 
-/// A reference stays one, whatever it points to later; anything else becomes the id.
+/// The text of a pin: a reference is stored as a reference, so that it applies to any image with this name
+/// later; any other text is replaced by the image ID.
 fn mark(name: &str, view: &View) -> String {
     let reference = Reference::parse(name).map(|reference| reference.to_string());
     match reference {

@@ -1,4 +1,4 @@
-//! What was measured of the store's disk usage, and when; `usage` measures.
+//! The last measurement of the store's disk usage; module `usage` measures.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -7,20 +7,21 @@ use std::time::{Instant, SystemTime};
 
 use coracle_job::TreeUsage;
 
-/// What images use of the disk.
+/// Disk usage of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// An existing directory on their file system.
+    /// An existing directory on the file system of the images.
     pub directory: PathBuf,
-    /// When this was true.
+    /// Time of the measurement.
     pub at: SystemTime,
-    /// Allocated to blobs, records and layers, each counted once.
+    /// Allocated bytes of blobs, records and layers, each counted once.
     pub used_bytes: u64,
-    /// Files and directories of them.
+    /// Number of files and directories of blobs, records and layers.
     pub inodes_used: u64,
 }
 
-/// How many times images came, and things of the store went: two equal ones have nothing in between.
+/// A state of the store, identified by the number of added images and of removals. If two states are equal,
+/// the store did not change in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) published: u64,
@@ -28,7 +29,7 @@ pub(crate) struct Moment {
     pub(crate) filled: u64,
 }
 
-/// The last walk.
+/// The result of the last measurement.
 pub(crate) struct Walk {
     pub(crate) moment: Moment,
     pub(crate) at: SystemTime,
@@ -36,10 +37,14 @@ pub(crate) struct Walk {
     pub(crate) total: TreeUsage,
 }
 
-/// What was measured.
+/// The measurements, and counters of the workers that make them outdated.
 #[derive(Default)]
 pub(crate) struct Measured {
     pub(crate) layers: RefCell<BTreeMap<String, TreeUsage>>,
     pub(crate) last: RefCell<Option<Walk>>,
     pub(crate) is_walking: Cell<bool>,
+    /// Number of workers that currently write to the store.
+    pub(crate) fills: Cell<u32>,
+    /// Number of workers that have written to the store.
+    pub(crate) filled: Cell<u64>,
 }

@@ -1,20 +1,21 @@
-//! Looks a path up in an image without mounting it: as an overlay of its layers would show it (OCI image specification,
-//! "Layer": whiteouts and opaque directories, here in OverlayFS' form), with links resolved inside the image.
+//! Looks up a path in an image without mounting it: in the merged view of its layers (OCI image
+//! specification, "Layer": whiteouts and opaque directories, in the format of OverlayFS), with links resolved
+//! within the image.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Links in one look-up, as the kernel has it (path_resolution(7)).
+/// Maximum number of symbolic links of a look-up, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
-/// OverlayFS' mark of a directory that hides what is below it (fs/overlayfs/overlayfs.h).
+/// OverlayFS' attribute of an opaque directory (fs/overlayfs/overlayfs.h).
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// The parts of a directory, one for each layer that has it, highest first.
+/// A merged directory: the directory of each layer that has it, highest first.
 type Merged = Vec<PathBuf>;
 
-/// What a name is in a merged directory.
+/// The type of a name in a merged directory.
 enum Found {
     Nothing,
     Directory(Merged),
@@ -22,10 +23,10 @@ enum Found {
     File,
 }
 
-/// Whether `path` names something in the image made of `layers`, highest first.
+/// Whether `path` exists in the image with these `layers`, highest first.
 ///
 /// # Errors
-/// A layer cannot be read, or links go round.
+/// A layer cannot be read, or there is a loop of links.
 pub(crate) fn exists(layers: Vec<PathBuf>, path: &str) -> io::Result<bool> {
     let mut above = vec![layers];
     let mut rest: VecDeque<PathBuf> = VecDeque::from([PathBuf::from(path)]);
@@ -37,13 +38,13 @@ pub(crate) fn exists(layers: Vec<PathBuf>, path: &str) -> io::Result<bool> {
         match component {
             Component::CurDir | Component::Prefix(_) => {}
             Component::RootDir => above.truncate(1),
-            // The root is its own parent.
+            // The parent of the root is the root.
             Component::ParentDir => above.truncate(above.len().saturating_sub(1).max(1)),
             Component::Normal(name) => {
                 match find(above.last().map_or(&[][..], Vec::as_slice), Path::new(name))? {
                     Found::Nothing => return Ok(false),
                     Found::Directory(merged) => above.push(merged),
-                    // A file has nothing below it.
+                    // A file has no entries.
                     Found::File => return Ok(rest.iter().all(|part| part.as_os_str().is_empty())),
                     Found::Link(target) => {
                         links += 1;
@@ -75,7 +76,7 @@ fn find(directory: &[PathBuf], name: &Path) -> io::Result<Found> {
                 break;
             }
         } else if !merged.is_empty() || (kind.is_char_device() && about.rdev() == 0) {
-            // A whiteout, or a file that a higher directory replaces: it ends here.
+            // A whiteout, or a file that a higher directory replaces: lower layers are hidden.
             break;
         } else if kind.is_symlink() {
             return Ok(Found::Link(std::fs::read_link(&path)?));
@@ -91,7 +92,7 @@ fn has_attribute(path: &Path) -> io::Result<bool> {
     match rustix::fs::lgetxattr(path, OPAQUE, &mut value[..]) {
         Ok(length) => Ok(length == 1 && value == *b"y"),
         Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(false),
-        // Longer than ours can be.
+        // Longer than a value of this attribute can be.
         Err(rustix::io::Errno::RANGE) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
@@ -106,7 +107,7 @@ mod tests {
     use coracle_base::testdir::TestDir;
 
     #[test]
-    fn links_stay_inside_and_parents_end_at_the_root() {
+    fn links_are_resolved_within_the_image_and_the_parent_of_the_root_is_the_root() {
         let folder = TestDir::new("merged");
         let (top, low) = (folder.path().join("top"), folder.path().join("low"));
         fs::create_dir_all(top.join("etc/app")).unwrap();

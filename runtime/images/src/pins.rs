@@ -1,36 +1,37 @@
-//! Which images are pinned: a function of names and configuration, never of history (PIN-5 in CRI 2.33).
+//! Determines which images are pinned. The result depends only on the images' names and the configuration
+//! (PIN-5 in CRI 2.33).
 
-/// What the configuration pins.
+/// The configured pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pins {
     patterns: Vec<Pattern>,
 }
 
-/// One entry of `pinned_images`, as CRI-O reads it (PIN-6).
+/// One entry of `pinned_images`, with the semantics of CRI-O (PIN-6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
-    /// `registry.example/app:1`: the whole name.
+    /// Pattern without `*`, for example `registry.example/app:1`: matches the complete name.
     Exact(String),
-    /// `registry.example/*`: names that begin so.
+    /// Pattern such as `registry.example/*`: matches names with this prefix.
     Prefix(String),
-    /// `*app*`: names that contain it.
+    /// Pattern such as `*app*`: matches names that contain this text.
     Keyword(String),
 }
 
 impl Pins {
-    /// From patterns. An error names the pattern: a `*` may only end it, or stand at both ends.
+    /// Parses patterns. The error names the invalid pattern: `*` is allowed at the end, or at both ends.
     pub(crate) fn parse<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<Pins, String> {
         let patterns = patterns.into_iter().map(Pattern::parse).collect::<Result<_, _>>()?;
         Ok(Pins { patterns })
     }
 
-    /// And this name, exactly.
+    /// Returns the pins with an additional exact name.
     pub(super) fn with(mut self, name: Option<&str>) -> Pins {
         self.patterns.extend(name.map(|name| Pattern::Exact(name.to_ascii_lowercase())));
         self
     }
 
-    /// Whether an image with these names is pinned: one name that matches pins the whole image.
+    /// Whether an image with these names is pinned: one matching name is sufficient.
     pub(crate) fn is_pinned<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> bool {
         names.into_iter().any(|name| {
             let name = name.to_ascii_lowercase();
@@ -48,16 +49,18 @@ impl Pattern {
                 (None, Some(prefix)) => (prefix, Pattern::Prefix),
                 (None, None) => (lower.as_str(), Pattern::Exact),
                 (Some(_), _) => {
-                    return Err(format!("pattern {text:?}: `*` in front needs a word and `*` behind it"));
+                    return Err(format!(
+                        "pattern {text:?}: a leading `*` must be followed by a word and `*`"
+                    ));
                 }
             };
         if inner.is_empty() || inner.contains('*') {
-            return Err(format!("pattern {text:?}: `*` only at the end, or at both ends of a word"));
+            return Err(format!("pattern {text:?}: `*` is allowed only at the end, or at both ends"));
         }
         Ok(make(inner.to_owned()))
     }
 
-    /// `name` is in lower case.
+    /// Whether the pattern matches `name`, which is in lower case.
     fn matches(&self, name: &str) -> bool {
         match self {
             Self::Exact(exact) => name == exact,

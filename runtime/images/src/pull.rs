@@ -1,18 +1,18 @@
-//! PullImage (CRI 2.30). A pull is a task of its own; callers wait for it. Whoever asks for the same reference with
-//! the same credentials meanwhile joins; whoever goes away leaves the others undisturbed; when all are gone, the pull gets
-//! a grace time in which a retry can take it up again, and then its worker is killed. Parts of blobs stay for the next
-//! try.
+//! PullImage (CRI 2.30). A pull is a task; callers wait for it. A caller with the same reference and the same
+//! credentials joins a running pull; a caller that disconnects does not affect other callers. When all
+//! callers have disconnected, the pull continues for a grace time, in which a retry can join it; then its
+//! worker is killed. Partly downloaded blobs are kept for the next attempt.
 //!
-//! Table of the RPC: `cri/pull_image` validates → here: reference, credentials, join or start → `workers` → publish → reply.
+//! Steps of the RPC: `cri/pull_image` validates → this module: reference, credentials, join or start →
+//! `workers` → publish → reply.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::log;
-use coracle_base::reactor;
-use coracle_job::{Job, Outcome, PullJob};
+use coracle_base::{counters, log, reactor, workers};
+use coracle_job::{FailureKind, Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
@@ -21,24 +21,24 @@ use super::reference::{Reference, Version};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
 
-/// How long a pull runs on when nobody waits for it: a client that was cut off is back within this, and a download that
-/// nobody wants costs no more than this.
+/// Time for which a pull continues without callers: a client that has lost its connection retries within this
+/// time.
 const ABANDONED_GRACE: Duration = Duration::from_secs(10);
 
-/// Different pulls at once, running or in the queue. A kubelet starts as many as pods it has to start, 110 on a full node.
+/// Maximum number of pulls, running or queued. A kubelet starts one per pod, at most 110 on a full node.
 const PULLS_MAX: usize = 256;
 
-/// Callers of one pull.
+/// Maximum number of callers of one pull.
 const WAITERS_MAX: usize = 256;
 
-/// How often a pull starts over because something it counted on was thrown away meanwhile. Twice takes two removals, each
-/// timed to one pull of one image.
+/// Maximum number of attempts if a part of the image is removed during the pull. More than one retry is
+/// needed only if a part is removed during each attempt.
 const TRIES_MAX: u32 = 3;
 
-/// The pulls under way.
+/// The running pulls.
 pub(super) struct Pulls {
     running: RefCell<Vec<Rc<Running>>>,
-    /// [`ABANDONED_GRACE`], but for tests.
+    /// Time for which a pull continues without callers: [`ABANDONED_GRACE`], except in tests.
     pub(super) grace: Cell<Duration>,
 }
 
@@ -49,12 +49,12 @@ impl Default for Pulls {
 }
 
 impl Pulls {
-    /// How far each is.
+    /// The progress of all pulls.
     pub(super) fn views(&self, now: Instant) -> Vec<Pulling> {
         self.running.borrow().iter().map(|running| running.tracker.view(&running.reference, now)).collect()
     }
 
-    /// How many run or wait for a place.
+    /// Number of pulls, running or queued.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.running.borrow().len()
@@ -65,9 +65,11 @@ struct Running {
     reference: Reference,
     auth: Auth,
     waiters: RefCell<Vec<Sender<Result<ImageId, Error>>>>,
-    /// Tells the task that a waiter left.
+    /// Notifies the task that a caller disconnected.
     left: Sender<()>,
     tracker: Tracker,
+    /// The outcome of the pull in one word, for metrics.
+    outcome: Cell<&'static str>,
 }
 
 impl Running {
@@ -76,7 +78,7 @@ impl Running {
     }
 }
 
-/// A caller's place. Dropping it is leaving.
+/// One caller of a pull. Dropping the value means that the caller has disconnected.
 struct Place {
     answer: Option<Receiver<Result<ImageId, Error>>>,
     left: Sender<()>,
@@ -84,41 +86,44 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // First the place is given up, so that the task, once told, sees it empty. A signal that waits already is enough.
+        // The slot is freed before the task is notified, so that the task sees it free. One pending
+        // notification is sufficient.
         self.answer = None;
         let _ = self.left.try_send(());
     }
 }
 
-/// A worker that fills the store, as long as this lives; the last one to end sees to what killed ones left.
+/// A worker that writes to the store, in the counter of such workers. When the last one is dropped,
+/// incomplete data of killed workers is removed.
 pub(super) struct Fill<'a>(&'a Images);
 
 impl<'a> Fill<'a> {
     pub(super) fn start(images: &'a Images) -> Fill<'a> {
-        images.fills.set(images.fills.get() + 1);
+        images.measured.fills.set(images.measured.fills.get() + 1);
         Fill(images)
     }
 }
 
 impl Drop for Fill<'_> {
     fn drop(&mut self) {
-        self.0.fills.set(self.0.fills.get() - 1);
-        self.0.filled.set(self.0.filled.get() + 1);
+        self.0.measured.fills.set(self.0.measured.fills.get() - 1);
+        self.0.measured.filled.set(self.0.measured.filled.get() + 1);
     }
 }
 
 impl Images {
-    /// The pulls under way.
+    /// The running pulls.
     pub fn pulling(&self) -> Vec<Pulling> {
         self.pulls.views(Instant::now())
     }
 
-    /// Pulls `name` and gives the image's id. A digest that is here already, and the built-in image, need no network; a
-    /// tag is always asked for at its registry.
+    /// Pulls `name` and returns the image's ID. An image that is in the store and is given by its digest, and
+    /// the built-in image, need no network; a tag is always resolved by its registry.
     ///
     /// # Errors
-    /// Not a reference; malformed credentials; what the registry, the network or the disk said. Where no endpoint could
-    /// be reached the text starts with `RegistryUnavailable:`, which a kubelet parses (CRI 1.3).
+    /// An invalid reference; malformed credentials; an error of the registry, the network or the disk. If no
+    /// endpoint could be reached, the text starts with `RegistryUnavailable:`, which the kubelet parses (CRI
+    /// 1.3).
     pub async fn pull(self: &Rc<Self>, name: &str, auth: Auth) -> Result<ImageId, Error> {
         let reference = Reference::parse(name).map_err(|invalid| {
             Error::new(Kind::InvalidArgument, format!("pull image {name:?}: {invalid}"))
@@ -126,7 +131,7 @@ impl Images {
         if let Some(id) = self.present(&reference) {
             return Ok(id);
         }
-        // Before anyone waits, so that a malformed one costs nothing.
+        // Before a pull is started, so that malformed credentials cost nothing.
         auth.credentials(reference.registry())
             .map_err(|error| error.context(format!("pull image {reference}")))?;
         let place = self.join_or_start(reference, auth)?;
@@ -135,11 +140,11 @@ impl Images {
             None => None,
         };
         answer.unwrap_or_else(|| {
-            Err(Error::new(Kind::Unavailable, format!("pull image {name}: coracle is stopping")))
+            Err(Error::new(Kind::Unavailable, format!("pull image {name}: coracle is shutting down")))
         })
     }
 
-    /// The image that `reference` means whatever its registry says.
+    /// The ID of the image for `reference` if it is known without a request to the registry.
     fn present(&self, reference: &Reference) -> Option<ImageId> {
         let name = reference.to_string();
         if name == builtin::TAG {
@@ -157,7 +162,8 @@ impl Images {
         let running = match same {
             Some(running) => running.clone(),
             None if all.len() >= PULLS_MAX => {
-                let text = format!("pull image {reference}: {PULLS_MAX} other pulls are under way");
+                let text =
+                    format!("pull image {reference}: the maximum of {PULLS_MAX} concurrent pulls is reached");
                 return Err(Error::new(Kind::ResourceExhausted, text));
             }
             None => {
@@ -168,6 +174,7 @@ impl Images {
                     waiters: RefCell::default(),
                     left,
                     tracker: Tracker::new(Instant::now()),
+                    outcome: Cell::new("internal"),
                 });
                 all.push(running.clone());
                 reactor::spawn(drive(self.clone(), running.clone(), has_left)).detach();
@@ -178,7 +185,8 @@ impl Images {
         let mut waiters = running.waiters.borrow_mut();
         waiters.retain(|waiter| !waiter.is_closed());
         if waiters.len() >= WAITERS_MAX {
-            let text = format!("pull image {}: {WAITERS_MAX} callers wait for it already", running.reference);
+            let text =
+                format!("pull image {}: the maximum of {WAITERS_MAX} callers is reached", running.reference);
             return Err(Error::new(Kind::ResourceExhausted, text));
         }
         let (sender, answer) = smol::channel::bounded(1);
@@ -194,9 +202,11 @@ impl Images {
             let credentials = auth.credentials(reference.registry())?;
             let job = self.job(reference, credentials);
             let note = |progress| tracker.note(reference, progress, Instant::now());
-            let outcome = self.workers.run_reporting(job, note).await?;
+            let outcome = self.workers.run_reporting(job, note).await.inspect_err(|error| {
+                running.outcome.set(outcome_of(error));
+            })?;
             let Outcome::Pulled(image) = outcome else {
-                return Err(Error::new(Kind::Internal, "the worker did another job"));
+                return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
             };
             match self.publish(image) {
                 Ok(id) => {
@@ -213,7 +223,7 @@ impl Images {
                     return Ok(id);
                 }
                 Err(Unpublished::Missing(why)) if tries < TRIES_MAX => {
-                    log::info!("image was removed while it was pulled: once more"; name = reference, reason = why);
+                    log::info!("a part of the image was removed during the pull, will retry"; name = reference, reason = why);
                     tries += 1;
                 }
                 Err(Unpublished::Missing(why)) => return Err(Error::new(Kind::Internal, why)),
@@ -233,52 +243,74 @@ impl Images {
             repository: reference.repository().into(),
             tag,
             digest,
-            registries: self.registries.borrow().clone(),
+            registries: self.sources.registries.borrow().clone(),
             credentials,
-            limits: self.limits,
-            keep_blobs: self.keep_blobs.get(),
+            limits: self.sources.limits,
+            keep_blobs: self.sources.keep_blobs.get(),
         })
     }
 
-    /// Once no worker fills the store, throws away what killed ones left unfinished in it; on a full disk also what the next
-    /// try could have used.
+    /// Removes incomplete data of killed workers if no worker writes to the store. If `error` is a full disk,
+    /// data that a retry could use is removed, too.
     pub(super) fn sweep_after(&self, error: &Error) {
-        if self.fills.get() == 0 {
+        if self.measured.fills.get() == 0 {
             let is_full = error.kind() == Kind::ResourceExhausted && self.is_complete();
             self.dispose(if is_full { Candidates::EVERYTHING } else { Candidates::Unfinished });
         }
     }
 }
 
-/// One pull, from start to answer.
+/// Runs one pull from its start until its callers are answered.
 async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>) {
     let fill = Fill::start(&images);
     let fetched = images.fetch(&running);
     let result = smol::future::or(fetched, async {
         abandoned(&running, &has_left, images.pulls.grace.get()).await;
-        Err(Error::new(Kind::Cancelled, "nobody waited for it any more"))
+        Err(Error::new(Kind::Cancelled, "all callers disconnected"))
     })
     .await;
     drop(fill);
     images.look_at_registries();
     images.pulls.running.borrow_mut().retain(|other| !Rc::ptr_eq(other, &running));
+    let outcome = match &result {
+        Ok(_) => "ok",
+        Err(error) if error.kind() == Kind::Cancelled => "cancelled",
+        Err(_) => running.outcome.get(),
+    };
+    counters::pull(outcome, running.tracker.progress().bytes_fetched);
     if let Err(error) = &result {
         if running.is_abandoned() {
-            // Else whoever waits is told.
-            log::info!("image not pulled"; name = running.reference, error = error);
+            // Otherwise the callers receive the error, and their calls are logged.
+            log::warn!("image not pulled"; image = running.reference, error = error);
         }
         images.sweep_after(error);
     }
     let result = result.map_err(|error| name_it(error, &running.reference));
     for waiter in running.waiters.take() {
-        // Whoever left does not hear it.
+        // Fails if the caller has disconnected.
         let _ = waiter.try_send(result.clone());
     }
 }
 
-/// Ends once nobody waited at the beginning and at the end of a grace time.
+/// The outcome of a failed pull in one word, for metrics.
+fn outcome_of(error: &workers::Error) -> &'static str {
+    let workers::Error::Failed(failure) = error else { return "internal" };
+    match failure.kind {
+        FailureKind::Unavailable => "unavailable",
+        FailureKind::RateLimited => "rate_limited",
+        FailureKind::Certificate => "certificate",
+        FailureKind::NameResolution => "dns",
+        FailureKind::Denied => "unauthorized",
+        FailureKind::NotFound => "not_found",
+        FailureKind::Invalid => "invalid",
+        FailureKind::NoSpace => "no_space",
+        FailureKind::Plugin | FailureKind::Internal => "internal",
+    }
+}
+
+/// Returns when the pull has had no callers at the start and at the end of a grace time.
 async fn abandoned(running: &Running, has_left: &Receiver<()>, grace: Duration) {
-    // It cannot be closed: `running` holds a sender.
+    // It cannot be closed, because `running` has a sender.
     while has_left.recv().await.is_ok() {
         if running.is_abandoned() {
             reactor::sleep(grace).await;
@@ -289,10 +321,11 @@ async fn abandoned(running: &Running, has_left: &Receiver<()>, grace: Duration) 
     }
 }
 
-/// What a kubelet reads in the text before the first colon of a message of code UNKNOWN (CRI 1.3).
+/// Text before the first colon of a message with code UNKNOWN, which the kubelet parses (CRI 1.3).
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
-/// Says which pull failed; [`Kind::Unavailable`] is a worker's word for endpoints that do not answer.
+/// Adds the reference to the error's text, and the kubelet's prefix to errors of kind [`Kind::Unavailable`],
+/// with which workers report unreachable endpoints.
 fn name_it(error: Error, reference: &Reference) -> Error {
     let is_unavailable = error.kind() == Kind::Unavailable;
     let error = error.context(format!("pull image {reference}"));

@@ -1,5 +1,5 @@
-//! How far a pull is: bytes, layers, rate, and when it may be done. For the log, where a long pull says so now and then,
-//! and for `coracle image list --pulling`.
+//! Progress of a pull: bytes, layers, rate and remaining time, for the log and for `coracle image list
+//! --pulling`.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -7,32 +7,32 @@ use std::time::{Duration, Instant};
 use coracle_base::log;
 use coracle_job::Progress;
 
-/// From one line in the log to the next.
+/// Interval of log messages about a running pull.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The rate is that of the last one to two of these.
+/// Length of a measuring window. The rate is the average over the last one to two windows.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// A pull as it stands.
+/// The progress of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulling {
-    /// What is pulled.
+    /// Reference of the image.
     pub name: String,
-    /// What its worker said last.
+    /// The worker's last report.
     pub progress: Progress,
-    /// Bytes a second over the network, lately.
+    /// Current rate in bytes per second.
     pub rate: u64,
-    /// How long it may still take; none where nothing comes, or the size is not known.
+    /// Estimated remaining time; `None` if no data arrives or the size is unknown.
     pub left: Option<Duration>,
-    /// How long it has taken.
+    /// Time since the start of the pull.
     pub since: Duration,
 }
 
-/// What is kept of a running pull.
+/// The state of a running pull's progress.
 pub(super) struct Tracker {
     begun: Instant,
     progress: Cell<Progress>,
-    /// When a window began and what had been fetched then: the last window's, and this one's.
+    /// For the previous and the current window: time of its start, and downloaded bytes at that time.
     marks: Cell<[(Instant, u64); 2]>,
     logged: Cell<Instant>,
 }
@@ -47,7 +47,7 @@ impl Tracker {
         }
     }
 
-    /// Its worker said this; every now and then it goes to the log.
+    /// Stores the worker's report and logs it at intervals.
     pub(super) fn note(&self, name: &impl ToString, progress: Progress, now: Instant) {
         self.progress.set(progress);
         let [_, this] = self.marks.get();
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_the_recent_one_and_tells_what_is_left() {
+    fn the_rate_is_recent_and_determines_the_remaining_time() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let tracker = Tracker::new(begun);
@@ -109,14 +109,14 @@ mod tests {
             };
             tracker.note(&"x", progress, at(seconds));
         };
-        assert_eq!(tracker.view(&"x", begun).left, None, "nothing is known");
+        assert_eq!(tracker.view(&"x", begun).left, None, "the size is unknown");
         note(2, 2000);
         let view = tracker.view(&"x", at(2));
         assert_eq!((view.rate, view.left), (1000, Some(Duration::from_secs(8))));
         for seconds in 3..=20 {
             note(seconds, 2000 + 100 * (seconds - 2));
         }
-        assert_eq!(tracker.view(&"x", at(20)).rate, 100, "the fast start is forgotten");
+        assert_eq!(tracker.view(&"x", at(20)).rate, 100, "the fast start no longer counts");
         let stalled = tracker.view(&"x", at(10_000));
         assert_eq!((stalled.rate, stalled.left), (0, None));
     }

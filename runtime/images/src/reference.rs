@@ -1,6 +1,6 @@
-//! Image references as the kubelet and people write them, and the one normal form that everything else uses.
-//! Pure. Rules: CRI 2.27; the grammar is that of the distribution project's reference package, which the kubelet
-//! checks with before it asks us: what passes there must pass here and mean the same.
+//! Parses image references and normalises them. The module does no I/O. Rules: CRI 2.27; the grammar is that
+//! of the distribution project's reference package, which the kubelet uses: every reference that it accepts
+//! must be accepted here with the same meaning.
 //!
 //! | written | normal form |
 //! |---|---|
@@ -8,24 +8,24 @@
 //! | `me/app:1` | `docker.io/me/app:1` |
 //! | `localhost/app`, `reg:5000/app` | `localhost/app:latest`, `reg:5000/app:latest` |
 //! | `index.docker.io/me/app` | `docker.io/me/app:latest` |
-//! | `app:1@sha256:…` | `docker.io/library/app@sha256:…`: the digest decides |
+//! | `app:1@sha256:…` | `docker.io/library/app@sha256:…`: the digest has precedence |
 
 use std::fmt;
 
-/// Registry of names that say none.
+/// Default registry.
 const DEFAULT_REGISTRY: &str = "docker.io";
-/// An older name of the same registry, still in old manifests.
+/// An old name of the default registry, found in old manifests.
 const DEFAULT_REGISTRY_OLD: &str = "index.docker.io";
-/// Where names of one component on the default registry are.
+/// Namespace of names with one component on the default registry.
 const DEFAULT_NAMESPACE: &str = "library";
-/// Tag of names that say neither tag nor digest.
+/// Tag of references without tag and digest.
 const DEFAULT_TAG: &str = "latest";
 
-/// Longest registry and path together, and longest tag (distribution's grammar).
+/// Maximum length in bytes of registry and path together (distribution's grammar).
 const NAME_BYTES_MAX: usize = 255;
 const TAG_BYTES_MAX: usize = 128;
 
-/// A reference in normal form. Made by [`Reference::parse`] only, so every part is well formed.
+/// A normalised reference. Only [`Reference::parse`] creates it, so all parts are valid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reference {
     registry: String,
@@ -33,16 +33,16 @@ pub(crate) struct Reference {
     version: Version,
 }
 
-/// What picks one image of a repository.
+/// The version of a repository's image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Version {
-    /// A tag: may name another image tomorrow.
+    /// A tag; a registry can assign it to another image at any time.
     Tag(String),
-    /// `sha256:HEX` or `sha512:HEX`: one content for ever.
+    /// A digest `sha256:HEX` or `sha512:HEX`, which identifies the content.
     Digest(String),
 }
 
-/// Not a reference. The text is what users of other runtimes know and search for.
+/// An invalid reference. The text of the error is that of other runtimes, which users know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Invalid {
     why: &'static str,
@@ -55,19 +55,19 @@ impl fmt::Display for Invalid {
 }
 
 impl Reference {
-    /// Parses and normalises.
+    /// Parses and normalises a reference.
     pub(crate) fn parse(text: &str) -> Result<Reference, Invalid> {
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) => (rest, Some(digest)),
             None => (text, None),
         };
-        // A colon behind the last slash starts a tag; one before it belongs to a registry's port.
+        // A colon after the last slash starts a tag; an earlier one belongs to a registry's port.
         let (name, tag) = match rest.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
             _ => (rest, None),
         };
         if tag.is_some_and(|tag| !is_tag(tag)) {
-            return Err(Invalid { why: "the tag is empty, too long, or has a character it may not have" });
+            return Err(Invalid { why: "the tag is empty, too long, or has an invalid character" });
         }
         let version = match (digest, tag) {
             (Some(digest), _) if is_digest(digest) => Version::Digest(digest.into()),
@@ -78,7 +78,7 @@ impl Reference {
         Ok(Reference { registry, repository, version })
     }
 
-    /// Registry host, with port if any: `docker.io`.
+    /// Registry host, with the port if there is one: `docker.io`.
     pub(crate) fn registry(&self) -> &str {
         &self.registry
     }
@@ -88,19 +88,19 @@ impl Reference {
         &self.repository
     }
 
-    /// Whether a digest picks the image, not a tag.
+    /// Whether the reference has a digest and no tag.
     pub(crate) fn has_digest(&self) -> bool {
         matches!(self.version, Version::Digest(_))
     }
 
-    /// Tag or digest.
+    /// The tag or digest of the reference.
     pub(crate) fn version(&self) -> &Version {
         &self.version
     }
 }
 
 impl fmt::Display for Reference {
-    /// The normal form; parses to the same value.
+    /// Formats the normal form, which is parsed to the same value.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.version {
             Version::Tag(tag) => write!(out, "{}/{}:{tag}", self.registry, self.repository),
@@ -132,9 +132,9 @@ fn split_name(name: &str) -> Result<(String, String), Invalid> {
     if !is_registry(registry) {
         return Err(Invalid { why: "the registry is not a host name with an optional port" });
     }
-    // Would be taken for an image's id everywhere else.
+    // It would be ambiguous with an image ID.
     if path.len() == 64 && is_hex(path) {
-        return Err(Invalid { why: "64 hex digits are an image's id, not a name" });
+        return Err(Invalid { why: "64 hex digits are an image ID, not a name" });
     }
     if !path.split('/').all(is_path_component) {
         return Err(Invalid {
@@ -149,7 +149,7 @@ fn split_name(name: &str) -> Result<(String, String), Invalid> {
     Ok((registry.into(), repository))
 }
 
-/// `host`, `host:port`, `[v6]`, `[v6]:port`.
+/// Whether the text is a registry host: `host`, `host:port`, `[v6]` or `[v6]:port`.
 fn is_registry(text: &str) -> bool {
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) => {
@@ -173,7 +173,7 @@ fn is_host_component(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-/// Letters and digits, with `.`, `_`, `__` or any number of `-` between them.
+/// Whether the text consists of letters and digits, separated by `.`, `_`, `__` or any number of `-`.
 fn is_path_component(text: &str) -> bool {
     let is_letter = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
@@ -198,7 +198,7 @@ mod tests {
     const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
     #[test]
-    fn names_get_their_normal_form() {
+    fn references_are_normalised() {
         let digest = format!("sha256:{HEX}");
         let cases = [
             ("busybox", "docker.io/library/busybox:latest".into()),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reference_is_refused_with_the_known_text() {
+    fn invalid_references_are_refused_with_the_usual_text() {
         let long = "a".repeat(256);
         let tag = format!("a:{}", "t".repeat(129));
         let upper = format!("a@sha256:{}", HEX.to_uppercase());
@@ -281,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_wins_over_a_tag() {
+    fn a_digest_has_precedence_over_a_tag() {
         let reference = Reference::parse(&format!("reg:5/app:1@sha256:{HEX}")).unwrap();
         assert_eq!(reference.registry(), "reg:5");
         assert_eq!(reference.repository(), "app");
         assert_eq!(reference.version(), &Version::Digest(format!("sha256:{HEX}")));
     }
 
-    /// What parses is in normal form, and the normal form is a fixed point that no byte of the input can break.
+    /// The result of parsing any input is normalised, and parsing the normal form again does not change it.
     #[test]
     fn parsing_is_idempotent_and_never_panics() {
         let pieces = [
@@ -332,7 +332,7 @@ mod tests {
         assert!(parsed > 1000, "only {parsed} of the inputs were references");
     }
 
-    /// xorshift64: the same inputs in every run.
+    /// The next pseudo-random number (xorshift64); each test run has the same numbers.
     fn next(seed: &mut u64) -> u64 {
         *seed ^= *seed << 13;
         *seed ^= *seed >> 7;

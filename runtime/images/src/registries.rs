@@ -1,5 +1,6 @@
-//! Whether the files that say where images are can be read (REG-10). Workers read them anew for each pull; this looks at
-//! them at the start, after a reload and after each pull, so that a mistake shows in Status and not only in the log.
+//! Reports whether the registry configuration files are valid (REG-10). Workers read the files for each pull;
+//! this module checks them at the start, after a reload and after each pull, so that errors are shown in
+//! Status and not only logged.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,61 +11,61 @@ use coracle_job::{Job, Outcome, Registries};
 
 use super::Images;
 
-/// Broken files that are named in Status.
+/// Maximum number of invalid files that are named in Status.
 const SHOWN_MAX: usize = 8;
 
-/// What is known of the files.
+/// The result of the last check.
 #[derive(Default)]
 pub(super) struct Health {
-    /// One line for each broken file.
+    /// Descriptions of the invalid files, one line each.
     broken: RefCell<Vec<String>>,
-    /// A worker is looking.
+    /// Whether a worker is checking.
     is_looking: Cell<bool>,
-    /// Somebody wanted a look since it began.
+    /// Whether another check was requested during the running one.
     is_due: Cell<bool>,
 }
 
 impl Images {
-    /// Takes over what a reload says of registries; pulls under way go on as they began.
+    /// Applies the registry configuration after a reload; running pulls are not affected.
     pub fn set_registries(self: &Rc<Self>, registries: Registries) {
-        *self.registries.borrow_mut() = registries;
+        *self.sources.registries.borrow_mut() = registries;
         self.look_at_registries();
     }
 
-    /// Has a worker look, unless there is nothing to be looked at. Returns at once.
+    /// Starts a check in a worker unless there are no files. Returns at once.
     pub fn look_at_registries(self: &Rc<Self>) {
-        let health = &self.registries_health;
+        let health = &self.sources.health;
         health.is_due.set(true);
         if health.is_looking.replace(true) {
             return;
         }
         let images = Rc::clone(self);
         reactor::spawn(async move {
-            while images.registries_health.is_due.replace(false) {
+            while images.sources.health.is_due.replace(false) {
                 let broken = images.broken_registries().await;
-                images.registries_health.take(broken);
+                images.sources.health.take(broken);
             }
-            images.registries_health.is_looking.set(false);
+            images.sources.health.is_looking.set(false);
         })
         .detach();
     }
 
     async fn broken_registries(&self) -> Vec<String> {
-        let registries = self.registries.borrow().clone();
+        let registries = self.sources.registries.borrow().clone();
         if !registries.config.exists() && !registries.certs_dir.exists() {
             return Vec::new();
         }
         let job = Job::CheckRegistries { root: self.disk.root().to_owned(), registries };
         match self.workers.run(job, |_, _| {}).await {
             Ok(Outcome::RegistriesChecked(broken)) => broken,
-            Ok(_) => vec!["the files of registries: the worker did another job".to_owned()],
-            Err(error) => vec![format!("look at the files of registries: {error}")],
+            Ok(_) => vec!["check the registry configuration: unexpected answer of the worker".to_owned()],
+            Err(error) => vec![format!("check the registry configuration: {error}")],
         }
     }
 
-    /// For people, where a file is broken.
+    /// Human-readable description of the invalid registry configuration files; `None` if all are valid.
     pub fn registries_trouble(&self) -> Option<String> {
-        let broken = self.registries_health.broken.borrow();
+        let broken = self.sources.health.broken.borrow();
         let more = match broken.len().saturating_sub(SHOWN_MAX) {
             0 => String::new(),
             more => format!("; and {more} more"),
@@ -79,10 +80,10 @@ impl Health {
             return;
         }
         for line in &broken {
-            log::warn!("registries file is broken"; error = line);
+            log::warn!("registry configuration file is invalid"; error = line);
         }
         if broken.is_empty() {
-            log::info!("registries files can be read again");
+            log::info!("registry configuration files are valid again");
         }
         *self.broken.borrow_mut() = broken;
     }

@@ -1,6 +1,6 @@
-//! What the configuration says of pins, at the start and after each SIGHUP, and the sandbox image it may name (PIN-4 and
-//! PIN-5 in CRI 2.33). No pod needs that image here: it is there for node tooling that expects it, so its absence
-//! fails nothing and is made good in the background.
+//! Applies the configuration of pins at the start and after each SIGHUP, and pulls the configured sandbox
+//! image (PIN-4 and PIN-5 in CRI 2.33). No pod needs the sandbox image, only tools on the node that expect
+//! it. Therefore a missing image causes no failure, and it is pulled in the background.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ use super::credentials::Auth;
 use super::pins::Pins;
 use super::reference::Reference;
 
-/// From one attempt to pull the sandbox image to the next; each pod that is made may start one.
+/// Minimum interval between attempts to pull the sandbox image; each new pod requests one.
 const PAUSE: Duration = Duration::from_secs(60);
 
 impl Images {
-    /// Takes over `pinned_images` and `sandbox_image`; pins follow at once, whatever was before.
+    /// Applies `pinned_images` and `sandbox_image`; pins change immediately.
     ///
     /// # Errors
-    /// A pattern or a name that is none; nothing is changed then.
+    /// An invalid pattern or name, in which case nothing is changed.
     pub fn configure(self: &Rc<Self>, patterns: &[String], sandbox_image: Option<&str>) -> Result<(), Error> {
         let invalid = |key: &str, why: String| Error::new(Kind::InvalidArgument, format!("{key}: {why}"));
         let pins =
@@ -31,15 +31,15 @@ impl Images {
             .map(|name| Reference::parse(name).map(|reference| reference.to_string()))
             .transpose()
             .map_err(|why| invalid("sandbox_image", why.to_string()))?;
-        *self.pins.borrow_mut() = pins.with(name.as_deref());
-        *self.sandbox_image.borrow_mut() = SandboxImage { name, tried: None };
+        *self.pinning.patterns.borrow_mut() = pins.with(name.as_deref());
+        *self.pinning.sandbox_image.borrow_mut() = SandboxImage { name, tried: None };
         self.want_sandbox_image();
         Ok(())
     }
 
-    /// Pulls the configured sandbox image where it is absent, in the background.
+    /// Pulls the configured sandbox image in the background if it is missing.
     pub fn want_sandbox_image(self: &Rc<Self>) {
-        let mut wanted = self.sandbox_image.borrow_mut();
+        let mut wanted = self.pinning.sandbox_image.borrow_mut();
         let Some(name) = wanted.name.clone() else { return };
         let is_recent = wanted.tried.is_some_and(|tried| tried.elapsed() < PAUSE);
         if is_recent || !matches!(self.find(&name), Ok(None)) {
@@ -50,7 +50,7 @@ impl Images {
         reactor::spawn(async move {
             match images.pull(&name, Auth::default()).await {
                 Ok(id) => log::info!("sandbox image pulled"; name = name, image = id),
-                Err(error) => log::warn!("sandbox image not pulled, pods run without it"; error = error),
+                Err(error) => log::warn!("cannot pull the sandbox image, pods do not need it"; error = error),
             }
         })
         .detach();

@@ -1,5 +1,5 @@
-//! The image service on a real directory, with shell scripts in the worker's place: what a worker would bring is put
-//! there by the test, and its answer read from a file.
+//! Tests the image service in a real directory. Shell scripts act as workers: the test creates the files of a
+//! pull, and the script returns an answer from a file.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use super::{Auth, Images, Options, builtin};
 
 const TAG: &str = "reg.example/app:1";
 
-/// Waits for its job, notes that it ran, and says what the test wrote.
+/// Script that reads the job, records that it ran, and returns the prepared answer.
 const ANSWER: &str = "cat > $D/job; echo run >> $D/runs; cat $D/answer";
 
 struct Node {
@@ -60,7 +60,7 @@ impl Node {
         images
     }
 
-    /// Puts the parts of image `digit` in place and gives its record.
+    /// Creates all files of the image `digit` and returns its record.
     fn whole(&self, digit: char, tags: &[&str]) -> ImageRecord {
         let record = record(digit, tags);
         for layer in &record.layers {
@@ -118,7 +118,7 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_pulled_image_is_there_at_once_and_after_a_restart() {
+fn a_pulled_image_is_listed_at_once_and_after_a_restart() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -133,14 +133,14 @@ fn a_pulled_image_is_there_at_once_and_after_a_restart() {
         let again = node.open();
         assert_eq!(again.list(), images.list());
         let mode = std::fs::metadata(node.root().join("layers")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700, "set-user-ID programs of images are within reach of users");
+        assert_eq!(mode & 0o777, 0o700, "users can access set-user-ID programs of images");
         assert_eq!(again.list().len(), 2, "with the built-in one");
         assert!(again.usage().await.used_bytes >= 1000);
     });
 }
 
 #[test]
-fn what_a_worker_is_asked_follows_from_the_reference() {
+fn the_job_of_a_worker_follows_from_the_reference() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -160,7 +160,7 @@ fn what_a_worker_is_asked_follows_from_the_reference() {
 }
 
 #[test]
-fn a_tag_is_asked_for_again_and_moves_and_a_digest_is_not() {
+fn a_tag_is_pulled_again_and_a_present_digest_is_not() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -172,7 +172,7 @@ fn a_tag_is_asked_for_again_and_moves_and_a_digest_is_not() {
         assert_eq!(images.resolve(TAG).unwrap().id.to_string(), new.id);
         let digest = &old.digests[0];
         assert_eq!(images.pull(digest, Auth::default()).await.unwrap().to_string(), old.id);
-        assert_eq!(node.runs(), 2, "a digest that is here needs no worker");
+        assert_eq!(node.runs(), 2, "a digest in the store needs no worker");
         for images in [&images, &node.open()] {
             let old = images.resolve(digest).unwrap();
             assert!(old.tags.is_empty() && old.digests.len() == 1);
@@ -181,7 +181,7 @@ fn a_tag_is_asked_for_again_and_moves_and_a_digest_is_not() {
 }
 
 #[test]
-fn names_gather_on_one_image_and_go_together() {
+fn an_image_has_several_names_which_are_removed_together() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -193,7 +193,7 @@ fn names_gather_on_one_image_and_go_together() {
         assert_eq!(view.tags, [TAG, "reg.example/app:2", "other.example/app:1"]);
         images.remove("reg.example/app:2").unwrap();
         images.remove("reg.example/app:2").unwrap();
-        assert_eq!(images.list().len(), 1, "only the built-in one is left");
+        assert_eq!(images.list().len(), 1, "only the built-in image remains");
         until("its disk is freed", || !node.layer('a').exists()).await;
         assert!(!node.root().join("images/blobs/sha256").join(hex('a')).exists());
         assert_eq!(node.open().list().len(), 1);
@@ -201,7 +201,7 @@ fn names_gather_on_one_image_and_go_together() {
 }
 
 #[test]
-fn layers_stay_while_a_container_needs_them() {
+fn layers_are_kept_while_a_container_uses_them() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -219,7 +219,7 @@ fn layers_stay_while_a_container_needs_them() {
 }
 
 #[test]
-fn a_start_sweeps_what_nobody_needs_and_nothing_else() {
+fn the_start_removes_unused_data_only() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -244,12 +244,15 @@ fn a_start_sweeps_what_nobody_needs_and_nothing_else() {
         assert!(!node.layer('b').exists() && node.layer('a').is_dir());
         assert!(node.root().join("images/blobs/sha256").join(hex('a')).exists());
         assert!(!node.root().join("images/blobs/sha256").join(hex('b')).exists());
-        assert!(node.root().join("images/parts/x").exists(), "a half-downloaded blob waits for the next try");
+        assert!(
+            node.root().join("images/parts/x").exists(),
+            "a partly downloaded blob is kept for the next attempt"
+        );
     });
 }
 
 #[test]
-fn damaged_records_are_set_aside_and_cost_one_image_each() {
+fn damaged_records_are_quarantined_and_affect_one_image_each() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -269,7 +272,7 @@ fn damaged_records_are_set_aside_and_cost_one_image_each() {
             images.list().iter().filter(|view| !view.pinned).map(|view| view.id.hex()).collect();
         assert_eq!(ids, [hex('e')]);
         images.sweep();
-        assert!(node.layer('a').is_dir(), "what a lost record meant is not known, so nothing is thrown away");
+        assert!(node.layer('a').is_dir(), "the layers of a lost record are unknown, so nothing is removed");
         for (digit, reason) in [
             ('a', "0 bytes"),
             ('b', "CORR"),
@@ -285,15 +288,15 @@ fn damaged_records_are_set_aside_and_cost_one_image_each() {
     });
 }
 
-/// Without the fix the first image is set aside as "layer … is missing", and its layer is thrown away.
+/// Regression: the image was quarantined because of "layer … is missing", and its layer was removed.
 #[test]
-fn a_layer_that_cannot_be_looked_at_is_not_missing() {
+fn a_layer_that_cannot_be_accessed_is_not_missing() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
         let record = node.whole('a', &[TAG]);
         node.pull(&images, &record, TAG).await.unwrap();
-        // A link to itself: ELOOP, as EIO of a disk.
+        // A symbolic link to itself: ELOOP, similar to EIO of a disk.
         let aside = node.dir.path().join("aside");
         std::fs::rename(node.layer('a'), &aside).unwrap();
         std::os::unix::fs::symlink(node.layer('a'), node.layer('a')).unwrap();
@@ -301,18 +304,19 @@ fn a_layer_that_cannot_be_looked_at_is_not_missing() {
         images.sweep();
         assert_eq!(images.resolve(TAG).unwrap().id.to_string(), record.id);
         assert!(!node.root().join("quarantine").exists());
-        assert!(node.layer('a').is_symlink(), "it is not thrown away");
+        assert!(node.layer('a').is_symlink(), "it is not removed");
         let error = node.pull(&images, &record, TAG).await.unwrap_err();
-        assert!(error.message().contains("look at"), "{error}");
+        assert!(error.message().contains("stat"), "{error}");
         std::fs::remove_file(node.layer('a')).unwrap();
         std::fs::rename(&aside, node.layer('a')).unwrap();
         assert_eq!(node.pull(&images, &record, TAG).await.unwrap(), record.id);
     });
 }
 
-/// Without the fix the image comes back with the next start only, and what it shares with another is thrown away with that.
+/// Regression: the image was missing until the next start, and layers that it shares with another image were
+/// removed together with the other one.
 #[test]
-fn a_record_that_cannot_be_read_for_now_is_read_later() {
+fn a_record_that_cannot_be_read_is_retried() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -339,10 +343,10 @@ fn a_record_that_cannot_be_read_for_now_is_read_later() {
     });
 }
 
-/// Without the fix the image is only "not loaded", and every pull of it fails: the record cannot be renamed over a directory. A
-/// FIFO would be waited for.
+/// Regression: the image was only reported as not loaded, and every pull of it failed, because a record
+/// cannot be renamed over a directory. Opening a FIFO would block.
 #[test]
-fn a_record_that_is_no_file_is_set_aside_and_its_image_pulled_again() {
+fn a_record_that_is_not_a_file_is_quarantined_and_its_image_pulled_again() {
     let node = Node::new();
     reactor::run(async {
         for what in ["directory", "fifo"] {
@@ -366,7 +370,7 @@ fn a_record_that_is_no_file_is_set_aside_and_its_image_pulled_again() {
 }
 
 #[test]
-fn what_a_worker_brings_is_checked() {
+fn records_of_workers_are_checked() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -386,7 +390,7 @@ fn what_a_worker_brings_is_checked() {
 }
 
 #[test]
-fn an_image_that_is_not_whole_is_pulled_again_but_not_for_ever() {
+fn a_pull_that_lost_a_part_is_retried_a_limited_number_of_times() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -401,7 +405,7 @@ fn an_image_that_is_not_whole_is_pulled_again_but_not_for_ever() {
 }
 
 #[test]
-fn failures_read_as_a_kubelet_expects() {
+fn failures_have_the_text_that_the_kubelet_expects() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -427,7 +431,7 @@ fn failures_read_as_a_kubelet_expects() {
 }
 
 #[test]
-fn callers_of_one_reference_share_a_pull_and_leave_it_alone() {
+fn callers_of_one_reference_share_a_pull_and_may_disconnect() {
     let node = Node::new();
     node.worker(
         "cat > $D/job; echo run >> $D/runs; while ! test -e $D/go; do sleep 0.01; done; cat $D/answer",
@@ -450,12 +454,12 @@ fn callers_of_one_reference_share_a_pull_and_leave_it_alone() {
             assert_eq!(call.await.unwrap().to_string(), record.id);
         }
         assert_eq!(node.runs(), 2, "one for each set of credentials");
-        until("nothing is under way", || images.pulls.len() == 0).await;
+        until("no pull is running", || images.pulls.len() == 0).await;
     });
 }
 
 #[test]
-fn a_pull_that_nobody_waits_for_is_taken_up_by_a_retry_or_ends() {
+fn a_pull_without_callers_is_joined_by_a_retry_or_ends() {
     let node = Node::new();
     let script = "test -e $D/runs && exit; cat > $D/job; echo $$ > $D/runs; mkdir $D/root/layers/tmp-x; exec sleep 1000";
     node.worker(script);
@@ -478,12 +482,12 @@ fn a_pull_that_nobody_waits_for_is_taken_up_by_a_retry_or_ends() {
         let worker = std::fs::read_to_string(node.dir.path().join("runs")).unwrap();
         let process = PathBuf::from("/proc").join(worker.lines().next().unwrap());
         until("its worker is killed and reaped", || !process.exists()).await;
-        until("what it left is swept", || !node.layers().contains(&"tmp-x".to_owned())).await;
+        until("its incomplete data is removed", || !node.layers().contains(&"tmp-x".to_owned())).await;
     });
 }
 
 #[test]
-fn the_built_in_image_needs_no_network_and_stays() {
+fn the_built_in_image_needs_no_network_and_is_not_removed() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();
@@ -518,12 +522,12 @@ fn pins_follow_the_names() {
         let pinned = |digit| images.resolve(&hex(digit)).unwrap().pinned;
         assert!(pinned('b') && !pinned('a'), "the pin moves with the tag (PIN-8)");
         images.remove(name).unwrap();
-        assert!(images.find(&hex('b')).unwrap().is_none(), "an explicit removal is obeyed (PIN-7)");
+        assert!(images.find(&hex('b')).unwrap().is_none(), "an explicit removal is executed (PIN-7)");
     });
 }
 
 #[test]
-fn an_import_publishes_every_image_under_normal_names() {
+fn an_import_publishes_all_images_with_normalised_names() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();

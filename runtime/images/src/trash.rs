@@ -1,9 +1,9 @@
-//! How the store gives back disk. What nobody needs is renamed into a directory `layers/tmp-trash-N`, which takes no time
-//! and cannot fail half-way, and a worker deletes that directory. A crash in between leaves a `tmp-` directory, which the
-//! next start sweeps.
+//! Removal of unused data from the store. Unused data is renamed into a directory `layers/tmp-trash-N`, which
+//! is fast and atomic, and a worker removes that directory. After a crash in between, the next start removes
+//! the `tmp-` directory.
 //!
-//! A pull that runs at the same time may count on a layer that goes here. It notices: an image is only published when
-//! all its parts are in place, and a pull that finds one gone runs again ([`super::pull`]).
+//! A concurrent pull may rely on a layer that is removed by this module. An image is published only if all
+//! its parts exist, so the pull detects the removal and starts again ([`super::pull`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -21,48 +21,62 @@ use coracle_job::Job;
 use super::disk::{Disk, LINKS, list};
 use super::index::{Index, LayerName};
 
-/// What directories of garbage are called; `coracle_job::image` gives workers other names with `tmp-`.
+/// Prefix of directories of removed data; workers use other names with `tmp-` (`coracle_job::image`).
 const TRASH: &str = "tmp-trash-";
 
-/// What an unfinished layer or piece of garbage starts with.
+/// Prefix of all temporary directories.
 const TEMPORARY: &str = "tmp-";
 
-/// Half-downloaded blobs kept over a start: one big layer, so that a flaky uplink gets on. The newest stay.
+/// Maximum total size in bytes of the partly downloaded blobs that are kept at a start: one large layer, so
+/// that pulls over an unreliable network make progress. The newest blobs are kept.
 const PARTS_BYTES_MAX: u64 = 1 << 30;
 
-/// Directories of garbage under removal.
+/// The removal of unused data, and the reasons that prevent it.
+#[derive(Default)]
+pub(super) struct Garbage {
+    pub(super) trash: Rc<Trash>,
+    /// Whether a record was moved to quarantine: the layers of the record's image are unknown.
+    pub(super) has_damaged: Cell<bool>,
+    /// Names of records that could not be read; reading them is retried.
+    pub(super) unread: RefCell<Vec<String>>,
+    /// Whether a container's layers are unknown, so that no layer may be removed.
+    pub(super) keeps_everything: Cell<bool>,
+}
+
+/// The removal of unused data.
 #[derive(Default)]
 pub(super) struct Trash {
     next: Cell<u64>,
     under_way: RefCell<BTreeSet<String>>,
-    /// How many times something may have gone.
+    /// Number of calls that have removed data.
     disposed: Cell<u64>,
 }
 
-/// What may be garbage; what of it is needed stays.
+/// Data to be removed if it is not used.
 pub(super) enum Candidates {
-    /// Layers that an image or container gave up.
+    /// Layers that an image or a container has released.
     Given(Vec<LayerName>),
-    /// What killed workers left. Only while no worker fills the store.
+    /// Incomplete data of killed workers. Allowed only while no worker writes to the store.
     Unfinished,
-    /// Everything in the store, with half-downloaded blobs down to so many bytes. Only while no worker fills the store.
+    /// All unused data in the store, and partly downloaded blobs beyond this total size in bytes. Allowed
+    /// only while no worker writes to the store.
     All { parts_bytes_max: u64 },
 }
 
 impl Candidates {
-    /// At the start of the daemon.
+    /// The candidates for removal at the start of the daemon.
     pub(super) const START: Candidates = Candidates::All { parts_bytes_max: PARTS_BYTES_MAX };
-    /// Once an image was removed: the kubelet wants room.
+    /// The candidates for removal together with an image, which the kubelet removes to free disk space.
     pub(super) const EVERYTHING: Candidates = Candidates::All { parts_bytes_max: 0 };
 }
 
 impl Trash {
-    /// Grows whenever the disk may have more room than before.
+    /// A number that increases when data is removed.
     pub(super) fn disposed(&self) -> u64 {
         self.disposed.get()
     }
 
-    /// Moves what of `candidates` nobody needs out of the way, and has it deleted.
+    /// Moves those of `candidates` that are unused to a trash directory and starts its removal.
     pub(super) fn dispose(
         self: &Rc<Self>,
         disk: &Disk,
@@ -107,14 +121,14 @@ impl Trash {
         let Some((name, bin)) = self.make_bin(layers) else { return };
         for (number, path) in paths.iter().enumerate() {
             if let Err(error) = fs::rename(path, bin.join(number.to_string())) {
-                log::warn!("garbage stays"; path = path.display(), error = plain(&error));
+                log::warn!("cannot move unused data, will retry at the next sweep"; path = path.display(), error = plain(&error));
             }
         }
         self.under_way.borrow_mut().insert(name.clone());
         let (trash, workers) = (self.clone(), workers.clone());
         reactor::spawn(async move {
             if let Err(error) = workers.run(Job::RemoveTrees { paths: vec![bin] }, |_, _| {}).await {
-                log::warn!("garbage is not deleted, the next sweep tries again"; error = error);
+                log::warn!("cannot remove unused data, will retry at the next sweep"; error = error);
             }
             trash.under_way.borrow_mut().remove(&name);
             trash.disposed.set(trash.disposed.get() + 1);
@@ -129,10 +143,10 @@ impl Trash {
             let bin = layers.join(&name);
             match fs::create_dir(&bin) {
                 Ok(()) => return Some((name, bin)),
-                // Of an earlier daemon.
+                // A directory of an earlier daemon.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
-                    log::warn!("garbage stays"; path = bin.display(), error = plain(&error));
+                    log::warn!("cannot create the directory for unused data"; path = bin.display(), error = plain(&error));
                     return None;
                 }
             }
@@ -140,7 +154,7 @@ impl Trash {
     }
 }
 
-/// Blobs and users files that no image has.
+/// Blobs and user files that no image uses.
 fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
     let mut blobs = BTreeSet::new();
     let mut users = BTreeSet::new();
@@ -148,9 +162,9 @@ fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
         users.insert(entry.id.hex());
         match disk.read(&entry.id) {
             Ok(stored) => blobs.extend(stored.image.blobs.iter().filter_map(|digest| disk.blob(digest))),
-            // Not knowing what it needs, nothing can be told to be garbage.
+            // If the blobs of one image are unknown, no blob can be removed.
             Err(error) => {
-                log::warn!("blobs are not swept"; error = error);
+                log::warn!("cannot determine unused blobs, none is removed"; error = error);
                 return Vec::new();
             }
         }
@@ -166,12 +180,13 @@ fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
     unneeded
 }
 
-/// Files that killed workers wrote whole under names of their own (`HEX-PID`): no other worker goes on with one.
+/// Temporary files of killed workers (`HEX-PID`), which no other worker uses.
 fn workers_own(dir: &Path) -> Vec<PathBuf> {
     list(dir).into_iter().filter(|name| name.contains('-')).map(|name| dir.join(name)).collect()
 }
 
-/// Parts beyond the newest `bytes_max` bytes; an empty one is worth nothing, and takes an inode.
+/// The oldest partly downloaded blobs: all except the newest ones with up to `bytes_max` bytes in total.
+/// Empty files are included, because each only uses an inode.
 fn oldest_parts(dir: &Path, bytes_max: u64) -> Vec<PathBuf> {
     let mut parts: Vec<(SystemTime, u64, PathBuf)> = list(dir)
         .into_iter()

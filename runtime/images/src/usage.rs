@@ -1,6 +1,6 @@
-//! What images use of their file system (ImageFsInfo, CRI 2.32): measured by a worker's walk, never in the event
-//! loop. A layer does not change, so it is walked once in a daemon's life; what does change is small. Nobody who does not
-//! ask pays, and nothing is walked anew while nothing has come or gone.
+//! Disk usage of images (ImageFsInfo, CRI 2.32), measured by a worker and never in the event loop. Layers do
+//! not change, so each is measured once in the lifetime of a daemon; all other data is small. The usage is
+//! measured only on request, and only after a change.
 
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
@@ -14,15 +14,17 @@ use super::disk::list;
 use super::index::LayerName;
 use super::measured::{Moment, Usage, Walk};
 
-/// What who asks waits for a walk at most; after that the last one is the answer.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// From one walk to the next while something is under way; a kubelet asks every 10 s.
+/// Time limit of a request's wait for a measurement, after which the request returns the previous
+/// measurement.
+const MEASURE_WAIT: Duration = Duration::from_millis(500);
+/// Minimum interval between two measurements while the store changes; the kubelet's requests are 10 s apart.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Blocks are counted in these whatever the file system's are (stat(2)).
+/// Size of a block in stat(2), independent of the file system.
 const BLOCK_BYTES: u64 = 512;
 
 impl Images {
-    /// What images use of the disk. The first answer after a start may be that of their records, where a walk takes long.
+    /// Returns the disk usage of images. If the first measurement after a start takes long, the answer is
+    /// computed from the records.
     pub async fn usage(self: &Rc<Self>) -> Usage {
         if self.is_stale() && !self.measured.is_walking.replace(true) {
             let (done, is_done) = smol::channel::bounded::<()>(1);
@@ -33,8 +35,8 @@ impl Images {
                 drop(done);
             })
             .detach();
-            // Late is no error: the next who asks gets it.
-            let _ = reactor::deadline(PATIENCE, is_done.recv()).await;
+            // On timeout the next request gets the result.
+            let _ = reactor::deadline(MEASURE_WAIT, is_done.recv()).await;
         }
         let directory = self.disk.images();
         match &*self.measured.last.borrow() {
@@ -44,7 +46,7 @@ impl Images {
             None => {
                 let index = self.index.borrow();
                 let used_bytes = index.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.size_bytes));
-                // The record, the config and one manifest, and each layer's directory.
+                // Estimate: the record, the config, one manifest, and one directory per layer.
                 let inodes_used = index.iter().map(|entry| 3 + entry.layers.len() as u64).sum();
                 Usage { directory, at: SystemTime::now(), used_bytes, inodes_used }
             }
@@ -52,14 +54,18 @@ impl Images {
     }
 
     fn moment(&self) -> Moment {
-        Moment { published: self.sequence.get(), disposed: self.trash.disposed(), filled: self.filled.get() }
+        Moment {
+            published: self.index.borrow().sequence(),
+            disposed: self.garbage.trash.disposed(),
+            filled: self.measured.filled.get(),
+        }
     }
 
     fn is_stale(&self) -> bool {
         match &*self.measured.last.borrow() {
             None => true,
             Some(last) => {
-                let is_moving = self.fills.get() > 0 || last.moment != self.moment();
+                let is_moving = self.measured.fills.get() > 0 || last.moment != self.moment();
                 is_moving && last.begun.elapsed() >= PAUSE
             }
         }
@@ -75,8 +81,10 @@ impl Images {
         let paths = std::iter::once(self.disk.images()).chain(layers).collect();
         let usages = match self.workers.run(Job::MeasureTrees { paths }, |_, _| {}).await {
             Ok(Outcome::Measured(usages)) => usages,
-            Ok(_) => return log::error!("images not measured"; error = "the worker did another job"),
-            Err(error) => return log::warn!("images not measured"; error = error),
+            Ok(_) => {
+                return log::error!("cannot measure the images"; error = "unexpected answer of the worker");
+            }
+            Err(error) => return log::warn!("cannot measure the images"; error = error),
         };
         let own = std::fs::symlink_metadata(self.disk.layers());
         let own = own.map_or_else(
@@ -86,7 +94,7 @@ impl Images {
         let mut usages = usages.into_iter();
         let mut total = sum(own, usages.next().unwrap_or_default());
         for (name, usage) in new.into_iter().zip(usages) {
-            // What has no layer's name is unfinished or garbage: there for now, and another thing at the next look.
+            // Entries without a layer's name are incomplete or unused, and are measured each time.
             match name.parse::<LayerName>() {
                 Ok(_) => drop(self.measured.layers.borrow_mut().insert(name, usage)),
                 Err(_) => total = sum(total, usage),

@@ -1,42 +1,42 @@
-//! What the Container Device Interface adds to a container (CDI specification, "containerEdits").
+//! Container edits of the Container Device Interface (CDI specification, "containerEdits").
 
 use serde::{Deserialize, Serialize};
 
-/// Edits of all devices of a container, in order.
+/// The merged edits of all CDI devices of a container, in the order of the devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerEdits {
-    /// Name and value; they win over what the image and the request say.
+    /// Environment variables as name and value. They override the variables of the image and of the request.
     pub environment: Vec<(String, String)>,
-    /// Nodes.
+    /// Device nodes to create.
     pub devices: Vec<EditedDevice>,
-    /// Files and directories of the host.
+    /// Bind mounts of files and directories of the host.
     pub mounts: Vec<EditedMount>,
-    /// Further groups of the process.
+    /// Supplementary group IDs of the container's process.
     pub groups: Vec<u32>,
-    /// Programs to run.
+    /// OCI hooks to run.
     pub hooks: crate::Hooks,
 }
 
-/// A device node.
+/// A device node to create in the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditedDevice {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// On the host.
+    /// Path on the host.
     pub host_path: String,
-    /// Some of `rwm`.
+    /// Permissions of the device cgroup: any of `r`, `w` and `m`.
     pub permissions: String,
 }
 
-/// A mount.
+/// A bind mount to add to the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditedMount {
-    /// On the host.
+    /// Source path on the host.
     pub host_path: String,
-    /// In the container.
+    /// Target path in the container.
     pub container_path: String,
-    /// `ro`
+    /// Whether the mount is read-only (option `ro`).
     pub is_read_only: bool,
-    /// Of `noexec`, `nosuid`, `nodev`.
+    /// Additional mount options: any of `noexec`, `nosuid` and `nodev`.
     pub options: Vec<String>,
 }

@@ -1,24 +1,23 @@
-//! Credentials on their way from a client or a file to one endpoint. No `Debug` and no error text shows any of their
-//! bytes.
+//! Registry credentials. Neither `Debug` nor any error text contains a part of them.
 
 use serde::{Deserialize, Serialize};
 
-/// Credentials of one endpoint. Never logged: `Debug` says only which kind.
+/// Credentials for one registry endpoint. They are never logged: `Debug` prints only the variant's name.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub enum Credentials {
-    /// Anonymous.
+    /// No credentials: anonymous access.
     #[default]
     None,
-    /// User and password: basic, or for the token service.
+    /// User name and password, for basic authentication or for the token service.
     Basic {
-        /// User.
+        /// User name.
         username: String,
         /// Password.
         password: String,
     },
     /// OAuth2 refresh token for the token service.
     Identity(String),
-    /// A bearer token, used as it is.
+    /// A bearer token that is sent unchanged.
     Bearer(String),
 }
 
@@ -34,20 +33,21 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// From base64 of `user:password`, as `config.json` files and the CRI's AuthConfig hold it.
+    /// Decodes base64 of `user:password`, the format of the field `auth` in Docker's `config.json` and in the
+    /// CRI's AuthConfig.
     ///
     /// # Errors
-    /// What is wrong with it, in words that show none of it.
+    /// A reason that contains no part of the credentials.
     pub fn from_auth(auth: &str) -> Result<Self, &'static str> {
         let bytes = decode_base64(auth).ok_or("not base64")?;
         let text = String::from_utf8(bytes).map_err(|_| "not UTF-8 in base64")?;
         let (username, password) = text.split_once(':').ok_or("no `user:password` in base64")?;
-        // Some helpers pad with NULs, which other runtimes trim.
+        // Some credential helpers pad with NUL bytes, which other runtimes trim as well.
         Ok(Self::Basic { username: username.into(), password: password.trim_end_matches('\0').into() })
     }
 }
 
-/// RFC 4648 base64 with the standard alphabet, with or without padding. Bits behind the last byte are not looked at.
+/// Decodes base64 (RFC 4648) with the standard alphabet, with or without padding. Trailing bits are ignored.
 fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let mut lenient = data_encoding::BASE64_NOPAD.specification();
     lenient.check_trailing_bits = false;
@@ -68,7 +68,7 @@ mod tests {
             ("Zm9v", "foo"),
             ("Zm9vYg==", "foob"),
             ("Zm9vYmE", "fooba"),
-            ("Zm9vYmF", "fooba"), // bits that no byte has
+            ("Zm9vYmF", "fooba"), // with trailing bits
             ("Zm9vYmFy\n", "foobar"),
         ];
         for (text, expected) in cases {

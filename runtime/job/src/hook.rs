@@ -1,50 +1,53 @@
-//! Programs that run at points of a container's life (OCI runtime specification, "POSIX-platform Hooks").
+//! OCI hooks: programs that run at points of a container's lifecycle (OCI runtime specification,
+//! "POSIX-platform Hooks").
 
 use serde::{Deserialize, Serialize};
 
-/// One program.
+/// One OCI hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
-    /// Absolute.
+    /// Absolute path of the program.
     pub path: String,
-    /// argv, its name first; empty: the path.
+    /// Arguments including `argv[0]`; if empty, the path is `argv[0]`.
     pub arguments: Vec<String>,
-    /// `NAME=value` each; nothing else.
+    /// The complete environment, each entry `NAME=value`.
     pub environment: Vec<String>,
-    /// Seconds; 0: the runtime's own limit.
+    /// Time limit in seconds; 0: the runtime's default.
     pub timeout_s: u32,
 }
 
-/// The hooks of a container, by the point at which they run, in order.
+/// The hooks of a container by lifecycle point; hooks of one point run in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hooks {
-    /// As `create_runtime`, before them: the older name.
+    /// Hooks `prestart`: a deprecated point, run before `create_runtime` at the same point.
     pub prestart: Vec<Hook>,
-    /// Namespaces are made, the root is not entered; in the node's namespaces.
+    /// Hooks `createRuntime`: run after the namespaces were created and before pivot_root, in the runtime's
+    /// namespaces.
     pub create_runtime: Vec<Hook>,
-    /// At the same point, in the container's namespaces, with the node's files.
+    /// Hooks `createContainer`: run at the same point as `create_runtime`, but in the container's namespaces.
     pub create_container: Vec<Hook>,
-    /// Before the program, in the container's namespaces, with its files.
+    /// Hooks `startContainer`: run before the container's program is executed, in the container's namespaces
+    /// and root file system.
     pub start_container: Vec<Hook>,
-    /// The program runs; in the node's namespaces.
+    /// Hooks `poststart`: run after the container's program was started, in the runtime's namespaces.
     pub poststart: Vec<Hook>,
-    /// The container is gone; in the node's namespaces.
+    /// Hooks `poststop`: run after the container's process ended, in the runtime's namespaces.
     pub poststop: Vec<Hook>,
 }
 
 impl Hooks {
-    /// Whether there is none.
+    /// Whether there are no hooks.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether any runs before the root is entered.
+    /// Whether any hook runs before pivot_root.
     pub fn has_before_root(&self) -> bool {
         !(self.prestart.is_empty() && self.create_runtime.is_empty() && self.create_container.is_empty())
     }
 
-    /// Appends others.
+    /// Appends the hooks of `more` to each lifecycle point.
     pub fn extend(&mut self, more: Self) {
         self.prestart.extend(more.prestart);
         self.create_runtime.extend(more.create_runtime);
@@ -55,15 +58,15 @@ impl Hooks {
     }
 }
 
-/// One hook to run.
+/// Executes one hook.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HookJob {
-    /// Which.
+    /// The hook to execute.
     pub hook: Hook,
-    /// The container's state as JSON, for its stdin.
+    /// The container's state as JSON (OCI runtime specification, "State"), for the hook's standard input.
     pub state: String,
-    /// The process whose namespaces it runs in; 0: the node's.
+    /// PID of the process whose namespaces the hook enters; 0: the hook runs in the runtime's namespaces.
     pub inside: i32,
-    /// Milliseconds.
+    /// Time limit in milliseconds.
     pub limit_ms: u64,
 }

@@ -1,71 +1,71 @@
-//! What is to be found out about a path of the node that may not answer.
+//! Operations on host paths whose file system may not respond, for example a network file system.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// One question; the worker may wait for its answer for ever, and is given up then.
+/// One operation on a host path. The worker may block in the kernel forever; the daemon then abandons it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostQuestion {
-    /// Where the source of a mount is.
+    /// Resolves the source of a bind mount.
     Source {
-        /// The path.
+        /// Path of the source.
         path: PathBuf,
-        /// Make a directory (0755) with its parents where there is nothing.
+        /// Whether to create a missing path as a directory (mode 0755), with its parents.
         is_made: bool,
     },
-    /// Which devices a path stands for.
+    /// Lists the devices of a path: the device itself, or all devices in the directory.
     Devices {
-        /// The path.
+        /// Path of a device or a directory.
         path: PathBuf,
-        /// Where they are to appear in a container.
+        /// Path at which the devices appear in the container.
         container: String,
     },
-    /// What is in a regular file.
+    /// Reads a regular file.
     File {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// Longest.
+        /// Maximum size in bytes.
         bytes_max: u64,
     },
-    /// Open a log for appending, made with its directory where it is missing. The descriptor comes over the worker's stdin,
-    /// which is a socket for this job.
+    /// Opens a log file for appending; creates it and its directory if missing. The worker sends the
+    /// descriptor over its standard input, which is a socket for this job.
     Log {
-        /// The path.
+        /// Path of the log file.
         path: PathBuf,
     },
 }
 
-/// Its answer.
+/// The answer to a [`HostQuestion`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostAnswer {
-    /// The path without links.
+    /// The path with all symbolic links resolved.
     Source(PathBuf),
-    /// The devices.
+    /// The devices at the path.
     Devices(Vec<HostDevice>),
-    /// The file.
+    /// The content of the file.
     File(Vec<u8>),
-    /// The descriptor has been sent.
+    /// The log file was opened, and its descriptor was sent.
     Log,
 }
 
-/// A device node.
+/// A device node on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostDevice {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// A block device, not a character device.
+    /// Whether the device is a block device; otherwise it is a character device.
     pub is_block: bool,
-    /// Major number.
+    /// Major number of the device.
     pub major: u32,
-    /// Minor number.
+    /// Minor number of the device.
     pub minor: u32,
-    /// Permission bits.
+    /// Permission bits of the file mode.
     pub mode: u32,
 }
 
 impl HostQuestion {
-    /// The path that it is about.
+    /// The host path of the operation.
     pub fn path(&self) -> &std::path::Path {
         match self {
             Self::Source { path, .. }

@@ -1,16 +1,17 @@
-//! Pulling and importing images, and the record of an image that comes out of it.
+//! Jobs that pull, import, check and export images, and the resulting image record.
 //!
-//! Where things are, below `--root` (all written aside, synced and renamed, so each is whole or absent):
+//! Layout below `--root`. Each entry is written under a temporary name, synced and renamed, so it is either
+//! complete or absent:
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
 //! | `images/blobs/sha256/HEX` | manifests, configs, and (with `keep_blobs`) compressed layers |
-//! | `images/parts/HEX` | half-downloaded blobs, for the next try |
-//! | `images/users/HEX/{passwd,group}` | /etc/passwd and /etc/group of image HEX, where it has them; at most 1 MiB each |
-//! | `images/records/HEX` | the record of image HEX (its config digest): the daemon's, the image exists once it does |
-//! | `layers/NAME/` | an unpacked layer, as overlayfs wants it; NAME is [`Layer::name`] |
-//! | `layers/l/SHORT` | a link to `../NAME`, for mounts: the daemon's |
-//! | `layers/tmp-*` | layers being unpacked; whatever is there at the start of the daemon is garbage |
+//! | `images/parts/HEX` | partly downloaded blobs, for the next attempt |
+//! | `images/users/HEX/record` | /etc/passwd and /etc/group of image HEX, with a checksum ([`crate::UsersFiles`]) |
+//! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
+//! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`] |
+//! | `layers/l/SHORT` | a link to `../NAME` for mount options, created by the daemon |
+//! | `layers/tmp-*` | layers that are being unpacked; those that exist at the start of the daemon are garbage |
 
 use std::path::PathBuf;
 
@@ -18,96 +19,98 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Credentials, Registries};
 
-/// Pull one reference for this platform.
+/// Job: pulls one image reference for this platform.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PullJob {
-    /// The store: `--root`.
+    /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// Registry host of the normalised reference, with port if any: `docker.io`, `localhost:5000`.
+    /// Registry host of the normalised reference, with the port if there is one, for example `docker.io` or
+    /// `localhost:5000`.
     pub registry: String,
-    /// Repository path: `library/busybox`.
+    /// Repository path, for example `library/busybox`.
     pub repository: String,
-    /// Tag; empty where the digest decides.
+    /// Tag; empty for a reference by digest.
     pub tag: String,
-    /// `sha256:…`; empty for a tag.
+    /// Digest `sha256:…`; empty for a reference by tag.
     pub digest: String,
-    /// The node's registries.
+    /// The node's registry configuration.
     pub registries: Registries,
-    /// The client's, for the registry itself.
+    /// Credentials of the client's request; they apply to the registry itself, not to its mirrors.
     pub credentials: Credentials,
-    /// Bounds.
+    /// Limits on the image's size and number of parts.
     pub limits: Limits,
-    /// Keep the compressed layers beside the unpacked ones.
+    /// Whether to keep the compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
 }
 
-/// Import an archive (docker-archive or OCI layout; plain, gzip or zstd).
+/// Job: imports an archive (docker-archive or OCI layout; uncompressed, gzip or zstd).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImportJob {
-    /// The store: `--root`.
+    /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// The archive.
+    /// Path of the archive.
     pub archive: PathBuf,
-    /// Bounds.
+    /// Limits on the images' size and number of parts.
     pub limits: Limits,
-    /// Keep the compressed layers beside the unpacked ones.
+    /// Whether to keep the compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
-    /// Give way to everything else on the node.
+    /// Whether to run with background scheduling priority.
     pub is_background: bool,
 }
 
-/// Look at every part of an image in the store.
+/// Job: verifies all parts of an image in the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CheckJob {
-    /// The store: `--root`.
+    /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// As it is recorded.
+    /// The record of the image.
     pub image: ImageRecord,
-    /// Bounds.
+    /// Limits on the image's size and number of parts.
     pub limits: Limits,
-    /// Mend what can be mended, and put the rest of what is broken out of the way.
+    /// Whether to repair damaged parts, and to move other damaged parts to quarantine.
     pub repair: bool,
     /// Names of layers that containers use.
     pub in_use: Vec<String>,
 }
 
-/// Write images into an archive.
+/// Job: exports images to an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExportJob {
-    /// The store: `--root`.
+    /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// The archive: an absolute path.
+    /// Absolute path of the archive.
     pub output: PathBuf,
-    /// What goes into it.
+    /// The images to export.
     pub images: Vec<ExportedImage>,
 }
 
-/// One image of an archive.
+/// One image to export.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExportedImage {
-    /// What it is called there.
+    /// Names of the image in the archive.
     pub names: Vec<String>,
-    /// As it is recorded.
+    /// The record of the image.
     pub image: ImageRecord,
 }
 
-/// What is wrong with an image.
+/// One defect of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Which part, and what.
+    /// The damaged part and the defect.
     pub what: String,
-    /// It is right now.
+    /// Whether the part was repaired.
     pub is_mended: bool,
 }
 
-/// Bounds on what an image may make us do.
+/// Limits on the size and the number of parts of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Unpacked bytes of one layer, sparse or not: stops a gzip bomb and a huge sparse file.
+    /// Maximum unpacked size of one layer in bytes, with holes of sparse files; protects against
+    /// decompression bombs.
     pub layer_bytes_max: u64,
-    /// Entries of one layer.
+    /// Maximum number of entries of one layer.
     pub layer_entries_max: u64,
-    /// Layers of an image (overlayfs takes 500 below one mount).
+    /// Maximum number of layers of an image (overlayfs supports 500 lower directories).
     pub layers_max: u32,
 }
 
@@ -117,54 +120,57 @@ impl Default for Limits {
     }
 }
 
-/// An image, whole: what is committed to `images/records/HEX`.
+/// A complete image: the content of `images/records/HEX`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// `sha256:HEX` of the config blob (CRI 2.27).
+    /// Image ID: digest `sha256:HEX` of the config blob (CRI 2.27).
     pub id: String,
-    /// Normalised `registry/path:tag`.
+    /// Tags as normalised `registry/path:tag`.
     pub tags: Vec<String>,
-    /// `registry/path@sha256:…` of what was pulled (an index's digest for a multi-platform name).
+    /// Repo digests `registry/path@sha256:…` of pulled references (the digest of the index for a
+    /// multi-platform image).
     pub digests: Vec<String>,
-    /// Compressed bytes of config, manifests and layers; never 0.
+    /// Compressed size in bytes of config, manifests and layers; never 0.
     pub size_bytes: u64,
-    /// Lowest first.
+    /// Layers of the image, lowest first.
     pub layers: Vec<Layer>,
-    /// Blobs (digests) that belong to it: manifests, config, kept layers.
+    /// Digests of the image's blobs: manifests, config, kept layers.
     pub blobs: Vec<String>,
-    /// What a container needs of the config.
+    /// The part of the image config that containers need.
     pub config: ImageConfig,
 }
 
 /// One unpacked layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// `sha256:…` over the uncompressed tar.
+    /// Digest `sha256:…` of the uncompressed tar archive.
     pub diff_id: String,
-    /// Chain ID (OCI image spec, "Layer ChainID") of it and everything below.
+    /// Chain ID of this layer and all layers below it (OCI image specification, "Layer ChainID").
     pub chain_id: String,
-    /// Directory below `layers/`: the 64 hex digits of the chain ID. All of them, because a layer that is there is used for
-    /// every image that names it. Images of builds before 0.1.0 have the first 32 digits.
+    /// Name of the layer's directory below `layers/`: the 64 hexadecimal digits of the chain ID. All digits
+    /// are needed, because an existing layer is reused by every image with the same chain ID. In images of
+    /// builds before 0.1.0 the name has only the first 32 digits.
     pub name: String,
 }
 
-/// The image config's `config` object, as far as it matters to a container.
+/// The fields of the image config's `config` object that coracle uses (OCI image specification, "Image
+/// Configuration").
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
-    /// `User`, as it stands.
+    /// Member `User`, not parsed.
     pub user: String,
-    /// `Env`.
+    /// Member `Env`: `NAME=value`.
     pub environment: Vec<String>,
-    /// `Entrypoint`.
+    /// Member `Entrypoint`.
     pub entrypoint: Vec<String>,
-    /// `Cmd`.
+    /// Member `Cmd`.
     pub command: Vec<String>,
-    /// `WorkingDir`.
+    /// Member `WorkingDir`.
     pub working_directory: String,
-    /// `StopSignal`, as it stands.
+    /// Member `StopSignal`, not parsed.
     pub stop_signal: String,
-    /// `Volumes`: container paths.
+    /// Member `Volumes`: container paths.
     pub volumes: Vec<String>,
-    /// `Labels`, sorted.
+    /// Member `Labels`, sorted.
     pub labels: Vec<(String, String)>,
 }

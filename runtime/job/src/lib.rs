@@ -1,10 +1,11 @@
-//! What a worker is asked and what it answers: the wall between the daemon, which never waits for a network or a
-//! disk, and the short-lived processes that do.
+//! Jobs and answers that daemon and workers exchange. Workers are short-lived processes for work that may
+//! block on a network or a disk; the daemon never blocks.
 //!
-//! The daemon starts `coracle-worker` with the job on its stdin (one [`Job`], then end of file) and reads
-//! [`Answer`]s from its stdout until [`Answer::Done`] or [`Answer::Failed`]; stderr is the worker's log. Each message
-//! is a little-endian u32 length and that many bytes of postcard. Credentials travel only here: never in arguments,
-//! the environment, or a file. Daemon and worker are always of the same release, so this format may change freely.
+//! The daemon starts `coracle-worker` and writes one [`Job`] to its standard input, followed by end of file.
+//! It reads [`Answer`]s from the worker's standard output until [`Answer::Done`] or [`Answer::Failed`];
+//! standard error is the worker's log. Each message is a little-endian u32 length followed by that many bytes
+//! of postcard. Credentials are passed only in this way, never in arguments, the environment or a file.
+//! Daemon and worker are always of the same release, so the format needs no compatibility.
 #![forbid(unsafe_code)]
 
 mod cdi;
@@ -16,6 +17,7 @@ mod image;
 mod message;
 mod registries;
 mod scope;
+mod users;
 
 pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
@@ -28,157 +30,174 @@ pub use image::{
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
 };
-pub use registries::{ExplainJob, ExplainedEndpoint, Patience, Progress, Registries};
+pub use registries::{ExplainJob, ExplainedEndpoint, Progress, Registries, Timeouts};
 pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
+pub use users::{USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 
 use serde::{Deserialize, Serialize};
 
-/// One piece of slow or risky work.
+/// One job for a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Pull an image into the store.
+    /// Pulls an image into the store.
     Pull(PullJob),
-    /// Import an archive into the store.
+    /// Imports an archive into the store.
     Import(ImportJob),
-    /// Look at every part of an image in the store.
+    /// Verifies all parts of an image in the store.
     Check(CheckJob),
-    /// Write images into an archive.
+    /// Exports images to an archive.
     Export(ExportJob),
-    /// Say where an image would be asked for.
+    /// Lists the endpoints from which an image would be pulled.
     Explain(ExplainJob),
-    /// Say which of the node's registries' files cannot be read as a whole.
+    /// Lists the registry configuration files of the node that cannot be parsed.
     CheckRegistries {
-        /// The store: `--root`.
+        /// The store: the directory of `--root`.
         root: std::path::PathBuf,
-        /// The files.
+        /// The node's registry configuration.
         registries: Registries,
     },
-    /// Delete trees (container upper directories, layers, blobs) that nothing refers to any more.
+    /// Removes trees without references (writable layers of containers, image layers, blobs).
     RemoveTrees {
-        /// Absolute paths; a missing one is success.
+        /// Absolute paths of the trees; a missing one is not an error.
         paths: Vec<std::path::PathBuf>,
     },
-    /// Run the plugins of one CNI network for one pod.
+    /// Executes the plugins of one CNI network for one pod.
     Cni(CniJob),
-    /// Look devices up by their CDI names.
+    /// Resolves CDI device names.
     Cdi {
-        /// `vendor/class=device`
+        /// Device names `vendor/class=device`.
         names: Vec<String>,
-        /// Where spec files are; a later one counts more, a missing one is empty.
+        /// Directories of CDI specs; a later one has precedence, a missing one is ignored.
         directories: Vec<std::path::PathBuf>,
     },
-    /// Move network interfaces of the node into a network namespace.
+    /// Moves network interfaces of the node into a network namespace.
     TakeNetDevices {
-        /// The namespace's file.
+        /// Path of the network namespace.
         netns: std::path::PathBuf,
-        /// Each one's name on the node, and its name there.
+        /// For each interface its name on the node and its name in the namespace.
         devices: Vec<(String, String)>,
     },
-    /// Remove a network interface of the node.
+    /// Removes a network interface from the node.
     RemoveLink {
-        /// Its name; a missing one is success.
+        /// Name of the interface; a missing one is not an error.
         name: String,
     },
-    /// Run an OCI hook.
+    /// Executes an OCI hook.
     Hook(HookJob),
-    /// Ask systemd about one scope.
+    /// Makes a request to systemd about one scope unit.
     Scope(ScopeJob),
-    /// Give files an SELinux label: volumes of a container.
+    /// Sets the SELinux label of a container's volumes.
     Relabel {
-        /// Absolute paths of files and directories, each with all below it.
+        /// Absolute paths of files and directories; directories are labelled recursively.
         paths: Vec<std::path::PathBuf>,
-        /// The label.
+        /// The SELinux label.
         label: String,
     },
-    /// Measure what trees use of the disk: writable layers.
+    /// Measures the disk usage of trees: writable layers.
     MeasureTrees {
-        /// Absolute paths; a missing one uses nothing.
+        /// Absolute paths of the trees; the usage of a missing one is zero.
         paths: Vec<std::path::PathBuf>,
     },
-    /// Look at a path of the node that may not answer.
+    /// Accesses a host path whose file system may not respond.
     LookAtHost(HostQuestion),
 }
 
-/// What a tree uses of the disk.
+/// Disk usage of a tree of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeUsage {
-    /// Allocated; a file with several names counts once.
+    /// Allocated bytes; a file with several hard links counts once.
     pub bytes: u64,
-    /// Files, directories, links and the rest.
+    /// Number of inodes: files, directories, links and others.
     pub inodes: u64,
 }
 
-/// What a worker says.
+/// One message of a worker.
 #[expect(clippy::large_enum_variant, reason = "one is alive at a time, in a stream of a few a second")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// How far a pull or an import is.
+    /// Progress of a pull or an import.
     Progress(Progress),
-    /// The job is done.
+    /// Description of the external program for which the job now waits.
+    Waiting(String),
+    /// The job is complete; with its result.
     Done(Outcome),
-    /// It did not work; what was made aside stays only where a retry can use it (parts of blobs).
+    /// The job failed. Temporary data is kept only if a retry uses it (partly downloaded blobs).
     Failed(Failure),
 }
 
-/// Results, one per kind of job.
+/// Results, one variant per kind of job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Pulled: blobs, layers and users files are in the store and synced; the record is for the daemon to commit.
+    /// The image was pulled: blobs, layers and user files are in the store and synced. The daemon commits the
+    /// record.
     Pulled(ImageRecord),
-    /// Imported: as Pulled, for each image of the archive; and why others were not.
+    /// The archive was imported: the records of its images, as in `Pulled`, and the failures of the other
+    /// images.
     Imported(Vec<ImageRecord>, Vec<Failure>),
-    /// What is wrong with the image.
-    Checked(Vec<Finding>),
-    /// The archive is there.
+    /// The findings of a check of an image.
+    Checked {
+        /// The defects that were found.
+        findings: Vec<Finding>,
+        /// Number of layers that could be read, but have no blob with which they could be compared.
+        not_compared: u32,
+    },
+    /// The archive was written.
     Exported,
-    /// The endpoints, in the order they would be tried.
+    /// The endpoints in the order in which they would be tried.
     Explained(Vec<ExplainedEndpoint>),
-    /// One line for each broken file.
+    /// One message per file that cannot be parsed.
     RegistriesChecked(Vec<String>),
-    /// Trees are gone, or the link.
+    /// The trees or the network interface were removed.
     Removed,
-    /// Files have their label.
+    /// The labels were set.
     Relabelled,
-    /// Network interfaces are where they shall be.
+    /// The network interfaces were moved.
     Moved,
-    /// The hook has ended well.
+    /// The hook succeeded.
     Hooked,
-    /// systemd has done it.
+    /// systemd completed the request.
     Scoped,
-    /// The plugins ran.
+    /// The result of the CNI plugins.
     Cni(CniOutcome),
-    /// What the devices ask for.
+    /// The container edits of the devices.
     Cdi(ContainerEdits),
-    /// One for each tree, in order.
+    /// The usage of each tree, in the order of the paths.
     Measured(Vec<TreeUsage>),
-    /// What is known of the path.
+    /// The result of the operation on a host path.
     Looked(HostAnswer),
 }
 
-/// Why a job failed, as far as the daemon's answer depends on it.
+/// The failure of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind.
+    /// The kind of failure, from which the daemon derives the gRPC code.
     pub kind: FailureKind,
-    /// For people: what was tried, on what, why. No credentials, no query strings.
+    /// Human-readable text: the failed operation, its object and the cause. Contains no credentials and no
+    /// query strings.
     pub message: String,
 }
 
-/// Kinds of failure a client acts on (CRI 1.3).
+/// Kinds of failures that clients distinguish (CRI 1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureKind {
-    /// No endpoint could be reached, or they answered 5xx or 429.
+    /// No endpoint could be reached, or all answered 5xx or 429.
     Unavailable,
-    /// 401 or 403.
+    /// The registry answered 401 or 403.
     Denied,
-    /// 404, unknown manifest, no platform match.
+    /// The registry answered 404, the manifest is unknown, or no manifest matches the platform.
     NotFound,
-    /// What came does not verify, is malformed, hostile, or over a limit.
+    /// Received data fails verification, is malformed or malicious, or exceeds a limit.
     Invalid,
-    /// ENOSPC or EDQUOT.
+    /// The disk is full or the quota is exceeded (ENOSPC, EDQUOT).
     NoSpace,
-    /// A CNI plugin said no: its type and message are in the text.
+    /// A CNI plugin failed; the text contains its type and message.
     Plugin,
-    /// Anything else.
+    /// A failure that is none of the other kinds.
     Internal,
+    /// The registry answered 429, because a limit on requests was exceeded.
+    RateLimited,
+    /// The server's certificate is not trusted, not valid now, or for another name.
+    Certificate,
+    /// The name of a host has no address.
+    NameResolution,
 }

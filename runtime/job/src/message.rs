@@ -1,4 +1,4 @@
-//! Framing on a worker's stdin and stdout: a little-endian u32 length, then postcard.
+//! Framing of messages on a worker's standard input and output: a little-endian u32 length, then postcard.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -6,18 +6,18 @@ use std::io::{self, Read, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Longest message: an image record with a config at its limit (4 MiB, the largest a registry serves as manifest),
-/// with room for its neighbours.
+/// Maximum size of a message in bytes: an image record with a config of the maximum size (4 MiB, the largest
+/// manifest that registries serve) and the other fields.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
-/// A message could not be read or written.
+/// The reason why a message could not be read or written.
 #[derive(Debug)]
 pub enum MessageError {
-    /// The pipe.
+    /// I/O error of the pipe or socket.
     Io(io::Error),
-    /// The peer announced so many bytes, more than are read.
+    /// The peer announced a message of this size, which exceeds the maximum.
     TooLong(usize),
-    /// The bytes are not such a message.
+    /// The bytes cannot be decoded.
     Damaged,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "{error}"),
-            Self::TooLong(bytes) => write!(f, "a message of {bytes} bytes, more than are read"),
+            Self::TooLong(bytes) => write!(f, "a message of {bytes} bytes, which is above the maximum"),
             Self::Damaged => f.write_str("a message that cannot be decoded"),
         }
     }
@@ -34,6 +34,10 @@ impl fmt::Display for MessageError {
 impl std::error::Error for MessageError {}
 
 /// Writes one message.
+///
+/// # Errors
+/// [`MessageError::Io`] if writing fails; [`MessageError::TooLong`] for a message above
+/// [`MESSAGE_BYTES_MAX`].
 pub fn write_message(to: &mut impl Write, message: &impl Serialize) -> Result<(), MessageError> {
     let body = postcard::to_allocvec(message).map_err(|_| MessageError::Damaged)?;
     if body.len() > MESSAGE_BYTES_MAX {
@@ -47,11 +51,19 @@ pub fn write_message(to: &mut impl Write, message: &impl Serialize) -> Result<()
 }
 
 /// Reads one message; `Ok(None)` at the end of the stream between two messages.
+///
+/// # Errors
+/// [`MessageError::Io`] if reading fails or the stream ends within a message; [`MessageError::TooLong`] for a
+/// message above [`MESSAGE_BYTES_MAX`]; [`MessageError::Damaged`] if it cannot be decoded.
 pub fn read_message<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<T>, MessageError> {
     read_message_within(from, MESSAGE_BYTES_MAX)
 }
 
-/// The same for messages that have at most `bytes_max` bytes: of a peer that is trusted with less memory.
+/// Reads one message of at most `bytes_max` bytes, like [`read_message`]. For peers that are permitted less
+/// memory.
+///
+/// # Errors
+/// Those of [`read_message`], with `bytes_max` as the maximum.
 pub fn read_message_within<T: DeserializeOwned>(
     from: &mut impl Read,
     bytes_max: usize,
@@ -65,7 +77,10 @@ pub fn read_message_within<T: DeserializeOwned>(
     read_body(from, length, bytes_max).map(Some)
 }
 
-/// The rest of a message whose first four bytes, its length, were read already.
+/// Reads the rest of a message after its length, the first four bytes.
+///
+/// # Errors
+/// Those of [`read_message`].
 pub fn read_body<T: DeserializeOwned>(
     from: &mut impl Read,
     length: [u8; 4],

@@ -1,40 +1,43 @@
-//! Where workers learn which endpoints serve a registry and how long they wait for them, and what they say of it.
+//! Registry configuration for workers, timeouts, progress, and the explanation of endpoints.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The node's registries: files that workers read anew for each job, and how patient they are. No file need exist.
+/// The node's registry configuration: files that workers read for each job, and timeouts. All files are
+/// optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registries {
-    /// k3s' `registries.yaml`.
+    /// Path of k3s' `registries.yaml`.
     pub config: PathBuf,
-    /// containerd's `HOST/hosts.toml`.
+    /// Directory with containerd's `HOST/hosts.toml` files.
     pub certs_dir: PathBuf,
-    /// Docker's `config.json`, for credentials.
+    /// Path of Docker's `config.json` with credentials; `None`: not used.
     pub docker_config: Option<PathBuf>,
-    /// How long to wait for what.
-    pub patience: Patience,
+    /// Timeouts and connection limits.
+    pub timeouts: Timeouts,
 }
 
-/// How long a registry is waited for. There is no limit in all: a slow link gets on for as long as it gets on.
+/// Timeouts for registries. There is no limit on the total time: a download over a slow network continues
+/// while data arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Patience {
-    /// For a TCP connection.
+pub struct Timeouts {
+    /// Time limit for a TCP connection, in milliseconds.
     pub connect_ms: u64,
-    /// For TLS on it.
+    /// Time limit for the TLS handshake, in milliseconds.
     pub tls_ms: u64,
-    /// From a request to the head of its answer.
+    /// Time limit from a request to the response header, in milliseconds.
     pub first_byte_ms: u64,
-    /// A body that brings fewer bytes a second, over `rate_window_ms`, is given up.
+    /// Minimum rate of a response body in bytes per second, averaged over `rate_window_ms`; a slower transfer
+    /// is aborted.
     pub rate_bytes_min: u64,
-    /// See `rate_bytes_min`; it is also the longest silence.
+    /// Time window for `rate_bytes_min` in milliseconds; also the maximum time without any data.
     pub rate_window_ms: u64,
-    /// Layers of one image that are downloaded at once.
+    /// Number of layers of one image that are downloaded concurrently.
     pub connections: u32,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect_ms: 30_000,
@@ -47,45 +50,45 @@ impl Default for Patience {
     }
 }
 
-/// Say which endpoints a reference would be asked of.
+/// Job: lists the endpoints from which a reference would be pulled.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExplainJob {
-    /// The store: `--root`.
+    /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// As in a pull.
+    /// Registry host as in [`PullJob::registry`](crate::PullJob::registry).
     pub registry: String,
-    /// As in a pull.
+    /// Repository path as in [`PullJob::repository`](crate::PullJob::repository).
     pub repository: String,
-    /// The node's registries.
+    /// The node's registry configuration.
     pub registries: Registries,
 }
 
-/// What is known of one endpoint. Words only, and no secret in them.
+/// Human-readable description of one endpoint, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainedEndpoint {
-    /// With scheme, prefix and repository.
+    /// URL with scheme, prefix and repository.
     pub url: String,
-    /// What it is asked for and where that stands: a file and a line, or the reference itself.
+    /// The use of the endpoint and the source of the setting: a file and a line, or the reference itself.
     pub source: String,
-    /// Which kind of credentials it gets and from where; or none.
+    /// Kind and source of the credentials, or that there are none.
     pub credentials: String,
-    /// How TLS is done; or that it is not.
+    /// TLS settings, or that TLS is not used.
     pub tls: String,
-    /// The proxy in between; empty where there is none.
+    /// URL of the proxy; empty for a direct connection.
     pub proxy: String,
 }
 
-/// How far a pull or an import is.
+/// Progress of a pull or an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Compressed bytes that are on disk.
+    /// Number of compressed bytes that are on disk.
     pub bytes_done: u64,
-    /// Compressed bytes in all; 0: not known yet.
+    /// Total number of compressed bytes; 0: not known yet.
     pub bytes_total: u64,
-    /// Of `bytes_done`, what came over the network in this job.
+    /// The part of `bytes_done` that was downloaded by this job.
     pub bytes_fetched: u64,
-    /// Layers that are unpacked.
+    /// Number of unpacked layers.
     pub layers_done: u32,
-    /// Layers of the image; 0: not known yet.
+    /// Number of layers of the image; 0: not known yet.
     pub layers_total: u32,
 }

@@ -1,44 +1,45 @@
-//! Scopes of systemd (systemd.scope(5), org.freedesktop.systemd1(5)): the cgroups of containers where systemd owns the
-//! tree. The worker asks, because systemd is waited for, and D-Bus is none of the daemon's business.
+//! Scopes of systemd (systemd.scope(5), org.freedesktop.systemd1(5)): the cgroups of containers on nodes
+//! where systemd manages the cgroup tree. A worker makes the D-Bus calls, because systemd may take long to
+//! answer and the daemon has no D-Bus client.
 
 use serde::{Deserialize, Serialize};
 
-/// What to ask of systemd for one scope.
+/// One request about a scope unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeJob {
-    /// The unit: `coracle-ID.scope`.
+    /// Name of the unit: `coracle-ID.scope`.
     pub unit: String,
-    /// Which.
+    /// The request for the unit.
     pub command: ScopeCommand,
-    /// Its limits.
+    /// Unit properties (limits): name, value.
     pub properties: Vec<(String, ScopeProperty)>,
 }
 
-/// What to ask.
+/// The request to systemd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScopeCommand {
-    /// Adopt a process with its cgroup: start the scope. Waits until systemd has.
+    /// StartTransientUnit with an existing process. Completes when systemd has started the scope.
     Start {
-        /// The slice it is in.
+        /// Name of the slice that contains the scope.
         slice: String,
-        /// For people: `systemctl status`.
+        /// Description for `systemctl status`.
         description: String,
-        /// As the worker sees it.
+        /// PID of the process in the worker's PID namespace.
         pid: u32,
     },
-    /// Tell it other limits.
+    /// SetUnitProperties: changes limits.
     Set,
-    /// It is over. One that systemd does not know any more is success.
+    /// StopUnit. A scope that systemd does not have is not an error.
     Stop,
 }
 
-/// A value of a property.
+/// The value of a unit property.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScopeProperty {
-    /// `t`
+    /// Value of D-Bus type `t`, a 64-bit number.
     Number(u64),
-    /// `s`
+    /// Value of D-Bus type `s`, a string.
     Text(String),
-    /// `ay`
+    /// Value of D-Bus type `ay`, bytes.
     Mask(Vec<u8>),
 }

@@ -1,7 +1,7 @@
-//! Network configuration files: bytes in, one flat list or the reason why not. Pure: `directory` brings the bytes.
-//! A list is made flat here once, so that what is recorded with a pod and sent to a worker needs nothing else to be
-//! undone: `.conf` files are wrapped, the version is chosen, plugins of the list's own folder are appended.
-//! Rules: CNI spec 1.1.0 section 1; CRI 5.1.
+//! Parses network configuration files into one self-contained list. The module does no I/O; `directory` reads
+//! the files. The list is self-contained because it is recorded with each pod and sent to workers: `.conf`
+//! files are wrapped into a list, the version is chosen, and plugins of the list's own directory are
+//! appended. Rules: CNI spec 1.1.0 section 1; CRI 5.1.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,59 +9,59 @@ use coracle_job::CNI_VERSIONS;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-/// Plugins of one list at most; real ones have up to five.
+/// Maximum number of plugins in a list; real lists have up to five.
 pub(super) const PLUGINS_MAX: usize = 32;
-/// Longest flat list: it is part of each pod's record.
+/// Maximum length of a self-contained list in bytes: it is part of each pod's record.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// Longest name of a network: host-local and others make a directory of it.
+/// Maximum length of a network's name in bytes: host-local and others use it as the name of a directory.
 const NAME_BYTES_MAX: usize = 200;
-/// What a configuration without `cniVersion` is (CNI spec 0.1.0 had no such key).
+/// Version of a configuration without `cniVersion` (CNI spec 0.1.0 had no such key).
 const VERSION_DEFAULT: &str = "0.1.0";
-/// Name and version of the network that needs no file.
+/// Name of the built-in default network.
 pub(super) const BUILT_IN_NAME: &str = "coracle";
 pub(super) const BUILT_IN_VERSION: &str = "1.0.0";
-/// First version with the verb STATUS.
+/// First CNI version with the command STATUS.
 const STATUS_SINCE: &str = "1.1.0";
 
-/// A JSON object whose values stay text.
+/// A JSON object with unparsed values.
 type Fields = BTreeMap<String, Box<RawValue>>;
 
-/// A configuration that can be used.
+/// A valid network configuration list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List {
-    /// The file it came from, without its directory; empty: none, it is [`super::DefaultNetwork`]'s.
+    /// File name of the list; empty for the list of [`super::DefaultNetwork`].
     pub file: String,
     /// Name of the network.
     pub name: String,
-    /// One of [`CNI_VERSIONS`].
+    /// CNI version of the list, one of [`CNI_VERSIONS`].
     pub version: String,
     /// Capabilities that at least one plugin declares.
     pub capabilities: BTreeSet<String>,
-    /// The flat list as JSON, as [`coracle_job::CniJob::conflist`] wants it.
+    /// The self-contained list as JSON, in the format of [`coracle_job::CniJob::conflist`].
     pub text: String,
 }
 
 impl List {
-    /// A list of ours, which needs no checks.
+    /// Parses a list of coracle itself, which needs no checks.
     pub(super) fn built_in(text: String) -> List {
         let capabilities = BTreeSet::from(["portMappings".to_owned()]);
         let (file, version) = (String::new(), BUILT_IN_VERSION.to_owned());
         List { file, name: BUILT_IN_NAME.to_owned(), version, capabilities, text }
     }
 
-    /// Whether its plugins know the verb STATUS.
+    /// Whether the version of the configuration has the command STATUS.
     pub(crate) fn has_status(&self) -> bool {
         age(&self.version) >= age(STATUS_SINCE)
     }
 }
 
-/// Whether a file of that name is looked at.
+/// Whether a file with this name is a CNI configuration.
 pub(super) fn is_configuration(name: &str) -> bool {
     [".conflist", ".conf", ".json"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Reads the file `name`. `folder` gives the `.conf` files, sorted, of the folder that belongs to the network it is asked
-/// for; it is asked at most once.
+/// Parses the file `name`. `folder` returns the `.conf` files, sorted, of the directory of the given network,
+/// and is called at most once.
 pub(super) fn parse(
     name: &str,
     bytes: &[u8],
@@ -75,7 +75,7 @@ pub(super) fn parse(
     } else if fields.contains_key("type") {
         vec![raw(bytes)?]
     } else if fields.contains_key("plugins") {
-        return Err("a list of plugins: such a file must be called .conflist".to_owned());
+        return Err("a list of plugins must be in a file named .conflist".to_owned());
     } else {
         return Err("no type".to_owned());
     };
@@ -83,7 +83,7 @@ pub(super) fn parse(
         return Err("no plugins".to_owned());
     }
     if plugins.len() > PLUGINS_MAX {
-        return Err(format!("{} plugins, at most {PLUGINS_MAX}", plugins.len()));
+        return Err(format!("{} plugins, but at most {PLUGINS_MAX} are allowed", plugins.len()));
     }
     let mut capabilities = BTreeSet::new();
     for (index, plugin) in plugins.iter().enumerate() {
@@ -91,18 +91,18 @@ pub(super) fn parse(
     }
     let text = flat(&version, &network, &plugins.iter().map(|plugin| plugin.get()).collect::<Vec<_>>());
     if text.len() > LIST_BYTES_MAX {
-        return Err(format!("a list of {} bytes, at most {LIST_BYTES_MAX}", text.len()));
+        return Err(format!("a list of {} bytes, but at most {LIST_BYTES_MAX} are allowed", text.len()));
     }
     Ok(List { file: name.to_owned(), name: network, version, capabilities, text })
 }
 
-/// A list of these plugins, as JSON.
+/// Formats a list with these plugins as JSON.
 pub(super) fn flat(version: &str, name: &str, plugins: &[&str]) -> String {
     let text = serde_json::json!({ "cniVersion": version, "name": name }).to_string();
     format!("{},\"plugins\":[{}]}}", text.trim_end_matches('}'), plugins.join(","))
 }
 
-/// Types of a list's plugins, in order.
+/// The types of a list's plugins, in order.
 pub(super) fn kinds(list: &str) -> Vec<String> {
     let list: serde_json::Value = serde_json::from_str(list).unwrap_or_default();
     let plugins = list["plugins"].as_array();
@@ -110,7 +110,8 @@ pub(super) fn kinds(list: &str) -> Vec<String> {
     plugins.into_iter().flatten().filter_map(kind).collect()
 }
 
-/// The plugins of a `.conflist`: the inlined ones, then those of its folder unless `loadOnlyInlinedPlugins` is true.
+/// The plugins of a `.conflist`: the inlined ones, then those of its directory unless
+/// `loadOnlyInlinedPlugins` is true.
 fn list_plugins(
     fields: &Fields,
     folder: impl FnOnce() -> Result<Vec<(String, Vec<u8>)>, String>,
@@ -129,19 +130,19 @@ fn list_plugins(
     Ok(plugins)
 }
 
-/// Checks one plugin's object and collects the capabilities that it declares.
+/// Checks one plugin's object and collects its declared capabilities.
 fn check_plugin(plugin: &RawValue, capabilities: &mut BTreeSet<String>) -> Result<(), String> {
     let fields: Fields = serde_json::from_str(plugin.get()).map_err(|error| error.to_string())?;
     let kind: String = field(&fields, "type")?.ok_or("no type")?;
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
-        return Err(format!("type {kind:?} is no file name"));
+        return Err(format!("type {kind:?} is not a file name"));
     }
     let declared: BTreeMap<String, bool> = field(&fields, "capabilities")?.unwrap_or_default();
     capabilities.extend(declared.into_iter().filter_map(|(name, wanted)| wanted.then_some(name)));
     Ok(())
 }
 
-/// The newest version that both sides speak, of `cniVersion` and `cniVersions`.
+/// The newest version of `cniVersion` and `cniVersions` that coracle supports.
 fn choose_version(fields: &Fields) -> Result<String, String> {
     let mut offered: Vec<String> = field(fields, "cniVersions")?.unwrap_or_default();
     match field::<String>(fields, "cniVersion")? {
@@ -150,22 +151,24 @@ fn choose_version(fields: &Fields) -> Result<String, String> {
         _ => {}
     }
     let newest = offered.iter().filter_map(|version| age(version)).max();
-    let newest = newest.ok_or_else(|| format!("cniVersion {}: not known to us", offered.join(", ")))?;
+    let newest = newest.ok_or_else(|| format!("cniVersion {}: not supported", offered.join(", ")))?;
     Ok(CNI_VERSIONS[newest].to_owned())
 }
 
-/// The mandatory name (CNI spec 1.1.0: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`).
+/// Parses the mandatory name (CNI spec 1.1.0: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`).
 fn network_name(fields: &Fields) -> Result<String, String> {
     let name: String = field(fields, "name")?.ok_or("no name")?;
     let letter = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '.' | '-');
     let is_name = name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.chars().all(letter);
     if !is_name || name.len() > NAME_BYTES_MAX {
-        return Err(format!("name {name:?} is not a letter or digit, then letters, digits and _.-"));
+        return Err(format!(
+            "name {name:?} must be a letter or digit followed by letters, digits, '_', '.' and '-'"
+        ));
     }
     Ok(name)
 }
 
-/// One field of an object; the error names it.
+/// Parses one field of an object; the error contains the field's name.
 fn field<T: DeserializeOwned>(fields: &Fields, key: &str) -> Result<Option<T>, String> {
     let Some(text) = fields.get(key) else { return Ok(None) };
     serde_json::from_str(text.get()).map_err(|error| format!("{key}: {error}"))
@@ -175,7 +178,7 @@ fn raw(bytes: &[u8]) -> Result<Box<RawValue>, String> {
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
-/// A version's place among those we know.
+/// Index of a version in the list of supported versions, oldest first; `None` if it is not supported.
 fn age(version: &str) -> Option<usize> {
     CNI_VERSIONS.iter().position(|known| *known == version)
 }
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_used_is_made_flat() {
+    fn valid_files_become_self_contained_lists() {
         let cases = [
             (
                 "a.conflist",
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_of_the_folder_follow_the_inlined_ones() {
+    fn plugins_of_the_directory_follow_the_inlined_ones() {
         let cases = [
             (r#""plugins":[{"type":"in"}]"#, Ok(r#"[{"type":"in"},{"type":"first"},{ "type" : "second" }]"#)),
             (r#""cniVersions":[]"#, Ok(r#"[{"type":"first"},{ "type" : "second" }]"#)),
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_says_why() {
+    fn invalid_files_are_refused_with_the_reason() {
         let cases = [
             ("a.conflist", "", "EOF while parsing a value at line 1 column 0"),
             ("a.conflist", "[]", "invalid type: sequence, expected a map at line 1 column 0"),
@@ -252,19 +255,19 @@ mod tests {
             (
                 "a.conflist",
                 r#"{"cniVersion":"2.0.0","name":"n","plugins":[]}"#,
-                "cniVersion 2.0.0: not known to us",
+                "cniVersion 2.0.0: not supported",
             ),
             ("a.conflist", r#"{"name":"n","plugins":[{}]}"#, "plugin 0: no type"),
             (
                 "a.conflist",
                 r#"{"name":"n","plugins":[{"type":"a"},{"type":"../b"}]}"#,
-                "plugin 1: type \"../b\" is no file name",
+                "plugin 1: type \"../b\" is not a file name",
             ),
             ("a.conf", r#"{"name":"n"}"#, "no type"),
             (
                 "a.conf",
                 r#"{"name":"n","plugins":[{"type":"a"}]}"#,
-                "a list of plugins: such a file must be called .conflist",
+                "a list of plugins must be in a file named .conflist",
             ),
             (
                 "a.conf",
@@ -281,7 +284,7 @@ mod tests {
         }
         let many = vec![r#"{"type":"a"}"#; 33].join(",");
         let many = text("a.conflist", &format!(r#"{{"name":"n","plugins":[{many}]}}"#), &[]);
-        assert_eq!(many, Err("33 plugins, at most 32".to_owned()));
+        assert_eq!(many, Err("33 plugins, but at most 32 are allowed".to_owned()));
     }
 
     #[test]
@@ -292,9 +295,9 @@ mod tests {
         assert!(!list.has_status());
     }
 
-    /// Whatever the bytes: an answer, and a list that was made flat is flat.
+    /// Any input is either refused or becomes a list; parsing that list again does not change it.
     #[test]
-    fn damaged_files_are_refused_or_flat() {
+    fn damaged_files_are_refused_or_parsed() {
         let whole = br#"{"cniVersion":"0.4.0","cniVersions":["1.0.0"],"name":"n-1","plugins":[{"type":"a","capabilities":{"dns":true},"x":[1,{"y":null}]},{"type":"b"}]}"#;
         let mut random: u64 = 7;
         for round in 0..5000 {
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn endings_tell_configuration() {
+    fn configuration_files_are_recognised_by_their_suffix() {
         for (name, expected) in
             [("a.conflist", true), ("a.conf", true), ("a.json", true), ("a.conf~", false), ("README", false)]
         {

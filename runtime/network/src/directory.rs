@@ -1,6 +1,6 @@
-//! The directory of network configurations: what is in it, and which file counts.
-//! Files are small and on the local disk, so they are read in line; a reader that meets a half-written one keeps the
-//! last good list. Rules: CRI 5.1.
+//! Reads the directory of CNI configurations and chooses the file that applies. The files are small and on
+//! the local disk, so they are read directly. If a file is only partly written, the last valid list stays
+//! active. Rules: CRI 5.1.
 
 use std::fs;
 use std::io::{self, Read};
@@ -12,23 +12,23 @@ use coracle_base::error::plain;
 
 use super::conf::{self, List};
 
-/// Longest file that is read; real ones have a few KiB.
+/// Maximum length of a file in bytes; real files have a few KiB.
 const FILE_BYTES_MAX: u64 = 256 << 10;
-/// Entries of a directory that are looked at: a kubelet's node has a handful.
+/// Maximum number of directory entries; usually there are fewer than ten.
 const ENTRIES_MAX: usize = 256;
 
-/// What one look at the directory found.
+/// The result of reading the directory.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// The first file by name that can be used.
+    /// The first valid file in the order of names; `None` if there is none.
     pub(super) list: Option<List>,
-    /// Names of the files that cannot be used, each with the reason; only those before `list`.
+    /// Names of the invalid files before `list`, each with the reason.
     pub(super) bad: Vec<(String, String)>,
-    /// Why there was no look at all, other than that there is no such directory.
+    /// The error if the directory exists but could not be read; otherwise `None`.
     pub(super) error: Option<String>,
 }
 
-/// Looks through `dir` for the network.
+/// Reads all configurations in `dir` until the first valid one.
 pub(super) fn scan(dir: &Path) -> Scan {
     let mut scan = Scan::default();
     let names = match names(dir) {
@@ -55,9 +55,10 @@ pub(super) fn scan(dir: &Path) -> Scan {
     scan
 }
 
-/// Which list is in force after a look, and what is wrong, if anything. A list whose file is still there but cannot be
-/// read now stays in force: it is being rewritten, and a typo must not take the node's network away.
-pub(super) fn settle(
+/// Returns the list that is active after a scan, and the problem if there is one. A list whose file exists
+/// but is now invalid stays active: the file may be partly written, and a typing error must not disable the
+/// node's network.
+pub(super) fn choose(
     current: Option<Rc<List>>,
     scan: Scan,
     dir: &Path,
@@ -78,12 +79,12 @@ pub(super) fn settle(
     (list, status)
 }
 
-/// Tells one state of a directory from another without reading files: name, inode, size and time of change of each
-/// entry, and of those one level below.
+/// Identifies a state of a directory without reading files: name, inode, size and time of change of each
+/// entry, and of the entries in its subdirectories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Signature(Vec<(PathBuf, u64, u64, i64, i64)>);
 
-/// The signature of `dir` now; empty when there is none.
+/// The current signature of `dir`; empty if it does not exist.
 pub(super) fn signature(dir: &Path) -> Signature {
     let mut entries = Vec::new();
     let mut dirs = vec![(dir.to_owned(), true)];
@@ -100,7 +101,8 @@ pub(super) fn signature(dir: &Path) -> Signature {
     Signature(entries)
 }
 
-/// Names in a directory, sorted as bytes; those that are no text cannot be configuration.
+/// Names in a directory, sorted by bytes; names that are not UTF-8 are ignored, because they cannot be
+/// configurations.
 fn names(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir)?.take(ENTRIES_MAX) {
@@ -110,12 +112,12 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Contents of a file, if it is one and not too long.
+/// Content of a regular file of at most [`FILE_BYTES_MAX`].
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let about = fs::metadata(path).map_err(|error| plain(&error))?;
-    // A FIFO would be waited for.
+    // Opening a FIFO would block.
     if !about.is_file() {
-        return Err("not a file".to_owned());
+        return Err("not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     let file = fs::File::open(path).map_err(|error| plain(&error))?;
@@ -126,7 +128,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The `.conf` files of a network's own folder, sorted; no folder: none.
+/// The `.conf` files of a network's own directory, sorted; empty if the directory does not exist.
 fn folder(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
     let names = match names(dir) {
         Ok(names) => names,
@@ -135,7 +137,7 @@ fn folder(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
         }
         Err(error) => return Err(format!("read {}: {}", dir.display(), plain(&error))),
     };
-    // One more than a list may have, so that it is refused and not cut.
+    // One more than the maximum, so that the list is refused and not truncated.
     let names = names.into_iter().filter(|name| name.ends_with(".conf")).take(conf::PLUGINS_MAX + 1);
     names.map(|name| read(&dir.join(&name)).map(|bytes| (name, bytes))).collect()
 }

@@ -1,17 +1,17 @@
-//! The pods' network by CNI: which configuration is in force, whether the node's network is ready, and attaching and
-//! detaching one pod. The common plugins are built in (`builtin`); others run in a worker, also those between them in one
-//! list (`walk`): this room knows their configuration and what each pod was told, never a plugin process.
+//! Pod networking by CNI: chooses the active configuration, determines whether the network is ready, and
+//! attaches and detaches pods. The common plugins are built in (`builtin`); workers execute the others, also
+//! between built-in plugins of one list (`walk`). This crate starts no plugin process itself.
 //!
 //! ```text
-//!   directory ── scan, inotify ──> conf::List ── plan(pod) ──> Recorded ── stored by the core ──> add … del
-//!       └─ nothing there: DefaultNetwork ──┘                                                 walk: builtin, workers
+//! directory ── scan, inotify ──> conf::List ── plan(pod) ──> Recorded ── stored by the engine ──> add … del
+//!       └─ no file: DefaultNetwork ──┘                                                 walk: builtin, workers
 //!                                     └── STATUS every 10 s (lists of 1.1.0) ──> ready()
 //! ```
 //!
-//! What a pod was attached with is in its record before `add`, so `del` needs no configuration that may have changed or
-//! gone since. The first `add` waits until pods of an earlier boot are detached: their leases must not be handed out
-//! twice, and host-local would otherwise count them as taken.
-//! Rules: CRI 2.2, CRI 5 and BOOT-3; docs/cni.md.
+//! The pod's record contains all parameters of its attachment before `add`, so `del` does not depend on
+//! configuration that may have changed since. The first `add` waits until pods of an earlier boot are
+//! detached: otherwise their addresses would be allocated twice, or would stay allocated. Rules: CRI 2.2, CRI
+//! 5 and BOOT-3; docs/cni.md.
 #![forbid(unsafe_code)]
 
 mod builtin;
@@ -40,19 +40,21 @@ use self::directory::Signature;
 pub use self::plan::{Dns, PodNetwork};
 use self::status::Health;
 
-/// Longest STATUS: it is asked every [`STATUS_PERIOD`].
+/// Time limit of STATUS, which is executed every [`STATUS_PERIOD`].
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
-/// How often plugins are asked for their STATUS (CRI 5.7: 5 to 10 s).
+/// Interval of STATUS (CRI 5.7: 5 to 10 s).
 const STATUS_PERIOD: Duration = Duration::from_secs(10);
-/// Changes that follow each other this closely are looked at once: editors and installers write, sync and rename.
-const SETTLE: Duration = Duration::from_millis(100);
-/// How long the watch rests when the kernel refuses one (no inotify instances left). Status looks by itself meanwhile.
-const REST: Duration = Duration::from_secs(30);
+/// Time to wait after a change before the directory is read, because editors and installers write, sync and
+/// rename.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// Time for which the watch is suspended when inotify fails (no instances left). During this time the RPC
+/// Status checks the directory.
+const WATCH_RETRY: Duration = Duration::from_secs(30);
 
-/// Runs a job in a worker process: [`in_workers`], or a test's closure.
+/// A function that runs a job in a worker process: [`in_workers`], or a closure in tests.
 pub(crate) type RunJob = Box<dyn Fn(Job) -> Pin<Box<dyn Future<Output = Result<Outcome, Error>>>>>;
 
-/// Runs jobs in `workers`; a plugin's refusal keeps its words.
+/// Returns a function that runs jobs in `workers` and keeps the text of a plugin's error.
 pub fn in_workers(workers: Rc<Workers>) -> RunJob {
     Box::new(move |job| {
         let workers = Rc::clone(&workers);
@@ -60,19 +62,20 @@ pub fn in_workers(workers: Rc<Workers>) -> RunJob {
     })
 }
 
-/// How one pod is attached; all that `del` needs, whatever happens to the configuration, the daemon or the node. Part of
-/// the pod's record, where it is best kept as JSON text of its own: then a record of another release can be read, with
-/// defaults for what it lacks.
+/// The attachment of one pod: all parameters that `del` needs, independent of later changes of the
+/// configuration, the daemon or the node. It is part of the pod's record, where it should be stored as JSON
+/// text: then records of other releases can be read, with defaults for missing fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
-    /// The flat list, as JSON.
+    /// The self-contained list as JSON.
     pub conflist: String,
-    /// What its plugins are told of the pod.
+    /// The parameters for the plugins of the list.
     pub attachment: Attachment,
-    /// It is the built-in plugins that attach it: those that detach it, too, as its rules are where no other looks.
+    /// Whether all plugins are built in. DEL must then use the built-in plugins, too, because plugin programs
+    /// do not find their rules.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) is_built_in: bool,
-    /// Places in the list of those that are built in, where others are programs.
+    /// Indices of the built-in plugins if the other plugins are programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub built_in: Vec<usize>,
 }
@@ -82,7 +85,8 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Recorded {
-    /// For a pod whose namespace is gone, as those of an earlier boot: plugins release what lies outside of it.
+    /// Removes the path of the namespace, for a pod of an earlier boot: plugins then release only objects
+    /// outside of the namespace.
     #[must_use]
     pub fn without_namespace(mut self) -> Recorded {
         self.attachment.netns.clear();
@@ -90,77 +94,97 @@ impl Recorded {
     }
 }
 
-/// The node's network as one look finds it, without a daemon.
+/// The node's network configuration as `coracle check` reports it.
 pub struct Survey {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
-    /// The file that it is from; none for the built-in default.
+    /// File of the network configuration; `None` for the built-in default network.
     pub file: Option<PathBuf>,
-    /// Types of its plugins that are neither built in nor in any directory.
+    /// Types of plugins that are neither built in nor in a plugin directory.
     pub missing: Vec<String>,
+    /// The problem of another file in the directory; `None` if there is none.
+    pub problem: Option<String>,
 }
 
-/// Looks once, for `coracle check`. `Err`: why there is no network.
+/// Reads the configuration once, for `coracle check`.
 ///
 /// # Errors
-/// The reason why there is no network, for people.
+/// The reason why there is no network, as text for users.
 pub fn survey(options: &Options) -> Result<Survey, String> {
-    let conf_dir = &options.conf_dir;
-    let (list, status) = directory::settle(None, directory::scan(conf_dir), conf_dir);
-    let Some(list) = list else {
-        let built_in = Survey { name: "built in".into(), file: None, missing: Vec::new() };
-        return options.default.as_ref().map(|_| built_in).ok_or(status.err().unwrap_or_default());
+    let (list, status) = decide(options, directory::scan(&options.conf_dir), None);
+    let (list, problem) = match (list, status) {
+        (Some(list), status) => (list, status.err()),
+        (None, status) => return Err(status.err().unwrap_or_default()),
     };
+    if list.file.is_empty() {
+        return Ok(Survey { name: "built in".into(), file: None, missing: Vec::new(), problem });
+    }
     let is_there = |kind: &String| options.bin_dirs.iter().any(|dir| dir.join(kind).is_file());
     let kinds = options.programs(&list).map(|programs| conf::kinds(&programs)).unwrap_or_default();
     let missing = kinds.into_iter().filter(|kind| !is_there(kind)).collect();
-    Ok(Survey { name: list.name.clone(), file: Some(conf_dir.join(&list.file)), missing })
+    Ok(Survey { name: list.name.clone(), file: Some(options.conf_dir.join(&list.file)), missing, problem })
 }
 
-/// Where configuration and plugins are, and what is there without.
+/// Returns the list that is active after a scan, and the problem if there is one. The built-in default
+/// network is used only if the directory has no configuration: a file that cannot be read means that another
+/// network is intended.
+fn decide(
+    options: &Options,
+    scan: directory::Scan,
+    before: Option<Rc<List>>,
+) -> (Option<Rc<List>>, Result<(), String>) {
+    let is_empty = scan.list.is_none() && scan.bad.is_empty() && scan.error.is_none();
+    if let (true, Some(default)) = (is_empty, &options.default) {
+        let found = List::built_in(default.conflist(""));
+        return (before.filter(|before| **before == found).or(Some(Rc::new(found))), Ok(()));
+    }
+    directory::choose(before, scan, &options.conf_dir)
+}
+
+/// Directories of configurations and plugins, and the default network.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The directory of configurations, which may be missing.
+    /// Directory of configurations; may be missing.
     pub conf_dir: PathBuf,
-    /// Where plugins are searched.
+    /// Directories of plugin executables.
     pub bin_dirs: Vec<PathBuf>,
-    /// Whether lists of built-in plugins are run without programs.
+    /// Whether built-in plugins are used.
     pub runs_built_in: bool,
-    /// The network of a node without any configuration.
+    /// The network of a node without configuration; `None`: no network.
     pub default: Option<DefaultNetwork>,
 }
 
 impl Options {
-    /// Those plugins of `list` that are programs, as a list; `None`: no program is needed.
+    /// The plugins of `list` that are programs, as a list; `None` if no program is needed.
     fn programs(&self, list: &List) -> Option<String> {
         if self.runs_built_in { builtin::programs(&list.text) } else { Some(list.text.clone()) }
     }
 }
 
-/// The node's one CNI network.
+/// The CNI network of the node.
 pub struct Network {
     options: Options,
     run: RunJob,
     netfilter: builtin::Netfilter,
     state: RefCell<State>,
-    /// Wakes the task that asks for STATUS when there is another list to ask about.
+    /// Wakes the STATUS task when the list changes.
     changed: (Sender<()>, Receiver<()>),
-    /// Closed when pods of an earlier boot are detached; nothing is ever sent.
+    /// Closed when pods of an earlier boot are detached; no value is ever sent.
     recovered: (Sender<()>, Receiver<()>),
 }
 
-/// What is in force, and how we know.
+/// The active list and its state.
 struct State {
     list: Option<Rc<List>>,
-    /// The last look at the directory: what was wrong.
+    /// The problem found by the last scan; `Ok` if there is none.
     load: Result<(), String>,
-    /// The directory as it was at that look.
+    /// The signature of the directory at the last scan.
     seen: Signature,
     health: Health,
 }
 
 impl State {
-    /// The list in force, else why there is none.
+    /// The active list; the error is the reason why there is none.
     fn in_force(&self) -> Result<Rc<List>, String> {
         let why = || self.load.as_ref().err().map_or("no configuration", String::as_str);
         self.list.clone().ok_or_else(|| format!("cni plugin not initialized: {}", why()))
@@ -168,7 +192,7 @@ impl State {
 }
 
 impl Network {
-    /// Reads the configuration.
+    /// Creates the network and reads the configuration.
     pub fn new(options: Options, run: RunJob) -> Rc<Network> {
         let state = State { list: None, load: Ok(()), seen: Signature::default(), health: Health::default() };
         let network = Rc::new(Network {
@@ -183,17 +207,17 @@ impl Network {
         network
     }
 
-    /// Starts the tasks that follow the directory and the plugins' health; they end with the network.
+    /// Starts the tasks that watch the directory and run STATUS; they end with the network.
     pub fn start(self: &Rc<Self>) {
         reactor::spawn(follow(Rc::downgrade(self), self.options.conf_dir.clone())).detach();
         reactor::spawn(ask_for_status(Rc::downgrade(self), self.changed.1.clone())).detach();
     }
 
-    /// Whether pods can be attached, for the condition NetworkReady; else the message that goes with the reason
-    /// `NetworkPluginNotReady`. Cheap: no plugin runs for it, and files are read only after a change.
+    /// Checks whether pods can be attached, for the condition NetworkReady. The call is cheap: it runs no
+    /// plugin, and reads files only after a change.
     ///
     /// # Errors
-    /// What is missing, for people.
+    /// The message for the reason `NetworkPluginNotReady`, as text for users.
     pub fn ready(&self) -> Result<(), String> {
         self.catch_up();
         let state = self.state.borrow();
@@ -201,32 +225,32 @@ impl Network {
         state.health.ready().map_err(|why| format!("cni plugin not ready: {why}"))
     }
 
-    /// How the last look at the directory went, for `lastCNILoadStatus` of a verbose Status: a list can be in force while
-    /// its file is broken now.
+    /// The result of the last scan, for `lastCNILoadStatus` of a verbose Status. A list can be active
+    /// although its file is now invalid.
     ///
     /// # Errors
-    /// What is wrong with the file, for people.
+    /// The problem of the file, as text for users.
     pub fn load_status(&self) -> Result<(), String> {
         self.state.borrow().load.clone()
     }
 
-    /// The list in force as JSON, for `cniconfig` of a verbose Status.
+    /// The active list as JSON, for `cniconfig` of a verbose Status; `None` if there is none.
     pub fn conflist(&self) -> Option<String> {
         self.state.borrow().list.as_ref().map(|list| list.text.clone())
     }
 
-    /// How `pod` would be attached now: to be recorded before [`Network::add`]. A network that says it is not ready is
-    /// no reason to refuse: its plugins will, with words that fit.
+    /// Determines how `pod` would be attached now; the caller must record the result before [`Network::add`].
+    /// Does not fail while the network is not ready: the plugins will then fail with the specific error.
     ///
     /// # Errors
-    /// `FailedPrecondition` where no network is in force, `InvalidArgument` for what the configuration or the request cannot
-    /// be.
+    /// `FailedPrecondition` if no network is active; `InvalidArgument` for invalid values of the
+    /// configuration or the request.
     pub fn plan(&self, pod: &PodNetwork<'_>) -> Result<Recorded, Error> {
         self.catch_up();
         let list = self.state.borrow().in_force().map_err(|why| Error::new(Kind::FailedPrecondition, why))?;
         let attachment = plan::attachment(pod, &list)?;
         if !attachment.port_mappings.is_empty() && !list.capabilities.contains("portMappings") {
-            log::warn!("no plugin of the network maps host ports: the pod runs without"; pod = pod.id, network = list.name);
+            log::warn!("no plugin of the network supports host ports, ignored"; pod = pod.id, network = list.name);
         }
         let conflist = match &self.options.default {
             Some(default) if list.file.is_empty() => default.conflist(pod.pod_cidr),
@@ -236,7 +260,7 @@ impl Network {
         Ok(Recorded { conflist, attachment, is_built_in, built_in })
     }
 
-    /// Whether all plugins are built in, else the places of those that are.
+    /// Whether all plugins are built in; if not, the indices of those that are.
     fn choose(&self, conflist: &str, attachment: &Attachment) -> (bool, Vec<usize>) {
         if !self.options.runs_built_in {
             return (false, Vec::new());
@@ -246,43 +270,37 @@ impl Network {
             Ok(choice) => (choice.reasons.join("; "), choice.places),
             Err(why) => (why, Vec::new()),
         };
-        log::debug!("programs attach the pod"; pod = attachment.container_id, reason = reasons);
+        log::debug!("pod is attached by plugin programs"; pod = attachment.container_id, reason = reasons);
         (false, choice)
     }
 
-    /// Pods of an earlier boot are detached, as well as could be: from now on pods may be attached.
+    /// Permits ADD. Must be called once, when the pods of an earlier boot are detached as far as possible.
     pub fn recovered(&self) {
         self.recovered.0.close();
     }
 
-    /// Looks again if the directory is not what it was: in case the watch missed something.
+    /// Scans the directory again if it has changed, in case inotify did not report the change.
     fn catch_up(&self) {
         if self.state.borrow().seen != directory::signature(&self.options.conf_dir) {
             self.look();
         }
     }
 
-    /// Looks at the directory and takes over what is there. Each change of what is wrong is logged once.
+    /// Scans the directory and activates the resulting list. Each change of the problem is logged once.
     fn look(&self) {
-        // Before the files are read: a change in between is then seen at the next look.
+        // Before the files are read: the next check then detects a change in between.
         let seen = directory::signature(&self.options.conf_dir);
         let scan = directory::scan(&self.options.conf_dir);
         for (file, why) in &scan.bad {
-            log::debug!("network configuration not usable"; file = file, error = why);
+            log::debug!("network configuration file is invalid"; file = file, error = why);
         }
         let mut state = self.state.borrow_mut();
         let before = state.list.clone();
-        let is_empty = scan.list.is_none() && scan.bad.is_empty() && scan.error.is_none();
-        let (mut list, mut load) = directory::settle(before.clone(), scan, &self.options.conf_dir);
-        if let (true, Some(default)) = (is_empty, &self.options.default) {
-            let found = List::built_in(default.conflist(""));
-            list = before.clone().filter(|before| **before == found).or(Some(Rc::new(found)));
-            load = Ok(());
-        }
+        let (list, load) = decide(&self.options, scan, before.clone());
         if let Err(why) = &load
             && state.load.as_ref() != Err(why)
         {
-            log::warn!("network configuration"; error = why);
+            log::warn!("no valid network configuration"; error = why);
         }
         state.load = load;
         state.seen = seen;
@@ -291,23 +309,24 @@ impl Network {
         }
         match &list {
             Some(list) => {
-                log::info!("network configuration taken over"; network = list.name, file = list.file, version = list.version);
+                log::info!("network configuration loaded"; network = list.name, file = list.file, version = list.version);
             }
-            None => log::warn!("no network configuration any more"; dir = self.options.conf_dir.display()),
+            None => log::warn!("network configuration removed"; dir = self.options.conf_dir.display()),
         }
         state.health = Health::of(list.as_deref().filter(|list| self.options.programs(list).is_some()));
         state.list = list;
-        // A full channel is a wake-up that is still to come.
+        // If the channel is full, a wake-up is pending already.
         let _ = self.changed.0.try_send(());
     }
 
-    /// Asks `programs` of `list`, and notes the answer if that list is still in force.
+    /// Executes STATUS of `programs`, the programs of `list`, and stores the result if the list is still
+    /// active.
     async fn ask(&self, list: &Rc<List>, programs: String) {
         let answer = self.work(CniCommand::Status, programs, &Attachment::default(), STATUS_LIMIT).await;
         let mut state = self.state.borrow_mut();
         if state.list.as_ref().is_some_and(|current| Rc::ptr_eq(current, list)) {
             let was_ready = state.health.ready().is_ok();
-            state.health.hear(answer.map(drop).map_err(|error| error.to_string()));
+            state.health.update(answer.map(drop).map_err(|error| error.to_string()));
             match state.health.ready() {
                 Ok(()) if !was_ready => log::info!("network ready"; network = list.name),
                 Err(why) if was_ready => log::warn!("network not ready"; network = list.name, error = why),
@@ -317,7 +336,7 @@ impl Network {
     }
 }
 
-/// Follows the directory until the network is dropped.
+/// Watches the directory until the network is dropped.
 async fn follow(network: Weak<Network>, dir: PathBuf) {
     loop {
         let armed = reactor::arm(std::slice::from_ref(&dir));
@@ -325,21 +344,21 @@ async fn follow(network: Weak<Network>, dir: PathBuf) {
         there.look();
         drop(there);
         if let Err(error) = wait(armed).await {
-            log::warn!("watch network configuration"; dir = Path::display(&dir), error = error);
-            reactor::sleep(REST).await;
+            log::warn!("cannot watch the network configuration, will retry"; dir = Path::display(&dir), error = error);
+            reactor::sleep(WATCH_RETRY).await;
         }
-        reactor::sleep(SETTLE).await;
+        reactor::sleep(DEBOUNCE).await;
     }
 }
 
-/// Waits for one change.
+/// Waits for one change of the directory.
 async fn wait(armed: std::io::Result<reactor::Watched>) -> std::io::Result<()> {
-    // What changed is not read: the whole directory is looked at again.
+    // The events are not read: the whole directory is scanned again.
     armed?.readable().await
 }
 
-/// Asks for STATUS at once when the list changes, and then every [`STATUS_PERIOD`], for lists that have it. Sleeps
-/// without a timer while there is none.
+/// Executes STATUS when the list changes, and then every [`STATUS_PERIOD`], for lists that support it. For
+/// other lists the task sleeps without a timer.
 async fn ask_for_status(network: Weak<Network>, changed: Receiver<()>) {
     loop {
         let Some(there) = network.upgrade() else { return };

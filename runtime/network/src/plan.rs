@@ -1,5 +1,5 @@
-//! What a pod's plugins are told: arguments and capabilities, from what the pod asks for. Pure.
-//! Rules: CNI conventions, "Dynamic plugin specific fields"; CRI 5.2 and CRI 5.3.
+//! CNI arguments and capability arguments for a pod. The module does no I/O. Rules: CNI conventions, "Dynamic
+//! plugin specific fields"; CRI 5.2 and CRI 5.3.
 
 use std::net::IpAddr;
 
@@ -9,56 +9,56 @@ use serde_json::{Map, Value, json};
 
 use super::conf::List;
 
-/// The pod's interface, as every runtime calls it.
+/// Name of the pod's interface, equal in all CRI runtimes.
 pub(super) const INTERFACE: &str = "eth0";
-/// Annotations that ask for a limited bandwidth, and what they limit (Kubernetes, "Network Plugins").
+/// Names of the annotations for bandwidth limits, and the direction of each (Kubernetes, "Network Plugins").
 const BANDWIDTH: [(&str, &str); 2] =
     [("kubernetes.io/ingress-bandwidth", "ingress"), ("kubernetes.io/egress-bandwidth", "egress")];
-/// Limits that Kubernetes takes for reasonable: 1k to 1P bits per second.
+/// Minimum bandwidth limit in bits per second; Kubernetes accepts 1k to 1P.
 const BANDWIDTH_MIN: u64 = 1000;
 const BANDWIDTH_MAX: u64 = 1_000_000_000_000_000;
-/// Burst as containerd and CRI-O send it: the largest that plugins take.
+/// Burst in bits, equal to that of containerd and CRI-O: the maximum of the plugins.
 const BURST: u64 = u32::MAX as u64;
-/// Longest quantity that is read: more digits say nothing.
+/// Maximum length in bytes of a quantity in an annotation.
 const QUANTITY_BYTES_MAX: usize = 32;
 
-/// A pod as its network sees it.
+/// The parameters of a pod for its network.
 #[derive(Clone, Debug)]
 pub struct PodNetwork<'a> {
-    /// The sandbox's id.
+    /// ID of the pod sandbox.
     pub id: &'a str,
-    /// Name of the pod, `K8S_POD_NAME` to plugins.
+    /// Name of the pod (`K8S_POD_NAME`).
     pub name: &'a str,
-    /// Its Kubernetes namespace, `K8S_POD_NAMESPACE` to plugins.
+    /// Kubernetes namespace of the pod (`K8S_POD_NAMESPACE`).
     pub namespace: &'a str,
-    /// Its UID, `K8S_POD_UID` to plugins.
+    /// UID of the pod (`K8S_POD_UID`).
     pub uid: &'a str,
-    /// Path of the network namespace that plugins can open.
+    /// Path of the network namespace.
     pub netns: &'a str,
-    /// As the CRI has them; those without a host port are left out.
+    /// Port mappings of the CRI request; mappings without a host port are ignored.
     pub port_mappings: &'a [PortMapping],
-    /// `None`: the node's resolv.conf.
+    /// DNS configuration; `None`: the node's resolv.conf.
     pub dns: Option<Dns<'a>>,
-    /// Empty: the default.
+    /// Cgroup parent; empty: the default.
     pub cgroup_parent: &'a str,
     /// Annotations of the pod, in the order of the request.
     pub annotations: &'a [(String, String)],
-    /// The node's range as UpdateRuntimeConfig gave it, two with a comma between them; empty: not known.
+    /// The pod CIDR of UpdateRuntimeConfig, or two separated by a comma; empty: not set.
     pub pod_cidr: &'a str,
 }
 
-/// The pod's resolver.
+/// DNS configuration of a pod.
 #[derive(Clone, Copy, Debug)]
 pub struct Dns<'a> {
     /// Addresses of name servers.
     pub servers: &'a [String],
     /// Search domains.
     pub searches: &'a [String],
-    /// Options as in resolv.conf(5).
+    /// Resolver options (resolv.conf(5)).
     pub options: &'a [String],
 }
 
-/// The attachment of `pod` to the network of `list`; capabilities that no plugin declares are left out.
+/// The attachment of `pod` to the network of `list`; capabilities that no plugin declares are omitted.
 pub(super) fn attachment(pod: &PodNetwork<'_>, list: &List) -> Result<Attachment, Error> {
     let mut port_mappings = Vec::new();
     for (index, port) in pod.port_mappings.iter().enumerate().filter(|(_, port)| port.host_port > 0) {
@@ -77,7 +77,8 @@ pub(super) fn attachment(pod: &PodNetwork<'_>, list: &List) -> Result<Attachment
     })
 }
 
-/// CNI_ARGS, in containerd's order. A value that would end the pair is refused: it could add arguments.
+/// The pairs of CNI_ARGS in containerd's order. A value with a separator is refused, because it could add
+/// arguments.
 fn arguments(pod: &PodNetwork<'_>) -> Result<Vec<(String, String)>, Error> {
     let pairs = [
         ("IgnoreUnknown", "1", ""),
@@ -89,14 +90,17 @@ fn arguments(pod: &PodNetwork<'_>) -> Result<Vec<(String, String)>, Error> {
     let mut arguments = Vec::new();
     for (key, value, field) in pairs {
         if value.contains(|letter: char| matches!(letter, ';' | '=') || letter.is_control()) {
-            return Err(invalid(field, &format!("{value:?} holds a character that CNI_ARGS cannot carry")));
+            return Err(invalid(
+                field,
+                &format!("{value:?} has a character that is not allowed in CNI_ARGS"),
+            ));
         }
         arguments.push((key.to_owned(), value.to_owned()));
     }
     Ok(arguments)
 }
 
-/// What is wrong with a mapping: the field and why.
+/// Checks a port mapping; the error contains the field and the reason.
 fn check_port(port: &PortMapping) -> Result<(), (&'static str, String)> {
     if port.container_port == 0 {
         return Err(("container_port", "0 is not a port".to_owned()));
@@ -110,7 +114,7 @@ fn check_port(port: &PortMapping) -> Result<(), (&'static str, String)> {
     Ok(())
 }
 
-/// All capability arguments that the pod has values for, each as JSON text.
+/// All capability arguments for which the pod has values, each as JSON text.
 fn capabilities(pod: &PodNetwork<'_>) -> Result<Vec<(String, String)>, Error> {
     let mut found = Vec::new();
     if let Some(dns) = pod.dns {
@@ -136,7 +140,7 @@ fn capabilities(pod: &PodNetwork<'_>) -> Result<Vec<(String, String)>, Error> {
     Ok(found.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect())
 }
 
-/// The argument `bandwidth`; empty when no annotation asks for it.
+/// The capability argument `bandwidth`; empty without an annotation.
 fn bandwidth(annotations: &[(String, String)]) -> Result<Map<String, Value>, Error> {
     let mut limits = Map::new();
     for (key, direction) in BANDWIDTH {
@@ -152,8 +156,8 @@ fn bandwidth(annotations: &[(String, String)]) -> Result<Map<String, Value>, Err
     Ok(limits)
 }
 
-/// A Kubernetes quantity as a whole number, rounded up; `None`: not one. What is too big for a u64 becomes `u64::MAX`,
-/// and what is below 0 becomes 0, both out of every range.
+/// Parses a Kubernetes quantity into an integer, rounded up; `None` if it is invalid. Values above the range
+/// of u64 become `u64::MAX` and negative values become 0; both are then refused as out of range.
 fn quantity(text: &str) -> Option<u64> {
     let (is_negative, text) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -169,7 +173,7 @@ fn quantity(text: &str) -> Option<u64> {
         return None;
     }
     let (factor, exponent) = scale(suffix)?;
-    // digits * factor * 10^exponent / 10^fraction digits, saturating upward.
+    // digits * factor * 10^exponent / 10^(number of fraction digits), saturating.
     let digits = format!("{whole}{fraction}");
     let digits = digits.trim_start_matches('0');
     if is_negative || digits.is_empty() {
@@ -187,7 +191,7 @@ fn quantity(text: &str) -> Option<u64> {
     Some(u64::try_from(value).unwrap_or(u64::MAX))
 }
 
-/// What a quantity's suffix multiplies by: a factor and a power of ten.
+/// Multiplier of a quantity's suffix: a factor and a power of ten; `None` if the suffix is invalid.
 fn scale(suffix: &str) -> Option<(u128, i32)> {
     Some(match suffix {
         "n" => (1, -9),
@@ -210,7 +214,7 @@ fn scale(suffix: &str) -> Option<(u128, i32)> {
     })
 }
 
-/// Whether a text is a range: an address and a prefix length that it can have.
+/// Whether a text is a valid CIDR.
 fn is_cidr(text: &str) -> bool {
     let Some((address, length)) = text.split_once('/') else { return false };
     let bits = match address.parse() {
@@ -233,6 +237,7 @@ mod tests {
 
     use super::{Dns, PodNetwork, attachment, quantity};
     use crate::conf::List;
+    use crate::tests::pod;
     use coracle_base::error::Kind;
 
     fn list(capabilities: &[&str]) -> List {
@@ -246,21 +251,6 @@ mod tests {
         }
     }
 
-    fn pod() -> PodNetwork<'static> {
-        PodNetwork {
-            id: "c0ffee",
-            name: "web",
-            namespace: "default",
-            uid: "1-2",
-            netns: "/run/netns/a",
-            port_mappings: &[],
-            dns: None,
-            cgroup_parent: "",
-            annotations: &[],
-            pod_cidr: "",
-        }
-    }
-
     fn capability(pod: &PodNetwork<'_>, name: &str) -> Option<String> {
         let found = attachment(pod, &list(&[name])).unwrap().capabilities;
         assert!(found.len() < 2, "{found:?}");
@@ -268,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_containerds() {
+    fn arguments_are_those_of_containerd() {
         let made = attachment(&pod(), &list(&[])).unwrap();
         let pairs: Vec<_> = made.arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let expected = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=c0ffee;K8S_POD_UID=1-2";
@@ -280,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_what_conventions_say() {
+    fn capability_arguments_follow_the_cni_conventions() {
         let servers = ["10.0.0.10".to_owned()];
         let dns = Dns { servers: &servers, searches: &[], options: &[] };
         let annotations = [("kubernetes.io/egress-bandwidth".to_owned(), "10M".to_owned())];
@@ -300,13 +290,13 @@ mod tests {
         ];
         for (name, expected) in cases {
             assert_eq!(capability(&full, name).as_deref(), Some(expected), "{name}");
-            assert_eq!(capability(&pod(), name), None, "{name} of a pod that has none");
+            assert_eq!(capability(&pod(), name), None, "{name} of a pod without it");
         }
         assert_eq!(capability(&full, "mac"), None);
     }
 
     #[test]
-    fn ports_are_those_with_a_host_port() {
+    fn only_ports_with_a_host_port_are_mapped() {
         let port = |host_port: u16| PortMapping {
             host_port,
             container_port: 80,
@@ -339,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_kubernetes() {
+    fn quantities_have_the_format_of_kubernetes() {
         let cases = [
             ("10M", Some(10_000_000)),
             ("1k", Some(1000)),

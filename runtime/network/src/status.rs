@@ -1,37 +1,37 @@
-//! What the plugins' answers to STATUS say about the network, as a value. Pure.
-//! A plugin that is being restarted must not make the node NotReady, which would evict nothing but scare everyone: one
-//! failure after a good answer is ridden out. Rules: CRI 5.7.
+//! The health of the network from the plugins' answers to STATUS. The module does no I/O. A plugin that is
+//! being restarted must not make the node NotReady, so a single failure after a success is tolerated. Rules:
+//! CRI 5.7.
 
 use super::conf::List;
 
-/// Failures in a row that make a network that was ready not ready.
+/// Number of consecutive failures after which a ready network becomes not ready.
 const FAILURES_MAX: u32 = 2;
 
-/// Health of the network in force.
+/// Health of the active network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Health {
-    /// The list's version has no STATUS: a list that loads is ready.
+    /// The list's version has no STATUS: a valid list is ready.
     #[default]
     Assumed,
-    /// Its plugins were not asked yet.
+    /// STATUS has not completed yet.
     Unknown,
-    /// The last good answer was followed by so many failures.
+    /// STATUS succeeded, followed by this number of failures.
     Good {
-        /// Fewer than [`FAILURES_MAX`].
+        /// Number of failures since the success, less than [`FAILURES_MAX`].
         failures: u32,
     },
-    /// They say why not.
+    /// STATUS failed with this message.
     Bad(String),
 }
 
 impl Health {
-    /// Where a list starts.
+    /// Initial health of a list; `None`: there is no list.
     pub(super) fn of(list: Option<&List>) -> Health {
         if list.is_some_and(List::has_status) { Health::Unknown } else { Health::Assumed }
     }
 
-    /// Takes an answer in.
-    pub(super) fn hear(&mut self, answer: Result<(), String>) {
+    /// Updates the health with the result of one STATUS.
+    pub(super) fn update(&mut self, answer: Result<(), String>) {
         *self = match (&*self, answer) {
             (Health::Assumed, _) => Health::Assumed,
             (Health::Unknown | Health::Good { .. } | Health::Bad(_), Ok(())) => Health::Good { failures: 0 },
@@ -42,11 +42,11 @@ impl Health {
         };
     }
 
-    /// Whether pods can be attached, else why not.
+    /// Whether pods can be attached; the error is the reason why not.
     pub(super) fn ready(&self) -> Result<(), String> {
         match self {
             Health::Assumed | Health::Good { .. } => Ok(()),
-            Health::Unknown => Err("its plugins were not asked for their STATUS yet".to_owned()),
+            Health::Unknown => Err("waiting for the first STATUS of its plugins".to_owned()),
             Health::Bad(why) => Err(why.clone()),
         }
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::Health;
 
     #[test]
-    fn one_failure_is_ridden_out() {
+    fn a_single_status_failure_is_tolerated() {
         let good = || Ok(());
         let bad = || Err("no".to_owned());
         let cases = [
@@ -72,7 +72,7 @@ mod tests {
         ];
         for (start, answers, expected) in cases {
             let mut health = start.clone();
-            answers.iter().for_each(|answer| health.hear(answer.clone()));
+            answers.iter().for_each(|answer| health.update(answer.clone()));
             assert_eq!(health.ready().is_ok(), expected, "{start:?} after {answers:?}");
         }
     }

@@ -1,4 +1,5 @@
-//! The network as the pod core sees it: a real directory, a real watch, and workers that are played by a closure.
+//! Tests the network as the engine uses it: with real directories and inotify watches; closures act as
+//! workers.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -12,7 +13,7 @@ use coracle_job::{CniCommand, CniJob, CniOutcome, Job, Outcome, PortMapping};
 
 use super::{DefaultNetwork, Network, Options, PodNetwork, Recorded, RunJob};
 
-/// A folder for configurations, gone at the end of the test.
+/// A configuration directory of one test; removed on drop.
 pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
@@ -37,7 +38,7 @@ const LIST: &str =
     r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","capabilities":{"dns":true}}]}"#;
 const LIST_WITH_STATUS: &str = r#"{"cniVersion":"1.1.0","name":"pods","plugins":[{"type":"bridge"}]}"#;
 
-/// Workers that answer as `answer` says and note what they were asked.
+/// Workers that answer with `answer`, and the jobs that they have received.
 fn workers(
     answer: impl Fn(&CniJob) -> Result<CniOutcome, Error> + 'static,
 ) -> (RunJob, Rc<RefCell<Vec<CniJob>>>) {
@@ -56,12 +57,13 @@ fn idle() -> RunJob {
     workers(|_| Ok(CniOutcome::default())).0
 }
 
-/// Only programs run.
+/// Options without built-in plugins.
 fn in_dir(dir: &Path) -> Options {
     Options { conf_dir: dir.to_owned(), ..Options::default() }
 }
 
-fn pod() -> PodNetwork<'static> {
+/// A pod without special parameters.
+pub(crate) fn pod() -> PodNetwork<'static> {
     PodNetwork {
         id: "c0ffee",
         name: "web",
@@ -76,7 +78,7 @@ fn pod() -> PodNetwork<'static> {
     }
 }
 
-/// Waits until `done`, for 10 s at most.
+/// Waits until `done` returns true, for at most 10 s.
 async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !done() {
@@ -106,7 +108,7 @@ fn readiness_follows_the_directory_and_names_it() {
     assert_eq!(network.conflist().as_deref(), Some(LIST));
 
     folder.write("net.d/10-pods.conflist", "half a fi");
-    assert_eq!(network.ready(), Ok(()), "a file that is being rewritten changes nothing");
+    assert_eq!(network.ready(), Ok(()), "a partly written file has no effect");
     assert!(network.load_status().is_err());
 
     fs::remove_file(file).unwrap();
@@ -114,7 +116,7 @@ fn readiness_follows_the_directory_and_names_it() {
 }
 
 #[test]
-fn the_watch_sees_what_comes_and_goes() {
+fn the_watch_detects_added_and_removed_files() {
     let folder = Folder::new("watch");
     let dir = folder.0.join("cni/net.d");
     reactor::run(async {
@@ -125,20 +127,20 @@ fn the_watch_sees_what_comes_and_goes() {
         fs::create_dir_all(&dir).unwrap();
         folder.write("cni/net.d/tmp", LIST);
         fs::rename(dir.join("tmp"), dir.join("1.conflist")).unwrap();
-        until("directory and file came", is_loaded).await;
+        until("directory and file were created", is_loaded).await;
         fs::remove_file(dir.join("1.conflist")).unwrap();
-        until("the file went", || !is_loaded()).await;
+        until("the file was removed", || !is_loaded()).await;
         fs::create_dir(dir.join("pods")).unwrap();
         folder.write("cni/net.d/1.conflist", r#"{"cniVersion":"1.0.0","name":"pods"}"#);
         reactor::sleep(Duration::from_millis(250)).await;
         assert!(!is_loaded(), "a list without plugins");
         folder.write("cni/net.d/pods/1.conf", r#"{"type":"bridge"}"#);
-        until("a plugin came into the network's folder", is_loaded).await;
+        until("a plugin was added to the network's directory", is_loaded).await;
         fs::remove_dir_all(folder.0.join("cni")).unwrap();
-        until("all went", || !is_loaded()).await;
+        until("all files were removed", || !is_loaded()).await;
         fs::create_dir_all(&dir).unwrap();
         folder.write("cni/net.d/1.conflist", LIST);
-        until("all came back", is_loaded).await;
+        until("all files were created again", is_loaded).await;
     });
 }
 
@@ -161,7 +163,7 @@ fn add_waits_for_recovery_and_del_does_not() {
         network.del(&old, Some("{}")).await.unwrap();
         network.recovered();
         assert_eq!(adding.await.unwrap(), added);
-        assert_eq!(network.add(&recorded).await.unwrap(), added, "the gate stays open");
+        assert_eq!(network.add(&recorded).await.unwrap(), added, "recovery is complete");
     });
     let asked = asked.borrow();
     let commands: Vec<_> = asked.iter().map(|job| job.command.clone()).collect();
@@ -177,7 +179,7 @@ fn add_waits_for_recovery_and_del_does_not() {
 }
 
 #[test]
-fn a_pod_keeps_the_configuration_it_was_planned_with() {
+fn del_uses_the_configuration_that_was_recorded_before_add() {
     let folder = Folder::new("keep");
     folder.write("1.conflist", LIST);
     let (run, asked) =
@@ -194,7 +196,7 @@ fn a_pod_keeps_the_configuration_it_was_planned_with() {
 }
 
 #[test]
-fn plugins_are_asked_for_their_status_in_the_background() {
+fn status_of_plugins_is_polled_in_the_background() {
     let folder = Folder::new("status");
     folder.write("1.conflist", LIST_WITH_STATUS);
     let healthy = Rc::new(Cell::new(false));
@@ -205,17 +207,17 @@ fn plugins_are_asked_for_their_status_in_the_background() {
     });
     reactor::run(async {
         let network = Network::new(in_dir(&folder.0), run);
-        let unknown = "cni plugin not ready: its plugins were not asked for their STATUS yet";
+        let unknown = "cni plugin not ready: waiting for the first STATUS of its plugins";
         assert_eq!(network.ready(), Err(unknown.to_owned()));
         network.start();
-        until("an answer", || network.ready() != Err(unknown.to_owned())).await;
+        until("a result of STATUS", || network.ready() != Err(unknown.to_owned())).await;
         let why = "cni plugin not ready: plugin type=\"bridge\" failed (status): no route";
         assert_eq!(network.ready(), Err(why.to_owned()));
-        // Another list is asked about at once.
+        // STATUS of a new list runs at once.
         healthy.set(true);
         folder.write("1.conflist", &LIST_WITH_STATUS.replace("bridge", "ptp"));
         until("the other list is ready", || network.ready().is_ok()).await;
-        // One of an older version is ready as it is.
+        // A list of an older version has no STATUS and is ready at once.
         healthy.set(false);
         folder.write("1.conflist", LIST);
         assert_eq!(network.ready(), Ok(()));
@@ -226,7 +228,7 @@ fn plugins_are_asked_for_their_status_in_the_background() {
 }
 
 #[test]
-fn what_is_recorded_can_be_read_back() {
+fn records_can_be_parsed_with_added_and_missing_fields() {
     let folder = Folder::new("record");
     folder.write("1.conflist", LIST);
     let network = Network::new(in_dir(&folder.0), idle());
@@ -235,7 +237,7 @@ fn what_is_recorded_can_be_read_back() {
     let recorded = network.plan(&PodNetwork { port_mappings: &ports, ..pod() }).unwrap();
     let text = serde_json::to_string(&recorded).unwrap();
     assert_eq!(serde_json::from_str::<Recorded>(&text).unwrap(), recorded);
-    // As written by the first release; one of a later release may hold more, an older one less.
+    // The format of the first release; later releases may add fields, older ones may lack some.
     let golden = r#"{"conflist":"{}","attachment":{"container_id":"c0ffee","netns":"/run/netns/a","interface":"eth0","arguments":[["IgnoreUnknown","1"]],"port_mappings":[{"host_port":80,"container_port":80,"protocol":"tcp","host_ip":""}],"capabilities":[["dns","{}"]]}}"#;
     let read: Recorded = serde_json::from_str(golden).unwrap();
     assert_eq!(serde_json::to_string(&read).unwrap(), golden);
@@ -249,7 +251,7 @@ fn what_is_recorded_can_be_read_back() {
 }
 
 #[test]
-fn a_default_network_is_there_until_there_is_another() {
+fn the_default_network_applies_until_another_is_configured() {
     let folder = Folder::new("default");
     let default = DefaultNetwork {
         bridge: "coracle0".into(),
@@ -274,7 +276,7 @@ fn a_default_network_is_there_until_there_is_another() {
     let broken = network.ready().unwrap_err();
     assert!(
         broken.contains("1.conflist: EOF"),
-        "a network that is configured, but wrong, is not replaced: {broken}"
+        "an invalid configuration is not replaced by the default network: {broken}"
     );
     folder.write("1.conflist", LIST);
     let by_programs = network.plan(&pod()).unwrap();
@@ -284,7 +286,7 @@ fn a_default_network_is_there_until_there_is_another() {
 }
 
 #[test]
-fn a_default_network_that_could_not_be_is_refused() {
+fn an_invalid_default_network_is_refused() {
     let with = |bridge: &str, subnet: &str| {
         let subnets = vec![subnet.to_owned()];
         DefaultNetwork { bridge: bridge.into(), subnets, data_dir: "/d".into() }.check()
@@ -292,7 +294,7 @@ fn a_default_network_that_could_not_be_is_refused() {
     assert_eq!(with("coracle0", "10.86.0.0/16"), Ok(()));
     for (bridge, subnet, part) in [
         ("a-name-that-is-too-long", "10.86.0.0/16", "name"),
-        ("coracle0", "10.86.0.1/16", "10.86.0.1/16 has bits of a host"),
+        ("coracle0", "10.86.0.1/16", "10.86.0.1/16 has host bits set"),
         ("coracle0", "10.86.0.0", "10.86.0.0"),
         ("coracle0", "10.86.0.0/31", "too small"),
     ] {
@@ -301,9 +303,10 @@ fn a_default_network_that_could_not_be_is_refused() {
     }
 }
 
-/// flannel's list: its plugin is a program, the others need none, and it alone is asked and looked for.
+/// The list of flannel: its own plugin is a program, the others are built in. Only the program is searched
+/// for and called with STATUS.
 #[test]
-fn what_is_built_in_of_a_list_needs_no_program() {
+fn built_in_plugins_of_a_list_need_no_program() {
     const FLANNEL: &str = r#"{"type":"flannel","delegate":{"hairpinMode":true}}"#;
     let of = |plugins: &str| format!(r#"{{"cniVersion":"1.1.0","name":"cbr0","plugins":[{plugins}]}}"#);
     let folder = Folder::new("flannel");
@@ -325,7 +328,7 @@ fn what_is_built_in_of_a_list_needs_no_program() {
         assert_eq!((recorded.is_built_in, &recorded.built_in[..]), (false, &[1, 2][..]));
         let text = serde_json::to_string(&recorded).unwrap();
         assert_eq!(serde_json::from_str::<Recorded>(&text).unwrap(), recorded);
-        assert_eq!(network.add(&recorded).await.unwrap(), added, "a pod without ports and limits");
+        assert_eq!(network.add(&recorded).await.unwrap(), added, "a pod without host ports and limits");
         network.del(&recorded, Some(result)).await.unwrap();
     });
     let asked = asked.borrow();
@@ -340,9 +343,9 @@ fn what_is_built_in_of_a_list_needs_no_program() {
     assert!(asked.iter().all(|job| job.conflist == of(FLANNEL)), "{asked:?}");
 }
 
-/// Between programs each hears what came before it, and all hear it on the way back.
+/// Each part receives the result of the preceding one in ADD, and the final result in DEL.
 #[test]
-fn results_are_passed_between_programs_and_what_is_built_in() {
+fn results_are_passed_between_programs_and_built_in_plugins() {
     let folder = Folder::new("walk");
     let list = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"first"},{"type":"portmap"},{"type":"second"}]}"#;
     folder.write("1.conflist", list);

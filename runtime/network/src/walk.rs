@@ -1,41 +1,42 @@
-//! Attaching and detaching one pod: a list from its first plugin to its last, and back. Runs of plugins that are built in are
-//! done in line, each run of others in one worker; what each came to is told the next.
+//! Attaches and detaches one pod: runs the plugins of a list in order, or in reverse order. Consecutive
+//! built-in plugins run directly, other consecutive plugins in one worker; each part receives the result of
+//! the preceding one.
 //!
 //! ```text
-//!   add    flannel ── worker ──> result ──> portmap, bandwidth ── builtin ──> result
-//!   del    portmap, bandwidth ── builtin, then flannel ── worker
+//! add    flannel ── worker ──> result ──> portmap, bandwidth ── builtin ──> result
+//! del    portmap, bandwidth ── builtin, then flannel ── worker
 //! ```
-//! A list that fails half-way is not taken back here but by [`Network::del`], which is due after every error: only the worker
-//! takes back its own run.
+//! If a part fails, [`Network::add`] does not undo the preceding parts: the caller must call [`Network::del`]
+//! after every error. Only a worker undoes its own part.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::reactor;
+use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniCommand, CniJob, CniOutcome, Job, Outcome};
 
 use super::builtin::{self, Part};
 use super::{Network, Recorded};
 
-/// Longest ADD, and as much again for taking a failed one back: together under the 4 minutes that a kubelet gives
-/// RunPodSandbox.
+/// Time limit of ADD; undoing a failed ADD may take the same time again. The sum is below the kubelet's limit
+/// for RunPodSandbox (4 minutes).
 const ADD_LIMIT: Duration = Duration::from_secs(100);
-/// Longest DEL: under the 2 minutes that a kubelet gives StopPodSandbox.
+/// Time limit of DEL, below the kubelet's limit for StopPodSandbox (2 minutes).
 const DEL_LIMIT: Duration = Duration::from_secs(100);
-/// How long an ADD waits for pods of an earlier boot to be detached. The kubelet tries again.
+/// Time limit for an ADD to wait until pods of an earlier boot are detached. The kubelet retries after it.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
-/// What the last program of a list gets at least.
-const LEAST: Duration = Duration::from_secs(1);
+/// Minimum time that remains for the last program of a list.
+const PROGRAM_TIME_MIN: Duration = Duration::from_secs(1);
 
 impl Network {
-    /// Attaches a pod. After an error [`Network::del`] is due.
+    /// Attaches a pod. After an error the caller must call [`Network::del`].
     ///
     /// # Errors
-    /// `Unavailable` while pods of an earlier boot are still being detached; else what the plugin that failed said, with its
-    /// name.
+    /// `Unavailable` while pods of an earlier boot are still being detached; otherwise the error of the
+    /// plugin that failed, with its name.
     pub async fn add(&self, recorded: &Recorded) -> Result<CniOutcome, Error> {
-        // An error of `recv` is the opened gate.
+        // The channel is closed, and `recv` fails, when recovery is complete.
         if reactor::deadline(RECOVERY_LIMIT, self.recovered.1.recv()).await.is_err() {
             let why = "pods of an earlier boot are still being detached from the network";
             return Err(Error::new(Kind::Unavailable, why));
@@ -54,15 +55,26 @@ impl Network {
         outcome.ok_or_else(|| Error::new(Kind::Internal, "a network without plugins"))
     }
 
-    /// Detaches a pod; what is already gone is success. `result` is that of the pod's ADD, if it came to one.
+    /// Detaches a pod; missing objects are success. `result` is the result of the pod's ADD; `None` if ADD
+    /// did not complete. If the recorded configuration has options that this build does not support, the
+    /// pod's rules, leases and link are found by its ID.
     ///
     /// # Errors
-    /// What the first plugin that failed said; those before it in the list were not asked.
+    /// The error of the first plugin that failed; the plugins before it in the list were not executed.
     pub async fn del(&self, recorded: &Recorded, result: Option<&str>) -> Result<(), Error> {
         let is_taken_over =
             self.options.runs_built_in && !recorded.is_built_in && builtin::can_take_over(recorded);
         let (end, attachment) = (Instant::now() + DEL_LIMIT, &recorded.attachment);
-        for part in builtin::parts(recorded, is_taken_over)?.into_iter().rev() {
+        let parts = match builtin::parts(recorded, is_taken_over) {
+            Ok(parts) => parts,
+            // Of another release: a pod must be removable all the same.
+            Err(error) => {
+                log::warn!("a network is detached by the pod's id alone"; pod = attachment.container_id, reason = error);
+                builtin::forget_attachment(&self.netfilter, recorded, &self.lease_parents()).await?;
+                builtin::programs_of(recorded).map(Part::Programs).into_iter().collect()
+            }
+        };
+        for part in parts.into_iter().rev() {
             match part {
                 Part::BuiltIn(plan) => {
                     if let Some(name) = builtin::del(&self.netfilter, &plan, attachment, result).await? {
@@ -78,19 +90,24 @@ impl Network {
         Ok(())
     }
 
-    /// Takes back what the built-in plugins, and `host-local`, hold for a pod of which only the id is known: its record is lost.
-    /// Searched are the usual directory of leases, that of the default network and that of the list in force. What programs
-    /// hold beside leases is theirs alone to find.
+    /// Removes what the built-in plugins, and `host-local`, allocated for a pod whose record is lost, by its
+    /// ID. The function searches the default directory of leases, that of the default network and that of the
+    /// active list. Other objects of plugin programs cannot be found.
     ///
     /// # Errors
-    /// Something may be left: to be tried again.
+    /// An object may remain; the caller must retry.
     pub async fn forget(&self, id: &str) -> Result<(), Error> {
-        let mut parents = vec![PathBuf::from(builtin::DATA_DIR)];
-        parents.extend(self.options.default.as_ref().map(|default| default.data_dir.clone()));
-        builtin::forget(&self.netfilter, id, &parents, self.conflist().as_deref()).await
+        builtin::forget(&self.netfilter, id, &self.lease_parents(), self.conflist().as_deref()).await
     }
 
-    /// Has a worker run the plugins of `conflist`.
+    /// Directories that contain one directory of leases for each network.
+    fn lease_parents(&self) -> Vec<PathBuf> {
+        let mut parents = vec![PathBuf::from(builtin::DATA_DIR)];
+        parents.extend(self.options.default.as_ref().map(|default| default.data_dir.clone()));
+        parents
+    }
+
+    /// Executes the plugins of `conflist` in a worker.
     pub(super) async fn work(
         &self,
         command: CniCommand,
@@ -107,11 +124,13 @@ impl Network {
         };
         match (self.run)(Job::Cni(job)).await? {
             Outcome::Cni(outcome) => Ok(outcome),
-            other => Err(Error::new(Kind::Internal, format!("a CNI job was answered with {other:?}"))),
+            other => {
+                Err(Error::new(Kind::Internal, format!("unexpected answer of the CNI worker: {other:?}")))
+            }
         }
     }
 }
 
 fn until(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now()).max(LEAST)
+    end.saturating_duration_since(Instant::now()).max(PROGRAM_TIME_MIN)
 }

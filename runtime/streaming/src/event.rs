@@ -1,27 +1,28 @@
-//! What both protocols report: streams that open, carry bytes one way and end. SPDY numbers its streams itself; of a
-//! WebSocket the channel numbers are the streams.
+//! Events of both protocols: streams that are opened, carry data in one direction and end. SPDY has its own
+//! stream numbers; for WebSocket the channel numbers are used.
 
-/// Output that waits in a session. Whoever sends data waits above [`super::connection::OUTPUT_BYTES_MAX`] and adds one
-/// piece, of which base64 makes four thirds; so only answers to what the peer sends can add up to this. A PING or a
-/// refused stream costs a peer as much to send as us to answer: above this it is a flood.
+/// Maximum size in bytes of a session's pending output. Senders wait above
+/// [`super::connection::OUTPUT_BYTES_MAX`] and add at most one piece, which base64 enlarges by a third, so
+/// only replies to the peer's messages can reach this limit. Each such message is as expensive for the peer
+/// as the reply is for the daemon; if the limit is exceeded, the peer floods the daemon and is disconnected.
 pub(crate) const UNREAD_BYTES_MAX: usize = 256 << 10;
 
-/// One thing that a peer did.
+/// An event that the peer caused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event<'a> {
-    /// It opened a stream, with these headers. It waits for [`super::spdy::Session::reply`].
+    /// The peer opened a stream with these headers and waits for [`super::spdy::Session::reply`].
     Opened { stream: u32, headers: Vec<(String, String)> },
-    /// Bytes of a stream.
+    /// Data of a stream.
     Data { stream: u32, bytes: &'a [u8] },
-    /// It will write no more on this stream.
+    /// The peer finished its half of the stream.
     Ended { stream: u32 },
-    /// It gave a stream up, in both directions.
+    /// The peer reset the stream, which ends both directions.
     Reset { stream: u32 },
-    /// It says goodbye: no more events.
+    /// The peer closed the connection: no more events follow.
     Closed,
 }
 
-/// The peer broke the protocol: the connection ends.
+/// The peer violated the protocol, for this reason; the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken(pub(crate) &'static str);
 

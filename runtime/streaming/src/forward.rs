@@ -1,5 +1,5 @@
-//! Port-forward: many TCP connections into one pod, on one connection of a client (streaming 6.6, §6.8). Each is
-//! a pair of streams, one for data, one for the word that it did not work.
+//! Port-forward: TCP connections into one pod over one connection of a client (streaming 6.6, §6.8). Each TCP
+//! connection uses two streams, one for data and one for an error message.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,52 +10,54 @@ use std::time::Duration;
 use coracle_base::reactor::{self, Task};
 use coracle_engine::{Pod, Pods};
 
-use super::connection::{Connection, Incoming, Lost, Receiver};
+use super::connection::{Connection, EndReason, Incoming, Receiver};
 use super::queue::Queue;
 
-/// What a client may send ahead of a server that does not read. Each connection of up to 512 may hold as much.
+/// Maximum number of bytes that a client may send before the server in the pod reads them. Each of up to 512
+/// connections may use this number.
 const QUEUE_BYTES_MAX: usize = 64 << 10;
-/// How long one stream of a pair waits for the other.
+/// Time limit for the second stream of a pair after the first one was opened.
 const PAIR_LIMIT: Duration = Duration::from_secs(30);
-/// How long a client may go on after the server's end; it sends its own at once, as all clients do.
+/// Time for which a client may continue to send after the server's end of file. All clients end their half at
+/// once.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// One session.
+/// One port-forward session.
 pub(super) struct Forward {
     connection: Rc<Connection>,
     pods: Rc<Pods>,
     pod: Rc<Pod>,
-    /// By data stream. Dropping one ends its TCP connection.
+    /// TCP connections by the number of their data stream. Dropping a pair closes its TCP connection.
     pairs: Rc<RefCell<BTreeMap<u32, Pair>>>,
-    /// By the client's number.
+    /// Streams whose pair is not complete, by the client's request number.
     halves: RefCell<BTreeMap<u32, Half>>,
 }
 
-/// A TCP connection.
+/// A TCP connection with its two streams.
 struct Pair {
     error: u32,
     queue: Rc<Queue>,
     _task: Task<()>,
 }
 
-/// A stream that waits for the other one.
+/// A stream whose pair is not complete.
 struct Half {
     stream: u32,
     is_error: bool,
     _expires: Task<()>,
 }
 
-/// What a stream's headers say.
+/// The headers of a stream.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct StreamHeaders {
     is_error: bool,
     port: u16,
-    /// Which streams belong together.
+    /// The client's request number, which the two streams of a pair share.
     number: u32,
 }
 
-impl Asked {
-    fn parse(stream: u32, headers: &[(String, String)]) -> Option<Asked> {
+impl StreamHeaders {
+    fn parse(stream: u32, headers: &[(String, String)]) -> Option<StreamHeaders> {
         let value =
             |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
         let is_error = match value("streamtype")? {
@@ -66,11 +68,11 @@ impl Asked {
         let port = value("port")?.parse().ok().filter(|port| *port > 0)?;
         let number = match value("requestid") {
             Some(number) => number.parse().ok()?,
-            // Ancient clients: the error stream comes first, the data stream right after.
+            // Old clients send no request number: they open the error stream first and the data stream next.
             None if is_error => stream,
             None => stream.checked_sub(2)?,
         };
-        Some(Asked { is_error, port, number })
+        Some(StreamHeaders { is_error, port, number })
     }
 }
 
@@ -79,14 +81,14 @@ impl Forward {
         Forward { connection, pods, pod, pairs: Rc::default(), halves: RefCell::default() }
     }
 
-    /// Serves the client until it leaves. `ports`: those that the request named, which a WebSocket client cannot name
-    /// later.
-    pub(super) async fn run(&self, mut receiver: Receiver, ports: &[u16]) -> Lost {
-        let is_spdy = self.connection.tell(|peer| peer.spdy().is_some());
+    /// Serves the client until the connection ends. `ports` contains the ports of the request; a WebSocket
+    /// client cannot name ports later.
+    pub(super) async fn run(&self, mut receiver: Receiver, ports: &[u16]) -> EndReason {
+        let is_spdy = self.connection.update(|peer| peer.spdy().is_some());
         if !is_spdy {
             for (index, port) in (0..).zip(ports) {
                 let (data, error) = (2 * index, 2 * index + 1);
-                self.connection.tell(|peer| {
+                self.connection.update(|peer| {
                     peer.send(data, &port.to_le_bytes());
                     peer.send(error, &port.to_le_bytes());
                 });
@@ -117,17 +119,17 @@ impl Forward {
     }
 
     fn opened(&self, stream: u32, headers: &[(String, String)]) {
-        let Some(Asked { is_error, port, number }) = Asked::parse(stream, headers) else {
-            self.connection.tell(|peer| peer.spdy().map(|session| session.refuse(stream)));
+        let Some(StreamHeaders { is_error, port, number }) = StreamHeaders::parse(stream, headers) else {
+            self.connection.update(|peer| peer.spdy().map(|session| session.refuse(stream)));
             return;
         };
-        self.connection.tell(|peer| peer.spdy().map(|session| session.reply(stream)));
+        self.connection.update(|peer| peer.spdy().map(|session| session.reply(stream)));
         let other = self.halves.borrow_mut().remove(&number);
         match other {
             Some(other) if other.is_error == is_error => {
                 let text = format!("error: {number}: a second stream of the same type");
                 say(&self.connection, if is_error { stream } else { other.stream }, &text);
-                self.connection.tell(|peer| peer.spdy().map(|session| session.refuse(stream)));
+                self.connection.update(|peer| peer.spdy().map(|session| session.refuse(stream)));
             }
             Some(other) if is_error => self.start(port, other.stream, stream),
             Some(other) => self.start(port, stream, other.stream),
@@ -138,7 +140,7 @@ impl Forward {
                     if is_error {
                         say(&connection, stream, "error: timed out waiting for its data stream");
                     }
-                    connection.tell(|peer| peer.spdy().map(|session| session.reset(stream)));
+                    connection.update(|peer| peer.spdy().map(|session| session.reset(stream)));
                 });
                 let half = Half { stream, is_error, _expires: expires };
                 self.halves.borrow_mut().insert(number, half);
@@ -150,24 +152,24 @@ impl Forward {
         let queue = Rc::new(Queue::new(QUEUE_BYTES_MAX));
         let (connection, pods, pod) =
             (Rc::clone(&self.connection), Rc::clone(&self.pods), Rc::clone(&self.pod));
-        // The table owns the task, so the task does not own the table.
+        // A weak reference, because the table owns the task.
         let (from_client, pairs) = (Rc::clone(&queue), Rc::downgrade(&self.pairs));
         let task = reactor::spawn(async move {
             forward(&connection, &pods, &pod, port, (data, error), &from_client).await;
             if let Some(pairs) = pairs.upgrade() {
-                // Its own handle goes with it, which ends what is over already.
+                // Dropping the pair also drops the handle of this task, which has completed.
                 pairs.borrow_mut().remove(&data);
             }
         });
         self.pairs.borrow_mut().insert(data, Pair { error, queue, _task: task });
     }
 
-    /// The client gives a connection up; the end of its error stream is still owed to it.
+    /// Closes a TCP connection that the client has reset, and ends its error stream.
     fn reset(&self, stream: u32) {
         let pair = self.pairs.borrow_mut().remove(&stream);
         if let Some(pair) = pair {
             pair.queue.close();
-            self.connection.tell(|peer| peer.finish(pair.error));
+            self.connection.update(|peer| peer.finish(pair.error));
         }
         self.halves.borrow_mut().retain(|_, half| half.stream != stream);
     }
@@ -185,14 +187,14 @@ async fn forward(
         Ok(socket) => Rc::new(socket),
         Err(why) => {
             from_client.close();
-            // The words before the cause are what clients print from other runtimes, too.
+            // The text before the cause is the same as that of other runtimes, which clients print.
             let text = format!(
                 "error forwarding port {port} to pod {}, uid : failed to connect to localhost:{port} inside its network \
                  namespace: {why}",
                 pod.id
             );
             say(connection, error, &text);
-            connection.tell(|peer| peer.spdy().map(|session| session.reset(data)));
+            connection.update(|peer| peer.spdy().map(|session| session.reset(data)));
             return;
         }
     };
@@ -203,26 +205,27 @@ async fn forward(
         has_sent.set(true);
         std::future::pending().await
     };
-    // An answer may take its time after the client's last byte; a client that has its answer may not.
+    // A response may take long after the client's last byte, but a client that has received the complete
+    // response must end its half soon.
     let copied = smol::future::or(connection.copy(&socket, data), sending).await;
     if let Err(broken) = copied {
         from_client.close();
         return say(connection, error, &format!("error forwarding port {port} to pod {}: {broken}", pod.id));
     }
     if !has_sent.get() {
-        // Whoever keeps it open for longer loses what it still sends.
+        // After the limit, data that the client still sends is lost.
         let _ = reactor::deadline(LINGER, up).await;
     }
     from_client.close();
-    connection.tell(|peer| {
+    connection.update(|peer| {
         peer.finish(error);
         peer.finish(data);
     });
 }
 
-/// Text on an error stream, and its end.
+/// Writes a text to an error stream and ends the stream.
 fn say(connection: &Connection, error: u32, text: &str) {
-    connection.tell(|peer| {
+    connection.update(|peer| {
         peer.send(error, text.as_bytes());
         peer.finish(error);
     });
@@ -230,17 +233,17 @@ fn say(connection: &Connection, error: u32, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::Asked;
+    use super::StreamHeaders;
 
     #[test]
-    fn streams_say_what_they_are_for() {
+    fn stream_headers_are_parsed() {
         let asked = |stream, headers: &[(&str, &str)]| {
             let headers: Vec<_> =
                 headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            Asked::parse(stream, &headers)
+            StreamHeaders::parse(stream, &headers)
         };
         let data = asked(7, &[("streamtype", "data"), ("port", "80"), ("requestid", "3")]);
-        assert_eq!(data, Some(Asked { is_error: false, port: 80, number: 3 }));
+        assert_eq!(data, Some(StreamHeaders { is_error: false, port: 80, number: 3 }));
         let ancient = [5, 7].map(|stream| {
             let kind = if stream == 5 { "error" } else { "data" };
             asked(stream, &[("streamtype", kind), ("port", "80")]).unwrap().number

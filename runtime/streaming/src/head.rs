@@ -1,40 +1,40 @@
-//! The request that opens a session: HTTP/1.1's head, and which protocol it asks for (streaming 6.3, §6.7).
+//! The request that opens a session: the HTTP/1.1 header and the requested protocol (streaming 6.3, §6.7).
 
 use tungstenite::handshake::derive_accept_key;
 
-/// Longest head.
+/// Maximum length of the request header in bytes.
 pub(super) const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Most headers: the kubelet passes on all that its client and the API server sent.
+/// Maximum number of header fields: the kubelet forwards all fields of its client and of the API server.
 const HEADERS_MAX: usize = 128;
 
-/// What is asked: the path, and one of the two upgrades.
+/// The request: its path and the requested upgrade, SPDY or WebSocket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// `/exec/TOKEN`.
+    /// Path of the request, for example `/exec/TOKEN`.
     pub(super) path: String,
     pub(super) upgrade: Upgrade,
-    /// Bytes of the head; what follows is the protocol's already.
+    /// Length of the header in bytes; the bytes after it belong to the new protocol.
     pub(super) length: usize,
 }
 
-/// The protocol family, with the sub-protocols that are offered, most wanted first.
+/// The protocol family with the offered subprotocols in order of preference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Upgrade {
     Spdy {
         offered: Vec<String>,
     },
-    /// With the answer to its key.
+    /// A WebSocket, with the value of Sec-WebSocket-Accept.
     WebSocket {
         offered: Vec<String>,
         accept: String,
     },
 }
 
-/// An answer that is no upgrade.
+/// An HTTP error response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: &'static str,
-    /// Lines with their ends.
+    /// Further header lines, each with its line end; may be empty.
     pub(super) headers: String,
     pub(super) text: String,
 }
@@ -44,7 +44,7 @@ impl Refusal {
         Refusal { status, headers: String::new(), text: text.into() }
     }
 
-    /// As it goes out.
+    /// Encodes the response.
     pub(super) fn encode(&self) -> String {
         let Refusal { status, headers, text } = self;
         let length = text.len() + 1;
@@ -55,7 +55,8 @@ impl Refusal {
     }
 }
 
-/// Reads the head off the front; `Ok(None)`: not whole yet. No header is ever shown: they carry credentials.
+/// Parses the header at the start of `bytes`; `Ok(None)` if it is not complete. Error texts contain no header
+/// field, because header fields contain credentials.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Refusal> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
@@ -65,16 +66,16 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Refusal> {
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
             return Err(Refusal::new(
                 "431 Request Header Fields Too Large",
-                "the request's head is too long",
+                "the request header is too long",
             ));
         }
-        Err(_) => return Err(Refusal::new("400 Bad Request", "this is not HTTP/1.1")),
+        Err(_) => return Err(Refusal::new("400 Bad Request", "not an HTTP/1.1 request")),
     };
     let method = request.method.unwrap_or_default();
     if !matches!(method, "GET" | "POST") {
-        return Err(Refusal::new("405 Method Not Allowed", "GET and POST are served here"));
+        return Err(Refusal::new("405 Method Not Allowed", "only GET and POST are supported"));
     }
-    // Several headers of one name are one list.
+    // Several fields of the same name form one list.
     let list = |name: &str| -> Vec<String> {
         let values = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
         let values = values.map(|header| String::from_utf8_lossy(header.value).into_owned());
@@ -91,7 +92,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Refusal> {
     let upgrade = if is_upgrade && has("upgrade", "websocket") {
         let key = list("sec-websocket-key").into_iter().next();
         let key = key.filter(|_| method == "GET" && has("sec-websocket-version", "13"));
-        let key = key.ok_or_else(|| Refusal::new("400 Bad Request", "no WebSocket of version 13"))?;
+        let key =
+            key.ok_or_else(|| Refusal::new("400 Bad Request", "Sec-WebSocket-Key or version 13 is missing"))?;
         Upgrade::WebSocket {
             offered: list("sec-websocket-protocol"),
             accept: derive_accept_key(key.as_bytes()),
@@ -103,13 +105,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Refusal> {
         }
         Upgrade::Spdy { offered }
     } else {
-        let text = "an upgrade to SPDY/3.1 or WebSocket is wanted here";
+        let text = "an upgrade to SPDY/3.1 or WebSocket is required";
         return Err(Refusal::new("400 Bad Request", text));
     };
     Ok(Some(Head { path, upgrade, length }))
 }
 
-/// What of `supported` the client wants most; the answer names what would do.
+/// Chooses the protocol of `supported` that the client prefers most; the refusal lists the supported
+/// protocols.
 pub(super) fn choose<'a>(offered: &[String], supported: &[&'a str]) -> Result<&'a str, Refusal> {
     let found = offered.iter().find_map(|wanted| supported.iter().find(|known| *known == wanted));
     found.copied().ok_or_else(|| Refusal {
@@ -118,11 +121,11 @@ pub(super) fn choose<'a>(offered: &[String], supported: &[&'a str]) -> Result<&'
             .iter()
             .map(|name| format!("X-Accepted-Stream-Protocol-Versions: {name}\r\n"))
             .collect(),
-        text: format!("none of the protocols offered is served: {}", supported.join(", ")),
+        text: format!("none of the offered protocols is supported; supported: {}", supported.join(", ")),
     })
 }
 
-/// The answer after which both sides speak the chosen protocol.
+/// Encodes the response after which both sides use the chosen protocol.
 pub(super) fn switch(upgrade: &Upgrade, protocol: &str) -> String {
     let named = |name: &str| match protocol {
         "" => String::new(),
@@ -145,7 +148,7 @@ mod tests {
         X-Stream-Protocol-Version: v5.channel.k8s.io\r\nX-Stream-Protocol-Version: v4.channel.k8s.io, v3.channel.k8s.io\r\n\r\n";
 
     #[test]
-    fn both_upgrades_are_understood_wherever_the_head_is_cut() {
+    fn both_upgrades_are_parsed_however_the_header_is_split() {
         for cut in 0..SPDY.len() {
             assert_eq!(parse(&SPDY.as_bytes()[..cut]), Ok(None), "cut at {cut}");
         }
@@ -156,7 +159,7 @@ mod tests {
         assert_eq!(choose(&offered, &["v4.channel.k8s.io", "v3.channel.k8s.io"]), Ok("v4.channel.k8s.io"));
         let refusal = choose(&offered, &["portforward.k8s.io"]).unwrap_err();
         assert!(refusal.encode().contains("\r\nX-Accepted-Stream-Protocol-Versions: portforward.k8s.io\r\n"));
-        // The key and its answer are those of RFC 6455, section 1.3.
+        // The key and its accept value are those of RFC 6455, section 1.3.
         let text = "GET /attach/t HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
         let head = parse(text.as_bytes()).unwrap().unwrap();
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_words() {
+    fn other_requests_are_refused_with_an_error_text() {
         let long = format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(HEAD_BYTES_MAX));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(HEADERS_MAX + 1));
         for (text, status) in [

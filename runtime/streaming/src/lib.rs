@@ -1,16 +1,19 @@
-//! kubectl exec, attach and port-forward: the streaming server (docs/specs/streaming.md).
+//! The streaming server for kubectl exec, attach and port-forward (docs/specs/streaming.md).
 //!
 //! ```text
-//!   cri/{exec,attach,port_forward} ─► server::url ─► token                       (gRPC ends here)
-//!   client ─► server: head, token, upgrade ─► connection ◄─► spdy │ websocket    (bytes in, events out; no I/O)
+//! cri/{exec,attach,port_forward} ─► server::url ─► token                       (gRPC ends here)
+//! client ─► server: header, token, upgrade ─► connection ◄─► spdy │ websocket  (bytes in, events out; no
+//! I/O)
 //!                                                 │
 //!                              stdio: one process │ forward: sockets in a pod    ◄─► coracle_engine::streams
 //! ```
-//! Everything is bounded: tokens, sessions, heads, frames, what waits for a slow client, what waits for a slow process.
-//! A session that breaks ends alone.
+//! The number of tokens and sessions, the size of headers and frames, and the data that waits for a slow
+//! client or process are limited. An error ends only its own session.
 #![forbid(unsafe_code)]
 
 mod connection;
+#[cfg(test)]
+mod damage;
 mod event;
 mod forward;
 mod head;

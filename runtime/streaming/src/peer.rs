@@ -1,9 +1,10 @@
-//! The protocol a client chose, behind one shape: events in, bytes of streams out.
+//! A common interface of the protocols that a client can choose: events of the client, and sending of stream
+//! data.
 
 use super::event::{Broken, Event};
 use super::{spdy, websocket};
 
-/// One upgraded connection's protocol.
+/// The protocol of an upgraded connection.
 pub(super) enum Peer {
     Spdy(spdy::Session),
     WebSocket(websocket::Session),
@@ -11,16 +12,16 @@ pub(super) enum Peer {
     Tunnel(Box<Tunnel>),
 }
 
-/// See [`Peer::Tunnel`].
+/// SPDY frames inside of WebSocket messages; see [`Peer::Tunnel`].
 pub(super) struct Tunnel {
     outer: websocket::Session,
     inner: spdy::Session,
-    /// What of the last message the inner protocol has not taken yet.
+    /// The part of the last message that the inner protocol has not consumed yet.
     piece: Vec<u8>,
     at: usize,
 }
 
-/// An event without its bytes.
+/// An event without its data.
 enum Found {
     Data { stream: u32, length: usize },
     Other(Event<'static>),
@@ -34,7 +35,8 @@ impl Tunnel {
 
     fn next<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Event<'a>>, Broken> {
         loop {
-            // A frame may be cut anywhere, so a piece that brings no event is followed by the next.
+            // A frame may be split anywhere, so a message without a complete event is followed by the next
+            // message.
             match self.inner_next()? {
                 Some(Found::Data { stream, length }) => {
                     return Ok(Some(Event::Data { stream, bytes: &self.piece[self.at - length..self.at] }));
@@ -54,7 +56,7 @@ impl Tunnel {
         }
     }
 
-    /// The inner protocol's next event; its bytes are those before `at`.
+    /// The next event of the inner protocol; `at` is the end of its data.
     fn inner_next(&mut self) -> Result<Option<Found>, Broken> {
         let mut rest = &self.piece[self.at..];
         let found = match self.inner.next(&mut rest)? {
@@ -69,7 +71,7 @@ impl Tunnel {
         Ok(found)
     }
 
-    /// What the inner protocol wrote becomes messages.
+    /// Wraps the output of the inner protocol into messages.
     fn wrap(&mut self) {
         let inner = std::mem::take(self.inner.output());
         if !inner.is_empty() {
@@ -79,7 +81,7 @@ impl Tunnel {
 }
 
 impl Peer {
-    /// Takes the next event off the front of `input`; `None`: more is needed.
+    /// Takes the next event from the start of `input`; `None` if more input is needed.
     pub(super) fn next<'a>(&'a mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, Broken> {
         match self {
             Peer::Spdy(session) => session.next(input),
@@ -88,7 +90,8 @@ impl Peer {
         }
     }
 
-    /// Whether clients open streams by name, as SPDY's do; a WebSocket's channels are there from the start.
+    /// The SPDY session, in which clients open streams by name; `None` for a WebSocket, whose channels exist
+    /// from the start.
     pub(super) fn spdy(&mut self) -> Option<&mut spdy::Session> {
         match self {
             Peer::Spdy(session) => Some(session),
@@ -97,7 +100,7 @@ impl Peer {
         }
     }
 
-    /// Bytes of a stream.
+    /// Sends data on a stream.
     pub(super) fn send(&mut self, stream: u32, bytes: &[u8]) {
         match self {
             Peer::Spdy(session) => session.send(stream, bytes),
@@ -106,14 +109,15 @@ impl Peer {
         }
     }
 
-    /// Our half of a stream is over. A WebSocket's channels end with the connection.
+    /// Ends the server's half of a stream. The channels of a WebSocket end with the connection, so the call
+    /// has no effect on them.
     pub(super) fn finish(&mut self, stream: u32) {
         if let Some(session) = self.spdy() {
             session.finish(stream);
         }
     }
 
-    /// Says goodbye.
+    /// Sends the protocol's close message.
     pub(super) fn close(&mut self) {
         match self {
             Peer::Spdy(session) => session.close(),
@@ -126,7 +130,7 @@ impl Peer {
         }
     }
 
-    /// What is to be written; the caller takes it.
+    /// Pending output; the caller removes the bytes that it has written.
     pub(super) fn output(&mut self) -> &mut Vec<u8> {
         match self {
             Peer::Spdy(session) => session.output(),
@@ -144,9 +148,9 @@ mod tests {
     use super::super::event::Event;
     use super::Tunnel;
 
-    /// Clients write a frame's head and its payload in messages of their own.
+    /// Clients send the header and the payload of a SPDY frame in separate messages.
     #[test]
-    fn a_frame_cut_into_messages_is_one_frame() {
+    fn a_frame_may_be_split_into_several_messages() {
         let message = |bytes: &[u8]| {
             let masked = bytes.iter().copied(); // with a mask of zeros
             [0x82, 0x80 | bytes.len() as u8, 0, 0, 0, 0].into_iter().chain(masked).collect::<Vec<u8>>()

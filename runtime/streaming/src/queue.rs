@@ -1,5 +1,5 @@
-//! What a client sent and its reader has not taken yet: bounded, so that a reader who does not read stops the client, not
-//! the daemon.
+//! Data of a client that the receiving process or socket has not read yet. The queue is bounded, so a
+//! receiver that does not read blocks the client and not the daemon.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,14 +10,14 @@ use coracle_base::reactor::Watched;
 use event_listener::{Event as Changed, listener};
 use nix::sys::socket::{Shutdown, shutdown};
 
-/// See the module.
+/// A bounded queue; see the module's documentation.
 pub(super) struct Queue {
     bytes: RefCell<VecDeque<u8>>,
     bytes_max: usize,
     has_ended: Cell<bool>,
-    /// Nobody reads it any more: what comes is thrown away.
+    /// Whether the receiver was closed: further data is dropped.
     is_closed: Cell<bool>,
-    /// Where it is drained to, once it is.
+    /// The descriptor to which the queue is drained; `None` until it is known.
     reader: RefCell<Option<Rc<Watched>>>,
     changed: Changed,
 }
@@ -34,7 +34,7 @@ impl Queue {
         }
     }
 
-    /// Passes bytes on, or keeps them once what is there leaves room.
+    /// Writes bytes to the receiver. If it does not accept them, they are queued when there is space.
     pub(super) async fn push(&self, bytes: &[u8]) {
         let bytes = &bytes[self.pass_on(bytes)..];
         if bytes.is_empty() {
@@ -54,7 +54,8 @@ impl Queue {
         self.changed.notify(usize::MAX);
     }
 
-    /// What the reader takes at once, while nothing waits before it; a reader that is gone is met by the drain.
+    /// If the queue is empty, writes the bytes that the receiver accepts without blocking; returns their
+    /// number. A write error is handled by the drain.
     fn pass_on(&self, bytes: &[u8]) -> usize {
         let reader = self.reader.borrow();
         match &*reader {
@@ -65,13 +66,13 @@ impl Queue {
         }
     }
 
-    /// No more comes.
+    /// Marks the end of the client's data.
     pub(super) fn end(&self) {
         self.has_ended.set(true);
         self.changed.notify(usize::MAX);
     }
 
-    /// Nobody reads it any more.
+    /// Marks the receiver as closed.
     pub(super) fn close(&self) {
         self.is_closed.set(true);
         self.bytes.take();
@@ -79,7 +80,8 @@ impl Queue {
         self.changed.notify(usize::MAX);
     }
 
-    /// Writes everything to `to` until the end; false where the reader was gone before.
+    /// Writes all data to `to` until the end of the client's data; returns false if the receiver was closed
+    /// before.
     pub(super) async fn drain(&self, to: &Rc<Watched>) -> bool {
         *self.reader.borrow_mut() = Some(Rc::clone(to));
         let is_whole = self.drain_all(to).await;
@@ -106,7 +108,7 @@ impl Queue {
                 }
                 Ok(count)
             };
-            // EPIPE and EIO: it has closed its end, which is its right.
+            // EPIPE or EIO: the receiver closed its end, which is allowed.
             if to.write_with(write).await.is_err() {
                 self.close();
                 return false;
@@ -115,14 +117,14 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::drain`], then the write half of a socket.
+    /// Drains like [`Queue::drain`], then shuts down the sending half of the socket.
     pub(super) async fn drain_to_socket(&self, to: &Rc<Watched>) {
         if self.drain(to).await {
-            // A peer that reset it meanwhile needs no end.
+            // Fails if the peer reset the connection, which needs no shutdown.
             let _ = shutdown(to.fd().as_raw_fd(), Shutdown::Write);
         }
     }
 }
 
-/// An empty queue keeps no more than that.
+/// Maximum capacity in bytes that an empty queue keeps.
 const SPARE_BYTES_MAX: usize = 64 << 10;

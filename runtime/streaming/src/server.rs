@@ -1,8 +1,10 @@
-//! The HTTP server behind the URLs: takes a connection, its head and its token, switches to the protocol that client and
-//! server share, and runs the session. A slow or hostile client costs a task until its deadline, nobody else's time.
+//! The HTTP server of the streaming URLs: accepts a connection, reads the request header with the token,
+//! switches to the protocol that client and server share, and runs the session. A slow or malicious client
+//! uses only a task until its deadline.
 //!
-//! Whoever can connect may hold a connection without a token, so those have a small pool and a short time of their own,
-//! and the oldest of them goes first when the pool is full. Only a connection with a token counts as a session.
+//! A client can connect without a token, so connections that have not sent a valid token have a separate
+//! small limit and a short time limit; if there are too many, the oldest is closed. Only a connection with a
+//! valid token counts as a session.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,7 +22,7 @@ use coracle_engine::streams::Wanted;
 use coracle_engine::{Container, Pod, Pods};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::connection::{CLOSE_LIMIT, Connection, Lost, Receiver, read_through};
+use super::connection::{CLOSE_LIMIT, Connection, EndReason, Receiver, read_through};
 use super::forward::Forward;
 use super::head::{self, HEAD_BYTES_MAX, Head, Refusal, Upgrade};
 use super::peer::{Peer, Tunnel};
@@ -30,23 +32,36 @@ use super::tokens::Tokens;
 use super::websocket::Form;
 use super::{spdy, websocket};
 
-/// How the server behind exec, attach and port-forward URLs is set up.
+/// Configuration of the streaming server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The address it listens on.
+    /// The address on which the server listens.
     pub address: IpAddr,
-    /// Its port; 0: any.
+    /// TCP port; 0: an ephemeral port.
     pub port: u16,
-    /// PEM files for TLS; both or neither.
+    /// PEM certificate file for TLS, requires `key`; `None`: no TLS.
     pub certificate: Option<PathBuf>,
-    /// See `certificate`.
+    /// PEM key file for TLS, requires `certificate`; `None`: no TLS.
     pub key: Option<PathBuf>,
-    /// Longest silence of a session; zero: no limit.
+    /// Maximum time without data in a session; zero: no limit.
     pub idle_timeout: Duration,
-    /// From connect to a session.
+    /// Time limit from the connection to the start of the session.
     pub creation_timeout: Duration,
-    /// Connections at once.
+    /// Maximum number of concurrent sessions.
     pub sessions_max: usize,
+}
+
+impl Options {
+    /// Checks that certificate and key are given together.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a certificate without a key, or a key without a certificate.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.certificate.is_some() == self.key.is_some() {
+            return Ok(());
+        }
+        Err(Error::new(Kind::InvalidArgument, "[streaming]: tls_cert_file and tls_key_file go together"))
+    }
 }
 
 impl Default for Options {
@@ -63,35 +78,35 @@ impl Default for Options {
     }
 }
 
-/// What a client may fetch once.
+/// A prepared request, for which a token is issued.
 pub enum Request {
-    /// A command in a container.
+    /// Executes a command in a container.
     Exec {
-        /// Where it runs.
+        /// The container in which the command is executed.
         container: Rc<Container>,
         /// The program and its arguments.
         command: Vec<String>,
-        /// Which streams the client has.
+        /// The streams that the client requests.
         wanted: Wanted,
     },
-    /// A container's main process.
+    /// Attaches to a container's main process.
     Attach {
-        /// The container.
+        /// The container to which the client attaches.
         container: Rc<Container>,
-        /// Which streams the client has.
+        /// The streams that the client requests.
         wanted: Wanted,
     },
-    /// Ports of a pod.
+    /// Forwards ports of a pod.
     Forward {
-        /// The pod sandbox.
+        /// The pod sandbox whose ports are forwarded.
         pod: Rc<Pod>,
-        /// Ports for clients that cannot name them later.
+        /// Ports for clients that cannot name ports later (WebSocket).
         ports: Vec<u16>,
     },
 }
 
 impl Request {
-    /// The first part of its path.
+    /// First component of the path in URLs.
     fn kind(&self) -> &'static str {
         match self {
             Request::Exec { .. } => "exec",
@@ -115,62 +130,60 @@ const WEBSOCKET_STDIO: &[&str] = &[
     "base64.channel.k8s.io",
 ];
 
-/// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
+/// Pause after a failed `accept`, in which descriptors may become free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections at once that have shown no token. A kubelet sends its head as soon as it is connected.
+/// Maximum number of connections that have not sent a valid token. A kubelet sends its request as soon as it
+/// is connected.
 const WAITING_MAX: usize = 64;
 
-/// From a connection to its complete head.
+/// Time limit from the connection to the complete request header.
 const HEAD_LIMIT: Duration = Duration::from_secs(2);
 
-/// More for a TLS handshake, with the start of the process that does it.
+/// Additional time for a TLS handshake including the start of its process.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What TLS is served with, and by whom.
+/// The TLS certificate and key, and the workers that terminate TLS.
 struct Tls {
     certificate: PathBuf,
     key: PathBuf,
     workers: Rc<Workers>,
 }
 
-/// The server.
+/// The streaming server with its tokens and sessions.
 pub struct Streams {
     pods: Rc<Pods>,
     tokens: Tokens<Request>,
-    /// `http://127.0.0.1:34567`
+    /// Beginning of all URLs, for example `http://127.0.0.1:34567`.
     base: String,
     tls: Option<Tls>,
     options: Options,
-    /// Connections whose token was valid.
+    /// Number of connections whose token was valid.
     sessions: Cell<usize>,
-    /// Those that have shown none yet, oldest first.
+    /// Tasks of connections that have not sent a valid token, oldest first.
     waiting: RefCell<BTreeMap<u64, Task<()>>>,
     last_connection: Cell<u64>,
 }
 
 impl Streams {
-    /// Listens, and serves for as long as the reactor runs.
+    /// Starts to listen; serves until the reactor ends.
     ///
     /// # Errors
-    /// What the kernel says of the address.
+    /// The kernel's error for the address; `InvalidArgument` if only one of certificate and key is set.
     pub fn start(options: &Options, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
+        options.check()?;
         let tls = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => Some(Tls {
                 certificate: certificate.clone(),
                 key: key.clone(),
                 workers: Rc::clone(&pods.node.host.workers),
             }),
-            (None, None) => None,
-            _ => {
-                let text = "streaming: tls_cert_file and tls_key_file go together";
-                return Err(Error::new(Kind::InvalidArgument, text));
-            }
+            (Some(_) | None, None) | (None, Some(_)) => None,
         };
         let address = SocketAddr::new(options.address, options.port);
         let listener = TcpListener::bind(address).context(|| format!("streaming: listen on {address}"))?;
         let mut bound = listener.local_addr()?;
-        // The kubelet that fetches the URL is on this node.
+        // The kubelet that requests the URL runs on this node.
         match bound.ip() {
             ip if !ip.is_unspecified() => {}
             ip if ip.is_ipv4() => bound.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -193,7 +206,7 @@ impl Streams {
                 match watched.read_with(|_| listener.accept()).await {
                     Ok((socket, _)) => server.admit(socket.into()),
                     Err(error) => {
-                        log::warn!("streaming: accept"; error = coracle_base::error::plain(&error));
+                        log::warn!("streaming: accept failed"; error = coracle_base::error::plain(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -204,10 +217,10 @@ impl Streams {
         Ok(streams)
     }
 
-    /// The URL at which `request` starts.
+    /// Returns the URL at which the client can start `request`.
     ///
     /// # Errors
-    /// The kernel gives no random bytes.
+    /// The kernel returns no random bytes.
     pub fn url(&self, request: Request) -> Result<String, Error> {
         let kind = request.kind();
         let token = self.tokens.insert(request, Instant::now())?;
@@ -222,18 +235,20 @@ impl Streams {
             if waiting.len() >= WAITING_MAX { waiting.pop_first() } else { None }
         };
         if oldest.is_some() {
-            log::debug!("streaming: a connection without a token makes room"; waiting = WAITING_MAX);
+            log::debug!("streaming: too many connections without a token, closing the oldest"; waiting = WAITING_MAX);
         }
         drop(oldest);
-        let place = Place { server: Rc::clone(self), number };
+        let place = PendingSlot { server: Rc::clone(self), number };
         let server = Rc::clone(self);
         let task = reactor::spawn(async move { server.serve(socket, place).await });
         self.waiting.borrow_mut().insert(number, task);
     }
 
-    /// Ends TLS where it is served. Nobody gets a process who has said nothing.
+    /// Returns the decrypted connection if TLS is configured, otherwise the socket. Waits for the client's
+    /// first bytes, so that no process is started for a silent client.
     async fn plain(&self, socket: OwnedFd) -> Result<Watched, Error> {
-        // A small piece of output is not to wait for the answer to the one before. It works without, slower.
+        // A small write must not wait for the acknowledgement of the previous one. An error only affects
+        // latency.
         let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
         let Some(Tls { certificate, key, workers }) = &self.tls else { return Ok(Watched::new(socket)?) };
         let own = Watched::new(socket.try_clone()?)?;
@@ -242,22 +257,22 @@ impl Streams {
         Ok(Watched::new(workers.terminate_tls(socket, certificate, key)?)?)
     }
 
-    /// From a connection to a request with its protocol, and what came after the head.
-    async fn ask(&self, socket: OwnedFd) -> Result<Asked, Gone> {
+    /// Reads the request from a connection, checks its token, and chooses the protocol.
+    async fn ask(&self, socket: OwnedFd) -> Result<AcceptedRequest, NoSession> {
         let limit = self.options.creation_timeout.min(match self.tls {
             Some(_) => HEAD_LIMIT + HANDSHAKE_LIMIT,
             None => HEAD_LIMIT,
         });
         let asked = async {
-            let socket = self.plain(socket).await.map_err(Gone::Server)?;
+            let socket = self.plain(socket).await.map_err(NoSession::Server)?;
             let mut read = Vec::new();
             let head = match read_head(&socket, &mut read).await {
-                Err(Gone::Refused(refusal)) => return Ok(Err((socket, refusal))),
+                Err(NoSession::Refused(refusal)) => return Ok(Err((socket, refusal))),
                 head => head?,
             };
             let rest = read.split_off(head.length);
             match self.take(&head) {
-                Ok((request, protocol)) => Ok(Ok(Asked { socket, head, request, protocol, rest })),
+                Ok((request, protocol)) => Ok(Ok(AcceptedRequest { socket, head, request, protocol, rest })),
                 Err(refusal) => Ok(Err((socket, refusal))),
             }
         };
@@ -265,28 +280,32 @@ impl Streams {
             Ok(Ok(Ok(asked))) => Ok(asked),
             Ok(Ok(Err((socket, refusal)))) => {
                 let answer = refusal.encode();
-                // Whether it is read is the client's business.
+                // An error is ignored: the client does not have to read the response.
                 let _ = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
-                Err(Gone::Refused(refusal))
+                Err(NoSession::Refused(refusal))
             }
             Ok(Err(gone)) => Err(gone),
-            Err(_) => Err(Gone::Silent(limit)),
+            Err(_) => Err(NoSession::Silent(limit)),
         }
     }
 
-    async fn serve(self: Rc<Self>, socket: OwnedFd, place: Place) {
+    async fn serve(self: Rc<Self>, socket: OwnedFd, place: PendingSlot) {
         let limit = self.options.creation_timeout;
-        let Asked { socket, head, request, protocol, rest } = match self.ask(socket).await {
+        let AcceptedRequest { socket, head, request, protocol, rest } = match self.ask(socket).await {
             Ok(asked) => asked,
-            Err(Gone::Client) => return,
-            Err(Gone::Refused(refusal)) => return log::debug!("streaming: refused"; status = refusal.status),
-            Err(Gone::Server(error)) => return log::warn!("streaming: a client is not served"; error = error),
-            // At debug: whoever can connect could fill the log.
-            Err(Gone::Silent(limit)) => {
+            Err(NoSession::Client) => return,
+            Err(NoSession::Refused(refusal)) => {
+                return log::debug!("streaming: refused"; status = refusal.status);
+            }
+            Err(NoSession::Server(error)) => {
+                return log::warn!("streaming: cannot serve client"; error = error);
+            }
+            // At level debug, because any client could fill the log.
+            Err(NoSession::Silent(limit)) => {
                 return log::debug!("streaming: a client sent no request"; ms = limit.as_millis());
             }
         };
-        let _open = Open::new(&self);
+        let _open = CountedSession::new(&self);
         drop(place);
         let answer = head::switch(&head.upgrade, protocol);
         let written = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
@@ -298,18 +317,19 @@ impl Streams {
         let kind = request.kind();
         log::debug!("streaming: session"; kind = kind, protocol = protocol);
         match self.run(&connection, Receiver::new(rest), request, protocol).await {
-            // Leaving is a client's way to end an attach and a port-forward.
-            Ok(()) | Err(Lost::Closed) => {}
-            Err(lost) => log::warn!("streaming: session lost"; kind = kind, reason = lost),
+            // Attach and port-forward normally end by a disconnect of the client.
+            Ok(()) | Err(EndReason::Closed) => {}
+            Err(reason) => log::warn!("streaming: session ended with an error"; kind = kind, reason = reason),
         }
     }
 
-    /// Spends the token and chooses the protocol.
+    /// Consumes the token and chooses the protocol.
     fn take(&self, head: &Head) -> Result<(Request, &'static str), Refusal> {
-        let unknown = || Refusal::new("404 Not Found", "no such stream, or its token is spent");
-        // Before the token is spent: it is good for another try.
+        let unknown =
+            || Refusal::new("404 Not Found", "unknown path, or the token was already used or has expired");
+        // Checked before the token is consumed, so that the client can retry with it.
         if self.sessions.get() >= self.options.sessions_max {
-            log::warn!("streaming: a client is turned away"; sessions = self.sessions.get());
+            log::warn!("streaming: too many sessions, client refused"; sessions = self.sessions.get());
             return Err(Refusal::new("503 Service Unavailable", "too many streaming sessions"));
         }
         let mut parts = head.path.trim_start_matches('/').split('/');
@@ -322,7 +342,7 @@ impl Streams {
         let protocol = match (&head.upgrade, is_forward) {
             (Upgrade::Spdy { offered }, false) => head::choose(offered, SPDY_STDIO)?,
             (Upgrade::Spdy { offered }, true) => head::choose(offered, SPDY_FORWARD)?,
-            // No name at all means the oldest of them.
+            // A client that offers no subprotocol uses the oldest one.
             (Upgrade::WebSocket { offered, .. }, _) if offered.is_empty() => "",
             (Upgrade::WebSocket { offered, .. }, false) => head::choose(offered, WEBSOCKET_STDIO)?,
             (Upgrade::WebSocket { offered, .. }, true) => head::choose(offered, WEBSOCKET_FORWARD)?,
@@ -336,17 +356,17 @@ impl Streams {
         receiver: Receiver,
         request: Request,
         protocol: &str,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), EndReason> {
         let (wanted, container, command) = match request {
             Request::Exec { container, command, wanted } => (wanted, container, Some(command)),
             Request::Attach { container, wanted } => (wanted, container, None),
             Request::Forward { pod, ports } => {
                 let forward = Forward::new(Rc::clone(connection), Rc::clone(&self.pods), pod);
-                let lost = forward.run(receiver, &ports).await;
+                let reason = forward.run(receiver, &ports).await;
                 drop(forward);
-                // It was the client that left: what is still on its way is of no use to it.
+                // The client disconnected: pending output is dropped.
                 let _ = reactor::deadline(CLOSE_LIMIT, connection.close()).await;
-                return Err(lost);
+                return Err(reason);
             }
         };
         let limit = self.options.creation_timeout;
@@ -372,8 +392,8 @@ fn peer(upgrade: &Upgrade, protocol: &str) -> Peer {
     }
 }
 
-/// A request whose token was valid.
-struct Asked {
+/// A request with a valid token.
+struct AcceptedRequest {
     socket: Watched,
     head: Head,
     request: Request,
@@ -381,42 +401,43 @@ struct Asked {
     rest: Vec<u8>,
 }
 
-/// Why there is no session.
-enum Gone {
+/// The reason why no session was started.
+enum NoSession {
     Client,
     Refused(Refusal),
-    /// TLS cannot be served, or a descriptor not be had.
+    /// TLS cannot be started, or there is no free descriptor.
     Server(Error),
-    /// There was no whole head in this time.
+    /// The client did not send a complete header within this time.
     Silent(Duration),
 }
 
-impl From<Refusal> for Gone {
-    fn from(refusal: Refusal) -> Gone {
-        Gone::Refused(refusal)
+impl From<Refusal> for NoSession {
+    fn from(refusal: Refusal) -> NoSession {
+        NoSession::Refused(refusal)
     }
 }
 
-async fn read_head(socket: &Watched, read: &mut Vec<u8>) -> Result<Head, Gone> {
+async fn read_head(socket: &Watched, read: &mut Vec<u8>) -> Result<Head, NoSession> {
     loop {
         let taken = |bytes: &[u8]| read.extend_from_slice(bytes);
-        if read_through(socket, taken).await.map_err(|_| Gone::Client)? == 0 {
-            return Err(Gone::Client);
+        if read_through(socket, taken).await.map_err(|_| NoSession::Client)? == 0 {
+            return Err(NoSession::Client);
         }
-        // What follows the head may have come with it; the head itself has its limit.
+        // Bytes after the header may have been read with it; the limit applies to the header only.
         if let Some(head) = head::parse(&read[..read.len().min(HEAD_BYTES_MAX)])? {
             return Ok(head);
         }
     }
 }
 
-/// One connection among those without a token. Dropping it lets the connection's task go on by itself.
-struct Place {
+/// A connection without a valid token in the list of such connections. Dropping the value removes the entry
+/// without cancelling the connection's task.
+struct PendingSlot {
     server: Rc<Streams>,
     number: u64,
 }
 
-impl Drop for Place {
+impl Drop for PendingSlot {
     fn drop(&mut self) {
         let task = self.server.waiting.borrow_mut().remove(&self.number);
         if let Some(task) = task {
@@ -425,17 +446,17 @@ impl Drop for Place {
     }
 }
 
-/// One session in the count.
-struct Open(Rc<Streams>);
+/// A session in the counter of sessions; dropping the value decrements the counter.
+struct CountedSession(Rc<Streams>);
 
-impl Open {
-    fn new(server: &Rc<Streams>) -> Open {
+impl CountedSession {
+    fn new(server: &Rc<Streams>) -> CountedSession {
         server.sessions.set(server.sessions.get() + 1);
-        Open(Rc::clone(server))
+        CountedSession(Rc::clone(server))
     }
 }
 
-impl Drop for Open {
+impl Drop for CountedSession {
     fn drop(&mut self) {
         self.0.sessions.set(self.0.sessions.get() - 1);
     }

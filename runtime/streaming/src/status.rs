@@ -1,20 +1,20 @@
-//! How a session says how it went: the text or JSON of its error stream (streaming 6.5).
+//! The final status of a session: the text or JSON on its error stream (streaming 6.5).
 
 use serde_json::json;
 
-/// What the chosen sub-protocol's version makes of a status.
+/// Format of the status, which depends on the version of the subprotocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// v1 and v2: text, only on failure.
+    /// v1 and v2: text, only for failures.
     Text,
-    /// v3: text, and terminals can be resized.
+    /// v3: text; terminals can be resized.
     TextAndResize,
-    /// v4 and v5: one JSON status, always.
+    /// v4 and v5: always one JSON status.
     Json,
 }
 
 impl Dialect {
-    /// Of a sub-protocol's name.
+    /// The format of a subprotocol.
     pub(super) fn of(protocol: &str) -> Dialect {
         match protocol {
             "v5.channel.k8s.io" | "v4.channel.k8s.io" | "v4.base64.channel.k8s.io" => Dialect::Json,
@@ -23,13 +23,13 @@ impl Dialect {
         }
     }
 
-    /// Whether clients open a stream for sizes.
+    /// Whether clients open a stream for terminal sizes.
     pub(super) fn has_resize(self) -> bool {
         self != Dialect::Text
     }
 }
 
-/// It went well.
+/// The status of a session without an error.
 pub(super) fn success(dialect: Dialect) -> Vec<u8> {
     match dialect {
         Dialect::Json => json!({ "metadata": {}, "status": "Success" }).to_string().into_bytes(),
@@ -37,7 +37,7 @@ pub(super) fn success(dialect: Dialect) -> Vec<u8> {
     }
 }
 
-/// The command ended with this code, 0 to 255.
+/// The status of a command that exited with this code, 0 to 255.
 pub(super) fn exited(dialect: Dialect, code: i32) -> Vec<u8> {
     if code == 0 {
         return success(dialect);
@@ -54,7 +54,7 @@ pub(super) fn exited(dialect: Dialect, code: i32) -> Vec<u8> {
     }
 }
 
-/// It could not be done.
+/// The status of a session that failed.
 pub(super) fn failed(dialect: Dialect, why: &str) -> Vec<u8> {
     match dialect {
         Dialect::Json => json!({
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_find_the_exit_code_where_they_look_for_it() {
+    fn the_status_has_the_exit_code_where_clients_expect_it() {
         let status: serde_json::Value = serde_json::from_slice(&exited(Dialect::Json, 137)).unwrap();
         assert_eq!(status["details"]["causes"][0], json!({ "reason": "ExitCode", "message": "137" }));
         assert_eq!(status["reason"], "NonZeroExitCode");

@@ -1,7 +1,7 @@
-//! Exec and attach: one process's streams on one connection (streaming 6.5, §6.7).
+//! Exec and attach: the streams of one process over one connection (streaming 6.5, §6.7).
 //!
 //! ```text
-//!   client ─► stdin, resize ─► queue ─► the process          client ◄─ stdout, stderr, then one status
+//! client ─► stdin, resize ─► queue ─► the process          client ◄─ stdout, stderr, then one status
 //! ```
 
 use std::cell::RefCell;
@@ -16,16 +16,16 @@ use coracle_engine::{Container, Pods};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde::Deserialize;
 
-use super::connection::{Connection, Incoming, Lost, Receiver};
+use super::connection::{Connection, EndReason, Incoming, Receiver};
 use super::queue::Queue;
 use super::status::{self, Dialect};
 
-/// What a client may send ahead of a process that does not read its stdin.
+/// Maximum number of bytes that a client may send before the process reads them from its standard input.
 const STDIN_BYTES_MAX: usize = 256 << 10;
-/// An unfinished resize message; whole ones have 30 bytes.
+/// Maximum length in bytes of an incomplete resize message; complete messages have some 30 bytes.
 const RESIZE_BYTES_MAX: usize = 1024;
 
-/// Which stream of the connection is what.
+/// Numbers of the connection's streams by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Roles {
     error: Option<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Roles {
 }
 
 impl Roles {
-    /// The channels of a WebSocket.
+    /// The purposes of a WebSocket's channels.
     fn of_channels(wanted: Wanted) -> Roles {
         Roles {
             error: Some(3),
@@ -47,13 +47,13 @@ impl Roles {
         }
     }
 
-    /// Waits until the client has opened every stream that belongs to `wanted`.
+    /// Waits until the client has opened all streams that it requested.
     async fn opened(
         connection: &Connection,
         receiver: &mut Receiver,
         wanted: Wanted,
         has_resize: bool,
-    ) -> Result<Roles, Lost> {
+    ) -> Result<Roles, EndReason> {
         let mut roles = Roles::default();
         let is_whole = |roles: &Roles| {
             roles.error.is_some()
@@ -63,7 +63,7 @@ impl Roles {
                 && (roles.resize.is_some() || !(wanted.tty && has_resize))
         };
         while !is_whole(&roles) {
-            // Bytes before the reply are dropped by every server, so no client sends any.
+            // Every server drops data that arrives before the reply, so clients send none.
             let Incoming::Opened { stream, headers } = receiver.next(connection).await? else { continue };
             let name = headers.iter().find(|(name, _)| name == "streamtype").map(|(_, value)| value.as_str());
             let role = match name {
@@ -77,13 +77,13 @@ impl Roles {
             if let Some(role) = role {
                 *role = Some(stream);
             }
-            connection.tell(|peer| peer.spdy().map(|session| session.reply(stream)));
+            connection.update(|peer| peer.spdy().map(|session| session.reply(stream)));
         }
         Ok(roles)
     }
 }
 
-/// A connection whose streams have their roles.
+/// A connection whose streams have been assigned to their purposes.
 pub(super) struct Stdio<'c> {
     connection: &'c Connection,
     receiver: RefCell<Option<Receiver>>,
@@ -93,53 +93,53 @@ pub(super) struct Stdio<'c> {
     stdin: Queue,
 }
 
-/// Why the client's half is over.
+/// The reason why the client's input ended.
 enum Input {
-    Lost(Lost),
-    /// It closed its stdin, which means that it leaves.
+    Disconnected(EndReason),
+    /// The client closed its standard input, which means that it detaches.
     Detached,
 }
 
 impl<'c> Stdio<'c> {
-    /// Gives every stream its role.
+    /// Waits for the client's streams and assigns them to their purposes.
     ///
     /// # Errors
-    /// The client did not open them, or not within `limit`.
+    /// [`EndReason`] if the client did not open them within `limit` or the connection ended.
     pub(super) async fn new(
         connection: &'c Connection,
         mut receiver: Receiver,
         wanted: Wanted,
         dialect: Dialect,
         limit: Duration,
-    ) -> Result<Stdio<'c>, Lost> {
-        let is_spdy = connection.tell(|peer| peer.spdy().is_some());
+    ) -> Result<Stdio<'c>, EndReason> {
+        let is_spdy = connection.update(|peer| peer.spdy().is_some());
         let roles = if is_spdy {
             let opened = Roles::opened(connection, &mut receiver, wanted, dialect.has_resize());
             let late = async {
                 reactor::sleep(limit).await;
-                Err(Lost::Late)
+                Err(EndReason::Late)
             };
-            // Replies go out beside.
+            // Replies are sent concurrently.
             let transmit = async { Err(connection.transmit().await) };
             smol::future::or(opened, smol::future::or(late, transmit)).await?
         } else {
             let roles = Roles::of_channels(wanted);
-            // "Connected", to clients that wait for it.
+            // Signals "connected" to clients that wait for it.
             let first = roles.stdout.or(roles.stderr).or(roles.error).unwrap_or_default();
-            connection.tell(|peer| peer.send(first, &[]));
+            connection.update(|peer| peer.send(first, &[]));
             roles
         };
         let stdin = Queue::new(STDIN_BYTES_MAX);
         Ok(Stdio { connection, receiver: RefCell::new(Some(receiver)), wanted, dialect, roles, stdin })
     }
 
-    /// Runs a command for the client, from its start to its status.
+    /// Executes a command for the client, from its start to the status.
     pub(super) async fn exec(
         &self,
         pods: &Rc<Pods>,
         container: Rc<Container>,
         command: Vec<String>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), EndReason> {
         let (exec, mut ends) = match pods.exec_streams(container, command, self.wanted).await {
             Ok(started) => started,
             Err(error) => {
@@ -153,7 +153,7 @@ impl<'c> Stdio<'c> {
                 if let Some(stdin) = stdin {
                     self.stdin.drain(&stdin).await;
                     if !self.wanted.tty {
-                        drop(stdin); // the process reads its end
+                        drop(stdin); // the process reads end of file
                     }
                 } else {
                     self.stdin.close();
@@ -162,11 +162,11 @@ impl<'c> Stdio<'c> {
             }),
             async {
                 match smol::future::or(self.input(&ends, false), async {
-                    Input::Lost(self.connection.transmit().await)
+                    Input::Disconnected(self.connection.transmit().await)
                 })
                 .await
                 {
-                    Input::Lost(lost) => Err(lost),
+                    Input::Disconnected(reason) => Err(reason),
                     Input::Detached => std::future::pending().await,
                 }
             },
@@ -178,14 +178,14 @@ impl<'c> Stdio<'c> {
                 self.finish(&status).await;
                 Ok(())
             }
-            Err(lost) => {
+            Err(reason) => {
                 exec.abandon(ends);
-                Err(lost)
+                Err(reason)
             }
         }
     }
 
-    /// Output until its end, then the exit: what a status is made of.
+    /// Copies output until its end and waits for the exit; returns the status.
     async fn run(&self, exec: &Exec, ends: &Ends) -> Vec<u8> {
         self.output(ends).await;
         match exec.ended().await {
@@ -197,15 +197,15 @@ impl<'c> Stdio<'c> {
     async fn output(&self, ends: &Ends) {
         let copy = async |from: &Option<Rc<reactor::Watched>>, stream: Option<u32>| {
             if let (Some(from), Some(stream)) = (from, stream) {
-                // Whatever broke a process's end of a pipe is in its exit code; a terminal always breaks.
+                // A broken pipe of the process shows in its exit code; a terminal always ends with an error.
                 let _ = self.connection.copy(from, stream).await;
             }
         };
         smol::future::zip(copy(&ends.stdout, self.roles.stdout), copy(&ends.stderr, self.roles.stderr)).await;
     }
 
-    /// Connects the client to a running container.
-    pub(super) async fn attach(&self, pods: &Rc<Pods>, container: &Rc<Container>) -> Result<(), Lost> {
+    /// Attaches the client to a running container.
+    pub(super) async fn attach(&self, pods: &Rc<Pods>, container: &Rc<Container>) -> Result<(), EndReason> {
         let mut ends = match pods.attach_streams(container, self.wanted).await {
             Ok(ends) => ends,
             Err(error) => {
@@ -227,7 +227,7 @@ impl<'c> Stdio<'c> {
                         && ends_with_stdin
                         && let Err(error) = pods.close_stdin(container).await
                     {
-                        log::warn!("stdin not closed"; ctr = container.id, error = error);
+                        log::warn!("cannot close stdin of the container"; ctr = container.id, error = error);
                     }
                 }
                 None => self.stdin.close(),
@@ -237,17 +237,17 @@ impl<'c> Stdio<'c> {
         let output = async {
             self.output(&ends).await;
             if container.record().state.is_running() && ends.stdout.is_some() {
-                log::info!("an attached client fell behind, or the container closed its output"; ctr = container.id);
+                log::info!("attach ended: the client read too slowly, or the container closed its output"; ctr = container.id);
             }
             Ok(())
         };
         let input = async {
             match smol::future::or(self.input(&ends, !ends_with_stdin), async {
-                Input::Lost(self.connection.transmit().await)
+                Input::Disconnected(self.connection.transmit().await)
             })
             .await
             {
-                Input::Lost(lost) => Err(lost),
+                Input::Disconnected(reason) => Err(reason),
                 Input::Detached => Ok(()),
             }
         };
@@ -256,7 +256,8 @@ impl<'c> Stdio<'c> {
         Ok(())
     }
 
-    /// What the client sends, until it is gone; with `detaches`, until it closes its stdin.
+    /// Handles the client's input until the connection ends or, if `detaches` is set, until the client closes
+    /// its standard input.
     async fn input(&self, ends: &Ends, detaches: bool) -> Input {
         let Some(mut receiver) = self.receiver.borrow_mut().take() else {
             return std::future::pending().await;
@@ -264,7 +265,7 @@ impl<'c> Stdio<'c> {
         let mut resize = Resize::default();
         loop {
             let stream = match receiver.next(self.connection).await {
-                Err(lost) => return Input::Lost(lost),
+                Err(reason) => return Input::Disconnected(reason),
                 Ok(Incoming::Data { stream }) => {
                     if Some(stream) == self.roles.stdin {
                         self.stdin.push(receiver.bytes()).await;
@@ -272,15 +273,15 @@ impl<'c> Stdio<'c> {
                         && let Some(terminal) = &ends.terminal
                     {
                         resize.feed(receiver.bytes(), |size| {
-                            // The process may have closed it: nobody looks at the size then.
+                            // Fails if the process closed the terminal, which then needs no size.
                             let _ = tcsetwinsize(terminal.fd().as_fd(), size);
                         });
                     }
                     continue;
                 }
-                // More than it asked for: accepted, as every server does, and not looked at.
+                // An additional stream is accepted, as in every server, and ignored.
                 Ok(Incoming::Opened { stream, .. }) => {
-                    self.connection.tell(|peer| peer.spdy().map(|session| session.reply(stream)));
+                    self.connection.update(|peer| peer.spdy().map(|session| session.reply(stream)));
                     continue;
                 }
                 Ok(Incoming::Ended { stream } | Incoming::Reset { stream }) => stream,
@@ -294,10 +295,10 @@ impl<'c> Stdio<'c> {
         }
     }
 
-    /// The status, the end of every stream, and goodbye.
+    /// Sends the status, ends all streams, and closes the connection.
     async fn finish(&self, status: &[u8]) {
         let Roles { error, stdin, stdout, stderr, .. } = self.roles;
-        self.connection.tell(|peer| {
+        self.connection.update(|peer| {
             if let Some(error) = error.filter(|_| !status.is_empty()) {
                 peer.send(error, status);
             }
@@ -309,7 +310,7 @@ impl<'c> Stdio<'c> {
     }
 }
 
-/// Sizes of a terminal: JSON objects one after the other, cut anywhere.
+/// Parses terminal sizes: a sequence of JSON objects that may be split anywhere.
 #[derive(Default)]
 struct Resize {
     pending: Vec<u8>,
@@ -353,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_come_cut_anywhere_and_until_one_is_broken() {
+    fn sizes_are_parsed_however_they_are_split_until_one_is_malformed() {
         let text = b"{\"Width\":80,\"Height\":24}\n{\"width\":1,\"height\":0}{\"Width\":132,\"Height\":50}";
         for cut in 0..text.len() {
             let (mut resize, mut seen) = (Resize::default(), Vec::new());

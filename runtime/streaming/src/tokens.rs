@@ -1,5 +1,5 @@
-//! Tokens: what Exec, Attach and PortForward answer, and whoever fetches the URL shows. Unguessable, good once, and not
-//! for long (streaming 6.2).
+//! Tokens in the URLs of Exec, Attach and PortForward. A token is random, valid for one use, and expires soon
+//! (streaming 6.2).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use coracle_base::error::Error;
 use data_encoding::BASE64URL_NOPAD;
 
-/// How long a token is good.
+/// Time for which a token is valid.
 const LIFE: Duration = Duration::from_secs(60);
-/// Unspent ones at once.
+/// Maximum number of unused tokens.
 const TOKENS_MAX: usize = 1000;
-/// 128 bits; the URL is 22 characters longer for it.
+/// Number of random bytes in a token: 128 bits, which add 22 characters to the URL.
 const TOKEN_BYTES: usize = 16;
 
-/// Requests that wait for their client.
+/// Requests whose client has not connected yet, with their tokens.
 pub(super) struct Tokens<T> {
-    /// Oldest first.
+    /// Token, expiry time and request of each entry, oldest first.
     waiting: RefCell<VecDeque<(String, Instant, T)>>,
 }
 
@@ -26,8 +26,9 @@ impl<T> Tokens<T> {
         Tokens { waiting: RefCell::default() }
     }
 
-    /// Keeps `request` and gives its token. Where too many are unspent the oldest is void from now on: a client fetches
-    /// its URL at once, so the oldest is the least likely to be missed, and nobody can lock the others out.
+    /// Stores `request` and returns its token. If there are too many unused tokens, the oldest becomes
+    /// invalid: it is the least likely to be needed, because clients use their URL at once, and no client can
+    /// block others.
     pub(super) fn insert(&self, request: T, now: Instant) -> Result<String, Error> {
         self.drop_expired(now);
         let token = BASE64URL_NOPAD.encode(&coracle_sandbox::random_id()?[..TOKEN_BYTES]);
@@ -39,7 +40,7 @@ impl<T> Tokens<T> {
         Ok(token)
     }
 
-    /// Spends a token.
+    /// Returns the request of a token, which becomes invalid; `None` if the token is unknown or has expired.
     pub(super) fn take(&self, token: &str, now: Instant) -> Option<T> {
         self.drop_expired(now);
         let mut waiting = self.waiting.borrow_mut();
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_good_once_and_for_a_minute() {
+    fn a_token_is_valid_once_and_for_a_minute() {
         let tokens = Tokens::new();
         let now = Instant::now();
         let (first, second) = (tokens.insert(1, now).unwrap(), tokens.insert(2, now).unwrap());
@@ -71,9 +72,9 @@ mod tests {
         assert_eq!(tokens.take(&second, now + LIFE), None);
     }
 
-    /// Before, the 1001st was refused for a minute.
+    /// Regression: the 1001st token was refused for a minute.
     #[test]
-    fn a_token_too_many_takes_the_place_of_the_oldest() {
+    fn a_token_above_the_limit_replaces_the_oldest() {
         let tokens = Tokens::new();
         let now = Instant::now();
         let all: Vec<String> = (0..=TOKENS_MAX).map(|number| tokens.insert(number, now).unwrap()).collect();

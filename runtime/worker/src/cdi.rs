@@ -1,6 +1,6 @@
-//! Devices by name: the Container Device Interface (CDI specification 1.0), whose files say what a container needs for a
-//! GPU or a radio beside the device's node. Files are read at each use, so that a vendor's tool may rewrite them at any
-//! time, and a broken one costs only its own devices.
+//! Resolves CDI devices (Container Device Interface, specification 1.0): spec files of device vendors define
+//! the edits of a container that a device requires in addition to its device node. The files are read for
+//! each job, because vendor tools may rewrite them at any time; an invalid file affects only its own devices.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,25 @@ use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure, Hook, Hook
 use crate::failure::invalid;
 use crate::yaml::{self, Node, Problem};
 
-/// Versions that are understood: what came later than these would be left out silently.
+/// Supported spec versions: edits of later versions would be ignored silently.
 const VERSIONS: [&str; 10] =
     ["0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0"];
-/// Edits that change more than is kept of them: refused by name.
+/// Names of edits that are not supported; a spec file with one of them is refused.
 const REFUSED: [&str; 2] = ["intelRdt", "netDevices"];
-/// Most files of one directory.
+/// Maximum number of files of one directory.
 const FILES_MAX: usize = 1024;
 
-/// A spec file that could be read.
+/// A parsed spec file.
 struct Spec {
     path: PathBuf,
-    /// `vendor/class`
+    /// `vendor/class` of the file's devices.
     kind: String,
-    /// Of the file: for every container that gets any of its devices.
+    /// Edits of the file, which apply to every container with any of its devices; `None` if it has none.
     edits: Option<Node>,
     devices: Vec<(String, Option<Node>)>,
 }
 
-/// What containers with the devices of these names are given. Directories that come later in `directories` count more.
+/// Merges the edits of the devices `names`. Later entries of `directories` have precedence.
 pub(crate) fn run(names: &[String], directories: &[PathBuf]) -> Result<ContainerEdits, Failure> {
     let mut problems = Vec::new();
     let levels: Vec<Vec<Spec>> = directories.iter().map(|path| load_all(path, &mut problems)).collect();
@@ -36,7 +36,7 @@ pub(crate) fn run(names: &[String], directories: &[PathBuf]) -> Result<Container
         eprintln!("cdi: {problem}");
     }
     let mut edits = ContainerEdits::default();
-    // A file's own edits come once, with the first of its devices.
+    // A file's own edits apply once, with the first of its devices.
     let mut used: BTreeMap<&Path, ()> = BTreeMap::new();
     for name in names {
         let (spec, device) = find(name, &levels, &problems)?;
@@ -67,13 +67,13 @@ fn find<'a>(
         match (found.next(), found.next()) {
             (Some((one, _)), Some((other, _))) => {
                 let (one, other) = (one.path.display(), other.path.display());
-                return Err(invalid(format!("CDI device {name} is in {one} and in {other}")));
+                return Err(invalid(format!("CDI device {name} is defined in {one} and in {other}")));
             }
             (Some(found), None) => return Ok(found),
             (None, _) => {}
         }
     }
-    // The words that clients know from other runtimes.
+    // The text that other runtimes use and clients know.
     let cause = problems.first().map(|problem| format!(" ({problem})")).unwrap_or_default();
     Err(invalid(format!("unresolvable CDI devices {name}{cause}")))
 }
@@ -114,7 +114,10 @@ fn parse(path: PathBuf, text: &str) -> Result<Spec, Problem> {
         }
     }
     if !VERSIONS.contains(&version.as_str()) {
-        return Err(root.problem(&format!("cdiVersion {version:?} is none of {}", VERSIONS.join(", "))));
+        return Err(root.problem(&format!(
+            "cdiVersion {version:?} is not supported; supported: {}",
+            VERSIONS.join(", ")
+        )));
     }
     if !spec.kind.contains('/') {
         return Err(root.problem(&format!("kind {:?} is not VENDOR/CLASS", spec.kind)));
@@ -161,7 +164,7 @@ fn apply(node: Option<&Node>, edits: &mut ContainerEdits) -> Result<(), Problem>
             "additionalGids" => {
                 for gid in value.list()? {
                     let number = gid.text()?.parse();
-                    edits.groups.push(number.map_err(|_| gid.problem("is no group id"))?);
+                    edits.groups.push(number.map_err(|_| gid.problem("is not a group ID"))?);
                 }
             }
             "hooks" => {
@@ -191,7 +194,7 @@ fn add_hook(node: &Node, hooks: &mut Hooks) -> Result<(), Problem> {
             "env" => hook.environment = texts(value)?,
             "timeout" => {
                 hook.timeout_s =
-                    value.text()?.parse().map_err(|_| value.problem("is no number of seconds"))?;
+                    value.text()?.parse().map_err(|_| value.problem("is not a number of seconds"))?;
             }
             _ => {}
         }
@@ -206,7 +209,7 @@ fn add_hook(node: &Node, hooks: &mut Hooks) -> Result<(), Problem> {
         "startContainer" => &mut hooks.start_container,
         "poststart" => &mut hooks.poststart,
         "poststop" => &mut hooks.poststop,
-        other => return Err(node.problem(&format!("{other:?} is no point to run a hook at"))),
+        other => return Err(node.problem(&format!("{other:?} is not a hook name"))),
     };
     hooks.push(hook);
     Ok(())
@@ -219,7 +222,7 @@ fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
             "path" => device.path = value.text()?.to_owned(),
             "hostPath" => device.host_path = value.text()?.to_owned(),
             "permissions" => device.permissions = value.text()?.to_owned(),
-            // Type and numbers are those of the node's file, which must be there.
+            // The type and the numbers are read from the device node on the host, which must exist.
             "fileMode" | "uid" | "gid" => {
                 return Err(
                     value.problem(&format!("{key} of a device is not supported by this version of coracle"))
@@ -236,7 +239,7 @@ fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
     }
     match device.path.starts_with('/') && device.permissions.bytes().all(|byte| b"rwm".contains(&byte)) {
         true => Ok(device),
-        false => Err(node.problem("a device needs an absolute path, and permissions of rwm")),
+        false => Err(node.problem("a device needs an absolute path and permissions of the letters rwm")),
     }
 }
 
@@ -290,7 +293,7 @@ devices:
     containerEdits: {hooks: [{hookName: afterwards, path: /bin/true}]}
 "#;
 
-    /// Directories in the order of their numbers, each with one file of this text.
+    /// Writes each text into the directory with the given number and resolves `names`.
     fn with(files: &[(&str, &str)], names: &[&str]) -> Result<ContainerEdits, String> {
         let folder = tempfile_folder();
         let mut directories = Vec::new();
@@ -305,7 +308,7 @@ devices:
         }
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let edits = run(&names, &directories).map_err(|failure| failure.message);
-        std::fs::remove_dir_all(&folder).expect("it is ours");
+        std::fs::remove_dir_all(&folder).expect("remove the test's directory");
         edits
     }
 
@@ -332,7 +335,7 @@ devices:
     }
 
     #[test]
-    fn hooks_go_to_their_points() {
+    fn hooks_are_assigned_by_their_name() {
         let hooks = with(&[("0/gpu.yaml", SPEC)], &["vendor.test/gpu=hooked"]).unwrap().hooks;
         let hook = &hooks.create_container[0];
         assert_eq!(
@@ -342,7 +345,7 @@ devices:
     }
 
     #[test]
-    fn later_directories_win_and_one_directory_must_agree() {
+    fn later_directories_have_precedence_and_conflicts_in_one_are_errors() {
         let other = SPEC.replace("A=b=c", "A=other");
         let edits = with(&[("0/gpu.yaml", SPEC), ("1/gpu.yaml", &other)], &["vendor.test/gpu=zero"]).unwrap();
         assert!(edits.environment.iter().any(|(name, value)| name == "A" && value == "other"));
@@ -351,11 +354,11 @@ devices:
     }
 
     #[test]
-    fn what_cannot_be_done_is_named() {
+    fn errors_name_the_unsupported_value() {
         for (name, expected) in [
             ("vendor.test/gpu=absent", "unresolvable CDI devices vendor.test/gpu=absent"),
             ("gpu", "is not VENDOR/CLASS=NAME"),
-            ("vendor.test/gpu=late", "gpu.yaml: line 16: \"afterwards\" is no point"),
+            ("vendor.test/gpu=late", "gpu.yaml: line 16: \"afterwards\" is not a hook name"),
         ] {
             let error = with(&[("0/gpu.yaml", SPEC)], &[name]).unwrap_err();
             assert!(error.contains(expected), "expected {expected:?} in {error:?}");

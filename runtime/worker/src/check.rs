@@ -1,12 +1,13 @@
-//! Checking an image in the store against what it should be, and mending what can be mended without a registry.
+//! Verifies an image in the store, and repairs what can be repaired without a registry.
 //!
-//! | part | is whole when | mended by |
+//! | part | is intact if | is repaired by |
 //! |---|---|---|
-//! | manifest, config, kept layer | its digest is its name | nothing: it goes, and the image has to be pulled again |
-//! | unpacked layer, blob kept | it equals what the blob unpacks to now | that, in its place |
-//! | unpacked layer, no blob | every file of it can be read | nothing |
+//! | manifest, config, kept blob of a layer | its digest equals its name | nothing: it is removed, and the image must be pulled again |
+//! | unpacked layer with a kept blob | it equals a newly unpacked tree of the blob | replacing it by the new tree |
+//! | unpacked layer without a blob | unknown; it is only checked that every file can be read | nothing |
+//! | copies of /etc/passwd and /etc/group | they equal the files in the layers | new copies |
 //!
-//! A layer that a container uses is looked at and left in place.
+//! A layer that a container uses is verified but not replaced.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -20,15 +21,19 @@ use crate::failure::io_failure;
 use crate::import::digest_of_file;
 use crate::pull::manifest::{self, Document};
 use crate::store::Store;
-use crate::{remove_trees, unpack};
+use crate::{remove_trees, unpack, users};
 
-/// One read of two files that are compared.
+/// Buffer size in bytes for the comparison of two files.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Looks at every part of the image; `pulse` is called while it goes on.
-pub(crate) fn run(job: &CheckJob, pulse: &mut (dyn FnMut(u64) + Send)) -> Result<Vec<Finding>, Failure> {
+/// Checks every part of the image; calls `pulse` repeatedly during the check. Returns the findings, and the
+/// number of layers that could be read but not compared with a blob.
+pub(crate) fn run(
+    job: &CheckJob,
+    pulse: &mut (dyn FnMut(u64) + Send),
+) -> Result<(Vec<Finding>, u32), Failure> {
     let store = Store::open(&job.root)?;
-    let mut check = Check { job, store, findings: Vec::new(), good: BTreeSet::new() };
+    let mut check = Check { job, store, findings: Vec::new(), good: BTreeSet::new(), not_compared: 0 };
     for digest in &job.image.blobs {
         pulse(0);
         check.blob(digest)?;
@@ -38,15 +43,18 @@ pub(crate) fn run(job: &CheckJob, pulse: &mut (dyn FnMut(u64) + Send)) -> Result
         let blob = blobs.get(number).filter(|digest| check.good.contains(*digest)).cloned();
         check.layer(number, layer, blob, pulse)?;
     }
-    Ok(check.findings)
+    check.users()?;
+    Ok((check.findings, check.not_compared))
 }
 
 struct Check<'a> {
     job: &'a CheckJob,
     store: Store,
     findings: Vec<Finding>,
-    /// Blobs that are what they are called.
+    /// Digests of blobs that are intact.
     good: BTreeSet<String>,
+    /// Number of layers without a blob in which no damage was found.
+    not_compared: u32,
 }
 
 impl Check<'_> {
@@ -71,7 +79,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Digests of the layers' blobs, lowest first, as the image's manifest has them; none where it has no good manifest.
+    /// Digests of the layers' blobs from the image's manifest, lowest first; none if the manifest is damaged.
     fn layer_blobs(&self) -> Vec<String> {
         let image = &self.job.image;
         let parsed =
@@ -98,13 +106,33 @@ impl Check<'_> {
         };
         let difference = compare(&path, fresh.as_deref(), pulse);
         let outcome = match (&difference, &fresh) {
-            (Some(why), fresh) => self.mend(layer, &path, why, fresh.as_deref()),
-            (None, _) => Ok(()),
+            (Some(why), fresh) => self.repair(layer, &path, why, fresh.as_deref()),
+            (None, Some(_)) => Ok(()),
+            (None, None) => {
+                self.not_compared += 1;
+                Ok(())
+            }
         };
         match fresh {
             Some(fresh) => remove_trees::run(&[fresh]).and(outcome),
             None => outcome,
         }
+    }
+
+    /// Checks the copies of the user files. Called after the check of the layers, with which they are
+    /// compared.
+    fn users(&mut self) -> Result<(), Failure> {
+        let layers = self.job.image.layers.iter().rev();
+        let layers: Vec<PathBuf> = layers.map(|layer| self.store.layer(&layer.name)).collect();
+        let id = &self.job.image.id;
+        let is_mendable = self.findings.iter().all(|finding| finding.is_mended);
+        let good = is_mendable.then_some(&layers[..]);
+        let Some(why) = users::damage(&self.store, id, good)? else { return Ok(()) };
+        if self.job.repair && is_mendable {
+            users::repair(&self.store, id, &layers)?;
+        }
+        self.found(format!("names of users: {why}"), self.job.repair && is_mendable);
+        Ok(())
     }
 
     fn unpack(
@@ -119,25 +147,26 @@ impl Check<'_> {
         let below: Vec<PathBuf> =
             below.map(|layer| self.store.layer(&layer.name)).filter(|path| path.is_dir()).collect();
         let unpacked = unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse)
-            .and_then(|implied| unpack::settle(&directory, &implied, &below));
+            .and_then(|implied| unpack::copy_attributes(&directory, &implied, &below));
         match unpacked {
             Ok(()) => Ok(directory),
             Err(failure) => {
-                // Its own failure would hide the first one; the daemon sweeps such directories at its start.
+                // A second error would hide the first one; the daemon removes such directories when it
+                // starts.
                 let _ = remove_trees::run(&[directory]);
                 Err(self.store.explain(failure))
             }
         }
     }
 
-    fn mend(&mut self, layer: &Layer, path: &Path, why: &str, fresh: Option<&Path>) -> Result<(), Failure> {
+    fn repair(&mut self, layer: &Layer, path: &Path, why: &str, fresh: Option<&Path>) -> Result<(), Failure> {
         let what = format!("layer {}: {why}", layer.name);
         if !self.job.repair {
             self.found(what, false);
         } else if self.job.in_use.contains(&layer.name) {
-            self.found(format!("{what}: a container uses it: remove that first"), false);
+            self.found(format!("{what}: in use by a container, which must be removed first"), false);
         } else {
-            // Out of the way by a rename: a layer is whole or absent, whatever happens meanwhile.
+            // Replaced by renames, so that the layer is complete or absent at every moment.
             let aside = self.store.new_layer()?;
             match fs::rename(path, aside.join("broken")) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -155,14 +184,14 @@ impl Check<'_> {
     }
 }
 
-/// The first way in which a layer is not what it should be. Without anything to compare with, whether all of it can be
-/// read. Neither tree changes meanwhile, and no link is followed.
+/// Returns the first difference between a layer and the expected tree; without an expected tree, the first
+/// file that cannot be read. The trees must not change during the call; symbolic links are not followed.
 fn compare(found: &Path, expected: Option<&Path>, pulse: &mut (dyn FnMut(u64) + Send)) -> Option<String> {
     let mut waiting = vec![PathBuf::new()];
     while let Some(below) = waiting.pop() {
         pulse(0);
         if let Some(why) = compare_one(found, expected, &below, &mut waiting).unwrap_or_else(|error| {
-            // Deeper than a path of the host's can name, though not than one of the image's.
+            // The host's path is too long, although the path in the image is not.
             (error.raw_os_error() != Some(nix::errno::Errno::ENAMETOOLONG as i32)).then(|| error.to_string())
         }) {
             return Some(format!("/{}: {why}", below.display()));
@@ -191,17 +220,17 @@ fn compare_one(
         if let Some(other) = &other
             && names != self::names(other)?
         {
-            return Ok(Some("other names are in it".to_owned()));
+            return Ok(Some("has other entries".to_owned()));
         }
-        let is_opaque = |path: &Path| crate::users::is_opaque(path);
+        let is_opaque = |path: &Path| users::is_opaque(path);
         if other.as_ref().is_some_and(|other| is_opaque(other) != is_opaque(&one)) {
-            return Ok(Some("hides other things of layers below".to_owned()));
+            return Ok(Some("has other overlayfs whiteout attributes".to_owned()));
         }
         waiting.extend(names.into_iter().map(|name| below.join(name)));
     } else if about.is_symlink() {
         let target = fs::read_link(&one)?;
         if other.map(fs::read_link).transpose()?.is_some_and(|other| other != target) {
-            return Ok(Some("leads elsewhere".to_owned()));
+            return Ok(Some("has another link target".to_owned()));
         }
     } else if about.is_file() && !same_content(&one, other.as_deref())? {
         return Ok(Some("has other content".to_owned()));
@@ -231,14 +260,14 @@ fn names(path: &Path) -> io::Result<BTreeSet<std::ffi::OsString>> {
     fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
 }
 
-/// Reads both to their ends, or the one to its.
+/// Compares the contents of two files; without a second file, only reads the first one to its end.
 fn same_content(one: &Path, other: Option<&Path>) -> io::Result<bool> {
     let (mut one, mut other) = (File::open(one)?, other.map(File::open).transpose()?);
     let (mut bytes, mut wanted) = (vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]);
     loop {
         let count = one.read(&mut bytes)?;
         if let Some(other) = &mut other {
-            // As long as the other, as was seen before.
+            // Both have the same length, which was compared before.
             other.read_exact(&mut wanted[..count])?;
             if bytes[..count] != wanted[..count] {
                 return Ok(false);

@@ -1,6 +1,6 @@
-//! Texts with a few bytes changed at random: whatever a parser makes of one, it ends, and without a panic.
+//! Randomly damaged texts for tests of parsers, which must end without a panic for any input.
 
-/// So many of them, always the same.
+/// Returns `count` copies of `text` with pseudo-random changes, which are equal in each call.
 pub(crate) fn damaged(text: &str, count: usize) -> impl Iterator<Item = String> {
     let mut seed = 1_u64;
     std::iter::repeat_with(move || {

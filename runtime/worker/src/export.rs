@@ -1,50 +1,60 @@
-//! Exporting images as an OCI layout in a tar, from the blobs that are kept: what `coracle image import`, an import directory
-//! and other tools take. Nothing is packed anew, so every digest stays what it was.
+//! Exports images as a tar archive with an OCI layout, from kept blobs. `coracle image import`, an import
+//! directory and other tools can import the archive. Blobs are not compressed again, so all digests are
+//! preserved.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use coracle_job::{ExportJob, ExportedImage, Failure};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::failure::{Context, invalid, io_failure};
+use crate::fifo;
 use crate::image_config::digest_text;
-use crate::pull::manifest::{self, Document};
+use crate::pull::manifest::{self, Document, MANIFEST};
 use crate::store::{Store, open_plain};
 
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// Writes the archive beside its place, and gives it its name when it is whole.
+/// Writes the archive under a temporary name and renames it when it is complete.
 pub(crate) fn run(job: &ExportJob, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Failure> {
     let store = Store::open(&job.root)?;
+    if fs::metadata(&job.output).is_ok_and(|about| about.file_type().is_fifo()) {
+        // A process reads it while it is written.
+        let open = || fifo::open_to_write(&job.output);
+        return write(job, &store, (&job.output, open), progress).map(drop);
+    }
     let aside = job.output.with_extension(format!("partial-{}", std::process::id()));
-    let written = write(job, &store, &aside, progress)
+    let written = write(job, &store, (&aside, || File::create_new(&aside)), progress)
+        .and_then(|file| file.sync_all().map_err(|error| io_failure("write", &aside, &error)))
         .and_then(|()| fs::rename(&aside, &job.output).map_err(|error| io_failure("rename", &aside, &error)));
     if written.is_err() {
-        // Its own failure would hide the first one.
+        // A second error would hide the first one.
         let _ = fs::remove_file(&aside);
     }
     written
 }
 
+/// Writes the archive; returns the complete file, which is not synced yet.
 fn write(
     job: &ExportJob,
     store: &Store,
-    aside: &std::path::Path,
+    (path, open): (&Path, impl FnOnce() -> io::Result<File>),
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(), Failure> {
+) -> Result<File, Failure> {
     let (mut manifests, mut blobs) = (Vec::new(), BTreeSet::new());
     for exported in &job.images {
         let found =
             describe(store, exported, &mut blobs).context(|| format!("image {}", exported.image.id))?;
         manifests.extend(found);
     }
-    let failed = |error: &io::Error| io_failure("write", aside, error);
-    let file = File::create_new(aside).map_err(|error| failed(&error))?;
-    let mut archive = tar::Builder::new(file);
+    let failed = |error: &io::Error| io_failure("write", path, error);
+    // Only now: what cannot be exported leaves no file, and keeps no reader waiting for its end.
+    let mut archive = tar::Builder::new(open().map_err(|error| failed(&error))?);
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }).to_string();
     for (name, text) in [("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#), ("index.json", &index)] {
         append(&mut archive, name, text.len() as u64, text.as_bytes()).map_err(|error| failed(&error))?;
@@ -63,11 +73,11 @@ fn write(
         }
         done += 1;
     }
-    let file = archive.into_inner().map_err(|error| failed(&error))?;
-    file.sync_all().map_err(|error| failed(&error))
+    archive.into_inner().map_err(|error| failed(&error))
 }
 
-/// Descriptors of one image for the index, one for each name; its blobs go to `blobs`.
+/// Adds the blobs of one image to `blobs`; returns the descriptors for the index, one for each name of the
+/// image.
 fn describe(
     store: &Store,
     exported: &ExportedImage,
@@ -87,13 +97,13 @@ fn describe(
     });
     let Some((digest, layers)) = own else {
         return Err(invalid(
-            "it came from an archive without a manifest: only what a registry gave can be exported",
+            "its layers were not kept when it was imported: set keep_blobs = true, remove the image and import it again",
         ));
     };
     for layer in layers {
         if !store.blob(&layer.digest)?.is_file() {
             let text = format!(
-                "its compressed layer {} was not kept: set keep_blobs = true, remove the image and pull it again",
+                "its compressed layer {} was not kept: set keep_blobs = true, remove the image and pull or import it again",
                 layer.digest
             );
             return Err(invalid(text));
@@ -101,7 +111,8 @@ fn describe(
         blobs.insert(layer.digest.clone());
     }
     blobs.extend(image.blobs.iter().cloned());
-    // What a name led to: an index, where there was one, so that its digest stays the name's.
+    // The document of the pulled name: if it was an index, the index is referenced, so that the digest is
+    // preserved.
     let top = documents.iter().find(|(_, _, document)| match document {
         Document::Index(manifests) => manifests.iter().any(|manifest| manifest.digest == *digest),
         Document::Manifest { .. } => false,
@@ -137,7 +148,7 @@ fn append(
     archive.append_data(&mut header, name, content)
 }
 
-/// Hashes what passes.
+/// A reader that computes the digest of the bytes that are read.
 struct Hashed {
     inner: File,
     hash: Sha256,

@@ -1,4 +1,4 @@
-//! Failures in the words of the job's contract: what kind, and one line that says what was tried on what.
+//! Failures of jobs: a kind, and one line with the operation, the object and the cause.
 
 use std::fmt::Display;
 use std::io;
@@ -6,17 +6,17 @@ use std::path::Path;
 
 use coracle_job::{Failure, FailureKind};
 
-/// A failure of `kind`.
+/// Creates a failure with this kind and message.
 pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
     Failure { kind, message: message.into() }
 }
 
-/// What came from outside is malformed or does not verify.
+/// Creates the failure for input that is malformed or fails verification.
 pub(crate) fn invalid(message: impl Into<String>) -> Failure {
     failure(FailureKind::Invalid, message)
 }
 
-/// A file operation that did not work.
+/// Creates the failure of the file operation `op` on `path`.
 pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
     let kind = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
@@ -25,9 +25,10 @@ pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
     failure(kind, format!("{op} {}: {error}", path.display()))
 }
 
-/// Puts what was tried at this level in front.
+/// Adds context in front of a failure's text.
 pub(crate) trait Context<T> {
-    /// `tried` is only called for a failure.
+    /// Adds a description of the operation in front of a failure's text; `tried` is called only for a
+    /// failure.
     fn context<D: Display>(self, tried: impl FnOnce() -> D) -> Result<T, Failure>;
 }
 

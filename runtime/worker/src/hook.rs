@@ -1,5 +1,6 @@
-//! One OCI hook: a program of a plugin's or a vendor's, with the container's state on stdin, killed with all it started
-//! when its time is over. What it prints is our log.
+//! Runs one OCI hook: a program of an NRI plugin or a vendor, with the container's state on standard input.
+//! At the time limit the program and its child processes are killed. Its output is written to the worker's
+//! log.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -15,11 +16,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::failure::failure;
 
-/// Runs it to its end.
+/// Runs the hook to its end.
 pub(crate) fn run(job: &HookJob) -> Result<(), Failure> {
     let path = &job.hook.path;
     let failed = |what: String| failure(FailureKind::Plugin, format!("hook {path}: {what}"));
-    let state = state(&job.state).map_err(|error| failed(format!("its state: {error}")))?;
+    let state = state(&job.state).map_err(|error| failed(format!("create its state: {error}")))?;
     if job.inside != 0 {
         enter(job.inside).map_err(|error| failed(format!("enter the container: {error}")))?;
     }
@@ -31,7 +32,7 @@ pub(crate) fn run(job: &HookJob) -> Result<(), Failure> {
     }
 }
 
-/// A file rather than a pipe: a hook need not read it.
+/// Creates a file with the container's state. A file and not a pipe, because a hook need not read its input.
 fn state(text: &str) -> io::Result<File> {
     let mut file = File::from(rustix::fs::memfd_create(c"state", rustix::fs::MemfdFlags::CLOEXEC)?);
     file.write_all(text.as_bytes())?;
@@ -39,7 +40,8 @@ fn state(text: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// The namespaces of the container's process. Those of pids hold for the child only, which is all we start.
+/// Enters the namespaces of the container's process. A PID namespace applies to child processes only, which
+/// is sufficient.
 fn enter(pid: i32) -> io::Result<()> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let process = pidfd_open(Pid::from_raw(pid).ok_or_else(gone)?, PidfdFlags::empty())?;
@@ -50,7 +52,7 @@ fn enter(pid: i32) -> io::Result<()> {
         | CloneFlags::CLONE_NEWCGROUP
         | CloneFlags::CLONE_NEWPID;
     match setns(&process, all | CloneFlags::CLONE_NEWUSER) {
-        // It is in our own user namespace, which cannot be joined again.
+        // The process is in the same user namespace, which cannot be joined again.
         Err(nix::errno::Errno::EINVAL) => Ok(setns(&process, all)?),
         Err(errno) => Err(errno.into()),
         Ok(()) => {
@@ -67,7 +69,7 @@ fn start(job: &HookJob, state: File) -> io::Result<Child> {
         command.arg0(name).args(arguments);
     }
     let variables = hook.environment.iter().filter_map(|text| text.split_once('='));
-    // Our stdout is for answers.
+    // Standard output is for answers.
     let output = || io::stderr().as_fd().try_clone_to_owned().map(Stdio::from);
     command
         .env_clear()
@@ -80,7 +82,7 @@ fn start(job: &HookJob, state: File) -> io::Result<Child> {
         .spawn()
 }
 
-/// `None`: its time was over.
+/// Waits for the end of a child process; `None` if the time limit passed.
 fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
@@ -92,7 +94,7 @@ fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let mut files = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
         match poll(&mut files, PollTimeout::from(millis)) {
             Ok(0) if left.is_zero() => {
-                let _ = kill_process_group(pid, Signal::KILL); // it may be over this moment
+                let _ = kill_process_group(pid, Signal::KILL); // fails if it has just ended
                 child.wait()?;
                 return Ok(None);
             }
@@ -122,13 +124,13 @@ mod tests {
     #[test]
     fn a_hook_reads_the_state_and_has_only_its_own_environment() {
         shell("read -r line || true; [ \"$line\" = '{\"id\":\"c\"}' ] && [ \"$MARK\" = 1 ] && [ -z \"$CARGO\" ]", 5000).unwrap_or_else(|failure| {
-            // `read` answers 1 at an end without a newline; what it read counts.
+            // `read` fails for input without a newline, but sets the variable.
             panic!("{}", failure.message)
         });
     }
 
     #[test]
-    fn one_that_fails_or_hangs_is_an_error_that_names_it() {
+    fn the_error_of_a_failed_or_blocked_hook_names_it() {
         let error = shell("exit 3", 5000).unwrap_err();
         assert_eq!(error.kind, FailureKind::Plugin);
         assert!(error.message.starts_with("hook /bin/sh: exit status: 3"), "{}", error.message);

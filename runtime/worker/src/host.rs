@@ -1,4 +1,4 @@
-//! Looks at a path of the node in the daemon's place, since nobody can say whether the path answers.
+//! Accesses a host path for the daemon, because the path's file system may not respond.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use crate::failure::failure;
 
-/// Answers, whenever the path does.
+/// Executes the operation; may block as long as the file system does not respond.
 pub(crate) fn look(question: &HostQuestion) -> Result<HostAnswer, Failure> {
     match question {
         HostQuestion::Source { path, is_made } => source(path, *is_made).map(HostAnswer::Source),
@@ -36,16 +36,17 @@ fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
         opened => opened,
     };
     let place = place.map_err(failed)?;
-    // Asked, and not answered from a cache: what is mounted must work when the container's process gets there.
+    // Not from the cache, so that the container's process can use the mount.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(&place, c"", flags, StatxFlags::BASIC_STATS)
-        .map_err(|errno| crate::failure::io_failure("look at", path, &errno.into()))?;
+        .map_err(|errno| crate::failure::io_failure("stat", path, &errno.into()))?;
     place.real_path().map_err(failed)
 }
 
 fn open_log(path: &Path) -> Result<(), Failure> {
-    let (directory, name) = hostpath::split(path)
-        .ok_or_else(|| failure(FailureKind::Invalid, format!("log {}: has no name", path.display())))?;
+    let (directory, name) = hostpath::split(path).ok_or_else(|| {
+        failure(FailureKind::Invalid, format!("log {}: the path has no file name", path.display()))
+    })?;
     let place = match HostFile::open(directory) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => {
             make_directory(directory)?;
@@ -57,10 +58,11 @@ fn open_log(path: &Path) -> Result<(), Failure> {
     hostpath::send_file(io::stdin().as_fd(), log.as_fd()).map_err(failed)
 }
 
-/// For everybody to read, as other runtimes make them.
+/// Creates a directory with the mode that other runtimes use.
 fn make_directory(path: &Path) -> Result<(), Failure> {
     let _mask = umask::Public::begin();
-    std::fs::create_dir_all(path).map_err(|error| crate::failure::io_failure("make directory", path, &error))
+    coracle_sandbox::disk::create_dir_all(path)
+        .map_err(|error| crate::failure::io_failure("create directory", path, &error))
 }
 
 fn device(node: plan::DeviceNode) -> HostDevice {

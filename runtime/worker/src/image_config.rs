@@ -1,5 +1,5 @@
-//! An image's config blob: what a container needs of it, its layers' identities, its platform. OCI image spec 1.1,
-//! "Image Configuration"; Docker's is the same.
+//! Parses an image's config blob: the container's defaults, the layers and the platform. OCI image
+//! specification 1.1, "Image Configuration"; Docker's format is the same.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use sha2::{Digest, Sha256};
 use crate::failure::invalid;
 use crate::store::hex;
 
-/// Longest manifest, index or config that is read: what registries themselves accept.
+/// Maximum length in bytes of a manifest, index or config: the limit of registries.
 pub(crate) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 
-/// A config blob, read.
+/// A parsed config blob.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// What a container needs.
+    /// The fields that containers use.
     pub(crate) config: ImageConfig,
-    /// Lowest first.
+    /// Layers of the image, lowest first.
     pub(crate) layers: Vec<Layer>,
-    /// `linux`; empty in some old images.
+    /// Operating system, `linux`; empty in some old images.
     pub(crate) os: String,
-    /// `amd64`, `arm64`.
+    /// Architecture, for example `amd64` or `arm64`.
     pub(crate) architecture: String,
 }
 
@@ -56,7 +56,7 @@ struct JsonConfig {
     labels: Option<BTreeMap<String, String>>,
 }
 
-/// Reads a config blob.
+/// Parses a config blob.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     let json: Json =
         serde_json::from_slice(bytes).map_err(|error| invalid(format!("image config: {error}")))?;
@@ -78,7 +78,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     })
 }
 
-/// Chain IDs: that of the lowest layer is its diff ID, each other is the digest of `CHAIN_BELOW DIFF_ID`.
+/// Computes the chain IDs: the chain ID of the lowest layer is its diff ID; the chain ID of another layer is
+/// the digest of `CHAIN_BELOW DIFF_ID`.
 fn layers(diff_ids: Vec<String>) -> Result<Vec<Layer>, Failure> {
     let mut layers: Vec<Layer> = Vec::with_capacity(diff_ids.len());
     for diff_id in diff_ids {
@@ -93,12 +94,12 @@ fn layers(diff_ids: Vec<String>) -> Result<Vec<Layer>, Failure> {
     Ok(layers)
 }
 
-/// `sha256:HEX` of some bytes.
+/// The digest `sha256:HEX` of bytes.
 pub(crate) fn digest_of(bytes: &[u8]) -> String {
     digest_text(&Sha256::digest(bytes))
 }
 
-/// `sha256:HEX` of a finished hash.
+/// The text `sha256:HEX` of a computed hash.
 pub(crate) fn digest_text(hash: &[u8]) -> String {
     use std::fmt::Write;
     let mut text = String::from("sha256:");
@@ -126,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn chain_ids_are_those_of_the_specification() {
+    fn chain_ids_match_the_specification() {
         let diff_ids = vec![digest_of(b"a"), digest_of(b"b")];
         let layers = layers(diff_ids.clone()).unwrap();
         assert_eq!(layers[0].chain_id, diff_ids[0]);
         assert_eq!(layers[1].chain_id, digest_of(format!("{} {}", diff_ids[0], diff_ids[1]).as_bytes()));
         assert_eq!(layers[1].name, layers[1].chain_id["sha256:".len()..]);
-        assert_eq!(layers[1].name.len(), 64, "all 256 bits: what has the name is taken without a look");
+        assert_eq!(layers[1].name.len(), 64, "all 256 bits, because an existing layer is reused by its name");
     }
 }

@@ -1,12 +1,13 @@
-//! coracle-worker: one slow or risky job, then it ends and its memory with it. The daemon writes the job to its stdin
-//! and reads answers from its stdout; stderr is its log. Nothing is kept but what lies in the store.
+//! coracle-worker: executes one slow or risky job and ends, which frees its memory. The daemon writes the job
+//! to its standard input and reads answers from its standard output; standard error is its log. The worker
+//! keeps no state outside of the store.
 //!
 //! ```text
-//!   stdin ─► Job ─► pull │ import │ remove_trees │ cni ─► Answer… ─► stdout
+//! stdin ─► Job ─► pull │ import │ remove_trees │ cni ─► Answer… ─► stdout
 //!                     └──┬──┘
 //!                     unpack, users ─► store
 //! ```
-//! What a pull asks of registries it asks through a child, the only one with a network ([`fetch`]).
+//! A pull contacts registries through a child process, the only one with network access ([`fetch`]).
 #![forbid(unsafe_code)]
 
 mod cdi;
@@ -17,6 +18,7 @@ mod damaged;
 mod export;
 mod failure;
 mod fetch;
+mod fifo;
 mod hook;
 mod host;
 mod image_config;
@@ -45,7 +47,7 @@ use nix::sys::signal::Signal;
 
 use report::Report;
 
-/// Most memory a worker may map: a zstd window of 128 MiB and an archive's names many times over.
+/// Limit of the worker's address space in bytes: a zstd window of 128 MiB and the names of an archive.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 
 fn main() -> ExitCode {
@@ -57,13 +59,17 @@ fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == registries::SUBCOMMAND) {
         return registries::check(arguments);
     }
+    if subcommand.as_ref().is_some_and(|first| first == tls::CHECK_SUBCOMMAND) {
+        return tls::check(arguments);
+    }
     let parent = nix::unistd::getppid();
-    // Without a daemon nobody wants the result, and the next daemon would run beside us. Where it is gone already, the
-    // signal would never come.
+    // The worker ends with the daemon: its result would be lost, and the next daemon would start while it
+    // runs. If the daemon has already ended, the signal would never be sent.
     if nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_err() || nix::unistd::getppid() != parent {
         return ExitCode::FAILURE;
     }
-    // Whatever an archive or a registry makes us hold ends here: an abort is a clear failure to the daemon.
+    // Limits the memory that an archive or a registry can make this process use; the daemon reports the abort
+    // as a failure.
     let limited = nix::sys::resource::setrlimit(
         nix::sys::resource::Resource::RLIMIT_AS,
         MEMORY_BYTES_MAX,
@@ -73,8 +79,8 @@ fn main() -> ExitCode {
         eprintln!("limit the address space: {errno}");
         return ExitCode::FAILURE;
     }
-    if subcommand.as_ref().is_some_and(|first| first == jail::inmate::SUBCOMMAND) {
-        return jail::inmate::live(arguments);
+    if subcommand.as_ref().is_some_and(|first| first == jail::confined::SUBCOMMAND) {
+        return jail::confined::live(arguments);
     }
     if subcommand.as_ref().is_some_and(|first| first == fetch::SUBCOMMAND) {
         return fetch::live();
@@ -98,7 +104,7 @@ fn main() -> ExitCode {
 
 fn run(job: Job) -> Result<Outcome, Failure> {
     let fetcher = jail::confine(&job)?;
-    // What other people's programs make is their own affair; these jobs make nothing themselves.
+    // Plugins and hooks inherit the default mask; these jobs create no files themselves.
     let _mask = matches!(job, Job::Cni(_) | Job::Hook(_)).then(umask::Public::begin);
     let report = Arc::new(Report::default());
     let mut progress = |bytes_done, bytes_total| {
@@ -114,7 +120,8 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Import(job) => import::run(&job, &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),
-        Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0)).map(Outcome::Checked),
+        Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0))
+            .map(|(findings, not_compared)| Outcome::Checked { findings, not_compared }),
         Job::Export(job) => export::run(&job, &mut progress).map(|()| Outcome::Exported),
         Job::CheckRegistries { root, registries } => {
             Ok(Outcome::RegistriesChecked(registries::broken(&registries, &root)))

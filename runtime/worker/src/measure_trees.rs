@@ -1,6 +1,7 @@
-//! What trees use of the disk: writable layers, which containers change while they are measured and may have filled with
-//! anything. Nothing follows a symlink or crosses a mount, and no depth of directories costs stack or descriptors: a
-//! directory below is found again by its path from the top, component by component, when its turn comes.
+//! Measures the disk usage of writable layers, whose content is untrusted and which containers may change
+//! during the measurement. Symbolic links are not followed and mounts not crossed. Stack and number of
+//! descriptors do not depend on the depth of directories: each directory is opened by its path from the top,
+//! component by component.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -11,12 +12,12 @@ use coracle_job::TreeUsage;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
 use rustix::io::Errno;
 
-/// Most directories of one tree; what is beyond it is not counted, and a tree like that is past any quota.
+/// Maximum number of directories of one tree; further directories are not counted.
 const DIRECTORIES_MAX: usize = 1 << 20;
-/// Blocks are counted in these whatever the file system's are (stat(2)).
+/// Size of a block in stat(2), independent of the file system.
 const BLOCK_BYTES: u64 = 512;
 
-/// Measures each tree; one that is gone uses nothing.
+/// Measures each tree; the usage of a missing one is zero.
 pub(crate) fn run(paths: &[PathBuf]) -> Vec<TreeUsage> {
     paths.iter().map(|path| measure(path).unwrap_or_default()).collect()
 }
@@ -29,7 +30,7 @@ fn measure(path: &Path) -> Result<TreeUsage, Errno> {
     tree.count(&own);
     tree.waiting.push(CString::from(c"."));
     while let Some(directory) = tree.waiting.pop() {
-        // What is gone by now, or has become something else, uses nothing.
+        // A directory that was removed or replaced meanwhile is not counted.
         let _ = tree.look_into(&directory);
     }
     Ok(tree.usage)
@@ -38,9 +39,9 @@ fn measure(path: &Path) -> Result<TreeUsage, Errno> {
 struct Tree {
     top: OwnedFd,
     usage: TreeUsage,
-    /// Files with several names that are counted already.
+    /// Device and inode of files with several hard links that have been counted.
     linked: HashSet<(u64, u64)>,
-    /// Directories to look into, as paths from the top.
+    /// Directories that are still to be read, as paths relative to the top.
     waiting: Vec<CString>,
     seen: usize,
 }
@@ -73,7 +74,7 @@ impl Tree {
             if is_directory && self.seen < DIRECTORIES_MAX {
                 self.seen += 1;
                 let below = [path.as_bytes(), b"/", name.to_bytes()].concat();
-                // A path that is too long to open is met when its turn comes.
+                // A path that is too long fails when it is opened.
                 self.waiting.extend(CString::new(below).ok());
             }
         }
@@ -86,14 +87,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_count_once_and_links_lead_nowhere() {
+    fn hard_links_count_once_and_symbolic_links_are_not_followed() {
         let folder = std::env::temp_dir().join(format!("coracle-measure-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("a/b")).unwrap();
         std::fs::write(folder.join("a/b/file"), vec![1; 100_000]).unwrap();
         std::fs::hard_link(folder.join("a/b/file"), folder.join("again")).unwrap();
         std::os::unix::fs::symlink("/usr", folder.join("elsewhere")).unwrap();
         let measured = run(&[folder.clone(), folder.join("gone")]);
-        // The tree itself, two directories, one file, one link.
+        // The tree itself, two directories, one file, one symbolic link.
         assert_eq!(measured[0].inodes, 5);
         assert!((100_000..200_000).contains(&measured[0].bytes), "{measured:?}");
         assert_eq!(measured[1], TreeUsage::default());

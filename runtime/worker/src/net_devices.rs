@@ -1,6 +1,7 @@
-//! Network interfaces of the node moved into a pod's network namespace, as the OCI runtime specification has it
-//! (config-linux.md, "Network Devices"): under a new name, with their global addresses, and up. In a worker, which enters
-//! the namespace and never comes back. And one that takes the kernel long to remove.
+//! Moves network interfaces of the node into a pod's network namespace (OCI runtime specification,
+//! config-linux.md, "Network Devices"): with a new name and their global addresses, and sets them up. It runs
+//! in a worker, because it enters the namespace permanently. The module also removes interfaces, for which
+//! the kernel may need a long time.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +16,7 @@ use nix::sys::socket::{
 
 use crate::failure::{Context, failure, io_failure};
 
-// Numbers of rtnetlink(7) and netlink(7).
+// Constants of rtnetlink(7) and netlink(7).
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
@@ -38,7 +39,7 @@ const HEADER_BYTES: usize = 16;
 const LINK_BYTES: usize = 16;
 const ADDRESS_BYTES: usize = 8;
 
-/// Moves every device; the first that cannot be moved ends it.
+/// Moves all interfaces; stops at the first error.
 pub(crate) fn run(netns: &Path, devices: &[(String, String)]) -> Result<(), Failure> {
     let namespace = File::open(netns).map_err(|error| io_failure("open", netns, &error))?;
     let node = Netlink::open()?;
@@ -48,7 +49,7 @@ pub(crate) fn run(netns: &Path, devices: &[(String, String)]) -> Result<(), Fail
             .link(host)
             .and_then(|link| {
                 if link.flags & IFF_LOOPBACK != 0 {
-                    return Err(failure(FailureKind::Invalid, "the loopback interface stays"));
+                    return Err(failure(FailureKind::Invalid, "the loopback interface cannot be moved"));
                 }
                 let addresses = node.addresses(link.index)?;
                 node.give(link.index, name, &namespace)?;
@@ -68,7 +69,8 @@ pub(crate) fn run(netns: &Path, devices: &[(String, String)]) -> Result<(), Fail
     Ok(())
 }
 
-/// Removes an interface of the node, which waits for the kernel. One that is not there is as good.
+/// Removes an interface of the node, for which the kernel may need a long time. A missing interface is not an
+/// error.
 pub(crate) fn remove(name: &str) -> Result<(), Failure> {
     let mut body = link_header(0, 0, 0);
     push_attribute(&mut body, IFLA_IFNAME, &with_nul(name));
@@ -78,13 +80,13 @@ pub(crate) fn remove(name: &str) -> Result<(), Failure> {
     }
 }
 
-/// What is needed of an interface.
+/// The properties of an interface that a move requires.
 struct Link {
     index: i32,
     flags: u32,
 }
 
-/// An address as the kernel tells it: its header and attributes, but for the interface.
+/// An address in the kernel's format: its header and attributes, except for the interface index.
 struct Address {
     family: u8,
     prefix: u8,
@@ -92,7 +94,7 @@ struct Address {
     attributes: Vec<u8>,
 }
 
-/// A socket of the route family in one network namespace.
+/// A NETLINK_ROUTE socket in one network namespace.
 struct Netlink(OwnedFd);
 
 impl Netlink {
@@ -109,11 +111,11 @@ impl Netlink {
         push_attribute(&mut body, IFLA_IFNAME, &with_nul(name));
         let answers = self.ask(RTM_GETLINK, NLM_F_REQUEST | NLM_F_ACK, &body)?;
         let found = answers.iter().find(|(kind, body)| *kind == RTM_NEWLINK && body.len() >= LINK_BYTES);
-        let (_, body) = found.ok_or_else(|| failure(FailureKind::NotFound, "is not there"))?;
+        let (_, body) = found.ok_or_else(|| failure(FailureKind::NotFound, "does not exist"))?;
         Ok(Link { index: i32::from_ne_bytes(word(body, 4)), flags: u32::from_ne_bytes(word(body, 8)) })
     }
 
-    /// Its addresses that mean something elsewhere.
+    /// Addresses with global scope of the interface `index`.
     fn addresses(&self, index: i32) -> Result<Vec<Address>, Failure> {
         let answers = self.ask(RTM_GETADDR, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_BYTES])?;
         let of_link = answers.iter().filter(|(kind, body)| {
@@ -131,7 +133,7 @@ impl Netlink {
         Ok(of_link.map(address).collect())
     }
 
-    /// Moves and renames in one step: no name is taken on the way.
+    /// Moves and renames an interface in one request, so that the new name must be free only in the pod.
     fn give(&self, index: i32, name: &str, namespace: &File) -> Result<(), Failure> {
         let mut body = link_header(index, 0, 0);
         push_attribute(&mut body, IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
@@ -150,7 +152,7 @@ impl Netlink {
         self.ask(RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, &link_header(index, IFF_UP, IFF_UP)).map(drop)
     }
 
-    /// One request, and everything up to its end: an acknowledgement, or the end of a dump.
+    /// Sends a request and receives all messages up to the acknowledgement or the end of a dump.
     fn ask(&self, kind: u16, flags: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>, Failure> {
         let length = (HEADER_BYTES + body.len()) as u32;
         let mut message = length.to_ne_bytes().to_vec();
@@ -166,7 +168,7 @@ impl Netlink {
             let count = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())
                 .map_err(|errno| kernel("netlink receive", errno))?;
             if count == 0 {
-                return Err(failure(FailureKind::Internal, "netlink: the kernel closed it"));
+                return Err(failure(FailureKind::Internal, "netlink: end of file"));
             }
             for (kind, body) in messages(&buffer[..count]) {
                 match kind {
@@ -189,7 +191,7 @@ fn kernel(op: &str, errno: Errno) -> Failure {
     failure(FailureKind::Internal, format!("{op}: {}", errno.desc().to_lowercase()))
 }
 
-/// `struct ifinfomsg`.
+/// Encodes `struct ifinfomsg`.
 fn link_header(index: i32, flags: u32, change: u32) -> Vec<u8> {
     let mut header = vec![0; 4];
     header.extend(index.to_ne_bytes());
@@ -209,8 +211,8 @@ fn with_nul(name: &str) -> Vec<u8> {
     [name.as_bytes(), &[0]].concat()
 }
 
-/// The attributes of an address that can be given again: the address itself, the peer, the broadcast address, flags. Not
-/// its label, which is the old name, nor its cache of times.
+/// The attributes of an address that are copied: the address, the peer, the broadcast address and the flags.
+/// Not copied: the label, which contains the old interface name, and the cache times.
 fn portable(attributes: &[u8]) -> Vec<u8> {
     const KEPT: [u16; 4] = [1, 2, 4, 8]; // IFA_ADDRESS, IFA_LOCAL, IFA_BROADCAST, IFA_FLAGS
     let mut kept = Vec::new();
@@ -229,7 +231,7 @@ fn portable(attributes: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// Kind and body of each message.
+/// Splits a buffer into messages; returns type and body of each.
 fn messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     let mut found = Vec::new();
     while bytes.len() >= HEADER_BYTES {
@@ -254,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_that_lie_about_their_length_end_it() {
+    fn messages_with_wrong_lengths_end_the_parsing() {
         let mut message = vec![20, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4];
         assert_eq!(messages(&message), [(16, &[1, 2, 3, 4][..])]);
         for length in [0u32, 15, 21, u32::MAX] {
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_times_stay_behind() {
+    fn labels_and_cache_times_are_not_copied() {
         let mut attributes = Vec::new();
         push_attribute(&mut attributes, 2, &[10, 0, 0, 1]);
         push_attribute(&mut attributes, 3, b"eth0\0");

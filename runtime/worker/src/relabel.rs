@@ -1,6 +1,7 @@
-//! SELinux labels of volumes (CRI `selinux_relabel`). Containers change a volume while it is labelled and may have filled it
-//! with anything, so nothing follows a link or crosses a mount: each name is opened without either (openat2), and the label
-//! is set on what was opened. No depth of directories costs stack or descriptors.
+//! Sets SELinux labels of volumes (CRI `selinux_relabel`). The content of a volume is untrusted, and
+//! containers may change it during the operation. Therefore symbolic links are not followed and mounts not
+//! crossed: each name is opened by openat2 with these restrictions, and the label is set on the opened file.
+//! Stack and number of descriptors do not depend on the depth of directories.
 
 use std::ffi::CString;
 use std::io;
@@ -13,29 +14,29 @@ use rustix::io::Errno;
 
 use crate::failure::{invalid, io_failure};
 
-/// Directories of the node that programs other than containers need under their own labels: relabelled, the node may no
-/// longer be logged in to or booted. What is below the last ones may be a volume.
+/// Directories of the node that are never relabelled, because other programs need their labels: otherwise the
+/// node could no longer boot or permit logins. The last ones may contain volumes in subdirectories.
 const NEVER: [&str; 22] = [
     "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/media", "/mnt", "/opt",
     "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/var/tmp",
 ];
 
-/// Of these, nothing below may be relabelled, either.
+/// Directories of [`NEVER`] whose content must not be relabelled, either.
 const NEVER_BELOW: [&str; 10] =
     ["/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr"];
 
-/// The same one level down, where all of a node's state is.
+/// Directories of state whose direct subdirectories must not be relabelled, either.
 const NEVER_OF_STATE: [&str; 4] = ["/var/lib", "/var/log", "/var/cache", "/var/run"];
 
-/// Most directories of one volume that wait to be looked into.
+/// Maximum number of directories of one volume that wait to be read.
 const DIRECTORIES_MAX: usize = 1 << 20;
 
 const LABEL: &str = "security.selinux";
 
-/// Labels each path with all below it. One that is not there is passed over: it is made, or refused, by whoever mounts it.
-/// A file system without labels is left as it is, as by every runtime: what it shows is decided by its mount options.
+/// Labels each path recursively. A missing path is skipped: the mount creates or refuses it. A file system
+/// without labels is skipped as in every runtime: its mount options determine the label.
 pub(crate) fn run(paths: &[PathBuf], label: &str) -> Result<(), Failure> {
-    // The kernel keeps and gives labels with their NUL.
+    // The kernel stores labels with a terminating NUL.
     let label = [label.as_bytes(), b"\0"].concat();
     paths.iter().try_for_each(|path| relabel(path, &label))
 }
@@ -49,7 +50,10 @@ fn relabel(path: &Path, label: &[u8]) -> Result<(), Failure> {
     let is = |one: &&str| real == Path::new(one);
     let is_below = |one: &&str| real.starts_with(one);
     if NEVER.iter().chain(&NEVER_OF_STATE).any(is) || NEVER_BELOW.iter().any(is_below) {
-        return Err(invalid(format!("{}: the node needs it under its own label", real.display())));
+        return Err(invalid(format!(
+            "{}: a system directory of the node, which must keep its label",
+            real.display()
+        )));
     }
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let failed = |errno: Errno| io_failure("relabel", path, &errno.into());
@@ -68,13 +72,13 @@ fn relabel(path: &Path, label: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Where it failed, and why.
+/// The path at which an operation failed, and the error.
 type Below = (PathBuf, Errno);
 
 fn label_below(top: &OwnedFd, label: &[u8]) -> Result<(), Below> {
     use std::os::unix::ffi::OsStrExt;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    // As paths from the top.
+    // Paths relative to the top directory.
     let mut waiting = vec![CString::from(c".")];
     while let Some(path) = waiting.pop() {
         let shown = PathBuf::from(std::ffi::OsStr::from_bytes(path.as_bytes()));
@@ -82,7 +86,7 @@ fn label_below(top: &OwnedFd, label: &[u8]) -> Result<(), Below> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = match openat2(top, &path, flags, Mode::empty(), resolve) {
             Ok(directory) => directory,
-            // It is gone or something else by now.
+            // It was removed or replaced meanwhile.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => continue,
             Err(errno) => return Err(failed(errno)),
         };
@@ -112,8 +116,9 @@ fn label_below(top: &OwnedFd, label: &[u8]) -> Result<(), Below> {
     Ok(())
 }
 
-/// Sets the label of an open file, by its link in procfs: the calls on descriptors want one that was opened for reading, which
-/// has effects of its own on devices and FIFOs. A file that has the label is not written to.
+/// Sets the label of an open file through its link in procfs: fsetxattr would require that the file is open
+/// for reading, which has side effects for devices and FIFOs. A file that already has the label is not
+/// written.
 fn set(file: impl AsFd, label: &[u8]) -> Result<(), Errno> {
     let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let mut has = [0; 256];
@@ -129,7 +134,8 @@ fn set(file: impl AsFd, label: &[u8]) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// Most of it without a kernel that has SELinux: its attribute can be set by root on any file system that has attributes.
+    /// The label of a file. Works without SELinux: root can set the attribute on any file system with
+    /// extended attributes.
     fn label_of(path: &Path) -> Option<Vec<u8>> {
         let mut label = [0; 256];
         let length = rustix::fs::lgetxattr(path, LABEL, &mut label).ok()?;
@@ -137,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn all_below_is_labelled_and_nothing_that_a_link_names() {
+    fn files_are_labelled_recursively_without_following_links() {
         use std::os::unix::fs::symlink;
         let folder = PathBuf::from(format!("/var/tmp/coracle-relabel-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
@@ -151,7 +157,7 @@ mod tests {
         run(&[volume.clone(), folder.join("missing")], "u:r:t:s0:c1,c2").unwrap();
         let expected = Some(b"u:r:t:s0:c1,c2\0".to_vec());
         if label_of(&volume).is_none() {
-            println!("not root, or a file system without labels: nothing to see");
+            println!("skipped: not root, or a file system without labels");
             return;
         }
         for name in ["", "a", "a/b", "a/b/file", "link"] {
@@ -160,7 +166,7 @@ mod tests {
         for name in ["outside", "outside/file"] {
             assert_eq!(label_of(&folder.join(name)), before, "{name}");
         }
-        // A volume that is named by way of a link is the one that will be mounted.
+        // A volume that is given by a symbolic link.
         symlink("volume", folder.join("alias")).unwrap();
         run(&[folder.join("alias")], "u:r:t:s0:c3,c4").unwrap();
         assert_eq!(label_of(&volume.join("a/b/file")), Some(b"u:r:t:s0:c3,c4\0".to_vec()));
@@ -174,7 +180,7 @@ mod tests {
         {
             let refused = run(&[PathBuf::from(path)], "u:r:t:s0").unwrap_err();
             assert!(
-                refused.message.ends_with(": the node needs it under its own label"),
+                refused.message.ends_with(": a system directory of the node, which must keep its label"),
                 "{path}: {refused:?}"
             );
         }

@@ -1,6 +1,7 @@
-//! Deleting trees that nothing refers to any more: what containers wrote, layers, blobs. Their makers may have been
-//! hostile, so nothing follows a symlink, and no depth of directories costs stack or descriptors: each subdirectory is
-//! moved up to the top before it is looked into, so two open directories are the most there ever are.
+//! Removes trees without references: writable layers, image layers, blobs. Their content is untrusted, so
+//! symbolic links are not followed. Stack and number of descriptors do not depend on the depth of
+//! directories: each subdirectory is moved up to the top before it is emptied, so at most two directories are
+//! open.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,10 +14,11 @@ use rustix::io::Errno;
 
 use crate::failure::{invalid, io_failure};
 
-/// Fewer components than this name no tree of ours: `/`, `/var`, `/var/lib`.
+/// Minimum number of path components: paths of the store have more than `/`, `/var` or `/var/lib`.
 const COMPONENTS_MIN: usize = 3;
 
-/// Deletes each path with all below it. A missing one is success; the first failure is told after all were tried.
+/// Removes each path recursively. A missing path is not an error; the first failure is returned after all
+/// paths were tried.
 pub(crate) fn run(paths: &[PathBuf]) -> Result<(), Failure> {
     let mut outcome = Ok(());
     for path in paths {
@@ -30,7 +32,7 @@ fn remove(path: &Path) -> Result<(), Failure> {
     let is_plain =
         path.components().all(|component| !matches!(component, Component::ParentDir | Component::CurDir));
     if !path.is_absolute() || !is_plain || names < COMPONENTS_MIN {
-        return Err(invalid(format!("remove {}: it is not a path of the store", path.display())));
+        return Err(invalid(format!("remove {}: not a path of the store", path.display())));
     }
     let removed = match path.symlink_metadata() {
         Err(error) => Err(error),
@@ -45,7 +47,7 @@ fn remove(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Opens a directory below another one; a mount point is EXDEV, before anything in it is touched.
+/// Opens a subdirectory; fails for a mount point with EXDEV before anything in it is changed.
 fn open(directory: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(directory, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS)
@@ -58,8 +60,8 @@ fn empty_at(path: &Path) -> Result<(), Errno> {
     empty(parent.as_fd(), &name)
 }
 
-/// Empties the directory `name` in `parent`. Each round deletes every directory that was in it when the round began, and
-/// brings their subdirectories up; so there are as many rounds as the tree is deep.
+/// Empties the directory `name` in `parent`. Each round removes all subdirectories of its start and moves
+/// their subdirectories up, so there are as many rounds as the tree has levels.
 pub(crate) fn empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let top = open(parent, name)?;
     let mut moved = 0;
@@ -79,7 +81,7 @@ pub(crate) fn empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     }
 }
 
-/// Moves a directory to the top under a name that is free there.
+/// Moves a directory to the top under an unused name.
 fn bring_up(from: &OwnedFd, name: &CStr, top: &OwnedFd, mut number: u64) -> Result<u64, Errno> {
     loop {
         number += 1;
@@ -95,7 +97,7 @@ fn bring_up(from: &OwnedFd, name: &CStr, top: &OwnedFd, mut number: u64) -> Resu
     }
 }
 
-/// Deletes what is no directory, and names what is.
+/// Removes everything except directories; returns the names of the directories.
 fn empty_of_files(directory: &OwnedFd) -> Result<Vec<std::ffi::CString>, Errno> {
     let mut directories = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -127,14 +129,14 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn deep_and_wide_trees_go_and_links_are_not_followed() {
+    fn deep_and_wide_trees_are_removed_without_following_links() {
         let base = std::env::temp_dir().join(format!("coracle-remove-{}", std::process::id()));
         let (tree, kept) = (base.join("a/tree"), base.join("kept"));
         fs::create_dir_all(&tree).unwrap();
         fs::create_dir_all(&kept).unwrap();
         fs::write(kept.join("file"), "").unwrap();
         std::os::unix::fs::symlink(&kept, tree.join("link")).unwrap();
-        // Deeper than a path can name, and with a name we would choose ourselves.
+        // Deeper than the longest path, and with the name that this module would choose.
         let mut directory = rustix::fs::open(&tree, OFlags::PATH, Mode::empty()).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&directory, ".coracle-1", Mode::from_raw_mode(0)).unwrap();
@@ -146,7 +148,7 @@ mod tests {
         fs::remove_dir_all(&base).unwrap();
     }
 
-    /// A mount is somebody else's, even inside a tree that goes: /proc stands for one.
+    /// A mount within a removed tree is not emptied; the test uses /proc.
     #[test]
     fn mounts_are_not_entered() {
         let error = empty_at(Path::new("/proc")).unwrap_err();
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_ours_is_refused() {
+    fn paths_outside_of_a_store_are_refused() {
         for path in ["/", "/var/lib", "relative/path/of/some/depth", "/var/lib/x/../../../etc"] {
             assert!(run(&[path.into()]).is_err(), "{path}");
         }

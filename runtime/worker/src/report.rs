@@ -1,43 +1,44 @@
-//! What a job says while it runs: how far it is, from whichever of its threads, no more often than people look.
+//! Reports the progress of a job from any of its threads, at a limited rate.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Answer, Progress, write_message};
 
-/// Progress is for people: more often than this nobody looks.
+/// Minimum interval between progress messages, which are displayed to users.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 
-/// From one sign of life to the next, where there is no progress; the daemon waits for minutes.
+/// Interval of keep-alive messages without progress; the daemon kills a worker that is silent for some
+/// minutes.
 const PULSE: Duration = Duration::from_secs(5);
 
-/// The job's progress.
+/// The progress of a job.
 #[derive(Default)]
 pub(crate) struct Report(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     progress: Progress,
-    /// When it was told last, and what.
+    /// Time and content of the last message; `None` before the first one.
     told: Option<(Instant, Progress)>,
-    /// The job's answer comes next: threads that still run are not heard any more.
+    /// Whether the job has ended: the answer follows, and later messages of remaining threads are dropped.
     is_over: bool,
 }
 
 impl Report {
-    /// Changes what is known, and tells the daemon where that is due.
+    /// Updates the progress and sends a message if one is due.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Progress)) {
         let mut state = self.lock();
         change(&mut state.progress);
         state.tell_if_due();
     }
 
-    /// Says what has not been said yet, of one that changed before it was due.
+    /// Sends changes of the progress that were not sent yet because no message was due.
     pub(crate) fn catch_up(&self) {
         self.lock().tell_if_due();
     }
 
-    /// Says that the job gets on though nothing that people count changes: a silent one is taken for dead.
+    /// Sends a keep-alive message if one is due, because the daemon kills a silent worker.
     pub(crate) fn pulse(&self) {
         let mut state = self.lock();
         if !state.is_over && state.told.is_none_or(|(at, _)| at.elapsed() >= PULSE) {
@@ -45,7 +46,7 @@ impl Report {
         }
     }
 
-    /// Says how it stands, for the last time.
+    /// Sends the final progress.
     pub(crate) fn finish(&self) {
         let mut state = self.lock();
         state.tell();
@@ -53,7 +54,7 @@ impl Report {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panics with it ends the process (`panic = "abort"`).
+        // A panic ends the process (`panic = "abort"`), so the lock cannot be poisoned.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -66,11 +67,11 @@ impl State {
         }
     }
 
-    /// With the lock held, so that two messages do not mix.
+    /// Sends the current progress. Called with the lock held, so that messages are not interleaved.
     fn tell(&mut self) {
         self.told = Some((Instant::now(), self.progress));
         if write_message(&mut std::io::stdout(), &Answer::Progress(self.progress)).is_err() {
-            std::process::exit(1); // nobody reads any more: the parts stay for the next worker
+            std::process::exit(1); // the daemon has ended: the parts stay for the next worker
         }
     }
 }

@@ -1,5 +1,6 @@
-//! TLS for one client of the streaming server: stdin is its connection, stdout a socket of the daemon's, and this process
-//! stands between them until either ends. So the daemon holds no key and no TLS, and a flaw in it is one client's.
+//! Terminates TLS for one client of the streaming server: standard input is the client's connection, standard
+//! output a socket of the daemon, and this process relays data between them until either is closed. Therefore
+//! the daemon has no key and no TLS code, and an attack on TLS affects one connection only.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,19 +17,37 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
-/// `coracle-worker tls CERTIFICATE KEY`
+/// Name of the subcommand `coracle-worker tls CERTIFICATE KEY`.
 pub(crate) const SUBCOMMAND: &str = "tls";
 
-/// What waits for a side that does not read before the other is no longer read.
+/// Maximum number of bytes buffered in each direction; if a buffer is full, the sender is not read.
 const WAITING_BYTES_MAX: usize = 64 << 10;
-/// One read.
+/// Maximum number of bytes per read.
 const READ_BYTES: usize = 16 << 10;
-/// A handshake that takes longer is none. Afterwards the daemon decides how long silence may be.
+/// Time limit of the handshake in milliseconds. After the handshake the daemon's idle limit applies.
 const HANDSHAKE_MS_MAX: u16 = 30_000;
-/// How long the client's end is waited for after its last byte, as in the daemon.
+/// Time limit for the client's end of file after the last byte was sent to it; equal to the daemon's.
 const LINGER: Duration = Duration::from_secs(12);
 
-/// Stands between the two until one ends.
+/// Name of the subcommand `coracle-worker check-tls CERTIFICATE KEY`, which checks whether connections could
+/// be served with these files and prints problems to standard output.
+pub(crate) const CHECK_SUBCOMMAND: &str = "check-tls";
+
+/// Executes the subcommand [`CHECK_SUBCOMMAND`].
+pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let (Some(certificate), Some(key)) = (arguments.next(), arguments.next()) else {
+        return ExitCode::FAILURE;
+    };
+    match config(Path::new(&certificate), Path::new(&key)) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Relays between the client and the daemon until one of the two closes its connection.
 pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let (Some(certificate), Some(key)) = (arguments.next(), arguments.next()) else {
         eprintln!("{SUBCOMMAND}: needs a certificate and a key");
@@ -48,7 +67,8 @@ fn between(certificate: &Path, key: &Path) -> Result<(), String> {
         TcpStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?);
     let plain =
         UnixStream::from(io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?);
-    // The standard descriptors are the same sockets: both ends must close for the peers to see an end.
+    // The standard descriptors are the same sockets: all copies must be closed for the peers to see end of
+    // file.
     close_standard_streams()?;
     let connection =
         ServerConnection::new(Arc::new(config(certificate, key)?)).map_err(|error| error.to_string())?;
@@ -67,7 +87,7 @@ fn between(certificate: &Path, key: &Path) -> Result<(), String> {
     .run()
 }
 
-/// Puts /dev/null where the sockets were.
+/// Replaces the standard descriptors by /dev/null.
 fn close_standard_streams() -> Result<(), String> {
     let null = std::fs::File::options().read(true).write(true).open("/dev/null");
     let null = null.map_err(|error| format!("open /dev/null: {error}"))?;
@@ -93,11 +113,12 @@ struct Bridge {
     connection: ServerConnection,
     client: TcpStream,
     plain: UnixStream,
-    /// Decrypted, and not taken by the daemon yet.
+    /// Decrypted data that the daemon has not read yet.
     to_plain: Vec<u8>,
     client_ended: bool,
     plain_ended: bool,
-    /// The daemon has sent something. A client that has got nothing has nothing to lose, and is not waited for.
+    /// Whether the daemon has sent data. A client that has received no data loses nothing if the connection
+    /// is closed at once.
     has_answer: bool,
 }
 
@@ -122,14 +143,14 @@ impl Bridge {
                 match self.connection.write_tls(&mut self.client) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    // The client is gone: what was left for it is, too.
+                    // The client has disconnected: pending data is dropped.
                     Err(_) => return Ok(()),
                 }
             }
         }
     }
 
-    /// Waits until there is something to do; whether the client and the daemon can be read.
+    /// Waits for an event; returns whether data of the client and of the daemon can be read.
     fn wait(&self) -> Result<(bool, bool), String> {
         let flag = |is_wanted: bool, flag: PollFlags| if is_wanted { flag } else { PollFlags::empty() };
         let (owes_client, owes_plain) = (self.connection.wants_write(), !self.to_plain.is_empty());
@@ -138,7 +159,8 @@ impl Bridge {
         let client = flag(reads_client, PollFlags::POLLIN) | flag(owes_client, PollFlags::POLLOUT);
         let plain = flag(reads_plain, PollFlags::POLLIN) | flag(owes_plain, PollFlags::POLLOUT);
         let mut fds = vec![PollFd::new(self.client.as_fd(), client)];
-        // The daemon may hang up while the client still reads its last bytes, which would wake us for ever.
+        // The daemon may have closed while the client still reads; polling its socket would then always
+        // return immediately.
         if !plain.is_empty() || !owes_client {
             fds.push(PollFd::new(self.plain.as_fd(), plain));
         }
@@ -155,15 +177,16 @@ impl Bridge {
         let has = |index: usize, flags: PollFlags| {
             fds.get(index).and_then(PollFd::revents).is_some_and(|events| events.intersects(flags))
         };
-        // A side that hung up while nothing was wanted of it would wake us for ever, too.
+        // A side that hung up while no event is requested would also make poll return immediately.
         if (client.is_empty() && has(0, GONE)) || (plain.is_empty() && has(1, GONE)) {
             return Err("a side hung up".to_owned());
         }
         Ok((reads_client && has(0, READABLE), reads_plain && has(1, READABLE)))
     }
 
-    /// Closing a socket with unread bytes in it resets the connection, and the client would lose the last it was sent.
-    /// So it gets the end first, and what it still says is read.
+    /// Closes the connection without losing data: closing a socket with unread data resets the connection,
+    /// and the client would lose the last data. Therefore the sending direction is shut down first, and
+    /// further data is read and dropped.
     fn linger(&mut self) {
         let mut rest = [0; READ_BYTES];
         let can_wait = self.client.set_nonblocking(false).and(self.client.set_read_timeout(Some(LINGER)));
@@ -172,7 +195,7 @@ impl Bridge {
         }
     }
 
-    /// From the client: decrypts what is there.
+    /// Reads data from the client and decrypts it.
     fn receive(&mut self) -> Result<(), String> {
         match self.connection.read_tls(&mut self.client) {
             Ok(0) => self.client_ended = true,
@@ -181,7 +204,7 @@ impl Bridge {
             Err(error) => return Err(format!("the client: {error}")),
         }
         let state = self.connection.process_new_packets().map_err(|error| {
-            // It is told why, if it still listens.
+            // Sends the alert if the client still reads.
             let _ = self.connection.write_tls(&mut self.client);
             format!("the client: {error}")
         })?;
@@ -192,7 +215,7 @@ impl Bridge {
                 Ok(0) => break,
                 Ok(count) => self.to_plain.extend_from_slice(&piece[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // It hung up without saying so in TLS.
+                // It disconnected without a TLS close_notify.
                 Err(_) => {
                     self.client_ended = true;
                     break;
@@ -211,13 +234,13 @@ impl Bridge {
             }
         }
         if self.client_ended {
-            // Once is enough; that it is closed already is no news.
+            // Fails if it is already shut down.
             let _ = self.plain.shutdown(Shutdown::Write);
         }
         Ok(())
     }
 
-    /// From the daemon: encrypts what is there.
+    /// Reads data from the daemon and encrypts it.
     fn send(&mut self) -> Result<(), String> {
         let mut piece = [0; READ_BYTES];
         match self.plain.read(&mut piece) {

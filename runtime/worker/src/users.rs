@@ -1,24 +1,23 @@
-//! /etc/passwd and /etc/group of an image, taken out of its layers once, so that creating a container needs no look
-//! into a merged tree: names resolve from these copies (CRI 3.9).
+//! Copies /etc/passwd and /etc/group out of an image's layers once, so that creating a container does not
+//! require a merged view: user names are resolved with these copies (CRI 3.9).
 
 use std::fs::{self, Metadata};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use coracle_job::Failure;
+use coracle_job::{Failure, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 
 use crate::failure::{invalid, io_failure};
+use crate::remove_trees;
 use crate::store::{Move, Store};
 
-/// Longest file taken: a thousand users are 60 KiB.
-const BYTES_MAX: u64 = 1 << 20;
-/// As many symlinks as the kernel follows in one path.
+/// Maximum number of symbolic links in a path, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
-/// Writes what becomes `images/users/HEX/{passwd,group}` of image `id` once it is published: where it is, and where it
-/// goes. A file that the image lacks is left out; none where that is there already. The directories are those of its
-/// layers, topmost first.
+/// Writes the future directory `images/users/HEX` of image `id` under a temporary name; returns the move that
+/// publishes it, or `None` if the directory already exists. `directories` are those of the image's layers,
+/// topmost first.
 pub(crate) fn extract(store: &Store, id: &str, directories: &[PathBuf]) -> Result<Option<Move>, Failure> {
     let target = store.users(id)?;
     if target.is_dir() {
@@ -28,29 +27,78 @@ pub(crate) fn extract(store: &Store, id: &str, directories: &[PathBuf]) -> Resul
     match write(&aside, directories) {
         Ok(()) => Ok(Some((aside, target))),
         Err(failure) => {
-            // Its own failure would hide the first one; the daemon sweeps such directories at its start.
+            // A second error would hide the first one; the daemon removes such directories when it starts.
             let _ = fs::remove_dir_all(&aside);
             Err(failure)
         }
     }
 }
 
-fn write(aside: &Path, layers: &[PathBuf]) -> Result<(), Failure> {
-    for name in ["passwd", "group"] {
-        let Some(found) = find(layers, &format!("etc/{name}"))? else { continue };
-        let mut content = Vec::new();
-        let read = fs::File::open(&found).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut content));
-        read.map_err(|error| io_failure("read", &found, &error))?;
-        if content.len() as u64 > BYTES_MAX {
-            return Err(invalid(format!("/etc/{name} of the image is longer than {BYTES_MAX} bytes")));
-        }
-        let path = aside.join(name);
-        fs::write(&path, content).map_err(|error| io_failure("write", &path, &error))?;
-    }
-    Ok(())
+/// Describes damage of the kept user files of an image; `None` if there is none. If `layers` are given,
+/// topmost first, the kept files are compared with the files in these layers.
+pub(crate) fn damage(store: &Store, id: &str, layers: Option<&[PathBuf]>) -> Result<Option<String>, Failure> {
+    let path = store.users(id)?.join(USERS_RECORD);
+    let mut kept = Vec::new();
+    let read =
+        fs::File::open(&path).and_then(|file| file.take(USERS_RECORD_BYTES_MAX).read_to_end(&mut kept));
+    Ok(match read {
+        Err(error) => Some(error.to_string()),
+        Ok(_) => match UsersFiles::decode(&kept) {
+            Err(why) => Some(why.to_owned()),
+            Ok(kept) => match layers.map(read_from).transpose()? {
+                Some(held) if held != kept => Some("they are not those of the layers".to_owned()),
+                Some(_) | None => None,
+            },
+        },
+    })
 }
 
-/// The regular file that `path` leads to in the merged view of `layers`, topmost first.
+/// Replaces the kept user files of an image by the files in its layers, topmost first.
+pub(crate) fn repair(store: &Store, id: &str, layers: &[PathBuf]) -> Result<(), Failure> {
+    let (aside, target) = (store.new_spool()?, store.users(id)?);
+    let record = target.join(USERS_RECORD);
+    let mended = write(&aside, layers).and_then(|()| match target.is_dir() {
+        true => {
+            if record.is_dir() {
+                remove_trees::run(std::slice::from_ref(&record))?;
+            }
+            store.publish(&aside.join(USERS_RECORD), &record)
+        }
+        false => {
+            remove_trees::run(std::slice::from_ref(&target))?;
+            store.publish(&aside, &target)
+        }
+    });
+    // Gone already where it was published whole; else the daemon sweeps such directories at its start.
+    let _ = fs::remove_dir_all(&aside);
+    mended
+}
+
+fn write(aside: &Path, layers: &[PathBuf]) -> Result<(), Failure> {
+    let bytes =
+        read_from(layers)?.encode().map_err(|error| invalid(format!("users of the image: {error}")))?;
+    let path = aside.join(USERS_RECORD);
+    fs::write(&path, bytes).map_err(|error| io_failure("write", &path, &error))
+}
+
+fn read_from(layers: &[PathBuf]) -> Result<UsersFiles, Failure> {
+    Ok(UsersFiles { passwd: read_one(layers, "passwd")?, group: read_one(layers, "group")? })
+}
+
+/// The content of a file in the image's /etc; empty if the image has none.
+fn read_one(layers: &[PathBuf], name: &str) -> Result<Vec<u8>, Failure> {
+    let Some(found) = find(layers, &format!("etc/{name}"))? else { return Ok(Vec::new()) };
+    let mut content = Vec::new();
+    let read =
+        fs::File::open(&found).and_then(|file| file.take(USERS_FILE_BYTES_MAX + 1).read_to_end(&mut content));
+    read.map_err(|error| io_failure("read", &found, &error))?;
+    match content.len() as u64 > USERS_FILE_BYTES_MAX {
+        true => Err(invalid(format!("/etc/{name} of the image is longer than {USERS_FILE_BYTES_MAX} bytes"))),
+        false => Ok(content),
+    }
+}
+
+/// The regular file at `path` in the merged view of `layers`, topmost first; `None` if there is none.
 fn find(layers: &[PathBuf], path: &str) -> Result<Option<PathBuf>, Failure> {
     let mut rest: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
     let mut done: Vec<String> = Vec::new();
@@ -68,7 +116,7 @@ fn find(layers: &[PathBuf], path: &str) -> Result<Option<PathBuf>, Failure> {
         if metadata.is_symlink() {
             links += 1;
             if links > LINKS_MAX {
-                return Ok(None); // the kernel would say ELOOP: no such file for a process in the image, too
+                return Ok(None); // like ELOOP: a process in the image could not open it, either
             }
             let target = fs::read_link(&found).map_err(|error| io_failure("read link", &found, &error))?;
             if target.is_absolute() {
@@ -84,7 +132,7 @@ fn find(layers: &[PathBuf], path: &str) -> Result<Option<PathBuf>, Failure> {
     Ok(None)
 }
 
-/// The directories that make up one merged directory, topmost first.
+/// The directories of the layers that form one merged directory, topmost first.
 fn merged(layers: &[PathBuf], path: &[String]) -> Result<Vec<PathBuf>, Failure> {
     let mut directories = layers.to_vec();
     for name in path {
@@ -100,7 +148,7 @@ fn merged(layers: &[PathBuf], path: &[String]) -> Result<Vec<PathBuf>, Failure> 
                         break;
                     }
                 }
-                Some(_) => break, // a whiteout or a file: nothing below it is seen
+                Some(_) => break, // a whiteout or a file hides the lower layers
             }
         }
         directories = below;
@@ -127,7 +175,7 @@ fn status(path: &Path) -> Result<Option<Metadata>, Failure> {
     }
 }
 
-/// Whether a directory hides what layers below have in it.
+/// Whether a directory is opaque.
 pub(crate) fn is_opaque(directory: &Path) -> bool {
     let mut value = [0; 1];
     rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value)
@@ -139,9 +187,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// Runs as root: whiteouts are device nodes.
+    /// Requires root, because whiteouts are device nodes.
     #[test]
-    fn the_merged_view_decides() {
+    fn files_are_found_in_the_merged_view() {
         let top = std::env::temp_dir().join(format!("coracle-users-{}", std::process::id()));
         let layer = |name: &str| top.join(name);
         let write = |path: &str, text: &str| {
@@ -159,7 +207,11 @@ mod tests {
         assert_eq!(read("etc/passwd").as_deref(), Some("mid"));
         assert_eq!(read("etc/group").as_deref(), Some("low"));
         symlink("../../../real/group", top.join("up/etc/group")).unwrap();
-        assert_eq!(read("etc/group").as_deref(), Some("linked"), "a link stays inside the image");
+        assert_eq!(
+            read("etc/group").as_deref(),
+            Some("linked"),
+            "a symbolic link is resolved within the image"
+        );
         symlink("loop", top.join("up/etc/loop")).unwrap();
         assert_eq!(read("etc/loop"), None);
         let place = rustix::fs::open(top.join("up/etc"), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())

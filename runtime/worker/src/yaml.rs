@@ -1,26 +1,26 @@
-//! YAML as a tree whose nodes know their line, so that whoever reads a file can say which line is wrong and go on with
-//! the rest. The parser is a library's; the tree is ours, because it bounds what a file may make us hold (an alias of
-//! aliases grows to terabytes) and keeps every scalar as the text that stands there: a password `0123` is no number.
-//! JSON is YAML, so this reads JSON, too.
+//! Parses YAML into a tree whose nodes have line numbers, so that readers can report invalid lines and use
+//! the others. The parser is a library; the tree type is part of this module, because it limits memory
+//! (nested aliases can expand to terabytes) and keeps every scalar as text: a password `0123` is not a
+//! number. JSON is valid YAML and is parsed as well.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-/// Longest file: one that people write by hand is a thousandth of it.
+/// Maximum length of a file in bytes; typical files have a thousandth of it.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
-/// Deepest nesting; CDI has seven levels.
+/// Maximum nesting depth; CDI files have seven levels.
 const DEPTH_MAX: u32 = 32;
-/// Most nodes, those that aliases stand for included.
+/// Maximum number of nodes, including those of expanded aliases.
 const NODES_MAX: usize = 100_000;
 
-/// What is wrong, and where.
+/// An error and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub(crate) line: usize,
-    /// Without the line.
+    /// Text without the line number.
     pub(crate) text: String,
 }
 
@@ -30,10 +30,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A value and the line it starts on.
+/// A value and the line on which it starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub(crate) line: usize,
     value: Value,
 }
@@ -71,7 +71,7 @@ impl<'a> Builder<'a> {
         match self.parser.next() {
             Some(Ok(event)) => Ok(event),
             Some(Err(error)) => Err(Problem { line: error.marker().line(), text: error.info().to_owned() }),
-            None => Err(Problem { line: 1, text: "ends in the middle".to_owned() }),
+            None => Err(Problem { line: 1, text: "unexpected end of file".to_owned() }),
         }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Builder<'a> {
             }
             Event::Alias(anchor) => {
                 let node = self.anchors.get(&anchor).cloned();
-                let node = node.ok_or_else(|| problem("an alias of what it is part of".to_owned()))?;
+                let node = node.ok_or_else(|| problem("an alias of a value that contains it".to_owned()))?;
                 self.nodes += node.count();
                 return Ok(node);
             }
@@ -104,7 +104,7 @@ impl<'a> Builder<'a> {
                 (anchor, Value::List(items))
             }
             Event::MappingStart(anchor, _) => (anchor, Value::Map(self.entries(depth)?)),
-            _ => return Err(problem("ends in the middle".to_owned())),
+            _ => return Err(problem("unexpected end of file".to_owned())),
         };
         let node = Node { line, value };
         if anchor != 0 {
@@ -121,10 +121,10 @@ impl<'a> Builder<'a> {
                 (event, span) => self.node(event, span, depth + 1)?,
             };
             let Value::Scalar { text, .. } = key.value else {
-                return Err(Problem { line: key.line, text: "a key that is no text".to_owned() });
+                return Err(Problem { line: key.line, text: "a key that is not text".to_owned() });
             };
             if entries.iter().any(|(known, _)| *known == text) {
-                return Err(Problem { line: key.line, text: format!("{text:?} is there twice") });
+                return Err(Problem { line: key.line, text: format!("duplicate key {text:?}") });
             }
             let (event, span) = self.next()?;
             let value = self.node(event, span, depth + 1)?;
@@ -138,27 +138,27 @@ fn null(span: Span) -> Node {
 }
 
 impl Node {
-    /// Text that stands at `line` in a file of another format.
+    /// Creates a text node at `line`, for a file in another format.
     pub(crate) fn quoted(line: usize, text: String) -> Self {
         Self { line, value: Value::Scalar { text, is_plain: false } }
     }
 
-    /// A sequence of another format.
+    /// Creates a sequence node, for a file in another format.
     pub(crate) fn sequence(line: usize, items: Vec<Node>) -> Self {
         Self { line, value: Value::List(items) }
     }
 
-    /// A mapping of another format.
+    /// Creates a mapping node, for a file in another format.
     pub(crate) fn mapping(line: usize, entries: Vec<(String, Node)>) -> Self {
         Self { line, value: Value::Map(entries) }
     }
 
-    /// Whether it is a sequence.
+    /// Whether the node is a sequence.
     pub(crate) fn is_sequence(&self) -> bool {
         matches!(self.value, Value::List(_))
     }
 
-    /// The entries of a mapping, in the order of the file; null is an empty one.
+    /// The entries of a mapping in the order of the file; null is an empty mapping.
     pub(crate) fn map(&self) -> Result<&[(String, Node)], Problem> {
         match &self.value {
             Value::Map(entries) => Ok(entries),
@@ -167,7 +167,7 @@ impl Node {
         }
     }
 
-    /// The items of a sequence; null is an empty one.
+    /// The items of a sequence; null is an empty sequence.
     pub(crate) fn list(&self) -> Result<&[Node], Problem> {
         match &self.value {
             Value::List(items) => Ok(items),
@@ -176,7 +176,7 @@ impl Node {
         }
     }
 
-    /// The text of a scalar, as it stands there; null is empty.
+    /// The unparsed text of a scalar; null is empty.
     pub(crate) fn text(&self) -> Result<&str, Problem> {
         match &self.value {
             Value::Scalar { .. } if self.is_null() => Ok(""),
@@ -185,7 +185,7 @@ impl Node {
         }
     }
 
-    /// `true` or `false`; null is false.
+    /// The value of a boolean; null is false.
     pub(crate) fn boolean(&self) -> Result<bool, Problem> {
         match self.text()? {
             "true" | "True" | "TRUE" => Ok(true),
@@ -194,7 +194,7 @@ impl Node {
         }
     }
 
-    /// A problem of this node.
+    /// Creates a problem with the line number of this node.
     pub(crate) fn problem(&self, text: &str) -> Problem {
         Problem { line: self.line, text: text.to_owned() }
     }
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scalars_stay_the_text_they_are_and_know_their_line() {
+    fn scalars_are_kept_as_text_with_their_line() {
         let text = "a: 0123\nb:\n  - \"null\"\n  - ~\n  - [x, {y: no}]\nc: &anchor {d: true}\ne: *anchor\n";
         let root = parse(text).unwrap();
         let entries = root.map().unwrap();
@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read_too() {
+    fn json_is_parsed() {
         let root = parse("{\"a\": [1, \"two\"],\n \"b\": false}").unwrap();
         assert_eq!(root.map().unwrap()[0].1.list().unwrap()[1].text().unwrap(), "two");
         assert_eq!(root.map().unwrap()[1].1.line, 2);
     }
 
     #[test]
-    fn what_is_wrong_has_its_line() {
+    fn errors_have_their_line() {
         for (text, line) in [("a: 1\na: 2\n", 2), ("a: [1\n", 2), ("a: 1\n b: 2\n", 2), ("? [x]\n: y\n", 1)] {
             assert_eq!(parse(text).unwrap_err().line, line, "{text:?}");
         }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_of_aliases_end() {
+    fn the_expansion_of_nested_aliases_is_limited() {
         let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..12 {
             let below = format!("*a{}", level - 1);
@@ -262,9 +262,9 @@ mod tests {
         assert!(parse(&deep).is_err());
     }
 
-    /// Whatever bytes a file has, reading it ends, and without a panic.
+    /// Any input is parsed or refused without a panic.
     #[test]
-    fn damaged_files_are_refused_or_read() {
+    fn damaged_files_cause_no_panic() {
         let text = "mirrors:\n  docker.io:\n    endpoint: [\"https://a:1\", &x 'b']\n    rewrite: {\"^a(.*)\": *x}\n";
         for text in crate::damaged::damaged(text, 4000) {
             let _ = parse(&text);

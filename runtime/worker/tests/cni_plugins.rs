@@ -1,6 +1,6 @@
-//! CNI jobs through the built worker, from outside: plugins that are shell scripts misbehave in every way we know of,
-//! and Debian's real plugins (package containernetworking-plugins, in /usr/lib/cni; iptables) attach a pod.
-//! The real ones need root; they run in a network namespace of their own that stands for the host.
+//! CNI jobs of the built worker program: shell scripts act as misbehaving plugins, and Debian's plugins
+//! (package containernetworking-plugins, in /usr/lib/cni; iptables) attach a pod. Those require root; they
+//! run in a network namespace that acts as the host.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use coracle_job::{
     read_message, write_message,
 };
 
-/// A folder with plugins, gone at the end of the test.
+/// A plugin directory that is removed at the end of the test.
 struct Plugins(PathBuf);
 
 impl Plugins {
@@ -23,7 +23,7 @@ impl Plugins {
         Plugins(dir)
     }
 
-    /// A plugin named `name` that runs `script`; `$D` is the folder.
+    /// Creates a plugin named `name` that runs `script`; `$D` in the script is the plugin directory.
     fn script(&self, name: &str, script: &str) -> &Plugins {
         let path = self.0.join(name);
         fs::write(&path, format!("#!/bin/sh\nD={}\n{script}\n", self.0.display())).unwrap();
@@ -74,7 +74,13 @@ fn start(mut command: Command, job: CniJob) -> Child {
 }
 
 fn answer(mut child: Child) -> Result<CniOutcome, Failure> {
-    let answer = read_message::<Answer>(child.stdout.as_mut().unwrap()).unwrap();
+    let answer = loop {
+        match read_message::<Answer>(child.stdout.as_mut().unwrap()).unwrap() {
+            // What it waits for is for the daemon's log.
+            Some(Answer::Waiting(what)) => assert!(what.starts_with("CNI plugin "), "{what}"),
+            answer => break answer,
+        }
+    };
     child.wait().unwrap();
     match answer {
         Some(Answer::Done(Outcome::Cni(outcome))) => Ok(outcome),
@@ -91,7 +97,7 @@ fn run(job: CniJob) -> Result<CniOutcome, Failure> {
     answer(start(worker(), job))
 }
 
-/// Waits until `done`, for 10 s at most.
+/// Waits until `done` returns true, for at most 10 s.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !done() {
@@ -100,7 +106,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process is gone; one that nobody has reaped yet is.
+/// Whether a process has ended; zombies count.
 fn is_dead(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
@@ -109,7 +115,7 @@ fn is_dead(pid: &str) -> bool {
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0}]}"#;
 
 #[test]
-fn add_hands_each_result_on_and_del_goes_backwards() {
+fn add_passes_each_result_on_and_del_runs_in_reverse_order() {
     let plugins = Plugins::new("chain");
     let log = r#"echo "$CNI_COMMAND $1 $CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS $CNI_ARGS" >>$D/log; cat >>$D/log; echo >>$D/log"#;
     let named = |name: &str| format!("set -- {name}; {log}; [ $CNI_COMMAND = DEL ] || echo '{RESULT}'");
@@ -141,11 +147,11 @@ fn add_hands_each_result_on_and_del_goes_backwards() {
     run(old).unwrap();
     let about = "c0ffee eth0  IgnoreUnknown=1;K8S_POD_NAME=web";
     let expected = format!("DEL one {about}\n{}\n", r#"{"cniVersion":"0.3.1","name":"net","type":"one"}"#);
-    assert_eq!(plugins.read("log"), expected, "no prevResult before 0.4.0, no namespace that is none");
+    assert_eq!(plugins.read("log"), expected, "no prevResult before 0.4.0, no CNI_NETNS without a namespace");
 }
 
 #[test]
-fn a_failed_add_is_undone_and_its_error_kept() {
+fn a_failed_add_is_followed_by_del_and_its_error_returned() {
     let plugins = Plugins::new("undo");
     plugins.script("good", &format!("echo $CNI_COMMAND good >>$D/log; echo '{RESULT}'"));
     plugins.script(
@@ -157,11 +163,7 @@ fn a_failed_add_is_undone_and_its_error_kept() {
             .unwrap_err();
     assert_eq!(failure.message, r#"plugin type="bad" failed (add): come back later"#);
     assert_eq!(failure.kind, FailureKind::Plugin);
-    assert_eq!(
-        plugins.read("log"),
-        "ADD good\nADD bad\nDEL good\nDEL bad\n",
-        "undo stops at the first error"
-    );
+    assert_eq!(plugins.read("log"), "ADD good\nADD bad\nDEL good\nDEL bad\n", "DEL stops at the first error");
     let failure = run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["good", "absent"]))
         .unwrap_err();
     let looked = format!("no such program in /nonexistent, {}", plugins.0.display());
@@ -169,17 +171,17 @@ fn a_failed_add_is_undone_and_its_error_kept() {
 }
 
 #[test]
-fn every_way_to_fail_has_its_words() {
+fn every_kind_of_failure_has_a_specific_error() {
     let plugins = Plugins::new("words");
     let cases = [
         ("echo rubbish; echo why >&2; exit 3", "why"),
         ("echo rubbish; exit 3", "ended with exit status: 3 and no message"),
         ("exit 1", "ended with exit status: 1 and no message"),
         ("kill -9 $$", "ended with signal: 9 (SIGKILL) and no message"),
-        ("true", "answered with no result"),
-        ("exec >&- 2>&-; sleep 0.1", "answered with no result"),
-        ("echo rubbish", "answered with a result that cannot be read: expected value at line 1 column 1"),
-        (r#"echo '{"cniVersion":"7.0.0"}'"#, r#"answered with a result of unknown cniVersion "7.0.0""#),
+        ("true", "returned no result"),
+        ("exec >&- 2>&-; sleep 0.1", "returned no result"),
+        ("echo rubbish", "returned a result that cannot be parsed: expected value at line 1 column 1"),
+        (r#"echo '{"cniVersion":"7.0.0"}'"#, r#"returned a result of unknown cniVersion "7.0.0""#),
         ("head -c 2000000 /dev/zero", "printed more than 1048576 bytes"),
         ("head -c 100000 /dev/zero | tr '\\0' x >&2; echo ' end' >&2; exit 1", "…"),
     ];
@@ -204,7 +206,7 @@ fn every_way_to_fail_has_its_words() {
 }
 
 #[test]
-fn a_plugin_that_hangs_dies_with_all_it_started() {
+fn a_plugin_that_hangs_is_killed_with_its_children() {
     let plugins = Plugins::new("hang");
     plugins.script("hang", "[ $CNI_COMMAND = ADD ] || exit 0\nsleep 1000 & echo $! $$ >$D/pids; wait");
     let mut job = plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["hang"]);
@@ -219,7 +221,7 @@ fn a_plugin_that_hangs_dies_with_all_it_started() {
 }
 
 #[test]
-fn a_child_that_keeps_the_pipes_is_not_waited_for() {
+fn a_background_process_with_open_pipes_is_not_awaited() {
     let plugins = Plugins::new("pipes");
     plugins.script("fork", &format!("sleep 1000 & echo $! >$D/pid; echo '{RESULT}'"));
     let begun = Instant::now();
@@ -229,7 +231,7 @@ fn a_child_that_keeps_the_pipes_is_not_waited_for() {
 }
 
 #[test]
-fn a_killed_worker_takes_its_plugin_along() {
+fn the_plugin_of_a_killed_worker_ends() {
     let plugins = Plugins::new("orphan");
     plugins.script("hang", "echo $$ >$D/pid; exec sleep 1000");
     let mut child =
@@ -241,7 +243,7 @@ fn a_killed_worker_takes_its_plugin_along() {
 }
 
 #[test]
-fn a_program_that_is_being_replaced_is_waited_for() {
+fn execution_is_retried_while_the_program_is_being_written() {
     let plugins = Plugins::new("busy");
     plugins.script("busy", &format!("echo '{RESULT}'"));
     let writer = fs::OpenOptions::new().append(true).open(plugins.0.join("busy")).unwrap();
@@ -258,7 +260,7 @@ fn a_program_that_is_being_replaced_is_waited_for() {
 }
 
 #[test]
-fn del_stops_at_the_first_error_and_passes_what_is_gone() {
+fn del_stops_at_the_first_error_and_ignores_missing_objects() {
     let plugins = Plugins::new("del");
     plugins.script("ok", "echo ok >>$D/log");
     plugins.script("gone", r#"echo gone >>$D/log; echo '{"code":3,"msg":"unknown container"}'; exit 1"#);
@@ -276,7 +278,7 @@ fn del_stops_at_the_first_error_and_passes_what_is_gone() {
 }
 
 #[test]
-fn status_is_asked_of_lists_that_have_it() {
+fn status_runs_for_lists_that_support_it() {
     let plugins = Plugins::new("status");
     plugins.script(
         "sick",
@@ -288,7 +290,7 @@ fn status_is_asked_of_lists_that_have_it() {
     assert_eq!(plugins.read("env"), "CNI_COMMAND\nCNI_PATH\n");
 }
 
-/// A network namespace by name, gone at the end of the test.
+/// A named network namespace that is removed at the end of the test.
 struct Netns(String);
 
 impl Netns {
@@ -320,7 +322,7 @@ fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Files of host-local's leases, without its own bookkeeping.
+/// The names of host-local's lease files, without its other files.
 fn leases(data: &Path) -> Vec<String> {
     let names = fs::read_dir(data.join("coracle-test")).into_iter().flatten();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -331,7 +333,7 @@ fn leases(data: &Path) -> Vec<String> {
 }
 
 #[test]
-fn debians_plugins_attach_a_pod_and_leave_nothing() {
+fn debians_plugins_attach_a_pod_and_remove_everything() {
     let data = Plugins::new("real");
     let (host, pod) = (Netns::new("host"), Netns::new("pod"));
     let conflist = format!(
@@ -362,7 +364,8 @@ fn debians_plugins_attach_a_pod_and_leave_nothing() {
         command.arg(format!("--net={}", host.path())).arg(env!("CARGO_BIN_EXE_coracle-worker"));
         answer(start(command, job))
     };
-    // Twice with the namespace there at DEL, then gone as after a reboot: its leases and rules must go all the same.
+    // Twice with the namespace at DEL, then without it as after a reboot: leases and rules must be removed in
+    // both cases.
     for round in ["plain", "again", "rebooted"] {
         let added = run(job(CniCommand::Add { previous_result: None }, &pod.path())).unwrap();
         assert_eq!(added.addresses.len(), 1, "{round}: {added:?}");
@@ -378,7 +381,7 @@ fn debians_plugins_attach_a_pod_and_leave_nothing() {
         assert_eq!(leases(&data.0), Vec::<String>::new(), "{round}");
         let rules = host.sh("iptables-save");
         assert!(!rules.contains("12088"), "{round}: {rules}");
-        // Without a namespace bridge 1.1.1 keeps its masquerade rule, which a real reboot would have taken.
+        // Without a namespace bridge 1.1.1 keeps its masquerade rule, which a real reboot would remove.
         assert!(!rules.contains("coracle0cni0test") || round == "rebooted", "{round}: {rules}");
         if round != "rebooted" {
             assert!(!pod.sh("ip -o link").contains("eth0"), "{round}");

@@ -21,14 +21,14 @@ impl Descriptors {
         self.0.iter_mut().find_map(Option::take).ok_or(Errno::EINVAL)
     }
 
-    /// The next descriptor if the request says that there is one.
+    /// The next descriptor; `None` if `is_there`, from the request, is false.
     pub(crate) fn take_if(&mut self, is_there: bool) -> Result<Option<Fd>, Errno> {
         if is_there { self.take().map(Some) } else { Ok(None) }
     }
 }
 
 impl Monitor<'_> {
-    /// Handles one frame; epoll reports the next one.
+    /// Reads and handles one frame; epoll reports further frames.
     pub(crate) fn answer(&mut self) {
         let Some(connection) = &self.connection else { return };
         let mut buffer = [0; FRAME_BYTES_MAX];
@@ -110,6 +110,7 @@ impl Monitor<'_> {
                 }
                 Ok(())
             }
+            Request::Process { container } => return self.reply_process(number, &container),
             Request::TcpSocket { is_ipv6 } => match socket::tcp(is_ipv6) {
                 Ok(socket) => return self.reply(number, Reply::Done, &[socket.borrow()]),
                 Err(errno) => Err(errno),
@@ -121,12 +122,12 @@ impl Monitor<'_> {
         }
     }
 
-    /// Replies that the request itself is refused.
+    /// Replies that the request is invalid or impossible, with an error number.
     pub(crate) fn refuse(&mut self, number: u32, errno: Errno) {
         self.reply(number, Reply::Failed(coracle_wire::Failure::Refused { errno: errno.0 }), &[]);
     }
 
-    /// Replies that an operation of the record failed.
+    /// Replies that an operation of the launch record failed.
     pub(crate) fn reply_failure(&mut self, number: u32, failure: Failure) {
         let Failure { index, errno } = failure;
         let failure = coracle_wire::Failure::Operation { index, errno: errno.0 };
@@ -170,6 +171,22 @@ impl Monitor<'_> {
         if let ContainerState::Starting(starting) = &container.state {
             unwatch(self.epoll, &starting.report);
         }
+    }
+
+    /// Replies with the pidfd of a running container's main process.
+    fn reply_process(&mut self, number: u32, id: &ContainerId) {
+        let container = self.table.containers.iter().find(|container| container.id == *id);
+        let refused = match container.map(|container| (&container.state, container)) {
+            Some((ContainerState::Running, container)) => {
+                return match self.try_reply(number, Reply::Done, &[container.pidfd.borrow()]) {
+                    Ok(()) => {}
+                    Err(_) => self.disconnect(),
+                };
+            }
+            Some((ContainerState::Starting(_), _)) => Errno::EAGAIN,
+            Some((ContainerState::Exited { .. }, _)) | None => Errno::ESRCH,
+        };
+        self.refuse(number, refused);
     }
 
     fn attach(

@@ -6,23 +6,23 @@
 
 use core::ffi::CStr;
 
-use coracle_sys::mark::{self, Mark};
+use coracle_sys::mark::Mark;
 use coracle_sys::process::{self, Control, InheritOnFork, Pointers};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
+use crate::capabilities::drop_bounding;
 use crate::init::{self, Init};
 use crate::keyring;
 use crate::launch::{ChildState, Destination, become_second};
 use crate::mounts;
 use crate::root::{Make, Root};
+use crate::trees::{self, Tree, Trees};
 use crate::verify::{Wanted, verify};
 
-/// Number of slots for detached trees (`Op::OpenTree`).
-const TREES_MAX: usize = 256;
-/// Umask of a process whose record does not set one.
+/// The umask of a process whose record does not set one.
 const UMASK: u32 = 0o022;
-/// Error number for a record that cannot be read.
+/// Error number that means that the record cannot be read.
 pub(crate) const DAMAGED: Errno = Errno(0);
 /// Length of an encoded [`Failure`].
 pub(crate) const FAILURE_BYTES: usize = 6;
@@ -61,22 +61,22 @@ pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
     Ok(walker.init)
 }
 
-/// Executes a record.
+/// Executes the operations of a record one after the other.
 pub(crate) struct Walker<'a> {
-    /// The child's state; `None` in the monitor itself.
+    /// The child's state; `None` if the monitor itself executes the record.
     child: Option<ChildState<'a>>,
-    /// The container's root, after pivot_root.
+    /// The container's root; `None` before pivot_root.
     root: Option<Root>,
-    trees: [Option<Fd>; TREES_MAX],
+    trees: Trees,
     umask: u32,
     takes_usual_turns: bool,
-    /// The first process of the PID namespace that the setup record creates.
+    /// The first process of the PID namespace that the setup record creates; `None` in other records.
     init: Option<Init>,
     /// Whether an exec has joined its container's namespaces.
     has_joined: bool,
     has_left: bool,
     has_terminal: bool,
-    /// The mark of the process's own calls if a filter would refuse them.
+    /// The secret for the process's own calls that a filter would refuse; `None` if there are no such calls.
     mark: Option<Mark>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Walker<'a> {
         Self {
             child,
             root: None,
-            trees: [const { None }; TREES_MAX],
+            trees: Trees::new(),
             umask: UMASK,
             takes_usual_turns: false,
             init: None,
@@ -127,8 +127,8 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    /// Before the exec, when the process is reduced to the container's privileges and has its filter, continues in a
-    /// second process in the container's PID namespace.
+    /// Creates the second process in the container's PID namespace if `next` is the exec and the process already has
+    /// the container's privileges and filter; the second process continues.
     fn continue_in_second(&mut self, next: &Op<'_>) -> Result<(), Errno> {
         let is_last = matches!(next, Op::Exec { .. });
         let Some(child) = &mut self.child else { return Ok(()) };
@@ -150,7 +150,7 @@ impl<'a> Walker<'a> {
             return Ok(());
         };
         self.root = None;
-        self.trees = [const { None }; TREES_MAX];
+        self.trees = Trees::new();
         child.close_descriptors()
     }
 
@@ -159,14 +159,15 @@ impl<'a> Walker<'a> {
             Op::WriteFile { path, data, optional } => write_file(text(path)?, data, optional),
             Op::Unshare { flags } => {
                 self.has_own(u64::from(flags));
-                process::unshare(u64::from(flags))
+                process::unshare(u64::from(flags))?;
+                self.trees.has_own_namespace()
             }
             Op::RootPropagation { propagation } => {
                 mount::mount(None, c"/", None, mount::MS_REC | mounts::flag(propagation), None)
             }
             Op::OpenTree { slot, path, recursive, from_host } => {
-                let flags = if recursive { mount::AT_RECURSIVE } else { 0 };
-                self.open_tree(slot, text(path)?, flags, from_host)
+                let host = if from_host { Some(self.host()?) } else { None };
+                self.trees.open(slot, text(path)?, recursive, host)
             }
             Op::Overlay { directory, options, target } => {
                 fs::change_directory_to(text(directory)?)?;
@@ -175,21 +176,32 @@ impl<'a> Walker<'a> {
                 fs::change_directory_to(c"/")
             }
             Op::Tmpfs { options, target, flags } => {
-                let kind = c"tmpfs";
-                mount::mount(Some(kind), text(target)?, Some(kind), flags, Some(text(options)?))
+                // The records of all versions have one, the pod's /dev/shm.
+                mount::mount(Some(c"shm"), text(target)?, Some(c"tmpfs"), flags, Some(text(options)?))
             }
             Op::PivotRoot { new_root } => self.pivot(text(new_root)?),
             Op::Filesystem { kind, options, attributes, target } => {
                 self.filesystem(text(kind)?, &options, attributes, text(target)?)
             }
             Op::Attach { slot, target, attributes, attributes_recursive, propagation, skip_missing } => {
-                let tree = self.take_tree(slot)?;
+                let Tree { mounts, source } = self.trees.take(slot)?;
                 let wanted = mounts::Wanted { attributes, is_recursive: attributes_recursive, propagation };
-                mounts::attach_tree(self.root()?, &tree, text(target)?, &wanted, skip_missing)
+                let attach = |root: &Root, mounts: &Fd| {
+                    mounts::attach_tree(root, mounts, text(target)?, &wanted, skip_missing)
+                };
+                let attached = attach(self.root()?, &mounts);
+                match (attached, source) {
+                    (Err(Errno::ELOOP), Some(source)) => {
+                        let host = self.host()?;
+                        let mounts = self.trees.clone_without_namespaces(&source, host)?;
+                        attach(self.root()?, &mounts)
+                    }
+                    (attached, _) => attached,
+                }
             }
             Op::Mask { slot, target } => {
-                let tree = self.take_tree(slot)?;
-                mounts::mask(self.root()?, &tree, text(target)?)
+                let tree = self.trees.take(slot)?;
+                mounts::mask(self.root()?, &tree.mounts, text(target)?)
             }
             Op::ReadOnly { target } => mounts::read_only(self.root()?, text(target)?),
             Op::ReadOnlyRoot => mounts::read_only_root(self.root()?),
@@ -240,7 +252,7 @@ impl<'a> Walker<'a> {
             Op::Seccomp { program, flags } => {
                 self.reset_slice();
                 match self.mark {
-                    Some(mark) => mark::set_filter_but_for(mark, program, flags),
+                    Some(mark) => bpf::set_filter_but_for(mark, program, flags),
                     None => bpf::set_filter(program, flags),
                 }
             }
@@ -253,7 +265,7 @@ impl<'a> Walker<'a> {
                 process::set_effective(uid, gid)
             }
             Op::IdmapOver { path } => self.idmap_over(text(path)?),
-            Op::Idmap { slot } => self.idmap(slot),
+            Op::Idmap { slot } => self.trees.idmap(slot, self.user_namespace()?, self.host()?),
             Op::OpenBelow { slot, base, path } => self.open_below(slot, text(base)?, text(path)?),
             Op::BindSelf { path } => mounts::image_volume(self.root()?, text(path)?),
             Op::GiveStreams { uid } => give_streams(uid, |stat| stat.mode & fs::S_IFMT == fs::S_IFIFO),
@@ -261,8 +273,11 @@ impl<'a> Walker<'a> {
             Op::Wait => self.wait(),
             Op::JoinNamespace { path, flag } => {
                 let path = text(path)?;
-                let file = self.on_the_host(|| fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_RDONLY, 0))?;
+                let (host, open) =
+                    (self.host()?, || fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_RDONLY, 0));
+                let file = self.trees.on_the_host(host, open)?;
                 self.has_own(u64::from(flag));
+                self.trees.forget_own_namespace();
                 process::setns(file.borrow(), u64::from(flag))
             }
             Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
@@ -300,7 +315,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Records that the process is now in namespaces of these kinds (CLONE_NEW…) that are not the pod's.
+    /// Records the kinds of namespaces (CLONE_NEW…) that the process has created or joined in place of the pod's.
     fn has_own(&mut self, kinds: u64) {
         if let Some(memory) = self.child.as_mut().and_then(|child| child.memory.as_mut()) {
             memory.own |= kinds;
@@ -329,7 +344,7 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    /// The container's root.
+    /// The container's root directory.
     ///
     /// # Errors
     /// EINVAL before pivot_root.
@@ -346,8 +361,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Writes one byte to the report pipe, which is neither a failure nor EOF, and waits for the answer on the socket
-    /// to the monitor.
+    /// Reports to the monitor that the process waits, with one byte on the report pipe (a failure has six bytes, EOF
+    /// means exec), and waits for the answer on the socket.
     #[inline(never)]
     fn wait(&self) -> Result<(), Errno> {
         let child = self.child.as_ref().ok_or(Errno::EINVAL)?;
@@ -366,21 +381,16 @@ impl<'a> Walker<'a> {
     #[inline(never)]
     fn idmap_over(&self, path: &CStr) -> Result<(), Errno> {
         let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, path, 0)?;
-        mounts::map_owners(&tree, self.user_namespace()?, false)?;
+        trees::map_owners(&tree, self.user_namespace()?, false)?;
         let covered = fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_PATH | fs::O_DIRECTORY, 0)?;
         mount::attach(tree.borrow(), covered.borrow())
     }
 
     #[inline(never)]
-    fn idmap(&self, slot: u16) -> Result<(), Errno> {
-        let tree = self.trees.get(usize::from(slot)).and_then(Option::as_ref).ok_or(Errno::EINVAL)?;
-        mounts::map_owners(tree, self.user_namespace()?, true)
-    }
-
-    #[inline(never)]
     fn open_below(&mut self, slot: u16, base: &CStr, path: &CStr) -> Result<(), Errno> {
         let found = Root::at(base)?.find(path, fs::O_PATH)?;
-        self.keep(slot, mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?)
+        let mounts = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH)?;
+        self.trees.keep(slot, Tree { mounts, source: None })
     }
 
     #[inline(never)]
@@ -397,37 +407,13 @@ impl<'a> Walker<'a> {
         }
     }
 
-    fn take_tree(&mut self, slot: u16) -> Result<Fd, Errno> {
-        self.trees.get_mut(usize::from(slot)).and_then(Option::take).ok_or(Errno::EINVAL)
+    /// The descriptor of the host's mount namespace.
+    fn host(&self) -> Result<FdRef<'static>, Errno> {
+        self.child.as_ref().ok_or(Errno::EINVAL)?.host()
     }
 
-    fn open_tree(&mut self, slot: u16, path: &CStr, flags: usize, from_host: bool) -> Result<(), Errno> {
-        let working_directory = FdRef::WORKING_DIRECTORY;
-        let tree = if from_host {
-            self.on_the_host(|| mount::clone_tree(working_directory, path, flags))?
-        } else {
-            mount::clone_tree(working_directory, path, flags)?
-        };
-        self.keep(slot, tree)
-    }
-
-    /// Calls `open` in the host's mount namespace, for paths that do not exist in the pod's.
-    fn on_the_host(&self, open: impl FnOnce() -> Result<Fd, Errno>) -> Result<Fd, Errno> {
-        let host = self.child.as_ref().ok_or(Errno::EINVAL)?.host()?;
-        let own = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns/mnt", fs::O_RDONLY, 0)?;
-        process::setns(host, process::CLONE_NEWNS)?;
-        let opened = open();
-        process::setns(own.borrow(), process::CLONE_NEWNS)?;
-        opened
-    }
-
-    fn keep(&mut self, slot: u16, tree: Fd) -> Result<(), Errno> {
-        *self.trees.get_mut(usize::from(slot)).ok_or(Errno::EINVAL)? = Some(tree);
-        Ok(())
-    }
-
-    /// Old and new root are stacked on the same mount point, so that no directory is needed for the old one
-    /// (pivot_root(2), "pivot_root(".", ".")").
+    /// Makes `new_root` the root directory and unmounts the old root. Both are stacked on the same mount point, so that
+    /// no directory is needed for the old root (pivot_root(2), "pivot_root(".", ".")").
     fn pivot(&mut self, new_root: &CStr) -> Result<(), Errno> {
         if self.child.is_none() {
             return Err(Errno::EINVAL);
@@ -487,19 +473,8 @@ fn write_file(path: &CStr, data: &[u8], is_optional: bool) -> Result<(), Errno> 
     }
 }
 
-pub(crate) fn drop_bounding(keep: u64) -> Result<(), Errno> {
-    for capability in (0..64).filter(|capability| keep >> capability & 1 == 0) {
-        match process::control(Control::DropBounding(capability)) {
-            // The kernel has no capability with this or a higher number.
-            Err(Errno::EINVAL) => break,
-            dropped => dropped?,
-        }
-    }
-    Ok(())
-}
-
-/// Changes the ids. Before that, changes the owner of pipes and terminals among the standard streams, so that the user
-/// can reopen /dev/stdout (runc: fixStdioPermissions).
+/// Changes the user and group. Before that, changes the owner of pipes and terminals among the standard streams, so
+/// that the user can open /dev/stdout (runc: fixStdioPermissions).
 fn set_user(uid: u32, gid: u32) -> Result<(), Errno> {
     const TERMINAL_MAJORS: core::ops::RangeInclusive<u32> = 136..=143;
     give_streams(uid, |stat| match stat.mode & fs::S_IFMT {
@@ -525,14 +500,15 @@ fn give_streams(uid: u32, which: impl Fn(fs::Stat) -> bool) -> Result<(), Errno>
     Ok(())
 }
 
-/// Becomes root of the user namespace: after entering it, a process has the overflow ids and all capabilities.
+/// Becomes root of the user namespace: a process that has entered a user namespace has the overflow IDs and all
+/// capabilities.
 pub(crate) fn become_root() -> Result<(), Errno> {
     process::set_group(0)?;
     process::set_user(0)?;
     process::control(Control::NotDumpable)
 }
 
-/// Returns only if none of the candidates could be executed, with the error.
+/// Executes the first candidate that can be executed; returns only an error.
 fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) -> Errno {
     let lists = pointers(arguments).and_then(|arguments| Ok((arguments, pointers(environment)?)));
     let (arguments, environment) = match lists {
@@ -573,7 +549,7 @@ mod tests {
         bytes
     }
 
-    /// Operations that change only the state of the walker.
+    /// A record of operations that change only the state of the walker.
     fn harmless() -> Vec<u8> {
         record(RECORD_VERSION, &[Op::Umask { mask: 0o27 }, Op::Umask { mask: 0o77 }])
     }

@@ -1,5 +1,5 @@
-//! The monitor's entry point. There is no libc, so the first instruction, the memory functions that the compiler calls,
-//! and the panic handler are here. Everything else is in the library.
+//! The monitor's entry point. The monitor has no libc, so this file contains the first instruction, the memory
+//! functions that the compiler calls, and the panic handler. All other code is in the library.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "the entry and the memory functions are below Rust")]
@@ -7,6 +7,7 @@
 use core::arch::{asm, global_asm};
 
 use coracle_pod::{Inherited, Table};
+use coracle_sys::stack::FirstStack;
 use coracle_sys::{Fd, FdRef, fs};
 
 // rsp is 16-byte aligned here, as the ABI requires before a call; rbp 0 ends a backtrace.
@@ -27,13 +28,16 @@ extern "C" fn main() -> ! {
     let has_user = fs::stat(unsafe { FdRef::standing(USER_NAMESPACE) }).is_ok();
     // SAFETY: as for the others; it is open, as was just seen.
     let user = has_user.then(|| unsafe { Fd::inherited(USER_NAMESPACE) });
-    coracle_pod::run(table, Inherited { listener, state, setup, user })
+    // SAFETY: the kernel entered `main` on the first stack, and there are no other threads.
+    let stack = unsafe { FirstStack::claim() };
+    coracle_pod::run(table, &stack, Inherited { listener, state, setup, user })
 }
 
-/// Descriptor of the pod's user namespace, if it has one. 7 and 8 are closed by the exec.
+/// Number of the descriptor of the pod's user namespace, if the pod has one. Descriptors 7 and 8 are closed by the
+/// exec.
 const USER_NAMESPACE: i32 = 6;
 
-/// A panic is a bug; it can be reported only to the parent, through the exit code.
+/// Ends the monitor after a panic, which is a bug; the parent is notified only by the exit code.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     coracle_sys::process::exit(101)
@@ -60,7 +64,7 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
     to
 }
 
-/// memmove(3).
+/// memmove(3): the compiler calls it for copies between ranges that may overlap.
 ///
 /// # Safety
 /// Both ranges are valid for `count` bytes.
@@ -87,7 +91,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut
     to
 }
 
-/// memset(3).
+/// memset(3): the compiler calls it to fill memory.
 ///
 /// # Safety
 /// The range is valid for `count` bytes.
@@ -107,7 +111,7 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
     to
 }
 
-/// memcmp(3).
+/// memcmp(3): the compiler calls it for comparisons.
 ///
 /// # Safety
 /// Both ranges are valid for `count` bytes.
@@ -125,7 +129,7 @@ unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> 
     0
 }
 
-/// bcmp(3): what the compiler calls when only equality matters.
+/// bcmp(3): the compiler calls it for comparisons for equality.
 ///
 /// # Safety
 /// Both ranges are valid for `count` bytes.

@@ -1,16 +1,16 @@
 //! Exit records on disk: `exits/ID` in the pod's state directory, written when a container ends, so that the daemon can
-//! read them later if it was not running. They are written to a temporary name, synced and renamed, so a reader sees a
-//! complete record or none. Also reads the OOM counter, which is only needed at that time.
+//! read them later if it was not running. A record is written under a temporary name, synced and renamed, so a reader
+//! sees a complete record or none. The module also reads the OOM counter, which is only needed when a container ends.
 
 use core::ffi::CStr;
 
 use coracle_sys::{Errno, FdRef, fs};
 use coracle_wire::{ContainerId, EXIT_RECORD_BYTES_MAX, ExitRecord, encode_exit};
 
-/// Length of `exits/`, 64 digits, a letter for the temporary name, and NUL.
+/// Length of a path in bytes: `exits/`, 64 digits, a letter for the temporary name, and NUL.
 const NAME_BYTES: usize = 6 + 64 + 1 + 1;
 
-/// A path relative to the state directory, with its NUL.
+/// Path of an exit record relative to the state directory, with its NUL.
 struct Name([u8; NAME_BYTES]);
 
 impl Name {
@@ -27,7 +27,7 @@ impl Name {
     }
 }
 
-/// Creates the directory, once.
+/// Creates the directory `exits`; called once.
 pub(crate) fn prepare(state: FdRef<'_>) -> Result<(), Errno> {
     match fs::make_directory(state, c"exits", 0o700) {
         Err(Errno::EEXIST) => Ok(()),
@@ -35,7 +35,7 @@ pub(crate) fn prepare(state: FdRef<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Writes `record`.
+/// Writes the exit record `record`.
 pub(crate) fn write(state: FdRef<'_>, record: &ExitRecord) -> Result<(), Errno> {
     let temporary = Name::new(&record.container, b'~');
     let flags = fs::O_WRONLY | fs::O_CREAT | fs::O_TRUNC;
@@ -58,7 +58,7 @@ pub(crate) fn remove(state: FdRef<'_>, container: &ContainerId) -> Result<(), Er
 }
 
 /// Number of OOM kills in a memory cgroup: the line `oom_kill N` of `memory.events` (v2) or `memory.oom_control` (v1,
-/// Linux 4.13). 0 if it cannot be read, because the cgroup may already be removed.
+/// Linux 4.13). 0 if the file cannot be read, because the cgroup may already be removed.
 pub(crate) fn oom_kills(counter: FdRef<'_>) -> u64 {
     let mut text = [0; 512];
     fs::read_from_start(counter, &mut text).map_or(0, |length| parse_oom_kills(&text[..length]))

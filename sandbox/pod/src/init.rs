@@ -1,34 +1,34 @@
-//! The first process of a PID namespace that the containers of a pod share. It is not the monitor, because a container
-//! with CAP_SYS_PTRACE can take over every process in its PID namespace. This process has no privileges: no capability,
-//! no descriptor, an empty read-only root, a user id that no container can have, and a seccomp filter that only allows
-//! sleeping and exiting.
+//! The first process of a PID namespace that the containers of a pod share. The monitor is not used for this, because a
+//! container with CAP_SYS_PTRACE can control every process in its PID namespace. This process has no privileges: no
+//! capability, no descriptor, an empty read-only root, a user id that no container can have, and a seccomp filter that
+//! only allows sleeping and exiting.
 //!
 //! The kernel reaps orphans for it (SIGCHLD is ignored), so it never wakes up. No signal from inside the namespace ends
 //! it (pid 1 has no handlers, signal(7)); SIGKILL from the monitor and the end of the monitor (PR_SET_PDEATHSIG) do.
 //! When it ends, the kernel kills all processes in the namespace (pid_namespaces(7)).
 //!
-//! It is created before any container, so no container can see it with the privileges that it starts with. It also
-//! mounts a procfs of the namespace at that time, because a procfs shows the PID namespace of the process that mounts
-//! it, and later no privileged process is in that namespace. Containers get clones of that mount.
+//! The process is created before any container, so no container can see it with its initial privileges. At that time it
+//! also mounts a procfs of the namespace, because a procfs shows the PID namespace of the process that mounts it, and
+//! later no privileged process is in that namespace. Containers get clones of that mount.
 
 use coracle_sys::process::{self, Clone, Control};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount};
 use coracle_wire::SHARED_PROC;
 
-/// User and group of the process. Kubernetes allows ids up to 2^31 - 1.
+/// User and group ID of the process, which no container can have: Kubernetes permits IDs up to 2^31 - 1.
 const NOBODY_ELSE: u32 = u32::MAX - 1;
-/// nosuid, nodev, noexec: the attributes of a container's procfs.
+/// MOUNT_ATTR flags nosuid, nodev, noexec: the attributes of a container's procfs.
 pub(crate) const PROC_ATTRIBUTES: u64 = 0xe;
-/// MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC.
+/// Mount flags of the empty root: MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC.
 const EMPTY_FLAGS: u64 = 1 | 2 | 4 | 8;
-/// Message: all steps except the last two are done.
+/// Message to the monitor: all steps except the last two are complete.
 const READY: u8 = b'r';
 
 /// The first process of the pod's PID namespace.
 pub(crate) struct Init {
-    /// Process id in the monitor's PID namespace.
+    /// PID in the monitor's PID namespace.
     pub(crate) pid: i32,
-    /// Also refers to the namespace (setns(2), Linux 5.8).
+    /// Descriptor of the process; also refers to its namespaces for setns(2) (Linux 5.8).
     pub(crate) pidfd: Fd,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn start() -> Result<Init, Errno> {
     }
 }
 
-/// Reads [`READY`] and EOF, or an error number.
+/// Reads the process's report: [`READY`] and EOF, or an error number.
 fn read_outcome(outcome: &Fd) -> Result<(), Errno> {
     let mut bytes = [0; 5];
     let mut length = 0;
@@ -75,7 +75,7 @@ fn read_outcome(outcome: &Fd) -> Result<(), Errno> {
     }
 }
 
-/// Runs the process.
+/// Main function of the process.
 fn run(report: &Fd) -> ! {
     let done = mount_proc()
         .and_then(|()| enter_empty_root())
@@ -95,9 +95,10 @@ fn run(report: &Fd) -> ! {
     }
 }
 
-/// Mounts the procfs in the monitor's mount namespace, where starts of containers clone it.
+/// Mounts the procfs at [`SHARED_PROC`] in the monitor's mount namespace; starts of containers clone it.
 fn mount_proc() -> Result<(), Errno> {
     let context = mount::fsopen(c"proc")?;
+    mount::fs_option(context.borrow(), c"source", Some(c"proc"))?;
     mount::fs_create(context.borrow())?;
     let mounted = mount::fsmount(context.borrow(), PROC_ATTRIBUTES)?;
     let flags = fs::O_PATH | fs::O_DIRECTORY;
@@ -121,7 +122,7 @@ fn enter_empty_root() -> Result<(), Errno> {
 fn give_up_rights() -> Result<(), Errno> {
     process::set_name(c"coracle-init")?;
     process::leave_reaping_to_kernel()?;
-    crate::child::drop_bounding(0)?;
+    crate::capabilities::drop_bounding(0)?;
     process::set_groups(&[])?;
     process::set_group(NOBODY_ELSE)?;
     process::set_user(NOBODY_ELSE)?;

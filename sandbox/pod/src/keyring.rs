@@ -9,13 +9,13 @@ use core::ffi::CStr;
 
 use coracle_sys::{Errno, FdRef, keys, socket};
 
-/// Number of random bytes of a name.
+/// Number of random bytes in a keyring's name.
 pub(crate) const KEYRING_NAME_BYTES: usize = 16;
 
-/// Length of `coracle-`, two digits per byte, and NUL.
+/// Length of a keyring's name in bytes: `coracle-`, two digits per random byte, and NUL.
 const TEXT_BYTES: usize = 8 + 2 * KEYRING_NAME_BYTES + 1;
 
-/// Receives the name that the monitor sent before it cloned this process.
+/// Receives the keyring's name, which the monitor has sent before it cloned this process.
 pub(crate) fn take_name(line: FdRef<'_>) -> Result<[u8; KEYRING_NAME_BYTES], Errno> {
     let mut name = [0; KEYRING_NAME_BYTES];
     match socket::receive(line, &mut name)?.length {

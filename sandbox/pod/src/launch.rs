@@ -1,8 +1,8 @@
 //! The input of a cloned child, and its path from clone to the launch record: it resets inherited state, arranges its
 //! descriptors, and executes the record (`child`).
 //!
-//! After the reset it is not dumpable, so that container processes without privileges on the node cannot inspect it; it
-//! has no descriptor of the monitor, no blocked or ignored signal, and its own session.
+//! After the reset the child is not dumpable, so that container processes without privileges on the node cannot inspect
+//! it. It has no descriptor of the monitor, no blocked or ignored signal, and its own session.
 
 use coracle_sys::mark::Mark;
 use coracle_sys::process::{self, Control};
@@ -17,60 +17,61 @@ use crate::namespaces::{self, KINDS, MOUNTS, OwnNamespaces};
 /// The namespaces that a child runs in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Destination<'a> {
-    /// A container: namespaces that its record creates.
+    /// A container: the process runs in namespaces that its record creates.
     New {
         /// The host's mount namespace, if the record needs it: for `OpenTree` with `from_host` and `JoinNamespace`.
         host: Option<FdRef<'a>>,
-        /// The pod's user namespace, if it has one.
+        /// The pod's user namespace; `None` if the pod has none.
         user: Option<FdRef<'a>>,
-        /// The mount namespace of the container whose PID namespace is joined.
+        /// The mount namespace of the container whose PID namespace is joined; `None` if no container's is joined.
         target: Option<FdRef<'a>>,
     },
     /// An exec: the namespaces of its container, joined before the first operation other than `WriteFile`, because the
     /// record starts with joining the cgroup through paths of the host.
     Existing {
-        /// Namespaces in the order of [`KINDS`].
+        /// Namespaces in the order of [`KINDS`]; `None` for kinds that the container does not have.
         namespaces: [Option<FdRef<'a>>; KINDS.len()],
-        /// The pod's user namespace, if it has one.
+        /// The pod's user namespace; `None` if the pod has none.
         user: Option<FdRef<'a>>,
     },
 }
 
-/// Input of a cloned child.
+/// Input of a cloned child process.
 pub(crate) struct Launch<'a> {
     /// The launch record, a sealed memfd.
     pub(crate) record: FdRef<'a>,
-    /// stdin, stdout, stderr.
+    /// Standard input, output and error.
     pub(crate) standard: [FdRef<'a>; 3],
     /// Write end of the pipe for a [`Failure`].
     pub(crate) report: FdRef<'a>,
     /// The socket to the monitor, on which the monitor has sent the keyring's name. `Op::Terminal` sends the master
-    /// side on it, and a start its namespaces.
+    /// side of the terminal on this socket, and a start sends its namespaces.
     pub(crate) terminal: FdRef<'a>,
-    /// The namespaces that it runs in.
+    /// The namespaces in which the child runs.
     pub(crate) home: Destination<'a>,
-    /// How it enters its PID namespace.
+    /// The way in which the process enters its PID namespace.
     pub(crate) steps: Steps<'a>,
-    /// The capabilities with which it executes the record.
+    /// The capabilities with which the child executes the record, as a bit mask.
     pub(crate) permitted: u64,
 }
 
-/// How a process enters its PID namespace. Other processes in that namespace may have CAP_SYS_PTRACE and trace all
-/// processes that they see, so a process that becomes visible there must not have privileges that they lack.
+/// The way in which a process enters its PID namespace. Other processes in that namespace may have CAP_SYS_PTRACE and
+/// trace all processes that they see, so a process must not have privileges that they lack when it becomes visible
+/// there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Steps<'a> {
-    /// The process was cloned into it: the namespace is new, or the monitor's own.
+    /// The process was cloned into the PID namespace, which is new or the monitor's own.
     One,
     /// A second process ([`coracle_sys::sibling`]) executes the whole record in the namespace. For pods with a user
     /// namespace: a process inside cannot trace a process whose memory belongs to the node's user namespace
-    /// (`mm->user_ns`, ptrace(2)), which is the case here until exec.
+    /// (`mm->user_ns`, ptrace(2)), which is the case for the second process until exec.
     SecondWalks(Second<'a>),
-    /// The record is executed outside of the namespace. A second process is created in it when only exec, and possibly
-    /// a filter that needs no privilege, are left.
+    /// The record is executed outside of the PID namespace. A second process is created in it when only exec, and
+    /// possibly a filter that needs no privilege, remain.
     SecondExecs {
-        /// How the second process is created.
+        /// Parameters of the clone that creates the second process.
         second: Second<'a>,
-        /// The procfs that a start mounts.
+        /// The procfs that the start mounts.
         proc: Proc,
     },
 }
@@ -78,37 +79,37 @@ pub(crate) enum Steps<'a> {
 /// The procfs that a start mounts if it is executed outside of its PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proc {
-    /// None, for an exec.
+    /// No procfs is mounted; for an exec.
     None,
     /// The procfs of the pod's PID namespace.
     OfPod,
-    /// The procfs that the target container was started with.
+    /// The procfs with which the target container was started.
     OfTarget(Identity),
 }
 
 /// Input for the creation of a second process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Second<'a> {
-    /// pidfd of a process in the PID namespace.
+    /// pidfd of a process in the PID namespace that the second process enters.
     pub(crate) beside: FdRef<'a>,
-    /// The memory from which the monitor reads its pid.
+    /// The memory from which the monitor reads the second process's PID.
     pub(crate) pid: &'a SiblingPid,
 }
 
-/// The child's descriptors, at fixed numbers, and its other state until exec.
+/// The child's descriptors, which have fixed numbers, and its other state until exec.
 pub(crate) struct ChildState<'a> {
     pub(crate) report: FdRef<'static>,
     pub(crate) terminal: FdRef<'static>,
     pub(crate) home: Destination<'static>,
-    /// The namespaces that a start sends to the monitor.
+    /// The namespaces that a start sends to the monitor; `None` for an exec and after sending.
     pub(crate) memory: Option<OwnNamespaces>,
     /// Name of the session keyring.
     pub(crate) keyring: [u8; KEYRING_NAME_BYTES],
-    /// A procfs of a PID namespace other than this process's.
+    /// A procfs of a PID namespace other than this process's; `None` if a new procfs is mounted.
     pub(crate) proc: Option<SharedProc>,
     /// Identity of the target's procfs, until `proc` has been opened.
     pub(crate) target_proc: Option<Identity>,
-    /// Set if a second process has to be created for the exec.
+    /// Memory for the PID of the second process; `None` if no second process must be created for the exec.
     pub(crate) second: Option<&'a SiblingPid>,
 }
 
@@ -121,11 +122,8 @@ pub(crate) fn run(launch: &Launch<'_>) -> ! {
     let walked = walked
         .and_then(|()| process::set_capabilities(launch.permitted, launch.permitted, 0))
         .and_then(|()| enter_pids(launch.steps, launch.report))
-        .and_then(|()| prepare(launch))
-        .map(|(record, place)| {
-            report = place.report;
-            Walker::new(Some(place)).walk(&record)
-        });
+        .and_then(|()| prepare(launch, &mut report))
+        .map(|(record, place)| Walker::new(Some(place)).walk(&record));
     let failure = match walked {
         Ok(Err(failure)) => failure,
         // The record has no `Exec` at its end.
@@ -148,7 +146,7 @@ fn enter_pids(steps: Steps<'_>, report: FdRef<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Creates the second process. Returns only in the second; the first exits.
+/// Creates the second process, in which the function returns; the first process exits.
 pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
     match sibling::clone_sibling(pid, report, mark)? {
         Sibling::Caller => process::exit(0),
@@ -158,8 +156,8 @@ pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> 
 
 /// Resets inherited state and arranges the descriptors: 0 to 2 standard streams, 3 report pipe, 4 socket to the
 /// monitor, 5 the host's mount namespace, 6 the user namespace, from 7 on namespaces of a container, as far as they
-/// exist; all others are closed.
-fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, ChildState<'a>), Errno> {
+/// exist; all others are closed. `report` then has its new number, also if a later step fails.
+fn prepare<'a>(launch: &Launch<'a>, report: &mut FdRef<'a>) -> Result<(fs::Mapping, ChildState<'a>), Errno> {
     process::control(Control::NotDumpable)?;
     process::set_umask(0);
     let (second, proc) = match launch.steps {
@@ -171,7 +169,8 @@ fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, ChildState<'a>), Err
     }
     process::set_signal_mask(0)?;
     let record = fs::Mapping::sealed(launch.record)?;
-    let (report, terminal, home) = arrange(launch)?;
+    let (moved, terminal, home) = arrange(launch)?;
+    *report = moved;
     let keyring = keyring::take_name(terminal)?;
     let memory = match home {
         Destination::New { .. } => Some(OwnNamespaces::new()?),
@@ -182,7 +181,7 @@ fn prepare<'a>(launch: &Launch<'a>) -> Result<(fs::Mapping, ChildState<'a>), Err
         Proc::OfPod => (Some(SharedProc::open()?), None),
         Proc::OfTarget(identity) => (None, Some(identity)),
     };
-    Ok((record, ChildState { report, terminal, home, memory, keyring, proc, target_proc, second }))
+    Ok((record, ChildState { report: moved, terminal, home, memory, keyring, proc, target_proc, second }))
 }
 
 fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Destination<'static>), Errno> {
@@ -210,7 +209,7 @@ fn arrange(launch: &Launch<'_>) -> Result<(FdRef<'static>, FdRef<'static>, Desti
 }
 
 impl ChildState<'_> {
-    /// The mount namespace of the host, for a start.
+    /// The descriptor of the host's mount namespace, for a start.
     pub(crate) fn host(&self) -> Result<FdRef<'static>, Errno> {
         match self.home {
             Destination::New { host: Some(host), .. } => Ok(host),
@@ -225,7 +224,7 @@ impl ChildState<'_> {
         if user.is_some() { child::become_root() } else { Ok(()) }
     }
 
-    /// The procfs to mount instead of a new one, if any.
+    /// The procfs to mount instead of a new one; `None` if a new one is mounted.
     pub(crate) fn proc(&mut self) -> Result<Option<&mut SharedProc>, Errno> {
         if let Some(identity) = self.target_proc.take() {
             let Destination::New { target: Some(target), .. } = self.home else { return Err(Errno::EINVAL) };
@@ -241,7 +240,7 @@ impl ChildState<'_> {
     /// Sends a start's namespaces to the monitor and closes all descriptors except the standard streams and the report
     /// pipe. Has no effect when called again.
     pub(crate) fn close_descriptors(&mut self) -> Result<(), Errno> {
-        /// The first number after the report pipe.
+        /// The first descriptor number after the report pipe.
         const AFTER_REPORT: i32 = 4;
         if let Some(memory) = self.memory.take() {
             memory.tell(self.terminal)?;

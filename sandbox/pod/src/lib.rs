@@ -21,8 +21,8 @@
 //!               └── table    tables of containers, execs and attached clients, with their limits
 //! ```
 //! Inherited descriptors: 3 a listening SOCK_SEQPACKET socket, 4 the pod's state directory, 5 a sealed memfd with the
-//! pod's setup record, 6 the pod's user namespace, if it has one. `no_std`, no heap, and no panic that invalid input
-//! can trigger.
+//! pod's setup record, 6 the pod's user namespace, if it has one. The crate is `no_std` and uses no heap; invalid input
+//! cannot cause a panic.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,7 @@ mod init;
 mod second;
 mod start;
 
+mod capabilities;
 mod child;
 mod keyring;
 mod launch;
@@ -48,6 +49,7 @@ mod exit_records;
 mod reap;
 
 mod table;
+mod trees;
 
 pub use serve::{Inherited, run};
 pub use table::Table;

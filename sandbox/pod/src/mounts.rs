@@ -1,8 +1,9 @@
-//! Makes the mounts of a container through descriptors: targets are resolved inside the root ([`Root`]), and detached
+//! Creates the mounts of a container through descriptors: targets are resolved inside the root ([`Root`]), and detached
 //! trees are attached there.
 //!
-//! `mount_setattr` needs Linux 5.12. On older kernels flags are set by a remount through `/proc/self/fd/N`, which must
-//! be a real procfs. A remount changes the top mount only, so attributes for a whole tree give ENOSYS there.
+//! `mount_setattr` needs Linux 5.12. On older kernels flags are set by a remount through `/proc/self/fd/N`, where a
+//! real procfs must be mounted. A remount changes only the top mount, so attributes for a whole tree give ENOSYS on
+//! these kernels.
 
 use core::ffi::CStr;
 
@@ -18,7 +19,7 @@ pub(crate) const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
 /// Attributes of a tree after it has been attached.
 pub(crate) struct Wanted {
-    /// MOUNT_ATTR_…
+    /// Attributes of the mount (MOUNT_ATTR_…).
     pub(crate) attributes: u64,
     /// Whether the attributes apply to all mounts of the tree.
     pub(crate) is_recursive: bool,
@@ -26,7 +27,7 @@ pub(crate) struct Wanted {
     pub(crate) propagation: Propagation,
 }
 
-/// The propagation flag of mount(2).
+/// The flag of mount(2) for a propagation type.
 pub(crate) fn flag(propagation: Propagation) -> u64 {
     match propagation {
         Propagation::Private => mount::MS_PRIVATE,
@@ -44,6 +45,8 @@ pub(crate) fn filesystem(
     target: &CStr,
 ) -> Result<Identity, Errno> {
     let context = mount::fsopen(kind)?;
+    // What /proc/mounts shows as the device; "none" without it.
+    mount::fs_option(context.borrow(), c"source", Some(kind))?;
     for option in options.iter() {
         set_option(context.borrow(), option)?;
     }
@@ -53,19 +56,19 @@ pub(crate) fn filesystem(
     Ok(fs::stat(mounted.borrow())?.identity)
 }
 
-/// Identity of a file system: `(major, minor, inode)` of its root.
+/// Identity of a file system: `(major, minor, inode)` of its root directory.
 pub(crate) type Identity = (u32, u32, u64);
 
 /// A procfs that another process has mounted, for a container in whose PID namespace the caller is not: a new procfs
 /// would show the caller's namespace.
 pub(crate) struct SharedProc {
-    /// A detached tree until the first use; afterwards attached where it was mounted first.
+    /// Before the first use a detached tree; afterwards the tree attached at the first target.
     tree: Fd,
     is_attached: bool,
 }
 
 impl SharedProc {
-    /// Clones the mount at [`SHARED_PROC`] in the mount namespace of the monitor.
+    /// Clones the mount at [`SHARED_PROC`] in the monitor's mount namespace.
     pub(crate) fn open() -> Result<Self, Errno> {
         let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0)?;
         Ok(Self { tree, is_attached: false })
@@ -132,7 +135,7 @@ fn attach_fresh(root: &Root, kind: &CStr, mounted: &Fd, target: &CStr) -> Result
     root.remember(target, mounted.borrow())
 }
 
-/// `key=value`, or a flag.
+/// Sets an option of a new file system: `key=value`, or a flag.
 fn set_option(context: FdRef<'_>, option: &CStr) -> Result<(), Errno> {
     /// Maximum length of a mount option's key, with its NUL; the kernel's keys are shorter than 32.
     const KEY_BYTES_MAX: usize = 64;
@@ -220,16 +223,6 @@ fn set_attributes(mounted: FdRef<'_>, set: u64, is_recursive: bool) -> Result<()
     mount::set_attributes(mounted, &Attributes { set, clear, ..Attributes::default() }, flags)
 }
 
-/// Makes the detached `tree` idmapped with `user_namespace`.
-pub(crate) fn map_owners(tree: &Fd, user_namespace: FdRef<'_>, is_recursive: bool) -> Result<(), Errno> {
-    let attributes = Attributes {
-        set: mount::MOUNT_ATTR_IDMAP,
-        user_namespace: user_namespace.number() as u64,
-        ..Attributes::default()
-    };
-    mount::set_attributes(tree.borrow(), &attributes, if is_recursive { mount::AT_RECURSIVE } else { 0 })
-}
-
 /// Masks `target`: mounts an empty tmpfs on a directory and `null` on anything else.
 pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
     let Some(target) = existing(root, target)? else { return Ok(()) };
@@ -243,9 +236,16 @@ pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
     mount::attach(empty.borrow(), target.borrow())
 }
 
-/// Bind-mounts `target` on itself, read-only.
+/// Makes `target` and all mounts below it read-only. If `target` is not the root of a mount, it is bind-mounted on
+/// itself first.
 pub(crate) fn read_only(root: &Root, target: &CStr) -> Result<(), Errno> {
     let Some(found) = existing(root, target)? else { return Ok(()) };
+    if fs::stat(found.borrow())?.is_mount_root {
+        return match set_attributes(found.borrow(), mount::MOUNT_ATTR_RDONLY, true) {
+            Err(Errno::ENOSYS) => remount(root, &found, MountCall::Attributes(mount::MOUNT_ATTR_RDONLY)),
+            set => set,
+        };
+    }
     let tree = mount::clone_tree(found.borrow(), c"", mount::AT_EMPTY_PATH | mount::AT_RECURSIVE)?;
     match set_attributes(tree.borrow(), mount::MOUNT_ATTR_RDONLY, true) {
         Err(Errno::ENOSYS) => {
@@ -300,7 +300,7 @@ enum MountCall {
     Attributes(u64),
 }
 
-/// The fallback for a kernel without `mount_setattr`, for an attached tree.
+/// The fallback for a kernel without `mount_setattr`: remounts the attached `tree`.
 fn remount(root: &Root, tree: &Fd, call: MountCall) -> Result<(), Errno> {
     let proc = root.find(c"/proc", fs::O_PATH | fs::O_DIRECTORY)?;
     if fs::mount_flags_and_type(proc.borrow())?.1 != PROC_SUPER_MAGIC {
@@ -319,7 +319,7 @@ fn remount(root: &Root, tree: &Fd, call: MountCall) -> Result<(), Errno> {
     done
 }
 
-/// `self/fd/N`.
+/// The path `self/fd/N` of a descriptor.
 fn path_of(buffer: &mut [u8; 20], number: i32) -> &CStr {
     let mut rest = number.unsigned_abs();
     let digits = rest.checked_ilog10().unwrap_or(0) as usize + 1;
@@ -330,7 +330,7 @@ fn path_of(buffer: &mut [u8; 20], number: i32) -> &CStr {
     CStr::from_bytes_until_nul(buffer).unwrap_or(c"self/fd")
 }
 
-/// The current flags of a mount, for a remount that must keep them (statfs(2): these ST_… flags equal MS_…).
+/// The current flags of a mount, which a remount must keep (statfs(2): these ST_… flags equal MS_…).
 fn kept_flags(mounted: FdRef<'_>) -> Result<u64, Errno> {
     const SAME_AS_MS: u64 = 1 | 2 | 4 | 8 | 1024 | 2048;
     const ST_RELATIME: u64 = 4096;
@@ -339,7 +339,7 @@ fn kept_flags(mounted: FdRef<'_>) -> Result<u64, Errno> {
     Ok(flags & SAME_AS_MS | if flags & ST_RELATIME == 0 { 0 } else { MS_RELATIME })
 }
 
-/// MOUNT_ATTR_… → MS_…; ENOSYS for one that mount(2) does not have.
+/// Converts MOUNT_ATTR_… flags to MS_… flags; ENOSYS for a flag that mount(2) does not have.
 fn mount_flags(attributes: u64) -> Result<u64, Errno> {
     const TABLE: [(u64, u64); 8] = [
         (0x1, 1),         // RDONLY

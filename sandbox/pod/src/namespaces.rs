@@ -1,9 +1,9 @@
 //! The namespaces of a container: its start sends descriptors of them to the monitor, and its execs join them. The
 //! current namespaces of the main process are not used, because that process may have called unshare(2) since, and an
-//! exec could then lack ids or files.
+//! exec could then lack IDs or files.
 //!
-//! The pod's namespaces need no descriptors, because the monitor and its clones are in them. The PID namespace needs
-//! none either, because a process cannot leave it.
+//! No descriptors are needed for the pod's namespaces, because the monitor and its clones are in them, and for the PID
+//! namespace, because a process cannot leave it.
 
 use coracle_sys::{Errno, Fd, FdRef, fs, process, socket};
 
@@ -22,31 +22,31 @@ pub(crate) const KINDS: [(u64, &core::ffi::CStr); 5] = [
 /// Index of the mount namespace in [`KINDS`].
 pub(crate) const MOUNTS: usize = 4;
 
-/// First byte of the message to the monitor.
+/// First byte of the message with a start's namespaces to the monitor.
 const MESSAGE: u8 = b'n';
-/// Length of the message: kind, a bit set of the namespaces, whether there is a procfs, and its identity.
+/// Length of the message in bytes: kind, a bit set of the namespaces, whether there is a procfs, and its identity.
 const MESSAGE_BYTES: usize = 3 + 4 + 4 + 8;
 
 /// The monitor's descriptors of a container's namespaces.
 #[derive(Default)]
 pub(crate) struct ContainerNamespaces {
-    /// The container's own namespaces, in the order of [`KINDS`].
+    /// The container's own namespaces, in the order of [`KINDS`]; `None` for kinds that it does not have.
     pub(crate) namespaces: [Option<Fd>; KINDS.len()],
-    /// Identity of the procfs at /proc when the container was started.
+    /// Identity of the procfs at /proc when the container was started; `None` without a procfs.
     pub(crate) proc: Option<Identity>,
 }
 
 /// The state that a start collects and then sends to the monitor.
 pub(crate) struct OwnNamespaces {
-    /// /proc/self/ns of the node's procfs, which cannot be reached by path later.
+    /// Descriptor of /proc/self/ns in the node's procfs, which later has no path.
     directory: Fd,
-    /// CLONE_NEW… flags of the namespaces that it has created or joined.
+    /// CLONE_NEW… flags of the namespaces that the process has created or joined.
     pub(crate) own: u64,
     pub(crate) proc: Option<Identity>,
 }
 
 impl OwnNamespaces {
-    /// Opens the directory; the node's procfs must be mounted at /proc.
+    /// Opens /proc/self/ns; the node's procfs must be mounted at /proc.
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = fs::O_PATH | fs::O_DIRECTORY;
         let directory = fs::open(FdRef::WORKING_DIRECTORY, c"/proc/self/ns", flags, 0)?;
@@ -58,7 +58,7 @@ impl OwnNamespaces {
         fs::open(self.directory.borrow(), KINDS[MOUNTS].1, fs::O_RDONLY, 0)
     }
 
-    /// Sends the current namespaces of this process that are its own to the monitor.
+    /// Sends those current namespaces of this process that are not the pod's to the monitor.
     pub(crate) fn tell(&self, line: FdRef<'_>) -> Result<(), Errno> {
         let mut opened: [Option<Fd>; KINDS.len()] = [const { None }; KINDS.len()];
         let mut message = [0; MESSAGE_BYTES];
@@ -86,7 +86,7 @@ impl OwnNamespaces {
 /// Descriptors that a process sent over its socket before exec.
 #[derive(Default)]
 pub(crate) struct Received {
-    /// The master side of its terminal.
+    /// The master side of the process's terminal; `None` if it has none.
     pub(crate) terminal: Option<Fd>,
     pub(crate) home: ContainerNamespaces,
 }

@@ -2,16 +2,24 @@
 //! causes one read, so that no stream starves another. Memory that output has used is returned to the kernel.
 
 use coracle_sys::{Errno, Fd, FdRef, fs};
+use coracle_wire::CONTAINERS_MAX;
 
 use crate::log::{self, LINE_BYTES_MAX, Stream, Tag};
 use crate::serve::{Monitor, unwatch};
 use crate::table::{AllAttached, Attached, Container, STREAMS, Slot};
 
-/// Maximum number of reads when a container ends. A pipe holds at most 1 MiB (fs.pipe-max-size, unless root raises it);
-/// anything more was written after the end by a process that outlives the container.
+/// Size in bytes of the buffer for lines that are written together.
+const BATCH_BYTES: usize = 8 << 10;
+/// Size in bytes of the buffers that all streams share: one for a read and one for its lines.
+const SHARED_BYTES: usize = LINE_BYTES_MAX + BATCH_BYTES;
+/// Size in bytes of all buffers: the shared ones, then a line buffer for each stream of each container.
+pub(crate) const MEMORY_BYTES: usize = SHARED_BYTES + LINE_BYTES_MAX * CONTAINERS_MAX * STREAMS;
+
+/// Maximum number of reads when a container ends. A pipe contains at most 1 MiB (fs.pipe-max-size, unless root raises
+/// it); further output is from a process that outlives the container.
 const DRAIN_READS_MAX: usize = (1 << 20) / LINE_BYTES_MAX;
 
-/// Number of held bytes above which a line buffer's pages are returned to the kernel as soon as it is empty.
+/// Number of buffered bytes above which the pages of a line buffer are returned to the kernel as soon as it is empty.
 const LARGE_BYTES: usize = 4096;
 
 /// Result of a read.
@@ -33,8 +41,7 @@ impl Monitor<'_> {
         }
     }
 
-    /// Writes everything that is still in a container's pipes, and an incomplete line, to the log, when the container
-    /// has ended.
+    /// Writes the remaining output of an ended container to the log: the content of its pipes, and an incomplete line.
     pub(crate) fn drain(&mut self, index: usize) {
         self.is_memory_used = true;
         let Some(container) = self.table.containers.get_mut(index) else { return };
@@ -51,10 +58,14 @@ impl Monitor<'_> {
         self.table.attached.retain(|attached| attached.slot != slot);
     }
 
-    /// Returns the shared buffer and empty line buffers to the kernel; called after a time without output.
+    /// Returns the shared buffer, empty line buffers and the page for PIDs to the kernel; called after a time without
+    /// events.
     pub(crate) fn give_back_memory(&mut self) {
         self.is_memory_used = false;
-        self.memory.give_back(0, LINE_BYTES_MAX);
+        if let Some(spare) = self.table.spare.get_mut() {
+            spare.give_back();
+        }
+        self.memory.give_back(0, SHARED_BYTES);
         for container in &mut self.table.containers {
             for (stream, output) in container.outputs.iter_mut().enumerate() {
                 if let Some(output) = output.as_mut().filter(|output| output.held == 0 && output.held_max > 0)
@@ -68,10 +79,11 @@ impl Monitor<'_> {
     }
 }
 
-/// The range of a stream's line buffer.
+/// The range of a stream's line buffer in the monitor's memory.
 fn range(slot: Slot, stream: usize) -> (usize, usize) {
-    let index = 1 + usize::from(slot) * STREAMS + stream;
-    (index * LINE_BYTES_MAX, (index + 1) * LINE_BYTES_MAX)
+    let index = usize::from(slot) * STREAMS + stream;
+    let from = SHARED_BYTES + index * LINE_BYTES_MAX;
+    (from, from + LINE_BYTES_MAX)
 }
 
 fn name(stream: usize) -> Stream {
@@ -84,8 +96,8 @@ struct Sinks<'m> {
     attached: &'m mut AllAttached,
 }
 
-/// Copies output to attached clients. A client whose pipe has no space for all of it is disconnected: a gap would go
-/// unnoticed, and waiting would block the container.
+/// Copies output to attached clients. A client whose pipe has no space for the whole output is disconnected: the client
+/// would not notice a gap, and waiting would block the container.
 fn copy(attached: &mut AllAttached, slot: Slot, stream: usize, bytes: &[u8]) {
     attached.retain(|one| {
         let Some(pipe) = one.pipes[stream].as_ref().filter(|_| one.slot == slot) else { return true };
@@ -108,7 +120,8 @@ fn read_stream(
 ) -> ReadOutcome {
     let Some(output) = &mut container.outputs[stream] else { return ReadOutcome::End };
     let memory = &mut *sinks.memory;
-    let (scratch, buffers) = memory.split_at_mut(LINE_BYTES_MAX);
+    let (shared, buffers) = memory.split_at_mut(SHARED_BYTES);
+    let (scratch, batch) = shared.split_at_mut(LINE_BYTES_MAX);
     let length = match fs::read(output.file.borrow(), scratch) {
         Err(Errno::EAGAIN | Errno::EINTR) => return ReadOutcome::Nothing,
         // A closed terminal gives EIO; other errors are permanent too.
@@ -127,12 +140,10 @@ fn read_stream(
     copy(sinks.attached, container.slot, stream, &scratch[..length]);
     let Some(log) = container.log.as_ref().map(Fd::borrow) else { return ReadOutcome::Some };
     let (from, to) = range(container.slot, stream);
-    let buffer = &mut buffers[from - LINE_BYTES_MAX..to - LINE_BYTES_MAX];
-    let writer = &mut container.writer;
-    let time_ns = writer.stamp();
-    log::split(buffer, &mut output.held, &scratch[..length], |tag, old, new| {
-        writer.write(log, time_ns, (name(stream), tag, old, new));
-    });
+    let buffer = &mut buffers[from - SHARED_BYTES..to - SHARED_BYTES];
+    let mut lines = container.writer.batch(log, name(stream), batch);
+    log::split(buffer, &mut output.held, &scratch[..length], |tag, old, new| lines.add(tag, old, new));
+    lines.write();
     output.held_max = output.held_max.max(output.held);
     if output.held == 0 && output.held_max >= LARGE_BYTES {
         output.held_max = 0;
@@ -147,9 +158,11 @@ fn flush(memory: &mut fs::Mapping, container: &mut Container, stream: usize) {
     let log: Option<FdRef<'_>> = container.log.as_ref().map(Fd::borrow);
     let (from, _) = range(container.slot, stream);
     if let Some(log) = log {
-        let time_ns = container.writer.stamp();
-        let line = &memory[from..from + output.held];
-        container.writer.write(log, time_ns, (name(stream), Tag::Partial, line, b""));
+        let (shared, buffers) = memory.split_at_mut(SHARED_BYTES);
+        let line = &buffers[from - SHARED_BYTES..][..output.held];
+        let mut lines = container.writer.batch(log, name(stream), &mut shared[LINE_BYTES_MAX..]);
+        lines.add(Tag::Partial, line, b"");
+        lines.write();
     }
     output.held = 0;
 }

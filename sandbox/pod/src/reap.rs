@@ -1,13 +1,15 @@
-//! Reaps processes. When a container ends, writes its last log lines, its exit record and an event, in this order, so
-//! that a receiver of the event finds the others complete.
+//! Reaps processes. When a container ends, the monitor writes its last log lines, its exit record and an event, in this
+//! order, so that the log and the exit record are complete when the event is received.
 
+use coracle_sys::Errno;
 use coracle_sys::process::{self, Clock, SIGCHLD, Status};
 use coracle_wire::{Exit, ExitRecord};
 
+use crate::child::Failure;
 use crate::exit_records;
 use crate::second::{self, Meaning};
 use crate::serve::Monitor;
-use crate::table::{ContainerState, ExecState};
+use crate::table::{ContainerState, ExecState, Starting};
 
 /// Maximum number of processes reaped per iteration of the loop, so that the orphans of a fork bomb do not delay the
 /// daemon's requests.
@@ -78,7 +80,9 @@ impl Monitor<'_> {
         let is_it = |container: &crate::table::Container| container.is_alive() && container.pid == pid;
         let Some(index) = self.table.containers.iter().position(is_it) else { return };
         let failed = match &self.table.containers[index].state {
-            ContainerState::Starting(starting) => starting.failure.map(|failure| (starting.number, failure)),
+            // One that waits at a point of its record, and so has been answered, ends like one that runs.
+            ContainerState::Starting(starting) if starting.number == 0 && starting.failure.is_none() => None,
+            ContainerState::Starting(starting) => Some((starting.number, reported(starting))),
             ContainerState::Running | ContainerState::Exited { .. } => None,
         };
         if let Some((number, failure)) = failed {
@@ -109,7 +113,7 @@ impl Monitor<'_> {
         let is_it = |exec: &crate::table::Exec| exec.is_alive() && exec.pid == pid;
         let Some(index) = self.table.execs.iter().position(is_it) else { return };
         let failed = match &self.table.execs[index].state {
-            ExecState::Starting(starting) => starting.failure.map(|failure| (starting.number, failure)),
+            ExecState::Starting(starting) => Some((starting.number, reported(starting))),
             ExecState::Running | ExecState::Ended(_) => None,
         };
         match failed {
@@ -123,4 +127,10 @@ impl Monitor<'_> {
             }
         }
     }
+}
+
+/// The failure of a process that ended before it reported its exec. If the report could not be read, the failure is an
+/// I/O error: the request is answered in any case.
+fn reported(starting: &Starting) -> Failure {
+    starting.failure.unwrap_or(Failure { index: 0, errno: Errno::EIO })
 }

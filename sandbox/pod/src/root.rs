@@ -18,7 +18,7 @@ const ATTEMPTS_MAX: u32 = 32;
 /// points into an empty /run.
 const LINKS_MAX: u32 = 4;
 
-/// Mount points of the kernel's file systems. The mounts made there are recorded, to distinguish a link to one of them
+/// Mount points of the kernel's file systems. Mounts at these paths are recorded, to distinguish a link to one of them
 /// from the path itself.
 pub(crate) const KERNEL: [&CStr; 3] = [c"/proc", c"/sys", c"/dev"];
 
@@ -37,17 +37,17 @@ pub(crate) struct Root {
     kernel: [Cell<Made>; KERNEL.len()],
 }
 
-/// A mount made at one of [`KERNEL`].
+/// A mount that was created at one of [`KERNEL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Made {
     /// The mount id; 0: there is no mount, or Linux is older than 5.8.
     pub(crate) mount: u64,
-    /// The device of its file system.
+    /// The device of the mount's file system: major, minor.
     pub(crate) device: (u32, u32),
 }
 
 impl Root {
-    /// Opens the root of the calling process, which must have called pivot_root.
+    /// Opens the root directory of the calling process, which must have called pivot_root.
     pub(crate) fn open() -> Result<Self, Errno> {
         Self::at(c"/")
     }
@@ -58,7 +58,7 @@ impl Root {
         Ok(Self { directory, kernel: Default::default() })
     }
 
-    /// The descriptor of the root.
+    /// The descriptor of the root directory.
     pub(crate) fn directory(&self) -> FdRef<'_> {
         self.directory.borrow()
     }
@@ -76,7 +76,7 @@ impl Root {
         [self.kernel[0].get(), self.kernel[1].get(), self.kernel[2].get()]
     }
 
-    /// Opens `path` in the container.
+    /// Opens `path` inside the root.
     pub(crate) fn find(&self, path: &CStr, flags: u64) -> Result<Fd, Errno> {
         let resolve = fs::RESOLVE_IN_ROOT | fs::RESOLVE_NO_MAGICLINKS;
         for _ in 0..ATTEMPTS_MAX {
@@ -88,7 +88,7 @@ impl Root {
         Err(Errno::EAGAIN)
     }
 
-    /// Opens `path` with O_PATH; if it is missing, creates it and its parent directories (0755).
+    /// Opens `path` inside the root with O_PATH; if it is missing, creates it and its parent directories (0755).
     pub(crate) fn find_or_make(&self, path: &CStr, make: Make) -> Result<Fd, Errno> {
         match self.find(path, fs::O_PATH) {
             Err(Errno::ENOENT) => self.make(path, make, LINKS_MAX),
@@ -116,7 +116,7 @@ impl Root {
         with(parent.borrow(), name)
     }
 
-    /// Creates `path`; the targets of at most `links` dangling links are created too.
+    /// Creates `path` inside the root; the targets of at most `links` dangling links are created, too.
     fn make(&self, path: &CStr, make: Make, links: u32) -> Result<Fd, Errno> {
         let bytes = trimmed(path);
         let mut parent: Option<Fd> = None;

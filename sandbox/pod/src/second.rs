@@ -1,6 +1,6 @@
-//! Processes that are created in two steps (`coracle_sys::sibling`). The first stays in the node's PID namespace, where
-//! containers do not see it, performs the privileged operations, clones the second into the container's PID namespace
-//! and exits. Both are children of the monitor and can end in any order.
+//! Processes that are created in two steps (`coracle_sys::sibling`). The first process stays in the node's PID
+//! namespace, where containers do not see it, performs the privileged operations, clones the second process into the
+//! container's PID namespace and exits. Both are children of the monitor and can end in any order.
 
 use core::cell::Cell;
 
@@ -11,10 +11,10 @@ use coracle_wire::Exit;
 use crate::serve::Monitor;
 use crate::table::{ContainerState, ExecState, Starting, Table};
 
-/// The meaning of the end of a process for a container or an exec.
+/// The meaning of a process's end for a container or an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// The process does not belong to it.
+    /// The process does not belong to the container or exec.
     Stranger,
     /// The container or exec continues.
     Step,
@@ -59,8 +59,9 @@ pub(crate) fn meaning(
     }
 }
 
-/// Replaces the first process by the second, if there is one. Not after the second has been reaped, because its pid may
-/// have been reused. The memory that held the pid becomes `spare`, for the next start.
+/// Replaces the first process by the second in `pid` and `pidfd`, if there is a second one. Has no effect after the
+/// second was reaped, because its PID may have been reused. The memory that contained the PID becomes `spare`, for the
+/// next start.
 pub(crate) fn adopt(
     starting: &mut Starting,
     (pid, pidfd): (&mut i32, &mut Fd),
@@ -79,7 +80,7 @@ pub(crate) fn adopt(
 }
 
 impl Monitor<'_> {
-    /// Replaces the first processes by the second ones, before all are killed.
+    /// Replaces the first processes of all starts by the second ones, before all processes are killed.
     pub(crate) fn adopt_second_processes(&mut self) {
         let Table { containers, execs, spare, .. } = &mut *self.table;
         for container in containers {

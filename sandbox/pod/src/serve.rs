@@ -1,38 +1,38 @@
 //! The event loop: waits for the daemon, signals, reports of children and output of containers, and dispatches each to
-//! its module. It never blocks on anything else, neither on a child during its set-up nor on a daemon that does not
-//! read.
+//! its module. The loop blocks only in epoll, never on a child during its set-up or on a daemon that does not read.
 //!
 //! At most one daemon is connected; a new connection replaces it. Events that do not fit into the socket are marked in
 //! the table and sent when there is space. A daemon that leaves replies unread is disconnected; it reads the exit
 //! records when it reconnects.
 
+use core::mem;
+
 use coracle_sys::process::{self, Clock, Control, SIGCHLD, SIGKILL, SIGTERM, Signals};
 use coracle_sys::socket::{self, EPOLLIN, EPOLLOUT, EVENTS_MAX};
+use coracle_sys::stack::FirstStack;
 use coracle_sys::{Errno, Fd, FdRef, fs};
-use coracle_wire::{Event, FRAME_BYTES_MAX, FromMonitor, Reply};
+use coracle_wire::{CONTAINERS_MAX, Event, FRAME_BYTES_MAX, FromMonitor, Reply};
 
 use crate::child::{self, Failure};
 use crate::exit_records;
 use crate::init::Init;
 use crate::keyring::KEYRING_NAME_BYTES;
-use crate::log::LINE_BYTES_MAX;
-use crate::table::{CONTAINERS_MAX, ContainerState, ExecState, STREAMS, Slot, Table};
+use crate::output::MEMORY_BYTES;
+use crate::table::{ContainerState, ExecState, Slot, Table};
 
-/// Size of the memory: a shared read buffer, then a line buffer for each stream of each container.
-pub(crate) const MEMORY_BYTES: usize = LINE_BYTES_MAX * (1 + CONTAINERS_MAX * STREAMS);
-/// Memory is returned to the kernel after this time without events, in milliseconds.
+/// Time without events in milliseconds after which memory is returned to the kernel.
 const QUIET_MS: i32 = 1000;
-/// How long a monitor whose setup failed waits for a daemon to read the reason.
+/// Time in nanoseconds for which a monitor whose set-up failed waits for a daemon to read the reason.
 const FAILED_SETUP_NS: i64 = 30_000_000_000;
-/// How long a monitor waits at its end for killed processes; processes that hang in the kernel are then reparented to
-/// init.
+/// Time limit in nanoseconds for the end of killed processes when the monitor ends; processes that stay in the kernel
+/// for longer are then reparented to init.
 const ENDING_NS: i64 = 10_000_000_000;
-/// How long a reply is tried to be sent. Meanwhile the monitor does nothing else.
+/// Time limit in nanoseconds for sending a reply. The monitor does nothing else during this time.
 const SEND_LIMIT_NS: i64 = 100_000_000;
-/// From one try to send to the next.
+/// Pause in nanoseconds between two attempts to send.
 pub(crate) const SEND_PAUSE_NS: i64 = 1_000_000;
-/// The effective capabilities after the setup: CAP_KILL, to signal processes of every user, and CAP_SYS_ADMIN, to clone
-/// into new PID namespaces. All others are for the monitor's children.
+/// The effective capabilities after the set-up, as a bit mask: CAP_KILL, to signal processes of every user, and
+/// CAP_SYS_ADMIN, to clone into new PID namespaces. The monitor's children use all others.
 const EFFECTIVE: u64 = 1 << 5 | 1 << 21;
 const EVERY_SIGNAL: Signals = Signals::MAX;
 
@@ -44,7 +44,7 @@ pub(crate) enum Source {
     Signals,
     ContainerReport(Slot),
     ExecReport(Slot),
-    /// Stream 0 or 1 of a container.
+    /// Stream 0 or 1 of the container in a slot.
     Output(Slot, usize),
 }
 
@@ -79,7 +79,7 @@ impl Source {
 #[derive(Clone, Copy)]
 pub(crate) enum Phase {
     Serving,
-    /// The setup record failed; the reason is reported to a daemon before the exit.
+    /// The setup record failed; the monitor reports the reason to a daemon, then exits.
     Failed {
         failure: Failure,
         until_ns: i64,
@@ -95,24 +95,24 @@ pub(crate) struct Connection {
     pub(crate) socket: Fd,
     /// Whether the daemon has sent Hello; events are sent only after that.
     pub(crate) is_greeted: bool,
-    /// Whether events wait for space in the socket.
+    /// Whether events must wait for space in the socket.
     waits_for_room: bool,
 }
 
-/// The monitor.
+/// The state of the monitor.
 pub(crate) struct Monitor<'t> {
     pub(crate) table: &'t mut Table,
     pub(crate) epoll: FdRef<'static>,
     pub(crate) state: Fd,
-    /// The pod's user namespace, if it has one.
+    /// The pod's user namespace; `None` if the pod has none.
     pub(crate) user: Option<Fd>,
-    /// The first process of the PID namespace that containers share, if they do.
+    /// The first process of the PID namespace that containers share; `None` if they share none.
     pub(crate) init: Option<Init>,
     listener: Fd,
     signals: Fd,
     pub(crate) connection: Option<Connection>,
     pub(crate) memory: fs::Mapping,
-    /// The permitted capabilities, which children make effective to set up containers.
+    /// The permitted capabilities as a bit mask, which children make effective to set up containers.
     pub(crate) permitted: u64,
     /// Whether pages of `memory` may be in use.
     pub(crate) is_memory_used: bool,
@@ -127,19 +127,21 @@ pub struct Inherited {
     pub state: Fd,
     /// A sealed memfd with the setup record.
     pub setup: Fd,
-    /// The pod's user namespace, if it has one.
+    /// The pod's user namespace; `None` if the pod has none.
     pub user: Option<Fd>,
 }
 
 /// Runs a monitor until its exit, starting with an empty table.
-pub fn run(table: &mut Table, inherited: Inherited) -> ! {
-    match Monitor::new(table, inherited).and_then(|mut monitor| monitor.serve()) {
+pub fn run(table: &mut Table, stack: &FirstStack, inherited: Inherited) -> ! {
+    match Monitor::new(table, inherited).and_then(|mut monitor| monitor.serve(stack)) {
         Ok(()) => process::exit(0),
         Err(errno) => process::exit(errno.0 as u8),
     }
 }
 
 impl<'t> Monitor<'t> {
+    // Its own frame, as for `handle`.
+    #[inline(never)]
     fn new(table: &'t mut Table, inherited: Inherited) -> Result<Self, Errno> {
         let Inherited { listener, state, setup, user } = inherited;
         process::set_name(c"coracle-pod")?;
@@ -188,20 +190,31 @@ impl<'t> Monitor<'t> {
         })
     }
 
-    fn serve(&mut self) -> Result<(), Errno> {
+    fn serve(&mut self, stack: &FirstStack) -> Result<(), Errno> {
+        // The setup and requests use more of the stack than output does. Each page is a fifth of a monitor's memory, but
+        // between the events of one exec they would be returned only to be faulted in again.
+        let mut is_stack_used = true;
         while !self.is_done() {
             let mut events = [socket::Event::default(); EVENTS_MAX];
-            let events = socket::wait(self.epoll, &mut events, self.timeout_ms())?;
+            let events = socket::wait(self.epoll, &mut events, self.timeout_ms(is_stack_used))?;
             if events.is_empty() {
                 self.give_back_memory();
             }
+            let is_output =
+                |event: &socket::Event| matches!(Source::from_token(event.token()), Source::Output(..));
+            if events.iter().all(is_output) && mem::take(&mut is_stack_used) {
+                stack.forget_deeper();
+            }
             for event in events {
+                is_stack_used |= !is_output(event);
                 self.handle(event);
             }
         }
         Ok(())
     }
 
+    // Its own frame, which is gone while the monitor waits: see `FirstStack::forget_deeper`.
+    #[inline(never)]
     fn handle(&mut self, event: &socket::Event) {
         match Source::from_token(event.token()) {
             Source::Listener => self.accept(),
@@ -230,8 +243,8 @@ impl<'t> Monitor<'t> {
         }
     }
 
-    fn timeout_ms(&self) -> i32 {
-        let is_timed = self.is_memory_used || !matches!(self.phase, Phase::Serving);
+    fn timeout_ms(&self, is_stack_used: bool) -> i32 {
+        let is_timed = is_stack_used || self.is_memory_used || !matches!(self.phase, Phase::Serving);
         if is_timed { QUIET_MS } else { -1 }
     }
 
@@ -265,7 +278,9 @@ impl<'t> Monitor<'t> {
     fn accept(&mut self) {
         let Ok(socket) = socket::accept(self.listener.borrow()) else { return };
         self.disconnect();
-        if socket::watch(self.epoll, socket.borrow(), EPOLLIN, Source::Connection.token()).is_ok() {
+        let watch = || socket::watch(self.epoll, socket.borrow(), EPOLLIN, Source::Connection.token());
+        // A second time, because the daemon would treat a new pod whose first connection is closed as failed.
+        if watch().or_else(|_| watch()).is_ok() {
             self.connection = Some(Connection { socket, is_greeted: false, waits_for_room: false });
         }
     }
@@ -286,8 +301,8 @@ impl<'t> Monitor<'t> {
         }
     }
 
-    /// Sends the answer to request `number`; the caller disconnects if that fails. For descriptors that are borrowed from the
-    /// table, where [`Monitor::reply`] could not disconnect.
+    /// Sends the answer to request `number`; if this fails, the caller must disconnect. For descriptors that are
+    /// borrowed from the table, with which [`Monitor::reply`] cannot be called because it may change the table.
     pub(crate) fn try_reply(
         &self,
         number: u32,
@@ -298,7 +313,7 @@ impl<'t> Monitor<'t> {
         send_in_time(connection, &FromMonitor::Reply { number, reply }, descriptors)
     }
 
-    /// Sends pending events to the daemon, that is ends of containers and execs, as long as its socket has space.
+    /// Sends pending events (ends of containers and execs) to the daemon as long as its socket has space.
     pub(crate) fn tell(&mut self) {
         let told = match &self.connection {
             Some(connection) if connection.is_greeted => tell_all(connection, self.table),
@@ -349,8 +364,8 @@ fn tell_all(connection: &Connection, table: &mut Table) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Sends a frame. Tries again for a moment while the socket is full or the kernel is short of memory: a connection that ends
-/// loses the replies to all other requests.
+/// Sends a frame. While the socket is full or the kernel has no memory, sending is retried for
+/// [`SEND_LIMIT_NS`]: closing the connection would lose the replies to all other requests.
 fn send_in_time(
     connection: &Connection,
     frame: &FromMonitor,

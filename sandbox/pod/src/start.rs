@@ -14,11 +14,15 @@ use crate::keyring::KEYRING_NAME_BYTES;
 use crate::launch::{self, Destination, Launch, Proc, Second, Steps, lend};
 use crate::log::Writer;
 use crate::namespaces::{self, ContainerNamespaces, MOUNTS};
+use crate::output::MEMORY_BYTES;
 use crate::second;
-use crate::serve::{MEMORY_BYTES, Monitor, Phase, Source, unwatch};
+use crate::serve::{Monitor, Phase, Source, unwatch};
 use crate::table::{Container, ContainerState, Exec, ExecState, Output, STREAMS, Slot, Starting};
 
-/// `Request::Start`.
+/// Maximum number of attempts to read a report again after an error.
+const REPORT_TRIES: u32 = 8;
+
+/// The parameters of `Request::Start`.
 pub(crate) struct Asked {
     pub(crate) container: ContainerId,
     pub(crate) streams: Streams,
@@ -41,15 +45,15 @@ struct Standard {
     outputs: [Option<Output>; STREAMS],
 }
 
-/// The PID namespace of a container.
+/// The PID namespace of a new container.
 struct Pids<'a> {
-    /// pidfd of a process that is already in it.
+    /// pidfd of a process that is already in the namespace; `None` for a new namespace or the monitor's.
     beside: Option<FdRef<'a>>,
-    /// The procfs to mount.
+    /// The procfs that the start mounts.
     proc: Proc,
-    /// Whether it is neither the monitor's nor the pod's namespace.
+    /// Whether the namespace differs from the monitor's and the pod's.
     is_own: bool,
-    /// The mount namespace of the container that it belongs to.
+    /// The mount namespace of the container to which the PID namespace belongs; `None` if it belongs to none.
     target: Option<FdRef<'a>>,
 }
 
@@ -62,7 +66,7 @@ enum Report {
 }
 
 impl Monitor<'_> {
-    /// Starts a container; the reply is sent when its report arrives.
+    /// Starts a container; the reply is sent when the child's report arrives.
     ///
     /// # Errors
     /// Those of `Request::Start`; ESHUTDOWN if the monitor is ending.
@@ -152,7 +156,7 @@ impl Monitor<'_> {
         Ok(Pids { beside: Some(target.pidfd.borrow()), proc, is_own: true, target: mounts })
     }
 
-    /// Starts an exec; the reply is sent when its report arrives.
+    /// Starts an exec; the reply is sent when the child's report arrives.
     pub(crate) fn exec(
         &mut self,
         number: u32,
@@ -210,7 +214,7 @@ impl Monitor<'_> {
         }
     }
 
-    /// Memory for the pid of a second process: that of an earlier start, if there is any.
+    /// Memory for the PID of a second process; that of an earlier start is reused.
     fn second_pid(&self) -> Result<SiblingPid, Errno> {
         match self.table.spare.take() {
             Some(spare) => spare.renew().map(|()| spare),
@@ -292,7 +296,7 @@ impl Monitor<'_> {
         }
     }
 
-    /// Replies with the pidfd of the process.
+    /// Replies with the pidfd of a container's process.
     fn reply_with_process(&mut self, number: u32, reply: Reply, slot: Slot) {
         let mut containers = self.table.containers.iter();
         let Some(container) = containers.find(|container| container.slot == slot) else { return };
@@ -314,7 +318,7 @@ impl Monitor<'_> {
         Ok(())
     }
 
-    /// Stores the master side of a terminal, which is both the container's output and its stdin.
+    /// Stores the master side of a terminal, which is both the container's output and its standard input.
     fn keep_terminal(&mut self, slot: Slot, master: Fd) {
         let kept = fs::duplicate(master.borrow(), 3).ok();
         let output = self.output(slot, 0, master).ok();
@@ -382,15 +386,23 @@ fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>, launch: &Launch<'_>) -> Res
     }
 }
 
-/// Kills a process that has reported a failure. It exits by itself, unless a tracer (CAP_SYS_PTRACE) forged the report:
-/// then it would keep running as a container that never started.
+/// Kills a process that has reported a failure. Such a process exits by itself, unless a tracer (CAP_SYS_PTRACE) has
+/// forged the report; the process would then continue to run in a container that never started.
 fn end_failed(pidfd: &Fd) {
     let _ = process::pidfd_signal(pidfd.borrow(), process::SIGKILL);
 }
 
 fn read_report(epoll: FdRef<'_>, starting: &Starting) -> Report {
     let mut bytes = [0; FAILURE_BYTES];
-    match fs::read(starting.report.borrow(), &mut bytes) {
+    // The only report of a process that has ended may be left to read: it is not left unread because of one error.
+    let mut read = fs::read(starting.report.borrow(), &mut bytes);
+    for _ in 0..REPORT_TRIES {
+        match read {
+            Ok(_) | Err(Errno::EAGAIN) => break,
+            Err(_) => read = fs::read(starting.report.borrow(), &mut bytes),
+        }
+    }
+    match read {
         Err(_) => Report::Nothing,
         Ok(0) if starting.failure.is_some() => Report::Nothing,
         Ok(0) => {

@@ -5,36 +5,31 @@ use core::cell::Cell;
 
 use coracle_sys::sibling::SiblingPid;
 use coracle_sys::{Fd, process};
-use coracle_wire::{ContainerId, ExecId, Exit, ExitRecord};
+use coracle_wire::{CONTAINERS_MAX, ContainerId, EXECS_MAX, ExecId, Exit, ExitRecord};
 use heapless::Vec;
 
 use crate::child::Failure;
 use crate::log::Writer;
 use crate::namespaces::ContainerNamespaces;
 
-/// Maximum number of containers of a pod, including ended ones that have not been forgotten; EAGAIN beyond it.
-/// Kubernetes has no limit; pods in practice have fewer than 20.
-pub(crate) const CONTAINERS_MAX: usize = 64;
-/// Maximum number of concurrent execs of a pod: probes and hooks of every container and a few shells; EAGAIN beyond it.
-pub(crate) const EXECS_MAX: usize = 128;
 /// Maximum number of concurrently attached clients of a pod; EAGAIN beyond it.
 pub(crate) const ATTACHED_MAX: usize = 32;
-/// stdout (or the terminal) and stderr.
+/// Number of streams of a container: stdout (or the terminal) and stderr.
 pub(crate) const STREAMS: usize = 2;
 
 /// The number of an entry in its table.
 pub(crate) type Slot = u8;
 
-/// All tables. They are a static of the entry point, because zeroed memory uses no page before the first entry.
+/// All tables. The value is a static of the entry point, because zeroed memory uses no page before the first entry.
 pub struct Table {
     pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
     pub(crate) execs: Vec<Exec, EXECS_MAX>,
     pub(crate) attached: AllAttached,
-    /// Memory for the pid of a second process that is not in use.
+    /// Unused memory for the PID of a second process; `None` if there is none.
     pub(crate) spare: Cell<Option<SiblingPid>>,
 }
 
-/// Every attached client of the pod.
+/// All attached clients of the pod.
 pub(crate) type AllAttached = Vec<Attached, ATTACHED_MAX>;
 
 /// Pipes that get a copy of a container's output.
@@ -44,24 +39,24 @@ pub(crate) struct Attached {
     pub(crate) pipes: [Option<Fd>; STREAMS],
 }
 
-/// A container, from its clone until it is forgotten.
+/// A container, from its clone until the request `Forget`.
 pub(crate) struct Container {
     pub(crate) id: ContainerId,
     pub(crate) slot: Slot,
     pub(crate) pid: i32,
     pub(crate) pidfd: Fd,
     pub(crate) state: ContainerState,
-    /// Whether it is in a PID namespace other than the monitor's and the pod's.
+    /// Whether the container is in a PID namespace other than the monitor's and the pod's.
     pub(crate) has_own_pids: bool,
-    /// The namespaces that its execs join.
+    /// The namespaces that the container's execs join.
     pub(crate) home: ContainerNamespaces,
-    /// Read ends of its streams, until EOF.
+    /// Read ends of the container's streams; `None` after EOF.
     pub(crate) outputs: [Option<Output>; STREAMS],
     pub(crate) log: Option<Fd>,
     pub(crate) writer: Writer,
-    /// Write end of its stdin, or the master side of its terminal.
+    /// Write end of the container's standard input, or the master side of its terminal; `None` without one.
     pub(crate) stdin: Option<Fd>,
-    /// The OOM counter and its value at the start.
+    /// The OOM counter and its value at the start; `None` without a memory controller.
     pub(crate) oom: Option<(Fd, u64)>,
 }
 
@@ -74,7 +69,7 @@ pub(crate) enum ContainerState {
     /// The process has ended.
     Exited {
         record: ExitRecord,
-        /// Whether the connected daemon has received the event.
+        /// Whether the connected daemon has received the exit event.
         is_told: bool,
     },
 }
@@ -87,26 +82,27 @@ pub(crate) struct Starting {
     pub(crate) report: Fd,
     /// The socket on which the master side of a terminal arrives.
     pub(crate) terminal: Fd,
-    /// The reported failure; the reply is sent when the process has been reaped.
+    /// The reported failure, if any; the reply is sent when the process has been reaped.
     pub(crate) failure: Option<Failure>,
     /// Whether the process waits at an `Op::Wait`.
     pub(crate) is_waiting: bool,
-    /// The pid of the second process, for a start in two steps, until it replaces the first.
+    /// Memory with the PID of the second process, for a start in two steps, until the second replaces the first;
+    /// otherwise `None`.
     pub(crate) second: Option<SiblingPid>,
-    /// Exit of the second process if it ended before the first.
+    /// Exit of the second process if it ended before the first process; otherwise `None`.
     pub(crate) ended: Option<Exit>,
 }
 
 /// One stream of a container.
 pub(crate) struct Output {
     pub(crate) file: Fd,
-    /// Number of bytes of an incomplete line in the buffer.
+    /// Number of bytes of an incomplete line in the stream's buffer.
     pub(crate) held: usize,
     /// Maximum of `held` since the buffer's pages were last returned to the kernel.
     pub(crate) held_max: usize,
 }
 
-/// An exec, from its clone until the daemon has received its end.
+/// An exec, from its clone until the daemon has received its exit event.
 pub(crate) struct Exec {
     pub(crate) id: ExecId,
     pub(crate) slot: Slot,
@@ -126,14 +122,14 @@ pub(crate) enum ExecState {
 }
 
 impl Container {
-    /// Whether the main process is running.
+    /// Whether the container's main process is running.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, ContainerState::Exited { .. })
     }
 }
 
 impl Exec {
-    /// Whether the process is running.
+    /// Whether the exec's process is running.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, ExecState::Ended(_))
     }
@@ -146,12 +142,12 @@ impl Table {
         Self { containers: Vec::new(), execs: Vec::new(), attached: Vec::new(), spare: Cell::new(None) }
     }
 
-    /// The container with this id.
+    /// The container with this ID.
     pub(crate) fn container(&mut self, id: &ContainerId) -> Option<&mut Container> {
         self.containers.iter_mut().find(|container| container.id == *id)
     }
 
-    /// The container with this id if its process has called exec and is running.
+    /// The container with this ID, if its process has called exec and is running.
     pub(crate) fn running(&self, id: &ContainerId) -> Option<&Container> {
         let running = |container: &&Container| matches!(container.state, ContainerState::Running);
         self.containers.iter().find(|container| container.id == *id).filter(running)
@@ -172,8 +168,8 @@ impl Table {
         self.containers.iter().any(Container::is_alive) || self.execs.iter().any(Exec::is_alive)
     }
 
-    /// Clears the request numbers of starting processes, because their daemon has disconnected, and kills the waiting
-    /// ones, which no daemon would resume.
+    /// Clears the request numbers of starting processes, because the daemon that sent the requests has disconnected,
+    /// and kills processes that wait at `Op::Wait`, because no daemon would resume them.
     pub(crate) fn forget_requesters(&mut self) {
         for container in &mut self.containers {
             if let ContainerState::Starting(starting) = &mut container.state {

@@ -20,7 +20,7 @@ const SYSFS_MAGIC: u64 = 0x6265_6572;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Flag of a read-only mount or file system (statfs(2), f_flags).
 const ST_RDONLY: u64 = 1;
-/// Device number of /dev/null.
+/// Device number of /dev/null: major, minor.
 const NULL: (u32, u32) = (1, 3);
 /// Maximum length of a path in the kernel, with its NUL.
 const PATH_BYTES_MAX: usize = 4096;
@@ -31,9 +31,9 @@ pub(crate) struct Wanted<'a> {
     pub(crate) kernel: [KernelDirectory; KERNEL.len()],
     /// Whether the root mount must be read-only.
     pub(crate) root_read_only: bool,
-    /// Masked paths.
+    /// Container paths that must be masked.
     pub(crate) masked: Block<'a>,
-    /// Read-only paths.
+    /// Container paths that must be read-only.
     pub(crate) read_only: Block<'a>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn verify(root: &Root, wanted: &Wanted<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Verifies one item and counts its number for a [`Mismatch`].
+/// Verifies one item; increments the item's number, which a [`Mismatch`] contains.
 fn check(item: &mut u16, is_right: impl FnOnce() -> Result<bool, Errno>) -> Result<(), Errno> {
     let errno = match is_right() {
         Ok(true) => {
@@ -79,7 +79,7 @@ fn check(item: &mut u16, is_right: impl FnOnce() -> Result<bool, Errno>) -> Resu
     Err(Errno(Mismatch { item: *item, errno }.to_number()))
 }
 
-/// Whether the path refers to the mount that was made there, without a link and without another mount on top of it.
+/// Whether the path refers to the mount that was created at it, without a link and without another mount on top.
 fn is_kernel_directory(root: &Root, index: usize, expected: KernelDirectory) -> Result<bool, Errno> {
     let magic = match expected {
         KernelDirectory::Unchecked => return Ok(true),
@@ -97,7 +97,7 @@ fn is_kernel_directory(root: &Root, index: usize, expected: KernelDirectory) -> 
     Ok(is_the_mount && is_of_kind)
 }
 
-/// Whether the path is masked, or does not exist in the kernel.
+/// Whether the path is masked, or does not exist in the kernel's file systems.
 fn is_masked(root: &Root, path: &CStr, kernel: &[KernelDirectory; KERNEL.len()]) -> Result<bool, Errno> {
     match existing(root, path)? {
         Some(found) => is_mask(found.borrow()),

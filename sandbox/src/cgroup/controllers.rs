@@ -2,12 +2,12 @@
 //! controllers that are enabled for containers on v2, and limits which files a request may write by `unified`. A new
 //! controller is a row here and, if it has limits of its own, a field of `Resources`.
 
-/// A controller by its name, which is also the prefix of its files.
+/// A controller with its name, which is also the prefix of its files.
 struct Controller {
     name: &'static str,
-    /// v1 kernels can mount a hierarchy with it.
+    /// Whether a v1 hierarchy can have this controller.
     in_v1: bool,
-    /// v2 has it in `cgroup.controllers`.
+    /// Whether the v2 file `cgroup.controllers` can list this controller.
     in_v2: bool,
 }
 

@@ -10,37 +10,37 @@ use crate::Error;
 /// Counters of one cgroup including its descendants; `None`: not counted by this kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Detail {
-    /// CPU time in user mode, microseconds.
+    /// CPU time in user mode in microseconds; `None`: not counted.
     pub user_us: Option<u64>,
-    /// CPU time in the kernel, microseconds.
+    /// CPU time in the kernel in microseconds; `None`: not counted.
     pub system_us: Option<u64>,
-    /// Number of elapsed quota periods.
+    /// Number of elapsed quota periods; `None`: not counted.
     pub periods: Option<u64>,
-    /// Number of periods in which the cgroup was throttled.
+    /// Number of periods in which the cgroup was throttled; `None`: not counted.
     pub throttled_periods: Option<u64>,
-    /// Throttled time in microseconds.
+    /// Throttled time in microseconds; `None`: not counted.
     pub throttled_us: Option<u64>,
-    /// Page cache.
+    /// Page cache in bytes; `None`: not counted.
     pub cache_bytes: Option<u64>,
-    /// Mapped files.
+    /// Mapped files in bytes; `None`: not counted.
     pub mapped_bytes: Option<u64>,
-    /// Kernel memory.
+    /// Kernel memory in bytes; `None`: not counted.
     pub kernel_bytes: Option<u64>,
-    /// Peak memory usage.
+    /// Peak memory usage in bytes; `None`: not counted.
     pub peak_bytes: Option<u64>,
-    /// How often the memory limit was reached.
+    /// Number of times that the memory limit was reached; `None`: not counted.
     pub failures: Option<u64>,
-    /// Page faults and major page faults.
+    /// Number of page faults, and of major page faults; `None`: not counted.
     pub faults: Option<(u64, u64)>,
-    /// Number of OOM kills.
+    /// Number of OOM kills; `None`: not counted.
     pub oom_kills: Option<u64>,
     /// Limit of processes and threads; `None`: no limit, or no controller.
     pub tasks_max: Option<u64>,
     /// I/O by block device.
     pub io: Vec<DeviceIo>,
-    /// Huge pages by size; empty without the controller.
+    /// Usage of huge pages by page size; empty without the controller.
     pub hugepages: Vec<Hugepages>,
-    /// Process ids in the node's PID namespace.
+    /// PIDs in the node's PID namespace.
     pub processes: Vec<i32>,
 }
 
@@ -49,16 +49,16 @@ pub struct Detail {
 pub struct Hugepages {
     /// Page size in the kernel's notation: `2MB`, `1GB`.
     pub page_size: String,
-    /// In use now.
+    /// Usage in bytes.
     pub bytes: u64,
-    /// Peak usage; not counted on v2.
+    /// Peak usage in bytes; 0 on v2, which does not count it.
     pub peak_bytes: u64,
 }
 
 /// I/O on one block device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceIo {
-    /// `MAJOR:MINOR`
+    /// Device number, `MAJOR:MINOR`.
     pub device: String,
     /// Bytes read and written.
     pub bytes: (u64, u64),
@@ -75,16 +75,16 @@ pub struct Pressure {
     pub full: Stall,
 }
 
-/// Averages over the last 10, 60 and 300 seconds, and the total.
+/// Averages over the last 10, 60 and 300 seconds, and the total, of the time that processes waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stall {
-    /// Share of time, in percent.
+    /// Shares of time in percent: over 10, 60 and 300 seconds.
     pub averages: [f64; 3],
     /// Total time in microseconds.
     pub total_us: u64,
 }
 
-/// Ticks per second of cpuacct.stat: USER_HZ, the same on every machine.
+/// Clock ticks per second in cpuacct.stat (USER_HZ, equal on all machines).
 const USER_HZ: u64 = 100;
 
 impl Cgroups {
@@ -219,7 +219,7 @@ fn v2(reader: &Reader<'_>) -> Result<Detail, Error> {
     })
 }
 
-/// `8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`
+/// Parses a line of io.stat: `8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`.
 fn v2_io(line: &str) -> Option<DeviceIo> {
     let (device, rest) = line.split_once(' ')?;
     let of = |key: &str| {
@@ -232,7 +232,7 @@ fn v2_io(line: &str) -> Option<DeviceIo> {
     })
 }
 
-/// Parses two files with lines such as `8:0 Read 1`.
+/// Parses the two v1 files with bytes and with operations per device, with lines such as `8:0 Read 1`.
 fn v1_io(bytes: &str, operations: &str) -> Vec<DeviceIo> {
     let of = |text: &str, device: &str, key: &str| {
         text.lines()
@@ -256,8 +256,8 @@ fn v1_io(bytes: &str, operations: &str) -> Vec<DeviceIo> {
     devices.into_iter().map(io).collect()
 }
 
-/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and the line `full`, which is missing for the CPU of the
-/// root.
+/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and the line `full`, which the root cgroup's file for the
+/// CPU does not have.
 pub(super) fn parse_pressure(text: &str) -> Option<Pressure> {
     let stall = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;

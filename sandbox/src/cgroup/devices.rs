@@ -28,7 +28,7 @@ const DEFAULTS: [(DeviceKind, Option<u32>, Option<u32>, &str); 10] = [
     (DeviceKind::Character, Some(136), None, "rwm"),
 ];
 
-/// The default rules and the requested ones.
+/// Returns the default rules followed by the requested ones.
 pub(super) fn all(asked: &[DeviceRule]) -> Result<Vec<DeviceRule>, Error> {
     for rule in asked {
         if rule.access.is_empty() || !rule.access.bytes().all(|byte| b"rwm".contains(&byte)) {
@@ -68,8 +68,8 @@ pub(super) fn restrict(directory: &Path, rules: &[DeviceRule]) -> Result<(), Err
         .map_err(|errno| kernel("attach device rules to", errno))
 }
 
-/// Registers (Documentation/bpf/standardization/instruction-set.rst): the return value, the context, and values read
-/// from it.
+/// Number of the BPF register for the return value; the context and values read from it have other registers
+/// (Documentation/bpf/standardization/instruction-set.rst).
 const ANSWER: u64 = 0;
 const CONTEXT: u64 = 1;
 const KIND: u64 = 2;
@@ -78,7 +78,7 @@ const MAJOR: u64 = 4;
 const MINOR: u64 = 5;
 const SPARE: u64 = 6;
 
-/// Operation codes, for 32 bits where there is a choice.
+/// Operation code: load 32 bits.
 const LOAD_WORD: u64 = 0x61;
 const COPY: u64 = 0xbc;
 const SET: u64 = 0xb4;
@@ -88,13 +88,13 @@ const JUMP_UNLESS_EQUAL: u64 = 0x56;
 const JUMP_UNLESS_EQUAL_REGISTER: u64 = 0x5e;
 const EXIT: u64 = 0x95;
 
-/// `struct bpf_insn`.
+/// Encodes a `struct bpf_insn`.
 fn instruction(code: u64, destination: u64, source: u64, offset: u64, immediate: u32) -> u64 {
     code | destination << 8 | source << 12 | offset << 16 | u64::from(immediate) << 32
 }
 
-/// One block of comparisons for each rule. A comparison that fails jumps to the end of the block. The first matching
-/// rule allows; the end of the program denies.
+/// Compiles the rules to a program, one block of comparisons for each rule. A comparison that fails jumps to the end of
+/// the block. The first matching rule allows the access; the end of the program denies it.
 fn program(rules: &[DeviceRule]) -> Vec<u64> {
     // `struct bpf_cgroup_dev_ctx`: kind in the lower half of the first word, access in the upper; major; minor.
     let mut program = vec![
@@ -147,7 +147,7 @@ fn block(rule: &DeviceRule) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Interprets a program like the kernel, for the operations that are used.
+    /// Interprets a program like the kernel, for the operations that [`program`] uses.
     fn allows(program: &[u64], kind: u32, access: u32, major: u32, minor: u32) -> bool {
         let context = [kind | access << 16, major, minor];
         let mut registers = [0_u32; 8];

@@ -13,8 +13,8 @@ use crate::{Error, umask};
 /// Maximum number of bytes read from a file: `cgroup.procs` with 30 000 processes; other files are far shorter.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// Maximum number of directories visited below one cgroup in one call, which bounds the daemon's memory. If a container
-/// has created more, its cgroup remains until further calls have removed them.
+/// Maximum number of directories visited below one cgroup in one call, which limits the daemon's memory. If a container
+/// has created more, further calls are needed to remove its cgroup.
 const DIRECTORIES_MAX: usize = 4096;
 
 pub(super) fn read(path: &Path) -> Result<String, Error> {
@@ -36,7 +36,7 @@ pub(super) fn write(path: &Path, value: &str) -> Result<(), Error> {
     }
 }
 
-/// The directory and its descendants, parents first; empty if it is missing.
+/// The directory and its descendants, parents first; empty if the directory is missing.
 pub(super) fn tree(top: &Path) -> Result<Vec<PathBuf>, Error> {
     if !top.is_dir() {
         return Ok(Vec::new());
@@ -73,8 +73,8 @@ pub(super) fn make_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Removes the directory and its descendants, children first. A missing directory is success. After an error the rest
-/// is still tried, and the first error is returned.
+/// Removes the directory and its descendants, children first. A missing directory is success. After an error the
+/// remaining directories are still tried, and the first error is returned.
 pub(super) fn remove_tree(top: &Path) -> Result<(), Error> {
     match remove_directory(top) {
         // The cgroup has children or processes.

@@ -15,10 +15,10 @@ use crate::Error;
 /// Size of a read buffer in bytes: the longest file, `memory.stat` of Linux 6.18, has 3 KiB.
 pub const BUFFER_BYTES: usize = 16 << 10;
 
-/// Limits from this value on mean "no limit": v1 shows that as the largest number of pages in bytes (CRI 2.22).
+/// Lowest value of a limit that means "no limit": v1 represents it as the largest number of pages in bytes (CRI 2.22).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
-/// Indexes of the files in the tables below.
+/// Index of the CPU file in the tables of files.
 const CPU: usize = 0;
 const USAGE: usize = 1;
 const LIMIT: usize = 2;
@@ -67,43 +67,43 @@ const V2_STAT: [&str; 6] = ["anon", "inactive_file", "pgfault", "pgmajfault", ""
 /// Resource usage of one cgroup including its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time since the cgroup was created, in nanoseconds.
+    /// CPU time since the cgroup was created, in nanoseconds; `None`: not counted.
     pub cpu_ns: Option<u64>,
-    /// Memory usage.
+    /// Memory usage; `None` without the memory controller.
     pub memory: Option<MemoryUsage>,
-    /// Swap usage, if it is accounted.
+    /// Swap usage; `None` if the kernel does not account swap.
     pub swap: Option<SwapUsage>,
-    /// Current number of processes and threads.
+    /// Current number of processes and threads; `None`: not counted.
     pub tasks: Option<u64>,
 }
 
-/// Memory of a cgroup.
+/// Memory usage of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// Memory charged to the cgroup.
+    /// Memory charged to the cgroup, in bytes.
     pub usage_bytes: u64,
-    /// Memory that cannot be reclaimed immediately: usage without inactive file pages.
+    /// Memory that cannot be reclaimed immediately, in bytes: usage without inactive file pages.
     pub working_set_bytes: u64,
-    /// Anonymous memory.
+    /// Anonymous memory in bytes.
     pub rss_bytes: u64,
-    /// Page faults.
+    /// Number of page faults.
     pub page_faults: u64,
-    /// Major page faults.
+    /// Number of major page faults.
     pub major_page_faults: u64,
-    /// `None`: no limit.
+    /// Memory limit in bytes; `None`: no limit.
     pub limit_bytes: Option<u64>,
 }
 
-/// Swap of a cgroup.
+/// Swap usage of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapUsage {
-    /// Swap in use.
+    /// Swap in use, in bytes.
     pub usage_bytes: u64,
-    /// `None`: no limit.
+    /// Swap limit in bytes; `None`: no limit.
     pub limit_bytes: Option<u64>,
 }
 
-/// The open files of one cgroup. They do not prevent its removal.
+/// The open statistics files of one cgroup, which do not prevent its removal.
 #[derive(Debug)]
 pub struct Gauge {
     version: Version,
@@ -113,9 +113,9 @@ pub struct Gauge {
 /// One sample of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Resource usage.
+    /// Resource usage of the cgroup.
     pub usage: Usage,
-    /// Pressure on CPU, memory and I/O, if the kernel counts it.
+    /// Pressure on CPU, memory and I/O, in this order; `None` if the kernel does not count it.
     pub pressure: [Option<Pressure>; 3],
 }
 
@@ -209,7 +209,8 @@ impl Gauge {
     }
 }
 
-/// Whether the file is missing, was removed meanwhile, or is not counted (`psi=0`).
+/// Whether the error means that the file does not exist, was removed since it was opened, or that the kernel does not
+/// count its values (`psi=0`).
 fn is_absent(error: &std::io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::ENOENT | Errno::ENODEV | Errno::EOPNOTSUPP))
@@ -227,7 +228,7 @@ fn memory(usage_bytes: u64, limit_bytes: Option<u64>, stat: &[Option<u64>; 6]) -
     }
 }
 
-/// The numbers of these keys, in one pass over lines `KEY NUMBER`.
+/// The numbers of `keys` in a text of lines `KEY NUMBER`, parsed in one pass.
 pub(super) fn lines<const N: usize>(text: &str, keys: &[&str; N]) -> [Option<u64>; N] {
     let mut found = [None; N];
     for (key, number) in text.lines().filter_map(|line| line.split_once(' ')) {

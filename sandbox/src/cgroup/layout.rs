@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use super::controllers;
 use crate::mountinfo;
 
-/// A v1 hierarchy.
+/// A v1 hierarchy: its mount point and controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     pub(super) mount: PathBuf,
-    /// Its controllers; empty for the named hierarchy.
+    /// Controllers of the hierarchy; empty for a named hierarchy.
     pub(super) controllers: Vec<String>,
 }
 
-/// The mounted hierarchies.
+/// The cgroup hierarchies that are mounted on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// Only v2.
+    /// Only a cgroup v2 hierarchy.
     Unified { mount: PathBuf },
-    /// v1, with or without a cgroup2 mount that has no controllers ("hybrid").
+    /// v1 hierarchies, with or without a cgroup2 mount that has no controllers ("hybrid").
     Legacy { hierarchies: Vec<Hierarchy>, unified: Option<PathBuf> },
 }
 
@@ -63,8 +63,8 @@ impl Layout {
         }
     }
 
-    /// The hierarchy used to list and kill the processes of a cgroup: cgroup2 if mounted, because it has `cgroup.kill`
-    /// and supports CLONE_INTO_CGROUP; else freezer or pids, which only container runtimes use.
+    /// The hierarchy in which the processes of a cgroup are listed and killed: cgroup2 if mounted, because it has
+    /// `cgroup.kill` and supports CLONE_INTO_CGROUP; otherwise freezer or pids, which only container runtimes use.
     pub(super) fn tracking(&self) -> Tracking<'_> {
         match self {
             Self::Unified { mount } | Self::Legacy { unified: Some(mount), .. } => Tracking::Unified(mount),
@@ -79,14 +79,14 @@ impl Layout {
 /// The mount of the hierarchy in which processes are tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tracking<'a> {
-    /// A cgroup2 mount.
+    /// The mount point of a cgroup2 hierarchy.
     Unified(&'a Path),
-    /// A v1 mount.
+    /// The mount point of a v1 hierarchy.
     Legacy(&'a Path),
 }
 
-/// Adds a v1 mount, unless its hierarchy is already known (it may be mounted twice) or is a named one that is not used
-/// for containers.
+/// Adds a v1 mount, unless its hierarchy is already in the list (it may be mounted twice) or is a named hierarchy that
+/// containers do not use.
 fn add(hierarchies: &mut Vec<Hierarchy>, mount: PathBuf, options: &str) {
     let controllers: Vec<String> =
         options.split(',').filter(|option| controllers::is_v1(option)).map(ToString::to_string).collect();

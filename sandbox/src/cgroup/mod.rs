@@ -4,9 +4,9 @@
 //!   make ─► apply ─► entry ─► (the process is cloned into it, or writes itself in) ─► kill ─► unmake
 //! ```
 //! On v2 a cgroup is one directory; on v1 there is one in every hierarchy. The cgroup2 mount of a hybrid host has no
-//! limits, but it supports CLONE_INTO_CGROUP, listing and `cgroup.kill`, so containers are in it too. Every function
-//! makes a few system calls on an in-memory file system. For the systemd driver see `systemd`. Rules: CRI 3.14 and CRI
-//! 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
+//! limits, but it supports CLONE_INTO_CGROUP, listing and `cgroup.kill`, so containers are in it too. Each function
+//! makes a few system calls on an in-memory file system. Module `systemd` has the systemd driver. Rules: CRI 3.14 and
+//! CRI 3.15; Documentation/admin-guide/cgroup-v2.rst; docs/notes/001-cgroups-rs.md.
 
 mod controllers;
 mod detail;
@@ -36,16 +36,16 @@ pub use processes::Entry;
 pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
 pub use systemd::{Driver, Property, PropertyValue, id_of_scope, scope, slice};
 
-/// The interface that sets limits. A hybrid host has v1.
+/// The cgroup version that sets limits. On a hybrid host this is v1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// One hierarchy per controller.
+    /// Version 1: several hierarchies, each with some controllers.
     V1,
-    /// One hierarchy for all controllers.
+    /// Version 2: one hierarchy for all controllers.
     V2,
 }
 
-/// The host's cgroups.
+/// The cgroup hierarchies of the host.
 #[derive(Debug)]
 pub struct Cgroups {
     layout: Layout,
@@ -75,7 +75,7 @@ impl Cgroups {
         }
     }
 
-    /// The interface that sets limits.
+    /// The cgroup version that sets limits on this host.
     pub fn version(&self) -> Version {
         match self.layout {
             Layout::Unified { .. } => Version::V2,
@@ -100,6 +100,10 @@ impl Cgroups {
     /// # Errors
     /// [`Error::Kernel`] with the directory. [`Cgroups::unmake`] removes the directories that were created.
     pub fn make(&self, path: &CgroupPath) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.make_cgroup(path);
+        }
         match &self.layout {
             Layout::Unified { mount } => make_below(mount, path, enable_controllers, |_, _| Ok(())),
             Layout::Legacy { hierarchies, unified } => {
@@ -119,9 +123,13 @@ impl Cgroups {
     /// Removes the cgroup and its descendants in every hierarchy; its parents are kept. A missing cgroup is success.
     ///
     /// # Errors
-    /// [`Error::Kernel`] for the first directory that could not be removed, after all others were tried. EBUSY means
-    /// that processes are still exiting: retry later.
+    /// [`Error::Kernel`] for the first directory that could not be removed, after all others were tried.
+    /// EBUSY means that processes are still exiting: the caller must retry.
     pub fn unmake(&self, path: &CgroupPath) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.unmake_cgroup(path);
+        }
         let mut outcome = Ok(());
         for mount in self.mounts() {
             outcome = outcome.and(files::remove_tree(&path.below(mount)));
@@ -139,11 +147,19 @@ impl Cgroups {
 
     /// Whether the cgroup exists in any hierarchy.
     pub fn exists(&self, path: &CgroupPath) -> bool {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.has_cgroup(path);
+        }
         self.mounts().into_iter().any(|mount| path.below(mount).is_dir())
     }
 
     /// Whether the cgroup exists in the tracking hierarchy; systemd removes it there together with its scope.
     pub fn is_tracked(&self, path: &CgroupPath) -> bool {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.has_cgroup(path);
+        }
         self.tracking_directory(path).is_dir()
     }
 
@@ -152,6 +168,10 @@ impl Cgroups {
     /// # Errors
     /// [`Error::Kernel`] for errors other than "in use" and "not found".
     pub fn unmake_if_unused(&self, path: &CgroupPath) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.unmake_cgroup_if_unused(path);
+        }
         for mount in self.mounts() {
             let directory = path.below(mount);
             match std::fs::remove_dir(&directory) {
@@ -171,10 +191,11 @@ impl Cgroups {
 
     /// The mount at /sys/fs/cgroup of a container in this cgroup.
     pub fn view(&self, path: &CgroupPath, has_cgroup_namespace: bool) -> CgroupMount {
-        let (hierarchies, unified) = match &self.layout {
+        // Programs take a node for one with v2 if cgroup2 is mounted: the cgroup2 of a hybrid host is not shown (runc).
+        let hierarchies = match &self.layout {
             Layout::Unified { .. } if has_cgroup_namespace => return CgroupMount::Namespaced,
             Layout::Unified { mount } => return CgroupMount::Host(mount.clone()),
-            Layout::Legacy { hierarchies, unified } => (hierarchies, unified),
+            Layout::Legacy { hierarchies, .. } => hierarchies,
         };
         let mut directories = Vec::new();
         let mut links = Vec::new();
@@ -185,7 +206,6 @@ impl Cgroups {
             }
             directories.push((name, path.below(&hierarchy.mount)));
         }
-        directories.extend(unified.iter().map(|mount| (name_of(mount), path.below(mount))));
         CgroupMount::Legacy { directories, links }
     }
 
@@ -208,7 +228,7 @@ impl Cgroups {
     }
 }
 
-/// Creates the cgroup with one call if the parents exist, which is the usual case.
+/// Creates the cgroup's last directory with one call; usually its parents exist. ENOENT if they do not.
 fn make_leaf(
     mount: &Path,
     path: &CgroupPath,
@@ -288,8 +308,8 @@ fn name_of(mount: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// Without one table rdma, misc and dmem were accepted in `unified` and never enabled, so that a limit on them was refused on
-    /// hosts that have them.
+    /// Regression: rdma, misc and dmem were accepted in `unified` but never enabled, so that a limit on them was
+    /// refused on hosts that have them.
     #[test]
     fn each_controller_that_a_request_can_limit_is_enabled() {
         let parent = std::env::temp_dir().join(format!("coracle-controllers-{}", std::process::id()));
@@ -310,7 +330,7 @@ mod tests {
         std::fs::remove_dir_all(&parent).unwrap();
     }
 
-    /// On v2 a controller that the host has can still be missing in a cgroup: one whose parent holds processes, for example.
+    /// On v2 a cgroup can lack a controller that the host has, for example because processes are in its parent.
     #[test]
     fn the_reason_of_a_missing_limit_is_the_right_one() {
         let mount = std::env::temp_dir().join(format!("coracle-missing-{}", std::process::id()));
@@ -347,7 +367,8 @@ mod tests {
         let hybrid = Cgroups { layout: Layout::parse(text).unwrap() };
         let directory = |name: &str| (name.to_string(), PathBuf::from(format!("/c/{name}/k/id")));
         let expected = CgroupMount::Legacy {
-            directories: ["cpu,cpuacct", "memory", "systemd", "unified"].map(directory).to_vec(),
+            // Not the cgroup2 beside them: programs would take the host for one with cgroup v2.
+            directories: ["cpu,cpuacct", "memory", "systemd"].map(directory).to_vec(),
             links: ["cpu", "cpuacct"].map(|name| (name.to_string(), "cpu,cpuacct".to_string())).to_vec(),
         };
         assert_eq!(hybrid.view(&path, false), expected);

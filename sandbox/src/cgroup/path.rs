@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Maximum length of a path: together with a mount point and a file name it fits PATH_MAX (4096).
+/// Maximum length of a path in bytes: together with a mount point and a file name it fits into PATH_MAX (4096).
 const PATH_BYTES_MAX: usize = 3072;
 
-/// Maximum length of a single name (NAME_MAX).
+/// Maximum length of a single name in bytes (NAME_MAX).
 const NAME_BYTES_MAX: usize = 255;
 
 /// Path of a cgroup: absolute, not the root, without empty, `.` and `..` components.
@@ -53,7 +53,7 @@ impl CgroupPath {
     /// The systemd units of the cgroup: the slice and the scope.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not a scope in a slice.
+    /// [`Error::Invalid`] if the path is not a scope in a slice.
     pub fn slice_and_scope(&self) -> Result<(&str, &str), Error> {
         let mut names = self.0.rsplit('/');
         match (names.next(), names.next()) {
@@ -69,12 +69,12 @@ impl CgroupPath {
         &self.0
     }
 
-    /// The directory below the mount point of a hierarchy.
+    /// The cgroup's directory below the mount point of a hierarchy.
     pub(super) fn below(&self, mount: &Path) -> PathBuf {
         mount.join(&self.0[1..])
     }
 
-    /// The names, starting at the top.
+    /// The names of the path's components, starting at the top.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.0[1..].split('/')
     }

@@ -1,4 +1,4 @@
-//! Processes of a cgroup: joining it, finding out whether it has any, and killing all of them.
+//! Processes of a cgroup: joining the cgroup, checking whether it contains processes, and killing all of them.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,27 +14,32 @@ use super::layout::Tracking;
 use super::{CgroupPath, Cgroups, Layout};
 use crate::Error;
 
-/// How a new process joins a cgroup, and its OOM counter.
+/// The way in which a new process joins a cgroup, and the cgroup's OOM counter.
 #[derive(Debug)]
 pub struct Entry {
-    /// The cgroup2 directory (v2 and hybrid), for `CLONE_INTO_CGROUP`.
+    /// Descriptor of the cgroup2 directory (v2 and hybrid), for `CLONE_INTO_CGROUP`; `None` on v1.
     pub into: Option<OwnedFd>,
-    /// v1: the files to which the process writes "0", through its launch record.
+    /// On v1, the files to which the process writes "0", through its launch record; otherwise empty.
     pub join_files: Vec<PathBuf>,
-    /// `memory.events` (v2) or `memory.oom_control` (v1), open for reading; both have a line `oom_kill N`.
+    /// `memory.events` (v2) or `memory.oom_control` (v1), open for reading; both contain a line `oom_kill N`. `None`
+    /// without the memory controller.
     pub oom_counter: Option<OwnedFd>,
 }
 
-/// Number of times that one call lists and kills the processes of a cgroup without `cgroup.kill`. Processes that fork
-/// faster are killed by the next call.
+/// Maximum number of times that one call lists and kills the processes of a cgroup without `cgroup.kill`. If processes
+/// fork faster, the next call continues.
 const KILL_ROUNDS_MAX: usize = 4;
 
 impl Cgroups {
-    /// How a container's process joins its cgroup, which must exist.
+    /// Opens the files through which a container's process joins its cgroup, which must exist.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the directory.
     pub fn entry(&self, path: &CgroupPath) -> Result<Entry, Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.enter_cgroup(path);
+        }
         Ok(Entry {
             into: self.open_unified(path)?,
             join_files: self.join_files(path),
@@ -42,33 +47,31 @@ impl Cgroups {
         })
     }
 
-    /// Creates a cgroup for one exec below the container's and returns how to join it, so that [`Cgroups::kill`] of
-    /// [`CgroupPath::exec`] kills exactly the exec's processes. On v1 and hybrid hosts it exists only in the tracking
+    /// Creates the cgroup `exec` for one exec below the container's ([`CgroupPath::exec`]) and returns how to join it, so
+    /// that [`Cgroups::kill`] of it kills exactly the exec's processes. On v1 and hybrid hosts it exists only in the tracking
     /// hierarchy; in the others the exec is in the container's cgroup. The container's limits apply in each case.
     ///
     /// # Errors
     /// [`Error::Kernel`] with the directory; ENOENT if the container's cgroup does not exist any more.
-    pub fn make_exec(&self, container: &CgroupPath, exec: u32) -> Result<Entry, Error> {
-        let path = container.exec(exec);
-        files::make_directory(&self.tracking_directory(&path))?;
-        Ok(Entry {
-            into: self.open_unified(&path)?,
-            join_files: self.join_files_of(container, Some(&path)),
-            oom_counter: None,
-        })
+    pub fn make_exec(&self, container: &CgroupPath, exec: &CgroupPath) -> Result<Entry, Error> {
+        files::make_directory(&self.tracking_directory(exec))?;
+        self.entry_of_exec(container, exec)
     }
 
-    /// Enters the cgroup of an earlier exec again; `None` if it is gone or if the exec left a process in it.
+    /// Opens the cgroup of an earlier exec for another exec; `None` if it no longer exists or contains a process.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file that cannot be read.
-    pub fn reuse_exec(&self, container: &CgroupPath, exec: u32) -> Result<Option<Entry>, Error> {
-        let path = container.exec(exec);
-        if self.is_populated(&path)? || !self.is_tracked(&path) {
+    pub fn reuse_exec(&self, container: &CgroupPath, exec: &CgroupPath) -> Result<Option<Entry>, Error> {
+        if self.is_populated(exec)? || !self.is_tracked(exec) {
             return Ok(None);
         }
-        let join_files = self.join_files_of(container, Some(&path));
-        Ok(Some(Entry { into: self.open_unified(&path)?, join_files, oom_counter: None }))
+        self.entry_of_exec(container, exec).map(Some)
+    }
+
+    fn entry_of_exec(&self, container: &CgroupPath, exec: &CgroupPath) -> Result<Entry, Error> {
+        let join_files = self.join_files_of(container, Some(exec));
+        Ok(Entry { into: self.open_unified(exec)?, join_files, oom_counter: None })
     }
 
     /// Whether a process is in the cgroup or its descendants; false if the cgroup does not exist.
@@ -99,10 +102,14 @@ impl Cgroups {
     /// # Errors
     /// [`Error::Kernel`] naming the file or the process.
     pub fn kill(&self, path: &CgroupPath) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.kill_cgroup(path);
+        }
         self.signal_all(path).and(self.thaw(path))
     }
 
-    /// v1: a frozen process ends by a signal only once it is thawed; v2 needs no thaw.
+    /// Thaws a cgroup on v1, where a frozen process does not end by a signal before it is thawed. Not needed on v2.
     fn thaw(&self, path: &CgroupPath) -> Result<(), Error> {
         let Some(mount) = self.layout.hierarchy("freezer") else { return Ok(()) };
         for directory in tree(&path.below(mount))? {
@@ -132,12 +139,16 @@ impl Cgroups {
         kill_one_by_one(&directory)
     }
 
-    /// All cgroups, anywhere in the tree, whose last name satisfies `is_wanted`; parents come first. For cgroups whose
-    /// path is not recorded.
+    /// All cgroups, anywhere in the tree, whose last name satisfies `is_wanted`, parents first. For cgroups whose path
+    /// is not recorded.
     ///
     /// # Errors
     /// [`Error::Kernel`] if a directory cannot be listed.
     pub fn find(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<CgroupPath>, Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.find_cgroups(&is_wanted);
+        }
         let (Tracking::Unified(mount) | Tracking::Legacy(mount)) = self.layout.tracking();
         let mut found = Vec::new();
         for directory in tree(mount)? {
@@ -175,12 +186,12 @@ impl Cgroups {
         }
     }
 
-    /// v1: the files to which a container's process writes "0", through its launch record.
+    /// On v1, the files to which a container's process writes "0", through its launch record; otherwise empty.
     pub fn join_files(&self, path: &CgroupPath) -> Vec<PathBuf> {
         self.join_files_of(path, None)
     }
 
-    /// The file `tasks` in every v1 hierarchy; in the tracking one that of `tracked`, if given.
+    /// The file `tasks` of `path` in every v1 hierarchy; in the tracking hierarchy the file of `tracked`, if given.
     ///
     /// `cgroup.procs` is not used: it moves a whole process and takes a lock over all processes, which waits for an RCU
     /// grace period (20 ms). The process that writes "0" has one thread, and since Linux 5.15 moving that does not take

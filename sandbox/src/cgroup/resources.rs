@@ -1,5 +1,5 @@
-//! Requested limits, and the pure part of applying them: the values for the files, their order, and the consequence of
-//! a missing file. Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
+//! Requested limits, and the part of applying them that needs no I/O: the values for the files, their order, and the
+//! consequence of a missing file. Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
 
 use super::Version;
 use super::controllers;
@@ -10,27 +10,27 @@ use crate::plan::DeviceKind;
 /// Limits of a cgroup. Zero and empty values mean no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// CPU shares on the v1 scale, 2..=262144.
+    /// CPU shares on the v1 scale, from 2 to 262144.
     pub cpu_shares: i64,
     /// CPU time per period, in microseconds; negative: no limit.
     pub cpu_quota_us: i64,
-    /// Period in microseconds; 0 with a quota means 100 000.
+    /// CPU period in microseconds; 0 with a quota means 100 000.
     pub cpu_period_us: i64,
-    /// Memory in bytes; negative: no limit.
+    /// Memory limit in bytes; negative: no limit.
     pub memory_bytes: i64,
     /// Memory and swap together, in bytes. 0 with a memory limit: no swap; negative: no limit.
     pub memory_swap_bytes: i64,
-    /// CPUs, for example `0-3,7`.
+    /// CPUs of the cpuset, for example `0-3,7`.
     pub cpuset_cpus: String,
-    /// Memory nodes, for example `0-1`.
+    /// Memory nodes of the cpuset, for example `0-1`.
     pub cpuset_mems: String,
-    /// Limits of huge pages by size.
+    /// Limits of huge pages, by page size.
     pub hugepages: Vec<HugepageLimit>,
-    /// v2 files and their values, written last and unchanged.
+    /// Names of v2 files and their values, which are written last and unchanged.
     pub unified: Vec<(String, String)>,
     /// Maximum number of processes and threads; negative: no limit.
     pub pids_max: i64,
-    /// Devices that may be opened; only for a new cgroup.
+    /// Devices that the container may open; only for a new cgroup.
     pub devices: DeviceAccess,
     /// Limits that only NRI plugins request.
     pub rare: RareLimits,
@@ -39,19 +39,19 @@ pub struct Resources {
 /// Limits without a field in Kubernetes. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RareLimits {
-    /// Memory protected from reclaim, in bytes; negative: none.
+    /// Memory protected from reclaim, in bytes; negative: no protection; `None`: no change.
     pub memory_reservation_bytes: Option<i64>,
-    /// v1: kernel memory in bytes (removed in Linux 6).
+    /// Limit of kernel memory in bytes, v1 only (removed in Linux 6); `None`: no change.
     pub kernel_memory_bytes: Option<i64>,
-    /// v1: TCP buffers in bytes.
+    /// Limit of TCP buffers in bytes, v1 only; `None`: no change.
     pub kernel_tcp_bytes: Option<i64>,
-    /// v1: swappiness, 0 to 100.
+    /// Swappiness, 0 to 100, v1 only; `None`: no change.
     pub swappiness: Option<u64>,
-    /// v1: processes are suspended instead of killed when out of memory.
+    /// Whether processes are suspended instead of killed when memory is exhausted, v1 only; `None`: no change.
     pub disable_oom_killer: Option<bool>,
-    /// v1: realtime CPU time per period, in microseconds.
+    /// Realtime CPU time per period in microseconds, v1 only; `None`: no change.
     pub realtime_runtime_us: Option<i64>,
-    /// v1: realtime period in microseconds.
+    /// Realtime period in microseconds, v1 only; `None`: no change.
     pub realtime_period_us: Option<u64>,
 }
 
@@ -60,48 +60,48 @@ pub struct RareLimits {
 pub struct HugepageLimit {
     /// Page size in the kernel's notation: `2MB`, `1GB`.
     pub page_size: String,
-    /// Limit in bytes; 0 means that none may be used.
+    /// Limit in bytes; 0 means that no page of this size may be used.
     pub limit_bytes: u64,
 }
 
-/// Devices that may be opened.
+/// Devices that the container may open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceAccess {
-    /// No change.
+    /// The rules are not changed.
     #[default]
     Unchanged,
     /// All devices, for privileged containers.
     All,
-    /// The default devices, terminals, mknod of any device, and these.
+    /// The default devices, terminals, mknod of any device, and the devices of these rules.
     Only(Vec<DeviceRule>),
 }
 
-/// A device that may be opened.
+/// A rule that permits access to devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceRule {
-    /// Kind of device.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// `None`: any.
+    /// Major number; `None`: any.
     pub major: Option<u32>,
-    /// `None`: any.
+    /// Minor number; `None`: any.
     pub minor: Option<u32>,
-    /// A subset of `rwm`.
+    /// Permitted access: a subset of `rwm`.
     pub access: String,
 }
 
-/// Current values of the cgroup that the order and the checks depend on.
+/// Current values of the cgroup on which the order of writes and the checks depend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Now {
-    /// Memory usage in bytes.
+    /// Memory usage in bytes; `None` if it is unknown.
     pub(super) memory_usage: Option<u64>,
-    /// v1: `memory.memsw.limit_in_bytes`; `None` if swap is not accounted.
+    /// Value of `memory.memsw.limit_in_bytes` on v1; `None` if swap is not accounted.
     pub(super) memory_swap_limit: Option<u64>,
 }
 
-/// One value for one file.
+/// A write of one value to one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Write {
-    /// The controller, which selects the v1 hierarchy; irrelevant on v2.
+    /// The controller, which selects the hierarchy on v1; not used on v2.
     pub(super) controller: &'static str,
     pub(super) file: String,
     pub(super) value: String,
@@ -111,25 +111,26 @@ pub(super) struct Write {
 /// Consequence of a missing file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WhenMissing {
-    /// None: the limit has the same effect without it.
+    /// No consequence: the limit has the same effect without the file.
     Pass,
-    /// A warning: the limit is not applied, and the operation continues, because a pod without a limit is better than
-    /// no pod.
+    /// A warning: the limit is not applied, and the operation continues, because a pod without this limit is better
+    /// than no pod.
     Warn,
     /// An error: the request cannot be satisfied.
     Refuse,
 }
 
-/// Minimum memory limit of a container: less than the kernel charges for its first process (CRI 3.14).
+/// Minimum memory limit of a container in bytes; less than the kernel charges for the first process (CRI 3.14).
 const MEMORY_BYTES_MIN: i64 = 512 << 10;
 
-/// The default period of the scheduler, in microseconds.
+/// The scheduler's default CPU period in microseconds.
 const CPU_PERIOD_US: i64 = 100_000;
 
-/// Maximum length of a value in `unified`: some files accept several lines, and the kernel reads at most one page.
+/// Maximum length in bytes of a value in `unified`: some files accept several lines, and the kernel reads at most one
+/// page.
 const UNIFIED_BYTES_MAX: usize = 4095;
 
-/// The writes that apply `resources`, in order.
+/// The writes that apply `resources`, in the order in which they must be made.
 pub(super) fn writes(resources: &Resources, version: Version, now: Now) -> Result<Vec<Write>, Error> {
     let mut writes = Vec::new();
     if version == Version::V1 {
@@ -291,7 +292,7 @@ fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -
     Ok(())
 }
 
-/// Most of these limits exist only on v1; on v2 they give a warning.
+/// Adds the writes for `rare`. Most of these limits exist only on v1; on v2 they give a warning.
 fn rare(rare: &RareLimits, version: Version, writes: &mut Vec<Write>) {
     let mut push = |controller, file: &str, value: Option<String>| {
         if let Some(value) = value {

@@ -1,4 +1,4 @@
-//! Limits as tables: request in, writes out.
+//! Tests of limits as tables: requests and the resulting writes.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The systemd driver's pure half: names of slices and scopes, and limits as properties of a scope.
+//! The part of the systemd driver without D-Bus: names of slices and scopes, and limits as properties of a scope.
 //!
 //! systemd owns the cgroup tree of its host. A container's cgroup is created and limited through files as with the
 //! cgroupfs driver, with the name of a scope; then systemd is asked to adopt it, with its processes, as a delegated
@@ -15,11 +15,21 @@ use crate::Error;
 /// Cgroup drivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
-    /// coracle creates the directories itself.
+    /// coracle creates the cgroup directories itself.
     #[default]
     Cgroupfs,
-    /// systemd adopts them as scopes in slices.
+    /// coracle creates the cgroup directories, and systemd adopts them as scopes in slices.
     Systemd,
+}
+
+impl Driver {
+    /// The driver's name in configurations of kubelets and runtimes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
 }
 
 /// A property of a unit for `StartTransientUnit` and `SetUnitProperties`.
@@ -27,7 +37,7 @@ pub enum Driver {
 pub struct Property {
     /// Name, for example `MemoryMax`.
     pub name: &'static str,
-    /// Its value.
+    /// Value of the property.
     pub value: PropertyValue,
 }
 
@@ -36,13 +46,13 @@ pub struct Property {
 pub enum PropertyValue {
     /// D-Bus type `t`; the largest number means "infinity".
     Number(u64),
-    /// `s`
+    /// D-Bus type `s`, a text.
     Text(&'static str),
     /// D-Bus type `ay`: CPUs or memory nodes, the first in the lowest bit of the first byte.
     Mask(Vec<u8>),
 }
 
-/// "infinity" in properties.
+/// The value "infinity" in properties.
 const INFINITY: u64 = u64::MAX;
 
 /// systemd stores a quota as whole percents of a CPU: multiples of 10 ms per second.
@@ -54,7 +64,7 @@ const LIST_MAX: usize = 8192;
 /// Property of scopes since systemd 253.
 const OOM_POLICY: &str = "OOMPolicy";
 
-/// Files whose value is used unchanged as a property.
+/// Files whose value is used unchanged as a property's value: file, property.
 const NUMBERS: [(&str, &str); 10] = [
     ("cpu.shares", "CPUShares"),
     ("cpu.weight", "CPUWeight"),
@@ -69,7 +79,7 @@ const NUMBERS: [(&str, &str); 10] = [
 ];
 
 impl Cgroups {
-    /// The limits for which systemd has properties; the others are only in the files of the cgroup.
+    /// The properties of systemd for the requested limits; other limits are only in the files of the cgroup.
     ///
     /// # Errors
     /// [`Error::Invalid`] for invalid limits, the same as for [`Cgroups::apply`].
@@ -77,7 +87,8 @@ impl Cgroups {
         Ok(properties(&writes(resources, self.version(), Now::default())?, self.version()))
     }
 
-    /// v1: the device rules of the cgroup, one per line; `None` on v2, where systemd does not change the eBPF program.
+    /// The device rules of the cgroup on v1, one per line; `None` on v2, where systemd does not change the eBPF
+    /// program.
     pub fn legacy_devices(&self, path: &CgroupPath) -> Option<String> {
         match self.version() {
             Version::V1 => read(&self.limit_directory(path, "devices")?.join("devices.list")).ok(),
@@ -101,7 +112,7 @@ impl Cgroups {
     }
 }
 
-/// Later writes of the same property override earlier ones.
+/// Converts writes to properties. If several writes have the same property, the last one is used.
 fn properties(writes: &[Write], version: Version) -> Vec<Property> {
     let mut found: Vec<Property> = Vec::new();
     let mut put = |name, value| {
@@ -148,7 +159,7 @@ fn properties(writes: &[Write], version: Version) -> Vec<Property> {
     found
 }
 
-/// Parses a limit; `max` and negative numbers mean no limit.
+/// Parses a limit; `max` and negative numbers are converted to [`INFINITY`]. `None` if the text is invalid.
 fn number(text: &str) -> Option<u64> {
     match text.trim() {
         "max" => Some(INFINITY),
@@ -207,7 +218,7 @@ pub fn scope(id: &impl std::fmt::Display) -> String {
     format!("coracle-{id}.scope")
 }
 
-/// The id in the name of a coracle scope; `None` for any other name.
+/// The ID in the name of a scope that coracle created; `None` for any other name.
 pub fn id_of_scope(name: &str) -> Option<&str> {
     name.strip_prefix("coracle-")?.strip_suffix(".scope")
 }

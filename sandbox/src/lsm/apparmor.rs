@@ -13,13 +13,13 @@ const APPARMOR_DEFAULT_POLICY: &[u8] = include_bytes!("../../apparmor/coracle-de
 /// File to which a process writes the profile that applies after its next exec (apparmor(7), Linux 5.1).
 pub(crate) const APPARMOR_EXEC: &std::ffi::CStr = c"/proc/self/attr/apparmor/exec";
 
-/// AppArmor of a kernel in which it is enabled.
+/// The AppArmor interface of a kernel in which AppArmor is enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct AppArmor<'a> {
     sys: &'a Path,
 }
 
-/// Returns AppArmor if it is enabled.
+/// Returns the AppArmor interface; `None` if AppArmor is not enabled.
 pub fn apparmor() -> Option<AppArmor<'static>> {
     AppArmor::below(Path::new("/sys"))
 }
@@ -40,7 +40,7 @@ impl<'a> AppArmor<'a> {
         profiles.is_ok_and(|text| names(&text))
     }
 
-    /// Loads [`APPARMOR_DEFAULT`], or replaces a loaded profile of that name, also for running processes.
+    /// Loads [`APPARMOR_DEFAULT`]. A loaded profile with that name is replaced, also for running processes.
     ///
     /// The kernel accepts a policy in one write and unpacks 5 KB in much less than a millisecond, so this does not
     /// block. Needs CAP_MAC_ADMIN in the host's policy namespace.
@@ -99,8 +99,8 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// The header that every kernel since 5.10 accepts (security/apparmor/policy_unpack.c, `verify_header`): a known
-    /// version, enforce mode, the profile's name and no namespace.
+    /// The header of the compiled profile, which every kernel since 5.10 accepts (security/apparmor/policy_unpack.c,
+    /// `verify_header`): a known version, enforce mode, the profile's name and no namespace.
     #[test]
     fn the_compiled_profile_is_of_a_version_that_old_kernels_know() {
         let name =

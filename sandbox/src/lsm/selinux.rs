@@ -22,42 +22,42 @@ const PRIVILEGED_TYPE: &str = "spc_t";
 /// Number of categories in MCS policies: c0 to c1023 (`mcs_num_cats` of the reference policy).
 const CATEGORIES: u16 = 1024;
 
-/// A security context.
+/// A security context: user, role, type and level.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Context {
-    /// SELinux user.
+    /// SELinux user of the context.
     pub user: String,
-    /// Role.
+    /// SELinux role of the context.
     pub role: String,
-    /// Type.
+    /// SELinux type of the context.
     pub kind: String,
-    /// Sensitivity and categories; empty in a policy without MCS.
+    /// Sensitivity and categories (MLS or MCS level); empty in a policy without levels.
     pub level: String,
 }
 
 /// The label in a container's request; empty parts default to the policy's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// SELinux user.
+    /// SELinux user; empty: the policy's.
     pub user: String,
-    /// Role.
+    /// SELinux role; empty: the policy's.
     pub role: String,
-    /// Type of the processes.
+    /// SELinux type of the processes; empty: the policy's.
     pub kind: String,
-    /// Level of processes and files.
+    /// SELinux level of processes and files; empty: the pod's.
     pub level: String,
 }
 
 /// The labels of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
-    /// Label of its processes; `None`: the runtime's label, subject to the policy's transitions at exec.
+    /// Label of the container's processes; `None`: the runtime's label, subject to the policy's transitions at exec.
     pub process: Option<String>,
-    /// Label of its files.
+    /// Label of the container's files.
     pub file: String,
 }
 
-/// Reason why labels cannot be computed.
+/// The reason why labels cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The requested context is not in the policy.
@@ -75,7 +75,7 @@ pub struct Policy {
     privileged: Option<Context>,
 }
 
-/// Whether SELinux is enabled, that is whether its file system is mounted (selinux(8)).
+/// Whether SELinux is enabled: its file system is mounted (selinux(8)).
 pub fn has_selinux() -> bool {
     Path::new("/sys/fs/selinux/enforce").exists()
 }
@@ -84,7 +84,8 @@ impl Policy {
     /// Finds the container types of the policy that `/etc/selinux/config` names.
     ///
     /// # Errors
-    /// The reason if there are none: a file is missing or names no types, or the kernel's policy lacks a type.
+    /// The reason if there are no types: a file is missing or names no types, or the kernel's policy does not have a
+    /// type.
     pub fn find() -> Result<Policy, String> {
         Policy::below(Path::new("/etc/selinux"), Path::new("/sys/fs/selinux"))
     }
@@ -145,7 +146,8 @@ impl Policy {
         mut random: impl FnMut() -> u32,
         taken: impl Fn(&str) -> bool,
     ) -> Option<String> {
-        /// With 110 pods and half a million pairs, one try is nearly always enough.
+        /// Maximum number of attempts to find a free level. With 110 pods and half a million pairs of categories, one
+        /// attempt is nearly always sufficient.
         const TRIES_MAX: usize = 1000;
         let sensitivity = self.process.level.split(':').next().filter(|level| !level.is_empty())?;
         for _ in 0..TRIES_MAX {
@@ -159,14 +161,15 @@ impl Policy {
         None
     }
 
-    /// Whether labels have a level, which is needed to separate pods.
+    /// Whether labels have a level, without which pods cannot be separated.
     pub fn has_levels(&self) -> bool {
         !self.process.level.is_empty()
     }
 
     /// The labels of a container in a pod with the level `level`. A requested level takes precedence over the pod's.
     /// Files get the requested level and user, but not the requested type, which is for processes. A privileged
-    /// container gets the policy's type for these and no category, so that it can access the files of every pod.
+    /// container gets the policy's type for privileged containers and no category, so that it can access the files of
+    /// every pod.
     ///
     /// # Errors
     /// [`Refusal::Invalid`] if the policy does not know the resulting label.
@@ -200,7 +203,7 @@ impl Policy {
         Context { level: level.to_owned(), ..self.file.clone() }.to_string()
     }
 
-    /// The type of containers' processes, for status messages.
+    /// The type of containers' processes.
     pub fn process_type(&self) -> &str {
         &self.process.kind
     }
@@ -210,7 +213,7 @@ impl Policy {
         &self.file.kind
     }
 
-    /// The type of privileged containers, if the policy has one.
+    /// The type of privileged containers; `None` if the policy has none.
     pub fn privileged_type(&self) -> Option<&str> {
         self.privileged.as_ref().map(|context| context.kind.as_str())
     }
@@ -267,10 +270,10 @@ fn values(text: &str) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().trim_matches('"').to_owned())).collect()
 }
 
-/// Calls `make`; files that this thread creates meanwhile get the label.
+/// Calls `make`; files that this thread creates during the call get `label`.
 ///
 /// # Errors
-/// The error of `make`, or the kernel refuses the label or its reset.
+/// The error of `make`; the kernel refuses the label or its reset.
 pub fn labelling_files<T, E: From<io::Error>>(
     label: Option<&str>,
     make: impl FnOnce() -> Result<T, E>,

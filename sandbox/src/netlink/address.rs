@@ -22,10 +22,10 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// The address is usable immediately, without duplicate address detection.
 const IFA_F_NODAD: u8 = 2;
-/// Longest prefix with a broadcast address (RFC 3021).
+/// Longest prefix of an IPv4 network with a broadcast address, in bits (RFC 3021).
 const BROADCAST_BITS_MAX: u8 = 30;
 
-/// `struct ifaddrmsg`.
+/// Size of `struct ifaddrmsg` in bytes.
 const HEADER_BYTES: usize = 8;
 
 /// An address and the length of its network prefix, for example `10.0.0.5/24`.

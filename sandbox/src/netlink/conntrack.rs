@@ -1,6 +1,6 @@
-//! Connection tracking: deletes entries, so that rules that were added later apply to these connections too. Otherwise
-//! datagrams of a client that used a port before a rule for it existed would never reach the rule's target. Rules:
-//! include/uapi/linux/netfilter/nfnetlink_conntrack.h. Numbers in attributes are big endian.
+//! Connection tracking: deletes entries of existing connections, so that rules that were added later apply to them.
+//! Otherwise datagrams of a client that used a port before the port's rule existed would never reach the rule's target.
+//! Rules: include/uapi/linux/netfilter/nfnetlink_conntrack.h. Numbers in attributes are big endian.
 
 use nix::errno::Errno;
 
@@ -25,10 +25,10 @@ const PROTOCOL_AND_PORT: u32 = 1 << 3 | 1 << 5;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
-/// The flag of nested attributes, which the kernel expects in the deletion too.
+/// The flag of nested attributes, which the kernel expects also in a deletion.
 const NLA_F_NESTED: u16 = 0x8000;
 
-/// `struct nfgenmsg`.
+/// Size of `struct nfgenmsg` in bytes.
 const HEADER_BYTES: usize = 4;
 
 impl Socket {
@@ -67,7 +67,7 @@ fn list(protocol: Protocol, port: u16, header: [u8; HEADER_BYTES]) -> Batch {
     batch
 }
 
-/// The attributes that identify a connection for its deletion, if it goes to this port.
+/// The attributes that identify a connection for its deletion; `None` if the connection has another destination port.
 fn read(message: &Message<'_>, protocol: Protocol, port: u16) -> Option<Vec<(u16, Vec<u8>)>> {
     if message.kind != NEW {
         return None;

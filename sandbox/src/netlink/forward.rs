@@ -1,6 +1,6 @@
 //! Accepts forwarded packets from and to a pod in the chain FORWARD of iptables. A packet that one base chain accepts
-//! can still be dropped by another, so a separate table would have no effect. The rules are exactly those that
-//! `iptables-nft` writes: iptables lists coracle's rules, and coracle finds those of iptables.
+//! can still be dropped by another, so a separate table would have no effect. The rules are byte for byte those that
+//! `iptables-nft` writes: iptables lists coracle's rules, and coracle finds rules that iptables added.
 //!
 //! ```text
 //!   table ip filter, ip6 filter
@@ -28,7 +28,7 @@ const PODS: &str = "CNI-FORWARD";
 const ADMIN: &str = "CNI-ADMIN";
 /// Type, hook and priority of FORWARD (NF_INET_FORWARD, NF_IP_PRI_FILTER).
 const HOOK: (&str, u32, i32) = ("filter", 2, 0);
-/// Comments of the CNI plugin `firewall`, by which it finds its jumps.
+/// Comment of the CNI plugin `firewall`, by which the plugin finds its jumps.
 const COMMENT_PODS: &str = "CNI firewall plugin rules";
 const COMMENT_ADMIN: &str = "CNI firewall plugin admin overrides";
 
@@ -46,9 +46,9 @@ const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
 const NF_ACCEPT: u32 = 1;
 const NFT_JUMP: u32 = -3_i32 as u32;
-/// `struct xt_comment_info`.
+/// Size of `struct xt_comment_info` in bytes.
 const COMMENT_BYTES: usize = 256;
-/// Size of `struct xt_conntrack_mtinfo3` rounded up to a multiple of 8, and offsets of its flags and states.
+/// Size of `struct xt_conntrack_mtinfo3` in bytes, rounded up to a multiple of 8.
 const CONNTRACK_BYTES: usize = 168;
 const CONNTRACK_FLAGS: usize = 146;
 const CONNTRACK_STATES: usize = 150;
@@ -106,7 +106,7 @@ fn jump(family: u8, comment: &str, chain: &str) -> Vec<u8> {
     })
 }
 
-/// The two rules for an address.
+/// The two rules for an address: packets to it, and packets from it.
 fn accept(family: u8, address: IpAddr) -> [Vec<u8>; 2] {
     let mut info = [0; CONNTRACK_BYTES];
     info[CONNTRACK_FLAGS..][..2].copy_from_slice(&XT_CONNTRACK_STATE.to_ne_bytes());
@@ -124,7 +124,7 @@ fn accept(family: u8, address: IpAddr) -> [Vec<u8>; 2] {
     [answers, own]
 }
 
-/// The expressions without their counters, for comparison.
+/// The expressions of a rule without counters, for comparison.
 fn meaning(expressions: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_counter =
         |element: &[u8]| attributes(element).next() == Some((nft::NFTA_EXPR_NAME, b"counter\0".as_slice()));
@@ -178,7 +178,7 @@ impl Socket {
     }
 
     /// Finds the jumps and the rules of `addresses` and calls `write` to change them, in one transaction for each
-    /// family; retries if others have changed rules meanwhile.
+    /// family; retries if another program has changed rules in between.
     fn change_forwarding(&self, addresses: &[IpAddr], write: Write<'_>) -> Result<(), Error> {
         for is_ipv6 in [false, true] {
             let family = nft::family(is_ipv6);

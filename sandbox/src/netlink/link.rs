@@ -25,7 +25,7 @@ const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const VETH_INFO_PEER: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
-/// Excludes counters from the reply.
+/// Flag that excludes counters from the reply.
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
 const IFF_UP: u32 = 1;
@@ -33,10 +33,10 @@ const IFF_PROMISC: u32 = 0x100;
 /// Operational state "up" (RFC 2863).
 const IF_OPER_UP: u8 = 6;
 
-/// `struct ifinfomsg`.
+/// Size of `struct ifinfomsg` in bytes.
 const HEADER_BYTES: usize = 16;
 
-/// `struct ifinfomsg` with these flags changed to `flags`.
+/// Encodes `struct ifinfomsg` with the flags in `changed` set to `flags`.
 fn header(index: u32, flags: u32, changed: u32) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -45,7 +45,7 @@ fn header(index: u32, flags: u32, changed: u32) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// An existing link.
+/// A link that exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
     /// Interface index in its namespace.
@@ -60,26 +60,26 @@ pub struct Link {
     pub kind: String,
     /// MAC address.
     pub mac: [u8; 6],
-    /// Whether it is administratively up.
+    /// Whether the link is administratively up.
     pub is_up: bool,
-    /// Whether it is operationally up.
+    /// Whether the link is operationally up.
     pub is_running: bool,
 }
 
-/// A veth pair to be created: one end in this namespace, up, and the other end in another namespace, down.
+/// A veth pair to be created: one end is in this namespace and set up, the other end is in another namespace and down.
 #[derive(Debug)]
 pub struct Veth<'a> {
-    /// Attribute of the end in this namespace.
+    /// Interface name of the end in this namespace.
     pub name: &'a str,
-    /// Attribute of the end in this namespace.
+    /// MAC address of the end in this namespace.
     pub mac: [u8; 6],
-    /// Index of the bridge to which this end is added as a port.
+    /// Index of the bridge to which the end in this namespace is added as a port; `None`: no bridge.
     pub bridge: Option<u32>,
-    /// Attribute of the other end.
+    /// Interface name of the other end.
     pub peer_name: &'a str,
-    /// Attribute of the other end.
+    /// MAC address of the other end.
     pub peer_mac: [u8; 6],
-    /// Descriptor of the other end's namespace.
+    /// Descriptor number of the other end's network namespace.
     pub peer_namespace: i32,
     /// MTU in bytes; 0: the default of the kernel.
     pub mtu: u32,
@@ -92,7 +92,7 @@ pub struct Bridge<'a> {
     pub name: &'a str,
     /// MTU in bytes; 0: the default of the kernel.
     pub mtu: u32,
-    /// A fixed MAC address; without one a bridge uses that of a port.
+    /// A fixed MAC address; `None`: the bridge uses the address of a port.
     pub mac: Option<[u8; 6]>,
 }
 
@@ -186,7 +186,7 @@ impl Batch {
         self.attribute(IFLA_ADDRESS, &mac);
     }
 
-    /// Sets a link down, which is fast and stops all traffic. A missing link is success.
+    /// Sets a link down, which takes the kernel little time and stops all traffic. A missing link is success.
     pub fn set_down(&mut self, name: &str) {
         self.message(RTM_NEWLINK, 0, &header(0, 0, IFF_UP), "set down", name);
         self.tolerate(&[Errno::ENODEV]);

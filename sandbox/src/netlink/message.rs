@@ -11,14 +11,14 @@ use nix::errno::Errno;
 
 use crate::Error;
 
-/// Length of the common message header.
+/// Length of the common message header in bytes.
 const HEADER_BYTES: usize = 16;
-/// Length of an attribute's header.
+/// Length of an attribute's header in bytes.
 const ATTRIBUTE_BYTES: usize = 4;
 
-/// An acknowledgement or an error.
+/// Message type: an acknowledgement or an error.
 const NLMSG_ERROR: u16 = 2;
-/// The end of a dump.
+/// Message type: the end of a dump.
 const NLMSG_DONE: u16 = 3;
 
 const NLM_F_REQUEST: u16 = 1;
@@ -26,7 +26,7 @@ const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 /// Flag of an error: text attributes follow.
 const NLM_F_ACK_TLVS: u16 = 0x200;
-/// Request a dump (NLM_F_ROOT, NLM_F_MATCH).
+/// Flag: request a dump (NLM_F_ROOT, NLM_F_MATCH).
 pub(super) const NLM_F_DUMP: u16 = 0x300;
 pub(super) const NLM_F_EXCL: u16 = 0x200;
 pub(super) const NLM_F_CREATE: u16 = 0x400;
@@ -34,18 +34,18 @@ pub(super) const NLM_F_APPEND: u16 = 0x800;
 
 /// Flag of an attribute that contains attributes.
 const NLA_F_NESTED: u16 = 0x8000;
-/// Mask that removes the two flags from an attribute's kind.
+/// Mask that removes the two flags from an attribute's type.
 const NLA_TYPE_MASK: u16 = 0x3fff;
-/// Attribute with the text of an error.
+/// Type of the attribute with the text of an error.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
 /// Messages that are sent to the kernel together, in order.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// Offset of the last message.
+    /// Offset of the last message in bytes.
     start: usize,
-    /// Sequence number of the message whose acknowledgement ends the reply.
+    /// Sequence number of the message whose acknowledgement ends the reply; `None`: no acknowledgement requested.
     acknowledged: Option<u32>,
     expectations: Expectations,
 }
@@ -65,12 +65,12 @@ struct Expectation {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal<'a> {
     errno: Errno,
-    /// The kernel's text; may be empty.
+    /// The kernel's text about the error; may be empty.
     text: &'a str,
 }
 
 impl Expectations {
-    /// Converts a refusal to an error, unless the message tolerates it.
+    /// Converts a refusal to an error; `None` if the message tolerates the error number.
     pub(super) fn judge(&self, sequence: u32, refusal: &Refusal<'_>) -> Option<Error> {
         let Some(expected) = usize::try_from(sequence).ok().and_then(|index| self.0.get(index)) else {
             return Some(Error::kernel("talk to", "the kernel by netlink", refusal.errno));
@@ -86,12 +86,12 @@ impl Expectations {
     }
 }
 
-/// A nested attribute that has not been ended.
+/// A nested attribute that was started and not ended; the value is its offset.
 #[must_use]
 pub(super) struct Nest(usize);
 
 impl Batch {
-    /// Starts a message; `op` and `target` are used in its error.
+    /// Starts a message; `op` and `target` are the operation and object in its error.
     pub(super) fn message(
         &mut self,
         kind: u16,
@@ -170,7 +170,7 @@ impl Batch {
         self.bytes[self.start + 6..self.start + 8].copy_from_slice(&flags.to_ne_bytes());
     }
 
-    /// Length in bytes.
+    /// Length of the batch in bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -194,7 +194,7 @@ pub(super) struct Message<'a> {
     pub(super) kind: u16,
     flags: u16,
     pub(super) sequence: u32,
-    /// The header of its kind, and attributes.
+    /// The header of the message type, and attributes.
     pub(super) body: &'a [u8],
 }
 
@@ -204,7 +204,7 @@ impl<'a> Message<'a> {
         self.flags & NLM_F_DUMP_INTR != 0
     }
 
-    /// `Some` at the end of a reply: an acknowledgement, a refusal, or the end of a dump.
+    /// The result of the request: `Some` at the end of a reply (an acknowledgement, a refusal, or the end of a dump).
     pub(super) fn outcome(&self) -> Option<Option<Refusal<'a>>> {
         if !matches!(self.kind, NLMSG_ERROR | NLMSG_DONE) {
             return None;
@@ -220,7 +220,7 @@ impl<'a> Message<'a> {
         Some(Some(Refusal { errno: Errno::from_raw(number.saturating_neg()), text }))
     }
 
-    /// The attributes after a header of `bytes`.
+    /// The attributes after a header of `bytes` bytes.
     pub(super) fn attributes(&self, bytes: usize) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         attributes(self.body.get(bytes..).unwrap_or_default())
     }
@@ -242,7 +242,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The attributes in `bytes`, their kinds without flags.
+/// The attributes in `bytes`: type without flags, value.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let header: &[u8; ATTRIBUTE_BYTES] = bytes.first_chunk()?;
@@ -326,7 +326,7 @@ mod tests {
         assert!(parse(&bytes).nth(2).is_some_and(|message| message.is_torn()));
     }
 
-    /// Decoding any bytes terminates and stays within them.
+    /// Decoding any bytes terminates and never accesses memory outside of them.
     #[test]
     fn damaged_answers_are_read_without_harm() {
         let mut batch = Batch::default();

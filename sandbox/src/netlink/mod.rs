@@ -1,5 +1,5 @@
-//! Netlink: configures links, addresses, routes and nftables. The kernel processes a batch during sendmsg, so nothing
-//! here blocks: one system call creates a pod's links, two read the reply.
+//! Netlink: configures links, addresses, routes and nftables. The kernel processes a batch during sendmsg, so no
+//! function blocks: one system call creates a pod's links, two read the reply.
 //!
 //! ```text
 //!   link, address, route, traffic, nft, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
@@ -19,6 +19,7 @@ mod route;
 mod traffic;
 
 use std::path::Path;
+use std::time::Duration;
 
 use coracle_sys::{self as sys, Fd, netlink, process, socket};
 use nix::errno::Errno;
@@ -33,13 +34,16 @@ pub use traffic::Rate;
 use crate::Error;
 use message::Message;
 
-/// Size of the receive buffer; the kernel adapts its replies to it.
+/// Size of the receive buffer in bytes; the kernel adapts its replies to it.
 const BUFFER_BYTES: usize = 16 << 10;
 /// Maximum number of messages of a reply: some dumps have one per rule of the host.
 const ANSWERS_MAX: usize = 1 << 20;
 /// Maximum number of retries of a dump that is interrupted by a change.
 const TRIES: u32 = 16;
-/// clone(2)
+/// Maximum number of attempts to return from another network namespace: together with the pauses, one second.
+const RETURN_TRIES: u32 = 200;
+const RETURN_PAUSE: Duration = Duration::from_millis(5);
+/// Flag of clone(2) for a network namespace.
 const CLONE_NEWNET: u64 = 0x4000_0000;
 
 /// A netlink socket of the network namespace in which it was opened.
@@ -55,8 +59,9 @@ impl Socket {
         Self::open(netlink::ROUTE)
     }
 
-    /// Opens a socket for nftables and connection tracking. Closing it can take the kernel tens of milliseconds,
-    /// because it waits until removed rules are unused. A socket can be reused as long as no request has failed.
+    /// Opens a socket for nftables and connection tracking. Closing the socket can take the kernel tens of
+    /// milliseconds, because the kernel waits until removed rules are unused. A socket can be reused as long as no
+    /// request has failed.
     ///
     /// # Errors
     /// [`Error::Kernel`], also if the kernel has no netfilter.
@@ -81,8 +86,8 @@ impl Socket {
         self.ask(batch, &mut |_| {}).map(drop)
     }
 
-    /// Sends `batch` and calls `answer` with each message of the reply that is not an acknowledgement. False: a dump
-    /// was interrupted by a change.
+    /// Sends `batch` and calls `answer` with each message of the reply that is not an acknowledgement. Returns false if
+    /// a dump was interrupted by a change.
     fn ask(&self, batch: Batch, answer: &mut dyn FnMut(&Message<'_>)) -> Result<bool, Error> {
         if batch.is_empty() {
             return Ok(true);
@@ -133,8 +138,9 @@ impl Socket {
     }
 }
 
-/// Runs `work` in the network namespace at `path`. Sockets that it opens stay there; `/proc/sys/net` is that of the
-/// namespace meanwhile. `work` must not block, because the whole thread is in that namespace.
+/// Runs `work` in the network namespace at `path`. Sockets that `work` opens stay in that namespace; during `work`,
+/// `/proc/sys/net` is also that of the namespace. `work` must not block, because the whole thread is in that namespace.
+/// If the kernel refuses to return to the original namespace (ENOMEM), returning is retried for a second.
 ///
 /// # Errors
 /// [`Error::Kernel`] if there is no such namespace; `work` was then not run.
@@ -145,11 +151,49 @@ pub fn inside<T>(path: &Path, work: impl FnOnce() -> T) -> Result<T, Error> {
     let enter = |file: &std::fs::File| process::setns(std::os::fd::AsFd::as_fd(file).into(), CLONE_NEWNET);
     enter(&there).map_err(|errno| refused("enter", &path.display().to_string(), errno))?;
     let result = work();
+    let returned = retry(|| enter(&here), || process::pause(RETURN_PAUSE.as_nanos() as i64));
     // Continuing in the wrong namespace would be unsafe, so the process ends; pods keep running without it.
-    enter(&here).expect("a namespace that this process came from takes it back");
+    returned.expect("a namespace that this process came from takes it back");
     Ok(result)
+}
+
+/// Calls `attempt` until it succeeds, or has failed [`RETURN_TRIES`] times; returns the last result.
+fn retry(
+    mut attempt: impl FnMut() -> Result<(), sys::Errno>,
+    mut pause: impl FnMut(),
+) -> Result<(), sys::Errno> {
+    for _ in 1..RETURN_TRIES {
+        match attempt() {
+            Ok(()) => return Ok(()),
+            Err(_) => pause(),
+        }
+    }
+    attempt()
 }
 
 fn refused(op: &'static str, target: &str, errno: sys::Errno) -> Error {
     Error::kernel(op, target, Errno::from_raw(errno.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_back_that_is_refused_for_a_while_is_tried_again() {
+        for (failures, expected) in
+            [(0, Ok(())), (1, Ok(())), (RETURN_TRIES - 1, Ok(())), (RETURN_TRIES, Err(sys::Errno::ENOMEM))]
+        {
+            let (mut tries, mut pauses) = (0, 0);
+            let outcome = retry(
+                || {
+                    tries += 1;
+                    if tries > failures { Ok(()) } else { Err(sys::Errno::ENOMEM) }
+                },
+                || pauses += 1,
+            );
+            assert_eq!(outcome, expected, "{failures}");
+            assert_eq!(pauses, failures.min(RETURN_TRIES - 1), "{failures}");
+        }
+    }
 }

@@ -50,15 +50,15 @@ const NFTA_DATA_VALUE: u16 = 1;
 
 /// Type of a comment in a rule's user data (libnftnl, NFTNL_UDATA_RULE_COMMENT).
 const USERDATA_COMMENT: u8 = 0;
-/// `struct nfgenmsg`.
+/// Size of `struct nfgenmsg` in bytes.
 pub(super) const HEADER_BYTES: usize = 4;
 
-/// The two registers that rules use, 16 bytes each (NFT_REG_1, NFT_REG_2).
+/// The first of the two registers that rules use, 16 bytes each (NFT_REG_1).
 const FIRST: u32 = 1;
 const SECOND: u32 = 2;
 const NFT_CMP_EQ: u32 = 0;
 const NFT_CMP_NEQ: u32 = 1;
-/// Bases of offsets in a packet (NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER).
+/// Base of offsets in a packet's network header (NFT_PAYLOAD_NETWORK_HEADER).
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const NFT_META_MARK: u32 = 3;
@@ -68,7 +68,7 @@ const NFT_META_L4PROTO: u32 = 16;
 const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;
 const LOOPBACK: Network = Network { address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 };
-/// The chain of [`Rules::guard_loopback`].
+/// Name of the chain of [`Rules::guard_loopback`].
 const GUARD: &str = "guard";
 /// Type, hook (NF_INET_PRE_ROUTING) and priority (NF_IP_PRI_RAW) of the guard: before connection tracking and address
 /// translation.
@@ -81,16 +81,16 @@ const NFT_NAT_DNAT: u32 = 1;
 /// Hooks of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Packets that arrive.
+    /// Packets that arrive at this host.
     Prerouting,
     /// Packets sent by this host.
     Output,
-    /// Packets that are about to leave.
+    /// Packets that are about to leave this host.
     Postrouting,
 }
 
 impl Hook {
-    /// Chain, number (NF_INET_…) and priority (NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC).
+    /// Name of the chain, number of the hook (NF_INET_…) and priority (NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC).
     fn parts(self) -> (&'static str, u32, i32) {
         match self {
             Self::Prerouting => ("prerouting", 0, -100),
@@ -104,11 +104,11 @@ impl Hook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Protocol {
-    /// TCP
+    /// Transmission Control Protocol.
     Tcp = 6,
-    /// UDP
+    /// User Datagram Protocol.
     Udp = 17,
-    /// SCTP
+    /// Stream Control Transmission Protocol.
     Sctp = 132,
 }
 
@@ -121,7 +121,7 @@ pub struct Rules<'a> {
     owner: &'a str,
 }
 
-/// A rule under construction: matches, then actions.
+/// A rule under construction: its matches, followed by its actions.
 #[derive(Debug)]
 pub struct Rule<'a> {
     pub(super) batch: &'a mut Batch,
@@ -136,7 +136,7 @@ pub(super) fn family(is_ipv6: bool) -> u8 {
     if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }
 }
 
-/// Starts or ends a transaction.
+/// Adds the message that starts or ends a transaction.
 pub(super) fn border(batch: &mut Batch, message: u16) {
     batch.message(message, 0, &[0, 0, 0, NFNL_SUBSYS_NFTABLES], "change", "nftables");
 }
@@ -213,10 +213,10 @@ impl<'a> Rules<'a> {
     }
 
     /// Adds a rule that drops packets from other hosts or pods to 127.0.0.0/8. It must be added before
-    /// `net.ipv4.conf.LINK.route_localnet` is set: without that setting the kernel drops these packets itself (RFC
-    /// 1122, 3.2.1.3), with it every neighbour on the link can reach services on the node's loopback (CVE-2020-8558).
-    /// Replies to connections from 127.0.0.1 to a published port are not affected: the connections are masqueraded, so
-    /// replies on the link have another destination.
+    /// `net.ipv4.conf.LINK.route_localnet` is set: without this setting the kernel drops such packets itself (RFC 1122,
+    /// 3.2.1.3); with it every neighbour on the link could reach services on the node's loopback interface
+    /// (CVE-2020-8558). Replies to connections from 127.0.0.1 to a published port are not affected: the connections are
+    /// masqueraded, so replies on the link have another destination.
     ///
     /// There is one rule for all links, which is replaced each time. It has no owner and is kept with the table,
     /// because `route_localnet` also stays set.
@@ -314,7 +314,7 @@ impl Rule<'_> {
         self.compare(operation, &octets(network.base().address));
     }
 
-    /// Matches packets that arrived on another link.
+    /// Matches packets that did not arrive on the link `name`.
     fn not_from_link(&mut self, name: &str) {
         let mut bytes = name.as_bytes().to_vec();
         bytes.resize(LINK_NAME_BYTES, 0);
@@ -358,7 +358,7 @@ impl Rule<'_> {
         self.compare(NFT_CMP_NEQ, &[0; 4]);
     }
 
-    /// Sets a bit of the mark; the next rule is evaluated too (NFTA_META_KEY, NFTA_META_SREG).
+    /// Sets a bit of the mark; evaluation continues with the next rule (NFTA_META_KEY, NFTA_META_SREG).
     pub fn set_mark(&mut self, bit: u32) {
         self.load_meta(NFT_META_MARK);
         self.mask(&(!bit).to_ne_bytes(), &bit.to_ne_bytes());
@@ -437,7 +437,7 @@ fn list(table: &str, family: u8) -> Batch {
     batch
 }
 
-/// Chain and handle of a rule with this comment.
+/// Chain and handle of a rule; `None` if its comment is not `wanted`.
 fn read(message: &Message<'_>, wanted: &[u8]) -> Option<(String, Vec<u8>)> {
     if message.kind != kind(NFT_MSG_NEWRULE) {
         return None;

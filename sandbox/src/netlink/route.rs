@@ -21,14 +21,14 @@ const RTA_PREFSRC: u16 = 7;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_BOOT: u8 = 3;
 const RTN_UNICAST: u8 = 1;
-/// `struct rtmsg`.
+/// Size of `struct rtmsg` in bytes.
 const HEADER_BYTES: usize = 12;
 
-/// Scope of a destination.
+/// Scope of a route's destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Scope {
-    /// Any destination.
+    /// The destination may be anywhere.
     Universe = 0,
     /// A destination on the link.
     Link = 253,
@@ -41,20 +41,20 @@ pub enum Scope {
 /// One route.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// Destination.
+    /// Network of destination addresses.
     pub destination: Network,
     /// Index of the link.
     pub link: u32,
-    /// Gateway.
+    /// Gateway; `None`: the destination is directly reachable on the link.
     pub gateway: Option<IpAddr>,
-    /// Source address of packets.
+    /// Source address of packets; `None`: the kernel chooses it.
     pub source: Option<IpAddr>,
-    /// Scope.
+    /// Scope of the destination.
     pub scope: Scope,
 }
 
 impl Route {
-    /// Description for error messages.
+    /// Description of the route for error messages.
     fn title(&self) -> String {
         self.gateway.map_or_else(
             || self.destination.to_string(),

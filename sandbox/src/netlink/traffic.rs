@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   pod <── veth, bucket                     what the pod receives
-//!   pod ──> veth, ingress ── u32, mirred ──> ifb, bucket ──> goes on as if it came from the veth
+//!   pod ──> veth, ingress ── u32, mirred ──> ifb, bucket ──> continues as if from the veth  
 //! ```
 //! Rules: include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h, tc_act/tc_mirred.h; tc-tbf(8).
 
@@ -25,23 +25,23 @@ const TCA_MIRRED_PARMS: u16 = 2;
 
 const TC_H_ROOT: u32 = 0xffff_ffff;
 const TC_H_INGRESS: u32 = 0xffff_fff1;
-/// Handles `1:`, `ffff:` and the class `1:1`.
+/// Handle `1:` of the token bucket.
 const BUCKET: u32 = 0x1_0000;
 const INGRESS: u32 = 0xffff_0000;
 const CLASS: u32 = 0x1_0001;
-/// Priority 1, packets of all protocols (ETH_P_ALL, big endian).
+/// Info field of a filter: priority 1, packets of all protocols (ETH_P_ALL, big endian).
 const EVERY_PACKET: u32 = 1 << 16 | 0x0300;
 const TC_U32_TERMINAL: u8 = 1;
 const TC_ACT_STOLEN: u32 = 4;
 const TCA_EGRESS_REDIR: u32 = 1;
 
-/// Maximum time that a packet waits for tokens.
+/// Maximum time in milliseconds that a packet waits for tokens.
 const LATENCY_MS: u64 = 25;
 /// Numerator of the kernel's packet scheduler clock: 15.625 ticks per microsecond, on every machine (PSCHED_SHIFT).
 const TICKS: u64 = 125;
 const TICKS_US: u64 = 8;
 
-/// A limit, in bytes.
+/// A limit of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Bytes per second; not 0.
@@ -63,7 +63,7 @@ impl Rate {
     }
 }
 
-/// `struct tcmsg`.
+/// Encodes `struct tcmsg`.
 fn header(link: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     let numbers = [0, link, handle, parent, info];
     numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()

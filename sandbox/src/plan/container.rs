@@ -11,9 +11,9 @@ use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
 
-/// `unshare(2)`: CLONE_NEWNS.
+/// Flag CLONE_NEWNS of `unshare(2)`.
 pub(super) const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
-/// `unshare(2)`: CLONE_NEWCGROUP.
+/// Flag CLONE_NEWCGROUP of `unshare(2)`.
 const NEW_CGROUP_NAMESPACE: u32 = 0x0200_0000;
 
 const S_IFCHR: u32 = 0o020_000;
@@ -29,15 +29,16 @@ const NODES: [(&str, u32, u32); 6] = [
     ("/dev/tty", 5, 0),
 ];
 
-/// Links in /dev of every container (CRI 4.3). On a kernel without /proc/kcore the last one is dangling.
-const LINKS: [(&str, &str); 6] = [
+/// Links in /dev of every container: path, target (CRI 4.3).
+const LINKS: [(&str, &str); 5] = [
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
     ("/dev/ptmx", "pts/ptmx"),
-    ("/dev/core", "/proc/kcore"),
 ];
+/// Link that is created only if the kernel has its target.
+const CORE_LINK: (&str, &str) = ("/dev/core", "/proc/kcore");
 
 pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     let mut mounts = MountPlan::of(plan)?;
@@ -76,7 +77,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     let mounts = mounts.attach(&mut record, |record, mount| {
         if mount.is_default && mount.target == "/dev" {
             nodes(record, &in_dev)?;
-            for (path, content) in LINKS {
+            for (path, content) in LINKS.into_iter().chain(plan.has_kcore.then_some(CORE_LINK)) {
                 link(record, content, path)?;
             }
         }
@@ -106,7 +107,7 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     Ok(record.finish())
 }
 
-/// Files written through the node's procfs, and namespaces that are not the pod's.
+/// Adds operations that need the host: files written through the node's procfs, and namespaces that replace the pod's.
 fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     process::oom_score(record, plan.process.oom_score_adj)?;
     process::apparmor(record, plan.process.apparmor.as_deref())?;
@@ -123,7 +124,7 @@ fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     Ok(())
 }
 
-/// Joins a namespace instead of the pod's.
+/// Adds an operation that joins the namespace at `path` in place of the pod's; an empty path creates a new namespace.
 fn join(record: &mut Record, kind: NamespaceKind, path: &std::path::Path) -> Result<(), Error> {
     if path.as_os_str().is_empty() {
         return record.push(&Op::Unshare { flags: kind.flag() });
@@ -144,7 +145,8 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     record.push(&Op::PivotRoot { new_root: Text::new(&target) })
 }
 
-/// Device nodes below /dev, and those elsewhere. If a volume is mounted on /dev, nothing is created in it.
+/// Device nodes below /dev, and device nodes at other paths. If a volume is mounted on /dev, no nodes are created in
+/// it.
 fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), Error> {
     let mut all: Vec<DeviceNode> = NODES
         .iter()
@@ -159,8 +161,8 @@ fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), E
         .collect();
     for device in &plan.devices {
         let path = path::container("devices", &device.path)?;
-        let is_taken =
-            LINKS.iter().any(|(link, _)| *link == path) || all.iter().any(|other| other.path == path);
+        let is_taken = LINKS.iter().chain([&CORE_LINK]).any(|(link, _)| *link == path)
+            || all.iter().any(|other| other.path == path);
         if !is_taken {
             all.push(DeviceNode { path, ..device.clone() });
         }
@@ -200,7 +202,8 @@ fn nodes(record: &mut Record, devices: &[DeviceNode]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The kernel's 32-bit form (include/linux/kdev_t.h, `new_encode_dev`): minor's low byte, major, rest of minor.
+/// Encodes a device number in the kernel's 32-bit format (include/linux/kdev_t.h, `new_encode_dev`): low byte of minor,
+/// major, rest of minor.
 fn encode_device(major: u32, minor: u32) -> u64 {
     u64::from((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12))
 }

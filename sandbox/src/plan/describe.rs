@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use crate::error::describe_errno;
 
-/// Describes operation `index` of `record` (from 0), without its error.
+/// Describes operation `index` of `record` (from 0), without the error.
 pub fn describe(record: &[u8], index: u16) -> String {
     match find(record, index) {
         Some(op) => words(&op, record),
@@ -14,8 +14,8 @@ pub fn describe(record: &[u8], index: u16) -> String {
     }
 }
 
-/// Describes the failure of operation `index` with `errno` (0: the record itself could not be read). The text for an
-/// exec is the one that CRI clients expect: `exec: "nope": executable file not found in $PATH`.
+/// Describes the failure of operation `index` with `errno` (0: the record itself could not be read). For an exec the
+/// text is in the form that CRI clients expect: `exec: "nope": executable file not found in $PATH`.
 pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
     if errno == 0 {
         return format!("operation {index} of the launch record: not readable by this pod's monitor");
@@ -49,7 +49,7 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
     }
 }
 
-/// Describes the mismatch that `Op::Verify` found.
+/// Describes the [`Mismatch`] that `Op::Verify` found.
 fn mismatch_words(mismatch: Mismatch, op: &Op<'_>) -> String {
     let Op::Verify { masked, read_only, .. } = *op else { return format!("{mismatch:?}") };
     let nth = |block: Block<'_>, index: u32| {
@@ -76,7 +76,7 @@ fn find(record: &[u8], index: u16) -> Option<Op<'_>> {
     walk(record).ok()?.nth(usize::from(index))?.ok()
 }
 
-/// Host path of the tree in `slot`.
+/// Host path of the tree in `slot`, for error messages.
 fn source(record: &[u8], slot: u16) -> String {
     let found = walk(record).into_iter().flatten().flatten().find_map(|op| match op {
         Op::OpenTree { slot: other, path, .. } if other == slot => Some(show(path)),

@@ -5,9 +5,9 @@
 //!   ContainerPlan ─┼─► checks, order, defaults ─► Op… ─┼─ executed by the container's child, from clone to exec
 //!   ExecPlan      ─┘   (pure: no I/O here)             └─ executed by the exec's child
 //! ```
-//! All decisions about security and order are made here, so that each rule can be tested as a table without root, and
-//! the child only executes operations. Paths are validated as text; the child resolves them inside the container's root
-//! (`coracle_wire::Op`). Rules: CRI 3 and CRI 4.
+//! All decisions about security and order are made in this module, so that each rule can be tested as a table without
+//! root; the child only executes operations. Paths are validated as text; the child resolves them inside the
+//! container's root (`coracle_wire::Op`). Rules: CRI 3 and CRI 4.
 
 mod container;
 mod describe;
@@ -88,7 +88,7 @@ pub fn needs_host(record: &[u8]) -> bool {
     coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
 }
 
-/// Adapts a record to a monitor with this frame version: removes the operations that it does not know
+/// Adapts a record to a monitor with this frame version: removes the operations that the monitor does not support
 /// ([`coracle_wire::Op::since`]).
 ///
 /// # Errors
@@ -117,8 +117,8 @@ pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
     Ok(if version < coracle_wire::VERSION { known.finish() } else { record })
 }
 
-/// Whether the failure of operation `index` of `record` is caused by the image: it has a link at a mount's path that
-/// leads to a forbidden place, or a file.
+/// Whether the image caused the failure of operation `index` of `record`: at the path of a mount, the image has a file
+/// or a link to a forbidden place.
 pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
     use coracle_wire::Op;
     use nix::errno::Errno;
@@ -133,18 +133,18 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
     }
 }
 
-/// What a launch record confines its process by, for execs into the container.
+/// The confinement in a launch record, which is also applied to execs into the container.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Confinement {
-    /// The seccomp filter.
+    /// The seccomp filter; `None`: unconfined.
     pub seccomp: Option<Seccomp>,
-    /// The AppArmor profile.
+    /// Name of the AppArmor profile; `None`: no profile.
     pub apparmor: Option<String>,
-    /// The SELinux label.
+    /// The SELinux label; `None`: not set.
     pub selinux: Option<String>,
 }
 
-/// The confinement in a launch record. Each exec reads it, so the record is decoded once.
+/// Decodes the confinement in a launch record. Called for each exec, so the record is decoded only once.
 pub fn confinement_of(record: &[u8]) -> Confinement {
     let (apparmor, selinux) = (Text::new(crate::lsm::APPARMOR_EXEC), Text::new(crate::lsm::SELINUX_EXEC));
     let text = |data: &[u8]| String::from_utf8_lossy(data).into_owned();

@@ -1,11 +1,11 @@
 //! The single list of a container's mounts: the kernel's file systems, image volumes, the pod's volumes and files,
-//! masked and read-only paths. Security depends on its order, so only this module sorts or extends it:
+//! masked and read-only paths. Security depends on the order of the list, so only this module sorts or extends it:
 //!
 //! ```text
 //!   MountPlan::of ──► open, open_images ──► attach ──► Uncovered::cover ──► Unverified::verify
 //! ```
-//! The type of each stage consumes the one before, and a record refuses mount operations after the masked and read-only
-//! paths ([`Record::seal_mounts`]).
+//! Each stage is a type that consumes the type of the stage before, and a record refuses mount operations after the
+//! masked and read-only paths ([`Record::seal_mounts`]).
 //!
 //! 1. /proc, /sys and /dev come first: they must be directories of the image, and a later mount that a link leads onto
 //!    them is detected and refused.
@@ -32,15 +32,15 @@ const IMAGE_VOLUMES_MAX: usize = 256;
 /// mounts come first, then the requested ones in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Position {
-    /// /proc, /sys and /dev.
+    /// A mount at /proc, /sys or /dev.
     Kernel,
-    /// A volume declared by the image.
+    /// A volume declared by the image; with the number of its path components.
     ImageVolume(usize),
-    /// All other mounts.
+    /// Any other mount; with the number of its path components.
     Mount(usize),
-    /// Masked paths.
+    /// A masked path.
     Mask,
-    /// Read-only paths.
+    /// A read-only path.
     ReadOnly,
 }
 
@@ -61,20 +61,20 @@ impl Position {
     }
 }
 
-/// All mounts of a container, in order.
+/// First stage: all mounts of a container, in order.
 pub(super) struct MountPlan {
     entries: Vec<Planned>,
     root_read_only: bool,
 }
 
-/// Stage in which all mounts are made, and nothing is masked or read-only yet.
+/// Second stage: all mounts are created, and no path is masked or read-only yet.
 #[must_use]
 pub(super) struct Uncovered {
     covers: Vec<Planned>,
     verify: Unverified,
 }
 
-/// Stage with the expected result of a plan, to be verified.
+/// Third stage: the expected result of the plan, which must be verified.
 #[must_use]
 pub(super) struct Unverified {
     kernel: [KernelDirectory; KERNEL.len()],
@@ -84,6 +84,8 @@ pub(super) struct Unverified {
 }
 
 impl MountPlan {
+    /// Sorts the mounts of a container by depth.
+    ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid mount, image volume or path.
     pub(super) fn of(plan: &ContainerPlan) -> Result<Self, Error> {
@@ -105,17 +107,17 @@ impl MountPlan {
         self.entries.iter().any(Planned::is_shared)
     }
 
-    /// Opens the sources on the host, while the host's files are accessible.
+    /// Adds the operations that open the sources on the host; at this point the host's files are accessible.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         self.entries.iter_mut().try_for_each(|planned| planned.open(record))
     }
 
-    /// Mounts the images of image mounts, while the layers are accessible.
+    /// Adds the operations that mount the images of image mounts; at this point the layers are accessible.
     pub(super) fn open_images(&mut self, record: &mut Record, root: &Root) -> Result<(), Error> {
         self.entries.iter_mut().try_for_each(|planned| planned.open_image(record, root))
     }
 
-    /// Makes all mounts; `after` adds operations after each mount.
+    /// Adds the operations that create all mounts; `after` adds operations after each mount.
     pub(super) fn attach(
         self,
         record: &mut Record,
@@ -133,7 +135,7 @@ impl MountPlan {
 }
 
 impl Uncovered {
-    /// Applies masked and read-only paths; the record accepts no mount after that.
+    /// Adds the operations for masked and read-only paths; the record accepts no mount after them.
     pub(super) fn cover(self, record: &mut Record) -> Result<Unverified, Error> {
         self.covers.iter().try_for_each(|planned| planned.attach(record))?;
         record.seal_mounts();
@@ -166,8 +168,8 @@ impl Unverified {
         Self { kernel, root_read_only: plan.root_read_only, masked, read_only }
     }
 
-    /// Adds the verification. It must come after everything that is created in the root, and before a user namespace is
-    /// entered.
+    /// Adds the verification. It must be after all operations that create objects in the root, and before a user
+    /// namespace is entered.
     pub(super) fn verify(self, record: &mut Record) -> Result<(), Error> {
         let masked = Strings::of("masked_paths", &self.masked)?;
         let read_only = Strings::of("readonly_paths", &self.read_only)?;
@@ -209,7 +211,7 @@ fn image_volumes(declared: &[String], mounts: &[Planned]) -> Result<Vec<String>,
     Ok(targets)
 }
 
-/// Validates and cleans masked or read-only paths.
+/// Validates and cleans masked or read-only paths; `field` is the name for errors.
 fn covered(field: &str, plan: &ContainerPlan, paths: &[String]) -> Result<Vec<String>, Error> {
     if plan.privileged {
         return Ok(Vec::new());

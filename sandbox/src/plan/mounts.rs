@@ -10,7 +10,7 @@ use super::request::{CgroupMount, ContainerPlan, FreshKind, Mount, Root, Source}
 use super::{overlay, path};
 use crate::Error;
 
-/// `MOUNT_ATTR_…` of mount_setattr(2).
+/// The flags `MOUNT_ATTR_…` of mount_setattr(2).
 pub(super) mod attribute {
     pub(crate) const READ_ONLY: u64 = 0x1;
     pub(crate) const NO_SUID: u64 = 0x2;
@@ -39,10 +39,10 @@ const CGROUP_TARGET: &str = "/sys/fs/cgroup";
 
 /// One mount of the container.
 pub(super) struct Planned {
-    /// Container path, cleaned.
+    /// Container path, absolute and without `.` and `..`.
     pub(super) target: String,
     pub(super) what: What,
-    /// Whether it is a default mount and not a requested one.
+    /// Whether the mount is a default mount and not a requested one.
     pub(super) is_default: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum What {
     Fresh { kind: &'static std::ffi::CStr, options: Vec<String>, attributes: u64 },
     /// A tree of the host.
     Bind(Bind),
-    /// An image; the bind has its slot.
+    /// An image; `bind` contains the slot of its tree.
     Image { lowers: Vec<String>, sub_path: String, empty: PathBuf, bind: Bind },
     /// The hierarchies of cgroup v1.
     Cgroups {
@@ -60,7 +60,7 @@ pub(super) enum What {
         read_only: bool,
         options: Vec<String>,
     },
-    /// The container's own directory, bind-mounted on itself.
+    /// The container's own directory at the target, bind-mounted on itself.
     ImageVolume,
     /// A mask: the host's /dev/null on a file, an empty tmpfs on a directory.
     Mask {
@@ -72,8 +72,9 @@ pub(super) enum What {
 }
 
 impl What {
-    /// Sets the SELinux label of a new file system that belongs to the container. Files of procfs, sysfs and cgroups
-    /// are labelled by the policy, and all mqueue mounts of an IPC namespace share one file system.
+    /// Sets the SELinux label of a new file system that only this container uses. Not for procfs, sysfs and cgroups,
+    /// whose files are labelled by the policy, and mqueue, because all mounts in an IPC namespace share one file
+    /// system.
     fn label(&mut self, label: &str) {
         match self {
             What::Fresh { kind, options, .. } if matches!(kind.to_bytes(), b"tmpfs" | b"devpts") => {
@@ -90,17 +91,17 @@ impl What {
 pub(super) struct Bind {
     source: PathBuf,
     recursive: bool,
-    /// Whether it is opened in the host's mount namespace instead of the pod's.
+    /// Whether the source is opened in the host's mount namespace instead of the pod's.
     from_host: bool,
     propagation: Propagation,
     attributes: u64,
     attributes_recursive: bool,
     maps_owners: bool,
-    /// Slot of the tree between [`Planned::open`] and [`Planned::attach`].
+    /// Slot of the detached tree between [`Planned::open`] and [`Planned::attach`].
     slot: u16,
 }
 
-/// The default mounts, then the requested ones in their order.
+/// The default mounts, followed by the requested ones in their order.
 pub(super) fn of(plan: &ContainerPlan) -> Result<Vec<Planned>, Error> {
     let mut asked = Vec::new();
     for (index, mount) in plan.mounts.iter().enumerate() {
@@ -293,7 +294,7 @@ impl Planned {
         Self { target, what, is_default: false }
     }
 
-    /// Whether it is the default file system of /proc, /sys or /dev.
+    /// Whether the mount is the default file system of /proc, /sys or /dev.
     pub(super) fn is_fresh_for(&self, directory: &str) -> bool {
         let expected = match directory {
             "/proc" => c"proc",
@@ -303,7 +304,7 @@ impl Planned {
         matches!(&self.what, What::Fresh { kind, .. } if *kind == expected)
     }
 
-    /// Whether its own flags make it read-only.
+    /// Whether the mount's own flags make it read-only.
     pub(super) fn is_read_only(&self) -> bool {
         match &self.what {
             What::Fresh { attributes, .. } => attributes & READ_ONLY != 0,
@@ -318,7 +319,7 @@ impl Planned {
         matches!(&self.what, What::Bind(bind) if bind.propagation == Propagation::Shared)
     }
 
-    /// Opens the source on the host, while the host's files are accessible.
+    /// Adds the operation that opens the source on the host; at this point the host's files are accessible.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         match &mut self.what {
             What::Fresh { .. } | What::Image { .. } | What::ImageVolume | What::ReadOnly => Ok(()),
@@ -332,8 +333,9 @@ impl Planned {
         }
     }
 
-    /// Mounts an image's layers on the future root's mount point, possibly over an earlier mount, and opens the
-    /// requested path in it. In the container's mount namespace, while the layers are accessible.
+    /// Adds the operations that mount an image's layers on the future root's mount point, possibly over an earlier
+    /// mount, and open the requested path in it. They run in the container's mount namespace; at this point the layers
+    /// are accessible.
     pub(super) fn open_image(&mut self, record: &mut Record, root: &Root) -> Result<(), Error> {
         let What::Image { lowers, sub_path, empty, bind } = &mut self.what else { return Ok(()) };
         let directory = path::host("root", &root.layers_directory)?;
@@ -349,7 +351,7 @@ impl Planned {
         record.push(&Op::OpenBelow { slot: bind.slot, base: Text::new(&target), path: Text::new(&path) })
     }
 
-    /// Attaches the mount inside the container's root.
+    /// Adds the operation that attaches the mount inside the container's root.
     pub(super) fn attach(&self, record: &mut Record) -> Result<(), Error> {
         match &self.what {
             What::Fresh { kind, options, attributes } => {

@@ -1,6 +1,6 @@
-//! Options of an OverlayFS mount. They must fit into one page, so lower layers are given as short names relative to one
-//! directory (mount(2) copies at most one page of options; paths of 80 bytes would allow only 50 layers). The daemon
-//! uses links of 26 bytes.
+//! Options of an OverlayFS mount. All options must fit into one page, which is the limit of mount(2). Therefore lower
+//! layers are given as short names relative to one directory: the daemon uses links of 26 bytes, whereas paths of 80
+//! bytes would allow only 50 layers.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -11,8 +11,8 @@ use super::record::c_string;
 use super::request::Root;
 use crate::Error;
 
-/// Maximum length of the options: a page without the NUL. 4 KiB also on kernels with larger pages, so that images
-/// behave in the same way.
+/// Maximum length of the options in bytes: a page without the NUL. The limit is 4 KiB also on kernels with larger
+/// pages, so that images behave in the same way.
 const OPTIONS_BYTES_MAX: usize = 4095;
 
 pub(super) fn options(root: &Root) -> Result<CString, Error> {
@@ -26,8 +26,8 @@ pub(super) fn options(root: &Root) -> Result<CString, Error> {
     finish(root.lowers.len(), &options)
 }
 
-/// Options of a read-only overlay, for an image as a volume. `empty` is the lowest layer, for images with a single
-/// layer.
+/// Options of a read-only overlay, for an image volume. `empty` is an additional lowest layer for an image with a
+/// single layer.
 pub(super) fn read_only_options(
     layers: &[String],
     empty: &Path,
@@ -41,8 +41,8 @@ pub(super) fn read_only_options(
     finish(layers.len(), &options)
 }
 
-/// Adds the SELinux label of all files of the file system. It is quoted, and the kernel removes the quotes, because a
-/// level contains commas (security/selinux/hooks.c, `selinux_sb_eat_lsm_opts`).
+/// Adds the SELinux label of all files of the file system. The label is quoted, because a level contains commas, and
+/// the kernel removes the quotes (security/selinux/hooks.c, `selinux_sb_eat_lsm_opts`).
 pub(super) fn label(label: Option<&str>, options: &mut Vec<u8>) {
     if let Some(label) = label {
         options.extend_from_slice(format!(",context=\"{label}\"").as_bytes());
@@ -139,8 +139,8 @@ mod tests {
         assert!(error.to_string().contains("1 layers need 4096 bytes of mount options"), "{error}");
     }
 
-    /// Number of layers that fit with the daemon's links (`l/` and 24 digits) and the paths of a container below the
-    /// default root. With the names of 32 digits that builds before 0.1.0 used it was 113.
+    /// Number of layers that fit into the options with the daemon's links (`l/` and 24 digits) and the paths of a
+    /// container below the default root. With names of 32 digits, as in builds before 0.1.0, the number was 113.
     #[test]
     fn so_many_layers_fit() {
         let fit = |name: &str| {

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::record::c_string;
 use crate::Error;
 
-/// Maximum length of a path in the kernel, without its NUL (PATH_MAX is 4096).
+/// Maximum length of a path in bytes, without its NUL (the kernel's PATH_MAX is 4096).
 const PATH_BYTES_MAX: usize = 4095;
 
 /// Validates a host path: absolute and not too long.
@@ -80,7 +80,7 @@ mod tests {
         assert!(container("target", &"/a".repeat(3000)).is_err());
     }
 
-    /// Property: the result is clean for any input, and cleaning it again changes nothing.
+    /// For any input the result is clean, and cleaning it again changes nothing.
     #[test]
     fn cleaning_is_final() {
         let mut seed = 7_u64;

@@ -19,11 +19,11 @@ const UMASK: u32 = 0o022;
 /// Maximum number of directories of `PATH` that are tried; the default has six.
 const PATH_PARTS_MAX: usize = 256;
 
-/// Maximum size of a filter (BPF_MAXINSNS instructions of 8 bytes).
+/// Maximum size of a filter in bytes (BPF_MAXINSNS instructions of 8 bytes).
 const SECCOMP_BYTES_MAX: usize = 4096 * 8;
 
-/// Joins the cgroups. This comes first, so that everything afterwards is accounted for and can be killed through the
-/// cgroup.
+/// Adds the operations that join the cgroups. They must be first, so that all later operations are accounted to the
+/// cgroup and the process can be killed through it.
 pub(super) fn join_cgroups(record: &mut Record, join_files: &[PathBuf]) -> Result<(), Error> {
     for file in join_files {
         let path = path::host("cgroup_joins", file)?;
@@ -32,8 +32,8 @@ pub(super) fn join_cgroups(record: &mut Record, join_files: &[PathBuf]) -> Resul
     Ok(())
 }
 
-/// Sets the OOM score, before capabilities are dropped, because lowering it needs CAP_SYS_RESOURCE. A nested daemon
-/// lacks that, so the write is optional.
+/// Sets the OOM score adjustment. This must be before capabilities are dropped, because lowering it needs
+/// CAP_SYS_RESOURCE. A nested daemon does not have this capability, so a failure is ignored.
 pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), Error> {
     let Some(score) = score else { return Ok(()) };
     if !(-1000..=1000).contains(&score) {
@@ -43,16 +43,16 @@ pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), E
     record.push(&Op::WriteFile { path, data: score.to_string().as_bytes(), optional: true })
 }
 
-/// Sets the AppArmor profile through the node's procfs, before a file of the image could be at that path. The kernel
-/// applies it at exec.
+/// Sets the AppArmor profile through the node's procfs, before the image could have a file at that path. The kernel
+/// applies the profile at exec.
 pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(), Error> {
     let Some(profile) = profile else { return Ok(()) };
     let data = format!("exec {profile}");
     record.push(&Op::WriteFile { path: Text::new(APPARMOR_EXEC), data: data.as_bytes(), optional: false })
 }
 
-/// Sets the SELinux label through the node's procfs. Keys created for the container get the label too; if the policy
-/// forbids that, the container cannot use them.
+/// Sets the SELinux label through the node's procfs. Keys that are created for the container get the label, too; if the
+/// policy forbids that, the container cannot use keys.
 pub(super) fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Error> {
     let Some(label) = label else { return Ok(()) };
     let data = label.as_bytes();
@@ -126,9 +126,9 @@ pub(super) fn working_directory(record: &mut Record, process: &Process, create: 
 
 /// Adds the operations from root with all capabilities to the program. The order follows from their requirements: the
 /// bounding set needs CAP_SETPCAP, groups and user need CAP_SETGID and CAP_SETUID, and a filter without no_new_privs
-/// needs CAP_SYS_ADMIN, so all these come before capabilities are set. With no_new_privs the filter comes last. Of
-/// coracle's own calls the filter then applies to exec, and to the calls that create the second process in the
-/// container's PID namespace, which starts with the filter ([`Op::SpareOwnCalls`]).
+/// needs CAP_SYS_ADMIN, so all these come before capabilities are set. With no_new_privs the filter comes last. The
+/// filter then also applies to coracle's own exec, and to the calls that create the second process in the container's
+/// PID namespace ([`Op::SpareOwnCalls`]).
 pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Result<(), Error> {
     let identity = &process.identity;
     let capabilities = &process.capabilities;
@@ -172,9 +172,9 @@ fn load_filter(record: &mut Record, filter: Option<&Seccomp>) -> Result<(), Erro
     record.push(&Op::Seccomp { program, flags: *flags })
 }
 
-/// The candidate paths: the command itself if it contains a slash (relative to the working directory), else one for
-/// each directory of the container's `PATH`. Empty and relative components would mean the working directory, which is
-/// not intended in an image; they are skipped, as other runtimes do (Go's LookPath).
+/// The candidate paths of the program: the command itself if it contains a slash (relative to the working directory),
+/// otherwise one for each directory of the container's `PATH`. Empty and relative components of `PATH` are skipped, as
+/// in other runtimes (Go's LookPath), because the working directory is not intended to be searched.
 fn candidates(process: &Process) -> Result<Strings, Error> {
     let Some(command) = process.arguments.first().filter(|command| !command.is_empty()) else {
         return Err(Error::invalid("command", "no command specified"));

@@ -10,7 +10,7 @@ use crate::Error;
 /// paths.
 const RECORD_BYTES_MAX: usize = 4 << 20;
 
-/// Slots of the child's table of detached trees (`coracle_wire::Op::OpenTree`).
+/// Number of slots in the child's table of detached trees (`coracle_wire::Op::OpenTree`).
 const SLOTS_MAX: u16 = 256;
 
 /// A record under construction.
@@ -45,7 +45,7 @@ impl Record {
         Ok(())
     }
 
-    /// Refuses further mount operations, which could uncover masked paths.
+    /// Refuses further mount operations from now on, because they could hide or uncover masked paths.
     pub(super) fn seal_mounts(&mut self) {
         self.has_all_mounts = true;
     }

@@ -10,39 +10,39 @@ use crate::capability::Capabilities;
 use crate::identity::Identity;
 use crate::userns::UserMappings;
 
-/// Namespaces that the pod has of its own; the others are the host's.
+/// Kinds of namespaces that the pod does not share with the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNamespaces {
-    /// Network.
+    /// Whether the pod has its own network namespace.
     pub network: bool,
-    /// IPC and /dev/shm.
+    /// Whether the pod has its own IPC namespace and /dev/shm.
     pub ipc: bool,
-    /// UTS: the host name.
+    /// Whether the pod has its own UTS namespace (host name).
     pub uts: bool,
 }
 
-/// A pod's setup.
+/// The plan of a pod's set-up.
 #[derive(Clone, Debug)]
 pub struct SandboxPlan {
     /// The pod's own namespaces.
     pub namespaces: PodNamespaces,
-    /// Whether containers share a PID namespace of the pod.
+    /// Whether the pod has a PID namespace that its containers share.
     pub shares_pids: bool,
     /// Existing host directory on which the pod's /dev/shm is mounted, if the pod has its own IPC namespace. The mount
     /// exists only in the monitor's mount namespace.
     pub shm_directory: PathBuf,
     /// Host name, for a pod with its own UTS namespace; at most 64 bytes.
     pub host_name: String,
-    /// Names with dots or slashes, and values (CRI 3.12).
+    /// Names of sysctls, with dots or slashes, and their values (CRI 3.12).
     pub sysctls: Vec<(String, String)>,
-    /// In a pod with its own network namespace, allow every user to bind low ports and send pings, unless `sysctls`
-    /// overrides it.
+    /// Whether every user of a pod with its own network namespace may bind low ports and send pings, unless
+    /// `sysctls` overrides it.
     pub convenience_sysctls: bool,
-    /// OOM score of the monitor: -998, as the kubelet expects for a pod's infrastructure; `None`: unchanged.
+    /// OOM score adjustment of the monitor: -998, as the kubelet expects for a pod's infrastructure; `None`: unchanged.
     pub oom_score_adj: Option<i32>,
-    /// Mappings of the pod's user namespace, which owns the others; `None`: the host's.
+    /// Mappings of the pod's user namespace, which owns its other namespaces; `None`: the host's user namespace.
     pub user_namespace: Option<UserMappings>,
-    /// SELinux label of /dev/shm.
+    /// SELinux label of the files in the pod's /dev/shm; `None`: not set.
     pub label: Option<String>,
 }
 
@@ -51,17 +51,18 @@ pub struct SandboxPlan {
 pub struct Root {
     /// Base directory of the names in `lowers`; short names allow many layers in one page of options.
     pub layers_directory: PathBuf,
-    /// Highest layer first; at least one.
+    /// Names of the layers, highest first; at least one.
     pub lowers: Vec<String>,
-    /// The writable layer.
+    /// Directory of the writable layer (OverlayFS upperdir).
     pub upper: PathBuf,
     /// Work directory of OverlayFS, on the same file system as `upper`.
     pub work: PathBuf,
-    /// Empty directory for the mount.
+    /// Empty directory on which the root file system is mounted.
     pub mountpoint: PathBuf,
-    /// `readonly_rootfs`.
+    /// Whether the root file system is read-only (`readonly_rootfs`).
     pub read_only: bool,
-    /// SELinux label of all its files, and of file systems that are mounted for this container only.
+    /// SELinux label of all files of the root file system, and of file systems that are mounted only for this
+    /// container; `None`: not set.
     pub label: Option<String>,
 }
 
@@ -77,9 +78,9 @@ pub enum Source {
         /// Options of the file system.
         options: Vec<String>,
     },
-    /// The layers of an image (KEP-4639).
+    /// The layers of an image, for an image volume (KEP-4639).
     Image {
-        /// Names below [`Root::layers_directory`], highest layer first; at least one.
+        /// Names of the layers below [`Root::layers_directory`], highest first; at least one.
         lowers: Vec<String>,
         /// Path below the image's root, resolved inside it; empty: the root.
         sub_path: String,
@@ -91,38 +92,38 @@ pub enum Source {
 /// Types of new file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreshKind {
-    /// tmpfs.
+    /// tmpfs: a new file system in memory.
     Tmpfs,
     /// procfs of the container's PID namespace.
     Proc,
     /// sysfs, with the devices of the pod's network namespace.
     Sysfs,
-    /// POSIX message queues.
+    /// mqueue: POSIX message queues.
     Mqueue,
-    /// Terminals.
+    /// devpts: an instance that only the container uses.
     Devpts,
 }
 
 /// A requested mount.
 #[derive(Clone, Debug)]
 pub struct Mount {
-    /// Source of its files.
+    /// Source of the mounted files.
     pub source: Source,
     /// Container path; a relative one starts at `/`.
     pub target: String,
-    /// Mount read-only; submounts keep their own state.
+    /// Whether the mount is read-only; submounts keep their own state.
     pub read_only: bool,
-    /// Mount recursively read-only (KEP-3857); requires `read_only` and private propagation.
+    /// Whether the mount and its submounts are read-only (KEP-3857); requires `read_only` and private propagation.
     pub recursive_read_only: bool,
-    /// PRIVATE, HOST_TO_CONTAINER (slave), BIDIRECTIONAL (shared).
+    /// Propagation: the CRI's PRIVATE, HOST_TO_CONTAINER (slave) or BIDIRECTIONAL (shared).
     pub propagation: Propagation,
-    /// Mount option `noexec`.
+    /// Whether the mount has the option `noexec`.
     pub no_exec: bool,
-    /// Mount option `nosuid`.
+    /// Whether the mount has the option `nosuid`.
     pub no_suid: bool,
-    /// Mount option `nodev`.
+    /// Whether the mount has the option `nodev`.
     pub no_dev: bool,
-    /// Make it an idmapped mount with the pod's user namespace.
+    /// Whether the mount is idmapped with the pod's user namespace.
     pub maps_owners: bool,
 }
 
@@ -131,12 +132,12 @@ pub struct Mount {
 pub enum CgroupMount {
     /// No mount: the host has no cgroup file system.
     None,
-    /// v2 with a cgroup namespace: a new mount, which shows only the container's own subtree.
+    /// cgroup v2 with a cgroup namespace: a new mount, which shows only the container's own subtree.
     Namespaced,
-    /// v2 with the host's cgroup namespace: a bind mount of this host directory, because a new mount would reset the
-    /// options (`nsdelegate`, `memory_recursiveprot`) of the host's mount (CRI E-20).
+    /// cgroup v2 with the host's cgroup namespace: a bind mount of this host directory, because a new mount would reset
+    /// the options (`nsdelegate`, `memory_recursiveprot`) of the host's mount (CRI E-20).
     Host(PathBuf),
-    /// v1 and hybrid: a tmpfs with the container's directory in every hierarchy.
+    /// cgroup v1 and hybrid: a tmpfs with the container's directory in every v1 hierarchy.
     Legacy {
         /// Name below /sys/fs/cgroup, and the container's directory on the host.
         directories: Vec<(String, PathBuf)>,
@@ -145,47 +146,47 @@ pub enum CgroupMount {
     },
 }
 
-/// The pod's generated files on the host.
+/// Host paths of the pod's generated files.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// Source of /etc/hosts.
+    /// Host path of the file for /etc/hosts.
     pub hosts: PathBuf,
-    /// Source of /etc/hostname.
+    /// Host path of the file for /etc/hostname.
     pub host_name: PathBuf,
-    /// Source of /etc/resolv.conf.
+    /// Host path of the file for /etc/resolv.conf.
     pub resolv_conf: PathBuf,
 }
 
-/// Character or block device.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// `c`
+    /// Character device (`c`).
     Character,
-    /// `b`
+    /// Block device (`b`).
     Block,
 }
 
 /// A device node in addition to the default ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceNode {
-    /// Container path.
+    /// Container path of the node.
     pub path: String,
-    /// Kind of device.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// Below 4096.
+    /// Major number, below 4096.
     pub major: u32,
-    /// Below 2^20.
+    /// Minor number, below 2^20.
     pub minor: u32,
-    /// Permission bits.
+    /// Permission bits of the node.
     pub mode: u32,
-    /// User and group in the container.
+    /// User and group ID of the owner in the container.
     pub owner: (u32, u32),
 }
 
 /// One resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// RLIMIT_…
+    /// The resource, a number RLIMIT_….
     pub resource: u32,
     /// Soft limit.
     pub soft: u64,
@@ -196,60 +197,62 @@ pub struct Limit {
 /// A compiled seccomp filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seccomp {
-    /// `struct sock_filter`, 8 bytes each, at most 4096 of them.
+    /// The program: instructions of type `struct sock_filter`, 8 bytes each, at most 4096.
     pub program: Vec<u8>,
-    /// SECCOMP_FILTER_FLAG_…
+    /// Flags of the filter (SECCOMP_FILTER_FLAG_…).
     pub flags: u32,
 }
 
-/// A process, of a container or an exec.
+/// The process of a container or an exec.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
-    /// argv, with at least the name.
+    /// Program and arguments (argv), at least one element.
     pub arguments: Vec<String>,
     /// Environment as `NAME=value`; if `PATH` occurs several times, the last one is used for the search.
     pub environment: Vec<Vec<u8>>,
-    /// Container path; empty means `/`.
+    /// Working directory as a container path; empty means `/`.
     pub working_directory: String,
-    /// User and groups.
+    /// User and groups of the process.
     pub identity: Identity,
-    /// Its five sets.
+    /// The five capability sets of the process.
     pub capabilities: Capabilities,
-    /// `no_new_privs`.
+    /// Whether `no_new_privs` is set.
     pub no_new_privileges: bool,
-    /// -1000..=1000. `None` keeps the inherited score of the monitor, so pass 0 as the default.
+    /// OOM score adjustment, -1000 to 1000. `None` keeps the inherited adjustment of the monitor, so pass 0 as the
+    /// default.
     pub oom_score_adj: Option<i32>,
-    /// Resource limits.
+    /// Resource limits of the process.
     pub limits: Vec<Limit>,
-    /// Whether it gets a terminal in the container's devpts, also for an exec; the monitor gets the master side.
+    /// Whether the process gets a terminal in the container's devpts, also for an exec; the monitor gets the master
+    /// side.
     pub tty: bool,
-    /// Seccomp filter; `None`: unconfined.
+    /// Seccomp filter; `None`: no filter.
     pub seccomp: Option<Seccomp>,
-    /// AppArmor profile, applied at exec.
+    /// AppArmor profile, applied at exec; `None`: no profile.
     pub apparmor: Option<String>,
-    /// SELinux label, applied at exec.
+    /// SELinux label, applied at exec; `None`: not set.
     pub selinux: Option<String>,
-    /// Scheduling attributes.
+    /// Scheduling attributes of the process.
     pub scheduling: Scheduling,
 }
 
-/// Scheduling attributes of a process; `None` keeps the inherited ones.
+/// Scheduling attributes of a process; `None` keeps the inherited value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
-    /// CPU.
+    /// CPU scheduling; `None`: inherited.
     pub cpu: Option<CpuScheduling>,
-    /// I/O class (1 realtime, 2 best effort, 3 idle) and level (0 to 7).
+    /// I/O class (1 realtime, 2 best effort, 3 idle) and level (0 to 7); `None`: inherited.
     pub io: Option<(u32, u32)>,
-    /// Memory policy: MPOL_… with its flags, and nodes 0 to 127 as a bit set.
+    /// Memory policy: MPOL_… with its flags, and nodes 0 to 127 as a bit set; `None`: inherited.
     pub memory: Option<(u32, [u64; 2])>,
 }
 
-/// sched_setattr(2).
+/// Attributes of CPU scheduling, for sched_setattr(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuScheduling {
-    /// SCHED_…
+    /// The scheduling policy (SCHED_…).
     pub policy: u32,
-    /// SCHED_FLAG_…
+    /// Scheduling flags (SCHED_FLAG_…).
     pub flags: u64,
     /// Nice value, -20 to 19.
     pub nice: i32,
@@ -259,19 +262,19 @@ pub struct CpuScheduling {
     pub times: [u64; 3],
 }
 
-/// Kinds of namespaces that can replace the pod's.
+/// Kinds of namespaces that can replace the pod's namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceKind {
-    /// Network.
+    /// Network namespace.
     Network,
-    /// IPC.
+    /// IPC namespace.
     Ipc,
-    /// UTS.
+    /// UTS namespace.
     Uts,
 }
 
 impl NamespaceKind {
-    /// The CLONE_NEW… flag.
+    /// The CLONE_NEW… flag of the kind.
     pub(super) fn flag(self) -> u32 {
         match self {
             Self::Network => 0x4000_0000,
@@ -281,18 +284,20 @@ impl NamespaceKind {
     }
 }
 
-/// A container.
+/// The plan of a container.
 #[derive(Clone, Debug)]
 pub struct ContainerPlan {
-    /// Root file system.
+    /// Root file system of the container.
     pub root: Root,
-    /// Files of cgroups to join by writing (`cgroup::Entry::join_files`).
+    /// Cgroup files to which the process writes to join its cgroups (`cgroup::Entry::join_files`).
     pub cgroup_joins: Vec<PathBuf>,
-    /// Whether it gets its own cgroup namespace (v2, not privileged).
+    /// Whether the container gets its own cgroup namespace (cgroup v2, not privileged).
     pub has_cgroup_namespace: bool,
+    /// Whether the kernel has /proc/kcore, the target of /dev/core.
+    pub has_kcore: bool,
     /// The mount at /sys/fs/cgroup.
     pub cgroup_mount: CgroupMount,
-    /// Whether that mount is writable, as in privileged containers.
+    /// Whether the mount at /sys/fs/cgroup is writable, as in privileged containers.
     pub is_cgroup_mount_writable: bool,
     /// Requested mounts, in their order.
     pub mounts: Vec<Mount>,
@@ -305,34 +310,34 @@ pub struct ContainerPlan {
     pub shm: PathBuf,
     /// Device nodes in addition to the default ones; if a path occurs twice, the first one is used.
     pub devices: Vec<DeviceNode>,
-    /// Main process.
+    /// The container's main process.
     pub process: Process,
-    /// Masked paths. Ignored if privileged.
+    /// Masked paths; ignored for privileged containers.
     pub masked_paths: Vec<String>,
-    /// Read-only paths. Ignored if privileged.
+    /// Read-only paths; ignored for privileged containers.
     pub readonly_paths: Vec<String>,
-    /// /sys and /sys/fs/cgroup writable, nothing masked.
+    /// Whether the container is privileged: /sys and /sys/fs/cgroup are writable, and no path is masked or read-only.
     pub privileged: bool,
-    /// Mappings of the pod's user namespace; `None`: the host's.
+    /// Mappings of the pod's user namespace; `None`: the host's user namespace.
     pub user_namespace: Option<UserMappings>,
-    /// Targets of default mounts that are left out.
+    /// Targets of default mounts that are omitted.
     pub without_mounts: Vec<String>,
-    /// Namespaces that replace the pod's, as files of the host; an empty path means a new namespace.
+    /// Kinds of namespaces that replace the pod's, with files of the host; an empty path means a new namespace.
     pub namespaces: Vec<(NamespaceKind, PathBuf)>,
     /// Names and values of sysctls in the container's namespaces.
     pub sysctls: Vec<(String, String)>,
-    /// Namespaces that are not the host's, in which sysctls may be set.
+    /// Namespaces of the container that are not the host's, in which sysctls may be set.
     pub own_namespaces: PodNamespaces,
 }
 
-/// An exec in a running container.
+/// The plan of an exec in a running container.
 #[derive(Clone, Debug)]
 pub struct ExecPlan {
-    /// Same field of [`ContainerPlan`].
+    /// Cgroup files to which the process writes, as [`ContainerPlan::cgroup_joins`].
     pub cgroup_joins: Vec<PathBuf>,
     /// The process: usually a copy of the container's with other arguments.
     pub process: Process,
-    /// Same field of [`ContainerPlan`].
+    /// Mappings of the pod's user namespace, as [`ContainerPlan::user_namespace`].
     pub user_namespace: Option<UserMappings>,
 }
 
@@ -359,7 +364,7 @@ pub const MASKED_PATHS: &[&str] = &[
 pub const READONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Files of the kernel that the lists of kubelets do not name and that root may write without any capability:
-/// /proc/dynamic_debug/control (CONFIG_DYNAMIC_DEBUG_CORE, Debian's kernels have it) switches messages of the kernel's log
-/// on, from all subsystems, for the whole node.
+/// Kernel files that the lists of kubelets do not contain and that root may write without any capability:
+/// /proc/dynamic_debug/control (CONFIG_DYNAMIC_DEBUG_CORE, enabled in Debian's kernels) enables messages of all
+/// subsystems in the kernel log of the whole node.
 pub const KERNEL_CONTROLS: &[&str] = &["/proc/dynamic_debug"];

@@ -8,13 +8,14 @@ use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
 
-/// Maximum length of a host name (`__NEW_UTS_LEN`).
+/// Maximum length of a host name in bytes (`__NEW_UTS_LEN`).
 const HOST_NAME_BYTES_MAX: usize = 64;
 
-/// `nosuid,nodev,noexec` as `mount(2)` takes them: MS_NOSUID, MS_NODEV, MS_NOEXEC.
-const SHM_FLAGS: u64 = 2 | 4 | 8;
+/// Mount flags of the pod's /dev/shm: MS_NOSUID, MS_NODEV. Execution of programs is permitted, as with containerd.
+const SHM_FLAGS: u64 = 2 | 4;
 
-/// Sysctls that containerd 2 sets in a pod's network namespace: low ports and pings need no capability.
+/// Sysctls that containerd 2 sets in a pod's network namespace, with their values: low ports and pings need no
+/// capability.
 const CONVENIENCE: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
@@ -71,7 +72,8 @@ fn host_name(name: &str) -> Result<&[u8], Error> {
     Ok(name.as_bytes())
 }
 
-/// Writes the convenience sysctls first, then the pod's own in their order; each file is written only once.
+/// Adds the writes of sysctls: first the convenience sysctls, then the pod's own in their order; each file is written
+/// only once.
 fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
     let mut asked: Vec<(String, &str)> = Vec::new();
     for (name, value) in &plan.sysctls {

@@ -1,5 +1,5 @@
-//! Sysctls of a pod: the names that it may set, depending on its namespaces, and their files below /proc/sys. Rules:
-//! CRI 3.12. A sysctl outside of the pod's own namespaces would change the node and is refused.
+//! Sysctls of a pod: the names that the pod may set, depending on its namespaces, and their files below /proc/sys.
+//! Rules: CRI 3.12. A sysctl outside of the pod's own namespaces would change the node and is refused.
 
 use super::request::PodNamespaces;
 use crate::Error;
@@ -38,7 +38,7 @@ pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Erro
 /// Validates a value and removes surrounding spaces.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it is empty or has control characters other than tabs.
+/// [`Error::Invalid`] if the value is empty or has control characters other than tabs.
 pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
     let value = value.trim();
     if value.is_empty() || value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
@@ -47,7 +47,7 @@ pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
     Ok(value)
 }
 
-/// The kind of namespace that a sysctl belongs to.
+/// The kind of namespace to which a sysctl belongs.
 enum Owner {
     Network,
     Ipc,

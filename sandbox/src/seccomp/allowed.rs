@@ -5,7 +5,7 @@
 //! The list contains the calls that containerd 2.4 allows, the other name of `sync_file_range2`, and arm's private
 //! calls.
 
-/// Names in alphabetical order.
+/// Names of the calls in alphabetical order.
 #[rustfmt::skip]
 pub(super) static ALLOWED: &[&str] = &[
     "_llseek", "_newselect", "accept", "accept4", "access", "adjtimex", "alarm", "arch_prctl", "arm_fadvise64_64",

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use super::{Action, Architecture, Compare, Condition, Profile, Rule, X32_BIT, calls};
 use crate::Error;
 
-/// BPF_MAXINSNS.
+/// Maximum number of instructions (BPF_MAXINSNS).
 const INSTRUCTIONS_MAX: usize = 4096;
 
 const LOAD: u16 = 0x20;
@@ -26,12 +26,12 @@ const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const AND: u16 = 0x54;
 const RETURN: u16 = 0x06;
 
-/// Offsets in `seccomp_data`.
+/// Offset of the call number in `seccomp_data`, in bytes.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
-/// `struct sock_filter`.
+/// An instruction, `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction {
     code: u16,
@@ -142,11 +142,11 @@ fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
     code
 }
 
-/// Numbers from here on are private calls of an architecture (arm's set_tls is 0xf0005), which programs do not use to
-/// test for new calls.
+/// First number of private calls of an architecture (arm's set_tls is 0xf0005), which programs do not use to test for
+/// new calls.
 const PRIVATE: u32 = 0x1000;
 
-/// Fills the range between two calls: the default action up to the last known number, ENOSYS beyond.
+/// Fills the range of numbers between two calls: the default action up to the last known number, ENOSYS after it.
 fn fill(
     push: &mut impl FnMut(u32, Vec<Instruction>),
     from: u32,
@@ -176,8 +176,8 @@ fn by_number(profile: &Profile, architecture: Architecture) -> BTreeMap<u32, Vec
     numbers
 }
 
-/// The code of a call: rules with conditions in their order, then the first rule without conditions, or the default
-/// action.
+/// The code for a call: its rules with conditions in their order, then the first rule without conditions, or the
+/// default action.
 fn leaf(profile: &Profile, rules: &[&Rule]) -> Vec<Instruction> {
     let (plain, conditional): (Vec<&Rule>, Vec<&Rule>) =
         rules.iter().partition(|rule| rule.conditions.is_empty());
@@ -186,14 +186,14 @@ fn leaf(profile: &Profile, rules: &[&Rule]) -> Vec<Instruction> {
     code
 }
 
-/// Continuation of a comparison.
+/// The continuation after a comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
     /// Continue with the next instruction.
     Next,
-    /// Continue after the condition, because it holds.
+    /// The condition holds: continue after it.
     Holds,
-    /// Continue after the rule, because it does not hold.
+    /// The condition does not hold: continue after the rule.
     Failed,
 }
 
@@ -220,8 +220,8 @@ fn block(rule: &Rule) -> Vec<Instruction> {
     resolved.chain(answer(rule.action)).collect()
 }
 
-/// The code of a condition. Arguments have 64 bits and the BPF machine 32, so the high half decides unless both halves
-/// are equal.
+/// The code of a condition. Arguments have 64 bits and the BPF machine has 32, so the low half is compared only if the
+/// high halves are equal.
 fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
     use Then::{Failed, Holds, Next};
     let Condition { argument, compare, value } = condition;
@@ -266,7 +266,7 @@ fn check(condition: Condition) -> Vec<(Instruction, Then, Then)> {
     }
 }
 
-/// A binary search for the last range that starts at or below the number.
+/// The code of a binary search for the last range that starts at or below the number.
 fn search(ranges: &[(u32, Vec<Instruction>)]) -> Vec<Instruction> {
     match ranges {
         [] => answer(Action::KillProcess),

@@ -1,9 +1,9 @@
 //! Numbers of system calls by name and architecture. They are the kernel's stable ABI. The sources are the unistd
 //! headers of Linux 6.1 and, from number 451 on, those of later versions (6.5 to 6.17), in which numbers are the same
 //! for all architectures. `tests/house/calls.rs` compares every number with libseccomp, Debian's kernel headers and a
-//! newer copy of those headers.
+//! newer copy of these headers.
 
-/// Marks a call that an architecture does not have.
+/// Value for a call that an architecture does not have.
 pub(super) const NO: u16 = u16::MAX;
 
 /// Base of arm's private calls in this table: `ARM + 5` is the number 0xf0005 (linux/arch/arm/include/uapi/asm/unistd.h,

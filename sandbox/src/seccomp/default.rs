@@ -7,15 +7,15 @@
 //!
 //! i386's `socketcall` is allowed, as in containerd: the address family is behind a pointer, which a filter cannot
 //! read, and 32-bit C libraries create all sockets with that call (moby refused it for some days in 2026 and reverted
-//! that). Only an LSM can refuse AF_ALG there.
+//! the change). Only an LSM can refuse AF_ALG for such programs.
 
 use super::allowed::ALLOWED;
 use super::{Action, Architecture, Compare, Condition, Profile, Rule};
 use crate::capability::bit;
 
-/// Restricted calls with a common reason.
+/// Restricted calls with a common reason and condition.
 struct Restricted {
-    /// Any of these capabilities allows the calls; empty: they are never allowed.
+    /// Capabilities, any of which permits the calls; empty: the calls are never permitted.
     allowed_with: &'static [&'static str],
     names: &'static [&'static str],
 }
@@ -141,8 +141,8 @@ static RESTRICTED: &[Restricted] = &[
     },
 ];
 
-/// Calls that the table has and containerd's profile does not have yet. They give ENOSYS, like calls that are newer
-/// than a profile in runc, and programs fall back to the ioctl that these two replace (Linux 6.17).
+/// Calls that are in the table but not in containerd's profile yet. They return ENOSYS, as runc does for calls that are
+/// newer than a profile, and programs fall back to the ioctl that these two calls replace (Linux 6.17).
 const NEWER: [&str; 2] = ["file_getattr", "file_setattr"];
 
 /// Namespace flags of clone(2): CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
@@ -152,7 +152,7 @@ const PERSONALITIES: [u64; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 /// Address families of which no container may create a socket, regardless of its capabilities: AF_ALG (the kernel's
 /// crypto API, which had CVE-2026-31431) and AF_VSOCK (to the hypervisor, bypassing network namespaces).
 const FAMILIES: [u64; 2] = [38, 40];
-/// The family is an `int`: the kernel ignores the upper half of the argument, so the filter must ignore it too.
+/// Mask of an `int` argument: the kernel ignores the upper half of the argument, so the filter must ignore it, too.
 const INT: u64 = 0xffff_ffff;
 /// EPERM as the result of a filter.
 const EPERM: u16 = 1;
@@ -195,7 +195,7 @@ pub fn runtime_default(capabilities: u64) -> Profile {
     }
 }
 
-/// Every call that is not in [`ALLOWED`].
+/// Names of all calls that are not in [`ALLOWED`].
 #[cfg(test)]
 pub(super) fn not_allowed() -> impl Iterator<Item = &'static str> {
     let restricted = RESTRICTED.iter().flat_map(|restricted| restricted.names).chain(&NEWER).copied();

@@ -1,16 +1,16 @@
-//! Evaluates a compiled filter for one call, to determine before a start whether the start's own calls would pass it.
+//! Evaluates a compiled filter for one call, to determine before a start whether the filter permits the calls of the
+//! start itself.
 
 use super::Architecture;
 
-/// `struct sock_filter`.
+/// Size of `struct sock_filter` in bytes.
 const INSTRUCTION_BYTES: usize = 8;
-/// Calls that a process makes after its filter has been set, in addition to exec, with the arguments that filters
-/// examine.
+/// Flags of the clone that a process makes after its filter has been set; filters examine this argument.
 const CLONE_FLAGS: u64 = 0x8000 | 0x10_0000 | 17;
 const SET_CONTROLLING_TERMINAL: u64 = 0x540e;
 
-/// Whether the filter allows the process to clone another one, and that one to create a session with a controlling
-/// terminal.
+/// Whether the filter permits the process to clone a second process, and the second process to create a session with a
+/// controlling terminal.
 pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
     use nix::libc::{SYS_clone, SYS_ioctl, SYS_setsid};
     let calls =
@@ -25,7 +25,8 @@ pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
     })
 }
 
-/// Runs a classic BPF program on a `struct seccomp_data`; returns false also for unsupported instructions.
+/// Runs a classic BPF program on a `struct seccomp_data`; returns whether it permits the call. False also for
+/// unsupported instructions.
 fn passes(program: &[u8], data: &[u8; 64]) -> bool {
     const ACTION: u32 = 0xffff_0000;
     const ALLOW: u32 = 0x7fff_0000;

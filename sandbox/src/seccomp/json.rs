@@ -8,7 +8,7 @@ use crate::Error;
 use crate::capability::bit;
 use crate::probe::kernel_version;
 
-/// Maximum size of a file; Docker's default profile has 14 KiB.
+/// Maximum size of a profile in bytes; Docker's default profile has 14 KiB.
 const FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of conditions of one rule: two for each argument.
 const CONDITIONS_MAX: usize = 12;

@@ -5,9 +5,9 @@
 //!   RuntimeDefault ─► default ─┐
 //!   a Localhost file ─► json ──┴─► Profile ─► compile ─► struct sock_filter, 8 bytes each
 //! ```
-//! Pure: compiles a profile to bytes. One program covers the native architecture and the 32-bit ones that the kernel
-//! supports; a call of any other architecture kills the process. Within an architecture a binary search finds the
-//! number, so that a call costs about ten instructions, regardless of the profile's length.
+//! The module does no I/O: it compiles a profile to bytes. One program covers the native architecture and the 32-bit
+//! ones that the kernel supports; a call of any other architecture kills the process. Within an architecture a binary
+//! search finds the number, so that a call costs about ten instructions, regardless of the profile's length.
 
 mod allowed;
 mod assemble;
@@ -24,18 +24,18 @@ pub use json::parse;
 
 use crate::Error;
 
-/// Actions of the kernel for a call.
+/// Actions of the kernel for a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Kills the process.
+    /// Kills the process that made the call.
     KillProcess,
-    /// Kills the thread.
+    /// Kills the thread that made the call.
     KillThread,
-    /// Sends SIGSYS.
+    /// Sends SIGSYS to the thread.
     Trap,
-    /// Returns this error number.
+    /// The call fails with this error number.
     Errno(u16),
-    /// Notifies a tracer; ENOSYS if there is none.
+    /// Notifies a tracer with this value; the call fails with ENOSYS if there is none.
     Trace(u16),
     /// Allows the call and logs it in the audit log.
     Log,
@@ -44,7 +44,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// SECCOMP_RET_… with its data.
+    /// The action as a return value SECCOMP_RET_… with its data.
     fn code(self) -> u32 {
         match self {
             Action::KillProcess => 0x8000_0000,
@@ -58,24 +58,24 @@ impl Action {
     }
 }
 
-/// Comparison of an argument.
+/// Operator for comparing an argument with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
-    /// `!=`
+    /// Not equal (`!=`).
     NotEqual,
-    /// `<`
+    /// Less (`<`).
     Less,
-    /// `<=`
+    /// Less or equal (`<=`).
     LessOrEqual,
-    /// `==`
+    /// Equal (`==`).
     Equal,
-    /// `>=`
+    /// Greater or equal (`>=`).
     GreaterOrEqual,
-    /// `>`
+    /// Greater (`>`).
     Greater,
-    /// `argument & mask == value`
+    /// Equal after masking (`argument & mask == value`).
     Masked {
-        /// The compared bits.
+        /// Mask of the compared bits.
         mask: u64,
     },
 }
@@ -85,9 +85,9 @@ pub enum Compare {
 pub struct Condition {
     /// Index of the argument, 0 to 5.
     pub argument: u8,
-    /// The comparison.
+    /// The comparison operator.
     pub compare: Compare,
-    /// The value to compare with.
+    /// The value with which the argument is compared.
     pub value: u64,
 }
 
@@ -99,22 +99,22 @@ pub struct Rule {
     pub names: Vec<String>,
     /// Conditions, all of which must hold; if empty, the rule always applies.
     pub conditions: Vec<Condition>,
-    /// The action.
+    /// The action if the rule applies.
     pub action: Action,
 }
 
 /// System call architectures (calling conventions).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// 64-bit x86.
+    /// 64-bit x86 (x86_64).
     X86_64,
-    /// 32-bit x86.
+    /// 32-bit x86 (i386).
     X86,
-    /// 32-bit pointers on 64-bit x86.
+    /// x32: 64-bit x86 with 32-bit pointers.
     X32,
     /// 64-bit ARM.
     Aarch64,
-    /// 32-bit ARM, EABI.
+    /// 32-bit ARM with EABI.
     Arm,
 }
 
@@ -135,7 +135,7 @@ impl Architecture {
         Architecture::Arm,
     ];
 
-    /// The AUDIT_ARCH_… value in the filter's input.
+    /// The value AUDIT_ARCH_… of the architecture in the filter's input.
     fn audit(self) -> u32 {
         match self {
             Architecture::X86_64 | Architecture::X32 => 0xc000_003e,
@@ -167,29 +167,30 @@ impl Architecture {
     }
 }
 
-/// Set in the numbers of x32, which shares x86_64's audit value.
+/// Bit that is set in the numbers of x32, which has the same audit value as x86_64.
 const X32_BIT: u32 = 0x4000_0000;
 /// The first number of arm's private calls (`__ARM_NR_BASE`).
 const ARM_PRIVATE: u32 = 0xf_0000;
 
-/// A complete profile.
+/// A complete seccomp profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Action for calls without a rule, and for calls whose conditions do not hold.
     pub default: Action,
-    /// Action for numbers above all that this build knows: programs detect a missing call by ENOSYS and fall back.
+    /// Action for numbers above all that this build knows. Usually ENOSYS: programs detect a missing call by it and
+    /// fall back.
     pub unknown: Action,
-    /// Allowed architectures.
+    /// Architectures whose calls are permitted.
     pub architectures: Vec<Architecture>,
-    /// Rules in order: of several rules for one call the first whose conditions hold applies; rules without conditions
-    /// come after those with conditions.
+    /// Rules in order: if a call has several rules, the first one whose conditions hold applies; rules without
+    /// conditions are considered after those with conditions.
     pub rules: Vec<Rule>,
-    /// SECCOMP_FILTER_FLAG_…
+    /// Flags of the filter (SECCOMP_FILTER_FLAG_…).
     pub flags: u32,
 }
 
 impl Profile {
-    /// Names in rules that are not calls of any known architecture. The rules have no effect for them:
+    /// Names in rules that are not calls of any known architecture. The rules have no effect for these names:
     /// [`Profile::default`] or [`Profile::unknown`] applies. A caller that loads a profile should log them.
     pub fn unknown_names(&self) -> impl Iterator<Item = &str> {
         let names = self.rules.iter().flat_map(|rule| rule.names.iter().map(String::as_str));

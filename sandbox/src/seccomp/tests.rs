@@ -41,7 +41,7 @@ fn interpret(program: &[u8], call: Call) -> u32 {
     }
 }
 
-/// Evaluates the profile directly.
+/// Evaluates the profile directly, without compiling it.
 fn evaluate(profile: &Profile, call: Call) -> Action {
     if !profile.architectures.contains(&call.architecture) {
         return Action::KillProcess;
@@ -79,7 +79,7 @@ fn program(profile: &Profile) -> Vec<u8> {
 
 const ALL: [Architecture; 5] = Architecture::ALL;
 
-/// Numbers in which the five architectures differ, and numbers around every limit.
+/// Numbers to be tested: those in which the five architectures differ, and those around every limit.
 fn numbers(architecture: Architecture) -> impl Iterator<Item = u32> {
     let bit = if architecture == Architecture::X32 { X32_BIT } else { 0 };
     (0..600).chain([0xfff, 0x1000, 0xf_0002, 0xf_0005, 0xffff]).map(move |number| number | bit)
@@ -107,7 +107,7 @@ fn the_table_is_sorted_and_holds_what_everybody_knows() {
     }
 }
 
-/// Random profiles: the program and the direct evaluation agree for every call and interesting argument.
+/// For random profiles, the program and the direct evaluation agree for every call and for arguments around the limits.
 #[test]
 fn programs_say_what_profiles_say() {
     let mut seed = 5_u64;
@@ -212,7 +212,7 @@ fn the_default_profile_holds_back_what_it_should() {
     }
 }
 
-/// RuntimeDefault as compiled on a machine with these architectures.
+/// RuntimeDefault compiled on a machine with these architectures.
 fn default_on(architectures: &[Architecture], capabilities: u64) -> Profile {
     Profile { architectures: architectures.to_vec(), ..runtime_default(capabilities) }
 }
@@ -240,8 +240,9 @@ fn the_default_program_answers_as_the_profile_reads_on_every_architecture() {
     }
 }
 
-/// Finding 8 in docs/security.md: no architecture's `socket` makes an AF_ALG or AF_VSOCK socket, also with bits that the
-/// kernel ignores. Before, AF_ALG was allowed everywhere, and AF_VSOCK with any bit of the upper half set.
+/// Finding 8 in docs/security.md: no architecture's `socket` makes an AF_ALG or AF_VSOCK socket, also with bits that
+/// the kernel ignores. Regression: AF_ALG was allowed on every architecture, and AF_VSOCK if any bit of the upper half
+/// was set.
 #[test]
 fn af_alg_and_af_vsock_are_refused_on_every_architecture() {
     for architectures in MACHINES {
@@ -265,8 +266,9 @@ fn af_alg_and_af_vsock_are_refused_on_every_architecture() {
     }
 }
 
-/// Finding 9 in docs/security.md: 32-bit arm programs call set_tls before main. Before, the table had none of arm's private
-/// calls, RuntimeDefault answered EPERM and every such program died; and aarch64 had no number for open_by_handle_at.
+/// Finding 9 in docs/security.md: 32-bit arm programs call set_tls before main. Regression: the table had none of arm's
+/// private calls, RuntimeDefault returned EPERM and every such program ended; and aarch64 had no number for
+/// open_by_handle_at.
 #[test]
 fn arm_calls_of_the_default_profile() {
     let plain = program(&default_on(MACHINES[1], 0));
@@ -299,7 +301,8 @@ fn arm_calls_of_the_default_profile() {
     }
 }
 
-/// A number that is added to the table is a decision about RuntimeDefault. Before, it was allowed by being added.
+/// Adding a number to the table requires a decision about RuntimeDefault. Regression: a new number was allowed
+/// automatically.
 #[test]
 fn every_call_of_the_table_is_decided_once() {
     assert!(allowed::ALLOWED.is_sorted());
@@ -394,7 +397,8 @@ fn what_is_wrong_with_a_file_is_named() {
     }
 }
 
-/// libseccomp's own programs of the same profile (`tests/seccomp/make`), asked call by call.
+/// Compares the decisions with those of libseccomp's programs of the same profile (`tests/seccomp/make`), for each
+/// call.
 #[test]
 fn decisions_are_those_of_libseccomp() {
     let text = include_bytes!("../../tests/seccomp/profile.json");
@@ -441,7 +445,7 @@ fn decisions_are_those_of_libseccomp() {
     }
 }
 
-/// Processes that read archives may signal only themselves, which abort(3) needs. On 8e6441f tkill and tgkill were
+/// Processes that read archives may signal only themselves, which abort(3) needs. Regression: tkill and tgkill were
 /// allowed for any process.
 #[test]
 fn a_jail_lets_a_process_signal_itself_only() {

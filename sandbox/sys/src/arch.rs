@@ -6,19 +6,23 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{AUDIT, number, trap};
+pub(crate) use aarch64::{AUDIT, forget_stack, number, trap};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{AUDIT, number, trap};
+pub(crate) use x86_64::{AUDIT, forget_stack, number, trap};
 
 use crate::Errno;
 
-/// Highest error number the kernel returns as a negative value (include/linux/err.h, MAX_ERRNO).
+/// Highest error number, which the kernel returns as a negative value (include/linux/err.h, MAX_ERRNO).
 const ERRNO_MAX: isize = 4095;
 
-/// Makes a system call with up to six arguments; missing ones are 0.
+/// Advice for madvise: the kernel drops the pages; anonymous memory reads as zero when it is used again
+/// (include/uapi/asm-generic/mman-common.h).
+pub(crate) const MADV_DONTNEED: usize = 4;
+
+/// Makes a system call with up to six arguments; missing arguments are 0.
 ///
 /// # Safety
-/// All memory that the kernel reads or writes through the arguments must be valid for that during the call.
+/// All memory that the kernel reads or writes through the arguments must be valid for this access during the call.
 pub(crate) unsafe fn call<const N: usize>(number: usize, arguments: [usize; N]) -> Result<usize, Errno> {
     let mut all = [0; 6];
     all[..N].copy_from_slice(&arguments);

@@ -1,15 +1,18 @@
 //! BPF programs: seccomp filters (seccomp(2), Linux 3.17) and device rules of cgroups (bpf(2), Linux 4.15).
 
 use crate::arch::{AUDIT, call};
+use crate::fs::Mapping;
+use crate::mark::Mark;
+use crate::sibling::CLONE_FLAGS;
 use crate::{Errno, Fd, FdRef, number};
 
 const SECCOMP_SET_MODE_FILTER: usize = 1;
-/// `sizeof(struct sock_filter)`.
-pub(crate) const INSTRUCTION_BYTES: usize = 8;
-/// Longest program the kernel takes (BPF_MAXINSNS).
+/// Size of `struct sock_filter` in bytes.
+const INSTRUCTION_BYTES: usize = 8;
+/// Maximum number of instructions of a program (BPF_MAXINSNS).
 const INSTRUCTIONS_MAX: usize = 4096;
 
-/// `struct sock_fprog`.
+/// A program for the kernel, `struct sock_fprog`.
 #[repr(C)]
 struct Program {
     length: u16,
@@ -19,7 +22,7 @@ struct Program {
 /// Installs `program`, a sequence of `struct sock_filter`, for this process and its descendants.
 ///
 /// # Errors
-/// EINVAL if the length is not a multiple of an instruction's or is too long; otherwise the kernel's.
+/// EINVAL if the length is not a multiple of the instruction size or is too long; otherwise the kernel's error.
 pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
     let length = program.len() / INSTRUCTION_BYTES;
     if !program.len().is_multiple_of(INSTRUCTION_BYTES) || length > INSTRUCTIONS_MAX {
@@ -32,10 +35,10 @@ pub fn set_filter(program: &[u8], flags: u32) -> Result<(), Errno> {
     unsafe { call(number::SECCOMP, [SECCOMP_SET_MODE_FILTER, flags as usize, address]) }.map(drop)
 }
 
-/// Installs a filter that allows only rt_sigsuspend, exit_group and close_range; any other call gives EPERM.
+/// Installs a filter that allows only rt_sigsuspend, exit_group and close_range; any other call fails with EPERM.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn only_sleep() -> Result<(), Errno> {
     const REFUSE: u32 = 0x0005_0001;
     // Offsets of `struct seccomp_data`: 0 the call's number, 4 the architecture.
@@ -54,15 +57,15 @@ pub fn only_sleep() -> Result<(), Errno> {
     set_filter(&bytes, 0)
 }
 
-/// One `struct sock_filter`: operation, jumps where true and false, operand (linux/filter.h).
-pub(crate) type Instruction = (u16, u8, u8, u32);
-pub(crate) const LOAD: u16 = 0x20;
-pub(crate) const IF_EQUAL: u16 = 0x15;
-pub(crate) const RETURN: u16 = 0x06;
-pub(crate) const ALLOW: u32 = 0x7fff_0000;
+/// One `struct sock_filter`: operation, jump distances if true and if false, operand (linux/filter.h).
+type Instruction = (u16, u8, u8, u32);
+const LOAD: u16 = 0x20;
+const IF_EQUAL: u16 = 0x15;
+const RETURN: u16 = 0x06;
+const ALLOW: u32 = 0x7fff_0000;
 
-/// Writes the instructions to `bytes`, which has [`INSTRUCTION_BYTES`] for each.
-pub(crate) fn encode(program: &[Instruction], bytes: &mut [u8]) {
+/// Writes the instructions to `bytes`, which must have [`INSTRUCTION_BYTES`] for each.
+fn encode(program: &[Instruction], bytes: &mut [u8]) {
     let (places, _) = bytes.as_chunks_mut::<INSTRUCTION_BYTES>();
     for (to, (operation, yes, no, operand)) in places.iter_mut().zip(program) {
         let ([a, b], [e, f, g, h]) = (operation.to_ne_bytes(), operand.to_ne_bytes());
@@ -103,10 +106,11 @@ pub fn device_program(instructions: &[u64]) -> Result<Fd, Errno> {
     unsafe { call(number::BPF, [LOAD, &raw const load as usize, size_of::<Load>()]) }.map(Fd::from_call)
 }
 
-/// Attaches a program of [`device_program`] to a cgroup2 directory, in addition to programs that are already attached.
+/// Attaches a program that [`device_program`] loaded to a cgroup2 directory, in addition to programs that are already
+/// attached.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn attach_device_program(program: FdRef<'_>, cgroup: FdRef<'_>) -> Result<(), Errno> {
     const ATTACH: usize = 8;
     const CGROUP_DEVICE: u32 = 6;
@@ -119,4 +123,102 @@ pub fn attach_device_program(program: FdRef<'_>, cgroup: FdRef<'_>) -> Result<()
     };
     // SAFETY: the kernel reads exactly the size given of `attach`, which lives across the call.
     unsafe { call(number::BPF, [ATTACH, &raw const attach as usize, size_of::<Attach>()]) }.map(drop)
+}
+
+/// Number of instructions for marked calls, before those of the filter.
+const MARK_INSTRUCTIONS: usize = 19;
+/// ioctl(2) request that sets the controlling terminal.
+const TIOCSCTTY: u32 = 0x540e;
+
+/// Installs a filter like [`set_filter`], but marked calls of clone, setsid and ioctl pass it.
+pub fn set_filter_but_for(mark: Mark, program: &[u8], flags: u32) -> Result<(), Errno> {
+    let ours = MARK_INSTRUCTIONS * INSTRUCTION_BYTES;
+    let length = ours + program.len();
+    let mut all = Mapping::anonymous(length)?;
+    encode(&instructions(mark), &mut all[..ours]);
+    all[ours..length].copy_from_slice(program);
+    set_filter(&all[..length], flags)
+}
+
+/// The instructions that let marked calls pass, before those of the filter. Offsets are those of `struct seccomp_data`:
+/// the call number at 0, the architecture at 4, arguments of 8 bytes from 16 on, on these architectures with the low
+/// half first. A jump past the end leads to the filter.
+fn instructions(Mark([fourth, fifth]): Mark) -> [Instruction; MARK_INSTRUCTIONS] {
+    let halves = |word: u64| (word as u32, (word >> 32) as u32);
+    let ((a, b), (c, d)) = (halves(fourth), halves(fifth));
+    [
+        (LOAD, 0, 0, 4),
+        (IF_EQUAL, 0, 17, AUDIT),
+        (LOAD, 0, 0, 0),
+        (IF_EQUAL, 2, 0, number::CLONE as u32),
+        (IF_EQUAL, 5, 0, number::SETSID as u32),
+        (IF_EQUAL, 2, 13, number::IOCTL as u32),
+        (LOAD, 0, 0, 16),
+        (IF_EQUAL, 2, 11, CLONE_FLAGS as u32),
+        (LOAD, 0, 0, 24),
+        (IF_EQUAL, 0, 9, TIOCSCTTY),
+        (LOAD, 0, 0, 40),
+        (IF_EQUAL, 0, 7, a),
+        (LOAD, 0, 0, 44),
+        (IF_EQUAL, 0, 5, b),
+        (LOAD, 0, 0, 48),
+        (IF_EQUAL, 0, 3, c),
+        (LOAD, 0, 0, 52),
+        (IF_EQUAL, 0, 1, d),
+        (RETURN, 0, 0, ALLOW),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process;
+    use crate::process::{Clone, Control, Status, control};
+    use crate::sibling::{Sibling, SiblingPid, clone_sibling};
+
+    /// A filter that refuses every call except exit_group, wait4 and madvise with EPERM, similar to `bpf::only_sleep`.
+    fn filter() -> Vec<u8> {
+        let program: [Instruction; 6] = [
+            (LOAD, 0, 0, 0),
+            (IF_EQUAL, 2, 0, number::EXIT_GROUP as u32),
+            (IF_EQUAL, 1, 0, number::MADVISE as u32),
+            (RETURN, 0, 0, 0x0005_0001),
+            (RETURN, 0, 0, ALLOW),
+            (RETURN, 0, 0, ALLOW),
+        ];
+        let bytes = program.iter().flat_map(|(code, yes, no, operand)| {
+            code.to_ne_bytes().into_iter().chain([*yes, *no]).chain(operand.to_ne_bytes())
+        });
+        bytes.collect()
+    }
+
+    #[test]
+    fn marked_calls_pass_and_others_do_not() {
+        let program = filter();
+        let sibling = SiblingPid::new().unwrap();
+        let Clone::Parent { pid, .. } = process::clone(0, None).unwrap() else {
+            let mark = Mark::new().unwrap();
+            control(Control::NoNewPrivileges).unwrap();
+            set_filter_but_for(mark, &program, 0).unwrap();
+            if clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark::NONE) != Err(Errno::EPERM) {
+                process::exit(1);
+            }
+            if clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark([1, 2])) != Err(Errno::EPERM) {
+                process::exit(2);
+            }
+            match clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], mark) {
+                Ok(Sibling::New) if process::new_session_marked(Mark::NONE).is_ok() => process::exit(4),
+                Ok(Sibling::New) if process::new_session_marked(mark).is_err() => process::exit(5),
+                Ok(_) => process::exit(0),
+                Err(_) => process::exit(3),
+            }
+        };
+        let end = |pid| loop {
+            if let Some((_, status)) = process::reap(pid).unwrap() {
+                return status;
+            }
+        };
+        assert_eq!(end(pid), Status::Code(0));
+        assert_eq!(end(sibling.get().unwrap()), Status::Code(0));
+    }
 }

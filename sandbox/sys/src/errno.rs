@@ -14,7 +14,7 @@ macro_rules! errnos {
                 pub const $name: Self = Self($number);
             )*
 
-            /// The symbol of a number that is named here.
+            /// The symbol of an error number; `None` if this file has no name for it.
             fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some(stringify!($name)),)*

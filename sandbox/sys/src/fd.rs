@@ -2,41 +2,50 @@
 //! have; with the feature `std` they can be converted to those and back.
 
 use core::marker::PhantomData;
+use core::num::NonZeroU32;
 
 use crate::arch::call;
 use crate::number;
 
 /// An open descriptor of this process, closed on drop.
 #[derive(Debug)]
-pub struct Fd(i32);
+pub struct Fd(
+    /// The number plus 1: an `Option<Fd>` in a table of the monitor then has 4 bytes.
+    NonZeroU32,
+);
 
 impl Fd {
     /// Takes ownership of a descriptor that a system call has just returned.
     pub(crate) fn from_call(result: usize) -> Self {
-        Self(result as i32)
+        Self::numbered(result as i32)
+    }
+
+    fn numbered(number: i32) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(number.unsigned_abs()))
     }
 
     /// Takes ownership of the descriptor with this number, which this process inherited at its exec.
     ///
     /// # Safety
-    /// `number` is open, and no other value owns it or will: this one closes it (the I/O safety of `std::io`).
+    /// `number` is open, and no other value owns the descriptor now or later, because this value closes it (the I/O
+    /// safety of `std::io`).
     pub unsafe fn inherited(number: i32) -> Self {
-        Self(number)
+        Self::numbered(number)
     }
 
     /// Borrows the descriptor.
     pub fn borrow(&self) -> FdRef<'_> {
-        FdRef(self.0, PhantomData)
+        FdRef(self.number(), PhantomData)
     }
 
-    /// The number, for messages and `/proc/self/fd`.
+    /// The descriptor's number, for messages and `/proc/self/fd`.
     pub fn number(&self) -> i32 {
-        self.0
+        (self.0.get() - 1) as i32
     }
 
     /// Keeps the descriptor open for the lifetime of the process, for a descriptor that is inherited through exec.
     pub fn leak(self) -> FdRef<'static> {
-        let number = self.0;
+        let number = self.number();
         core::mem::forget(self);
         FdRef(number, PhantomData)
     }
@@ -48,7 +57,7 @@ impl Drop for Fd {
     fn drop(&mut self) {
         // SAFETY: close reads no memory, and the number is this value's alone. Linux frees it even when the call
         // reports an error, so there is nothing to repeat.
-        let _ = unsafe { call(number::CLOSE, [self.0 as usize]) };
+        let _ = unsafe { call(number::CLOSE, [self.number() as usize]) };
     }
 }
 
@@ -74,7 +83,7 @@ impl FdRef<'static> {
 }
 
 impl FdRef<'_> {
-    /// The number.
+    /// The descriptor's number.
     pub fn number(self) -> i32 {
         self.0
     }
@@ -93,13 +102,13 @@ mod std_conversions {
 
     impl From<OwnedFd> for Fd {
         fn from(fd: OwnedFd) -> Self {
-            Self(fd.into_raw_fd())
+            Self::numbered(fd.into_raw_fd())
         }
     }
 
     impl From<Fd> for OwnedFd {
         fn from(fd: Fd) -> Self {
-            // SAFETY: `leak` gives up the only owner of an open descriptor, which the new value becomes.
+            // SAFETY: `leak` releases the only owner of an open descriptor, which the new value becomes.
             unsafe { Self::from_raw_fd(fd.leak().number()) }
         }
     }
@@ -107,7 +116,7 @@ mod std_conversions {
     impl AsFd for Fd {
         fn as_fd(&self) -> BorrowedFd<'_> {
             // SAFETY: the result borrows `self`, which keeps the descriptor open for that long.
-            unsafe { BorrowedFd::borrow_raw(self.0) }
+            unsafe { BorrowedFd::borrow_raw(self.number()) }
         }
     }
 

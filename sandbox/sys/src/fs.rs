@@ -3,61 +3,61 @@
 use core::ffi::CStr;
 use core::ops::{Deref, DerefMut};
 
-use crate::arch::call;
+use crate::arch::{MADV_DONTNEED, call};
 use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
-/// Open for reading.
+/// Flag: open for reading.
 pub const O_RDONLY: u64 = 0;
-/// Open for writing.
+/// Flag: open for writing.
 pub const O_WRONLY: u64 = 1;
-/// Open for reading and writing.
+/// Flag: open for reading and writing.
 pub const O_RDWR: u64 = 2;
-/// Create the file if it does not exist.
+/// Flag: create the file if it does not exist.
 pub const O_CREAT: u64 = 0o100;
-/// Truncate the file.
+/// Flag: truncate the file.
 pub const O_TRUNC: u64 = 0o1000;
-/// Do not make a terminal the controlling terminal.
+/// Flag: do not make a terminal the controlling terminal.
 pub const O_NOCTTY: u64 = 0o400;
-/// Return EAGAIN instead of blocking.
+/// Flag: return EAGAIN instead of blocking.
 pub const O_NONBLOCK: u64 = 0o4000;
-/// Only directories.
+/// Flag: open only a directory.
 #[cfg(target_arch = "x86_64")]
 pub const O_DIRECTORY: u64 = 0o200_000;
-/// Only directories.
+/// Flag: open only a directory.
 #[cfg(target_arch = "aarch64")]
 pub const O_DIRECTORY: u64 = 0o40_000;
-/// The link itself, where the last part of a path is one.
+/// Flag: if the last component of a path is a symbolic link, open the link itself.
 #[cfg(target_arch = "x86_64")]
 pub const O_NOFOLLOW: u64 = 0o400_000;
-/// The link itself, where the last part of a path is one.
+/// Flag: if the last component of a path is a symbolic link, open the link itself.
 #[cfg(target_arch = "aarch64")]
 pub const O_NOFOLLOW: u64 = 0o100_000;
-/// Open only a location in the tree, without access to the content.
+/// Flag: open only a location in the tree, without access to the content.
 pub const O_PATH: u64 = 0o1000_0000;
 const O_CLOEXEC: u64 = 0o200_0000;
 
-/// openat2: the directory descriptor is `/`.
+/// Flag of openat2: paths are resolved as if the directory descriptor were `/`.
 pub const RESOLVE_IN_ROOT: u64 = 0x10;
-/// openat2: no links such as /proc/PID/root.
+/// Flag of openat2: no magic links such as /proc/PID/root are followed.
 pub const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
 
-/// Directory (mode bits).
+/// File type of a directory.
 pub const S_IFDIR: u32 = 0o040_000;
-/// Character device.
+/// File type of a character device.
 pub const S_IFCHR: u32 = 0o020_000;
-/// Regular file.
+/// File type of a regular file.
 pub const S_IFREG: u32 = 0o100_000;
-/// A symbolic link.
+/// File type of a symbolic link.
 pub const S_IFLNK: u32 = 0o120_000;
-/// Pipe.
+/// File type of a pipe.
 pub const S_IFIFO: u32 = 0o010_000;
-/// The type's bits.
+/// Mask of the file type in mode bits.
 pub const S_IFMT: u32 = 0o170_000;
 
 const AT_EMPTY_PATH: usize = 0x1000;
 
-/// openat(2).
+/// Opens a file (openat(2)).
 pub fn open(directory: FdRef<'_>, path: &CStr, flags: u64, mode: u32) -> Result<Fd, Errno> {
     let arguments =
         [directory.argument(), path.as_ptr() as usize, (flags | O_CLOEXEC) as usize, mode as usize];
@@ -65,7 +65,7 @@ pub fn open(directory: FdRef<'_>, path: &CStr, flags: u64, mode: u32) -> Result<
     unsafe { call(number::OPENAT, arguments) }.map(Fd::from_call)
 }
 
-/// openat2 (Linux 5.6); `resolve`: RESOLVE_….
+/// Opens a file (openat2, Linux 5.6); `resolve`: RESOLVE_….
 pub fn open_resolved(directory: FdRef<'_>, path: &CStr, flags: u64, resolve: u64) -> Result<Fd, Errno> {
     let how = [flags | O_CLOEXEC, 0, resolve];
     let arguments = [directory.argument(), path.as_ptr() as usize, how.as_ptr() as usize, size_of_val(&how)];
@@ -73,25 +73,35 @@ pub fn open_resolved(directory: FdRef<'_>, path: &CStr, flags: u64, resolve: u64
     unsafe { call(number::OPENAT2, arguments) }.map(Fd::from_call)
 }
 
-/// read(2).
+/// Reads from a file (read(2)); repeated if it is interrupted.
 pub fn read(file: FdRef<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
-    // SAFETY: the kernel writes at most `len` bytes into a slice borrowed mutably for the call.
-    unsafe { call(number::READ, [file.argument(), buffer.as_mut_ptr() as usize, buffer.len()]) }
+    loop {
+        // SAFETY: the kernel writes at most `len` bytes into a slice borrowed mutably for the call.
+        match unsafe { call(number::READ, [file.argument(), buffer.as_mut_ptr() as usize, buffer.len()]) } {
+            Err(Errno::EINTR) => {}
+            read => return read,
+        }
+    }
 }
 
-/// pread64(2) from the start of the file.
+/// Reads from the start of a file (pread64(2)); returns the number of bytes.
 pub fn read_from_start(file: FdRef<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     // SAFETY: as for `read`.
     unsafe { call(number::PREAD64, [file.argument(), buffer.as_mut_ptr() as usize, buffer.len(), 0]) }
 }
 
-/// write(2); returns the number of written bytes.
+/// Writes to a file (write(2)), repeated if it is interrupted; returns the number of written bytes.
 pub fn write(file: FdRef<'_>, bytes: &[u8]) -> Result<usize, Errno> {
-    // SAFETY: the kernel reads `len` bytes of the slice.
-    unsafe { call(number::WRITE, [file.argument(), bytes.as_ptr() as usize, bytes.len()]) }
+    loop {
+        // SAFETY: the kernel reads `len` bytes of the slice.
+        match unsafe { call(number::WRITE, [file.argument(), bytes.as_ptr() as usize, bytes.len()]) } {
+            Err(Errno::EINTR) => {}
+            written => return written,
+        }
+    }
 }
 
-/// writev(2) of up to four parts; returns the number of written bytes.
+/// Writes up to four parts (writev(2)); returns the number of written bytes.
 pub fn write_parts(file: FdRef<'_>, parts: [&[u8]; 4]) -> Result<usize, Errno> {
     let vectors = parts.map(|part| [part.as_ptr() as usize, part.len()]);
     // SAFETY: `struct iovec` is a pointer and a length, as these pairs are; each names a slice borrowed for the call.
@@ -104,32 +114,32 @@ pub fn position(file: FdRef<'_>) -> Result<u64, Errno> {
     unsafe { call(number::LSEEK, [file.argument(), 0, 1]) }.map(|position| position as u64)
 }
 
-/// ftruncate(2).
+/// Sets the size of a file (ftruncate(2)).
 pub fn truncate(file: FdRef<'_>, size: u64) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::FTRUNCATE, [file.argument(), size as usize]) }.map(drop)
 }
 
-/// fsync(2).
+/// Writes a file to its disk (fsync(2)).
 pub fn sync(file: FdRef<'_>) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::FSYNC, [file.argument()]) }.map(drop)
 }
 
-/// mkdirat(2).
+/// Creates a directory (mkdirat(2)).
 pub fn make_directory(directory: FdRef<'_>, name: &CStr, mode: u32) -> Result<(), Errno> {
     // SAFETY: `name` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::MKDIRAT, [directory.argument(), name.as_ptr() as usize, mode as usize]) }.map(drop)
 }
 
-/// mknodat(2); `device` in the kernel's encoding.
+/// Creates a file of any type (mknodat(2)); `device` is in the kernel's encoding.
 pub fn make_node(directory: FdRef<'_>, name: &CStr, mode: u32, device: u64) -> Result<(), Errno> {
     let arguments = [directory.argument(), name.as_ptr() as usize, mode as usize, device as usize];
     // SAFETY: `name` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::MKNODAT, arguments) }.map(drop)
 }
 
-/// readlinkat(2): writes the link's target, truncated to the buffer and without a NUL, and returns its length.
+/// Reads the target of a symbolic link (readlinkat(2)), truncated to the buffer and without a NUL; returns its length.
 pub fn read_link(directory: FdRef<'_>, name: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
     let arguments =
         [directory.argument(), name.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len()];
@@ -137,14 +147,14 @@ pub fn read_link(directory: FdRef<'_>, name: &CStr, buffer: &mut [u8]) -> Result
     unsafe { call(number::READLINKAT, arguments) }
 }
 
-/// symlinkat(2).
+/// Creates a symbolic link (symlinkat(2)).
 pub fn make_symlink(content: &CStr, directory: FdRef<'_>, name: &CStr) -> Result<(), Errno> {
     let arguments = [content.as_ptr() as usize, directory.argument(), name.as_ptr() as usize];
     // SAFETY: both are NUL-terminated strings borrowed for the call.
     unsafe { call(number::SYMLINKAT, arguments) }.map(drop)
 }
 
-/// renameat(2) within one directory.
+/// Renames a file within one directory (renameat(2)).
 pub fn rename(directory: FdRef<'_>, from: &CStr, to: &CStr) -> Result<(), Errno> {
     let directory = directory.argument();
     let arguments = [directory, from.as_ptr() as usize, directory, to.as_ptr() as usize];
@@ -152,25 +162,25 @@ pub fn rename(directory: FdRef<'_>, from: &CStr, to: &CStr) -> Result<(), Errno>
     unsafe { call(number::RENAMEAT, arguments) }.map(drop)
 }
 
-/// unlinkat(2) of a file.
+/// Removes a file (unlinkat(2)).
 pub fn remove_file(directory: FdRef<'_>, name: &CStr) -> Result<(), Errno> {
     // SAFETY: `name` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::UNLINKAT, [directory.argument(), name.as_ptr() as usize, 0]) }.map(drop)
 }
 
-/// fchdir(2).
+/// Changes the working directory to an open one (fchdir(2)).
 pub fn change_directory(directory: FdRef<'_>) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::FCHDIR, [directory.argument()]) }.map(drop)
 }
 
-/// chdir(2).
+/// Changes the working directory (chdir(2)).
 pub fn change_directory_to(path: &CStr) -> Result<(), Errno> {
     let directory = open(FdRef::WORKING_DIRECTORY, path, O_PATH | O_DIRECTORY, 0)?;
     change_directory(directory.borrow())
 }
 
-/// fchownat(2) of a name; symbolic links are not followed.
+/// Changes the owner of the file `name` (fchownat(2)); symbolic links are not followed.
 pub fn change_owner_of(directory: FdRef<'_>, name: &CStr, uid: u32, gid: u32) -> Result<(), Errno> {
     const AT_SYMLINK_NOFOLLOW: usize = 0x100;
     let arguments = [
@@ -184,31 +194,31 @@ pub fn change_owner_of(directory: FdRef<'_>, name: &CStr, uid: u32, gid: u32) ->
     unsafe { call(number::FCHOWNAT, arguments) }.map(drop)
 }
 
-/// fchown(2) that changes only the user.
+/// Changes the user of an open file (fchown(2)); the group is not changed.
 pub fn change_owner(file: FdRef<'_>, uid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory; -1 leaves the group.
     unsafe { call(number::FCHOWN, [file.argument(), uid as usize, u32::MAX as usize]) }.map(drop)
 }
 
-/// The result of [`stat`].
+/// Properties of a file, the result of [`stat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Type and permission bits.
+    /// File type and permission bits.
     pub mode: u32,
-    /// The major number of a device.
+    /// Major number, if the file is a device.
     pub device_major: u32,
-    /// The minor number of a device.
+    /// Minor number, if the file is a device.
     pub device_minor: u32,
     /// Identity of the file: file system (major, minor) and inode number.
     pub identity: (u32, u32, u64),
-    /// Id of the mount, as in /proc/self/mountinfo; 0 before Linux 5.8.
+    /// ID of the file's mount, as in /proc/self/mountinfo; 0 before Linux 5.8.
     pub mount: u64,
-    /// Whether the file is the root of that mount; false before Linux 5.8.
+    /// Whether the file is the root of its mount; false before Linux 5.8.
     pub is_mount_root: bool,
 }
 
 impl Stat {
-    /// The device of the file system: major, minor.
+    /// The device of the file's file system: major, minor.
     pub fn device(self) -> (u32, u32) {
         (self.identity.0, self.identity.1)
     }
@@ -219,7 +229,7 @@ impl Stat {
     }
 }
 
-/// statx(2) (Linux 4.11; the mount since 5.8) of an open descriptor.
+/// Reads the properties of an open file (statx(2), Linux 4.11; the mount since 5.8).
 pub fn stat(file: FdRef<'_>) -> Result<Stat, Errno> {
     const STATX_MNT_ID: u32 = 0x1000;
     const STATX_TYPE_MODE_INODE: u32 = 0x103;
@@ -247,8 +257,8 @@ pub fn stat(file: FdRef<'_>) -> Result<Stat, Errno> {
     })
 }
 
-/// Whether a directory that is open for reading has only the entries `.` and `..` (getdents64(2)). It reads from the
-/// directory's current offset, so it works once per descriptor.
+/// Whether a directory that is open for reading has only the entries `.` and `..` (getdents64(2)). The function reads
+/// from the directory's current offset, so it works only once per descriptor.
 pub fn is_empty_directory(directory: FdRef<'_>) -> Result<bool, Errno> {
     // `struct linux_dirent64` is 19 bytes and the name with its NUL, in steps of 8: 24 bytes for each of the two.
     const BOTH_BYTES: usize = 48;
@@ -259,7 +269,7 @@ pub fn is_empty_directory(directory: FdRef<'_>) -> Result<bool, Errno> {
     Ok(length <= BOTH_BYTES)
 }
 
-/// `f_flags` of fstatfs(2), the mount's ST_… bits, and `f_type`.
+/// `f_flags` (the mount's ST_… bits) and `f_type` of a file's file system (fstatfs(2)).
 pub fn mount_flags_and_type(file: FdRef<'_>) -> Result<(u64, u64), Errno> {
     // `struct statfs`, 120 bytes on both architectures: f_type is the word at 0, f_flags that at 80.
     let mut buffer = [0_u64; 15];
@@ -268,7 +278,7 @@ pub fn mount_flags_and_type(file: FdRef<'_>) -> Result<(u64, u64), Errno> {
     Ok((buffer[10], buffer[0]))
 }
 
-/// pipe2(2): returns the read end and the write end.
+/// Creates a pipe (pipe2(2)); returns the read end and the write end.
 pub fn pipe() -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two i32 to a local that lives across the call.
@@ -276,28 +286,29 @@ pub fn pipe() -> Result<(Fd, Fd), Errno> {
     Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
-/// fcntl F_SETFL: sets O_NONBLOCK on the open file. Other status flags are cleared.
+/// Sets O_NONBLOCK on the open file (fcntl F_SETFL). Other status flags are cleared.
 pub fn set_nonblocking(file: FdRef<'_>) -> Result<(), Errno> {
     // SAFETY: F_SETFL takes a number.
     unsafe { call(number::FCNTL, [file.argument(), 4, O_NONBLOCK as usize]) }.map(drop)
 }
 
-/// fcntl F_DUPFD_CLOEXEC: a second descriptor for the same open file, numbered `lowest` or above.
+/// Creates a second descriptor for the same open file, numbered `lowest` or above (fcntl F_DUPFD_CLOEXEC).
 pub fn duplicate(file: FdRef<'_>, lowest: i32) -> Result<Fd, Errno> {
     // SAFETY: F_DUPFD_CLOEXEC takes a number.
     unsafe { call(number::FCNTL, [file.argument(), 1030, lowest as usize]) }.map(Fd::from_call)
 }
 
-/// dup3(2): makes descriptor `to` refer to the same open file and closes its previous file; inherited through exec
-/// unless `close_on_exec`.
+/// Makes descriptor `to` refer to the same open file, after closing the previous file of `to` (dup3(2)); inherited
+/// through exec unless `close_on_exec`.
 pub fn duplicate_to(file: FdRef<'_>, to: i32, close_on_exec: bool) -> Result<(), Errno> {
     let flags = if close_on_exec { O_CLOEXEC as usize } else { 0 };
     // SAFETY: the call reads no memory. The caller plans its own descriptor table and knows what `to` was.
     unsafe { call(number::DUP3, [file.argument(), to as usize, flags]) }.map(drop)
 }
 
-/// Moves these open files to the descriptors 0, 1, … and closes all others. `true` sets close-on-exec. For `None` the
-/// descriptor is closed. Only for a new child process, like [`close_from`].
+/// Moves these open files to the descriptors 0, 1, … and closes all others. The boolean is whether close-on-exec is
+/// set. For `None` the descriptor is closed. Only for a new child process, like
+/// [`close_from`].
 pub fn arrange<const N: usize>(
     files: [Option<(FdRef<'_>, bool)>; N],
 ) -> Result<[Option<FdRef<'static>>; N], Errno> {
@@ -307,43 +318,48 @@ pub fn arrange<const N: usize>(
     for (moved, file) in moved.iter_mut().zip(&files) {
         *moved = file.map(|(file, _)| duplicate(file, N as i32)).transpose()?;
     }
+    let mut first_unused = 0;
     for (number, ((placed, moved), file)) in (0..).zip(placed.iter_mut().zip(&moved).zip(&files)) {
-        match moved {
-            Some(moved) => {
-                duplicate_to(moved.borrow(), number, file.is_some_and(|(_, on_exec)| on_exec))?;
-                // SAFETY: the call before opened it, and it stays open: this process owns none of these numbers.
-                *placed = Some(unsafe { FdRef::standing(number) });
-            }
-            // SAFETY: the call reads no memory. EBADF: the descriptor was not open.
-            None => drop(unsafe { call(number::CLOSE, [number as usize]) }),
+        let Some(moved) = moved else { continue };
+        if first_unused < number {
+            close_range(first_unused, number as u32 - 1)?;
         }
+        first_unused = number + 1;
+        duplicate_to(moved.borrow(), number, file.is_some_and(|(_, on_exec)| on_exec))?;
+        // SAFETY: the call before opened it, and it stays open: this process owns none of these numbers.
+        *placed = Some(unsafe { FdRef::standing(number) });
     }
-    drop(moved);
-    close_from(N as i32)?;
+    // One call closes all of them, whose numbers are N and above.
+    core::mem::forget(moved);
+    close_from(first_unused)?;
     Ok(placed)
 }
 
-/// close_range (Linux 5.9): closes all descriptors from `first` up. Only for a new child process, which no longer uses
+/// Closes all descriptors from `first` on (close_range, Linux 5.9). Only for a new child process, which no longer uses
 /// its [`Fd`] values.
 pub fn close_from(first: i32) -> Result<(), Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::CLOSE_RANGE, [first as usize, u32::MAX as usize, 0]) }.map(drop)
+    close_range(first, u32::MAX)
 }
 
-/// All seals of a memfd: against further seals, shrinking, growing and writing.
+fn close_range(first: i32, last: u32) -> Result<(), Errno> {
+    // SAFETY: the call reads no memory.
+    unsafe { call(number::CLOSE_RANGE, [first as usize, last as usize, 0]) }.map(drop)
+}
+
+/// All seals of a memfd: no further seals, shrinking, growing or writing.
 pub const SEALS_ALL: u32 = 0xf;
 /// Seals that make a mapping safe to read: the file can neither shrink nor change.
 const SEALS_FOR_MAPPING: u32 = 0x2 | 0x8;
 
-/// memfd_create (Linux 3.17), sealable.
+/// Creates a memfd that can be sealed (memfd_create, Linux 3.17).
 pub fn memory_file(name: &CStr) -> Result<Fd, Errno> {
     const CLOEXEC_AND_SEALS: usize = 3;
     // SAFETY: `name` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::MEMFD_CREATE, [name.as_ptr() as usize, CLOEXEC_AND_SEALS]) }.map(Fd::from_call)
 }
 
-/// memfd_create, sealable and executable regardless of `vm.memfd_noexec` (MFD_EXEC, **Linux 6.3**; EINVAL before, where
-/// every memfd is executable).
+/// Creates a memfd that can be sealed, and executed regardless of `vm.memfd_noexec` (MFD_EXEC, **Linux 6.3**; EINVAL
+/// before, where every memfd is executable).
 pub fn executable_memory_file(name: &CStr) -> Result<Fd, Errno> {
     const CLOEXEC_AND_SEALS_AND_EXEC: usize = 3 | 0x10;
     // SAFETY: `name` is a NUL-terminated string borrowed for the call.
@@ -351,13 +367,13 @@ pub fn executable_memory_file(name: &CStr) -> Result<Fd, Errno> {
         .map(Fd::from_call)
 }
 
-/// fcntl F_ADD_SEALS.
+/// Adds seals to a memfd (fcntl F_ADD_SEALS).
 pub fn add_seals(file: FdRef<'_>, seals: u32) -> Result<(), Errno> {
     // SAFETY: F_ADD_SEALS takes a number.
     unsafe { call(number::FCNTL, [file.argument(), 1033, seals as usize]) }.map(drop)
 }
 
-/// fcntl F_GET_SEALS.
+/// Returns the seals of a memfd (fcntl F_GET_SEALS).
 pub fn seals(file: FdRef<'_>) -> Result<u32, Errno> {
     // SAFETY: F_GET_SEALS takes nothing.
     unsafe { call(number::FCNTL, [file.argument(), 1034]) }.map(|seals| seals as u32)
@@ -414,7 +430,6 @@ impl Mapping {
     /// Returns the whole pages in `from..to` to the kernel: they then read as zero (anonymous memory) and use no memory
     /// until they are written (madvise, MADV_DONTNEED).
     pub fn give_back(&mut self, from: usize, to: usize) {
-        const MADV_DONTNEED: usize = 4;
         let from = from.next_multiple_of(PAGE_BYTES);
         let to = to.min(self.length) / PAGE_BYTES * PAGE_BYTES;
         if from < to {

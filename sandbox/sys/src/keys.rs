@@ -1,4 +1,4 @@
-//! Session keyrings (keyrings(7), keyctl(2)). ENOSYS: a kernel without CONFIG_KEYS.
+//! Session keyrings (keyrings(7), keyctl(2)). All functions return ENOSYS on a kernel without CONFIG_KEYS.
 
 use core::ffi::CStr;
 
@@ -11,7 +11,7 @@ pub struct Key(i32);
 
 /// All permissions for the possessor of a key (KEY_POS_ALL).
 pub const POSSESSOR_ALL: u32 = 0x3f00_0000;
-/// Permission for the owner to find the keyring by name and so to join it (KEY_USR_SEARCH).
+/// Permission for the owner to find the keyring by name and thus to join it (KEY_USR_SEARCH).
 pub const USER_SEARCH: u32 = 0x0008_0000;
 
 /// Joins the session keyring with this name, and creates it if there is none that the caller may search

@@ -1,5 +1,5 @@
-//! Thin wrappers of system calls: one function for one call, without policy. All `unsafe` code of the project is here
-//! and in the monitor's entry point, so that it can be reviewed in one place.
+//! Thin wrappers of system calls: one function for one call, without policy. All `unsafe` code of the project is in
+//! this crate and in the monitor's entry point, so that it can be reviewed in one place.
 //!
 //! ```text
 //!   arch/       the system call instruction and the numbers, per architecture
@@ -13,12 +13,13 @@
 //!   socket      SOCK_SEQPACKET with descriptors beside the message, epoll, signalfd
 //!   netlink     sockets to the kernel's network configuration
 //!   bpf         seccomp filters
+//!   stack       returns unused pages of the stack
 //! ```
 //! `no_std` and without libc, because the monitor has neither. Descriptors are close-on-exec from their creation. The
 //! documentation of a function names the Linux version if its call is newer than 5.10; the caller provides the
 //! fallback.
 //!
-//! The error of every function is the kernel's error number, unless its documentation says more.
+//! The error of every function is the kernel's error number, unless its documentation lists other errors.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![expect(unsafe_code, reason = "this crate is where the project talks to the kernel")]
 
@@ -35,6 +36,7 @@ pub mod netlink;
 pub mod process;
 pub mod sibling;
 pub mod socket;
+pub mod stack;
 
 pub use errno::Errno;
 pub use fd::{Fd, FdRef};

@@ -5,31 +5,31 @@ use core::ffi::CStr;
 use crate::arch::call;
 use crate::{Errno, Fd, FdRef, number};
 
-/// Read-only (mount(2)).
+/// Flag of mount(2): read-only.
 pub const MS_RDONLY: u64 = 1;
-/// Change the flags of a mount.
+/// Flag of mount(2): change the flags of an existing mount.
 pub const MS_REMOUNT: u64 = 32;
-/// With [`MS_REMOUNT`]: change this mount only, not the file system.
+/// Flag of mount(2) together with [`MS_REMOUNT`]: change this mount only, not the file system.
 pub const MS_BIND: u64 = 4096;
-/// With a propagation flag: change all submounts too.
+/// Flag of mount(2) together with a propagation flag: change all submounts, too.
 pub const MS_REC: u64 = 16384;
-/// No propagation.
+/// Propagation type of mount(2): no propagation.
 pub const MS_PRIVATE: u64 = 1 << 18;
-/// Propagation from the peer group only.
+/// Propagation type of mount(2): from the peer group only.
 pub const MS_SLAVE: u64 = 1 << 19;
-/// Propagation in both directions.
+/// Propagation type of mount(2): in both directions.
 pub const MS_SHARED: u64 = 1 << 20;
-/// Lazy unmount (umount2(2)).
+/// Flag of umount2(2): lazy unmount.
 pub const MNT_DETACH: usize = 2;
-/// Operate on the descriptor itself.
+/// Flag: operate on the descriptor itself; the path is empty.
 pub const AT_EMPTY_PATH: usize = 0x1000;
-/// Apply to the whole tree.
+/// Flag: apply to the whole tree of mounts.
 pub const AT_RECURSIVE: usize = 0x8000;
-/// Read-only (mount_setattr(2), fsmount(2)).
+/// Mount attribute: read-only (mount_setattr(2), fsmount(2)).
 pub const MOUNT_ATTR_RDONLY: u64 = 1;
-/// An idmapped mount with the given user namespace (Linux 5.12).
+/// Mount attribute: idmapped with the given user namespace (Linux 5.12).
 pub const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
-/// The bits for access times. They form one field, so setting one requires clearing all.
+/// Mask of the mount attributes for access times. They form one field, so setting one requires clearing all.
 pub const MOUNT_ATTR_ATIME: u64 = 0x70;
 
 const OPEN_TREE_CLONE: usize = 1;
@@ -43,7 +43,7 @@ fn address(text: Option<&CStr>) -> usize {
     text.map_or(0, |text| text.as_ptr() as usize)
 }
 
-/// mount(2). `data` is the option string.
+/// Calls mount(2). `data` is the option string.
 pub fn mount(
     source: Option<&CStr>,
     target: &CStr,
@@ -56,13 +56,13 @@ pub fn mount(
     unsafe { call(number::MOUNT, arguments) }.map(drop)
 }
 
-/// umount2(2).
+/// Unmounts a file system (umount2(2)).
 pub fn unmount(target: &CStr, flags: usize) -> Result<(), Errno> {
     // SAFETY: `target` is a NUL-terminated string borrowed for the call.
     unsafe { call(number::UMOUNT2, [target.as_ptr() as usize, flags]) }.map(drop)
 }
 
-/// pivot_root(2).
+/// Changes the root mount (pivot_root(2)).
 pub fn pivot_root(new_root: &CStr, put_old: &CStr) -> Result<(), Errno> {
     // SAFETY: both are NUL-terminated strings borrowed for the call.
     unsafe { call(number::PIVOT_ROOT, [new_root.as_ptr() as usize, put_old.as_ptr() as usize]) }.map(drop)
@@ -115,21 +115,22 @@ pub fn fsmount(context: FdRef<'_>, attributes: u64) -> Result<Fd, Errno> {
         .map(Fd::from_call)
 }
 
-/// `struct mount_attr`.
+/// Changes of mount attributes, `struct mount_attr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attributes {
-    /// MOUNT_ATTR_… to set.
+    /// MOUNT_ATTR_… flags to set.
     pub set: u64,
-    /// MOUNT_ATTR_… to clear.
+    /// MOUNT_ATTR_… flags to clear.
     pub clear: u64,
-    /// MS_PRIVATE, MS_SLAVE, MS_SHARED, or 0 for no change.
+    /// Propagation type: MS_PRIVATE, MS_SLAVE, MS_SHARED, or 0 for no change.
     pub propagation: u64,
     /// Descriptor of a user namespace, for MOUNT_ATTR_IDMAP.
     pub user_namespace: u64,
 }
 
-/// Changes the mount `mount` refers to (mount_setattr, **Linux 5.12**: ENOSYS before); `flags`: [`AT_RECURSIVE`].
+/// Changes the attributes of the mount to which `mount` refers (mount_setattr, **Linux 5.12**: ENOSYS before); `flags`:
+/// [`AT_RECURSIVE`].
 pub fn set_attributes(mount: FdRef<'_>, attributes: &Attributes, flags: usize) -> Result<(), Errno> {
     let arguments = [
         mount.argument(),

@@ -5,19 +5,19 @@
 use crate::arch::call;
 use crate::{Errno, Fd, FdRef, number};
 
-/// Links, addresses, routes (NETLINK_ROUTE).
+/// Protocol for links, addresses and routes (NETLINK_ROUTE).
 pub const ROUTE: usize = 0;
-/// nftables and connection tracking (NETLINK_NETFILTER).
+/// Protocol for nftables and connection tracking (NETLINK_NETFILTER).
 pub const NETFILTER: usize = 12;
 
-/// Error replies do not contain the request (NETLINK_CAP_ACK).
+/// Option: error replies do not contain the request (NETLINK_CAP_ACK).
 pub const SHORT_REPLIES: usize = 10;
-/// Error replies may carry a text (NETLINK_EXT_ACK).
+/// Option: error replies may contain a text (NETLINK_EXT_ACK).
 pub const ERROR_TEXTS: usize = 11;
-/// Dumps apply the filters in the request (NETLINK_GET_STRICT_CHK, Linux 4.20).
+/// Option: dumps apply the filters in the request (NETLINK_GET_STRICT_CHK, Linux 4.20).
 pub const STRICT: usize = 12;
 
-/// Opens a socket in the current network namespace; it stays there if the process changes its namespace.
+/// Opens a socket in the current network namespace; the socket stays in it if the process changes its namespace.
 pub fn open(protocol: usize) -> Result<Fd, Errno> {
     const AF_NETLINK: usize = 16;
     const SOCK_RAW_CLOEXEC: usize = 3 | 0o200_0000;
@@ -25,7 +25,7 @@ pub fn open(protocol: usize) -> Result<Fd, Errno> {
     unsafe { call(number::SOCKET, [AF_NETLINK, SOCK_RAW_CLOEXEC, protocol]) }.map(Fd::from_call)
 }
 
-/// Enables one of the options above (setsockopt(2)).
+/// Enables a socket option (setsockopt(2)): [`SHORT_REPLIES`], [`ERROR_TEXTS`] or [`STRICT`].
 pub fn switch_on(socket: FdRef<'_>, option: usize) -> Result<(), Errno> {
     const SOL_NETLINK: usize = 270;
     let on: i32 = 1;

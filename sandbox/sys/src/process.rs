@@ -3,33 +3,33 @@
 use core::ffi::CStr;
 use core::marker::PhantomData;
 
-use crate::arch::call;
+use crate::arch::{MADV_DONTNEED, call};
 use crate::fs::Mapping;
 use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
 
-/// New mount namespace.
+/// Flag: new mount namespace.
 pub const CLONE_NEWNS: u64 = 0x0002_0000;
-/// New cgroup namespace.
+/// Flag: new cgroup namespace.
 pub const CLONE_NEWCGROUP: u64 = 0x0200_0000;
-/// New UTS namespace.
+/// Flag: new UTS namespace.
 pub const CLONE_NEWUTS: u64 = 0x0400_0000;
-/// New IPC namespace.
+/// Flag: new IPC namespace.
 pub const CLONE_NEWIPC: u64 = 0x0800_0000;
-/// New user namespace.
+/// Flag: new user namespace.
 pub const CLONE_NEWUSER: u64 = 0x1000_0000;
-/// New pid namespace.
+/// Flag: new PID namespace.
 pub const CLONE_NEWPID: u64 = 0x2000_0000;
-/// New network namespace.
+/// Flag: new network namespace.
 pub const CLONE_NEWNET: u64 = 0x4000_0000;
 const NAMESPACES: u64 =
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
 
-/// SIGKILL.
+/// Number of SIGKILL.
 pub const SIGKILL: i32 = 9;
-/// SIGTERM.
+/// Number of SIGTERM.
 pub const SIGTERM: i32 = 15;
-/// SIGCHLD.
+/// Number of SIGCHLD.
 pub const SIGCHLD: i32 = 17;
 /// Highest signal number.
 pub const SIGNAL_MAX: i32 = 64;
@@ -37,13 +37,13 @@ pub const SIGNAL_MAX: i32 = 64;
 /// The result of [`clone`] in each of the two processes.
 #[derive(Debug)]
 pub enum Clone {
-    /// The new process.
+    /// The function returned in the new process.
     Child,
-    /// The calling process.
+    /// The function returned in the calling process.
     Parent {
-        /// Process id.
+        /// PID of the new process.
         pid: i32,
-        /// Refers to the child even after its pid has been reused.
+        /// Descriptor of the new process, which refers to it even after its PID was reused.
         pidfd: Fd,
     },
 }
@@ -65,9 +65,9 @@ struct CloneArguments {
     cgroup: u64,
 }
 
-/// clone3 (Linux 5.3) with the semantics of fork. `namespaces` may contain only CLONE_NEW… flags; `cgroup` is the
-/// cgroup2 directory in which the child starts (CLONE_INTO_CGROUP, Linux 5.7). If the process has several threads, the
-/// child has only the calling one and must not take a lock that another thread may hold.
+/// Clones the process (clone3, Linux 5.3) with the semantics of fork. `namespaces` may contain only CLONE_NEW… flags;
+/// `cgroup` is the cgroup2 directory in which the child starts (CLONE_INTO_CGROUP, Linux 5.7). If the process has
+/// several threads, the child has only the calling one and must not take a lock that another thread may hold.
 pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno> {
     const CLONE_PIDFD: u64 = 0x1000;
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -107,7 +107,7 @@ impl<'a> Pointers<'a> {
     /// Allocates space for `count` strings.
     ///
     /// # Errors
-    /// ENOMEM.
+    /// ENOMEM if there is no memory.
     pub fn with_capacity(count: usize) -> Result<Self, Errno> {
         let bytes = count.checked_add(1).and_then(|count| count.checked_mul(size_of::<usize>()));
         let memory = Mapping::anonymous(bytes.ok_or(Errno::ENOMEM)?)?;
@@ -135,7 +135,7 @@ impl<'a> Pointers<'a> {
     }
 }
 
-/// execve(2); returns only if it fails, with the error.
+/// Executes a program (execve(2)); returns only on an error.
 pub fn exec(path: &CStr, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
     let registers = [path.as_ptr() as usize, arguments.address(), environment.address()];
     // SAFETY: `path` is NUL-terminated; both lists hold pointers to strings borrowed for `Pointers`' lifetime and end
@@ -143,7 +143,7 @@ pub fn exec(path: &CStr, arguments: &Pointers<'_>, environment: &Pointers<'_>) -
     unsafe { call(number::EXECVE, registers) }.err().unwrap_or(Errno::EINVAL)
 }
 
-/// execveat(2) with AT_EMPTY_PATH: executes the file that `program` refers to; returns only if it fails.
+/// Executes the file to which `program` refers (execveat(2) with AT_EMPTY_PATH); returns only on an error.
 pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
     let empty = c"".as_ptr() as usize;
     let registers = [program.argument(), empty, arguments.address(), environment.address(), 0x1000];
@@ -151,7 +151,7 @@ pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Point
     unsafe { call(number::EXECVEAT, registers) }.err().unwrap_or(Errno::EINVAL)
 }
 
-/// Exits; if a seccomp filter refuses the call, the process ends with an invalid instruction.
+/// Exits with `code`; if a seccomp filter refuses the call, the process ends with an invalid instruction.
 pub fn exit(code: u8) -> ! {
     loop {
         // SAFETY: exit_group reads no memory and does not return.
@@ -169,9 +169,9 @@ pub fn exit(code: u8) -> ! {
 /// Exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It exited.
+    /// The process exited with this code.
     Code(u8),
-    /// A signal ended it.
+    /// This signal ended the process.
     Signal(u8),
 }
 
@@ -185,18 +185,24 @@ impl Status {
     }
 }
 
-/// Reaps one child that has ended (wait4 with WNOHANG); `pid` -1 stands for any. `None` if none has ended; ECHILD if
-/// there are no children.
+/// Reaps one child that has ended (wait4 with WNOHANG); `pid` -1 means any child. `None` if no child has ended; ECHILD
+/// if there are no children. Repeated if it is interrupted, because the SIGCHLD of the child may already have been
+/// consumed.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
     const WNOHANG: usize = 1;
-    let mut status: i32 = 0;
-    let arguments = [pid as isize as usize, &raw mut status as usize, WNOHANG, 0];
-    // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
-    let reaped = unsafe { call(number::WAIT4, arguments) }?;
-    Ok((reaped != 0).then_some((reaped as i32, Status::decode(status))))
+    loop {
+        let mut status: i32 = 0;
+        let arguments = [pid as isize as usize, &raw mut status as usize, WNOHANG, 0];
+        // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
+        match unsafe { call(number::WAIT4, arguments) } {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(reaped) => return Ok((reaped != 0).then_some((reaped as i32, Status::decode(status)))),
+        }
+    }
 }
 
-/// Waits for this child and returns its exit status (wait4). Blocks, so it is for a child that is known to end.
+/// Waits for the child `pid` and returns its exit status (wait4). Blocks, so only for a child that is known to end.
 pub fn wait_status(pid: i32) -> Result<Status, Errno> {
     loop {
         let mut status: i32 = 0;
@@ -210,7 +216,7 @@ pub fn wait_status(pid: i32) -> Result<Status, Errno> {
     }
 }
 
-/// Waits for this child and reaps it (wait4). Blocks, so it is for a child that is known to end.
+/// Waits for the child `pid` and reaps it (wait4). Blocks, so only for a child that is known to end.
 pub fn wait(pid: i32) -> Result<(), Errno> {
     loop {
         // SAFETY: neither status nor resource usage is asked for: both pointers are null.
@@ -221,49 +227,50 @@ pub fn wait(pid: i32) -> Result<(), Errno> {
     }
 }
 
-/// setns(2); with a pidfd (Linux 5.8) several namespaces at once.
+/// Joins namespaces (setns(2)); with a pidfd (Linux 5.8) several at once.
 pub fn setns(target: FdRef<'_>, namespaces: u64) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SETNS, [target.argument(), namespaces as usize]) }.map(drop)
 }
 
-/// unshare(2).
+/// Moves the process to new namespaces (unshare(2)).
 pub fn unshare(flags: u64) -> Result<(), Errno> {
     // SAFETY: the call reads no memory; what it separates (namespaces, open files) is the kernel's, not Rust's.
     unsafe { call(number::UNSHARE, [flags as usize]) }.map(drop)
 }
 
-/// kill(2).
+/// Sends a signal to a process (kill(2)).
 pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::KILL, [pid as isize as usize, signal as usize]) }.map(drop)
 }
 
-/// pidfd_open (Linux 5.3).
+/// Opens a pidfd of a process (pidfd_open, Linux 5.3).
 pub fn pidfd_open(pid: i32) -> Result<Fd, Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::PIDFD_OPEN, [pid as usize, 0]) }.map(Fd::from_call)
 }
 
-/// pidfd_send_signal (Linux 5.1).
+/// Sends a signal to a process through its pidfd (pidfd_send_signal, Linux 5.1).
 pub fn pidfd_signal(process: FdRef<'_>, signal: i32) -> Result<(), Errno> {
     // SAFETY: the signal's details are null, which asks for those kill(2) would send.
     unsafe { call(number::PIDFD_SEND_SIGNAL, [process.argument(), signal as usize, 0, 0]) }.map(drop)
 }
 
-/// The caller's pid, in its own pid namespace.
+/// The caller's PID in its own PID namespace.
 pub fn pid() -> i32 {
     // SAFETY: the call takes nothing and cannot fail.
     unsafe { call(number::GETPID, []) }.unwrap_or(0) as i32
 }
 
-/// setsid(2).
+/// Makes the process the leader of a new session (setsid(2)).
 pub fn new_session() -> Result<(), Errno> {
     // SAFETY: the call takes nothing.
     unsafe { call(number::SETSID, []) }.map(drop)
 }
 
-/// setsid(2) as a marked call, for a process whose filter allows only those.
+/// Makes the process the leader of a new session, as a marked call, for a process whose filter permits only marked
+/// calls.
 pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
     let [fourth, fifth] = mark.arguments();
     // SAFETY: the call takes nothing.
@@ -273,24 +280,24 @@ pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
 /// Operations of prctl(2) whose arguments are numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// PR_SET_DUMPABLE 0: no ptrace, no core dump, /proc/PID belongs to root.
+    /// Makes the process not dumpable (PR_SET_DUMPABLE, 0): no ptrace, no core dump, /proc/PID belongs to root.
     NotDumpable,
-    /// PR_SET_KEEPCAPS, 1: permitted capabilities survive a change of user.
+    /// Keeps permitted capabilities at a change of user (PR_SET_KEEPCAPS, 1).
     KeepCapabilities,
-    /// PR_SET_SECUREBITS with SECBIT_NO_SETUID_FIXUP or 0: whether capabilities stay unchanged when a user id changes
-    /// (capabilities(7)).
+    /// Whether capabilities stay unchanged when a user ID changes (PR_SET_SECUREBITS with SECBIT_NO_SETUID_FIXUP or 0;
+    /// capabilities(7)).
     KeepEffective(bool),
-    /// PR_CAPBSET_DROP of this capability.
+    /// Drops this capability from the bounding set (PR_CAPBSET_DROP).
     DropBounding(u32),
-    /// PR_CAP_AMBIENT_CLEAR_ALL (Linux 4.3).
+    /// Clears the ambient set (PR_CAP_AMBIENT_CLEAR_ALL, Linux 4.3).
     ClearAmbient,
-    /// PR_CAP_AMBIENT_RAISE of this capability (Linux 4.3).
+    /// Adds this capability to the ambient set (PR_CAP_AMBIENT_RAISE, Linux 4.3).
     RaiseAmbient(u32),
-    /// PR_SET_NO_NEW_PRIVS, 1.
+    /// Sets no_new_privs (PR_SET_NO_NEW_PRIVS, 1).
     NoNewPrivileges,
-    /// PR_SET_CHILD_SUBREAPER, 1.
+    /// Makes the process a child subreaper (PR_SET_CHILD_SUBREAPER, 1).
     Subreaper,
-    /// PR_SET_PDEATHSIG: the signal sent when the parent ends. A change of ids or capabilities clears it.
+    /// Sets the signal that is sent when the parent ends (PR_SET_PDEATHSIG). A change of IDs or capabilities clears it.
     ParentDeathSignal(i32),
 }
 
@@ -325,7 +332,6 @@ pub fn forget_code() {
         static __executable_start: u8;
         static etext: u8;
     }
-    const MADV_DONTNEED: usize = 4;
     const PAGE_BYTES: usize = 4096;
     let start = (&raw const __executable_start) as usize;
     let end = (&raw const etext) as usize / PAGE_BYTES * PAGE_BYTES;
@@ -336,13 +342,13 @@ pub fn forget_code() {
     }
 }
 
-/// setresuid(2) of all three ids.
+/// Sets all three user IDs (setresuid(2)).
 pub fn set_user(uid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SETRESUID, [uid as usize; 3]) }.map(drop)
 }
 
-/// setresgid(2) of all three ids.
+/// Sets all three group IDs (setresgid(2)).
 pub fn set_group(gid: u32) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::SETRESGID, [gid as usize; 3]) }.map(drop)
@@ -357,7 +363,7 @@ pub fn set_effective(uid: u32, gid: u32) -> Result<(), Errno> {
     unsafe { call(number::SETRESUID, [unchanged, uid as usize, unchanged]) }.map(drop)
 }
 
-/// setgroups(2); `gids` is native-endian u32, four bytes each.
+/// Sets the supplementary groups (setgroups(2)); `gids` contains native-endian u32, four bytes each.
 pub fn set_groups(gids: &[u8]) -> Result<(), Errno> {
     if !gids.len().is_multiple_of(4) {
         return Err(Errno::EINVAL);
@@ -367,7 +373,7 @@ pub fn set_groups(gids: &[u8]) -> Result<(), Errno> {
     unsafe { call(number::SETGROUPS, [gids.len() / 4, gids.as_ptr() as usize]) }.map(drop)
 }
 
-/// capset(2), version 3.
+/// Sets the capability sets of the caller, as bit masks (capset(2), version 3).
 pub fn set_capabilities(effective: u64, permitted: u64, inheritable: u64) -> Result<(), Errno> {
     let header: [u32; 2] = [0x2008_0522, 0];
     let word = |set: u64, index: u32| (set >> (32 * index)) as u32;
@@ -378,7 +384,7 @@ pub fn set_capabilities(effective: u64, permitted: u64, inheritable: u64) -> Res
     unsafe { call(number::CAPSET, arguments) }.map(drop)
 }
 
-/// The permitted set of the caller (capget(2), version 3).
+/// The permitted capability set of the caller, as a bit mask (capget(2), version 3).
 pub fn permitted_capabilities() -> Result<u64, Errno> {
     let mut header: [u32; 2] = [0x2008_0522, 0];
     let mut data = [[0_u32; 3]; 2];
@@ -390,19 +396,19 @@ pub fn permitted_capabilities() -> Result<u64, Errno> {
     Ok(u64::from(low[1]) | u64::from(high[1]) << 32)
 }
 
-/// prlimit64(2) for the caller.
+/// Sets a resource limit of the caller (prlimit64(2)).
 pub fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<(), Errno> {
     let limit = [soft, hard];
     // SAFETY: the kernel reads two u64 from `limit`, which lives across the call, and writes nothing (null).
     unsafe { call(number::PRLIMIT64, [0, resource as usize, limit.as_ptr() as usize, 0]) }.map(drop)
 }
 
-/// Scheduling attributes (sched_setattr(2)).
+/// Scheduling attributes, for sched_setattr(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
-    /// SCHED_…
+    /// The scheduling policy (SCHED_…).
     pub policy: u32,
-    /// SCHED_FLAG_…
+    /// Scheduling flags (SCHED_FLAG_…).
     pub flags: u64,
     /// Nice value, -20 to 19.
     pub nice: i32,
@@ -410,9 +416,9 @@ pub struct Scheduling {
     pub priority: u32,
     /// Runtime of SCHED_DEADLINE in nanoseconds; for the other policies the slice (Linux 6.12), where 0 is the default.
     pub runtime: u64,
-    /// Nanoseconds, of SCHED_DEADLINE.
+    /// Deadline of SCHED_DEADLINE in nanoseconds.
     pub deadline: u64,
-    /// Nanoseconds, of SCHED_DEADLINE.
+    /// Period of SCHED_DEADLINE in nanoseconds.
     pub period: u64,
 }
 
@@ -428,10 +434,10 @@ struct SchedulingAttributes {
     times: [u64; 3],
 }
 
-/// Its 48 bytes.
+/// Size of the structure in bytes: 48.
 const SCHEDULING_BYTES: usize = size_of::<SchedulingAttributes>();
 
-/// sched_setattr(2) for the caller.
+/// Sets the scheduling attributes of the caller (sched_setattr(2)).
 pub fn set_scheduling(scheduling: Scheduling) -> Result<(), Errno> {
     let Scheduling { policy, flags, nice, priority, runtime, deadline, period } = scheduling;
     let size = SCHEDULING_BYTES as u32;
@@ -441,7 +447,7 @@ pub fn set_scheduling(scheduling: Scheduling) -> Result<(), Errno> {
     unsafe { call(number::SCHED_SETATTR, [0, (&raw const attributes) as usize, 0]) }.map(drop)
 }
 
-/// sched_getattr(2) for the caller.
+/// Returns the scheduling attributes of the caller (sched_getattr(2)).
 pub fn scheduling() -> Result<Scheduling, Errno> {
     let mut attributes = SchedulingAttributes::default();
     let arguments = [0, (&raw mut attributes) as usize, SCHEDULING_BYTES, 0];
@@ -481,7 +487,7 @@ pub fn set_slice(nanoseconds: u64, inherit: InheritOnFork) -> Result<(), Errno> 
     set_scheduling(scheduling)
 }
 
-/// ioprio_set(2) for the caller: class 1 to 3, level 0 to 7.
+/// Sets the I/O priority of the caller (ioprio_set(2)): class 1 to 3, level 0 to 7.
 pub fn set_io_priority(class: u32, level: u32) -> Result<(), Errno> {
     const IOPRIO_WHO_PROCESS: usize = 1;
     let value = (class << 13 | level) as usize;
@@ -489,7 +495,7 @@ pub fn set_io_priority(class: u32, level: u32) -> Result<(), Errno> {
     unsafe { call(number::IOPRIO_SET, [IOPRIO_WHO_PROCESS, 0, value]) }.map(drop)
 }
 
-/// set_mempolicy(2) for the caller; `nodes` is a bit set.
+/// Sets the memory policy of the caller (set_mempolicy(2)); `nodes` is a bit set.
 pub fn set_memory_policy(mode: u32, nodes: &[u64]) -> Result<(), Errno> {
     // The kernel uses one bit less than `maxnode`.
     let bits = if nodes.is_empty() { 0 } else { nodes.len() * 64 + 1 };
@@ -498,27 +504,27 @@ pub fn set_memory_policy(mode: u32, nodes: &[u64]) -> Result<(), Errno> {
     unsafe { call(number::SET_MEMPOLICY, [mode as usize, nodes.as_ptr() as usize, bits]) }.map(drop)
 }
 
-/// umask(2).
+/// Sets the file mode creation mask (umask(2)).
 pub fn set_umask(mask: u32) {
     // SAFETY: the call reads no memory and cannot fail.
     let _ = unsafe { call(number::UMASK, [mask as usize]) };
 }
 
-/// sethostname(2).
+/// Sets the host name of the UTS namespace (sethostname(2)).
 pub fn set_host_name(name: &[u8]) -> Result<(), Errno> {
     // SAFETY: the kernel reads `len` bytes of the slice.
     unsafe { call(number::SETHOSTNAME, [name.as_ptr() as usize, name.len()]) }.map(drop)
 }
 
-/// A set of signals: bit n-1 is signal n.
+/// A set of signals: bit n-1 represents signal n.
 pub type Signals = u64;
 
-/// The set with one signal, from 1.
+/// The set that contains only `signal`, a number from 1.
 pub const fn signals(signal: i32) -> Signals {
     1 << (signal - 1)
 }
 
-/// Replaces the mask of blocked signals.
+/// Replaces the mask of blocked signals (rt_sigprocmask(2)).
 pub fn set_signal_mask(blocked: Signals) -> Result<(), Errno> {
     const SIG_SETMASK: usize = 2;
     // SAFETY: the kernel reads one u64, the size given, and writes nothing (null).
@@ -564,16 +570,16 @@ pub fn reset_signal_handlers() {
     }
 }
 
-/// Clocks.
+/// Clocks of clock_gettime(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// CLOCK_REALTIME: time since 1970; can be set.
+    /// CLOCK_REALTIME: time since 1970; can be changed.
     Wall = 0,
     /// CLOCK_MONOTONIC: never goes backwards.
     Monotonic = 1,
 }
 
-/// clock_gettime(2), in nanoseconds.
+/// The time of a clock in nanoseconds (clock_gettime(2)).
 pub fn now_ns(clock: Clock) -> i64 {
     let mut time = [0_i64; 2];
     // SAFETY: the kernel writes a `timespec`, two i64 on these architectures, to a local that lives across the call.
@@ -581,7 +587,7 @@ pub fn now_ns(clock: Clock) -> i64 {
     time[0].saturating_mul(1_000_000_000).saturating_add(time[1])
 }
 
-/// Sleeps for so many nanoseconds, less where a signal ends it: clock_nanosleep(2).
+/// Sleeps for this number of nanoseconds, or until a signal is handled (clock_nanosleep(2)).
 pub fn pause(nanoseconds: i64) {
     let time = [nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000];
     let arguments = [Clock::Monotonic as usize, 0, time.as_ptr() as usize, 0];

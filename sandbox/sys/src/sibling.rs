@@ -1,7 +1,8 @@
 //! Process creation in two steps: a first child does the part of the set-up that needs its privileges and namespaces,
 //! clones a second process and exits. The second process is a child of the first one's parent (CLONE_PARENT). The
-//! parent learns its pid from memory that it shares only with the first child: the second has neither that memory nor a
-//! socket to the parent, so an attacker who takes over the second process cannot send messages to the parent.
+//! parent reads the second process's PID from memory that it shares only with the first child. The second process has
+//! neither that memory nor a socket to the parent, so an attacker who controls the second process cannot send messages
+//! to the parent.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
@@ -13,7 +14,8 @@ const PAGE_BYTES: usize = 4096;
 /// The flags of [`clone_sibling`]: CLONE_PARENT, CLONE_PARENT_SETTID, SIGCHLD.
 pub(crate) const CLONE_FLAGS: usize = 0x8000 | 0x10_0000 | crate::process::SIGCHLD as usize;
 
-/// Memory that a process shares with its next child, which receives the pid from that child's [`clone_sibling`].
+/// Memory that a process shares with its next child; the child's [`clone_sibling`] writes the PID of the second process
+/// to it.
 #[derive(Debug)]
 pub struct SiblingPid {
     page: *const AtomicI32,
@@ -23,7 +25,7 @@ impl SiblingPid {
     /// Allocates the memory, for one child.
     ///
     /// # Errors
-    /// ENOMEM.
+    /// ENOMEM if there is no memory.
     pub fn new() -> Result<Self, Errno> {
         const PROT_READ_WRITE: usize = 3;
         const MAP_SHARED_ANONYMOUS: usize = 0x21;
@@ -39,34 +41,48 @@ impl SiblingPid {
         self.advise(MADV_DONTFORK)
     }
 
-    /// Makes it usable for one more child, without the cost of a new mapping: the page reads as zero and takes no memory
-    /// until it is written to (madvise, MADV_REMOVE), and later children share it again (MADV_DOFORK). Only for memory
-    /// whose pid has been read: the child that wrote it writes once.
+    /// Prepares the memory for one more child: clears the PID, and shares the memory with later children again
+    /// (MADV_DOFORK). Only for memory whose PID has been read: a child writes to it only once.
+    ///
+    /// # Errors
+    /// ENOMEM if there is no memory.
     pub fn renew(&self) -> Result<(), Errno> {
-        const MADV_REMOVE: usize = 9;
         const MADV_DOFORK: usize = 11;
-        self.advise(MADV_REMOVE)?;
+        self.pid().store(0, Ordering::Release);
         self.advise(MADV_DOFORK)
     }
 
+    /// Returns the page to the kernel until the next PID is written to it (MADV_REMOVE). Only for memory whose PID has
+    /// been read.
+    pub fn give_back(&self) {
+        const MADV_REMOVE: usize = 9;
+        // If it fails, the page stays.
+        let _ = self.advise(MADV_REMOVE);
+    }
+
     fn advise(&self, advice: usize) -> Result<(), Errno> {
-        // SAFETY: the range is this value's own mapping. No reference to its contents outlives a call of `get`, and
-        // that MADV_REMOVE makes the word zero is what an atomic allows for.
+        // SAFETY: the range is this value's own mapping. No reference to its contents outlives a call of a method, and
+        // an atomic allows that MADV_REMOVE makes the word zero.
         unsafe { call(number::MADVISE, [self.page as usize, PAGE_BYTES, advice]) }.map(drop)
     }
 
-    /// The pid in the PID namespace of the process that called [`clone_sibling`]; `None` before that call.
+    /// The PID of the second process in the PID namespace of the process that called [`clone_sibling`]; `None` before
+    /// that call.
     pub fn get(&self) -> Option<i32> {
+        let pid = self.pid().load(Ordering::Acquire);
+        (pid != 0).then_some(pid)
+    }
+
+    fn pid(&self) -> &AtomicI32 {
         // SAFETY: the mapping is page-aligned, starts as zeros and lives as long as `self`. Both processes and the kernel
         // access it as one aligned 32-bit word, which an atomic allows.
-        let pid = unsafe { &*self.page }.load(Ordering::Acquire);
-        (pid != 0).then_some(pid)
+        unsafe { &*self.page }
     }
 }
 
 impl Drop for SiblingPid {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's own mapping, and no reference to it outlives a call of `get`.
+        // SAFETY: the range is this value's own mapping, and no reference to it outlives a call of a method.
         let _ = unsafe { call(number::MUNMAP, [self.page as usize, PAGE_BYTES]) };
     }
 }
@@ -74,20 +90,20 @@ impl Drop for SiblingPid {
 /// The result of [`clone_sibling`] in each of the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sibling {
-    /// The new process.
+    /// The function returned in the new process.
     New,
-    /// The calling process.
+    /// The function returned in the calling process.
     Caller,
 }
 
 /// clone(2) with the semantics of fork and CLONE_PARENT: the new process is a child of the caller's parent, which gets
-/// its SIGCHLD, and is in the PID namespace for children of the caller (setns(2)). Its pid is in `pid` before it runs;
-/// the new process does not have that memory. The caller must exit afterwards; `held` is closed in it immediately, so
-/// that a reader of the other end does not wait for the caller's exit. It does not use clone3, because container
-/// profiles refuse that with ENOSYS.
+/// its SIGCHLD, and is in the PID namespace for children of the caller (setns(2)). Its PID is in `pid` before it runs;
+/// the new process does not have the memory of `pid`. The caller must exit afterwards; `held` is closed in it
+/// immediately, so that a reader of the other end does not wait for the caller's exit. clone3 is not used, because
+/// container profiles refuse it with ENOSYS.
 ///
 /// # Errors
-/// EINVAL for the first process of a PID namespace; otherwise the kernel's.
+/// EINVAL if the caller is the first process of a PID namespace; otherwise the kernel's error.
 pub fn clone_sibling(pid: &SiblingPid, held: FdRef<'_>, mark: Mark) -> Result<Sibling, Errno> {
     pid.hide_from_children()?;
     // These arguments are unused without CLONE_SETTLS and CLONE_CHILD_SETTID.
@@ -129,6 +145,8 @@ mod tests {
 
         sibling.hide_from_children().unwrap();
         sibling.renew().unwrap();
+        assert_eq!(sibling.get(), None);
+        sibling.give_back();
         assert_eq!(sibling.get(), None);
         let Clone::Parent { pid: first, .. } = process::clone(0, None).unwrap() else {
             match clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], Mark::NONE) {

@@ -1,5 +1,5 @@
 //! AF_UNIX sockets that preserve message boundaries and pass descriptors, epoll and signalfd for event loops, and the
-//! one ioctl on a network interface that a pod needs.
+//! ioctl that sets a pod's loopback interface up.
 
 use crate::arch::call;
 use crate::process::Signals;
@@ -11,7 +11,7 @@ const SOCK_CLOEXEC: usize = 0o200_0000;
 const SOCK_NONBLOCK: usize = 0o4000;
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
-/// Maximum length of a path in a `sockaddr_un`, including its NUL.
+/// Maximum length in bytes of a path in a `sockaddr_un`, including its NUL.
 const PATH_BYTES_MAX: usize = 108;
 
 /// Maximum number of descriptors in one message.
@@ -33,7 +33,8 @@ pub fn seqpacket_pair() -> Result<(Fd, Fd), Errno> {
     Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
-/// Opens a non-blocking TCP socket in the current network namespace; it stays there if it is passed to another process.
+/// Opens a non-blocking TCP socket in the current network namespace; the socket stays in it if it is passed to another
+/// process.
 pub fn tcp(is_ipv6: bool) -> Result<Fd, Errno> {
     const AF_INET: usize = 2;
     const AF_INET6: usize = 10;
@@ -44,7 +45,7 @@ pub fn tcp(is_ipv6: bool) -> Result<Fd, Errno> {
         .map(Fd::from_call)
 }
 
-/// `struct sockaddr_un`.
+/// A socket address with a path, `struct sockaddr_un`.
 #[repr(C)]
 struct Address {
     family: u16,
@@ -63,7 +64,7 @@ impl Address {
     }
 }
 
-/// bind(2) to a path, which is created. ENAMETOOLONG from 108 bytes.
+/// Binds a socket to a path, at which it is created (bind(2)). ENAMETOOLONG from 108 bytes.
 pub fn bind(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
     let address = Address::new(path)?;
     let arguments = [socket.argument(), &raw const address as usize, size_of::<Address>()];
@@ -71,7 +72,7 @@ pub fn bind(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
     unsafe { call(number::BIND, arguments) }.map(drop)
 }
 
-/// connect(2) to a path. ENAMETOOLONG from 108 bytes.
+/// Connects a socket to a path (connect(2)). ENAMETOOLONG from 108 bytes.
 pub fn connect(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
     let address = Address::new(path)?;
     let arguments = [socket.argument(), &raw const address as usize, size_of::<Address>()];
@@ -79,13 +80,13 @@ pub fn connect(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
     unsafe { call(number::CONNECT, arguments) }.map(drop)
 }
 
-/// listen(2).
+/// Accepts connections on a socket (listen(2)).
 pub fn listen(socket: FdRef<'_>, backlog: u16) -> Result<(), Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::LISTEN, [socket.argument(), usize::from(backlog)]) }.map(drop)
 }
 
-/// accept4(2); the new socket is non-blocking.
+/// Accepts a connection (accept4(2)); the new socket is non-blocking.
 pub fn accept(socket: FdRef<'_>) -> Result<Fd, Errno> {
     // SAFETY: the peer's address is not asked for: both pointers are null.
     unsafe { call(number::ACCEPT4, [socket.argument(), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK]) }
@@ -115,7 +116,8 @@ struct Message {
     flags: usize,
 }
 
-/// sendmsg(2) of one message with up to [`DESCRIPTORS_MAX`] descriptors; never blocks and never raises SIGPIPE.
+/// Sends one message with up to [`DESCRIPTORS_MAX`] descriptors (sendmsg(2)); never blocks and never raises SIGPIPE.
+/// Repeated if it is interrupted.
 ///
 /// # Errors
 /// EAGAIN if the socket buffer is full, EINVAL for too many descriptors.
@@ -140,9 +142,14 @@ pub fn send(socket: FdRef<'_>, bytes: &[u8], descriptors: &[FdRef<'_>]) -> Resul
         flags: 0,
     };
     let arguments = [socket.argument(), &raw const message as usize, MSG_DONTWAIT_NOSIGNAL];
-    // SAFETY: `message` names one part, the borrowed slice, and `length` bytes of `control` (rounded up within it);
-    // all live across the call, and the kernel only reads them.
-    unsafe { call(number::SENDMSG, arguments) }.map(drop)
+    loop {
+        // SAFETY: `message` names one part, the borrowed slice, and `length` bytes of `control` (rounded up within it);
+        // all live across the call, and the kernel only reads them.
+        match unsafe { call(number::SENDMSG, arguments) } {
+            Err(Errno::EINTR) => {}
+            sent => return sent.map(drop),
+        }
+    }
 }
 
 /// The result of [`receive`].
@@ -154,7 +161,7 @@ pub struct Received {
     pub descriptors: [Option<Fd>; DESCRIPTORS_MAX],
 }
 
-/// recvmsg(2) of one message; never blocks.
+/// Receives one message (recvmsg(2)); never blocks. Repeated if it is interrupted.
 ///
 /// # Errors
 /// EMSGSIZE if bytes or descriptors did not fit; received descriptors are then closed.
@@ -173,9 +180,14 @@ pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> 
         flags: 0,
     };
     let arguments = [socket.argument(), &raw mut message as usize, MSG_DONTWAIT_CMSG_CLOEXEC];
-    // SAFETY: the kernel writes at most the slice's length into it, at most `control_length` bytes into `control`, and
-    // the lengths and flags into `message`; all are borrowed mutably and live across the call.
-    let length = unsafe { call(number::RECVMSG, arguments) }?;
+    let length = loop {
+        // SAFETY: the kernel writes at most the slice's length into it, at most `control_length` bytes into `control`, and
+        // the lengths and flags into `message`; all are borrowed mutably and live across the call.
+        match unsafe { call(number::RECVMSG, arguments) } {
+            Err(Errno::EINTR) => {}
+            received => break received?,
+        }
+    };
     // SAFETY: an initialised local; volatile because the compiler did not see the kernel's write.
     let control = unsafe { (&raw const control).read_volatile() };
     // SAFETY: as above.
@@ -190,11 +202,11 @@ pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> 
     if message.flags & MSG_TRUNC_CTRUNC == 0 { Ok(received) } else { Err(Errno::EMSGSIZE) }
 }
 
-/// The descriptor is readable or at its end.
+/// Event: the descriptor is readable or at its end.
 pub const EPOLLIN: u32 = 1;
-/// The descriptor is writable.
+/// Event: the descriptor is writable.
 pub const EPOLLOUT: u32 = 4;
-/// Maximum number of events that one [`wait`] returns; the next call returns the remaining ones.
+/// Maximum number of events that one [`wait`] returns; the next call returns further events.
 pub const EVENTS_MAX: usize = 16;
 
 /// `struct epoll_event`: packed on x86_64 only.
@@ -207,23 +219,23 @@ pub struct Event {
 }
 
 impl Event {
-    /// The token that the descriptor was registered with.
+    /// The token with which the descriptor was registered.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Whether the descriptor is writable.
+    /// Whether the event reports that the descriptor is writable.
     pub fn is_writable(&self) -> bool {
         self.events & EPOLLOUT != 0
     }
 
-    /// Whether there is data, EOF or an error.
+    /// Whether the event reports data, EOF or an error.
     pub fn is_readable(&self) -> bool {
         self.events & !EPOLLOUT != 0
     }
 }
 
-/// epoll_create1(2).
+/// Creates an epoll instance (epoll_create1(2)).
 pub fn epoll() -> Result<Fd, Errno> {
     // SAFETY: the call reads no memory.
     unsafe { call(number::EPOLL_CREATE1, [SOCK_CLOEXEC]) }.map(Fd::from_call)
@@ -245,12 +257,13 @@ pub fn watch_for(epoll: FdRef<'_>, file: FdRef<'_>, events: u32, token: u64) -> 
     epoll_control(epoll, 3, file, Event { events, token })
 }
 
-/// Unregisters `file`. Required before it is closed, because a copy in a child keeps the registration.
+/// Unregisters `file` from epoll. Required before the file is closed, because a copy in a child keeps the registration.
 pub fn unwatch(epoll: FdRef<'_>, file: FdRef<'_>) -> Result<(), Errno> {
     epoll_control(epoll, 2, file, Event::default())
 }
 
-/// epoll_pwait(2): returns pending events after at most `timeout_ms` (-1: no timeout). EINTR gives an empty result.
+/// Waits for events (epoll_pwait(2)): returns pending events after at most `timeout_ms` milliseconds (-1: no timeout).
+/// EINTR gives an empty result.
 pub fn wait<'a>(
     epoll: FdRef<'_>,
     events: &'a mut [Event; EVENTS_MAX],
@@ -267,14 +280,14 @@ pub fn wait<'a>(
     }
 }
 
-/// signalfd4(2), non-blocking, for `signals`, which must be blocked.
+/// Creates a non-blocking signalfd (signalfd4(2)) for `signals`, which must be blocked.
 pub fn signal_fd(signals: Signals) -> Result<Fd, Errno> {
     let flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
     // SAFETY: the kernel reads one u64, the size given, from a local that lives across the call.
     unsafe { call(number::SIGNALFD4, [usize::MAX, &raw const signals as usize, 8, flags]) }.map(Fd::from_call)
 }
 
-/// Reads one signal from a [`signal_fd`]; `None` if none is pending.
+/// Reads one signal from a descriptor of [`signal_fd`]; `None` if no signal is pending.
 pub fn next_signal(signal_fd: FdRef<'_>) -> Option<i32> {
     // `struct signalfd_siginfo`, 128 bytes, starts with the number.
     let mut info = [0; 128];

@@ -1,5 +1,5 @@
-//! Tests `Op::Verify` with the kernel: records that lack one mask, or have an additional mount, must fail. Each is the
-//! record of a complete plan with one change, which must be the reason of the failure.
+//! Tests `Op::Verify` with the kernel: records that lack one mask, or have an additional mount, must fail. Each record
+//! is that of a complete plan with one change, which must be the reason of the failure.
 
 use std::ffi::CStr;
 
@@ -23,7 +23,7 @@ fn changed(record: &[u8], mut change: impl FnMut(Op<'static>, &mut Vec<Op<'stati
     bytes
 }
 
-/// The record without the operation for which `is_out` is true.
+/// The record without the operations for which `is_out` is true.
 fn without(record: &[u8], is_out: impl Fn(&Op<'_>) -> bool) -> Vec<u8> {
     let mut left_out = 0;
     let record = changed(record, |op, ops| match is_out(&op) {
@@ -34,7 +34,7 @@ fn without(record: &[u8], is_out: impl Fn(&Op<'_>) -> bool) -> Vec<u8> {
     record
 }
 
-/// The record with these operations inserted before the verification.
+/// The record with the operations `more` inserted before the verification.
 fn with(record: &[u8], more: &[Op<'static>]) -> Vec<u8> {
     changed(record, |op, ops| {
         if matches!(op, Op::Verify { .. }) {
@@ -64,7 +64,7 @@ fn start_request(number: u8) -> Request {
     }
 }
 
-/// The outcome of a record: `None` if the process starts, else the error text.
+/// The outcome of a record: `None` if the process starts, otherwise the error text.
 fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
     let launch = monitor::memfd(record).unwrap();
     match ask(monitor, start_request(number), &[launch.as_fd()]) {
@@ -117,7 +117,7 @@ fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
     }
 }
 
-/// A record that lacks one mask does not start its process.
+/// For a record that lacks one mask, the process must not start.
 #[test]
 fn what_is_not_as_planned_does_not_start() {
     check_all("lacking", |right| {
@@ -151,7 +151,7 @@ fn what_is_not_as_planned_does_not_start() {
     });
 }
 
-/// A record with an additional mount does not start its process.
+/// For a record with an additional mount, the process must not start.
 #[test]
 fn what_is_mounted_beside_the_plan_does_not_start() {
     check_all("beside", |right| {

@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::ContainerId;
 
-/// How a main process ended.
+/// The end of a main process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
-    /// It exited with this code, 0..=255.
+    /// The process exited with this code, 0..=255.
     Code(u8),
-    /// This signal ended it; the CRI's exit code is 128 + signal.
+    /// This signal ended the process; the CRI's exit code is 128 + signal.
     Signal(u8),
 }
 
@@ -32,16 +32,16 @@ impl Exit {
     }
 }
 
-/// The end of one container.
+/// The exit record of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
-    /// Which container.
+    /// Id of the container.
     pub container: ContainerId,
-    /// How it ended.
+    /// Exit code or signal of the main process.
     pub exit: Exit,
-    /// Whether the memory cgroup's OOM-kill counter rose while it ran.
+    /// Whether the OOM-kill counter of the memory cgroup increased while the container was running.
     pub oom_killed: bool,
-    /// Wall clock, nanoseconds since 1970, when the monitor saw the end.
+    /// Wall clock in nanoseconds since 1970, at which the monitor detected the end.
     pub finished_at_ns: i64,
     /// Number of log lines that could not be written because the disk was full, since the container started.
     pub lost_log_lines: u64,
@@ -54,7 +54,7 @@ const MAGIC: &[u8; 4] = b"CEXR";
 const FORMAT: u8 = 1;
 const HEADER_BYTES: usize = 6;
 
-/// The bytes are not a complete exit record.
+/// Error: the bytes are not a complete exit record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedExit;
 

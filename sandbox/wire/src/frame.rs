@@ -1,4 +1,4 @@
-//! Frames on the monitor's `SOCK_SEQPACKET` socket: one postcard message each, descriptors beside it by SCM_RIGHTS.
+//! Frames on the monitor's `SOCK_SEQPACKET` socket: each is one postcard message, with descriptors by SCM_RIGHTS.
 //!
 //! A request has a number that its reply repeats; events are sent without a request. A monitor answers a request that
 //! it does not know with [`Failure::Unknown`] and keeps running, so that a newer daemon can control an older monitor
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ContainerId, ExecId, ExitRecord};
 
-/// Version of the frames, exchanged in [`Request::Hello`]. It is incremented when a variant or field is appended, here
-/// or to the operations of a launch record.
-pub const VERSION: u16 = 5;
+/// Version of the frames, exchanged in [`Request::Hello`]. The version is incremented when a variant or field is
+/// appended to a frame or to the operations of a launch record.
+pub const VERSION: u16 = 6;
 
 /// Maximum length of a frame in bytes. Long data is passed in a memfd, so a frame contains only a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;
@@ -18,10 +18,17 @@ pub const FRAME_BYTES_MAX: usize = 256;
 /// Maximum number of descriptors in one frame: record, three streams, log, cgroup, OOM counter, and one spare.
 pub const DESCRIPTORS_MAX: usize = 8;
 
+/// Maximum number of containers in the table of a monitor, including exited ones until [`Request::Forget`]; a start beyond it is
+/// refused with EAGAIN. Kubernetes has no limit; pods in practice have fewer than 20.
+pub const CONTAINERS_MAX: usize = 64;
+
+/// Maximum number of concurrent execs of a pod: probes and hooks of every container and a few shells; EAGAIN beyond it.
+pub const EXECS_MAX: usize = 128;
+
 /// A request with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToMonitor {
-    /// Repeated by the reply. 0 is not used.
+    /// Number of the request, which the reply repeats; never 0.
     pub number: u32,
     /// The request itself.
     pub request: Request,
@@ -33,7 +40,7 @@ pub enum Request {
     /// The first request on every connection. Reply: [`Reply::Hello`], or [`Reply::Failed`] with the operation of the
     /// setup record that failed (the monitor then exits).
     Hello {
-        /// The daemon's [`VERSION`].
+        /// The [`VERSION`] of the daemon.
         version: u16,
     },
     /// Clones a process that executes the launch record. Reply, once the process has called exec: [`Reply::Started`]
@@ -41,16 +48,16 @@ pub enum Request {
     /// file if `streams.log` is set; the cgroup if `has_cgroup`; the OOM counter if `has_oom_counter`; the mount
     /// namespace of the host if the record needs it (since version 5; older monitors hold it themselves).
     Start {
-        /// The container; a second one with the same id is refused with EEXIST.
+        /// ID of the new container; an ID that exists is refused with EEXIST.
         container: ContainerId,
-        /// What stdin, stdout and stderr are.
+        /// The types of stdin, stdout and stderr.
         streams: Streams,
-        /// Which pid namespace its process lives in.
+        /// The PID namespace of the container's process.
         pid: PidNamespace,
-        /// The frame has a descriptor of the container's cgroup2 directory, for CLONE_INTO_CGROUP.
+        /// Whether the frame has a descriptor of the container's cgroup2 directory, for CLONE_INTO_CGROUP.
         has_cgroup: bool,
-        /// The frame has a descriptor of the OOM counter: `memory.events` (v2) or `memory.oom_control` (v1), both with
-        /// a line `oom_kill N`. It is read at the start and when the main process ends.
+        /// Whether the frame has a descriptor of the OOM counter: `memory.events` (v2) or `memory.oom_control` (v1),
+        /// both with a line `oom_kill N`. The counter is read at the start and when the main process ends.
         has_oom_counter: bool,
     },
     /// Clones a process into the namespaces of a running container (mount, cgroup and pid through setns) that executes
@@ -59,30 +66,30 @@ pub enum Request {
     /// operations (`cgroup.procs`) are those of the host. With `Op::Terminal` the three streams are replaced, and the
     /// reply has the master side. Descriptors: launch record, stdin, stdout, stderr; the cgroup if `has_cgroup`.
     Exec {
-        /// Chosen by the daemon.
+        /// ID of the exec, chosen by the daemon.
         exec: ExecId,
-        /// The container, which must run: otherwise ESRCH.
+        /// The container, which must be running: otherwise ESRCH.
         container: ContainerId,
-        /// The frame has a descriptor of the exec's cgroup2 directory.
+        /// Whether the frame has a descriptor of the exec's cgroup2 directory.
         has_cgroup: bool,
     },
-    /// Sends a signal to the main process of a container. Reply: Done, or Failed with ESRCH if it does not run.
+    /// Sends a signal to the main process of a container. Reply: Done, or Failed with ESRCH if it is not running.
     Signal {
-        /// The container.
+        /// The container whose process gets the signal.
         container: ContainerId,
-        /// Kernel's number.
+        /// The kernel's signal number.
         signal: i32,
     },
-    /// Replaces the log file: after the reply, every log line goes to the new one. Descriptors: the new log file.
-    /// Reply: Done.
+    /// Replaces the log file: after the reply, every log line is written to the new file. Descriptors: the new log
+    /// file. Reply: Done.
     ReopenLog {
-        /// The container, running or not yet forgotten.
+        /// The container, which is running or was not yet removed by [`Request::Forget`].
         container: ContainerId,
     },
     /// Closes a removed container's log and streams, removes its exit record and frees its table entry. Reply: Done
     /// (also if the container is unknown); Failed with EBUSY while its main process runs.
     Forget {
-        /// The container.
+        /// The container to be forgotten.
         container: ContainerId,
     },
     /// Ends the monitor: it kills and reaps its children, then exits. Reply: Done, before the exit.
@@ -90,7 +97,7 @@ pub enum Request {
     /// Returns the write end of the stdin pipe of a container, or the master side of its terminal, for attach. Reply:
     /// Done with the descriptor; Failed with ENXIO if there is none.
     Stdin {
-        /// The container.
+        /// The container whose stdin is requested.
         container: ContainerId,
     },
     /// Copies the container's output into pipes of the daemon until the container ends. If a pipe is full, both pipes
@@ -98,30 +105,36 @@ pub enum Request {
     /// ends for stdout (or the terminal) and stderr, as selected. Reply: Done; Failed with ESRCH if the container does
     /// not run, EAGAIN if too many clients are attached. Since version 2.
     Attach {
-        /// The container.
+        /// The container whose output is copied.
         container: ContainerId,
-        /// The frame has a pipe for stdout.
+        /// Whether the frame has a pipe for stdout.
         stdout: bool,
-        /// The frame has a pipe for stderr.
+        /// Whether the frame has a pipe for stderr.
         stderr: bool,
     },
     /// Closes the monitor's end of a container's stdin, so that the reader gets EOF once every other copy is closed.
-    /// Reply: Done, also if there is none or it is already closed. Since version 2.
+    /// Reply: Done, also if the container has no stdin or it is already closed. Since version 2.
     CloseStdin {
-        /// The container.
+        /// The container whose stdin is closed.
         container: ContainerId,
     },
     /// Creates an unconnected TCP socket in the pod's network namespace. Reply: Done with the descriptor; Failed with
     /// the kernel's error. Since version 2.
     TcpSocket {
-        /// IPv6 instead of IPv4.
+        /// Whether the socket is for IPv6 instead of IPv4.
         is_ipv6: bool,
     },
     /// Resumes a container's process that waits in its launch record (`Op::Wait`). Replies are those of
     /// [`Request::Start`]; ESRCH if no process waits. A waiting process is killed if the daemon disconnects. Since
     /// version 3.
     Resume {
-        /// The container.
+        /// The container whose process is resumed.
+        container: ContainerId,
+    },
+    /// Returns the main process of a container, for a daemon that has been restarted. Reply: Done with its pidfd;
+    /// Failed with ESRCH if the process is not running, EAGAIN if it has not called exec yet. Since version 6.
+    Process {
+        /// The container whose process is requested.
         container: ContainerId,
     },
 }
@@ -129,23 +142,23 @@ pub enum Request {
 /// The kinds of a container's standard streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Streams {
-    /// stdin is a pipe that is kept open; otherwise it is /dev/null.
+    /// Whether stdin is a pipe that is kept open; otherwise it is /dev/null.
     pub stdin: bool,
-    /// All three are one pseudo terminal in the container's devpts; the child opens it and sends the master side to the
-    /// monitor.
+    /// Whether all three streams are one pseudo terminal in the container's devpts; the child opens it and sends the
+    /// master side to the monitor.
     pub tty: bool,
-    /// The frame has a log file; otherwise output is discarded.
+    /// Whether the frame has a log file; otherwise output is discarded.
     pub log: bool,
 }
 
 /// The PID namespace of a new container's main process (CRI 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PidNamespace {
-    /// The host's, or the pod's shared one if it has one.
+    /// The PID namespace of the monitor: the host's; or the pod's shared one if the pod has one.
     Monitor,
-    /// A new one in which it is pid 1.
+    /// A new PID namespace, in which the main process has PID 1.
     New,
-    /// The namespace of another running container of this pod.
+    /// The PID namespace of another running container of this pod.
     Of(ContainerId),
 }
 
@@ -156,10 +169,10 @@ pub enum FromMonitor {
     Reply {
         /// The number of the request.
         number: u32,
-        /// The answer.
+        /// The reply to the request.
         reply: Reply,
     },
-    /// An event.
+    /// An event, which is sent without a request.
     Event(Event),
 }
 
@@ -168,17 +181,17 @@ pub enum FromMonitor {
 pub enum Reply {
     /// The pod's namespaces are set up, and the monitor accepts requests.
     Hello {
-        /// The monitor's [`VERSION`].
+        /// The [`VERSION`] of the monitor.
         version: u16,
     },
     /// The request succeeded; [`Request::Stdin`] and [`Request::TcpSocket`] add a descriptor.
     Done,
-    /// The process has called exec. Descriptors: its pidfd; for an exec with a terminal also the master side.
+    /// The process has called exec. Descriptors: the process's pidfd; for an exec with a terminal also the master side.
     Started,
     /// The request failed, and everything has been cleaned up.
     Failed(Failure),
-    /// The process waits at an `Op::Wait` of its launch record for [`Request::Resume`]. Descriptors: its pidfd. Since
-    /// version 3.
+    /// The process waits at an `Op::Wait` of its launch record for [`Request::Resume`]. Descriptors: the process's
+    /// pidfd. Since version 3.
     Waiting,
 }
 
@@ -189,28 +202,28 @@ pub enum Failure {
     Unknown,
     /// The request is invalid or impossible; the documentation of the request lists the error numbers.
     Refused {
-        /// Kernel's number.
+        /// The kernel's error number.
         errno: i32,
     },
     /// Operation `index` of the record (from 0, in order) failed in the child.
     Operation {
-        /// Which one.
+        /// Index of the operation in the record, from 0.
         index: u16,
         /// The kernel's error number; 0 if the record itself cannot be read.
         errno: i32,
     },
 }
 
-/// Events.
+/// Events that a monitor sends without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A container's main process has ended; its output is in the log, and its exit record is written.
     Exited(ExitRecord),
     /// An exec has ended.
     ExecExited {
-        /// Which.
+        /// Id of the exec.
         exec: ExecId,
-        /// How.
+        /// Exit code or signal of the exec.
         exit: crate::Exit,
     },
 }
@@ -220,8 +233,8 @@ mod tests {
     use super::*;
     use crate::Exit;
 
-    /// The encoding of 0.1.0: a later daemon must still be able to control such monitors. Append cases, never change
-    /// one.
+    /// The encoding of 0.1.0: a later daemon must still be able to control such monitors. New cases may be appended;
+    /// existing cases must not be changed.
     #[test]
     fn frames_of_0_1_0_are_these_bytes() {
         let id = ContainerId::from_bytes([7; 32]);
@@ -248,6 +261,9 @@ mod tests {
             (Request::Attach { container: id, stdout: true, stderr: false }, format!("0508 {seven} 01 00")),
             (Request::CloseStdin { container: id }, format!("0509 {seven}")),
             (Request::TcpSocket { is_ipv6: true }, "050a 01".to_owned()),
+            // Requests of later versions:
+            (Request::Resume { container: id }, format!("050b {seven}")),
+            (Request::Process { container: id }, format!("050c {seven}")),
         ] {
             let bytes = postcard::to_allocvec(&ToMonitor { number: 5, request }).unwrap();
             assert_eq!(hex(&bytes), expected.replace(' ', ""), "{request:?}");

@@ -6,7 +6,7 @@ use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The text is not an id: an id has 64 lower-case hex digits.
+/// Error: the text is not an ID, which has 64 lower-case hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidId;
 
@@ -46,7 +46,7 @@ macro_rules! id {
         }
 
         impl fmt::Display for $name {
-            /// `{}`: all 64 digits; `{:.13}`: the first 13, as crictl and our log lines print them.
+            /// Formats the ID: `{}` prints all 64 digits, `{:.13}` the first 13, as crictl and coracle's log do.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let hex = self.hex();
                 let text = core::str::from_utf8(&hex).unwrap_or_default();
@@ -70,11 +70,11 @@ macro_rules! id {
 }
 
 id! {
-    /// A pod sandbox.
+    /// ID of a pod sandbox.
     PodId
 }
 id! {
-    /// A container.
+    /// ID of a container.
     ContainerId
 }
 

@@ -21,7 +21,7 @@ pub const RECORD_VERSION: u16 = 1;
 /// The first message of every record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordHeader {
-    /// [`RECORD_VERSION`] of the writer.
+    /// The [`RECORD_VERSION`] with which the record was written.
     pub version: u16,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Text<'a> {
         Self(text.to_bytes_with_nul())
     }
 
-    /// The C string; `None` if the record is damaged (no terminating NUL, or another one before it).
+    /// The C string; `None` if the record is damaged (no terminating NUL, or a NUL before the end).
     pub fn as_cstr(&self) -> Option<&'a CStr> {
         CStr::from_bytes_with_nul(self.0).ok()
     }
@@ -61,7 +61,8 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The strings in order. The iterator stops early if the block is damaged, so compare their number with `count`.
+    /// The strings in order. If the block is damaged, the iterator ends early, so compare the number of strings with
+    /// `count`.
     pub fn iter(&self) -> impl Iterator<Item = &'a CStr> + use<'a> {
         let mut rest = self.bytes;
         core::iter::from_fn(move || {
@@ -75,7 +76,7 @@ impl<'a> Block<'a> {
 /// Propagation type of a mount (mount_namespaces(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Propagation {
-    /// No propagation.
+    /// Mounts are not propagated.
     Private,
     /// Mounts propagate from the host to the container.
     Slave,
@@ -94,21 +95,22 @@ pub const SHARED_PROC: &CStr = c"/shared-proc";
 /// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op<'a> {
-    /// Writes `data` to a file of the host with one write(2): `cgroup.procs` ("0" stands for the writer),
+    /// Writes `data` to a file of the host with one write(2): `cgroup.procs` ("0" means the writing process),
     /// oom_score_adj, a sysctl below /proc/sys.
     WriteFile {
-        /// Absolute.
+        /// Absolute path of the file.
         #[serde(borrow)]
         path: Text<'a>,
-        /// The content.
+        /// The bytes to write.
         #[serde(borrow)]
         data: &'a [u8],
-        /// Ignore EPERM, EACCES and ENOENT, for example when lowering oom_score_adj without CAP_SYS_RESOURCE.
+        /// Whether EPERM, EACCES and ENOENT are ignored, for example when lowering oom_score_adj without
+        /// CAP_SYS_RESOURCE.
         optional: bool,
     },
-    /// `unshare(2)` of the mount and cgroup namespaces, after the cgroup has been joined.
+    /// Creates new mount or cgroup namespaces (`unshare(2)`), after the cgroup has been joined.
     Unshare {
-        /// CLONE_NEW…
+        /// The kinds of namespaces (CLONE_NEW…).
         flags: u32,
     },
     /// Changes the propagation of all mounts below `/` in the process's own mount namespace.
@@ -118,132 +120,134 @@ pub enum Op<'a> {
     },
     /// Clones the mount tree at `path` as a detached tree (`open_tree`, OPEN_TREE_CLONE) and stores it in `slot`.
     OpenTree {
-        /// Chosen by the plan, below 256.
+        /// Slot for the tree, below 256, chosen by the plan.
         slot: u16,
         /// Host path; symbolic links are followed.
         #[serde(borrow)]
         path: Text<'a>,
-        /// Include all submounts.
+        /// Whether submounts are included.
         recursive: bool,
-        /// Clone in the mount namespace of the host instead of the process's own, so that the clone stays in the
-        /// source's peer group (bidirectional propagation).
+        /// Whether the tree is cloned in the host's mount namespace instead of the process's own, so that the clone
+        /// stays in the source's peer group (bidirectional propagation).
         from_host: bool,
     },
     /// Mounts an overlay on the host path `target`.
     Overlay {
-        /// Base directory of relative names in `options` (mount options are limited to one page).
+        /// Base directory of relative names in `options` (the length of mount options is limited to one page).
         #[serde(borrow)]
         directory: Text<'a>,
-        /// `lowerdir=…,upperdir=…,workdir=…`
+        /// Mount options: `lowerdir=…,upperdir=…,workdir=…`.
         #[serde(borrow)]
         options: Text<'a>,
-        /// An empty directory.
+        /// Path of an empty directory.
         #[serde(borrow)]
         target: Text<'a>,
     },
     /// Mounts a tmpfs on the host path `target`, in this mount namespace only: the pod's /dev/shm.
     Tmpfs {
-        /// For example `mode=1777,size=65536k`.
+        /// Mount options, for example `mode=1777,size=65536k`.
         #[serde(borrow)]
         options: Text<'a>,
-        /// An existing directory.
+        /// Path of an existing directory.
         #[serde(borrow)]
         target: Text<'a>,
-        /// MS_…
+        /// Mount flags (MS_…).
         flags: u64,
     },
-    /// Makes `new_root`, which is a mount, the root and detaches the old one.
+    /// Makes `new_root`, which must be a mount, the root directory, and detaches the old root.
     PivotRoot {
-        /// Host path.
+        /// Host path of the new root.
         #[serde(borrow)]
         new_root: Text<'a>,
     },
     /// Mounts a new file system of type `kind` on `target`, which is created (a directory, 0755) if missing.
     Filesystem {
-        /// proc, sysfs, tmpfs, devpts, mqueue, cgroup2…
+        /// The type of the file system: proc, sysfs, tmpfs, devpts, mqueue, cgroup2 and others.
         #[serde(borrow)]
         kind: Text<'a>,
-        /// Options `key=value` and flags, one string each.
+        /// Mount options: `key=value` and flags, one string each.
         #[serde(borrow)]
         options: Block<'a>,
-        /// MOUNT_ATTR_… (`fsmount`).
+        /// Mount attributes MOUNT_ATTR_… (`fsmount`).
         attributes: u64,
-        /// Container path.
+        /// Container path of the mount point.
         #[serde(borrow)]
         target: Text<'a>,
     },
-    /// Attaches the tree in `slot` at `target`, which is created if missing, with the type of the tree's root: a
-    /// directory (0755) or an empty file.
+    /// Attaches the tree in `slot` at `target`, which is created if missing: a directory (0755) or an empty file, like
+    /// the tree's root.
     Attach {
-        /// Slot of an earlier operation.
+        /// Slot in which an earlier operation stored the tree.
         slot: u16,
-        /// Container path.
+        /// Container path of the mount point.
         #[serde(borrow)]
         target: Text<'a>,
-        /// MOUNT_ATTR_… set on the tree's root (`mount_setattr`; before Linux 5.12 by remount).
+        /// Mount attributes MOUNT_ATTR_… that are set on the tree's root (`mount_setattr`; before Linux 5.12 by
+        /// remount).
         attributes: u64,
-        /// Set the attributes also on all submounts. Needs Linux 5.12: ENOSYS otherwise.
+        /// Whether the attributes are also set on all submounts. Needs Linux 5.12: ENOSYS otherwise.
         attributes_recursive: bool,
         /// Propagation type of the whole tree.
         propagation: Propagation,
-        /// Skip the operation if the target is missing, instead of creating it: for masked and read-only paths.
+        /// Whether the operation is skipped if the target is missing, instead of creating the target: for masked and
+        /// read-only paths.
         skip_missing: bool,
     },
     /// Masks `target`: mounts an empty read-only tmpfs on a directory, or the tree in `slot` (the host's /dev/null) on
     /// a file. A missing target is skipped.
     Mask {
-        /// Slot of a tree of /dev/null that no other operation uses.
+        /// Slot with a tree of /dev/null that no other operation uses.
         slot: u16,
-        /// Container path.
+        /// Container path that is masked.
         #[serde(borrow)]
         target: Text<'a>,
     },
     /// Bind-mounts `target` on itself, read-only and recursive. A missing target is skipped.
     ReadOnly {
-        /// Container path.
+        /// Container path that becomes read-only.
         #[serde(borrow)]
         target: Text<'a>,
     },
     /// Makes the root mount itself read-only.
     ReadOnlyRoot,
-    /// `mknod` at a container path whose directory exists; the owner is 0:0.
+    /// Creates a device node at a container path whose directory exists (`mknod`); the owner is 0:0.
     Node {
-        /// Container path.
+        /// Container path of the node.
         #[serde(borrow)]
         path: Text<'a>,
         /// Type and permission bits, for example S_IFCHR | 0666; the umask does not apply.
         mode: u32,
-        /// Major and minor number in the kernel's encoding.
+        /// Major and minor number of the device in the kernel's encoding.
         device: u64,
     },
-    /// Creates a symbolic link at a container path; EEXIST is success.
+    /// Creates a symbolic link at a container path; an existing file at the path is success.
     Symlink {
         /// Target of the link.
         #[serde(borrow)]
         content: Text<'a>,
-        /// Container path.
+        /// Container path of the link.
         #[serde(borrow)]
         path: Text<'a>,
     },
     /// Creates a directory at a container path, with its parents; an existing one is success.
     Directory {
-        /// Container path.
+        /// Container path of the directory.
         #[serde(borrow)]
         path: Text<'a>,
         /// Permission bits.
         mode: u32,
     },
-    /// `sethostname`.
+    /// Sets the host name (`sethostname`).
     HostName {
-        /// At most 64 bytes.
+        /// The name, at most 64 bytes.
         #[serde(borrow)]
         name: &'a [u8],
     },
     /// Sets the interface `lo` of this network namespace up.
     LoopbackUp,
-    /// `setrlimit`; EPERM is ignored, because a nested daemon may not raise limits.
+    /// Sets a resource limit (`setrlimit`); EPERM is ignored, because a nested daemon may not raise limits.
     Limit {
-        /// RLIMIT_…
+        /// The resource, a number RLIMIT_….
         resource: u32,
         /// Soft limit.
         soft: u64,
@@ -253,117 +257,118 @@ pub enum Op<'a> {
     /// Opens a controlling terminal in the container's own devpts, bind-mounts its slave on /dev/console, and sends the
     /// master side to the monitor.
     Terminal,
-    /// Changes the working directory, inside the root; `create` creates missing directories (0755).
+    /// Changes the working directory, inside the root.
     WorkingDirectory {
-        /// Container path.
+        /// Container path of the working directory.
         #[serde(borrow)]
         path: Text<'a>,
-        /// Create the directory if missing.
+        /// Whether missing directories are created (0755).
         create: bool,
     },
     /// Drops every capability that is not in `keep` from the bounding set.
     BoundingSet {
-        /// Bit n is capability n.
+        /// The kept capabilities: bit n is capability n.
         keep: u64,
     },
-    /// `setgroups` with little-endian u32 ids.
+    /// Sets the supplementary groups (`setgroups`).
     Groups {
-        /// Four bytes per group.
+        /// Group IDs as little-endian u32, four bytes each.
         #[serde(borrow)]
         gids: &'a [u8],
     },
-    /// `setresgid` and `setresuid`; capabilities are kept for [`Op::Capabilities`].
+    /// Sets the group and user IDs (`setresgid`, `setresuid`); capabilities are kept for
+    /// [`Op::Capabilities`].
     User {
-        /// Id of the process.
+        /// User ID of the process.
         uid: u32,
-        /// Id of the process.
+        /// Group ID of the process.
         gid: u32,
     },
-    /// `capset`, then raising the ambient set.
+    /// Sets the capability sets (`capset`), then raises the ambient set.
     Capabilities {
-        /// Effective set.
+        /// Effective set as a bit mask.
         effective: u64,
-        /// Permitted set.
+        /// Permitted set as a bit mask.
         permitted: u64,
-        /// Inheritable set.
+        /// Inheritable set as a bit mask.
         inheritable: u64,
-        /// Ambient set.
+        /// Ambient set as a bit mask.
         ambient: u64,
     },
-    /// PR_SET_NO_NEW_PRIVS.
+    /// Sets no_new_privs (PR_SET_NO_NEW_PRIVS).
     NoNewPrivileges,
     /// Installs a seccomp filter of `struct sock_filter`, 8 bytes each.
     Seccomp {
-        /// The program.
+        /// The instructions of the program.
         #[serde(borrow)]
         program: &'a [u8],
-        /// SECCOMP_FILTER_FLAG_…
+        /// Flags of the filter (SECCOMP_FILTER_FLAG_…).
         flags: u32,
     },
-    /// `umask`.
+    /// Sets the file mode creation mask (`umask`).
     Umask {
-        /// The mask.
+        /// The new mask.
         mask: u32,
     },
-    /// Executes the first candidate path that can be executed; always the last operation. After ENOENT, ENOTDIR and
-    /// EACCES the next candidate is tried; EACCES is reported if no later candidate works.
+    /// Executes the first candidate path that can be executed; always the last operation of a record. After ENOENT,
+    /// ENOTDIR and EACCES the next candidate is tried; EACCES is reported if no later candidate works.
     Exec {
-        /// Container paths.
+        /// Container paths of the program, tried in order.
         #[serde(borrow)]
         candidates: Block<'a>,
-        /// argv.
+        /// The program's arguments (argv).
         #[serde(borrow)]
         arguments: Block<'a>,
-        /// envp.
+        /// The program's environment (envp).
         #[serde(borrow)]
         environment: Block<'a>,
     },
-    /// Sets the effective user and group, and so the owner of created files, to these ids of the host; capabilities do
-    /// not change. 0:0 resets it. For files that must belong to the root of a user namespace and are created before it
-    /// is entered.
+    /// Sets the effective user and group, which become the owner of created files, to these IDs of the host;
+    /// capabilities do not change. 0:0 resets the IDs. For files that must belong to the root of a user namespace and
+    /// are created before the namespace is entered.
     ActAs {
-        /// An id of the host.
+        /// User ID of the host.
         uid: u32,
-        /// An id of the host.
+        /// Group ID of the host.
         gid: u32,
     },
     /// Mounts the host's directory `path` on itself in this mount namespace, idmapped with the pod's user namespace
     /// (MOUNT_ATTR_IDMAP, Linux 5.12): for the layers of an overlay (Linux 5.19).
     IdmapOver {
-        /// Absolute.
+        /// Absolute path of the directory.
         #[serde(borrow)]
         path: Text<'a>,
     },
     /// Makes the tree in `slot` and its submounts idmapped with the pod's user namespace.
     Idmap {
-        /// Slot of an earlier operation.
+        /// Slot in which an earlier operation stored the tree.
         slot: u16,
     },
     /// Resolves `path` inside the host's directory `base`, clones the mount there as a detached tree, and stores it in
     /// `slot`.
     OpenBelow {
-        /// Chosen by the plan, below 256.
+        /// Slot for the tree, below 256, chosen by the plan.
         slot: u16,
-        /// Absolute.
+        /// Absolute path of the directory that is the root of the resolution.
         #[serde(borrow)]
         base: Text<'a>,
-        /// Relative or absolute; `base` is the root, also for symbolic links.
+        /// Relative or absolute path; `base` is its root, also for symbolic links.
         #[serde(borrow)]
         path: Text<'a>,
     },
     /// An image volume: bind-mounts the container's directory `path`, which is created if missing, on itself, so that
-    /// it stays writable when the root becomes read-only. Submounts are not included, so it comes before all mounts
-    /// except those of the kernel's file systems. ELOOP if a link of the image leads `path` out of the root's own file
-    /// system or to the root itself (monitors before version 4 do not check that).
+    /// it stays writable when the root becomes read-only. Submounts are not included, so the operation must be before
+    /// all mounts except those of the kernel's file systems. ELOOP if a link of the image leads `path` out of the
+    /// root's own file system or to the root itself (monitors before version 4 do not check this).
     BindSelf {
-        /// Container path.
+        /// Container path of the image volume.
         #[serde(borrow)]
         path: Text<'a>,
     },
-    /// Changes the owner of the pipes among the standard streams to this id of the host, so that the process can reopen
-    /// them through /proc.
+    /// Changes the owner of those standard streams that are pipes to this ID of the host, so that the process can open
+    /// them again through /proc.
     GiveStreams {
-        /// An id of the host.
+        /// User ID of the host.
         uid: u32,
     },
     /// Enters the pod's user namespace as its root, with a mount namespace that belongs to it, in which earlier mounts
@@ -373,59 +378,59 @@ pub enum Op<'a> {
     Wait,
     /// Enters the namespace that a file of the host refers to.
     JoinNamespace {
-        /// Absolute.
+        /// Absolute path of the file.
         #[serde(borrow)]
         path: Text<'a>,
         /// CLONE_NEW… flag of the namespace.
         flag: u32,
     },
-    /// `sched_setattr`; comes before the capabilities that it needs are dropped.
+    /// Sets scheduling attributes (`sched_setattr`); must be before the required capabilities are dropped.
     Schedule {
-        /// SCHED_…
+        /// The scheduling policy (SCHED_…).
         policy: u32,
-        /// SCHED_FLAG_…
+        /// Scheduling flags (SCHED_FLAG_…).
         flags: u64,
         /// Nice value, -20 to 19.
         nice: i32,
         /// Priority for realtime policies.
         priority: u32,
-        /// Runtime, deadline, period in nanoseconds.
+        /// Runtime, deadline and period in nanoseconds, for SCHED_DEADLINE.
         times: [u64; 3],
     },
-    /// `ioprio_set`.
+    /// Sets the I/O priority (`ioprio_set`).
     IoPriority {
         /// I/O class: 1 realtime, 2 best effort, 3 idle.
         class: u32,
         /// Level, 0 to 7.
         level: u32,
     },
-    /// `set_mempolicy`.
+    /// Sets the memory policy (`set_mempolicy`).
     MemoryPolicy {
-        /// MPOL_… with its flags.
+        /// The policy MPOL_… with its flags.
         mode: u32,
         /// Nodes 0 to 127 as a bit set.
         nodes: [u64; 2],
     },
     /// Changes the owner and group of the file at a container path; a symbolic link there is not followed.
     Owner {
-        /// Container path.
+        /// Container path of the file.
         #[serde(borrow)]
         path: Text<'a>,
-        /// An id in the container.
+        /// User ID in the container.
         uid: u32,
-        /// An id in the container.
+        /// Group ID in the container.
         gid: u32,
     },
-    /// Verifies through descriptors that the resulting mounts are those that were planned, after all mounts are made
-    /// and before a user namespace is entered. Changes nothing. Fails with a [`Mismatch`]. Since version 4 of the
+    /// Verifies through descriptors that the resulting mounts are those that were planned; changes nothing. Must be
+    /// after all mounts and before a user namespace is entered. Fails with a [`Mismatch`]. Since version 4 of the
     /// frames ([`crate::VERSION`]).
     Verify {
         /// The expected mounts at /proc, /sys and /dev.
         kernel: [KernelDirectory; 3],
-        /// The root mount is read-only.
+        /// Whether the root mount must be read-only.
         root_read_only: bool,
         /// Masked paths: each must be the root of a mount, either the device 1:3 or an empty read-only tmpfs. A path
-        /// that is missing in procfs or sysfs must be missing in the mount that was made at /proc or /sys.
+        /// that is missing in procfs or sysfs must be missing in the mount that was created at /proc or /sys.
         #[serde(borrow)]
         masked: Block<'a>,
         /// Paths that must be on a read-only mount if they exist.
@@ -435,17 +440,17 @@ pub enum Op<'a> {
     /// Only in a pod's setup record: creates the PID namespace that the pod's containers share, with a first process
     /// that only sleeps, and its procfs at [`SHARED_PROC`].
     SharedPidNamespace,
-    /// Allows the process's own clone, setsid and TIOCSCTTY calls to pass the filter of the next [`Op::Seccomp`], which
-    /// would refuse them. They are needed if a second process is created in the container's PID namespace.
+    /// Lets the process's own clone, setsid and TIOCSCTTY calls pass the filter of the next [`Op::Seccomp`], which
+    /// would refuse them. Needed if a second process is created in the container's PID namespace.
     SpareOwnCalls,
-    /// Joins the container's session keyring. A start creates it; its owner is the process's effective user at this
-    /// point. Skipped if the kernel has no keyrings.
+    /// Joins the container's session keyring. The start of the container creates the keyring; its owner is the
+    /// process's effective user at this point. Skipped if the kernel has no keyrings.
     Keyring,
 }
 
 impl Op<'_> {
-    /// The frame version ([`crate::VERSION`]) since which monitors know the operation. It is left out of records for
-    /// older monitors.
+    /// The frame version ([`crate::VERSION`]) since which monitors support the operation. The daemon removes the
+    /// operation from records for older monitors.
     pub fn since(&self) -> u16 {
         match self {
             Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 5,
@@ -455,14 +460,14 @@ impl Op<'_> {
     }
 }
 
-/// What [`Op::Verify`] expects at /proc, /sys or /dev.
+/// The file system that [`Op::Verify`] expects at /proc, /sys or /dev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelDirectory {
-    /// Not verified: the mount was left out, or is masked entirely.
+    /// The mount is not verified, because it is omitted or is masked entirely.
     Unchecked,
-    /// A new procfs, sysfs or tmpfs made by this record, with no other mount on top of it.
+    /// A new procfs, sysfs or tmpfs that this record mounted, with no other mount on top.
     Fresh,
-    /// A volume of the pod, mounted by this record.
+    /// A volume of the pod that this record mounted.
     Volume,
 }
 
@@ -472,7 +477,7 @@ pub struct Mismatch {
     /// The object that does not match: 0 to 2 are /proc, /sys and /dev, 3 is the root, [`Mismatch::FIRST_PATH`] is the
     /// first masked path, and the read-only paths follow the masked ones.
     pub item: u16,
-    /// The error when the object was examined; 0: it was examined and does not match.
+    /// The error of examining the object; 0: the object was examined and does not match.
     pub errno: u16,
 }
 
@@ -481,7 +486,7 @@ impl Mismatch {
     pub const ROOT: u16 = 3;
     /// Item number of the first masked path.
     pub const FIRST_PATH: u16 = 4;
-    /// A bit that no error number has.
+    /// A bit that is set in no error number.
     const FLAG: i32 = 1 << 28;
     /// Number of bits of an error number.
     const ERRNO_BITS: u32 = 12;
@@ -503,8 +508,8 @@ impl Mismatch {
     }
 }
 
-/// Iterator over the operations of a record, in order. It returns `Err` once if the record cannot be read, and then
-/// ends.
+/// Iterator over the operations of a record, in order. If the record cannot be read, the iterator returns `Err` once
+/// and then ends.
 pub struct Walk<'a> {
     rest: Option<&'a [u8]>,
 }

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! These formats outlive a process: a daemon controls monitors that an older daemon started. Therefore variants and
-//! fields are only appended, never reordered or removed; tests compare the encoding with that of each release.
-//! `no_std`, no allocation: the monitor has no heap.
+//! fields are only appended, never reordered or removed; tests compare the encoding with that of each release. The
+//! crate is `no_std` and does not allocate, because the monitor has no heap.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
@@ -27,8 +27,8 @@ mod timestamp;
 
 pub use exit::{DamagedExit, EXIT_RECORD_BYTES_MAX, Exit, ExitRecord, decode_exit, encode_exit};
 pub use frame::{
-    DESCRIPTORS_MAX, Event, FRAME_BYTES_MAX, Failure, FromMonitor, PidNamespace, Reply, Request, Streams,
-    ToMonitor, VERSION,
+    CONTAINERS_MAX, DESCRIPTORS_MAX, EXECS_MAX, Event, FRAME_BYTES_MAX, Failure, FromMonitor, PidNamespace,
+    Reply, Request, Streams, ToMonitor, VERSION,
 };
 pub use id::{ContainerId, ExecId, InvalidId, PodId};
 pub use launch::{

@@ -1,7 +1,7 @@
-//! `make bench-peers`: the same measurements of coracle and of containerd with runc and CNI's plugins, from Debian's packages,
-//! on one machine in one run, in turns: ours, theirs, ours, theirs. Both are asked by the same client over their sockets, both
-//! get the same requests, images and network configuration, and both have a cgroup of their own, in which all that they start
-//! is counted.
+//! `make bench-peers`: the same measurements of coracle and of containerd with runc and CNI plugins from
+//! Debian's packages, alternating on one machine in one run. Both get the same requests from the same client
+//! over their sockets, the same images and network configuration, and each has a cgroup in which all its
+//! processes are counted.
 
 mod side;
 mod streaming;
@@ -23,17 +23,17 @@ use crate::measure::{AT_REST, ask, first_answer, list_stats};
 use crate::pulls;
 use crate::time::{Percentiles, median};
 
-/// Rounds of what takes seconds, and of starts of the daemons.
+/// Number of rounds of measurements that take seconds, and of starts of the daemons.
 const ROUNDS: usize = 3;
 const STARTS: usize = 10;
 
-/// The image of both sides' containers.
+/// The image of both runtimes' containers.
 const IMAGE: &str = "localhost/probe:1";
 
-/// A part of the table: its name, and what measures it and prints its lines.
+/// A part of the table: its name and its measurement, which prints the rows.
 type Part = (&'static str, fn(&mut Sides));
 
-/// The table's parts; each can be run alone, by its name.
+/// The parts of the table; each can be run by its name.
 const PARTS: [Part; 8] = [
     ("idle", idle),
     ("start", starts),
@@ -45,7 +45,7 @@ const PARTS: [Part; 8] = [
     ("streaming", |sides| streaming::measure(sides, IMAGE)),
 ];
 
-/// Prints the lines of these parts, or of all.
+/// Prints the rows of these parts, or of all.
 pub(crate) fn run(wanted: &[&str]) {
     let known = PARTS.map(|(name, _)| name);
     for name in wanted {
@@ -60,19 +60,19 @@ pub(crate) fn run(wanted: &[&str]) {
     sides.stop();
 }
 
-/// A line: less is better.
+/// Prints a row; less is better.
 fn row(what: &str, unit: &str, values: [f64; 2]) {
     let [ours, theirs] = values;
     println!("| {what} | {ours:.2} {unit} | {theirs:.2} {unit} | {:.1} x |", theirs / ours);
 }
 
-/// A line of times; the ratio is that of the medians.
+/// Prints a row of times; the ratio is that of the medians.
 fn times(what: &str, [ours, theirs]: [Vec<Duration>; 2]) {
     let (ours, theirs) = (Percentiles::of(&ours), Percentiles::of(&theirs));
     println!("| {what}, p50 / p99 | {ours} | {theirs} | {:.1} x |", theirs.p50 / ours.p50);
 }
 
-/// Memory of the daemons alone, when they have had requests and then some rest.
+/// Measures the memory of the daemons without pods, some time after requests.
 fn idle(sides: &mut Sides) {
     sides.each(|side| ask(side.cri));
     std::thread::sleep(AT_REST);
@@ -80,7 +80,7 @@ fn idle(sides: &mut Sides) {
     row("daemon idle, PSS after 1000 requests", "MB", mb);
 }
 
-/// From the start of a daemon's process to its first answer, with nothing to recover.
+/// Measures the time from the start of a daemon's process to its first answer, without pods.
 fn starts(sides: &mut Sides) {
     let mut all = [Vec::new(), Vec::new()];
     for _ in 0..STARTS {
@@ -95,7 +95,7 @@ fn starts(sides: &mut Sides) {
     times("start to first answer, no pods", all);
 }
 
-/// One pod at a time.
+/// Measures one pod at a time.
 fn lives(sides: &mut Sides, network: &str, make: fn(&str) -> PodSandboxConfig) {
     let mut all = [Lives::default(), Lives::default()];
     let before = sides.each(|side| side.cpu());
@@ -113,7 +113,7 @@ fn lives(sides: &mut Sides, network: &str, make: fn(&str) -> PodSandboxConfig) {
     row(&format!("CPU of one pod's life with 3 execs, {network}"), "ms", cpu);
 }
 
-/// Many pods by many clients.
+/// Measures many pods that several clients start.
 fn bursts(sides: &mut Sides) {
     let mut all = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
@@ -126,9 +126,9 @@ fn bursts(sides: &mut Sides) {
     row("50 pods up by 8 clients, bridge network", "s", all.map(median));
 }
 
-/// What a crowd of pods costs that does nothing.
+/// Measures the resource usage of many idle pods.
 fn crowd(sides: &mut Sides) {
-    // Once each is at rest: what came before would count as the pods' otherwise.
+    // After the pause, memory of earlier work no longer counts as the pods'.
     std::thread::sleep(AT_REST);
     let before = sides.each(|side| side.memory_kib());
     let ids = sides.each(|side| burst(side.cri, IMAGE, BURST, &|name| side.placed(bridge_pod(name))).1);
@@ -153,7 +153,7 @@ fn crowd(sides: &mut Sides) {
     }
 }
 
-/// One image, pulled and removed.
+/// Measures pull and removal of one image.
 fn pulls(sides: &mut Sides) {
     let registry = Registry::start(sides.ours().folder());
     let packed = pulls::push(&registry, "middling", 1, &MIDDLING);

@@ -1,4 +1,4 @@
-//! The two daemons that are compared, and what the kernel counts of each.
+//! The two compared runtimes, and their resource usage in the kernel's counters.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,18 +14,18 @@ use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::peer::Peer;
 
-/// What a container of these measurements runs: the work itself, which is no cost of a runtime.
+/// Command line of the containers, whose own memory does not count.
 const PAYLOAD: &str = "/probe sleep forever";
 
-/// Both of them.
+/// Both runtimes.
 pub(crate) struct Sides {
     ours: Node,
     theirs: Option<Peer>,
-    // The last, so that after a failure the daemons have gone before what they started goes.
+    // The last field, so that after a failure the daemons end before their child processes.
     cgroup: Cgroup,
 }
 
-/// A cgroup by its path in every hierarchy. After a failure everything in it ends.
+/// A cgroup by its path in every hierarchy. Its processes are killed on drop.
 struct Cgroup(String);
 
 impl Drop for Cgroup {
@@ -33,7 +33,7 @@ impl Drop for Cgroup {
         let is_empty = || {
             let pids: Vec<i32> = host::cgroups_below(&self.0).into_iter().flat_map(processes).collect();
             for pid in &pids {
-                // One that is gone already is what is wanted.
+                // Fails if it has already ended.
                 let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
             }
             pids.is_empty()
@@ -43,7 +43,7 @@ impl Drop for Cgroup {
             let _ = fs::remove_dir(folder);
         }
         for root in host::cgroup_roots() {
-            // Only hierarchies in which a pod was have it.
+            // It exists only in hierarchies that pods use.
             let _ = fs::remove_dir(root.join(&self.0));
         }
     }
@@ -55,23 +55,23 @@ fn processes(folder: PathBuf) -> Vec<i32> {
     text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// One of them, as measurements see it.
+/// One of the two runtimes during a measurement.
 pub(crate) struct Side<'a> {
-    /// Its client.
+    /// Client of its CRI socket.
     pub(crate) cri: &'a Cri,
-    /// Its socket.
+    /// Path of its CRI socket.
     pub(crate) socket: PathBuf,
     cgroup: String,
 }
 
 impl Sides {
-    /// Starts both, on networks of the same configuration.
+    /// Starts both with the same network configuration.
     pub(crate) fn start() -> Sides {
         let ours = Node::with_bridge();
         let bridge = format!("ct{}p", std::process::id() % 1_000_000);
         let conflist = fs::read_to_string(ours.cni().join("10-boat.conflist")).expect("the node's network");
         let folder = ours.folder().with_extension("peer");
-        // Another bridge, other leases, and the next range.
+        // Another bridge, another lease directory, and the next range.
         let third: u8 =
             ours.subnet().rsplit('.').next().and_then(|text| text.parse().ok()).expect("a subnet");
         let next = format!("{}.{}", ours.subnet().rsplit_once('.').expect("a subnet").0, third + 1);
@@ -86,34 +86,34 @@ impl Sides {
         sides
     }
 
-    /// Ours.
+    /// The coracle node.
     pub(crate) fn ours(&self) -> &Node {
         &self.ours
     }
 
-    /// Theirs.
+    /// The containerd node.
     pub(crate) fn theirs(&self) -> &Peer {
         self.theirs.as_ref().expect("it is there until the end")
     }
 
-    /// Both, ours first.
+    /// Both, coracle first.
     pub(crate) fn both(&self) -> [Side<'_>; 2] {
         let side = |cri, socket, name| Side { cri, socket, cgroup: format!("{}/{name}", self.cgroup.0) };
         [side(&self.ours, self.ours.socket(), "ours"), side(self.theirs(), self.theirs().socket(), "theirs")]
     }
 
-    /// The same of both, ours first.
+    /// Calls `what` for both, coracle first.
     pub(crate) fn each<T>(&self, what: impl FnMut(&Side<'_>) -> T) -> [T; 2] {
         self.both().each_ref().map(what)
     }
 
-    /// An image for both.
+    /// Imports an image into both.
     pub(crate) fn import(&self, image: &Image, name: &str) {
         self.ours.try_import(&image.oci_archive(name)).unwrap_or_else(|error| panic!("import: {error}"));
         self.theirs().import(image, name);
     }
 
-    /// Ends ours as a crash does and starts it again; when that began.
+    /// Kills coracle and starts it again; returns the time of the start.
     pub(crate) fn spawn_ours(&mut self) -> Instant {
         self.ours.kill9();
         let begin = Instant::now();
@@ -121,7 +121,7 @@ impl Sides {
         begin
     }
 
-    /// The same of theirs.
+    /// Kills containerd and starts it again; returns the time of the start.
     pub(crate) fn spawn_theirs(&mut self) -> Instant {
         let theirs = self.theirs.as_mut().expect("it is there until the end");
         theirs.kill9();
@@ -130,7 +130,7 @@ impl Sides {
         begin
     }
 
-    /// Puts both daemons into their cgroups: all that they start from now on is counted there.
+    /// Moves both daemons into their cgroups, where all their later child processes are counted.
     pub(crate) fn adopt(&self) {
         for (name, pid) in [("ours", self.ours.pid()), ("theirs", self.theirs().pid())] {
             let folder = accounts().join(&self.cgroup.0).join(name).join("daemon");
@@ -139,7 +139,7 @@ impl Sides {
         }
     }
 
-    /// Ends both, and fails if anything is left.
+    /// Stops both; fails if any object remains.
     pub(crate) fn stop(mut self) {
         let theirs = self.theirs.take().expect("it is there until the end");
         let folder = theirs.socket().parent().expect("in its folder").to_owned();
@@ -152,13 +152,13 @@ impl Sides {
 }
 
 impl Side<'_> {
-    /// A pod within this side's cgroup, as a kubelet places its pods.
+    /// Sets the pod's cgroup parent to a cgroup of this runtime, like a kubelet.
     pub(crate) fn placed(&self, mut pod: PodSandboxConfig) -> PodSandboxConfig {
         pod.linux.get_or_insert_default().cgroup_parent = format!("/{}/pods", self.cgroup);
         pod
     }
 
-    /// CPU time of everything that this side ever started.
+    /// CPU time of all processes of this runtime so far.
     pub(crate) fn cpu(&self) -> Duration {
         let folder = accounts().join(&self.cgroup);
         if let Ok(text) = fs::read_to_string(folder.join("cpuacct.usage")) {
@@ -169,7 +169,7 @@ impl Side<'_> {
         Duration::from_micros(usage.and_then(|text| text.parse().ok()).expect("microseconds"))
     }
 
-    /// PSS of everything of this side that lives, but what containers run.
+    /// PSS in KiB of all processes of this runtime, except those of containers.
     pub(crate) fn memory_kib(&self) -> u64 {
         let folders = host::cgroups_below(&self.cgroup);
         let folders = folders.into_iter().filter(|folder| folder.starts_with(accounts()));
@@ -182,7 +182,7 @@ fn is_payload(pid: i32) -> bool {
     String::from_utf8_lossy(&command).replace('\0', " ").trim() == PAYLOAD
 }
 
-/// The hierarchy that counts CPU time: version 1's own, or the one of version 2.
+/// The hierarchy with CPU accounting: that of version 1, or version 2.
 fn accounts() -> PathBuf {
     let roots = host::cgroup_roots();
     let counts = |root: &&PathBuf| root.join("cpuacct.usage").exists();

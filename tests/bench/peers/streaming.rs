@@ -1,5 +1,6 @@
-//! Bytes a second through exec and port-forward, by crictl: one gibibyte out of an exec, one into it, and one to and fro
-//! through a port-forward; the best of three, since whatever else runs can only make it slower.
+//! Throughput of exec and port-forward with crictl: one gibibyte from an exec, one to an exec, and one in
+//! both directions through a port-forward. The best of three runs is reported, because disturbances can only
+//! make a run slower.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -15,14 +16,14 @@ use super::side::{Side, Sides};
 /// One gibibyte.
 const BYTES: u64 = 1 << 30;
 
-/// A side's pod, its container, and the port on which that echoes.
+/// A runtime's pod, its container, and the port on which the container echoes.
 struct Target {
     pod_id: String,
     container_id: String,
     port: u16,
 }
 
-/// What is measured, and how it is done once.
+/// Name and implementation of a measurement.
 type Way = (&'static str, fn(&Side<'_>, &Target));
 
 /// Prints the rows.
@@ -113,7 +114,7 @@ fn to_and_fro(side: &Side<'_>, target: &Target) {
         });
         io::copy(&mut stream, &mut io::sink()).expect("what comes back")
     });
-    // It forwards until it is ended; both only say that it is gone already.
+    // It forwards until it is killed; an error means that it has already ended.
     let _ = child.kill();
     let _ = child.wait();
     assert_eq!(bytes, BYTES, "what came back");

@@ -1,5 +1,5 @@
-//! A layer's archive from a stranger: any entries, in any order, packed in any way. Nothing but the layer's own directory
-//! may change, and no more may be read than the limits say. As root, like the worker; in a scratch directory of its own.
+//! Unpacks an untrusted layer archive: any entries, order and compression. Only the layer's own directory may
+//! change, and the limits must hold. Runs as root like the worker, in a temporary directory.
 #![no_main]
 #![allow(dead_code)]
 
@@ -14,9 +14,9 @@ mod store;
 #[path = "../../../runtime/worker/src/unpack/mod.rs"]
 mod unpack;
 
-/// Without the jail: what a bug does is to be seen.
+/// Without confinement, so that the effect of a defect can be detected.
 mod jail {
-    pub(crate) mod inmate {
+    pub(crate) mod confined {
         use coracle_job::{Failure, Limits};
 
         pub(crate) fn unpack(
@@ -40,7 +40,7 @@ use libfuzzer_sys::fuzz_target;
 const LIMITS: Limits = Limits { layer_bytes_max: 4 << 20, layer_entries_max: 256, layers_max: 1 };
 const BLOCK_BYTES: usize = 512;
 
-/// `SCRATCH/layer`, and beside it a file that nobody may touch.
+/// `SCRATCH/layer`, and next to it a file that must not change.
 fn scratch() -> &'static PathBuf {
     static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
     SCRATCH.get_or_init(|| {
@@ -51,7 +51,7 @@ fn scratch() -> &'static PathBuf {
     })
 }
 
-/// Gives every header that a reader would come by its right checksum: else all that is tested is the checksum.
+/// Corrects the checksum of every header: otherwise only the checksum would be tested.
 fn seal(archive: &mut [u8]) {
     let mut at = 0;
     while at + BLOCK_BYTES <= archive.len() {
@@ -79,9 +79,9 @@ fuzz_target!(|bytes: &[u8]| {
     let scratch = scratch();
     let layer = scratch.join("layer");
     std::fs::create_dir(&layer).expect("a new directory");
-    // Attributes of links are set from within the layer, and the engine's own paths are relative.
+    // Attributes of links are set from within the layer directory, and the fuzz engine uses relative paths.
     let here = std::env::current_dir().expect("it exists");
-    // Refused or unpacked: both are right.
+    // Refused or unpacked: both are correct.
     let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS);
     std::env::set_current_dir(&here).expect("it is still there");
     let mut names: Vec<_> = std::fs::read_dir(scratch).expect("it lists").flatten().map(|entry| entry.file_name()).collect();

@@ -1,5 +1,5 @@
-//! A plugin that says anything: raw bytes, answers to calls, requests. It has registered and been configured, so that what
-//! it says reaches everything behind: the multiplexer, ttrpc, events, the merge of adjustments.
+//! An NRI plugin that sends arbitrary data: raw bytes, answers, requests. It is registered and configured, so
+//! that the data reaches the multiplexer, ttrpc, events and the merge of adjustments.
 #![no_main]
 
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ use prost::Message;
 use smol::LocalExecutor;
 use smol::io::{AsyncRead, AsyncWrite};
 
-/// Its tasks hold the dispatcher, which holds this: the executor goes with the run.
+/// Weak, because its tasks refer to the dispatcher, which refers to it: the executor is dropped with the run.
 struct Bridge(Weak<LocalExecutor<'static>>);
 
 impl Host for Bridge {
@@ -28,7 +28,7 @@ impl Host for Bridge {
         }
     }
 
-    /// Time stands still: what ends here ends by what the plugin says.
+    /// Time does not pass, so timeouts do not end a run.
     fn sleep(&self, _: Duration) -> Task {
         Box::pin(std::future::pending())
     }
@@ -74,7 +74,7 @@ impl AsyncRead for Ear {
     }
 }
 
-/// Nobody reads what the plugin is told.
+/// Discards the data that is sent to the plugin.
 struct Sink;
 
 impl AsyncWrite for Sink {
@@ -97,7 +97,7 @@ fn frame(connection: u32, stream: u32, kind: u8, envelope: &[u8]) -> Vec<u8> {
     [&connection.to_be_bytes()[..], &(message.len() as u32).to_be_bytes(), &message].concat()
 }
 
-/// A field of the envelope with these bytes.
+/// A field of the envelope with this content.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
     prost::encoding::encode_varint(bytes.len() as u64, &mut field);
@@ -146,13 +146,13 @@ fuzz_target!(|bytes: &[u8]| {
         nri_version: String::new(),
     };
     say(&request(1, "RegisterPlugin", &register.encode_to_vec()));
-    // Configure and Synchronize are answered with nothing: every event, no updates.
+    // Configure and Synchronize get empty answers: all events, no updates.
     say(&frame(1, 1, 2, &[]));
     say(&frame(1, 3, 2, &[]));
     assert_eq!(dispatcher.report().len(), 1);
     let (mut asked, mut calls) = (1, 3);
     let mut rest = bytes;
-    // Parts of a kind and a length each.
+    // Sections, each with a type and a length.
     while let [kind, high, low, more @ ..] = rest {
         let length = usize::from(u16::from_be_bytes([*high, *low])).min(more.len());
         let (part, more) = more.split_at(length);
@@ -171,7 +171,7 @@ fuzz_target!(|bytes: &[u8]| {
                     .spawn(async move {
                         let section = dispatcher.section(&"p").await;
                         if let Ok(created) = section.create_container(&pod, &container).await {
-                            // Whatever it asks for, what is shown of it can be encoded.
+                            // Any adjustment results in a container that can be encoded.
                             let mut shown = container.clone();
                             coracle_nri::apply_to(&mut shown, &created.adjustment);
                             shown.encode_to_vec();
@@ -182,7 +182,7 @@ fuzz_target!(|bytes: &[u8]| {
                 calls += 2;
                 say(&frame(1, calls, 2, &field(2, part)));
             }
-            // An answer as it is, and one to something else.
+            // An answer to a call, and one with an unknown number.
             3 => say(&frame(1, calls, 2, part)),
             _ => say(&frame(1, u32::from(*low), *high, part)),
         }

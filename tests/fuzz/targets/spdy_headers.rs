@@ -1,4 +1,4 @@
-//! Header blocks: compressed bytes that somebody else made, one after the other on one window.
+//! SPDY header blocks: untrusted compressed bytes, one after the other with a common window.
 #![no_main]
 #![allow(dead_code)]
 
@@ -8,13 +8,13 @@ use libfuzzer_sys::fuzz_target;
 use stream::event::Event;
 use stream::spdy::Session;
 
-/// zlib's head with the dictionary of SPDY/3, so that the engine need not find it.
+/// zlib header with the dictionary of SPDY/3, so that the fuzz engine need not find it.
 const HEAD: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
 
 fuzz_target!(|bytes: &[u8]| {
     let mut session = Session::new();
     let mut stream = 1_u32;
-    // Blocks are told apart by a byte of their length.
+    // Each block is preceded by a byte with its length.
     let mut rest = bytes;
     while let Some((length, more)) = rest.split_first() {
         let (block, more) = more.split_at(usize::from(*length).min(more.len()));

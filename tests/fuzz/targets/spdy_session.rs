@@ -1,4 +1,4 @@
-//! Whatever a client sends, and however it is cut: no panic, and what is held stays bounded.
+//! Untrusted client data, split anywhere: no panic, and bounded memory.
 #![no_main]
 #![allow(dead_code)]
 
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use stream::event::Event;
 use stream::spdy::Session;
 
-/// Answers to a peer that reads nothing: what the session allows, and one frame.
+/// Maximum size in bytes of pending replies to a peer that reads nothing: the session's limit and one frame.
 const OUTPUT_BYTES_MAX: usize = (64 << 10) + (32 << 10) + 64;
 
 fuzz_target!(|bytes: &[u8]| {

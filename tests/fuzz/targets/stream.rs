@@ -1,4 +1,5 @@
-//! The protocol modules of the daemon, compiled in as they are: they have no I/O and need nothing else of it.
+//! The protocol modules of the streaming crate, compiled as they are: they do no I/O and have no other
+//! dependencies.
 
 #[path = "../../../runtime/streaming/src/event.rs"]
 pub(crate) mod event;

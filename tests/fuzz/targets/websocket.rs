@@ -1,4 +1,4 @@
-//! Messages of a WebSocket in each form, cut anywhere.
+//! WebSocket messages of each form, split anywhere.
 #![no_main]
 #![allow(dead_code)]
 

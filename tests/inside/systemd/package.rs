@@ -1,31 +1,31 @@
-//! The Debian package on a machine of its own: dpkg installs it and its scripts start the unit; an upgrade keeps pods; what is
-//! removed and purged leaves the machine as it was.
+//! The Debian package on a separate machine: dpkg installs it and its scripts start the unit; an upgrade
+//! keeps pods; after removal and purge the machine is unchanged.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use coracle_tests::cri::proto::StatusRequest;
-use coracle_tests::host::{cgroups_below, links, patience, processes, wait_within};
+use coracle_tests::host::{cgroups_below, links, processes};
 use coracle_tests::request::bridge_pod;
 
 use super::*;
 
-/// Where the harness lays it.
-const PACKAGE: &str = "/opt/coracle.deb";
-/// A network whose plugins keep nothing but addresses, and those where they are no package's.
+/// Path at which the harness puts the package.
+pub(super) const PACKAGE: &str = "/opt/coracle.deb";
+/// A network whose plugins store only leases, in a directory of no package.
 const NETWORK: &str = r#"{ "cniVersion": "1.0.0", "name": "raft", "plugins": [{ "type": "ptp",
     "ipam": { "type": "host-local", "dataDir": "/opt/leases", "ranges": [[{ "subnet": "10.98.0.0/24" }]] } }] }"#;
-/// What changes whatever is installed: books of dpkg and of systemd, and what tests lay down.
+/// Directories that change independently of the package: databases of dpkg and systemd, and test files.
 const OF_OTHERS: [&str; 6] =
     ["/opt/", "/run/systemd/", "/run/log/", "/run/dbus/", "/var/lib/dpkg/", "/var/log/"];
 
-/// The machine before the first installation.
+/// State of the machine before the first installation.
 static BEFORE: OnceLock<BTreeSet<String>> = OnceLock::new();
 
-/// The daemon of the installed package: dpkg installs it unless an earlier test had it installed.
+/// The daemon of the installed package; installs it if no earlier test did.
 pub(super) fn installed() -> Cri {
     BEFORE.get_or_init(|| {
-        // Socket activation starts the system bus with its first client, which would else be the daemon.
+        // The system bus is started by its first client, which would otherwise be the daemon.
         systemctl(&["start", "dbus.service"]);
         machine()
     });
@@ -41,7 +41,7 @@ fn dpkg(action: &str, what: &str) {
     assert!(output.status.success(), "dpkg {action}: {}", String::from_utf8_lossy(&said));
 }
 
-/// Everything that a package could leave behind, a line each.
+/// Everything that a package could leave behind, one line each.
 fn machine() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for root in ["/", "/run"] {
@@ -65,17 +65,17 @@ fn machine() -> BTreeSet<String> {
     found
 }
 
-/// Compares the machine with that before the first installation.
+/// Asserts that the machine is as before the first installation.
 #[track_caller]
 fn expect_as_before() {
     let before = BEFORE.get().expect("it was installed");
     let left = || machine().difference(before).cloned().collect::<Vec<_>>();
-    // systemd forgets units in its own time.
+    // systemd removes units asynchronously.
     wait_within(patience(), || left().is_empty().then_some(()));
     assert_eq!(left(), Vec::<String>::new());
 }
 
-/// A pod with a network of its own; ids of it and of its container.
+/// Starts a pod with its own network; returns the IDs of the pod and its container.
 fn start_on_the_network(cri: &Cri) -> (String, String) {
     import();
     std::fs::create_dir_all("/etc/cni/net.d").expect("a folder");
@@ -90,7 +90,7 @@ fn start_on_the_network(cri: &Cri) -> (String, String) {
 }
 
 #[test]
-fn what_dpkg_installs_runs_pods_and_what_it_purges_is_gone() {
+fn an_installed_package_runs_pods_and_a_purged_one_is_removed() {
     let cri = installed();
     assert_eq!(
         [property("LoadState"), property("UnitFileState"), property("ActiveState")],
@@ -114,9 +114,9 @@ fn what_dpkg_installs_runs_pods_and_what_it_purges_is_gone() {
     expect_as_before();
 }
 
-/// postrm looked for their network namespaces where they had not been for long, and left them mounted.
+/// Regression: postrm searched for network namespaces in an outdated directory, and left them mounted.
 #[test]
-fn of_pods_that_nobody_removed_a_purge_leaves_processes_alone() {
+fn a_purge_keeps_the_processes_of_existing_pods() {
     const CRICTL: &str = "/usr/bin/crictl";
     let cri = installed();
     let (pod_id, container_id) = start_on_the_network(&cri);
@@ -124,7 +124,7 @@ fn of_pods_that_nobody_removed_a_purge_leaves_processes_alone() {
     std::fs::rename(CRICTL, "/opt/crictl").expect("it is there");
     dpkg("--purge", "coracle");
     std::fs::rename("/opt/crictl", CRICTL).expect("it is ours");
-    assert!(is_alive(init), "nobody removed it");
+    assert!(is_alive(init), "the pod was not removed");
     for id in [container_id, pod_id] {
         systemctl(&["kill", "--signal=KILL", &format!("coracle-{id}.scope")]);
     }

@@ -1,4 +1,5 @@
-//! The systemd cgroup driver: what systemd says of our scopes, and what the kernel's files say after it has touched them.
+//! The systemd cgroup driver: the properties of coracle's scopes, and the kernel's files after systemd has
+//! written them.
 
 use std::fs;
 
@@ -10,7 +11,7 @@ use tonic::Code;
 
 use super::*;
 
-/// What a kubelet with the systemd driver names for a burstable pod.
+/// The cgroup parent that a kubelet with the systemd driver uses for a burstable pod.
 const PARENT: &str = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podone_two.slice";
 const MIB: i64 = 1 << 20;
 
@@ -32,7 +33,7 @@ fn file(cgroup: &str, name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
 }
 
-/// In which cgroup a process is.
+/// The cgroup of a process.
 fn cgroup_of(pid: i32) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("its cgroup");
     text.trim().rsplit(':').next().unwrap_or_default().to_owned()
@@ -104,7 +105,7 @@ fn containers_are_scopes_in_the_slice_of_their_pod() {
         ..Default::default()
     };
     cri.update_container_resources(update).expect("update");
-    wait_until("systemd is told", || scope(&id, "MemoryMax") == (80 * MIB).to_string());
+    wait_until("systemd has the new limit", || scope(&id, "MemoryMax") == (80 * MIB).to_string());
     systemctl(&["daemon-reload"]);
     expect_limits("after an update and a reload", 80 * MIB);
 
@@ -144,7 +145,7 @@ fn a_container_that_ends_at_once_and_one_that_is_killed_leave_no_scope() {
 }
 
 #[test]
-fn a_parent_that_is_no_slice_is_refused() {
+fn a_cgroup_parent_that_is_not_a_slice_is_refused() {
     let cri = package::installed();
     for parent in ["/kubepods/burstable/pod1", "bad-.slice"] {
         let refused = cri.run_pod_sandbox(run(&pod_in("refused", parent))).expect_err("no slice");

@@ -1,4 +1,4 @@
-//! What a container can do to a runtime: sleep, write, ignore signals, leave orphans, eat memory, serve.
+//! Actions of a container: sleep, write, ignore signals, leave orphans, use memory, serve.
 
 use std::fs;
 use std::hint::black_box;
@@ -12,7 +12,7 @@ use nix::sys::time::TimeValLike;
 
 use crate::see::Outcome;
 
-/// A whole number from an argument.
+/// Parses an integer argument.
 pub(crate) fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text:?} is no number"))
 }
@@ -30,19 +30,32 @@ pub(crate) fn sleep_forever() -> Outcome {
     }
 }
 
-/// One line of words.
+/// Prints its arguments on one line.
 pub(crate) fn print(words: &[&str]) -> Outcome {
     println!("{}", words.join(" "));
     Ok(0)
 }
 
-/// `count` lines of `bytes` bytes each, newline not counted; each line starts with its number.
+/// Prints `count` lines of `bytes` bytes each without the newline; each line starts with its number.
 pub(crate) fn lines(count: &str, bytes: &str) -> Outcome {
     let (count, bytes) = (number(count)?, number(bytes)? as usize);
     let mut out = std::io::stdout().lock();
     for line in 0..count {
         let text = format!("{line:08} {}\n", "x".repeat(bytes.saturating_sub(9)));
         out.write_all(text.as_bytes()).map_err(|error| format!("write: {error}"))?;
+    }
+    Ok(0)
+}
+
+/// So much output in lines of 100 bytes, their newlines included: as fast as its reader takes it, 64 KiB at a time.
+pub(crate) fn chatter(mebibytes: &str) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    let mut left = number(mebibytes)? << 20;
+    let lines = [[b'x'; 99].as_slice(), b"\n"].concat().repeat(655);
+    while left > 0 {
+        let block = &lines[..lines.len().min(left as usize)];
+        out.write_all(block).map_err(|error| format!("write: {error}"))?;
+        left -= block.len() as u64;
     }
     Ok(0)
 }
@@ -54,20 +67,20 @@ pub(crate) fn raw(text: &str) -> Outcome {
     Ok(0)
 }
 
-/// Text without a newline, and then nothing more.
+/// Prints text without a newline, and then sleeps.
 pub(crate) fn half(text: &str) -> Outcome {
     raw(text)?;
     sleep_forever()
 }
 
-/// One line on each stream.
+/// Prints one line on each stream.
 pub(crate) fn both() -> Outcome {
     println!("to stdout");
     eprintln!("to stderr");
     Ok(0)
 }
 
-/// Counts aloud until it is ended: a test sees whether anything was lost or doubled.
+/// Prints increasing numbers until it is ended, so that tests detect lost and repeated lines.
 pub(crate) fn ticks(milliseconds: &str) -> Outcome {
     let pause = Duration::from_millis(number(milliseconds)?);
     for tick in 0u64.. {
@@ -77,7 +90,7 @@ pub(crate) fn ticks(milliseconds: &str) -> Outcome {
     Ok(0)
 }
 
-/// Waits for the first of some signals, says which, and exits with `code`.
+/// Waits for one of several signals, prints its name, and exits with `code`.
 pub(crate) fn trap(code: &str) -> Outcome {
     let code = number(code)? as u8;
     let mut set = SigSet::empty();
@@ -91,14 +104,14 @@ pub(crate) fn trap(code: &str) -> Outcome {
     Ok(code)
 }
 
-/// Blocks every signal that can be, and sleeps: only SIGKILL ends it.
+/// Blocks every signal, and sleeps: only SIGKILL ends it.
 pub(crate) fn stubborn() -> Outcome {
     SigSet::all().thread_block().map_err(|error| format!("block signals: {error}"))?;
     println!("stubborn");
     sleep_forever()
 }
 
-/// Ends itself by a signal. As pid 1 of a namespace the kernel would drop it: then exits with 3.
+/// Ends itself by a signal. If it is PID 1 of a namespace, the kernel ignores the signal and it exits with 3.
 pub(crate) fn raise(signal: &str) -> Outcome {
     let signal: Signal = signal.parse().map_err(|_| format!("{signal:?} is no signal"))?;
     nix::sys::signal::raise(signal).map_err(|error| format!("raise: {error}"))?;
@@ -113,7 +126,7 @@ pub(crate) fn kill(pid: &str, signal: &str) -> Outcome {
     Ok(0)
 }
 
-/// Mounts a new file system of this kind.
+/// Mounts a new file system of this type.
 pub(crate) fn mount(kind: &str, target: &str) -> Outcome {
     let flags = nix::mount::MsFlags::empty();
     let mounted = nix::mount::mount(Some(kind), target, Some(kind), flags, None::<&str>);
@@ -121,10 +134,24 @@ pub(crate) fn mount(kind: &str, target: &str) -> Outcome {
     Ok(0)
 }
 
-/// Leaves a child behind that keeps standard output open, and exits at once.
+/// Leaves a child process behind that keeps standard output open, and exits at once.
 pub(crate) fn orphan(seconds: &str) -> Outcome {
     spawn(&["sleep", seconds])?;
     println!("orphaned");
+    Ok(0)
+}
+
+/// Leaves a child behind that writes to the same output after some time, and exits at once.
+pub(crate) fn late(milliseconds: &str) -> Outcome {
+    println!("now");
+    spawn(&["after", milliseconds, "late"])?;
+    Ok(0)
+}
+
+/// Prints a text after some time.
+pub(crate) fn after(milliseconds: &str, text: &str) -> Outcome {
+    std::thread::sleep(Duration::from_millis(number(milliseconds)?));
+    println!("{text}");
     Ok(0)
 }
 
@@ -141,7 +168,7 @@ pub(crate) fn tree(seconds: &str) -> Outcome {
     number(seconds).map(sleep)
 }
 
-/// Touches memory, a mebibyte at a time, then stays.
+/// Allocates memory, a mebibyte at a time, then sleeps.
 pub(crate) fn burn(mebibytes: &str) -> Outcome {
     const MIB: usize = 1 << 20;
     let mut kept = Vec::new();
@@ -152,7 +179,7 @@ pub(crate) fn burn(mebibytes: &str) -> Outcome {
     sleep_forever()
 }
 
-/// Keeps a CPU busy until that much time of it is used, then stays.
+/// Uses this much CPU time, then sleeps.
 pub(crate) fn spin(milliseconds: &str) -> Outcome {
     let wanted = Duration::from_millis(number(milliseconds)?);
     let used = || {
@@ -168,7 +195,7 @@ pub(crate) fn spin(milliseconds: &str) -> Outcome {
     sleep_forever()
 }
 
-/// Writes a file of that many mebibytes, then stays.
+/// Writes a file of this many mebibytes, then sleeps.
 pub(crate) fn fill(path: &str, mebibytes: &str) -> Outcome {
     let bytes = vec![1; (number(mebibytes)? << 20) as usize];
     fs::write(path, bytes).map_err(|error| format!("write {path}: {error}"))?;
@@ -182,7 +209,7 @@ pub(crate) fn write(path: &str, text: &str) -> Outcome {
     Ok(0)
 }
 
-/// Exchanges two names as fast as it can, for ever.
+/// Exchanges two names as fast as possible without end.
 pub(crate) fn swap(one: &str, other: &str) -> Outcome {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     loop {
@@ -191,29 +218,29 @@ pub(crate) fn swap(one: &str, other: &str) -> Outcome {
     }
 }
 
-/// Answers each connection with the host name, for ever.
+/// Answers each connection with the host name, without end.
 pub(crate) fn serve(port: &str) -> Outcome {
     let listener = TcpListener::bind(("0.0.0.0", number(port)? as u16))
         .map_err(|error| format!("bind {port}: {error}"))?;
     println!("serving");
     let name = nix::unistd::gethostname().map_err(|error| format!("gethostname: {error}"))?;
     for mut stream in listener.incoming().flatten() {
-        // A caller that hung up early is its own loss.
+        // Fails if the client has disconnected.
         let _ = writeln!(stream, "hello from {}", name.to_string_lossy());
     }
     Ok(0)
 }
 
-/// Gives each connection back what it sends, until it sends no more.
+/// Returns all received data on each connection until its end.
 pub(crate) fn echo(address: &str) -> Outcome {
     let listener = TcpListener::bind(address).map_err(|error| format!("bind {address}: {error}"))?;
-    // The standard library's 128 are too few for a test that connects a thousand times at once.
+    // The standard library's backlog of 128 is too small for a test with a thousand concurrent connections.
     rustix::net::listen(&listener, 4096).map_err(|error| format!("listen {address}: {error}"))?;
     println!("serving");
     for stream in listener.incoming() {
         let stream = stream.map_err(|error| format!("accept: {error}"))?;
         let serve = move || {
-            // A caller that hung up early is its own loss.
+            // Fails if the client has disconnected.
             let _ = std::io::copy(&mut &stream, &mut &stream);
             let _ = stream.shutdown(std::net::Shutdown::Write);
         };
@@ -222,7 +249,7 @@ pub(crate) fn echo(address: &str) -> Outcome {
     Ok(0)
 }
 
-/// Writes that many bytes, each the low byte of its number divided by 1024.
+/// Writes this many bytes; the value of each is the low byte of its offset divided by 1024.
 pub(crate) fn blast(bytes: &str) -> Outcome {
     let count = number(bytes)?;
     let mut out = std::io::stdout().lock();
@@ -239,7 +266,7 @@ pub(crate) fn blast(bytes: &str) -> Outcome {
     Ok(0)
 }
 
-/// This many bytes on each of stdout and stderr, by turns.
+/// Writes this many bytes to each of stdout and stderr, alternating.
 pub(crate) fn flood(bytes: &str) -> Outcome {
     let count = number(bytes)?;
     let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
@@ -254,7 +281,7 @@ pub(crate) fn flood(bytes: &str) -> Outcome {
     Ok(7)
 }
 
-/// Reads stdin to its end and says how much that was.
+/// Reads stdin to its end and prints the number of bytes.
 pub(crate) fn sink() -> Outcome {
     let count = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
     println!("read {}", count.map_err(|error| format!("read: {error}"))?);
@@ -276,7 +303,7 @@ pub(crate) fn mirror() -> Outcome {
     }
 }
 
-/// Prints the size of the terminal whenever it is another one, until it is `last`.
+/// Prints the size of the terminal at each change, until it is `last`.
 pub(crate) fn size(last: &str) -> Outcome {
     let mut known = String::new();
     loop {
@@ -294,7 +321,7 @@ pub(crate) fn size(last: &str) -> Outcome {
     }
 }
 
-/// Prints what an address says.
+/// Connects to an address and prints the received data.
 pub(crate) fn connect(address: &str) -> Outcome {
     let mut stream = TcpStream::connect(address).map_err(|error| format!("connect {address}: {error}"))?;
     let mut text = String::new();
@@ -303,7 +330,7 @@ pub(crate) fn connect(address: &str) -> Outcome {
     Ok(0)
 }
 
-/// Starts this program again, with the same outputs.
+/// Starts this program again with the same standard output and error.
 fn spawn(arguments: &[&str]) -> Result<(), String> {
     Command::new("/proc/self/exe")
         .args(arguments)

@@ -1,6 +1,6 @@
-//! The program inside the fixture images. It is the image's only file that runs, so that a test needs no shell and no
-//! download: the first argument names what to do, the output says what a container really sees.
-//! Depends on nothing of ours: what it reports comes from the kernel alone.
+//! The program in the fixture images. It is the only executable of an image, so tests need neither a shell
+//! nor downloads: the first argument selects the action, and the output shows what a container can see. It
+//! depends on no code of coracle: its output is based on the kernel only.
 #![deny(unsafe_code)]
 
 mod act;
@@ -11,7 +11,7 @@ mod spy;
 
 use std::process::ExitCode;
 
-/// Exit code for arguments the probe does not understand; a shell's "misuse".
+/// Exit code for invalid arguments, as in shells.
 const MISUSE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -43,6 +43,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["sleep", seconds] => act::number(seconds).map(act::sleep),
         ["print", words @ ..] => act::print(words),
         ["lines", count, bytes] => act::lines(count, bytes),
+        ["chatter", mebibytes] => act::chatter(mebibytes),
         ["raw", text] => act::raw(text),
         ["half", text] => act::half(text),
         ["both"] => act::both(),
@@ -53,6 +54,8 @@ fn act(words: &[&str]) -> see::Outcome {
         ["kill", pid, signal] => act::kill(pid, signal),
         ["mount", kind, target] => act::mount(kind, target),
         ["orphan", seconds] => act::orphan(seconds),
+        ["late", milliseconds] => act::late(milliseconds),
+        ["after", milliseconds, text] => act::after(milliseconds, text),
         ["tree", seconds] => act::tree(seconds),
         ["burn", mebibytes] => act::burn(mebibytes),
         ["spin", milliseconds] => act::spin(milliseconds),

@@ -1,5 +1,5 @@
-//! Programs that the conformance suite's images hold and no small package has. The image links the probe under their
-//! names; the name it is called by decides.
+//! Replacements for programs in the conformance suite's images that no small package has. The image links the
+//! probe under their names; `argv[0]` selects the program.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -8,10 +8,10 @@ use std::net::{TcpListener, TcpStream};
 use crate::act::number;
 use crate::see::Outcome;
 
-/// Plays `program` where it is one of these.
+/// Runs the replacement of `program` if there is one.
 pub(crate) fn program(program: &str, words: &[&str]) -> Option<Outcome> {
     match (program.rsplit('/').next().unwrap_or(program), words) {
-        // nginx puts its own words into its arguments; the image's command does here.
+        // nginx changes its arguments; here the image's command has them.
         ("nginx", ["master process"]) => Some(web_server("80")),
         ("nginx", ["master process", port]) => Some(web_server(port)),
         ("httpd", []) => Some(web_server("80")),
@@ -25,16 +25,16 @@ pub(crate) fn program(program: &str, words: &[&str]) -> Option<Outcome> {
     }
 }
 
-/// Answers every request with 200, for ever.
+/// Answers every request with 200 without end.
 fn web_server(port: &str) -> Outcome {
     let listener = TcpListener::bind(("::", number(port)? as u16))
         .or_else(|_| TcpListener::bind(("0.0.0.0", number(port).unwrap_or(0) as u16)))
         .map_err(|error| format!("bind {port}: {error}"))?;
-    // Where the image has no such directory nobody looks for it.
+    // Fails if the image has no such directory, in which case no one needs the file.
     let _ = fs::write("/var/run/nginx.pid", format!("{}\n", std::process::id()));
     eprintln!("httpd: serving port {port}");
     for stream in listener.incoming().flatten() {
-        // A caller that says nothing keeps nobody else waiting.
+        // A silent client must not block others.
         std::thread::spawn(move || answer(&stream));
     }
     Ok(0)
@@ -43,12 +43,12 @@ fn web_server(port: &str) -> Outcome {
 fn answer(stream: &TcpStream) {
     let mut lines = BufReader::new(stream).lines();
     while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
-    // A caller that hung up early is its own loss.
+    // Fails if the client has disconnected.
     let _ = write!(&*stream, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n");
     println!("httpd: answered");
 }
 
-/// `ipcs -m`: the segments of System V shared memory, with keys as that program prints them.
+/// `ipcs -m`: the segments of System V shared memory, with keys in the format of that program.
 fn shared_memory() -> Outcome {
     let table = fs::read_to_string("/proc/sysvipc/shm").map_err(|error| format!("shm: {error}"))?;
     println!("\n------ Shared Memory Segments --------\nkey        shmid      bytes");
@@ -62,7 +62,7 @@ fn shared_memory() -> Outcome {
     Ok(0)
 }
 
-/// `pgrep PATTERN`: processes whose name holds the text; exit code 1 where there is none.
+/// `pgrep PATTERN`: processes whose name contains the text; exit code 1 if there are none.
 fn pgrep(pattern: &str) -> Outcome {
     let mut code = 1;
     for entry in fs::read_dir("/proc").map_err(|error| format!("/proc: {error}"))?.flatten() {

@@ -1,13 +1,14 @@
-//! What a process can see of itself and its surroundings, printed as `section key value` lines, or files as they are.
+//! The view of a process of itself and its environment, printed as lines `section key value`, or files
+//! unchanged.
 
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
-/// The outcome of an applet: its exit code, or what went wrong.
+/// The result of an action: its exit code, or an error.
 pub(crate) type Outcome = Result<u8, String>;
 
-/// Prints the asked sections, or all of them.
+/// Prints the requested sections, or all of them.
 pub(crate) fn all(what: &[&str]) -> Outcome {
     type Section = (&'static str, fn() -> Outcome);
     const SECTIONS: [Section; 8] = [
@@ -28,14 +29,14 @@ pub(crate) fn all(what: &[&str]) -> Outcome {
     Ok(0)
 }
 
-/// The file's bytes on standard output.
+/// Prints a file to standard output.
 pub(crate) fn cat(path: &str) -> Outcome {
     let bytes = fs::read(path).map_err(|error| format!("read {path}: {error}"))?;
     std::io::stdout().write_all(&bytes).map_err(|error| format!("write: {error}"))?;
     Ok(0)
 }
 
-/// The names in a directory, sorted, one per line.
+/// Prints the sorted names in a directory, one per line.
 pub(crate) fn list(path: &str) -> Outcome {
     let entries = fs::read_dir(path).map_err(|error| format!("read {path}: {error}"))?;
     let mut names: Vec<String> =
@@ -47,7 +48,8 @@ pub(crate) fn list(path: &str) -> Outcome {
     Ok(0)
 }
 
-/// `PATH SIZE HASH` of every file below a directory, in order of their paths; the hash is FNV-1a of 64 bits.
+/// Prints `PATH SIZE HASH` of every file below a directory in the order of their paths; the hash is FNV-1a
+/// with 64 bits.
 pub(crate) fn hash(path: &str) -> Outcome {
     let entries = fs::read_dir(path).map_err(|error| format!("read {path}: {error}"))?;
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -65,14 +67,14 @@ pub(crate) fn hash(path: &str) -> Outcome {
     Ok(0)
 }
 
-/// `MODE UID GID SIZE` of a path, mode in octal, links not followed.
+/// Prints `MODE UID GID SIZE` of a path; the mode is octal, links are not followed.
 pub(crate) fn stat(path: &str) -> Outcome {
     let about = fs::symlink_metadata(path).map_err(|error| format!("stat {path}: {error}"))?;
     println!("{:o} {} {} {}", about.mode(), about.uid(), about.gid(), about.size());
     Ok(0)
 }
 
-/// The named `Key:` lines of a /proc file.
+/// Prints the given `Key:` lines of a /proc file.
 fn keys(section: &str, path: &str, wanted: &[&str]) -> Outcome {
     let text = fs::read_to_string(path).map_err(|error| format!("read {path}: {error}"))?;
     for line in text.lines() {
@@ -85,7 +87,7 @@ fn keys(section: &str, path: &str, wanted: &[&str]) -> Outcome {
     Ok(0)
 }
 
-/// Where each mount is, its options, type and source, in mount order.
+/// Prints mount point, options, type and source of each mount in their order.
 fn mounts() -> Outcome {
     let text =
         fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("read mountinfo: {error}"))?;
@@ -97,7 +99,7 @@ fn mounts() -> Outcome {
     Ok(0)
 }
 
-/// What is open, except the directory that is being read.
+/// Prints the open descriptors, except that of the directory itself.
 fn descriptors() -> Outcome {
     let entries = fs::read_dir("/proc/self/fd").map_err(|error| format!("read fd: {error}"))?;
     for entry in entries.flatten() {
@@ -110,7 +112,7 @@ fn descriptors() -> Outcome {
     Ok(0)
 }
 
-/// The identity of each namespace.
+/// Prints the identity of each namespace.
 fn namespaces() -> Outcome {
     for name in ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"] {
         if let Ok(target) = fs::read_link(format!("/proc/self/ns/{name}")) {
@@ -120,7 +122,7 @@ fn namespaces() -> Outcome {
     Ok(0)
 }
 
-/// The environment as it was given.
+/// Prints the unmodified environment.
 fn environment() -> Outcome {
     for (key, value) in std::env::vars_os() {
         println!("env {}={}", key.to_string_lossy(), value.to_string_lossy());
@@ -128,7 +130,7 @@ fn environment() -> Outcome {
     Ok(0)
 }
 
-/// Working directory, host name, process id, parent, OOM score adjustment.
+/// Prints working directory, host name, process ID, parent, and OOM score adjustment.
 fn place() -> Outcome {
     let here = std::env::current_dir().map_err(|error| format!("getcwd: {error}"))?;
     let name = nix::unistd::gethostname().map_err(|error| format!("gethostname: {error}"))?;

@@ -1,5 +1,5 @@
-//! What a container that may trace processes (CAP_SYS_PTRACE) makes of those that appear in its PID namespace, and what a main
-//! process may do to the namespaces it is in.
+//! What a container that may trace (CAP_SYS_PTRACE) learns of new processes in its PID namespace, and what a
+//! main process may do with its namespaces.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use crate::act;
 use crate::see::Outcome;
 
-/// Seizes each process that appears for so long, as early as it can, and prints what it has.
+/// Traces each new process for this time, as early as possible, and prints its properties.
 pub(crate) fn seize(milliseconds: &str) -> Outcome {
     let end = Instant::now() + Duration::from_millis(act::number(milliseconds)?);
     println!("watching");
@@ -22,7 +22,7 @@ pub(crate) fn seize(milliseconds: &str) -> Outcome {
     while Instant::now() < end {
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(256) {
-            // Those that it was too late for; the file's last word is the last pid of this namespace.
+            // Missed processes; the last word of the file is the last PID of this namespace.
             let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
             last = made.split_whitespace().last().and_then(|pid| pid.parse().ok()).unwrap_or(last).max(last);
         }
@@ -47,7 +47,7 @@ fn stopped(traced: Pid) {
     while waitpid(traced, Some(flags)) == Ok(WaitStatus::StillAlive) && Instant::now() < end {}
 }
 
-/// `PID`: what of its status, root, memory and descriptors another process can see.
+/// Prints the parts of a process's status, root, memory and descriptors that another process can see.
 pub(crate) fn describe(pid: i32) {
     // It may have ended meanwhile, for instance after the wait for its stop.
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return };
@@ -75,14 +75,14 @@ pub(crate) fn describe(pid: i32) {
     }
 }
 
-/// Sends a signal; the answer is printed.
+/// Sends a signal and prints the result.
 pub(crate) fn signal(pid: &str, signal: &str) -> Outcome {
     let signal: Signal = signal.parse().map_err(|error| format!("{signal}: {error}"))?;
     println!("{:?}", kill(Pid::from_raw(act::number(pid)? as i32), signal));
     Ok(0)
 }
 
-/// Leaves for namespaces of its own, a user namespace without mappings among them, and sleeps.
+/// Enters new namespaces, including a user namespace without mappings, and sleeps.
 pub(crate) fn apart() -> Outcome {
     let flags = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS

@@ -1,11 +1,14 @@
-//! Looks at paths of the node that others control, without ever waiting for them: sources of volumes, profiles, devices, logs.
+//! Access to host paths (sources of volumes, profiles, devices, logs) without ever blocking on a file system
+//! that does not respond.
 //!
 //! ```text
-//!   known to the kernel, on a local file system ─► done here, some microseconds
-//!   anything else ─► a worker looks, for at most LOOK_LIMIT ─► it hangs: DEADLINE_EXCEEDED, and the worker is left to the kernel
+//! in the dentry cache and on a local file system ─► accessed directly, within some microseconds
+//! anything else ─► accessed by a worker within LOOK_LIMIT ─► it blocks: DEADLINE_EXCEEDED, the worker is
+//! abandoned
 //! ```
-//! A worker that sleeps in the kernel cannot be killed; nobody waits for it, it holds no place, and it ends when its file system
-//! answers. How many there may be is bounded, for each path and in all. Why so: docs/notes/011-paths-that-do-not-answer.md.
+//! A worker that sleeps in the kernel cannot be killed. The daemon does not wait for it and does not count it
+//! against the limit of concurrent workers; it ends when its file system responds. The number of blocked
+//! workers is limited per path and in total. Reasons: docs/notes/011-paths-that-do-not-answer.md.
 
 #[cfg(test)]
 mod tests;
@@ -24,29 +27,31 @@ use crate::error::{Error, Kind};
 use crate::log;
 use crate::workers::{self, LOOK_LIMIT, Workers};
 
-/// Workers that may hang on one path: a retry asks again while the first still hangs, since the answer to that one may never come.
+/// Maximum number of blocked workers per path. A retry starts a new worker, because the blocked one may never
+/// complete.
 const STUCK_ON_A_PATH_MAX: usize = 3;
 
-/// Workers that may hang in all: 16 processes of a megabyte.
+/// Maximum number of blocked workers in total: 16 processes of a megabyte.
 const STUCK_MAX: usize = 16;
 
-/// Looks, and remembers what hangs.
+/// Accesses host paths and tracks blocked workers.
 pub struct HostPaths {
     workers: Rc<Workers>,
     limit: Duration,
-    /// File systems that the daemon itself stands on, by the mounts of these: whatever their type, it cannot do without.
+    /// The file systems that the daemon itself uses: a file on each, and its mount ID. They are accessed
+    /// directly, whatever their type, because the daemon cannot work without them.
     own: Vec<(HostFile, u64)>,
     looks: RefCell<Vec<Weak<Look>>>,
 }
 
-/// A worker that looks at a path, until it is reaped.
+/// An access of a path by a worker; exists until the worker is reaped.
 struct Look {
     path: PathBuf,
-    /// Nobody waits for it any more.
+    /// Whether the caller no longer waits for the answer.
     is_given_up: Cell<bool>,
 }
 
-/// Marks a look as given up where its call goes before the answer.
+/// Marks an operation as abandoned if its caller is dropped before the result arrives.
 struct Waiting {
     look: Rc<Look>,
     is_answered: bool,
@@ -59,8 +64,8 @@ impl Drop for Waiting {
 }
 
 impl HostPaths {
-    /// Looks through `workers`. The file systems that `root` and `/` are on are always looked at directly: the daemon cannot do
-    /// without them.
+    /// Creates the accessor, which starts workers through `workers`. The file systems of `root` and `/` are
+    /// always accessed directly, because the daemon cannot work without them.
     pub fn new(workers: Rc<Workers>, root: &Path) -> Rc<Self> {
         Self::with_limit(workers, root, LOOK_LIMIT)
     }
@@ -74,11 +79,12 @@ impl HostPaths {
         Rc::new(Self { workers, limit, own: own.collect(), looks: RefCell::default() })
     }
 
-    /// The source of a mount, without links; with `is_made`, a directory is made where there is nothing.
+    /// Resolves the source of a mount to a path without symbolic links. If `is_made` is set, a missing path
+    /// is created as a directory.
     ///
     /// # Errors
-    /// `DeadlineExceeded` where its file system does not answer, `ResourceExhausted` where too many looks hang, else what the
-    /// kernel says; never `NotFound`.
+    /// `DeadlineExceeded` if the file system does not respond; `ResourceExhausted` if too many workers are
+    /// blocked; otherwise the kernel's error, but never `NotFound`.
     pub async fn source(
         self: &Rc<Self>,
         path: &Path,
@@ -94,10 +100,11 @@ impl HostPaths {
         }
     }
 
-    /// The devices that a path stands for.
+    /// Lists the devices of a path: the device itself, or all devices in the directory.
     ///
     /// # Errors
-    /// As [`HostPaths::source`]; `InvalidArgument` for what is no device and no directory of devices.
+    /// Those of [`HostPaths::source`], and `InvalidArgument` if the path is neither a device nor a directory
+    /// with devices.
     pub async fn devices(
         self: &Rc<Self>,
         path: &Path,
@@ -114,10 +121,10 @@ impl HostPaths {
         }
     }
 
-    /// A regular file of at most `bytes_max`.
+    /// Reads a regular file of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// As [`HostPaths::source`]; `InvalidArgument` for what is no regular file, or is longer.
+    /// Those of [`HostPaths::source`], and `InvalidArgument` if the path is not a regular file or is larger.
     pub async fn read(self: &Rc<Self>, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
         if let Some(place) = self.local(path, &mut Mounts::default()) {
             return Ok(place.read(path, bytes_max)?);
@@ -128,10 +135,10 @@ impl HostPaths {
         }
     }
 
-    /// A log, opened for appending; made with its directory where it is missing.
+    /// Opens a log file for appending; creates it and its directory if missing.
     ///
     /// # Errors
-    /// As [`HostPaths::source`]; `InvalidArgument` for what is no regular file.
+    /// Those of [`HostPaths::source`], and `InvalidArgument` if the path is not a regular file.
     pub async fn open_log(self: &Rc<Self>, path: &Path, mounts: &mut Mounts) -> Result<OwnedFd, Error> {
         if let Some((directory, name)) = hostpath::split(path)
             && let Some(place) = self.local(directory, mounts)
@@ -144,7 +151,7 @@ impl HostPaths {
         }
     }
 
-    /// Held where it can be looked at without waiting.
+    /// Opens a path if it can be accessed without blocking; otherwise `None`.
     fn local(&self, path: &Path, mounts: &mut Mounts) -> Option<HostFile> {
         let place = HostFile::cached(path)?;
         let mount = place.mount()?;
@@ -162,11 +169,11 @@ impl HostPaths {
         waiting.is_answered = !matches!(answer, Err(workers::Error::Silent(_)));
         answer.map_err(|error| match error {
             workers::Error::Silent(limit) => {
-                log::warn!("a path of the node does not answer"; path = path.display());
-                let text = format!("{}: its file system did not answer within {limit:?}", path.display());
+                log::warn!("a host path does not respond"; path = path.display());
+                let text = format!("{}: the file system did not respond within {limit:?}", path.display());
                 Error::new(Kind::DeadlineExceeded, text)
             }
-            // Not NotFound: to a kubelet that means the pod or container is gone.
+            // Not NotFound, which the kubelet takes to mean that the pod or container was removed.
             workers::Error::Failed(failure) if failure.kind == FailureKind::NotFound => {
                 Error::new(Kind::Internal, failure.message)
             }
@@ -182,7 +189,7 @@ impl HostPaths {
         let here = stuck.iter().filter(|look| look.path == path).count();
         if here >= STUCK_ON_A_PATH_MAX {
             let text = format!(
-                "{}: its file system still does not answer; {here} workers wait for it",
+                "{}: the file system still does not respond; {here} workers are blocked on it",
                 path.display()
             );
             return Err(Error::new(Kind::DeadlineExceeded, text));
@@ -192,7 +199,7 @@ impl HostPaths {
             paths.sort();
             paths.dedup();
             let text = format!(
-                "{}: not looked at, {STUCK_MAX} workers wait for file systems that do not answer: {}",
+                "{}: not accessed, because {STUCK_MAX} workers are blocked on file systems that do not respond: {}",
                 path.display(),
                 paths.join(", ")
             );
@@ -209,5 +216,5 @@ fn node(device: HostDevice) -> plan::DeviceNode {
 }
 
 fn unexpected(answer: &HostAnswer) -> Error {
-    Error::new(Kind::Internal, format!("the worker answered something else: {answer:?}"))
+    Error::new(Kind::Internal, format!("unexpected answer of the worker: {answer:?}"))
 }

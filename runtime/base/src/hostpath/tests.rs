@@ -1,5 +1,5 @@
-//! What is looked at here, what by workers, and where that ends. Shell scripts stand in the worker's place; what really hangs is in
-//! tests/faults/hang.rs.
+//! Tests which paths are accessed directly, which by workers, and the limits. Shell scripts act as workers;
+//! tests/faults/hang.rs tests file systems that really block.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::reactor;
 use crate::testdir::TestDir;
 use crate::workers::Workers;
 
-/// Never there, so that it is a worker's to look for.
+/// A path that does not exist, so that a worker has to access it.
 const ABSENT: &str = "/absent/of/a/test";
 
 fn paths(program: PathBuf, limit: Duration) -> Rc<HostPaths> {
@@ -22,20 +22,20 @@ fn paths(program: PathBuf, limit: Duration) -> Rc<HostPaths> {
 }
 
 #[test]
-fn a_worker_that_says_nothing_is_given_up_and_the_path_named() {
+fn a_silent_worker_times_out_and_the_error_names_the_path() {
     let dir = TestDir::new("hostpath");
     reactor::run(async {
         let paths = paths(dir.script("worker", "exec sleep 100"), Duration::from_millis(50));
         let refused = paths.source(Path::new(ABSENT), false, &mut Mounts::default()).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::DeadlineExceeded);
-        assert_eq!(refused.message(), format!("{ABSENT}: its file system did not answer within 50ms"));
-        // This one could be killed: it counts no more as soon as it is reaped.
+        assert_eq!(refused.message(), format!("{ABSENT}: the file system did not respond within 50ms"));
+        // This worker could be killed: it no longer counts once it is reaped.
         for _ in 0..STUCK_ON_A_PATH_MAX {
             while paths.looks.borrow().iter().any(|look| look.strong_count() > 0) {
                 reactor::sleep(Duration::from_millis(5)).await;
             }
             let refused = paths.read(Path::new(ABSENT), 1).await.unwrap_err();
-            assert!(refused.message().ends_with("did not answer within 50ms"), "{refused}");
+            assert!(refused.message().ends_with("did not respond within 50ms"), "{refused}");
         }
     });
 }
@@ -47,14 +47,14 @@ fn stuck(paths: &HostPaths, path: &str) -> Rc<Look> {
 }
 
 #[test]
-fn workers_that_hang_are_few_and_hold_up_no_other_path() {
+fn blocked_workers_are_limited_and_do_not_affect_other_paths() {
     let dir = TestDir::new("hostpath");
     reactor::run(async {
         let paths = paths(dir.script("worker", "exec sleep 100"), Duration::from_millis(50));
         let mut held: Vec<_> = (0..STUCK_ON_A_PATH_MAX).map(|_| stuck(&paths, ABSENT)).collect();
         let asked = paths.source(Path::new(ABSENT), true, &mut Mounts::default()).await.unwrap_err();
         assert_eq!(asked.kind(), Kind::DeadlineExceeded);
-        assert!(asked.message().contains("still does not answer; 3 workers wait for it"), "{asked}");
+        assert!(asked.message().contains("still does not respond; 3 workers are blocked on it"), "{asked}");
         let other = paths.source(Path::new("/absent/other"), false, &mut Mounts::default()).await;
         assert!(other.unwrap_err().message().ends_with("within 50ms"));
         held.extend((held.len()..STUCK_MAX).map(|number| stuck(&paths, &format!("/absent/{number}"))));
@@ -62,15 +62,15 @@ fn workers_that_hang_are_few_and_hold_up_no_other_path() {
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind(), Kind::ResourceExhausted);
         assert!(refused.message().contains(ABSENT) && refused.message().contains("/absent/15"), "{refused}");
-        // The file systems answer again.
+        // The file systems respond again.
         held.clear();
         assert!(paths.refuse_if_stuck(Path::new(ABSENT)).is_ok());
     });
 }
 
-/// No worker for what a kubelet has just made on a disk: there is none to start here.
+/// A kubelet's new directory on a local disk needs no worker: in this test no worker could be started.
 #[test]
-fn what_is_known_and_local_is_looked_at_here() {
+fn cached_paths_on_local_file_systems_are_accessed_without_a_worker() {
     let dir = TestDir::new("hostpath");
     let path = dir.path().join("volume");
     std::fs::create_dir(&path).unwrap();
@@ -78,7 +78,7 @@ fn what_is_known_and_local_is_looked_at_here() {
     reactor::run(async {
         let paths = paths("/no/such/worker".into(), Duration::from_secs(5));
         if paths.local(&path, &mut Mounts::default()).is_none() {
-            return; // Linux before 5.12, or a temporary directory on a network
+            return; // Linux before 5.12, or the temporary directory is on a network file system
         }
         let mut mounts = Mounts::default();
         let real = paths.source(&path, true, &mut mounts).await.unwrap();

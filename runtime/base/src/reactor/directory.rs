@@ -1,4 +1,4 @@
-//! Being told of changes in directories, which need not be there yet (inotify(7)).
+//! Notification of changes in directories, which may be missing at first (inotify(7)).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,12 +10,12 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::Watched;
 
-/// How often arming starts over when directories appear meanwhile.
+/// Number of attempts to add the watches while directories are being created.
 const ARM_TRIES: u32 = 8;
-/// Folders of one directory that are watched with it.
+/// Maximum number of subdirectories of one directory that are watched.
 const FOLDERS_MAX: usize = 256;
 
-/// What changes a directory.
+/// Events that mean a change in a directory.
 const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_CLOSE_WRITE)
     .union(AddWatchFlags::IN_MOVE)
@@ -23,17 +23,19 @@ const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DELETE_SELF)
     .union(AddWatchFlags::IN_MOVE_SELF);
 
-/// What can bring a missing directory about, seen from one above it.
+/// Events in an existing ancestor that mean that a missing directory may have been created.
 const ARRIVALS: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_MOVED_TO)
     .union(AddWatchFlags::IN_DELETE_SELF)
     .union(AddWatchFlags::IN_MOVE_SELF);
 
-/// A descriptor that becomes readable at the next change of one of `directories` and the folders in it, or, while there is
-/// no such directory, at a change that may bring it. It is good for one change: look, then arm again.
+/// Returns a descriptor that becomes readable at the next change in one of `directories` or their direct
+/// subdirectories, or when a missing one may have been created. It reports one change; after it the caller
+/// reads the directories and arms again.
 ///
 /// # Errors
-/// What inotify(7) says, limits of the user among it; directories that keep changing while they are armed.
+/// The error of inotify(7), for example a limit of the user; an error if directories keep being created while
+/// the watches are added.
 pub fn arm(directories: &[PathBuf]) -> io::Result<Watched> {
     for _ in 0..ARM_TRIES {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
@@ -45,16 +47,17 @@ pub fn arm(directories: &[PathBuf]) -> io::Result<Watched> {
             return Watched::new(OwnedFd::from(inotify));
         }
     }
-    Err(io::Error::other("directories come and go too fast"))
+    Err(io::Error::other("the directories are created and removed too fast to be watched"))
 }
 
-/// Adds the watches. False when what was missing is there by now, so that its arrival may have been overlooked.
+/// Adds the watches. Returns false if a missing directory was created at the same time, because its creation
+/// may not be reported.
 fn is_stable(inotify: &Inotify, directory: &Path) -> io::Result<bool> {
     match inotify.add_watch(directory, CHANGES) {
         Ok(_) => {
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
             for entry in entries.take(FOLDERS_MAX) {
-                // Files and what is gone again are no folders: nothing to watch.
+                // Regular files and removed directories need no watch.
                 let _ = inotify.add_watch(&entry.path(), CHANGES | AddWatchFlags::IN_ONLYDIR);
             }
             return Ok(true);

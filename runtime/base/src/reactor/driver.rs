@@ -1,8 +1,9 @@
-//! The tables under the loop: descriptors and who waits for them, timers, and the one `epoll_wait`.
+//! The tables of the event loop: descriptors with their waiting tasks, timers, and the `epoll_wait` call.
 //!
-//! Descriptors are registered once, edge-triggered, for both directions. Edges reach the tables only in [`Driver::turn`],
-//! between polls of tasks, so a task that saw `EAGAIN` and registers before it returns cannot miss one.
-//! No waker is woken or dropped while a table is borrowed: either may run a task's destructor, which comes back here.
+//! Each descriptor is registered once, edge-triggered, for both directions. Events reach the tables only in
+//! [`Driver::turn`], between polls of tasks, so a task that got `EAGAIN` and registers before it returns
+//! cannot miss an event. No waker is woken or dropped while a table is borrowed, because either can run a
+//! task's destructor, which uses the tables.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,13 +12,14 @@ use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use crate::time;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-/// Events taken per `epoll_wait`. What does not fit comes with the next turn; 64 of them fill 768 bytes.
+/// Maximum number of events per `epoll_wait`; the next call returns further events. 64 events take 768 bytes.
 const EVENTS_PER_TURN: usize = 64;
 
-/// A direction of a descriptor.
+/// A direction of a descriptor: reading or writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
@@ -25,7 +27,8 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    /// The events that let a call of this direction get on; errors and hang-ups are found out by trying.
+    /// The epoll events after which a call in this direction may succeed; errors and hang-ups are reported by
+    /// the call itself.
     fn wakes_on(self) -> EpollFlags {
         let ends = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
         match self {
@@ -35,7 +38,8 @@ impl Direction {
     }
 }
 
-/// Names one registration. The generation tells a late event for a closed descriptor from one for its successor.
+/// Identifies a registration. The generation distinguishes late events of a closed descriptor from events of
+/// the descriptor that reuses its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token {
     index: u32,
@@ -52,15 +56,16 @@ impl Token {
     }
 }
 
-/// Names one waiter of a descriptor, or one timer.
+/// Identifies a waiter of a descriptor, or a timer.
 pub(super) type WaitId = u64;
 
-/// The waiter that polls a descriptor through futures-io or hyper; there is one per direction, the latest.
+/// The waiter that polls a descriptor through futures-io or hyper; only the latest one per direction is kept.
 pub(super) const POLLER: WaitId = 0;
 
 #[derive(Default)]
 struct Side {
-    /// Grows with every edge: a waiter is done when it differs from what it saw first.
+    /// Number of events so far. A waiter is ready when the number differs from that at the beginning of its
+    /// wait.
     edges: u32,
     waiters: Vec<(WaitId, Waker)>,
 }
@@ -80,7 +85,8 @@ impl Source {
     }
 }
 
-/// Slots are reused; their number is bounded by the process's limit of open files.
+/// The registered descriptors. Slots are reused; their number is limited by the process's limit of open
+/// files.
 #[derive(Default)]
 struct Sources {
     slots: Vec<Slot>,
@@ -125,11 +131,11 @@ impl Sources {
 pub(super) struct Driver {
     epoll: Epoll,
     sources: RefCell<Sources>,
-    /// By time, then by id, so that equal times keep their order and every key is its own.
+    /// Wakers by time and ID, so that keys are unique and timers with equal times keep their order.
     timers: RefCell<BTreeMap<(Instant, WaitId), Waker>>,
     next_id: Cell<WaitId>,
     turns: Cell<u64>,
-    /// Kept between turns, so that a turn allocates nothing.
+    /// Buffer that is reused between turns to avoid allocations.
     ready: RefCell<Vec<Waker>>,
 }
 
@@ -145,12 +151,15 @@ impl Driver {
         })
     }
 
-    /// One `epoll_wait`: without waiting, or (`may_sleep`) until a descriptor or a timer is due. Wakes what is ready.
+    /// Calls `epoll_wait` once: without blocking, or (`may_sleep`) until a descriptor or a timer is ready.
+    /// Wakes the ready waiters.
     ///
     /// # Panics
-    /// If `epoll_wait` fails for another reason than a signal: only a bug closes the descriptor under us.
+    /// If `epoll_wait` fails for any reason other than a signal, which can only be a defect of coracle.
     pub(super) fn turn(&self, may_sleep: bool) {
         self.turns.set(self.turns.get().wrapping_add(1));
+        #[cfg(feature = "simulation")]
+        let may_sleep = !self.rest_in_simulation(may_sleep) && may_sleep;
         let timeout = if may_sleep { self.until_next_timer() } else { EpollTimeout::ZERO };
         let mut events = [EpollEvent::empty(); EVENTS_PER_TURN];
         let count = match self.epoll.wait(&mut events, timeout) {
@@ -167,10 +176,28 @@ impl Driver {
         *self.ready.borrow_mut() = ready;
     }
 
+    /// If this thread has a simulated node: lets it proceed, and lets time pass unless a descriptor is ready.
+    /// Returns whether there is a simulated node.
+    #[cfg(feature = "simulation")]
+    fn rest_in_simulation(&self, may_sleep: bool) -> bool {
+        let Some(node) = coracle_sandbox::simulation::node() else { return false };
+        node.turns();
+        if !may_sleep {
+            return true;
+        }
+        let descriptor = std::os::fd::AsFd::as_fd(&self.epoll.0);
+        let mut ready = [nix::poll::PollFd::new(descriptor, nix::poll::PollFlags::POLLIN)];
+        if !matches!(nix::poll::poll(&mut ready, nix::poll::PollTimeout::ZERO), Ok(1..)) {
+            let next = self.timers.borrow().first_key_value().map(|((due, _), _)| time::simulated::ns(*due));
+            node.rest(next);
+        }
+        true
+    }
+
     fn take_edges(&self, events: &[EpollEvent], ready: &mut Vec<Waker>) {
         let mut sources = self.sources.borrow_mut();
         for event in events {
-            // None: closed by a task that was woken earlier in this batch.
+            // None: it was closed by a task that was woken earlier in this batch.
             let Some(source) = sources.get(Token::from_data(event.data())) else { continue };
             for direction in [Direction::Read, Direction::Write] {
                 if event.events().intersects(direction.wakes_on()) {
@@ -187,7 +214,7 @@ impl Driver {
         if timers.is_empty() {
             return;
         }
-        let now = Instant::now();
+        let now = time::now();
         while let Some(entry) = timers.first_entry() {
             if entry.key().0 > now {
                 break;
@@ -196,20 +223,21 @@ impl Driver {
         }
     }
 
-    /// Rounded up, so that the loop does not spin through a timer's last millisecond.
+    /// The time until the next timer in milliseconds, rounded up, so that the loop does not spin during a
+    /// timer's last millisecond.
     fn until_next_timer(&self) -> EpollTimeout {
         let timers = self.timers.borrow();
         let Some(((due, _), _)) = timers.first_key_value() else { return EpollTimeout::NONE };
-        let left = due.saturating_duration_since(Instant::now());
+        let left = due.saturating_duration_since(time::now());
         let millis = left.saturating_add(Duration::from_nanos(999_999)).as_millis();
-        // A longer wait than epoll can express (24 days) is a wait in two parts.
+        // A wait that is longer than epoll supports (24 days) is split.
         EpollTimeout::try_from(i32::try_from(millis).unwrap_or(i32::MAX)).unwrap_or(EpollTimeout::MAX)
     }
 
     /// Watches `fd` until [`Driver::deregister`].
     ///
     /// # Errors
-    /// What `epoll_ctl` says: `EPERM` for a regular file or directory, `ENOSPC` at `max_user_watches`.
+    /// The error of `epoll_ctl`: `EPERM` for a regular file or directory, `ENOSPC` at `max_user_watches`.
     pub(super) fn register(&self, fd: BorrowedFd<'_>) -> io::Result<Token> {
         let token = self.sources.borrow_mut().insert();
         let flags = EpollFlags::EPOLLET | Direction::Read.wakes_on() | Direction::Write.wakes_on();
@@ -220,9 +248,9 @@ impl Driver {
         Ok(token)
     }
 
-    /// Ends the watch. Whoever still waits is woken: the next try tells them what happened.
+    /// Stops watching a descriptor. Waiting tasks are woken; their next call returns the error.
     pub(super) fn deregister(&self, token: Token, fd: BorrowedFd<'_>) {
-        // Fails only for what is not registered, which `Watched` rules out; then there is nothing to undo either.
+        // This fails only for a descriptor that is not registered, which `Watched` prevents.
         let _ = self.epoll.delete(fd);
         let source = self.sources.borrow_mut().remove(token);
         if let Some(source) = source {
@@ -232,12 +260,12 @@ impl Driver {
         }
     }
 
-    /// How many edges came so far; what a wait compares with.
+    /// The number of events so far; a waiter stores it at the beginning of its wait.
     pub(super) fn edges(&self, token: Token, direction: Direction) -> u32 {
         self.sources.borrow_mut().get(token).map_or(0, |source| source.side(direction).edges)
     }
 
-    /// Asks for a wake at the next edge. A waiter has one waker at a time.
+    /// Requests a wake-up at the next event. Each waiter has one waker at a time.
     pub(super) fn wait(&self, token: Token, direction: Direction, id: WaitId, waker: &Waker) {
         let mut sources = self.sources.borrow_mut();
         let Some(source) = sources.get(token) else { return };
@@ -254,7 +282,7 @@ impl Driver {
         drop(stale);
     }
 
-    /// Takes a wait back, when its future is dropped before the edge.
+    /// Cancels a wait whose future is dropped before the event.
     pub(super) fn forget(&self, token: Token, direction: Direction, id: WaitId) {
         let mut sources = self.sources.borrow_mut();
         let Some(source) = sources.get(token) else { return };
@@ -265,19 +293,19 @@ impl Driver {
         drop(stale);
     }
 
-    /// Asks for a wake at `due`; again with the same `id` replaces the waker.
+    /// Requests a wake-up at `due`; a second call with the same `id` replaces the waker.
     pub(super) fn wake_at(&self, due: Instant, id: WaitId, waker: &Waker) {
         let stale = self.timers.borrow_mut().insert((due, id), waker.clone());
         drop(stale);
     }
 
-    /// Takes a timer back.
+    /// Cancels a timer.
     pub(super) fn cancel(&self, due: Instant, id: WaitId) {
         let stale = self.timers.borrow_mut().remove(&(due, id));
         drop(stale);
     }
 
-    /// A name for a waiter or timer that no other has; 64 bits do not come round.
+    /// Returns a new unique ID for a waiter or timer; 64 bits do not overflow.
     pub(super) fn next_id(&self) -> WaitId {
         let id = self.next_id.get();
         self.next_id.set(id + 1);

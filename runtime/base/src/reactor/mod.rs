@@ -1,15 +1,17 @@
-//! The daemon's only loop: one thread, tasks on a `LocalExecutor`, and epoll underneath.
+//! The daemon's event loop: one thread, tasks on a `LocalExecutor`, and epoll.
 //!
 //! ```text
-//!   run(main) ── turn ──> main, then up to TASKS_PER_TURN tasks ──> epoll_wait ──> wake what became ready
+//! run(main) ── turn ──> main, then up to TASKS_PER_TURN tasks ──> epoll_wait ──> wake what became ready
 //!                 ^                (timeout: 0 with work left, else the next timer, else none)        │
 //!                 └───────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Ours because every ready-made reactor of the smol family starts a thread at its first use (the daemon has one: ARCHITECTURE.md, "Invariants").
-//! It promises: no thread, no wakeup without work, no allocation per wait, a bounded amount of work between two looks at
-//! epoll. Signals arrive through a signalfd and processes through pidfds, so both are descriptors like any other.
-//! One reactor per thread, alive while [`run`] runs; tests on several threads each have their own.
+//! coracle has its own reactor because those of the smol family start a thread at their first use, but the
+//! daemon has a single thread (ARCHITECTURE.md, "Invariants"). The reactor guarantees: no thread, no wake-up
+//! without work, no allocation per wait, and a bounded amount of work between two calls of `epoll_wait`.
+//! Signals arrive through a signalfd and process exits through pidfds, so both are descriptors like any
+//! other. There is one reactor per thread, which exists during [`run`]; each thread of a test program has its
+//! own.
 
 mod directory;
 mod driver;
@@ -21,6 +23,7 @@ mod watched;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,11 +39,13 @@ pub use signals::Signals;
 pub use timer::{deadline, sleep};
 pub use watched::Watched;
 
-/// A spawned task: awaits its result, cancels when dropped, runs on alone after `detach`.
+/// A spawned task: awaiting it returns its result, dropping cancels it, and `detach` lets it run without a
+/// handle.
 pub use smol::Task;
 
-/// Polls of tasks between two looks at epoll: enough that the look costs little (1 µs), few enough that a ready timer or
-/// descriptor waits for less than a millisecond of ordinary polls.
+/// Number of task polls between two calls of `epoll_wait`: large enough that the cost of the call (1 µs) does
+/// not matter, small enough that a ready timer or descriptor waits for less than a millisecond of typical
+/// polls.
 const TASKS_PER_TURN: usize = 64;
 
 thread_local! {
@@ -49,13 +54,25 @@ thread_local! {
     static TASKS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `main` and every task spawned meanwhile, until `main` is ready. Tasks still alive then are dropped.
+/// Runs `main`, and all tasks that are spawned during it, until `main` completes. Remaining tasks are
+/// dropped.
 ///
 /// # Panics
-/// Inside another `run` on the same thread, and where the kernel refuses an epoll descriptor or a wait on it: nothing
-/// can run without, so there is nobody to report to.
+/// If called within another `run` on the same thread, and if the kernel denies an epoll descriptor or a wait
+/// on it, without which the daemon cannot work.
 pub fn run<T>(main: impl Future<Output = T>) -> T {
-    let _teardown = Installed::new();
+    try_run(main).expect("create an epoll descriptor")
+}
+
+/// Runs the loop like [`run`].
+///
+/// # Errors
+/// The kernel has no descriptor or no memory for the loop; `main` was not polled.
+///
+/// # Panics
+/// Like [`run`], except for that error.
+pub fn try_run<T>(main: impl Future<Output = T>) -> io::Result<T> {
+    let _teardown = Installed::new()?;
     let driver = driver();
     let executor = executor();
     let mut main = pin!(main);
@@ -66,20 +83,20 @@ pub fn run<T>(main: impl Future<Output = T>) -> T {
         if main_wake.0.swap(false, Ordering::Relaxed)
             && let Poll::Ready(output) = main.as_mut().poll(&mut context)
         {
-            return output;
+            return Ok(output);
         }
         let is_idle = (0..TASKS_PER_TURN).any(|_| !executor.try_tick());
         driver.turn(is_idle && !main_wake.0.load(Ordering::Relaxed));
     }
 }
 
-/// Starts a task on this thread's executor. Dropping the [`Task`] cancels it; `.detach()` lets it run on.
+/// Starts a task on this thread's executor. Dropping the [`Task`] cancels it; `.detach()` lets it continue.
 ///
 /// # Panics
-/// Outside [`run`].
+/// Outside of [`run`].
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Task<T> {
-    // Behind one pointer: the executor's code for a task is there once for each output, not for each of our futures, which
-    // is 150 KB less; the allocation costs less than the page faults of that code.
+    // Boxed, so that the executor's code is compiled once per output type and not once per future. This saves
+    // 150 KB; the allocation costs less than the page faults of that code.
     let future: Pin<Box<dyn Future<Output = T>>> = Box::pin(future);
     spawn_boxed(future)
 }
@@ -92,33 +109,33 @@ fn spawn_boxed<T: 'static>(future: Pin<Box<dyn Future<Output = T>>>) -> Task<T> 
     })
 }
 
-/// Whether [`run`] runs: destructors of tasks that are dropped at its end cannot spawn any more.
+/// Whether [`run`] is active. Destructors of tasks that are dropped at its end must not spawn tasks.
 pub fn is_running() -> bool {
     EXECUTOR.with(|slot| slot.borrow().is_some())
 }
 
-/// Lets every other ready task, and epoll, have its turn first.
+/// Lets all other ready tasks run, and checks for events, before the caller continues.
 pub async fn yield_now() {
     smol::future::yield_now().await;
 }
 
-/// What the reactor holds right now, for the SIGUSR1 dump and for tests.
+/// Current state of the reactor, for the SIGUSR1 dump and for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Tasks that are spawned and not finished.
+    /// Number of tasks that have not completed.
     pub tasks: usize,
-    /// Descriptors under watch.
+    /// Number of watched descriptors.
     pub descriptors: usize,
-    /// Sleeps and deadlines under way.
+    /// Number of pending sleeps and deadlines.
     pub timers: usize,
-    /// Turns of the loop since [`run`] began.
+    /// Number of turns of the loop since [`run`] started.
     pub turns: u64,
 }
 
-/// Counts of this thread's reactor.
+/// Returns the counts of this thread's reactor.
 ///
 /// # Panics
-/// Outside [`run`].
+/// Outside of [`run`].
 pub fn stats() -> Stats {
     let driver = driver();
     Stats {
@@ -129,12 +146,13 @@ pub fn stats() -> Stats {
     }
 }
 
-/// This thread's driver. Reaching for it outside [`run`] is a bug of the caller's, not an event.
+/// Returns this thread's driver. A call outside of [`run`] is a defect of the caller and panics.
 fn driver() -> Rc<Driver> {
     try_driver().expect("reactor used outside reactor::run")
 }
 
-/// The same as [`driver()`], for destructors, which may run after the reactor is gone.
+/// Returns this thread's driver; `None` outside of [`run`]. For destructors, which may run after the end of
+/// [`run`].
 fn try_driver() -> Option<Rc<Driver>> {
     DRIVER.try_with(|slot| slot.borrow().clone()).ok().flatten()
 }
@@ -144,16 +162,17 @@ fn executor() -> Rc<LocalExecutor<'static>> {
     executor.expect("task spawned outside reactor::run")
 }
 
-/// Puts reactor and executor in place and takes them away in the order that lets tasks deregister while they drop.
+/// Installs the reactor and the executor, and removes them in an order in which dropped tasks can deregister
+/// their descriptors.
 struct Installed;
 
 impl Installed {
-    fn new() -> Installed {
-        let driver = Driver::new().expect("epoll: the daemon cannot run without");
+    fn new() -> io::Result<Installed> {
+        let driver = Driver::new()?;
         let previous = DRIVER.with(|slot| slot.borrow_mut().replace(Rc::new(driver)));
-        assert!(previous.is_none(), "reactor::run inside reactor::run");
+        assert!(previous.is_none(), "reactor::run called within reactor::run");
         EXECUTOR.with(|slot| slot.borrow_mut().replace(Rc::new(LocalExecutor::new())));
-        Installed
+        Ok(Installed)
     }
 }
 
@@ -178,7 +197,7 @@ impl Wake for MainWake {
     }
 }
 
-/// One task in [`TASKS`], from its spawn to its end or cancellation.
+/// A task in the counter [`TASKS`], from its spawn to its completion or cancellation.
 struct Counted;
 
 impl Counted {
@@ -190,7 +209,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // After the thread's locals are gone there is nothing left to count.
+        // After the thread-local variables are destroyed there is no counter to decrement.
         let _ = TASKS.try_with(|tasks| tasks.set(tasks.get() - 1));
     }
 }

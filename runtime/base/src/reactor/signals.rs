@@ -1,6 +1,7 @@
-//! Signals as a stream: blocked for the thread, read from a signalfd, so that no handler ever runs.
-//! The kernel merges equal signals that wait: a SIGCHLD says "some children ended", not how many.
-//! A blocked mask survives `exec`: whoever starts a program has to clear it (`workers`, `sandbox::monitor`).
+//! Signals as a stream: they are blocked for the thread and read from a signalfd, so no signal handler
+//! exists. The kernel merges pending signals of the same number: a SIGCHLD means that at least one child has
+//! ended. The signal mask survives `exec`, so code that starts a program must clear it (`workers`,
+//! `sandbox::monitor`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,24 +14,26 @@ use smol::stream::Stream;
 
 use super::Watched;
 
-/// Size of the kernel's `signalfd_siginfo`: signalfd(2). Its first four bytes are the signal's number.
+/// Size of the kernel's `signalfd_siginfo` in bytes (signalfd(2)). Its first four bytes are the signal
+/// number.
 const SIGINFO_BYTES: usize = 128;
 
-/// The signals asked for, in the order they arrive. There is one per process: two would share them at random.
+/// A stream of the requested signals in order of arrival. A process must have only one, because several would
+/// split the signals at random.
 pub struct Signals {
     watched: Watched,
 }
 
 impl Signals {
-    /// Blocks `signals` for this thread from now on and watches for them.
+    /// Blocks `signals` for this thread permanently and watches for them.
     ///
     /// # Errors
-    /// What `sigprocmask` and `signalfd` say.
+    /// The error of `sigprocmask` or `signalfd`.
     pub fn new(signals: &[Signal]) -> io::Result<Signals> {
         let mask: SigSet = signals.iter().copied().collect();
         mask.thread_block()?;
         let signal_fd = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        // nix keeps its descriptor to itself; a duplicate is the same open file.
+        // nix does not give its descriptor away; the duplicate refers to the same open file.
         let watched = Watched::new(signal_fd.as_fd().try_clone_to_owned()?)?;
         Ok(Signals { watched })
     }
@@ -39,7 +42,8 @@ impl Signals {
 impl Stream for Signals {
     type Item = Signal;
 
-    /// Never ends. An error of the descriptor is a bug of ours; it reads as silence, not as a signal.
+    /// Returns the next signal. The stream does not end; an error of the descriptor is a defect of coracle
+    /// and is treated as no signal.
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Signal>> {
         let mut info = [0; SIGINFO_BYTES];
         loop {
@@ -47,7 +51,7 @@ impl Stream for Signals {
                 Poll::Ready(Ok(SIGINFO_BYTES)) => {
                     let [a, b, c, d, ..] = info;
                     let number = i32::from_ne_bytes([a, b, c, d]);
-                    // Only signals of the mask arrive, and those came as `Signal`.
+                    // Only signals of the mask arrive, which all are valid `Signal`s.
                     if let Ok(signal) = Signal::try_from(number) {
                         return Poll::Ready(Some(signal));
                     }

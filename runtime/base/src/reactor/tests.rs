@@ -1,4 +1,4 @@
-//! The reactor on the real kernel: pipes, timers, signals, a child's pidfd is left to the tests of `workers`.
+//! Tests the reactor on the real kernel with pipes, timers and signals. The tests of `workers` cover pidfds.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ fn main_may_borrow_and_returns_its_value() {
 }
 
 #[test]
-fn bytes_go_through_a_pipe_larger_than_its_buffer() {
+fn more_bytes_than_a_pipe_buffer_holds_are_transferred() {
     run(async {
         let (reader, writer) = watched_pipe();
         let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n as u8).collect();
@@ -47,7 +47,7 @@ fn bytes_go_through_a_pipe_larger_than_its_buffer() {
 }
 
 #[test]
-fn end_of_file_and_broken_pipe_wake_their_waiters() {
+fn end_of_file_and_broken_pipe_wake_waiting_tasks() {
     run(async {
         let (reader, writer) = watched_pipe();
         let reading = spawn(async move { reader.read(&mut [0; 8]).await });
@@ -64,7 +64,7 @@ fn end_of_file_and_broken_pipe_wake_their_waiters() {
 }
 
 #[test]
-fn readable_is_right_before_a_try_and_with_bytes_left() {
+fn readable_works_before_the_first_read_and_with_unread_bytes() {
     run(async {
         let (reader, writer) = watched_pipe();
         writer.writable().await.unwrap();
@@ -137,7 +137,7 @@ fn timers_fire_in_order_and_not_early() {
 }
 
 #[test]
-fn deadline_drops_what_it_gave_up_on() {
+fn deadline_drops_the_future_on_timeout() {
     struct Flag(Rc<Cell<bool>>);
     impl Drop for Flag {
         fn drop(&mut self) {
@@ -169,7 +169,7 @@ fn an_idle_loop_does_not_turn() {
 }
 
 #[test]
-fn busy_tasks_do_not_keep_descriptors_waiting() {
+fn busy_tasks_do_not_starve_descriptors() {
     run(async {
         let (reader, writer) = watched_pipe();
         let stop = Rc::new(Cell::new(false));
@@ -195,7 +195,7 @@ fn busy_tasks_do_not_keep_descriptors_waiting() {
 }
 
 #[test]
-fn many_descriptors_and_reused_slots() {
+fn slots_of_closed_descriptors_are_reused() {
     run(async {
         for _ in 0..3 {
             let pipes: Vec<_> = (0..200).map(|_| watched_pipe()).collect();
@@ -221,7 +221,7 @@ fn many_descriptors_and_reused_slots() {
 }
 
 #[test]
-fn tasks_left_over_are_dropped_with_their_descriptors() {
+fn unfinished_tasks_are_dropped_with_their_descriptors() {
     let (reader, writer) = pipe();
     run(async {
         let reader = Watched::new(reader).unwrap();

@@ -1,5 +1,5 @@
-//! Waits for a time, always on the monotonic clock: boards without a real-time clock step their wall clock by decades.
-//! Resolution is epoll's, one millisecond, late rather than early.
+//! Timers on the monotonic clock, because boards without a real-time clock change their wall-clock time by
+//! decades. The resolution is that of epoll, one millisecond; timers fire late rather than early.
 
 use std::fmt;
 use std::future::Future;
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use super::driver::WaitId;
 use super::{driver, try_driver};
+use crate::time;
 
-/// The longest wait that is kept as such; beyond it (and where `Instant` would overflow) a sleep is for ever in practice.
+/// Maximum wait; a longer one (or an overflow of `Instant`) is treated as this long.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The time limit of [`deadline`] passed first.
+/// Error: the time limit of [`deadline`] has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elapsed {
-    /// The limit that was given.
+    /// The time limit that has passed.
     pub limit: Duration,
 }
 
@@ -28,21 +29,21 @@ impl fmt::Display for Elapsed {
 
 impl std::error::Error for Elapsed {}
 
-/// Sleeps for `time`. Dropping it takes the timer back.
-pub fn sleep(time: Duration) -> Sleep {
-    sleep_until(Instant::now() + time.min(FOREVER))
+/// Sleeps for `limit`. Dropping the future cancels the timer.
+pub fn sleep(limit: Duration) -> Sleep {
+    sleep_until(time::now() + limit.min(FOREVER))
 }
 
-/// Sleeps until `due`; ready at once if that has passed.
+/// Sleeps until `due`; completes immediately if that time has passed.
 pub(super) fn sleep_until(due: Instant) -> Sleep {
     Sleep { due, id: None }
 }
 
-/// Runs `future` for at most `limit`; on `Elapsed` it has been dropped, which is how what it does is cancelled.
-/// A future that is ready in the turn the limit passes wins.
+/// Runs `future` for at most `limit`; on timeout the future is dropped, which cancels its operation. A future
+/// that completes in the same turn as the timeout succeeds.
 ///
 /// # Errors
-/// `Elapsed` when the limit passed first.
+/// `Elapsed` if the limit passed first.
 pub async fn deadline<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     let mut future = pin!(future);
     let mut timer = pin!(sleep(limit));
@@ -55,11 +56,11 @@ pub async fn deadline<T>(limit: Duration, future: impl Future<Output = T>) -> Re
     .await
 }
 
-/// A wait for a time; from [`sleep`] and [`sleep_until`].
+/// The future of [`sleep`] and [`sleep_until`].
 #[must_use = "a sleep waits only when awaited"]
 pub struct Sleep {
     due: Instant,
-    /// Some: the driver holds a timer under this id.
+    /// ID of the driver's timer; `None` if there is none.
     id: Option<WaitId>,
 }
 
@@ -67,7 +68,7 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.due <= Instant::now() {
+        if self.due <= time::now() {
             return Poll::Ready(());
         }
         let driver = driver();

@@ -1,9 +1,10 @@
-//! A descriptor under watch: non-blocking, registered edge-triggered, deregistered and closed on drop.
-//! Sockets, pipes, pidfds, signalfds, inotify and the event files of cgroups; not regular files, which epoll refuses.
+//! A descriptor that the reactor watches: non-blocking, registered edge-triggered, deregistered and closed on
+//! drop. Sockets, pipes, pidfds, signalfds, inotify and cgroup event files are supported; regular files are
+//! not, because epoll refuses them.
 //!
-//! Two ways to use it: [`Watched::read_with`]/[`Watched::write_with`] (and what is built on them) try a call and wait on
-//! `WouldBlock`; [`Watched::readable`]/[`Watched::writable`] look at the descriptor first, so they are right both before
-//! the first try and after one, at the price of one `poll` call.
+//! There are two ways to use it: [`Watched::read_with`]/[`Watched::write_with`] (and the functions based on
+//! them) try a call and wait on `WouldBlock`; [`Watched::readable`]/[`Watched::writable`] poll the descriptor
+//! first, so they are correct both before and after the first call, at the cost of one `poll` call.
 
 use std::future::Future;
 use std::io;
@@ -18,20 +19,21 @@ use smol::io::{AsyncRead, AsyncWrite};
 use super::driver::{Direction, POLLER, Token, WaitId};
 use super::{driver, try_driver};
 
-/// An owned descriptor that tasks can wait for.
+/// An owned descriptor for whose events tasks can wait.
 pub struct Watched {
     fd: OwnedFd,
     token: Token,
 }
 
 impl Watched {
-    /// Takes `fd` over: sets `O_NONBLOCK` (on the open file, so also for whoever shares it) and watches it.
+    /// Takes ownership of `fd`, sets `O_NONBLOCK` (on the open file, so also for other processes that share
+    /// it) and watches it.
     ///
     /// # Errors
-    /// `EPERM` for a file epoll cannot watch; limits of the kernel.
+    /// `EPERM` for a file that epoll does not support; errors because of kernel limits.
     ///
     /// # Panics
-    /// Outside [`super::run`].
+    /// Outside of [`super::run`].
     pub fn new(fd: OwnedFd) -> io::Result<Watched> {
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
         if !flags.contains(OFlag::O_NONBLOCK) {
@@ -41,23 +43,24 @@ impl Watched {
         Ok(Watched { fd, token })
     }
 
-    /// The descriptor, for calls of the caller's own.
+    /// The descriptor, for system calls of the caller.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Waits until a read can get on: data, end of file, an error; for a pidfd, the process's end.
+    /// Waits until a read does not block: data, end of file or an error; for a pidfd, the exit of the
+    /// process.
     ///
     /// # Errors
-    /// What `poll` says; a hang-up or error of the descriptor is readiness.
+    /// The error of `poll`. A hang-up or error of the descriptor is not an error here.
     pub async fn readable(&self) -> io::Result<()> {
         self.ready(Direction::Read, PollFlags::POLLIN | PollFlags::POLLPRI).await
     }
 
-    /// Waits until a write can get on: room, or an error.
+    /// Waits until a write does not block: free space or an error.
     ///
     /// # Errors
-    /// As [`Watched::readable`].
+    /// The error of `poll`. A hang-up or error of the descriptor is not an error here.
     pub async fn writable(&self) -> io::Result<()> {
         self.ready(Direction::Write, PollFlags::POLLOUT).await
     }
@@ -70,18 +73,18 @@ impl Watched {
         Ok(())
     }
 
-    /// Calls `call` until it says something else than `WouldBlock`, waiting for readability in between.
+    /// Repeats `call` until it returns something other than `WouldBlock`; waits for readability in between.
     ///
     /// # Errors
-    /// What `call` says; `Interrupted` is tried again.
+    /// The error of `call`; `Interrupted` is retried.
     pub async fn read_with<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         self.retry(Direction::Read, call).await
     }
 
-    /// As [`Watched::read_with`], waiting for room to write.
+    /// Repeats `call` until it returns something other than `WouldBlock`; waits for writability in between.
     ///
     /// # Errors
-    /// What `call` says.
+    /// The error of `call`; `Interrupted` is retried.
     pub async fn write_with<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
         self.retry(Direction::Write, call).await
     }
@@ -100,10 +103,10 @@ impl Watched {
         }
     }
 
-    /// Reads what is there; 0 is the end of file.
+    /// Reads available bytes; 0 means end of file.
     ///
     /// # Errors
-    /// What `read` says.
+    /// The error of `read`.
     pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.read_with(|fd| Ok(nix::unistd::read(fd, buffer)?)).await
     }
@@ -111,7 +114,7 @@ impl Watched {
     /// Writes all of `bytes`.
     ///
     /// # Errors
-    /// What `write` says; how much went out before is not known then.
+    /// The error of `write`; the number of bytes that were written before is then unknown.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let count = self.write_with(|fd| Ok(nix::unistd::write(fd, bytes)?)).await?;
@@ -123,7 +126,8 @@ impl Watched {
         Ok(())
     }
 
-    /// For hand-written futures: calls `call`; on `WouldBlock` the task is woken at the next edge. One task per direction.
+    /// Calls `call`; on `WouldBlock` the task is woken at the next event. For hand-written futures; one task
+    /// per direction.
     pub fn poll_read_with<T>(
         &self,
         context: &Context<'_>,
@@ -132,7 +136,7 @@ impl Watched {
         self.poll_with(Direction::Read, context, call)
     }
 
-    /// As [`Watched::poll_read_with`], for writing.
+    /// Calls `call` like [`Watched::poll_read_with`], but waits for writability.
     pub fn poll_write_with<T>(
         &self,
         context: &Context<'_>,
@@ -173,7 +177,7 @@ impl Drop for Watched {
     }
 }
 
-/// The wait for the next edge; dropping it takes the wait back.
+/// A future that waits for the next event; dropping the future cancels the wait.
 struct Edge<'a> {
     watched: &'a Watched,
     direction: Direction,
@@ -250,7 +254,8 @@ impl AsyncWrite for Watched {
     }
 }
 
-/// Half-closes a socket; a pipe says its end when it is dropped, and a peer that is gone needs no telling.
+/// Shuts down the sending direction of a socket. Not needed for a pipe, which reports its end when it is
+/// closed, and for a disconnected peer.
 fn shut_down_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     use nix::errno::Errno;
     use std::os::fd::AsRawFd;

@@ -1,5 +1,5 @@
-//! CRC-32 as in IEEE 802.3 (reflected polynomial 0xEDB88320): finds what disks and power cuts do to a record. It is no
-//! defence against an attacker, who could not write below `--root` in the first place.
+//! CRC-32 of IEEE 802.3 (reflected polynomial 0xEDB88320): detects damage by disks and power cuts. It does
+//! not protect against attackers, who cannot write below `--root`.
 
 /// The CRC-32 of `bytes`.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
@@ -10,7 +10,8 @@ pub(super) fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Remainders of the sixteen nibbles: 64 bytes of table instead of 1 KiB, at a speed that a record does not notice.
+/// Remainders of the sixteen nibbles: a table of 64 bytes instead of 1 KiB; records are small enough that the
+/// speed does not matter.
 const NIBBLES: [u32; 16] = {
     let mut table = [0; 16];
     let mut nibble = 0;
@@ -32,7 +33,7 @@ mod tests {
     use super::crc32;
 
     #[test]
-    fn gives_the_published_check_values() {
+    fn published_check_values_match() {
         assert_eq!(crc32(b""), 0);
         assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
         assert_eq!(crc32(b"The quick brown fox jumps over the lazy dog"), 0x414F_A339);

@@ -1,10 +1,11 @@
-//! Records on disk: the one way a file under `--root` comes to be, is read back, and is set aside when it is damaged.
-//! Promises: a record is whole or absent, whatever instant the power goes; bytes that do not verify are never handed
-//! out, never deleted and never fatal. Keeps out what a record means: a body is bytes here.
+//! Records on disk. All records below `--root` are written, read, and moved to quarantine by this module. The
+//! module guarantees that a record is complete or absent after a power cut at any moment, and that bytes that
+//! fail verification are never returned, never deleted and never fatal. The module does not interpret the
+//! body.
 //!
-//! A record, byte by byte (formats only grow):
+//! Format of a record (formats are only extended):
 //!
-//! | at | bytes | what |
+//! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | `CORR` |
 //! | 4 | 1 | kind: [`Kind`] |
@@ -13,67 +14,68 @@
 //! | 10 | length | body |
 //! | 10 + length | 4 | CRC-32 over everything before it, little-endian |
 //!
-//! Syncs run inline. A record is small, so a commit costs one flush of the disk; that it is done here and nowhere
-//! else is what lets it be measured and moved.
+//! Syncs block the daemon's thread. A record is small, so a commit costs one flush of the disk.
 
 mod checksum;
 mod quarantine;
 
-pub use quarantine::{close_directory, close_quarantine, damaged_count, quarantine};
+pub use coracle_sandbox::disk::close_directory;
+pub use quarantine::{close_quarantine, damaged_count, quarantine};
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
+
+use coracle_sandbox::disk;
 
 use crate::error::{self, Error};
 
-/// Longest body: an image record with a config at its limit (4 MiB) and its names.
+/// Maximum size of a body in bytes; sufficient for an image record with a config of the maximum size (4 MiB)
+/// and its names.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
 
-/// What temporary names start with. Records are named by ids and digests, which never do.
+/// Prefix of temporary file names. Record names are IDs and digests, which never start with it.
 const TEMPORARY: &str = ".new-";
 
 const MAGIC: &[u8; 4] = b"CORR";
 const HEADER_BYTES: usize = 10;
 const CHECKSUM_BYTES: usize = 4;
 
-/// What a record is about. The numbers are on disk.
+/// The kind of object that a record describes. The numbers are part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// `images/records/HEX`.
+    /// The record of an image, `images/records/HEX`.
     Image = 1,
-    /// A pod sandbox.
+    /// The record of a pod sandbox.
     Pod = 2,
-    /// A container.
+    /// The record of a container.
     Container = 3,
-    /// The node's pod CIDR.
+    /// The record of the node's pod CIDR.
     PodCidr = 4,
-    /// Images that are pinned by hand.
+    /// The record of the images that an administrator pinned.
     Pins = 5,
-    /// What the import directories brought.
+    /// The record of the images that were imported from the import directories.
     Bundles = 6,
 }
 
-/// A record that verified.
+/// A record that passed verification.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// Version of the body. Newer than the reader knows: the reader's matter.
+    /// Version of the body. The reader must handle versions that are newer than it supports.
     pub version: u8,
-    /// The body.
+    /// The body of the record, which passed verification.
     pub body: Vec<u8>,
 }
 
-/// Why a record cannot be had.
+/// The reason why a record could not be loaded.
 #[derive(Debug)]
 pub enum Damage {
-    /// There is none of this name.
+    /// There is no record with this name.
     Absent,
-    /// The disk: maybe only now, so the file stays where it is.
+    /// An I/O error. The error may be temporary, so the file is kept.
     Io(io::Error),
-    /// The bytes do not verify: for [`quarantine()`], with this reason.
+    /// The bytes fail verification for this reason; the caller moves them with [`quarantine()`].
     Damaged(String),
 }
 
@@ -87,15 +89,16 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Writes the record `name` in `dir`: temporary name, write, sync, rename, sync the directory. On an error the old
-/// record stands, except that a failed last step leaves open which of the two a power cut would find.
+/// Writes the record `name` in `dir`: writes and syncs a temporary file, renames it, and syncs the directory.
+/// After an error the old record is unchanged; only if the last sync fails, a power cut may leave either
+/// record.
 ///
 /// # Errors
-/// `ResourceExhausted` for a full disk or a body longer than 8 MiB, else what the disk says.
+/// `ResourceExhausted` if the disk is full or the body is larger than 8 MiB; otherwise the I/O error.
 pub fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
     let tried = || format!("write record {}", dir.join(name).display());
     if body.len() > BODY_BYTES_MAX {
-        let text = format!("{} bytes, at most {BODY_BYTES_MAX}", body.len());
+        let text = format!("{} bytes, but at most {BODY_BYTES_MAX} are allowed", body.len());
         return Err(Error::new(error::Kind::ResourceExhausted, text).context(tried()));
     }
     let bytes = encode(kind, version, body);
@@ -103,29 +106,39 @@ pub fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> R
         decode(&bytes, kind).is_ok_and(|loaded| loaded.version == version && loaded.body == body),
         "a record reads back as it was written"
     );
-    replace(dir, name, |temporary| write_synced(temporary, &bytes))
+    replace(dir, name, |temporary| disk::write_synced(temporary, &bytes))
         .and_then(|()| sync_dir(dir))
         .map_err(|error| Error::from(error).context(tried()))
 }
 
-/// As [`commit`] without a sync, for a directory below `--state`, which is made where it is missing: whole or absent whenever
-/// the daemon is killed, and gone with the next boot.
+/// Writes a note: a record without a sync, in a directory below `--state`, which is created if missing. The
+/// note is complete or absent if the daemon is killed, and does not survive a reboot.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn note(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
     let bytes = encode(kind, version, body);
-    fs::create_dir_all(dir)
-        .and_then(|()| replace(dir, name, |temporary| create(temporary)?.write_all(&bytes)))
-        .map_err(|error| Error::from(error).context(format!("note record {}", dir.join(name).display())))
+    disk::create_dir_all(dir)
+        .and_then(|()| replace(dir, name, |temporary| disk::write_unsynced(temporary, &bytes)))
+        .map_err(|error| Error::from(error).context(format!("write note {}", dir.join(name).display())))
 }
 
-/// Takes a note away. Not there is success.
+/// Writes a file that is not a record, without a sync, in an existing directory. The file is complete or
+/// absent if the daemon is killed at any moment.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
+pub fn write_unsynced(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    replace(dir, name, |temporary| disk::write_unsynced(temporary, bytes))
+        .map_err(|error| Error::from(error).context(format!("write {}", dir.join(name).display())))
+}
+
+/// Removes a note. A missing note is success.
+///
+/// # Errors
+/// The error of the file system.
 pub fn forget_note(dir: &Path, name: &str) -> Result<(), Error> {
-    match fs::remove_file(dir.join(name)) {
+    match disk::remove_file(&dir.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::from(error).context(format!("delete note {}", dir.join(name).display())))
         }
@@ -136,30 +149,28 @@ pub fn forget_note(dir: &Path, name: &str) -> Result<(), Error> {
 /// Reads and verifies the record `name` in `dir`.
 ///
 /// # Errors
-/// [`Damage`]: there is none, the disk did not give it, or its bytes do not verify.
+/// [`Damage`] if there is no such record, it cannot be read, or it fails verification.
 pub fn load(dir: &Path, name: &str, kind: Kind) -> Result<Loaded, Damage> {
-    let file = match File::open(dir.join(name)) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Damage::Absent),
-        // Not an error that passes: something else is in the place of its directory.
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-            return Err(Damage::Damaged(format!("{} is not a directory", dir.display())));
-        }
-        Err(error) => return Err(Damage::Io(error)),
-    };
     let longest = (HEADER_BYTES + BODY_BYTES_MAX + CHECKSUM_BYTES) as u64;
-    let mut bytes = Vec::new();
-    // One byte more than the longest record tells a longer file from it, however long it really is.
-    file.take(longest + 1).read_to_end(&mut bytes).map_err(Damage::Io)?;
-    decode(&bytes, kind).map_err(Damage::Damaged)
+    // One byte more than the longest record is enough to recognise a file that is too long.
+    match disk::read_up_to(&dir.join(name), longest + 1) {
+        Ok(bytes) => decode(&bytes, kind).map_err(Damage::Damaged),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Damage::Absent),
+        // A permanent error: the parent is not a directory.
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            Err(Damage::Damaged(format!("{} is not a directory", dir.display())))
+        }
+        Err(error) => Err(Damage::Io(error)),
+    }
 }
 
-/// Deletes the record `name` in `dir`, for good when this returns. Not there is success.
+/// Removes the record `name` in `dir`; the removal is durable when the function returns. A missing record is
+/// not an error.
 ///
 /// # Errors
-/// What the disk says.
+/// The I/O error.
 pub fn remove(dir: &Path, name: &str) -> Result<(), Error> {
-    match fs::remove_file(dir.join(name)) {
+    match disk::remove_file(&dir.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other,
     }
@@ -167,53 +178,66 @@ pub fn remove(dir: &Path, name: &str) -> Result<(), Error> {
     .map_err(|error| Error::from(error).context(format!("delete record {}", dir.join(name).display())))
 }
 
-/// Names of the records in `dir`, sorted. What a crash left half-written is deleted on the way.
+/// Returns the sorted names of the records in `dir`. Removes temporary files that a crash left.
 ///
 /// # Errors
-/// What the disk says.
+/// The I/O error.
 pub fn names(dir: &Path) -> Result<Vec<String>, Error> {
-    let listed = || -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(dir)? {
-            // A name that is not UTF-8 is none of ours.
-            let Ok(name) = entry?.file_name().into_string() else { continue };
-            if name.starts_with(TEMPORARY) {
-                match fs::remove_file(dir.join(&name)) {
-                    // It is in nobody's way: the records are read all the same.
-                    Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {}
-                    removed => removed?,
-                }
-            } else {
-                names.push(name);
+    entries(dir).map_err(|error| Error::from(error).context(format!("list records in {}", dir.display())))
+}
+
+/// Returns the sorted names of the files and directories in `dir`. Removes temporary files that a crash left.
+///
+/// # Errors
+/// The I/O error.
+pub fn entries(dir: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in disk::entries(dir)? {
+        // coracle writes no names that are not UTF-8.
+        let Ok(name) = entry?.name.into_string() else { continue };
+        if name.starts_with(TEMPORARY) {
+            match disk::remove_file(&dir.join(&name)) {
+                // The file does no harm: the records can still be read.
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {}
+                removed => removed?,
             }
+        } else {
+            names.push(name);
         }
-        names.sort_unstable();
-        Ok(names)
-    };
-    listed().map_err(|error| Error::from(error).context(format!("list records in {}", dir.display())))
+    }
+    names.sort_unstable();
+    Ok(names)
 }
 
-/// Makes names in `dir` durable.
+/// Makes the entries of `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+    disk::sync_dir(dir)
 }
 
-/// Has a file written by a temporary name, then renames it: whole, or as it was.
+/// Removes a file that [`write_unsynced`] wrote, and the temporary file of a failed write. Missing files are
+/// success.
+///
+/// # Errors
+/// A file cannot be removed.
+pub fn remove_note(dir: &Path, name: &str) -> Result<(), Error> {
+    for path in [dir.join(name), dir.join(format!("{TEMPORARY}{name}"))] {
+        match disk::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error::failed("remove", &path, &error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Calls `write` with a temporary path, then renames that file to `name`, so that the name always refers to a
+/// complete file.
 fn replace(dir: &Path, name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let temporary = dir.join(format!("{TEMPORARY}{name}"));
     write(&temporary)
-        .and_then(|()| fs::rename(&temporary, dir.join(name)))
-        .inspect_err(|_| drop(fs::remove_file(&temporary)))
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+        .and_then(|()| disk::rename(&temporary, &dir.join(name)))
+        .inspect_err(|_| drop(disk::remove_file(&temporary)))
 }
 
 fn encode(kind: Kind, version: u8, body: &[u8]) -> Vec<u8> {
@@ -233,7 +257,7 @@ fn decode(bytes: &[u8], kind: Kind) -> Result<Loaded, String> {
         bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or_else(|| format!("{} bytes", bytes.len()))?;
     let (magic, rest) = whole.split_first_chunk::<4>().ok_or_else(|| format!("{} bytes", bytes.len()))?;
     if magic != MAGIC {
-        return Err("it does not start with CORR".into());
+        return Err("the file does not start with CORR".into());
     }
     let ([found, version], rest) =
         rest.split_first_chunk::<2>().ok_or_else(|| format!("{} bytes", bytes.len()))?;
@@ -263,14 +287,14 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_bytes_of_version_1_stay_as_they_are() {
+    fn the_format_of_version_1_is_unchanged() {
         let golden = b"CORR\x01\x07\x03\0\0\0abc\xe1\x3e\xc4\x36";
         assert_eq!(encode(Kind::Image, 7, b"abc"), golden, "{:x?}", encode(Kind::Image, 7, b"abc"));
         assert_eq!(decode(golden, Kind::Image).unwrap().body, b"abc");
     }
 
     #[test]
-    fn a_commit_is_read_back_replaced_and_removed() {
+    fn a_record_can_be_loaded_replaced_and_removed() {
         let dir = TestDir::new("store");
         for body in [&b"one"[..], b"", &[0xa5; 100_000]] {
             commit(dir.path(), "x", Kind::Pod, 3, body).unwrap();
@@ -284,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_makes_its_directory_and_is_forgotten() {
+    fn a_note_creates_its_directory_and_can_be_removed() {
         let dir = TestDir::new("store");
         let below = dir.path().join("a/b");
         for body in [&b"one"[..], b"two"] {
@@ -297,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_every_flipped_bit_is_damage() {
+    fn every_truncation_and_every_flipped_bit_is_detected() {
         let whole = encode(Kind::Container, 1, b"a small body");
         for cut in 0..whole.len() {
             assert!(decode(&whole[..cut], Kind::Container).is_err(), "cut at {cut}");
@@ -315,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_file_is_damage_and_not_memory() {
+    fn an_endless_file_is_damaged_and_uses_bounded_memory() {
         let dir = TestDir::new("store");
         let file = fs::File::create(dir.path().join("x")).unwrap();
         file.set_len(1 << 40).unwrap();
@@ -326,7 +350,21 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_half_written_is_not_listed() {
+    fn a_note_is_removed_with_its_temporary_file() {
+        let dir = TestDir::new("store-note");
+        for name in ["a", ".new-a", ".new-b"] {
+            fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        for _ in 0..2 {
+            super::remove_note(dir.path(), "a").unwrap();
+            let left: Vec<_> =
+                fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(left, [".new-b"]);
+        }
+    }
+
+    #[test]
+    fn temporary_files_of_a_crash_are_not_listed() {
         let dir = TestDir::new("store");
         fs::write(dir.path().join(".new-x"), b"CORR").unwrap();
         assert!(names(dir.path()).unwrap().is_empty());

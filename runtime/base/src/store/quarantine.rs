@@ -1,43 +1,43 @@
-//! Where damaged files go: moved, with the reason beside them, so that one bad record costs one object and a person
-//! can still look at it. Nothing in `quarantine/` is ever read or deleted by the daemon.
+//! The quarantine directory. A damaged file is moved there together with the reason, so that it affects one
+//! object only and can still be examined. The daemon never reads or deletes files in `quarantine/`.
 
 use std::cell::Cell;
-use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use coracle_sandbox::disk::{self, close_directory};
 
 use crate::error::Error;
 
-/// Files of one name that are kept. A store that damages the same record more often than that has a dying disk, and
-/// the reasons of the first ones say so.
+/// Maximum number of files in quarantine per name. If the same record is damaged more often, the disk is
+/// failing, which the first reasons show.
 const KEPT_MAX: u32 = 64;
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many files were set aside since the daemon started: for Status and the metric.
+/// Number of files that were moved to quarantine since the daemon started, for Status and the metric.
 pub fn damaged_count() -> u64 {
     COUNT.get()
 }
 
-/// Moves `path` to `root/quarantine/NAME.N` and writes `reason` to `NAME.N.reason`. Gives the new path. Logs nothing:
-/// the caller knows what is lost.
+/// Moves `path` to `root/quarantine/NAME.N`, writes `reason` to `NAME.N.reason`, and returns the new path.
+/// The caller logs the loss.
 ///
 /// # Errors
-/// What the disk says; a name of which 64 files are kept already.
+/// The I/O error; an error if there are 64 files of this name already.
 pub fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Error> {
     COUNT.set(COUNT.get() + 1);
     move_aside(&root.join("quarantine"), path, reason)
-        .map_err(|error| Error::from(error).context(format!("set aside {}", path.display())))
+        .map_err(|error| Error::from(error).context(format!("move {} to quarantine", path.display())))
 }
 
-/// Takes from other users what an earlier build gave them: a container's directory holds what it wrote, set-user-ID
-/// programs included.
+/// Restricts an existing quarantine directory to root (mode 0700). Earlier builds created it readable for
+/// other users, although it can contain a container's files, including set-user-ID programs.
 ///
 /// # Errors
-/// What the disk says.
+/// The error of the file system.
 pub fn close_quarantine(root: &Path) -> Result<(), Error> {
     let shelf = root.join("quarantine");
     match close_directory(&shelf) {
@@ -48,30 +48,17 @@ pub fn close_quarantine(root: &Path) -> Result<(), Error> {
     }
 }
 
-/// Makes a directory root's alone (0700). One that is so already is not written to: its disk may be read-only, and a daemon has to
-/// start all the same.
-///
-/// # Errors
-/// What the disk says.
-pub fn close_directory(path: &Path) -> io::Result<()> {
-    const PRIVATE: u32 = 0o700;
-    match fs::metadata(path)?.permissions().mode() & 0o7777 {
-        PRIVATE => Ok(()),
-        _ => fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)),
-    }
-}
-
 fn move_aside(shelf: &Path, path: &Path, reason: &str) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(shelf)?;
+    disk::create_private_dir_all(shelf)?;
     let target = (0..KEPT_MAX)
         .map(|number| shelf.join(format!("{name}.{number}")))
-        .find(|target| target.symlink_metadata().is_err())
+        .find(|target| disk::inspect(target).is_err())
         .ok_or(io::ErrorKind::QuotaExceeded)?;
-    fs::rename(path, &target)?;
+    disk::rename(path, &target)?;
     let mut beside = target.clone().into_os_string();
     beside.push(".reason");
-    fs::write(beside, format!("{}\n{reason}\n", path.display()))?;
+    disk::write(Path::new(&beside), format!("{}\n{reason}\n", path.display()).as_bytes())?;
     super::sync_dir(shelf)?;
     Ok(target)
 }
@@ -83,7 +70,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_file_is_moved_with_its_reason_and_never_over_an_older_one() {
+    fn a_file_is_moved_with_its_reason_and_overwrites_none() {
         let root = TestDir::new("quarantine");
         let bad = root.path().join("bad");
         for content in ["first", "second"] {
@@ -97,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_is_an_error() {
+    fn a_missing_file_is_an_error() {
         let root = TestDir::new("quarantine");
         assert!(quarantine(root.path(), &root.path().join("none"), "x").is_err());
     }

@@ -1,25 +1,27 @@
-//! A worker's stdout as answers. No I/O: bytes go in as they come, whole answers come out.
+//! Decoder of a worker's standard output. The module does no I/O: it takes bytes and returns complete
+//! answers.
 //!
-//! | at | bytes | what |
+//! | offset | bytes | content |
 //! |---|---|---|
-//! | 0 | 4 | length, little-endian; at most [`MESSAGE_BYTES_MAX`], or the stream is given up |
+//! | 0 | 4 | length, little-endian; at most [`MESSAGE_BYTES_MAX`], otherwise the stream is aborted |
 //! | 4 | length | an [`Answer`] in postcard |
 
 use coracle_job::{Answer, MESSAGE_BYTES_MAX, MessageError, read_message};
 
-/// Bytes that came, less the answers taken.
+/// Received bytes without the answers that were already returned.
 #[derive(Default)]
 pub(super) struct Answers {
     bytes: Vec<u8>,
 }
 
 impl Answers {
-    /// Takes up what was read.
+    /// Appends received bytes.
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next answer; `Ok(None)`: not whole yet. After an error nothing that follows can be read.
+    /// Returns the next answer, or `Ok(None)` if it has not arrived completely. After an error the rest of
+    /// the stream cannot be decoded.
     pub(super) fn take(&mut self) -> Result<Option<Answer>, MessageError> {
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -34,7 +36,7 @@ impl Answers {
         Ok(answer)
     }
 
-    /// Whether the stream may end here: between two answers.
+    /// Whether the stream may end at this point, between two answers.
     pub(super) fn is_between(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -65,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_anywhere_the_same_answers_come_out() {
+    fn answers_do_not_depend_on_how_the_stream_is_split() {
         let bytes = exchange();
         let mut whole = Vec::new();
         let mut answers = Answers::default();
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_and_garbage_are_errors() {
+    fn oversized_and_malformed_answers_are_errors() {
         let mut answers = Answers::default();
         answers.feed(&(MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes());
         assert!(matches!(answers.take(), Err(MessageError::TooLong(_))));

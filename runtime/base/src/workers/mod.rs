@@ -1,13 +1,14 @@
-//! Workers: short-lived processes that do what the daemon's one thread must not wait for. This module starts, cancels and reaps
-//! them; it never does their work and knows none of it but the job types.
+//! Worker processes: short-lived processes for jobs for which the daemon's single thread must not wait. This
+//! module starts, cancels and reaps workers; it only uses the types of the jobs.
 //!
 //! ```text
-//!   run(job) ── lane ──> spawn ──> job on stdin ──> answers on stdout ──> kill the group ──> reap
+//! run(job) ── lane ──> spawn ──> job on stdin ──> answers on stdout ──> kill the process group ──> reap
 //!                                    └── stderr: log lines
 //! ```
 //!
-//! Promises: dropping the future of [`Workers::run`] kills the worker with its whole process group, and reaps it; no
-//! worker is ever left as a zombie; a worker that is silent, garrulous or garbled costs an error and bounded memory.
+//! The module guarantees: dropping the future of [`Workers::run`] kills the worker with its process group and
+//! reaps it; no worker remains as a zombie; a worker that is silent, writes too much or writes malformed
+//! answers causes an error and uses bounded memory.
 
 mod answers;
 mod process;
@@ -20,6 +21,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "simulation")]
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -30,72 +33,79 @@ use smol::lock::{Semaphore, SemaphoreGuard};
 use crate::counters;
 use crate::error::{self, Kind, plain};
 use crate::reactor;
+use crate::waits::{self, Wait};
 pub use process::LogLines;
 use process::{Process, Remains};
 
-/// The worker's program.
+/// File name of the worker program.
 pub const PROGRAM: &str = "coracle-worker";
 
-/// How long a pull or an import may say nothing. Other runtimes give up on a pull after 5 minutes without a byte; this is
-/// longer, because it also covers the sync of a big layer on a slow card.
+/// Maximum time without output of a pull or an import. Other runtimes abort a pull after 5 minutes without
+/// data; this limit is longer, because it also covers the sync of a big layer on a slow SD card.
 const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);
 
-/// How long a removal may take in all: a million files on a slow card.
+/// Maximum time without output of a removal: a million files on a slow SD card.
 const REMOVE_SILENCE: Duration = Duration::from_secs(60 * 60);
 
-/// A few files of a few kilobytes, a few messages to the kernel.
+/// Maximum time without output of a job for a few files of a few kilobytes, or a few netlink messages.
 const DEVICES_SILENCE: Duration = Duration::from_secs(60);
 
-/// A walk of every writable layer, on flash with a cold cache.
+/// Maximum time without output of a walk of all writable layers on flash with a cold cache.
 const MEASURE_SILENCE: Duration = Duration::from_secs(300);
 
-/// A volume with a million files on a slow card is relabelled once; the kubelet waits for two minutes and asks again.
+/// Maximum time without output of the relabelling of a volume: a million files on a slow SD card, which
+/// happens once. The kubelet waits for two minutes and retries.
 const RELABEL_SILENCE: Duration = Duration::from_secs(110);
 
-/// What systemd may take: the worker gives up before.
+/// Maximum time without output of a request to systemd; the worker's own limit is shorter.
 const SCOPE_SILENCE: Duration = Duration::from_secs(70);
 
-/// What a CNI job may take longer than its own limits, which the worker enforces: one for the command, and one for the
-/// DEL that takes back a failed ADD.
+/// Time that is added to the limits of a CNI job, which the worker enforces: one for the command, and one for
+/// the DEL after a failed ADD.
 const CNI_GRACE: Duration = Duration::from_secs(10);
 
-/// What a hook's worker may take longer than the hook, which it ends itself.
+/// Time that is added to the limit of a hook, which the worker enforces.
 const HOOK_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a path of the node may take to answer. The kubelet gives a call two minutes, and a container may name a dozen paths:
-/// the first one that hangs ends the call. A network file system that is merely slow answers within a second.
+/// Time limit of an access to a host path. The kubelet's limit for a call is two minutes, and a container may
+/// have a dozen paths; the first one that blocks ends the call. A slow but working network file system
+/// responds within a second.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why there is no outcome.
+/// The reason why a worker returned no outcome.
 #[derive(Debug)]
 pub enum Error {
     /// The program could not be started.
     Start {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
-        /// Why not.
+        /// The error of the attempt.
         error: io::Error,
     },
-    /// A pipe to or from it broke.
+    /// A pipe of the worker failed.
     Pipe(io::Error),
-    /// What it answered is no answer.
+    /// The worker's answer could not be decoded.
     Garbled(MessageError),
-    /// It ended without an answer: how, and the last it logged.
+    /// The worker ended without an answer; the text has its exit status and its last log line.
     Ended(String),
-    /// It said nothing for so long, and was killed.
+    /// The worker was killed because it had no output for this time.
     Silent(Duration),
-    /// Its answer: the job did not work.
+    /// The worker answered that the job failed.
     Failed(Failure),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Start { program, error } => write!(out, "start {}: {}", program.display(), plain(error)),
+            Self::Start { program, error } => {
+                write!(out, "start worker {}: {}", program.display(), plain(error))
+            }
             Self::Pipe(error) => write!(out, "worker: {}", plain(error)),
             Self::Garbled(error) => write!(out, "the worker answered {error}"),
-            Self::Ended(how) => write!(out, "the worker ended without an answer: {how}"),
-            Self::Silent(limit) => write!(out, "the worker said nothing for {} s", limit.as_secs()),
+            Self::Ended(how) => write!(out, "the worker exited without an answer: {how}"),
+            Self::Silent(limit) => {
+                write!(out, "the worker was killed after {} s without an answer", limit.as_secs())
+            }
             Self::Failed(failure) => out.write_str(&failure.message),
         }
     }
@@ -107,7 +117,10 @@ impl From<Error> for error::Error {
             Error::Start { .. } | Error::Pipe(_) | Error::Garbled(_) | Error::Ended(_) => Kind::Internal,
             Error::Silent(_) => Kind::DeadlineExceeded,
             Error::Failed(failure) => match failure.kind {
-                FailureKind::Unavailable => Kind::Unavailable,
+                FailureKind::Unavailable
+                | FailureKind::RateLimited
+                | FailureKind::Certificate
+                | FailureKind::NameResolution => Kind::Unavailable,
                 FailureKind::Denied => Kind::PermissionDenied,
                 FailureKind::NotFound => Kind::NotFound,
                 FailureKind::Invalid => Kind::InvalidArgument,
@@ -119,15 +132,21 @@ impl From<Error> for error::Error {
     }
 }
 
-/// Starts workers, not too many at once.
+/// Starts workers and limits their number.
 pub struct Workers {
     /// Path of the worker program.
     program: PathBuf,
     lanes: [(Lane, Semaphore); 8],
     reaper: Sender<Remains>,
+    #[cfg(feature = "simulation")]
+    simulated: Option<Box<Simulated>>,
 }
 
-/// Jobs that wait for each other: a pod's network never waits for a pull.
+/// A function that executes the jobs of a simulation.
+#[cfg(feature = "simulation")]
+pub type Simulated = dyn Fn(Job) -> Pin<Box<dyn Future<Output = Result<Outcome, Error>>>>;
+
+/// Groups of jobs with separate limits, so that a pod's network setup never waits for a pull.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lane {
     Fill,
@@ -140,29 +159,31 @@ enum Lane {
     Looks,
 }
 
-/// Pulls and imports at once: two share the uplink and both cores of a small node; a third hides their waits.
+/// Maximum number of concurrent pulls and imports: two use the network and both cores of a small node; a
+/// third one uses the times in which these wait.
 const FILLS_MAX: usize = 3;
-/// Removals at once: a flash disk gains nothing from two.
+/// Maximum number of concurrent removals: a higher number is not faster on a flash disk.
 const REMOVALS_MAX: usize = 1;
-/// CNI jobs at once. Each is a worker and a Go plugin of some 10 MiB.
+/// Maximum number of concurrent CNI jobs. Each consists of a worker and a Go plugin of some 10 MiB.
 const NETWORKS_MAX: usize = 8;
 
-/// Walks of writable layers at once: one walks them all.
+/// Maximum number of concurrent measurements: one measures all writable layers.
 const MEASURES_MAX: usize = 1;
 
-/// Look-ups of devices at once: milliseconds each.
+/// Maximum number of concurrent device look-ups, which take milliseconds each.
 const DEVICES_MAX: usize = 4;
 
-/// Calls of systemd at once: it does one after the other.
+/// Maximum number of concurrent requests to systemd, which handles them one after the other.
 const SCOPES_MAX: usize = 4;
 
-/// OCI hooks at once.
+/// Maximum number of concurrent OCI hooks.
 const HOOKS_MAX: usize = 8;
 
-/// Looks at paths at once. One that hangs gives its place back after its limit.
+/// Maximum number of concurrent accesses to host paths. A blocked access no longer counts after its time
+/// limit.
 const LOOKS_MAX: usize = 8;
 
-/// A job's kind, for metrics.
+/// Name of a job's kind, for metrics.
 fn name(job: &Job) -> &'static str {
     match job {
         Job::Pull(_) => "pull",
@@ -184,11 +205,41 @@ fn name(job: &Job) -> &'static str {
     }
 }
 
+/// Records the wait for a job that should take only a moment. `None` for pulls and imports, which report
+/// their progress, and for removals and measurements of trees, which may take long.
+fn wait_for(job: &Job) -> Option<Wait> {
+    match job {
+        Job::Cni(cni) => {
+            let argument = |wanted: &str| {
+                let found = cni.attachment.arguments.iter().find(|(key, _)| key == wanted);
+                found.map_or("", |(_, value)| value.as_str())
+            };
+            let name = format!("{}/{}", argument("K8S_POD_NAMESPACE"), argument("K8S_POD_NAME"));
+            Some(waits::begin(&cni.attachment.container_id, name, "a worker for CNI plugins"))
+        }
+        Job::Cdi { .. } | Job::TakeNetDevices { .. } | Job::Scope(_) | Job::Relabel { .. } => {
+            Some(waits::begin("", "", format!("a worker ({})", name(job))))
+        }
+        // A hook is noted by its caller, who knows the container.
+        Job::Hook(_)
+        | Job::Pull(_)
+        | Job::Import(_)
+        | Job::Check(_)
+        | Job::Export(_)
+        | Job::Explain(_)
+        | Job::CheckRegistries { .. }
+        | Job::RemoveTrees { .. }
+        | Job::RemoveLink { .. }
+        | Job::MeasureTrees { .. }
+        | Job::LookAtHost(_) => None,
+    }
+}
+
 impl Workers {
-    /// No worker is started yet, but the task that will reap them.
+    /// Creates the pool and starts the task that reaps workers. Workers are started per job.
     ///
     /// # Panics
-    /// Outside [`reactor::run`].
+    /// Outside of [`reactor::run`].
     pub fn new(program: PathBuf) -> Rc<Workers> {
         let lanes = [
             (Lane::Fill, FILLS_MAX),
@@ -201,25 +252,43 @@ impl Workers {
             (Lane::Looks, LOOKS_MAX),
         ];
         let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
-        // Unbounded, because a destructor sends; what is in it was a running worker, and those are bounded.
+        // Unbounded, because a destructor sends to it; each entry was a running worker, whose number is
+        // limited.
         let (reaper, dead) = smol::channel::unbounded();
         reactor::spawn(process::reap_all(dead)).detach();
-        Rc::new(Workers { program, lanes, reaper })
+        Rc::new(Workers {
+            program,
+            lanes,
+            reaper,
+            #[cfg(feature = "simulation")]
+            simulated: None,
+        })
     }
 
-    /// Does one job in a worker of its own, waiting for a place first. `on_progress` hears (bytes done, bytes in all).
-    /// Dropping the future kills the worker and whatever it started.
+    /// Creates a pool that starts no process: `answer` executes the jobs.
+    ///
+    /// # Panics
+    /// Outside of [`reactor::run`].
+    #[cfg(feature = "simulation")]
+    pub fn simulated(answer: Box<Simulated>) -> Rc<Workers> {
+        let workers = Rc::try_unwrap(Self::new(PathBuf::new())).ok();
+        Rc::new(Workers { simulated: Some(answer), ..workers.expect("it was just created") })
+    }
+
+    /// Runs one job in a new worker; waits first if the limit of its group is reached. `on_progress` receives
+    /// the number of completed bytes and of all bytes. Dropping the future kills the worker and its child
+    /// processes.
     ///
     /// # Errors
-    /// [`Error`]: it could not be started, did not answer, or its answer is a failure.
+    /// [`Error`] if the worker could not be started, did not answer, or answered with a failure.
     pub async fn run(&self, job: Job, mut on_progress: impl FnMut(u64, u64)) -> Result<Outcome, Error> {
         self.run_reporting(job, |progress| on_progress(progress.bytes_done, progress.bytes_total)).await
     }
 
-    /// Like [`Workers::run`], but `on_progress` gets everything that the worker reports meanwhile.
+    /// Runs one job like [`Workers::run`], but passes complete progress reports to `on_progress`.
     ///
     /// # Errors
-    /// As [`Workers::run`].
+    /// Those of [`Workers::run`].
     pub async fn run_reporting(&self, job: Job, on_progress: impl FnMut(Progress)) -> Result<Outcome, Error> {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
@@ -239,19 +308,30 @@ impl Workers {
                 Duration::from_millis(cni.timeout_ms).saturating_mul(2).saturating_add(CNI_GRACE),
             ),
         };
+        let wait = wait_for(&job);
         let _place = self.place(lane).await;
         let begun = Instant::now();
+        #[cfg(feature = "simulation")]
+        if let Some(answer) = &self.simulated {
+            return answer(job).await;
+        }
         let mut process = Process::start(&self.program, self.reaper.clone())?;
-        let outcome = process.converse(&job, silence_max, on_progress).await;
+        let outcome = process
+            .converse(&job, silence_max, on_progress, |what| {
+                if let Some(wait) = &wait {
+                    wait.now(what);
+                }
+            })
+            .await;
         counters::worker(name(&job), outcome.is_ok(), begun.elapsed());
         outcome
     }
 
-    /// Asks about a path of the node, for at most `limit` once there is a place; a descriptor may come with the answer. `held`
-    /// is dropped when the worker is reaped, which may be long after the limit.
+    /// Accesses a host path for at most `limit`, not counting the wait for a free worker. An answer may
+    /// include a descriptor. `held` is dropped when the worker is reaped, which may be long after `limit`.
     ///
     /// # Errors
-    /// As [`Workers::run`]; [`Error::Silent`] once `limit` has passed.
+    /// Those of [`Workers::run`]; [`Error::Silent`] when `limit` has passed.
     pub async fn look(
         &self,
         question: HostQuestion,
@@ -262,11 +342,11 @@ impl Workers {
         let begun = Instant::now();
         let job = Job::LookAtHost(question);
         let mut process = Process::start_looking(&self.program, self.reaper.clone(), held)?;
-        let outcome = process.converse(&job, limit, |_| ()).await;
+        let outcome = process.converse(&job, limit, |_| (), |_| ()).await;
         counters::worker(name(&job), outcome.is_ok(), begun.elapsed());
         match outcome? {
-            Outcome::Looked(answer) => Ok((answer, process.take_file())),
-            other => Err(Error::Ended(format!("it did another job: {other:?}"))),
+            Outcome::Looked(answer) => Ok((answer, process.take_file()?)),
+            other => Err(Error::Ended(format!("unexpected answer: {other:?}"))),
         }
     }
 
@@ -277,11 +357,12 @@ impl Workers {
         }
     }
 
-    /// Ends TLS on a client's connection in a process of its own, so that neither keys nor the protocol sit in the daemon;
-    /// the descriptor is what comes out of it. The worker ends when either side does.
+    /// Starts a process that terminates TLS on a client's connection, so that the daemon contains neither
+    /// keys nor the TLS implementation. Returns the descriptor of the decrypted stream. The process exits
+    /// when either side closes.
     ///
     /// # Errors
-    /// The worker could not be started.
+    /// [`Error::Start`] if the process could not be started.
     pub fn terminate_tls(&self, client: OwnedFd, certificate: &Path, key: &Path) -> Result<OwnedFd, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
         let ends = (client, OwnedFd::from(theirs));

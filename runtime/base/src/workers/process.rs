@@ -1,5 +1,6 @@
-//! One worker's process: its pipes, its end. Owns the child from the line that makes it; [`Drop`] kills the process
-//! group and hands the rest to [`reap_all`], so that neither a cancelled future nor an error leaves anything behind.
+//! The process of one worker and its pipes. A [`Process`] owns the child from its creation; [`Drop`] kills
+//! the process group and passes the child to [`reap_all`], so that cancelled futures and errors leave no
+//! process behind.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -13,6 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_job::{Answer, Job, MessageError, Outcome, Progress, write_message};
+use nix::errno::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use smol::channel::{Receiver, Sender};
 
@@ -21,49 +23,52 @@ use super::answers::Answers;
 use crate::log;
 use crate::reactor::{self, Task, Watched};
 
-/// Bytes of one read from a worker.
+/// Buffer size for reads from a worker, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
-/// Longest part of one line of its log that we pass on.
+/// Maximum length in bytes of a worker's log line that is forwarded.
 const LOG_LINE_BYTES_MAX: usize = 1024;
 
-/// Lines of its log that we pass on: enough for every file of a noisy import, not for an endless one.
+/// Maximum number of a worker's log lines that are forwarded: sufficient for one line per file of a large
+/// import.
 const LOG_LINES_MAX: u32 = 1000;
 
-/// What a worker that closed its stdout gets to end before it is killed, and its log to be read to the end.
+/// Time limit for a worker to exit after it closed its standard output, after which it is killed; also the
+/// time limit for reading the rest of its log.
 const END_GRACE: Duration = Duration::from_secs(1);
 
-/// How long the reaper waits between two looks at a child without a pidfd.
+/// Interval at which the reaper polls a child that has no pidfd.
 const REAP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A worker that nobody talks to any more, for [`reap_all`].
+/// A killed or finished worker that [`reap_all`] reaps.
 pub(super) struct Remains {
     child: Child,
-    /// None where the kernel had no descriptor left for it.
+    /// Pidfd of the worker; `None` if no descriptor was free.
     pidfd: Option<Watched>,
     log: Option<Task<String>>,
-    /// Dropped with it: tells who started a worker that may hang in the kernel that it is gone.
+    /// Value that is dropped when the worker has been reaped; by this the starter of a worker that may block
+    /// in the kernel is notified of its end.
     _held: Option<Rc<dyn Any>>,
 }
 
 /// A running worker.
 pub(super) struct Process {
-    /// None once it is reaped.
+    /// The child process; `None` after it was passed to the reaper.
     remains: Option<Remains>,
     stdin: Option<Watched>,
-    /// Its stdin is a socket, over which it sends a descriptor before its answer.
+    /// Whether the worker's standard input is a socket, over which it sends a descriptor before its answer.
     sends_file: bool,
     stdout: Watched,
     reaper: Sender<Remains>,
 }
 
 impl Process {
-    /// Starts `program` with three pipes, in a process group of its own. It waits for its job.
+    /// Starts `program` with three pipes in a new process group. The worker waits for its job.
     pub(super) fn start(program: &Path, reaper: Sender<Remains>) -> Result<Process, Error> {
         Process::start_with(program, reaper, Stdio::piped(), None, None)
     }
 
-    /// The same with a socket for stdin.
+    /// Starts `program` like [`Process::start`], but with a socket as standard input.
     pub(super) fn start_looking(
         program: &Path,
         reaper: Sender<Remains>,
@@ -104,12 +109,13 @@ impl Process {
         }
     }
 
-    /// Hands over the job, then reads answers until the last one.
+    /// Sends the job and reads answers until the last one.
     pub(super) async fn converse(
         &mut self,
         job: &Job,
         silence_max: Duration,
         mut on_progress: impl FnMut(Progress),
+        on_waiting: impl Fn(String),
     ) -> Result<Outcome, Error> {
         let mut answers = Answers::default();
         let silent = |_| Error::Silent(silence_max);
@@ -118,6 +124,7 @@ impl Process {
             let answer = reactor::deadline(silence_max, self.next_answer(&mut answers)).await;
             match answer.map_err(silent)?? {
                 Some(Answer::Progress(progress)) => on_progress(progress),
+                Some(Answer::Waiting(what)) => on_waiting(what),
                 Some(Answer::Done(outcome)) => return Ok(outcome),
                 Some(Answer::Failed(failure)) => return Err(Error::Failed(failure)),
                 None => return Err(Error::Ended(self.end().await)),
@@ -125,7 +132,8 @@ impl Process {
         }
     }
 
-    /// Writes the job and closes stdin. A worker that is gone already is no error here: its end says more.
+    /// Sends the job and closes standard input. If the worker has already exited, this is not an error,
+    /// because its exit status explains more.
     async fn hand_over(&mut self, job: &Job) -> Result<(), Error> {
         let mut message = Vec::new();
         write_message(&mut message, job).map_err(Error::Garbled)?;
@@ -140,13 +148,24 @@ impl Process {
         Ok(())
     }
 
-    /// The descriptor that came before the answer, if one did.
-    pub(super) fn take_file(&mut self) -> Option<OwnedFd> {
-        let socket = self.stdin.take()?;
-        coracle_sandbox::hostpath::receive_file(socket.fd()).ok()
+    /// The descriptor that the worker sent before its answer; `None` if it sent none.
+    pub(super) fn take_file(&mut self) -> Result<Option<OwnedFd>, Error> {
+        let Some(socket) = self.stdin.take() else { return Ok(None) };
+        match coracle_sandbox::hostpath::receive_file(socket.fd()) {
+            Ok(file) => Ok(Some(file)),
+            // An answer without a descriptor.
+            Err(error)
+                if matches!(error.errno(), Some(Errno::EAGAIN | Errno::ENODATA | Errno::ECONNRESET)) =>
+            {
+                Ok(None)
+            }
+            Err(error) => {
+                Err(Error::Pipe(error.errno().map_or_else(|| io::Error::other(error), io::Error::from)))
+            }
+        }
     }
 
-    /// `None`: the stream ended between two answers.
+    /// Reads the next answer; `None` if the stream ended between two answers.
     async fn next_answer(&self, answers: &mut Answers) -> Result<Option<Answer>, Error> {
         let mut buffer = vec![0; READ_BYTES];
         loop {
@@ -161,19 +180,20 @@ impl Process {
         }
     }
 
-    /// How it ended, and the last line it logged.
+    /// Describes the end of the worker: its exit status and its last log line.
     async fn end(&mut self) -> String {
         let Some(Remains { child, pidfd: Some(pidfd), log, .. }) = &mut self.remains else {
-            return "how is not known".into();
+            return "exit status unknown".into();
         };
         if reactor::deadline(END_GRACE, pidfd.readable()).await.is_err() {
             return "it closed its standard output and did not exit".into();
         }
-        // Before it is reaped, while its pid names the group: what it started ends with it.
+        // Before it is reaped, while its PID still identifies the process group: its child processes are
+        // killed with it.
         kill_group(child);
         let how = match child.try_wait() {
             Ok(Some(status)) => status.to_string(),
-            Ok(None) | Err(_) => return "how is not known".into(),
+            Ok(None) | Err(_) => return "exit status unknown".into(),
         };
         let log = log.take();
         self.remains = None;
@@ -195,7 +215,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts a worker that ends TLS between two sockets: its stdin is the client's, its stdout ours. It ends with either.
+/// Starts a worker that terminates TLS between two sockets: its standard input is the client's, its standard
+/// output the daemon's. The worker exits when either is closed.
 pub(super) fn start_tls(
     program: &Path,
     reaper: &Sender<Remains>,
@@ -220,8 +241,8 @@ pub(super) fn start_tls(
     Ok(())
 }
 
-/// Reaps every worker it is sent; runs as long as the daemon. Each waits in a task of its own, since one may hang in the
-/// kernel (a dying disk) while others end.
+/// Reaps all workers that it receives, until the daemon ends. Each is awaited in a separate task, because one
+/// may block in the kernel (a failing disk) while others end.
 pub(super) async fn reap_all(dead: Receiver<Remains>) {
     while let Ok(remains) = dead.recv().await {
         reactor::spawn(reap(remains)).detach();
@@ -237,24 +258,25 @@ async fn reap(remains: Remains) {
         reactor::sleep(REAP_INTERVAL).await;
     }
     if let Some(log) = log {
-        // Its last lines; a process that left the group may hold the pipe for ever.
+        // Its last log lines. A process that left the group may keep the pipe open for ever.
         let _ = reactor::deadline(END_GRACE, log).await;
     }
 }
 
-/// Kills a worker with its group and sees to it that it is reaped.
+/// Kills a worker with its process group and passes it to the reaper.
 fn kill(remains: Remains, reaper: &Sender<Remains>) {
     kill_group(&remains.child);
     if let Err(unsent) = reaper.try_send(remains) {
-        // The daemon is ending and its tasks are gone. Not waited for: one that hangs in the kernel does not end.
+        // The daemon is shutting down and its tasks were dropped. Not awaited, because a worker that blocks
+        // in the kernel does not end.
         let _ = unsent.into_inner().child.try_wait();
     }
 }
 
-/// `child` is not reaped, so the number means its group and no other.
+/// Kills the process group of `child`, which is not reaped yet, so the number still identifies the group.
 fn kill_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // It fails only where all are gone.
+        // Fails only if all processes of the group have ended.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
@@ -270,14 +292,16 @@ fn watch_pipes(child: &mut Child, socket: Option<OwnedFd>) -> io::Result<(Watche
     Ok((Watched::new(stdin)?, Watched::new(stdout)?, Watched::new(stderr)?))
 }
 
-/// The child is ours and not reaped, so its pid still means it.
+/// Opens a pidfd of `child`, which is not reaped yet, so the PID still identifies it; `None` if no descriptor
+/// is free.
 fn open_pidfd(child: &Child) -> Option<Watched> {
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     Watched::new(pidfd_open(pid, PidfdFlags::empty()).ok()?).ok()
 }
 
-/// Passes a worker's stderr on to the log, line by line; gives the last one. Lines and their number are bounded; the
-/// pipe is read to its end all the same, so that a noisy worker is not held up.
+/// Forwards a worker's standard error to the log line by line and returns the last line. Length and number of
+/// forwarded lines are limited, but the pipe is read to its end, so that a worker with too much output does
+/// not block.
 async fn pass_on_log(stderr: Watched, pid: u32) -> String {
     let mut lines = LogLines::default();
     let mut buffer = vec![0; 1024];
@@ -286,17 +310,19 @@ async fn pass_on_log(stderr: Watched, pid: u32) -> String {
         lines.feed(&buffer[..read], |line| {
             count += 1;
             if count <= LOG_LINES_MAX {
-                log::info!("worker"; pid = pid, line = line);
+                log::info!("output of a worker"; pid = pid, line = line);
             }
         });
+        // Otherwise a worker that writes without a pause would occupy the event loop.
+        reactor::yield_now().await;
     }
     if count > LOG_LINES_MAX {
-        log::warn!("worker logged too much"; pid = pid, lines = count, passed_on = LOG_LINES_MAX);
+        log::warn!("worker logged too many lines, rest dropped"; pid = pid, lines = count, passed_on = LOG_LINES_MAX);
     }
     lines.last()
 }
 
-/// Cuts bytes into lines of bounded length.
+/// Splits bytes into lines of limited length.
 #[derive(Default)]
 pub struct LogLines {
     open: Vec<u8>,
@@ -304,7 +330,7 @@ pub struct LogLines {
 }
 
 impl LogLines {
-    /// Calls `on_line` for each line that ends in `bytes`, without its end.
+    /// Calls `on_line` for each line that is complete after `bytes`, without its line end.
     pub fn feed(&mut self, bytes: &[u8], mut on_line: impl FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (text, is_whole) = match piece.strip_suffix(b"\n") {
@@ -320,7 +346,7 @@ impl LogLines {
         }
     }
 
-    /// The last line, ended or not.
+    /// The last line, also if it has no line end.
     pub(super) fn last(mut self) -> String {
         if self.open.is_empty() { self.last } else { self.take_open() }
     }

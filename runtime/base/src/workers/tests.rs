@@ -1,4 +1,4 @@
-//! Life and death of workers, on the real kernel, with shell scripts in the worker's place.
+//! Tests start, cancellation and end of workers on the real kernel; shell scripts act as workers.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::{Error, Workers};
 use crate::reactor::{self, Signals};
 use crate::testdir::TestDir;
 
-/// A worker that runs `script`; `$D` is the test's directory.
+/// Writes a worker that runs `script`; `$D` is the test's directory.
 fn fake(dir: &TestDir, script: &str) -> PathBuf {
     dir.script("worker", script)
 }
@@ -35,7 +35,7 @@ fn job() -> Job {
     Job::RemoveTrees { paths: vec!["/nowhere".into()] }
 }
 
-/// Waits for `condition`, but not for ever.
+/// Waits until `condition` returns true, with a time limit.
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !condition() {
@@ -98,7 +98,7 @@ fn dropping_the_future_kills_the_whole_group() {
 }
 
 #[test]
-fn a_failure_is_handed_on_as_it_is() {
+fn a_failure_is_returned_unchanged() {
     let dir = TestDir::new("workers");
     let failure = Failure { kind: FailureKind::Denied, message: "pull x: unauthorized".into() };
     write_answers(&dir, &[Answer::Failed(failure.clone())]);
@@ -111,11 +111,11 @@ fn a_failure_is_handed_on_as_it_is() {
 }
 
 #[test]
-fn what_is_no_answer_is_a_clear_error() {
+fn a_missing_or_malformed_answer_is_an_error() {
     let too_long = (MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes();
     let cases: [(&str, &[u8], &str); 6] = [
         ("cat > /dev/null; cat $D/raw", b"\x04\0\0\0\xff\xff\xff\xff", "cannot be decoded"),
-        ("cat > /dev/null; cat $D/raw; exec sleep 100", &too_long, "more than are read"),
+        ("cat > /dev/null; cat $D/raw; exec sleep 100", &too_long, "which is above the maximum"),
         ("cat > /dev/null; cat $D/raw", b"\x04\0\0\0\x01", "unexpected end"),
         ("cat > /dev/null; echo out of luck >&2; exit 3", b"", "exit status: 3: out of luck"),
         ("kill -9 $$", b"", "signal: 9"),
@@ -133,15 +133,15 @@ fn what_is_no_answer_is_a_clear_error() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn the_error_names_a_missing_worker_program() {
     reactor::run(async {
         let error = workers("/nowhere/worker".into()).run(job(), |_, _| {}).await.unwrap_err();
-        assert_eq!(error.to_string(), "start /nowhere/worker: no such file or directory");
+        assert_eq!(error.to_string(), "start worker /nowhere/worker: no such file or directory");
     });
 }
 
 #[test]
-fn a_job_larger_than_the_pipe_and_a_noisy_log_do_not_hold_each_other_up() {
+fn a_large_job_and_a_large_log_do_not_block_each_other() {
     let dir = TestDir::new("workers");
     write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
     let paths = (0..20_000).map(|number| PathBuf::from(format!("/some/long/path/{number}"))).collect();
@@ -153,11 +153,11 @@ fn a_job_larger_than_the_pipe_and_a_noisy_log_do_not_hold_each_other_up() {
 }
 
 #[test]
-fn a_lane_has_its_number_of_places() {
+fn concurrent_jobs_of_a_group_are_limited() {
     let dir = TestDir::new("workers");
     write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
     reactor::run(async {
-        // Removals run one by one: a second one at the same time would find the directory.
+        // Removals run one by one: a concurrent one would find the directory.
         let workers = workers(fake(
             &dir,
             "cat > /dev/null; mkdir $D/one || exit 9; sleep 0.05; rmdir $D/one; cat $D/answers",
@@ -175,9 +175,9 @@ fn a_lane_has_its_number_of_places() {
     });
 }
 
-/// A blocked mask survives exec, and a CNI plugin could then not be ended by SIGTERM.
+/// The signal mask survives exec: a CNI plugin with a blocked SIGTERM could not be terminated by SIGTERM.
 #[test]
-fn a_worker_starts_with_no_signal_blocked() {
+fn a_worker_starts_without_blocked_signals() {
     let dir = TestDir::new("workers");
     write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
     reactor::run(async {
@@ -190,7 +190,7 @@ fn a_worker_starts_with_no_signal_blocked() {
 }
 
 #[test]
-fn log_lines_are_whole_and_bounded_wherever_they_are_cut() {
+fn log_lines_are_complete_and_limited_however_they_are_split() {
     let text = format!("first\n{}\n\nlast", "x".repeat(5000));
     for step in [1, 7, 1000, text.len()] {
         let mut lines = LogLines::default();

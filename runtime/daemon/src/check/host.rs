@@ -1,10 +1,8 @@
-//! What the host needs beside its kernel: programs, places on disk, network, clock, limits, and no second runtime in the way.
-//! Each need is a pure function of what was read; reading is at the top.
+//! Requirements on the host in addition to its kernel: programs, directories on disk, network, clock, limits, and no
+//! conflicting runtime. Each requirement is a pure function of data that is read first.
 
-use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coracle_engine::modules::Selinux;
@@ -14,21 +12,23 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::config::Config;
-use crate::daemon::{network_options, program};
+use crate::daemon::{network_options, program, refused_driver};
+use crate::preflight;
 
-/// 2026-01-01: no node that runs this build lives before it, but one without a real-time clock believes so.
+/// 2026-01-01 in seconds since 1970: a clock with an earlier time has not been set yet, on a node without a real-time clock.
 const CLOCK_MIN: u64 = 1_767_225_600;
 
-/// A small node's images and pods, with nothing to spare.
+/// Free space in bytes that the images and pods of a small node need.
 const FREE_BYTES_MIN: u64 = 256 << 20;
 
-/// What the units in packaging/ ask for is far more; this is a hundred pods with streams.
+/// Limit of open files that a hundred pods with streams need; the units in packaging/ set a much higher limit.
 const FILES_MIN: u64 = 16_384;
 
-/// Bits in the pool below which a generator has not been seeded (Linux before 5.18 counts up to 4096, later ones to 256).
+/// Entropy in bits below which the random generator has not been initialised (Linux before 5.18 counts up to
+/// 4096, later versions up to 256).
 const RANDOM_BITS_MIN: u64 = 128;
 
-/// Sockets of other runtimes that a kubelet may use.
+/// Sockets of other runtimes that a kubelet may use: name of the runtime, path.
 const OTHERS: [(&str, &str); 4] = [
     ("containerd", "/run/containerd/containerd.sock"),
     ("the containerd of k3s", "/run/k3s/containerd/containerd.sock"),
@@ -36,14 +36,14 @@ const OTHERS: [(&str, &str); 4] = [
     ("cri-dockerd", "/run/cri-dockerd.sock"),
 ];
 
-/// File systems that hold layers and the writable layers of containers.
+/// File systems that support image layers and writable layers.
 const GOOD: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ubifs", "bcachefs", "ext3"];
 
-/// Those of which the kernel takes no writable layer, or that forget owners and modes.
+/// File systems that cannot be writable layers, or do not store owners and modes.
 const BAD: [&str; 11] =
     ["overlay", "nfs", "nfs4", "vfat", "exfat", "ntfs3", "cifs", "smb3", "9p", "squashfs", "erofs"];
 
-/// Every need of the host, in the order in which a node is set up.
+/// All requirements of the host, in the order in which a node is set up.
 pub(super) fn needs(config: &Config) -> Vec<Need> {
     let mounts = text("/proc/self/mounts");
     let (root, state) = (Place::of(&config.root, &mounts), Place::of(&config.state, &mounts));
@@ -55,8 +55,10 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
     let others: Vec<_> = OTHERS.into_iter().filter(|(_, path)| alive(Path::new(path))).collect();
     let nri = (!is_serving && alive(&config.nri.socket_path)).then_some(config.nri.socket_path.as_path());
     vec![
+        configuration(config),
         programs(config),
         writable_cgroups(&mounts),
+        cgroup_driver(refused_driver(config.cgroup.driver)),
         file_system_of_root(&root),
         state_is_writable(&state),
         space(&root),
@@ -65,6 +67,7 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         cni_network(&survey),
         cni_plugins(&survey),
         registries(config),
+        streaming_certificate(config),
         sysctl("ip_forward", number("/proc/sys/net/ipv4/ip_forward")),
         bridge_sysctl(number("/proc/sys/net/bridge/bridge-nf-call-iptables")),
         clock(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
@@ -106,7 +109,18 @@ fn writable_cgroups(mounts: &str) -> Need {
     required(need("writable cgroups", "no pod can be made", fix, is_writable, String::new()))
 }
 
-/// A directory, or where it will be, and the file system there.
+fn cgroup_driver(refused: Option<String>) -> Need {
+    let fix = "cgroup.driver = \"cgroupfs\", also in the kubelet";
+    required(need(
+        "cgroup driver",
+        "the daemon does not start",
+        fix,
+        refused.is_none(),
+        refused.unwrap_or_default(),
+    ))
+}
+
+/// A directory, which may not exist yet, and its file system.
 struct Place {
     path: PathBuf,
     kind: String,
@@ -122,7 +136,7 @@ impl Place {
         let path = path.ancestors().find(|one| one.is_dir()).unwrap_or(Path::new("/"));
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let kind = kind_of(&path, mounts);
-        // What cannot be asked is treated as full: its line says so.
+        // If the free space is unknown it counts as full; the line names the error.
         let Ok(about) = statvfs(&path) else {
             let (bytes, bytes_free, inodes, inodes_free) = (0, 0, 0, 0);
             return Place { path, kind, is_read_only: true, bytes, bytes_free, inodes, inodes_free };
@@ -144,13 +158,13 @@ impl Place {
     }
 }
 
-/// The type of the last mount that holds `path`, by its longest mount point.
+/// The type of the mount that contains `path`: the last one with the longest matching mount point.
 fn kind_of(path: &Path, mounts: &str) -> String {
     let mut best = (0, "");
     for line in mounts.lines() {
         let mut fields = line.split(' ').skip(1);
         let (Some(point), Some(kind)) = (fields.next(), fields.next()) else { continue };
-        // A space in a mount point reads \040.
+        // Spaces in mount points are written as \040.
         let point = point.replace("\\040", " ");
         if path.starts_with(&point) && point.len() >= best.0 {
             best = (point.len(), kind);
@@ -176,7 +190,7 @@ fn state_is_writable(state: &Place) -> Need {
 }
 
 fn space(root: &Place) -> Need {
-    // Some file systems make inodes as they go and count none.
+    // Some file systems allocate inodes dynamically and report a total of zero.
     let has_inodes = root.inodes == 0 || root.inodes_free >= root.inodes / 20;
     let has_bytes = root.bytes_free >= FREE_BYTES_MIN && root.bytes_free >= root.bytes / 20;
     let found = format!(
@@ -202,7 +216,7 @@ fn state_on_tmpfs(state: &Place) -> Need {
     )
 }
 
-/// Tries it, as the daemon does at its start: a process that lives for a moment.
+/// Checks idmapped mounts by creating one with a short-lived process, as the daemon does at its start.
 fn idmapped(root: &Place) -> Need {
     let answer = probe::user_namespaces(&root.path);
     let fix = "Linux 5.19 and a file system that maps owners: ext4, xfs, btrfs, f2fs";
@@ -218,6 +232,8 @@ fn cni_network(survey: &Result<coracle_network::Survey, String>) -> Need {
         Ok(network) => network.name.clone(),
         Err(why) => why.clone(),
     };
+    let problem = survey.as_ref().ok().and_then(|network| network.problem.as_deref());
+    let found = problem.map_or(found.clone(), |problem| format!("{found}, but {problem}"));
     let without = "NetworkReady is false: the kubelet runs only pods on the node's network";
     need("CNI network", without, "a CNI configuration in cni.conf_dir", survey.is_ok(), found)
 }
@@ -233,43 +249,45 @@ fn cni_plugins(survey: &Result<coracle_network::Survey, String>) -> Need {
     need
 }
 
-/// The worker reads the file, as it does for a pull: no parser of it sits in this program.
+/// Checks the registry configuration files with a worker, which also reads them for a pull, because this program has no parser
+/// for them.
 fn registries(config: &Config) -> Need {
-    let name = "registries file";
-    let (without, fix) = ("its bad entries do not count", "correct it; registry.config says where it is");
+    let without = "its bad entries do not count, and pulls with a bad certificate fail";
+    let fix = "correct it; [registry] says where the files are";
     let path = &config.registry.config;
-    if !path.exists() {
-        return need(
-            name,
-            without,
-            fix,
-            true,
-            format!("no {}: registries are asked directly", path.display()),
-        );
-    }
-    let started = Command::new(program(config, "coracle-worker"))
-        .arg("check-registries")
-        .arg(path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn();
-    let said = started.and_then(|mut worker| {
-        let mut said = String::new();
-        if let Some(mut stdout) = worker.stdout.take() {
-            stdout.read_to_string(&mut said)?;
+    let checked = preflight::registries(config);
+    let found = match &checked {
+        Ok(()) if path.exists() => path.display().to_string(),
+        Ok(()) => format!("no {}: registries are asked directly", path.display()),
+        Err(why) => why.clone(),
+    };
+    need("registries file", without, fix, checked.is_ok(), found)
+}
+
+fn streaming_certificate(config: &Config) -> Need {
+    let checked = preflight::streaming_certificate(config);
+    let found = match (&checked, &config.streaming.certificate) {
+        (Ok(()), Some(path)) => path.display().to_string(),
+        (Ok(()), None) => {
+            "none is configured: exec, attach and port-forward are served on plain HTTP".to_owned()
         }
-        worker.wait().map(|status| (said, status))
-    });
-    match said {
-        Ok((said, status)) => {
-            let found = said.trim().replace('\n', ", ");
-            let found = if found.is_empty() { path.display().to_string() } else { found };
-            need(name, without, fix, status.success(), found)
-        }
-        Err(error) => {
-            need(name, without, fix, false, format!("not read: {}", coracle_base::error::plain(&error)))
-        }
-    }
+        (Err(why), _) => why.clone(),
+    };
+    let fix = "correct streaming.tls_cert_file and streaming.tls_key_file";
+    need("streaming certificate", "exec, attach and port-forward fail", fix, checked.is_ok(), found)
+}
+
+/// Checks the configuration for values that `coracle serve` refuses on any host.
+fn configuration(config: &Config) -> Need {
+    let mistakes = preflight::mistakes(config);
+    let fix = "correct it; coracle config check names the same";
+    required(need(
+        "configuration",
+        "the daemon does not start",
+        fix,
+        mistakes.is_empty(),
+        mistakes.join("; "),
+    ))
 }
 
 fn sysctl(name: &'static str, value: Option<u64>) -> Need {
@@ -277,7 +295,7 @@ fn sysctl(name: &'static str, value: Option<u64>) -> Need {
     need(name, "pods reach nothing beyond their node", fix, value == Some(1), String::new())
 }
 
-/// Where the file is absent so is the module, which is a need of its own.
+/// Checks the sysctl of bridges. A missing file means that the module is missing, which is a separate requirement.
 fn bridge_sysctl(value: Option<u64>) -> Need {
     let without = "services do not reach pods of their own node";
     let fix = "modprobe br_netfilter, sysctl net.bridge.bridge-nf-call-iptables=1";
@@ -326,7 +344,8 @@ fn no_other_runtime(others: &[(&str, &str)], nri: Option<&Path>) -> Need {
     need("no other runtime", without, fix, found.is_empty(), found.join(", "))
 }
 
-/// A daemon that answers is fine, whoever asks; one on the same state with another socket stands in the way of a start.
+/// Checks for a running daemon: a daemon with this configuration is no problem; a daemon with the same state directory and
+/// another socket prevents a start.
 fn daemon(is_serving: bool, is_locked: bool, listen: &Path) -> Need {
     let found = match (is_serving, is_locked) {
         (true, _) => format!("a daemon answers at {}", listen.display()),
@@ -338,7 +357,7 @@ fn daemon(is_serving: bool, is_locked: bool, listen: &Path) -> Need {
 }
 
 fn is_locked(state: &Path) -> bool {
-    // Shared and for a moment: a daemon that starts meanwhile tries again.
+    // A shared lock for a moment: a daemon that starts meanwhile retries.
     let file = std::fs::File::open(state.join("lock"));
     file.is_ok_and(|file| file.try_lock_shared().is_err())
 }
@@ -388,6 +407,13 @@ mod tests {
         assert_eq!(writable_cgroups(MOUNTS).state, State::Missing);
         let hybrid = format!("{MOUNTS}cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\n");
         assert_eq!(writable_cgroups(&hybrid).state, State::Have);
+    }
+
+    #[test]
+    fn a_driver_that_the_daemon_refuses_is_missing() {
+        let refused = cgroup_driver(Some("no systemd".into()));
+        assert_eq!((refused.state, refused.is_required), (State::Missing, true));
+        assert_eq!(cgroup_driver(None).state, State::Have);
     }
 
     #[test]

@@ -1,20 +1,20 @@
-//! The kernel's own configuration, /proc/config.gz (CONFIG_IKCONFIG_PROC): boards without /lib/modules and /boot have nothing
-//! else that tells what is built in. A gzip member (RFC 1952) without name or comment, as the kernel's build makes it.
+//! Reads the configuration of the running kernel from /proc/config.gz (CONFIG_IKCONFIG_PROC): boards without
+//! /lib/modules and /boot have no other source. It is a gzip member (RFC 1952) without name and comment.
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
-/// Magic, method, flags, time, operating system.
+/// Length of the gzip header in bytes: magic, method, flags, time, operating system.
 const HEAD_BYTES: usize = 10;
 
-/// CRC and size.
+/// Length of the gzip trailer in bytes: CRC and size.
 const TAIL_BYTES: usize = 8;
 
-/// Five times today's largest.
+/// Maximum length in bytes of the decompressed text: five times that of current kernels.
 const TEXT_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// Its text, if the kernel shows it.
+/// The configuration of the running kernel; `None` if the kernel does not provide it.
 pub(super) fn read() -> Option<String> {
     unpack(&std::fs::read("/proc/config.gz").ok()?)
 }

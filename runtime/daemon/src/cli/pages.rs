@@ -1,17 +1,18 @@
-//! The man pages and the completions of packaging/, made from the same tables as the parser. Only tests know this file, so
-//! the program does not grow by it: `UPDATE=1 cargo test -p coracle pages` writes them anew, without it they must agree.
+//! Generates the man pages and the completions of packaging/ from the tables of the parser. Only tests use
+//! this file, so it does not enlarge the program: `UPDATE=1 cargo test -p coracle pages` writes the files;
+//! otherwise the test compares them.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{ABOUT, About, COMMANDS};
+use super::{ABOUT, About, COMMANDS, OWN, Opt};
 use crate::config::{DEFAULT_FILE, KEYS};
 
-/// Commands that take the daemon's flags.
+/// Commands with the daemon's flags.
 const WITH_FLAGS: [&str; 3] = ["serve", "check", "config check"];
 
-/// A flag: its name, what its value is called, what it means.
+/// A flag as documented: its name, the name of its value, its description.
 struct Shown {
     name: &'static str,
     value: &'static str,
@@ -30,13 +31,13 @@ fn flags() -> Vec<Shown> {
     flags
 }
 
-/// Text for roff: its escapes, and no line that begins like a macro.
+/// Escapes text for roff, including lines that would start with a macro.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
 
-/// A paragraph with a tag.
+/// Appends a tagged paragraph of roff.
 fn tagged(page: &mut String, tag: &str, rest: &str, text: &str) {
     let rest = if rest.is_empty() { String::new() } else { format!(" {}", roff(rest)) };
     let _ = write!(page, ".TP\n\\fB{}\\fR{rest}\n{}\n", roff(tag), roff(text));
@@ -61,8 +62,13 @@ fn coracle_1() -> String {
         ".SH DESCRIPTION\ncoracle serves the Container Runtime Interface (CRI v1) on a unix socket. The daemon may be \
          stopped, killed or upgraded at any time: pods run on, and the next daemon takes them over.\n.SH COMMANDS\n",
     );
-    for About { words, arguments, text } in ABOUT {
+    for About { words, arguments, text, options } in ABOUT {
         tagged(&mut page, words, arguments, text);
+        for option in options {
+            let names = spellings(option).join(", ");
+            let _ =
+                write!(page, ".br\n\\fB{}\\fR {}: {}\n", roff(&names), roff(option.value), roff(option.text));
+        }
     }
     page.push_str(".SH FLAGS\n");
     for Shown { name, value, text } in flags() {
@@ -72,19 +78,20 @@ fn coracle_1() -> String {
     for (name, text) in [
         (
             "SIGTERM, SIGINT",
-            "Calls under way may end, for ten seconds at most; then the daemon ends. Pods run on.",
+            "Running calls may complete within ten seconds; then the daemon ends. Pods keep running.",
         ),
         ("SIGHUP", "Reload the configuration. What needs a restart is named in the log."),
-        ("SIGUSR1", "Log what the daemon holds."),
+        ("SIGUSR1", "Log what the daemon holds: counts, pods, and what they wait for."),
     ] {
         tagged(&mut page, name, "", text);
     }
     page.push_str(".SH ENVIRONMENT\n");
     for (name, text) in [
-        ("NOTIFY_SOCKET", "Where systemd is told that the daemon is ready."),
+        ("NOTIFY_SOCKET", "Socket of systemd for the notification that the daemon is ready."),
+        ("JOURNAL_STREAM", "Set by systemd: log lines begin with their priority if stderr is that stream."),
         (
             "WATCHDOG_USEC",
-            "How often systemd wants to hear of the daemon at least; without it nothing wakes up.",
+            "Interval in which systemd expects a sign of life; without it the daemon has no timer.",
         ),
     ] {
         tagged(&mut page, name, "", text);
@@ -115,7 +122,7 @@ fn coracle_toml_5() -> String {
     for key in KEYS {
         let (table, name) = key.name.rsplit_once('.').unwrap_or(("", key.name));
         if section != Some(table) {
-            let title = if table.is_empty() { "KEYS OF THE WHOLE".into() } else { format!("[{table}]") };
+            let title = if table.is_empty() { "TOP-LEVEL KEYS".into() } else { format!("[{table}]") };
             let _ = writeln!(page, ".SH {title}");
             section = Some(table);
         }
@@ -126,6 +133,46 @@ fn coracle_toml_5() -> String {
     }
     page.push_str(".SH SEE ALSO\n\\fBcoracle\\fR(1)\n");
     page
+}
+
+/// The names of an option, the short one first.
+fn spellings(option: &Opt) -> Vec<&'static str> {
+    [option.short, option.name].into_iter().filter(|name| !name.is_empty()).collect()
+}
+
+/// The commands of `coracle image` with their options.
+fn image_commands() -> impl Iterator<Item = (&'static str, &'static About)> {
+    ABOUT.iter().filter_map(|about| Some((about.words.strip_prefix("image ")?, about)))
+}
+
+/// Commands of one word with their options.
+fn own_commands() -> impl Iterator<Item = &'static About> {
+    ABOUT.iter().filter(|about| OWN.contains(&about.words))
+}
+
+/// The kind of value that the arguments of a command or an option take.
+fn takes(arguments: &str) -> Taken {
+    match arguments.trim_end_matches(" -o FILE") {
+        "FILE" | "FILE..." => Taken::File,
+        "FORMAT" => Taken::Words("text json"),
+        "FORM" => Taken::Words("table wide json yaml"),
+        "POD-STATE" => Taken::Words("ready notready"),
+        "CONTAINER-STATE" => Taken::Words("created running exited unknown"),
+        "CONTAINER" | "CONTAINER COMMAND..." => Taken::Listed("coracle ps --all --quiet"),
+        "POD" => Taken::Listed("coracle pods --quiet"),
+        "IMAGE" | "[IMAGE]" | "IMAGE..." | "IMAGE NAME" => Taken::Listed("coracle image list --quiet"),
+        _ => Taken::Nothing,
+    }
+}
+
+enum Taken {
+    File,
+    /// One of these words, separated by spaces.
+    Words(&'static str),
+    /// One of the words that this command of the shell prints.
+    Listed(&'static str),
+    /// The shell cannot complete the value.
+    Nothing,
 }
 
 /// Words that may follow `command`: its own commands, and its flags.
@@ -142,10 +189,11 @@ fn followers(command: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     (own, words)
 }
 
-/// What a value may be: how each shell asks for it.
+/// The kind of a value, which determines the completion of each shell.
 enum Value {
     Path,
     Level,
+    Format,
     Other,
 }
 
@@ -153,11 +201,14 @@ fn value(flag: &Shown) -> Value {
     match flag.value {
         "FILE" | "DIR" | "PATH" => Value::Path,
         "LEVEL" => Value::Level,
+        "FORMAT" => Value::Format,
         _ => Value::Other,
     }
 }
 
 const LEVELS: &str = "error warn info debug";
+
+const FORMATS: &str = "text json";
 
 fn bash() -> String {
     let names = |wanted: fn(&Value) -> bool| {
@@ -168,15 +219,18 @@ fn bash() -> String {
     let mut text = format!(
         "# Completions of coracle for bash; made by runtime/daemon/src/cli/pages.rs.\n_coracle() {{\n\
          \x20   local word=${{COMP_WORDS[COMP_CWORD]}} words\n\
-         \x20   case ${{COMP_WORDS[COMP_CWORD-1]}} in\n\
+         \x20   [[ {} ]] || case ${{COMP_WORDS[COMP_CWORD-1]}} in\n\
          \x20       {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n\
          \x20       {}) COMPREPLY=($(compgen -W \"{LEVELS}\" -- \"$word\")); return ;;\n\
+         \x20       {}) COMPREPLY=($(compgen -W \"{FORMATS}\" -- \"$word\")); return ;;\n\
          \x20       {}) COMPREPLY=(); return ;;\n\
          \x20   esac\n\
          \x20   case $COMP_CWORD:${{COMP_WORDS[1]}}:${{COMP_WORDS[2]}} in\n\
          \x20       1:*) words=\"{}\" ;;\n",
+        with_another_meaning().join(" || "),
         names(|value| matches!(value, Value::Path)),
         names(|value| matches!(value, Value::Level)),
+        names(|value| matches!(value, Value::Format)),
         names(|value| matches!(value, Value::Other)),
         COMMANDS.join(" ")
     );
@@ -190,15 +244,74 @@ fn bash() -> String {
     }
     let (_, words) = followers("config check");
     let _ = writeln!(text, "        *:config:check) words=\"{}\" ;;", words.join(" "));
-    text.push_str("        *:image:remove) words=\"--force\" ;;\n");
-    text.push_str("        *:image:import) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n    esac\n");
-    text.push_str("    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\ncomplete -o filenames -F _coracle coracle\n");
+    bash_own(&mut text);
+    text.push_str("    esac\n");
+    text.push_str("    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n");
+    // A reference has colons, at which bash begins a new word.
+    text.push_str(
+        "    declare -F __ltrim_colon_completions >/dev/null && __ltrim_colon_completions \"$word\"\n",
+    );
+    text.push_str("}\ncomplete -o filenames -F _coracle coracle\n");
     text
+}
+
+/// Conditions in bash for options of a command that have the same name as a flag of the daemon.
+fn with_another_meaning() -> Vec<String> {
+    let flags = flags();
+    let is_flag = |option: &&Opt| flags.iter().any(|flag| flag.name == option.name);
+    let mut conditions = Vec::new();
+    for about in own_commands() {
+        for option in about.options.iter().filter(is_flag) {
+            let words = "${COMP_WORDS[1]}:${COMP_WORDS[COMP_CWORD-1]}";
+            conditions.push(format!("{words} == {}:{}", about.words, option.name));
+        }
+    }
+    conditions
+}
+
+/// Appends the completion for bash of commands with their own options: options, their values, files, and names of existing
+/// objects.
+fn bash_own(text: &mut String) {
+    for (name, about) in image_commands() {
+        let _ = writeln!(text, "        *:image:{name})");
+        bash_options(text, about);
+    }
+    for about in own_commands() {
+        let _ = writeln!(text, "        *:{}:*)", about.words);
+        bash_options(text, about);
+    }
+}
+
+fn bash_options(text: &mut String, about: &About) {
+    for option in about.options.iter().filter(|option| !option.value.is_empty()) {
+        let action = match takes(option.value) {
+            Taken::File => "$(compgen -f -- \"$word\")".to_owned(),
+            Taken::Words(words) => format!("$(compgen -W \"{words}\" -- \"$word\")"),
+            Taken::Listed(command) => format!("$(compgen -W \"$({command} 2>/dev/null)\" -- \"$word\")"),
+            Taken::Nothing => String::new(),
+        };
+        let names = spellings(option).join("|");
+        let previous = "${COMP_WORDS[COMP_CWORD-1]}";
+        let _ =
+            writeln!(text, "            case {previous} in {names}) COMPREPLY=({action}); return ;; esac");
+    }
+    let options: Vec<_> = about.options.iter().flat_map(spellings).collect();
+    let _ = writeln!(text, "            words=\"{}\"", options.join(" "));
+    match takes(about.arguments) {
+        Taken::File => text.push_str(
+            "            [[ $word == -* ]] || { COMPREPLY=($(compgen -f -- \"$word\")); return; } ;;\n",
+        ),
+        Taken::Listed(command) => {
+            let _ = writeln!(text, "            [[ $word == -* ]] || words=$({command} 2>/dev/null) ;;");
+        }
+        Taken::Words(_) | Taken::Nothing => text.push_str("            ;;\n"),
+    }
 }
 
 fn zsh() -> String {
     // In a specification brackets and colons have a meaning, in quotes quotes.
-    let plain = |text: &str| text.replace('\'', "").replace('[', "(").replace(']', ")").replace(':', "\\:");
+    let plain =
+        |text: &str| text.replace('\'', "'\\''").replace('[', "(").replace(']', ")").replace(':', "\\:");
     let mut text = String::from(
         "#compdef coracle\n# Completions of coracle for zsh; made by runtime/daemon/src/cli/pages.rs.\n",
     );
@@ -207,6 +320,7 @@ fn zsh() -> String {
         let action = match value(&flag) {
             Value::Path => "_files".into(),
             Value::Level => format!("({LEVELS})"),
+            Value::Format => format!("({FORMATS})"),
             Value::Other => " ".into(),
         };
         let _ = writeln!(text, "        '*{}[{}]:{}:{action}'", flag.name, plain(&flag.text), flag.value);
@@ -227,11 +341,53 @@ fn zsh() -> String {
                 let _ = writeln!(text, "                    '{own}:{}'", plain(about.text));
             }
         }
-        text.push_str("                )\n                _describe command commands\n            else\n                _files\n");
-        text.push_str("            fi ;;\n");
+        text.push_str("                )\n                _describe command commands\n                return\n            fi\n");
+        if command == "config" {
+            text.push_str("            _arguments '*: : ' $flags '*:file:_files' ;;\n");
+            continue;
+        }
+        zsh_image(&mut text, &plain);
+        text.push_str("            esac ;;\n");
+    }
+    for about in own_commands() {
+        let _ = write!(text, "        {})", about.words);
+        zsh_options(&mut text, about, &plain);
     }
     text.push_str("    esac\n}\n_coracle \"$@\"\n");
     text
+}
+
+/// Appends the completion for zsh of options and names of image commands, like [`bash_own`].
+fn zsh_image(text: &mut String, plain: &dyn Fn(&str) -> String) {
+    text.push_str("            case $words[3] in\n");
+    for (name, about) in image_commands() {
+        let _ = write!(text, "                {name})");
+        zsh_options(text, about, plain);
+    }
+}
+
+fn zsh_options(text: &mut String, about: &About, plain: &dyn Fn(&str) -> String) {
+    text.push_str(" _arguments '*: : '");
+    for option in about.options {
+        let value = match takes(option.value) {
+            _ if option.value.is_empty() => String::new(),
+            Taken::Nothing => format!(":{}: ", option.value),
+            Taken::File => ":FILE:_files".to_owned(),
+            Taken::Words(words) => format!(":{}:({words})", option.value),
+            Taken::Listed(command) => format!(":{}:($({command} 2>/dev/null))", option.value),
+        };
+        for name in spellings(option) {
+            let _ = write!(text, " '{name}[{}]{value}'", plain(option.text));
+        }
+    }
+    match takes(about.arguments) {
+        Taken::File => text.push_str(" '*:archive:_files' ;;\n"),
+        Taken::Listed(command) => {
+            let what = about.arguments.trim_matches(['[', ']', '.']).split(' ').next().unwrap_or_default();
+            let _ = writeln!(text, " '*:{}:($({command} 2>/dev/null))' ;;", what.to_lowercase());
+        }
+        Taken::Words(_) | Taken::Nothing => text.push_str(" ;;\n"),
+    }
 }
 
 fn fish() -> String {
@@ -248,7 +404,7 @@ fn fish() -> String {
         if let Some((first, own)) = about.words.split_once(' ') {
             let _ = writeln!(
                 text,
-                "complete -c coracle -n '__fish_seen_subcommand_from {first}' -a {own} -d '{}'",
+                "complete -c coracle -n '__fish_seen_subcommand_from {first}; and test (count (commandline -opc)) -eq 2' -a {own} -d '{}'",
                 plain(about.text)
             );
         }
@@ -257,21 +413,58 @@ fn fish() -> String {
         let action = match value(&flag) {
             Value::Path => "-rF".to_owned(),
             Value::Level => format!("-xa '{LEVELS}'"),
+            Value::Format => format!("-xa '{FORMATS}'"),
             Value::Other => "-x".into(),
         };
         let _ = writeln!(
             text,
-            "complete -c coracle -n '__fish_seen_subcommand_from serve check' -l {} {action} -d '{}'",
+            "complete -c coracle -n '__fish_seen_subcommand_from serve check; and not __fish_seen_subcommand_from image' -l {} {action} -d '{}'",
             flag.name.trim_start_matches('-'),
             plain(&flag.text)
         );
     }
-    text.push_str("complete -c coracle -n '__fish_seen_subcommand_from check' -l json -d 'for programs'\n");
-    text.push_str("complete -c coracle -n '__fish_seen_subcommand_from import' -F\n");
-    text.push_str(
-        "complete -c coracle -n '__fish_seen_subcommand_from remove' -l force -d 'also pinned images'\n",
-    );
+    text.push_str("complete -c coracle -n '__fish_seen_subcommand_from check; and not __fish_seen_subcommand_from config image' -l json -d 'for programs'\n");
+    fish_own(&mut text, &plain);
     text
+}
+
+/// Appends the completion for fish of options and names of commands, like [`bash_own`].
+fn fish_own(text: &mut String, plain: &dyn Fn(&str) -> String) {
+    for (name, about) in image_commands() {
+        let here = format!("__fish_seen_subcommand_from image; and __fish_seen_subcommand_from {name}");
+        fish_options(text, about, &here, plain);
+    }
+    for about in own_commands() {
+        let here =
+            format!("__fish_seen_subcommand_from {}; and not __fish_seen_subcommand_from image", about.words);
+        fish_options(text, about, &here, plain);
+    }
+}
+
+fn fish_options(text: &mut String, about: &About, here: &str, plain: &dyn Fn(&str) -> String) {
+    for option in about.options {
+        let short = option.short.trim_start_matches('-');
+        let short = if short.is_empty() { String::new() } else { format!(" -s {short}") };
+        let action = match takes(option.value) {
+            _ if option.value.is_empty() => String::new(),
+            Taken::Nothing => " -x".to_owned(),
+            Taken::File => " -rF".to_owned(),
+            Taken::Words(words) => format!(" -xa '{words}'"),
+            Taken::Listed(command) => format!(" -xa '({command} 2>/dev/null)'"),
+        };
+        let long = option.name.trim_start_matches('-');
+        let _ = writeln!(
+            text,
+            "complete -c coracle -n '{here}'{short} -l {long}{action} -d '{}'",
+            plain(option.text)
+        );
+    }
+    let arguments = match takes(about.arguments) {
+        Taken::File => "-F".to_owned(),
+        Taken::Listed(command) => format!("-a '({command} 2>/dev/null)'"),
+        Taken::Words(_) | Taken::Nothing => return,
+    };
+    let _ = writeln!(text, "complete -c coracle -n '{here}' {arguments}");
 }
 
 fn packaging() -> PathBuf {

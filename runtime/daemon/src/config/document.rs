@@ -1,14 +1,14 @@
-//! `coracle config default`: every key with its text and default, commented out, so that the file documents itself and
-//! changes nothing until a line is uncommented.
+//! `coracle config default`: all keys with description and default, commented out, so that the file has no
+//! effect until a line is uncommented.
 
 use std::fmt::Write as _;
 
 use super::keys::KEYS;
 
-/// Width of the comments.
+/// Width of the comments in characters.
 const COLUMNS: usize = 100;
 
-/// The whole default file.
+/// The complete default configuration file.
 pub(crate) fn document() -> String {
     let mut text = String::from(
         "# coracle's configuration. Every key is optional; each line shows its default. Drop-ins in conf.d/*.toml are\n\

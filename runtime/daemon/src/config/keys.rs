@@ -1,58 +1,62 @@
-//! The table of all keys: what the parser, the flags and the default file are made from, in the order of that file.
-//! A new key is a field of [`Config`] and a row here; nothing else knows it.
+//! The table of all keys, in the order of the default file. The parser, the flags and the default file are generated from it. A
+//! new key is a field of [`Config`] and a row in this table.
 
 use std::ops::RangeInclusive;
 
-use coracle_base::log::Level;
+use coracle_base::log::{Format, Level};
 use coracle_engine::modules::Selinux;
 
 use super::types::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
 use super::value::Raw;
 
-/// One key of the configuration.
+/// One configuration key.
 #[derive(Debug)]
 pub(crate) struct Key {
-    /// As in the file: `section.name`.
+    /// Name of the key in the file: `section.name`.
     pub(crate) name: &'static str,
-    /// What it means, its choices and bounds.
+    /// Description of the key with its choices and bounds.
     pub(crate) text: &'static str,
-    /// Its default, in TOML.
+    /// Default value in TOML syntax.
     pub(crate) default: &'static str,
-    /// Whether SIGHUP brings a new value into force; others need a restart.
+    /// Whether SIGHUP applies a new value; other keys need a restart.
     pub(crate) reloadable: bool,
-    /// Its flag, if it has one.
+    /// The command-line flag of the key; `None` if it has none.
     pub(crate) flag: Option<Flag>,
-    /// Whether it takes a list, and its flag may be repeated.
+    /// Whether the value is a list; the flag of such a key may be repeated.
     pub(crate) is_list: bool,
-    /// Parses a value into its field; the error says what was expected.
+    /// Parses a value and stores it in its field; the error describes the expected value.
     pub(super) store: fn(&mut Config, &Raw) -> Result<(), String>,
-    /// Whether two configurations agree in it.
+    /// Whether two configurations have equal values of the key.
     pub(super) is_equal: fn(&Config, &Config) -> bool,
 }
 
 /// A flag of `coracle serve`.
 #[derive(Debug)]
 pub(crate) struct Flag {
-    /// With its dashes.
+    /// Name of the flag including the dashes.
     pub(crate) name: &'static str,
-    /// What `--help` calls its value.
+    /// Name of the flag's value in `--help`.
     pub(crate) value: &'static str,
 }
 
-/// Shorter would fail healthy plugins, longer would outlast the kubelet's own limit of two minutes.
+/// Permitted timeouts of NRI plugins in milliseconds: a shorter one would disconnect working plugins, a longer one would exceed
+/// the kubelet's limit of two minutes.
 const NRI_TIMEOUT_MS: RangeInclusive<u64> = 10..=120_000;
 
-/// Shorter would fail slow links, longer would look like a hang to a kubelet.
+/// Permitted timeouts of registries in milliseconds: a shorter one would fail on slow networks, a longer one would appear to a
+/// kubelet as a hang.
 const REGISTRY_TIMEOUT_MS: RangeInclusive<u64> = 100..=600_000;
 
-/// Up to 16 TiB, the largest file of ext4.
+/// Permitted limits of a layer's size in MiB: up to 16 TiB, the maximum file size of ext4.
 const LAYER_MIB: RangeInclusive<u32> = 1..=16 << 20;
 
-/// Up to a week; a shell that is left open for longer is forgotten.
+/// Permitted timeouts of streams in milliseconds: up to a week, which is longer than any interactive session.
 const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
 
 const LEVELS: [(&str, Level); 4] =
     [("error", Level::Error), ("warn", Level::Warn), ("info", Level::Info), ("debug", Level::Debug)];
+
+const FORMATS: [(&str, Format); 2] = [("text", Format::Text), ("json", Format::Json)];
 
 const DRIVERS: [(&str, CgroupDriver); 3] =
     [("auto", CgroupDriver::Auto), ("cgroupfs", CgroupDriver::Cgroupfs), ("systemd", CgroupDriver::Systemd)];
@@ -71,7 +75,7 @@ const DUPLICATES: [(&str, DuplicatePolicy); 3] = [
 
 const RESTARTS: [(&str, Restart); 2] = [("never", Restart::Never), ("on-failure", Restart::OnFailure)];
 
-/// Whether the word after a row's default says that SIGHUP is enough.
+/// Converts the last word of a row, `reload` or `restart`, into whether SIGHUP applies the key.
 macro_rules! is_reloadable {
     (reload) => {
         true
@@ -81,7 +85,7 @@ macro_rules! is_reloadable {
     };
 }
 
-/// A row: name, default, reload or restart, flag, field, parser, text.
+/// Creates a row from name, default, reload or restart, flag, field, parser, and description.
 macro_rules! key {
     ($name:literal = $default:literal, $reload:ident, $flag:expr, $is_list:literal,
      $($field:ident).+ <- |$raw:ident| $parse:expr, $text:literal) => {
@@ -105,7 +109,7 @@ const fn flag(name: &'static str, value: &'static str) -> Option<Flag> {
     Some(Flag { name, value })
 }
 
-/// Every key.
+/// All keys of the configuration file.
 pub(crate) static KEYS: &[Key] = &[
     key!("root" = r#""/var/lib/coracle""#, restart, flag("--root", "DIR"), false,
         root <- |raw| raw.path(),
@@ -119,6 +123,9 @@ pub(crate) static KEYS: &[Key] = &[
     key!("log_level" = r#""info""#, reload, flag("--log-level", "LEVEL"), false,
         log_level <- |raw| raw.choice(&LEVELS),
         "Log level: error, warn, info or debug."),
+    key!("log_format" = r#""text""#, reload, flag("--log-format", "FORMAT"), false,
+        log_format <- |raw| raw.choice(&FORMATS),
+        "Form of log lines: text (key=value) or json (one object a line, all values strings)."),
     key!("program_dir" = r#""""#, restart, None, false,
         program_dir <- |raw| raw.optional_path(),
         "Directory of coracle-pod and coracle-worker. Empty: that of the running program."),
@@ -193,7 +200,10 @@ pub(crate) static KEYS: &[Key] = &[
         "Keep compressed layers after unpacking: `coracle image export` and a full `coracle image check` need them. false saves flash."),
     key!("image.layer_mib_max" = "16384", restart, None, false,
         image.layer_mib_max <- |raw| raw.number(LAYER_MIB),
-        "Maximum size in MiB of an unpacked layer, and of all files of an imported archive. Unpacking also stops when less than 5 % of the file system of root, at least 64 MiB, would remain free; on one of less than 1280 MiB, a tenth or 64 MiB, whichever is less."),
+        "Maximum size in MiB of an unpacked layer, and of all files of an imported archive. Unpacking also stops when less than 5 % of the file system of root, at least 64 MiB and at most 2 GiB, would remain free; on one of less than 1280 MiB, a tenth or 64 MiB, whichever is less."),
+    key!("runtime_handlers.aliases" = r#"["runc", "crun"]"#, reload, None, true,
+        runtime_handlers <- |raw| raw.texts(),
+        "Handlers of RuntimeClasses that are served by this runtime, beside the one without a name. All behave alike."),
     key!("streaming.address" = r#""127.0.0.1""#, restart, None, false,
         streaming.address <- |raw| raw.ip_address(),
         "Address on which exec, attach and port-forward are served."),
@@ -287,7 +297,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!("metrics.address" = r#""""#, restart, flag("--metrics", "ADDR"), false,
         metrics_address <- |raw| raw.optional_address(),
         "Address for Prometheus metrics: ADDRESS:PORT or unix:///PATH. Empty: disabled."),
-    key!("metrics.containerd_socket" = r#""""#, restart, None, false,
-        containerd_socket <- |raw| raw.optional_socket(),
-        "Socket on which the kubelet's cAdvisor finds the names of pods and containers, in place of containerd; cAdvisor expects unix:///run/containerd/containerd.sock. Empty: disabled."),
+    key!("metrics.containerd_socket" = r#""auto""#, restart, None, false,
+        containerd_socket <- |raw| raw.containerd_socket(),
+        "Socket on which the kubelet's cAdvisor finds pods and containers, in place of containerd. auto: unix:///run/containerd/containerd.sock, which cAdvisor expects, if the node has no containerd and state is the default. Empty: disabled."),
 ];

@@ -1,13 +1,15 @@
-//! The configuration as one typed value: defaults, then the file, then drop-ins in lexical order, then flags.
+//! Loads the configuration into one typed value: defaults, then the file, then drop-ins in lexical order,
+//! then flags.
 //!
 //! ```text
-//!   keys (the table) ──> defaults ─┐
-//!   config.toml, conf.d/*.toml ────┼──> one raw value per key ──> Config, or every problem with file and line
-//!   flags ─────────────────────────┘
+//! keys (the table) ──> defaults ─┐
+//! config.toml, conf.d/*.toml ────┼──> one raw value per key ──> Config, or every problem with file and line
+//! flags ─────────────────────────┘
 //! ```
 //!
-//! Every key is defined once, in [`keys::KEYS`]; from there come the parser, the flags, `coracle config default` and the
-//! answer to a misspelt key. All problems are reported at once. Later code never sees a raw string.
+//! Every key is defined once, in [`keys::KEYS`]; the parser, the flags, `coracle config default` and
+//! suggestions for misspelt keys are generated from it. All problems are reported together. No code outside
+//! of this module handles unparsed strings.
 
 mod document;
 mod keys;
@@ -24,16 +26,21 @@ use std::path::{Path, PathBuf};
 pub(crate) use document::document;
 pub(crate) use keys::{KEYS, Key};
 pub(crate) use suggest::nearest;
-pub(crate) use types::{Address, CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Nri, Restart};
+pub(crate) use types::{
+    Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, DuplicatePolicy, Nri, Restart,
+};
+
+/// The default of the key `state`.
+pub(crate) const STATE_DEFAULT: &str = "/run/coracle";
 use value::{Origin, Raw};
 
-/// Where the configuration is unless `--config` says otherwise.
+/// Default path of the configuration file (`--config`).
 pub(crate) const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
 
-/// One thing that is wrong, and where.
+/// A problem of the configuration with its origin.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Problem {
-    /// `FILE:LINE`, or the flag.
+    /// Origin of the value: `FILE:LINE`, or the flag.
     origin: Origin,
     text: String,
 }
@@ -44,19 +51,26 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What the command line adds to the files.
+/// The sources of the configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sources {
-    /// `--config`: must exist. `None`: [`DEFAULT_FILE`], which need not.
+    /// Path from `--config`, which must exist. `None`: [`DEFAULT_FILE`], which is optional.
     pub(crate) file: Option<PathBuf>,
-    /// Flags as (key, value), in their order; a list takes one value per flag.
+    /// Flags as (key, value) in the order of the command line; the flag of a list may occur several times.
     pub(crate) flags: Vec<(&'static Key, String)>,
 }
 
-/// Reads all sources again, as at start.
+/// The files that [`load`] reads, without those that do not exist.
+pub(crate) fn files(sources: &Sources) -> Vec<PathBuf> {
+    let file = sources.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+    let drop_ins = read::drop_ins(&file.with_file_name("conf.d")).unwrap_or_default();
+    std::iter::once(file).chain(drop_ins).filter(|path| path.exists()).collect()
+}
+
+/// Loads the configuration from all sources, at start and at each reload.
 ///
 /// # Errors
-/// Every problem of every source, in the order of files and lines.
+/// All problems of all sources, in the order of files and lines.
 pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
     let mut values: Vec<Option<(Raw, Origin)>> = vec![None; KEYS.len()];
     let mut problems = Vec::new();
@@ -87,7 +101,7 @@ fn apply_flags(sources: &Sources, values: &mut [Option<(Raw, Origin)>]) {
     }
 }
 
-/// One pass over the table: the given value, else the default, into its field.
+/// Stores the given value, or the default, of each key in its field.
 fn build(values: &[Option<(Raw, Origin)>], problems: &mut Vec<Problem>) -> Config {
     let mut config = Config::default();
     for (key, given) in KEYS.iter().zip(values) {
@@ -96,7 +110,7 @@ fn build(values: &[Option<(Raw, Origin)>], problems: &mut Vec<Problem>) -> Confi
                 problems.push(Problem { origin: origin.clone(), text: format!("{}: {text}", key.name) });
             }
         } else {
-            // The table's own text; a test stores every one.
+            // The table's own default; a test parses all of them.
             let stored = read::literal(key.default).and_then(|raw| (key.store)(&mut config, &raw));
             stored.expect("each default in the table fits its key");
         }
@@ -107,13 +121,13 @@ fn build(values: &[Option<(Raw, Origin)>], problems: &mut Vec<Problem>) -> Confi
 /// Names of the keys in which two configurations differ.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
-    /// In force after a reload.
+    /// Names of changed keys that a reload applies.
     pub(crate) reloadable: Vec<&'static str>,
-    /// In force after a restart.
+    /// Names of changed keys that require a restart.
     pub(crate) needs_restart: Vec<&'static str>,
 }
 
-/// What a reload from `old` to `new` changes, key by key.
+/// Compares two configurations.
 pub(crate) fn changes(old: &Config, new: &Config) -> Changes {
     let mut changes = Changes::default();
     for key in KEYS {

@@ -1,4 +1,4 @@
-//! From TOML files to one raw value per key, with the line of each. A file that is not TOML says all that is wrong with it.
+//! Reads TOML files into one raw value per key with its line. All syntax errors of a file are reported.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use super::keys::{KEYS, Key};
 use super::suggest;
 use super::value::{Origin, Raw};
 
-/// Largest configuration file: a hundred times the default one with all its comments.
+/// Maximum size of a configuration file in bytes: a hundred times the default file.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Most drop-ins that are read.
+/// Maximum number of drop-in files.
 const DROP_INS_MAX: usize = 256;
 
 type Values = [Option<(Raw, Origin)>];
 
-/// Reads `file` and then `conf.d/*.toml` beside it. `must_exist`: the user named the file.
+/// Reads `file` and `conf.d/*.toml` in its directory. `must_exist`: whether the file must exist, because the user named it.
 pub(super) fn files(file: &Path, must_exist: bool, values: &mut Values, problems: &mut Vec<Problem>) {
     match load(file) {
         Ok(text) => parse(file, &text, values, problems),
@@ -58,8 +58,8 @@ fn load(path: &Path) -> io::Result<String> {
     std::fs::read_to_string(path)
 }
 
-/// `*.toml` of the directory in lexical order; none where there is no directory.
-fn drop_ins(directory: &Path) -> io::Result<Vec<PathBuf>> {
+/// The files `*.toml` of a directory in lexical order; empty if the directory does not exist.
+pub(super) fn drop_ins(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -75,7 +75,7 @@ fn drop_ins(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Takes every key of one document; a later document's value replaces an earlier one's.
+/// Reads all keys of one document; they replace the values of earlier documents.
 pub(super) fn parse(path: &Path, text: &str, values: &mut Values, problems: &mut Vec<Problem>) {
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut walk = Walk { path, text, values, problems };
@@ -83,7 +83,7 @@ pub(super) fn parse(path: &Path, text: &str, values: &mut Values, problems: &mut
         let at = error.span().map_or(0, |span| span.start);
         walk.problem(at, error.message().trim().replace('\n', "; "));
     }
-    // What recovery made of broken text would only raise problems that are not there.
+    // The error recovery of the parser would cause further, wrong problems.
     if errors.is_empty() {
         walk.table(table.get_ref(), "");
     }
@@ -153,7 +153,7 @@ fn raw(value: &DeValue<'_>) -> Raw {
     }
 }
 
-/// A single value as the table's defaults write it.
+/// Parses a single value in the format of the table's defaults.
 pub(super) fn literal(text: &str) -> Result<Raw, String> {
     DeValue::parse(text).map(|value| raw(value.get_ref())).map_err(|error| error.message().to_owned())
 }

@@ -1,9 +1,11 @@
-//! "Did you mean": the nearest known word by edits.
+//! Suggestions ("did you mean"): finds the valid word with the smallest edit distance.
 
-/// Longest word that is compared; longer ones are no slips of the finger, and the work is quadratic.
+/// Maximum length in bytes of a compared word: the algorithm is quadratic, and longer words are not typing
+/// errors.
 const WORD_BYTES_MAX: usize = 64;
 
-/// The candidate that fewest edits turn into `word`, if they are at most a third of it, or the one whose last part it is.
+/// The candidate with the smallest edit distance to `word`, if the distance is at most a third of the word's length, or the
+/// candidate whose last part is `word`; otherwise `None`.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     if word.len() > WORD_BYTES_MAX {
         return None;
@@ -11,7 +13,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str> 
     let close = candidates.clone().map(|candidate| (edits(word, candidate), candidate)).min();
     match close {
         Some((distance, candidate)) if distance <= (word.len() / 3).max(1) => Some(candidate),
-        // Right name, wrong section: `port` for `streaming.port`.
+        // A correct name in the wrong section: `port` for `streaming.port`.
         _ => {
             let tail = word.rsplit('.').next()?;
             candidates.into_iter().find(|candidate| candidate.rsplit('.').next() == Some(tail))
@@ -19,7 +21,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str> 
     }
 }
 
-/// Insertions, deletions and replacements of bytes between two words (Levenshtein), one row at a time.
+/// The edit distance of two words in bytes (Levenshtein), computed row by row.
 fn edits(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

@@ -1,4 +1,4 @@
-//! The table agrees with itself, files merge as documented, and every mistake is named with its place.
+//! Tests that the table is consistent, that files are merged as documented, and that each problem is reported with its place.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::value::{Origin, Raw};
 use super::{Address, Changes, Config, KEYS, Problem, Sources, changes, document, load, read};
 
-/// A directory with configuration files that goes away with the test.
+/// A directory with configuration files of one test; removed on drop.
 struct Files(PathBuf);
 
 impl Files {
@@ -151,7 +151,7 @@ fn a_reload_says_what_needs_a_restart() {
     assert_eq!(changes(&before, &after), expected);
 }
 
-/// Whatever bytes come, there is an answer, and every problem names a line of the file.
+/// Any input is parsed, and each problem has a line of the file.
 #[test]
 fn garbage_is_answered() {
     let mut seed: u64 = 0x5eed;

@@ -1,157 +1,175 @@
-//! What the configuration says, section by section, once it is parsed and checked. Made by `load` only.
+//! The parsed and validated configuration, section by section. Only `load` creates it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coracle_base::log::Level;
+use coracle_base::log::{Format, Level};
 
-/// The daemon's whole configuration. Made by [`super::load`] only; `Default` is the empty form the table's defaults fill.
+/// The complete configuration. Only [`super::load`] creates it; `Default` is an empty value, which `load` fills with the
+/// table's defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// What survives a reboot: images, layers, records.
+    /// Directory of persistent data: images, layers, records.
     pub(crate) root: PathBuf,
-    /// What does not: sockets, monitors' directories, exit records.
+    /// Directory of data that does not survive a reboot: sockets, monitors' directories, exit records.
     pub(crate) state: PathBuf,
-    /// The CRI socket.
+    /// Path of the CRI socket.
     pub(crate) listen: PathBuf,
-    /// Lines above it are not written.
+    /// Minimum severity of logged lines.
     pub(crate) log_level: Level,
-    /// Where `coracle-pod` and `coracle-worker` are; `None`: beside the running program.
+    /// Format of log lines.
+    pub(crate) log_format: Format,
+    /// The directory of `coracle-pod` and `coracle-worker`; `None`: the directory of the running program.
     pub(crate) program_dir: Option<PathBuf>,
-    /// The sandbox image to pull and pin; `None`: the built-in one.
+    /// The sandbox image to pull and pin; `None`: the built-in image.
     pub(crate) sandbox_image: Option<String>,
-    /// Names, globs and keywords of images that garbage collection leaves.
+    /// Names, globs and keywords of images that are protected from garbage collection.
     pub(crate) pinned_images: Vec<String>,
-    /// `[cgroup]`
+    /// Section `[cgroup]`.
     pub(crate) cgroup: Cgroup,
-    /// `[cni]`
+    /// Section `[cni]`.
     pub(crate) cni: Cni,
-    /// `[network]`
+    /// Section `[network]`.
     pub(crate) network: Network,
-    /// `[security]`
+    /// Section `[security]`.
     pub(crate) security: Security,
-    /// `[cdi]`
+    /// Section `[cdi]`.
     pub(crate) cdi: Cdi,
-    /// `[registry]`
+    /// Section `[registry]`.
     pub(crate) registry: Registry,
-    /// `[image]`
+    /// Section `[image]`.
     pub(crate) image: Image,
-    /// `[streaming]`
+    /// Section `[streaming]`.
     pub(crate) streaming: coracle_streaming::Options,
-    /// `[nri]`
+    /// Section `[runtime_handlers]`: names of runtime handlers that all mean this runtime.
+    pub(crate) runtime_handlers: Vec<String>,
+    /// Section `[nri]`.
     pub(crate) nri: Nri,
-    /// `[metrics]`: where Prometheus text is served; `None`: nowhere.
+    /// Section `[metrics]`: address of the Prometheus endpoint; `None`: disabled.
     pub(crate) metrics_address: Option<Address>,
-    /// Where what cAdvisor asks of containerd is served; `None`: nowhere.
-    pub(crate) containerd_socket: Option<PathBuf>,
+    /// Setting of the socket of the containerd API for cAdvisor.
+    pub(crate) containerd_socket: ContainerdSocket,
+}
+
+/// Setting of the socket of the containerd API for cAdvisor.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum ContainerdSocket {
+    /// containerd's own path on a node without containerd; no socket for a daemon with another state directory than the
+    /// default.
+    #[default]
+    Automatic,
+    /// No socket is served.
+    Off,
+    /// The socket is at this path.
+    At(PathBuf),
 }
 
 impl Config {
-    /// Where archives and lists of images are imported from.
+    /// The directories from which images are imported.
     pub(crate) fn import_directories(&self) -> Vec<PathBuf> {
         self.image.import_dirs.clone().unwrap_or_else(|| vec![self.root.join("import")])
     }
 }
 
-/// Where cgroups are and who makes them.
+/// Cgroup driver and parent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cgroup {
-    /// Who makes them.
+    /// The configured cgroup driver.
     pub(crate) driver: CgroupDriver,
-    /// The cgroup above all pods that name none; empty: the root.
+    /// Default cgroup parent; empty: `/coracle`, or `/system.slice` with the systemd driver.
     pub(crate) parent: String,
 }
 
-/// Who makes cgroups.
+/// Cgroup drivers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum CgroupDriver {
-    /// systemd where it runs the host, else the file system.
+    /// systemd if it is the host's init system, otherwise cgroupfs.
     #[default]
     Auto,
-    /// Directories, by us.
+    /// Directories that coracle creates.
     Cgroupfs,
-    /// Scopes, by systemd.
+    /// Scopes that systemd manages.
     Systemd,
 }
 
-/// What confines containers beside what their requests say.
+/// Settings that confine containers further than their requests do, section `[security]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Security {
     pub(crate) selinux: coracle_engine::modules::Selinux,
 }
 
-/// Container networks.
+/// Settings of CNI networks, section `[cni]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cni {
-    /// Directory of `*.conflist` and `*.conf`; the first in lexical order is the network.
+    /// Directory of `*.conflist` and `*.conf` files; the first one in lexical order applies.
     pub(crate) conf_dir: PathBuf,
-    /// Where plugins are looked for, in order.
+    /// Directories in which plugins are searched, in order.
     pub(crate) bin_dirs: Vec<PathBuf>,
-    /// Whether the common plugins are run without their programs.
+    /// Whether the daemon uses its built-in plugins.
     pub(crate) built_in: bool,
 }
 
-/// The network of a node that has none configured.
+/// The network of a node without CNI configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Network {
-    /// Which.
+    /// The kind of the default network.
     pub(crate) default: DefaultNetwork,
-    /// Its bridge.
+    /// Name of the network's bridge.
     pub(crate) bridge: String,
-    /// Its ranges.
+    /// Address ranges of the default network, one per address family.
     pub(crate) subnets: Vec<String>,
 }
 
-/// What a node without configuration has for a network.
+/// The kinds of a default network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum DefaultNetwork {
-    /// None: it is not ready.
+    /// No network: the node is not ready.
     #[default]
     None,
-    /// A bridge of ours.
+    /// The built-in bridge network.
     Builtin,
 }
 
-/// Devices by name.
+/// Settings of CDI devices, section `[cdi]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cdi {
-    /// Where spec files are, the most important last.
+    /// Directories of spec files, in order of increasing precedence.
     pub(crate) spec_dirs: Vec<PathBuf>,
 }
 
-/// Registries.
+/// Settings of image registries, section `[registry]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Registry {
-    /// Mirrors and credentials in k3s' format; it need not exist.
+    /// File with mirrors and credentials in k3s' format; optional.
     pub(crate) config: PathBuf,
-    /// `HOST/hosts.toml` per registry, as containerd reads them; it need not exist.
+    /// Directory with `HOST/hosts.toml` files in containerd's format; optional.
     pub(crate) certs_dir: PathBuf,
-    /// Credentials in docker's format.
+    /// File with credentials in docker's format; `None`: not used.
     pub(crate) docker_config: Option<PathBuf>,
-    /// For a TCP connection.
+    /// Time limit of a TCP connection.
     pub(crate) connect_timeout: Duration,
-    /// For TLS on it.
+    /// Time limit of a TLS handshake.
     pub(crate) tls_timeout: Duration,
-    /// From a request to the head of its answer.
+    /// Time limit from a request to the response header.
     pub(crate) first_byte_timeout: Duration,
-    /// Bytes a second, over `rate_window`, below which a download is given up.
+    /// Minimum rate in bytes per second over `rate_window`; a slower download is aborted.
     pub(crate) rate_min: u32,
-    /// See `rate_min`.
+    /// Time window over which `rate_min` is averaged.
     pub(crate) rate_window: Duration,
-    /// Layers of one image that are downloaded at once.
+    /// Number of layers of one image that are downloaded concurrently.
     pub(crate) connections: u32,
 }
 
 impl Registry {
-    /// As workers take it.
+    /// The settings for workers.
     pub(crate) fn for_workers(&self) -> coracle_job::Registries {
         let ms = |duration: Duration| duration.as_millis() as u64;
         coracle_job::Registries {
             config: self.config.clone(),
             certs_dir: self.certs_dir.clone(),
             docker_config: self.docker_config.clone(),
-            patience: coracle_job::Patience {
+            timeouts: coracle_job::Timeouts {
                 connect_ms: ms(self.connect_timeout),
                 tls_ms: ms(self.tls_timeout),
                 first_byte_ms: ms(self.first_byte_timeout),
@@ -163,110 +181,110 @@ impl Registry {
     }
 }
 
-/// Images.
+/// Settings of the image store, section `[image]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// Archives and lists found in these are imported; `None`: in `ROOT/import`.
+    /// Import directories; `None`: `ROOT/import`.
     pub(crate) import_dirs: Option<Vec<PathBuf>>,
-    /// Whether compressed layers stay after unpacking, for `image export`.
+    /// Whether compressed layers are kept after unpacking, for `image export`.
     pub(crate) keep_blobs: bool,
-    /// MiB that one layer may unpack to.
+    /// Maximum unpacked size of a layer in MiB.
     pub(crate) layer_mib_max: u32,
 }
 
 impl Image {
-    /// As workers take them.
+    /// The limits for workers.
     pub(crate) fn limits(&self) -> coracle_job::Limits {
         let layer_bytes_max = u64::from(self.layer_mib_max) << 20;
         coracle_job::Limits { layer_bytes_max, ..coracle_job::Limits::default() }
     }
 }
 
-/// The NRI dispatcher.
+/// Settings of NRI plugins, section `[nri]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Nri {
-    /// Where plugins connect.
+    /// Path of the plugins' socket.
     pub(crate) socket_path: PathBuf,
-    /// Plugins that coracle starts.
+    /// Directory of plugin programs that coracle starts.
     pub(crate) plugin_path: PathBuf,
-    /// Their configuration.
+    /// Directory of the configuration files of these plugins.
     pub(crate) plugin_config_path: PathBuf,
-    /// From connect to RegisterPlugin.
+    /// Time limit from the connection to RegisterPlugin.
     pub(crate) plugin_registration_timeout: Duration,
-    /// Configure and every event.
+    /// Time limit of Configure and of each event.
     pub(crate) plugin_request_timeout: Duration,
-    /// All of Synchronize.
+    /// Time limit of the complete Synchronize.
     pub(crate) plugin_sync_timeout: Duration,
-    /// No socket: only plugins that coracle starts.
+    /// Whether there is no socket, so that only plugins that coracle starts are used.
     pub(crate) disable_connections: bool,
-    /// The runtime's name, as plugins are told.
+    /// Runtime name that plugins receive.
     pub(crate) runtime_name: String,
     /// Whether a plugin's timeout fails the CRI call.
     pub(crate) fail_on_plugin_timeout: bool,
-    /// What a second plugin of one index and name does.
+    /// Handling of a second plugin with the same index and name.
     pub(crate) duplicate_policy: DuplicatePolicy,
-    /// Whether plugins that coracle started are started again.
+    /// Whether plugins that coracle started are restarted.
     pub(crate) restart: Restart,
-    /// Event calls under way at one plugin.
+    /// Maximum number of concurrent event calls to one plugin.
     pub(crate) max_inflight_per_plugin: usize,
-    /// Whether plugins hear Shutdown at a clean exit.
+    /// Whether plugins receive Shutdown at a clean exit.
     pub(crate) send_shutdown: bool,
-    /// Whether plugins may have containers evicted.
+    /// Whether plugins may evict containers.
     pub(crate) allow_eviction: bool,
-    /// `[nri.default_validator]`
+    /// Section `[nri.default_validator]`.
     pub(crate) default_validator: Validator,
 }
 
-/// What a second live plugin of the same index and name does.
+/// Handling of a second running plugin with the same index and name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum DuplicatePolicy {
-    /// It takes the first one's place.
+    /// The second plugin replaces the first.
     #[default]
     Replace,
-    /// Both serve.
+    /// Both plugins are used.
     Allow,
-    /// It is turned away.
+    /// The second plugin is refused.
     Reject,
 }
 
-/// Whether plugins that coracle started are started again.
+/// Setting: whether plugins that coracle started are restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Restart {
-    /// Never.
+    /// Plugins are not restarted.
     Never,
-    /// When they end with an error.
+    /// Plugins are restarted if they exit with an error.
     #[default]
     OnFailure,
 }
 
-/// NRI's built-in validator: what no plugin may change.
+/// Settings of NRI's default validator, which rejects adjustments.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Validator {
-    /// Whether there is one.
+    /// Whether the validator is enabled.
     pub(crate) enable: bool,
-    /// OCI hooks.
+    /// Whether OCI hooks are rejected.
     pub(crate) reject_oci_hook_adjustment: bool,
-    /// Seccomp of a container that asked for RuntimeDefault.
+    /// Whether seccomp changes of containers with RuntimeDefault are rejected.
     pub(crate) reject_runtime_default_seccomp_adjustment: bool,
-    /// Seccomp of a container that asked for none.
+    /// Whether seccomp changes of containers without a profile are rejected.
     pub(crate) reject_unconfined_seccomp_adjustment: bool,
-    /// Seccomp of a container that asked for a file.
+    /// Whether seccomp changes of containers with a Localhost profile are rejected.
     pub(crate) reject_custom_seccomp_adjustment: bool,
-    /// Namespaces.
+    /// Whether namespace changes are rejected.
     pub(crate) reject_namespace_adjustment: bool,
-    /// Sysctls.
+    /// Whether sysctl changes are rejected.
     pub(crate) reject_sysctl_adjustment: bool,
-    /// Plugins without which no container is made.
+    /// Names of plugins without which no container is created.
     pub(crate) required_plugins: Vec<String>,
-    /// A pod's annotation that lets it go without them; empty: there is none.
+    /// Name of the pod annotation that exempts a pod from required plugins; empty: no exemption.
     pub(crate) tolerate_missing_plugins_annotation: String,
 }
 
-/// Where to listen: a TCP address or a unix socket.
+/// A listening address: TCP or a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// `ADDRESS:PORT`
+    /// TCP address, written `ADDRESS:PORT`.
     Tcp(SocketAddr),
-    /// `unix:///PATH`
+    /// Path of a unix socket, written `unix:///PATH`.
     Unix(PathBuf),
 }

@@ -1,5 +1,5 @@
-//! Values as they are written, and the parsers from there to what the daemon works with. Each parser's error says what
-//! was expected and what was found; the key and the place are put in front by who calls.
+//! Raw values and their parsers. The error of a parser describes the expected value and the actual one; the caller adds the key
+//! and the origin.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use coracle_base::listen::PATH_BYTES_MAX;
 
-use super::types::Address;
+use super::types::{Address, ContainerdSocket};
 
-/// Where a value was given.
+/// Origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// File and line, from 1; line 0 is the file as a whole.
+    /// File and line number, from 1; line 0 means the whole file.
     File(PathBuf, usize),
-    /// The flag's name.
+    /// Name of the flag that set the value.
     Flag(&'static str),
 }
 
@@ -30,14 +30,14 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value before its key's parser saw it.
+/// An unparsed value with its TOML type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Raw {
     Text(String),
     Number(i64),
     Boolean(bool),
     List(Vec<Raw>),
-    /// A TOML type that no key takes; its name.
+    /// A value of a TOML type that no key has; with the name of the type.
     Other(&'static str),
 }
 
@@ -60,7 +60,7 @@ impl Raw {
         }
     }
 
-    /// `None` for the empty text.
+    /// Parses a text; `None` if it is empty.
     pub(super) fn optional_text(&self) -> Result<Option<String>, String> {
         self.text().map(|text| Some(text).filter(|text| !text.is_empty()))
     }
@@ -80,7 +80,7 @@ impl Raw {
         .map_or_else(|| self.expected(&format!("a number from {} to {}", bounds.start(), bounds.end())), Ok)
     }
 
-    /// A number with its unit: `"500ms"`, `"5s"`, `"2m"`; the bounds are in milliseconds.
+    /// Parses a number with a unit: `"500ms"`, `"5s"`, `"2m"`; the bounds are in milliseconds.
     pub(super) fn duration(&self, bounds_ms: RangeInclusive<u64>) -> Result<Duration, String> {
         let millis = match self {
             Raw::Text(text) => millis(text).filter(|millis| bounds_ms.contains(millis)),
@@ -107,12 +107,17 @@ impl Raw {
         if *self == Raw::Text(String::new()) { Ok(None) } else { self.path().map(Some) }
     }
 
-    /// As [`Raw::socket`]; empty is none.
-    pub(super) fn optional_socket(&self) -> Result<Option<PathBuf>, String> {
-        if *self == Raw::Text(String::new()) { Ok(None) } else { self.socket().map(Some) }
+    /// Parses a socket path like [`Raw::socket`]; an empty text means disabled, `auto` means
+    /// [`ContainerdSocket::Automatic`].
+    pub(super) fn containerd_socket(&self) -> Result<ContainerdSocket, String> {
+        match self {
+            Raw::Text(text) if text.is_empty() => Ok(ContainerdSocket::Off),
+            Raw::Text(text) if text == "auto" => Ok(ContainerdSocket::Automatic),
+            other => other.socket().map(ContainerdSocket::At),
+        }
     }
 
-    /// `unix:///PATH` or a bare path, short enough for a socket.
+    /// Parses a socket path, `unix:///PATH` or a plain path, and checks its length.
     pub(super) fn socket(&self) -> Result<PathBuf, String> {
         let path = match self.text() {
             Ok(text) => text.strip_prefix("unix://").unwrap_or(&text).to_owned(),
@@ -138,7 +143,7 @@ impl Raw {
         .map_or_else(|| self.expected("an IP address"), Ok)
     }
 
-    /// `ADDRESS:PORT`, `unix:///PATH`, or empty.
+    /// Parses `ADDRESS:PORT` or `unix:///PATH`; `None` if the text is empty.
     pub(super) fn optional_address(&self) -> Result<Option<Address>, String> {
         match self {
             Raw::Text(text) if text.is_empty() => Ok(None),
@@ -151,7 +156,7 @@ impl Raw {
         }
     }
 
-    /// One of the names given with their values.
+    /// Parses one of the given words; returns the value that belongs to it.
     pub(super) fn choice<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T, String> {
         let found = match self {
             Raw::Text(text) => choices.iter().find(|(name, _)| name == text),
@@ -174,7 +179,7 @@ impl Raw {
         self.list(Raw::path)
     }
 
-    /// One path or several; `None` for the empty text.
+    /// Parses one or several paths; `None` for an empty text.
     pub(super) fn optional_paths(&self) -> Result<Option<Vec<PathBuf>>, String> {
         match self {
             Raw::List(_) => self.paths().map(Some),

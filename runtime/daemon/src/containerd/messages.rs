@@ -1,10 +1,10 @@
-//! The few fields of containerd's messages that are asked for or looked at (containerd API 1.8 and 1.10: the packages
-//! `containerd.services.version.v1`, `containerd.services.containers.v1`, `containerd.services.tasks.v1`,
-//! `containerd.v1.types`). All others are left out, which proto3 reads as empty.
+//! The used fields of containerd's messages (containerd API 1.8 and 1.10: the packages `containerd.services.version.v1`,
+//! `containerd.services.containers.v1`, `containerd.services.tasks.v1`, `containerd.v1.types`). All other fields are omitted,
+//! which in proto3 means that they are empty.
 
 use std::collections::BTreeMap;
 
-/// `GetContainerRequest` and tasks' `GetRequest`: both begin with the id.
+/// Message `GetContainerRequest`, and `GetRequest` of the tasks service: the ID is the first field of both.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct GetRequest {
     #[prost(string, tag = "1")]
@@ -45,7 +45,7 @@ pub(super) struct Runtime {
     pub(super) name: String,
 }
 
-/// `google.protobuf.Any`
+/// Message `google.protobuf.Any`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Any {
     #[prost(string, tag = "1")]

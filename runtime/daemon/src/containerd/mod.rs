@@ -1,16 +1,17 @@
-//! Three read-only calls of containerd's API, for the cAdvisor inside of kubelets: it looks for the pod, container and image
-//! of a cgroup only there (kubernetes/kubernetes#139870), and without an answer `/metrics/cadvisor` has no such labels.
+//! Three read-only calls of containerd's API for the kubelet's cAdvisor, which uses only this API to find the pod, container
+//! and image of a cgroup (kubernetes/kubernetes#139870); otherwise `/metrics/cadvisor` has no such labels.
 //!
-//! | call | asked for | answered |
+//! | call | caller | answer |
 //! |---|---|---|
-//! | `containerd.services.version.v1.Version/Version` | once, to see that somebody is there | our version |
-//! | `containerd.services.containers.v1.Containers/Get` | each cgroup whose name has 64 hex digits | labels, image, a spec without secrets |
-//! | `containerd.services.tasks.v1.Tasks/Get` | the same | pid and state |
+//! | `containerd.services.version.v1.Version/Version` | once, to detect containerd | coracle's version |
+//! | `containerd.services.containers.v1.Containers/Get` | for each cgroup whose name has 64 hexadecimal digits | labels, image, a spec without secrets |
+//! | `containerd.services.tasks.v1.Tasks/Get` | for the same cgroups | PID and state |
 //!
-//! On a socket of its own, only where a configuration names one, and only in the namespace `k8s.io`. No other program of
-//! containerd's can do anything with it. A kubelet with PodAndContainerStatsFromCRI needs none of this.
+//! The API has its own socket ([`Socket`]) and supports only the namespace `k8s.io`. Other clients of containerd cannot use it,
+//! and a kubelet with PodAndContainerStatsFromCRI does not need it.
 
 mod messages;
+mod socket;
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -33,19 +34,22 @@ use self::messages::{
 use crate::daemon::Daemon;
 use crate::rpc::Answer;
 
-/// containerd's namespace of what a kubelet runs.
+pub(crate) use self::socket::Socket;
+
+/// containerd's namespace for Kubernetes.
 const NAMESPACE: &str = "k8s.io";
-/// Metadata by which clients of containerd name it.
+/// Metadata key of containerd's namespace.
 const NAMESPACE_KEY: &str = "containerd-namespace";
-/// Longest request: an id.
+/// Maximum length in bytes of a request, which contains only an ID.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// How containerd names the type of a spec.
+/// Type URL of a spec in containerd.
 const SPEC_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
-/// The label by which pod sandboxes are told from containers: a sandbox's network is its pod's.
+/// The label that distinguishes pod sandboxes from containers: cAdvisor reports network counters for
+/// sandboxes.
 const KIND: &str = "io.cri-containerd.kind";
 
-/// Answers every request of a connection to containerd's socket.
-pub(crate) fn service(daemon: Rc<Daemon>) -> Answer {
+/// Returns the handler of all requests of a connection to this socket.
+fn service(daemon: Rc<Daemon>) -> Answer {
     Rc::new(move |request: Request<Incoming>| {
         let method = Method { daemon: Rc::clone(&daemon), path: request.uri().path().to_owned() };
         async move { Ok::<Response<Body>, Infallible>(answer(method, request).await) }.boxed_local()
@@ -56,7 +60,7 @@ async fn answer(method: Method, request: Request<Incoming>) -> Response<Body> {
     Grpc::new(Raw).apply_max_message_size_config(Some(REQUEST_BYTES_MAX), None).unary(method, request).await
 }
 
-/// One call, by its path.
+/// A call of one RPC, chosen by its path.
 struct Method {
     daemon: Rc<Daemon>,
     path: String,
@@ -116,7 +120,7 @@ impl Method {
             labels: labels.into_iter().chain([kind]).collect(),
             image,
             runtime: Some(Runtime { name: "coracle".into() }),
-            // Environments may hold secrets, and nobody but the kubelet's client is known to ask.
+            // The environment is omitted, because it may contain secrets and the caller is not authenticated.
             spec: Some(Any {
                 type_url: SPEC_TYPE.into(),
                 value: br#"{"ociVersion":"1.2.0","process":{"cwd":"/","env":[]}}"#.to_vec(),
@@ -144,7 +148,7 @@ impl Method {
         })
     }
 
-    /// By its whole id: what cAdvisor has from the name of a cgroup.
+    /// Finds an object by its complete ID, which cAdvisor reads from the name of a cgroup.
     fn find(&self, id: &str) -> Result<Found, Status> {
         let pods = &self.daemon.pods;
         let container = id.parse::<ContainerId>().ok().and_then(|_| pods.container(id).ok());
@@ -161,7 +165,7 @@ enum Found {
     Pod(Rc<coracle_engine::Pod>),
 }
 
-/// Messages as bytes: the three calls share one machine.
+/// A codec for unparsed messages, so that the three calls share one implementation.
 struct Raw;
 
 impl Codec for Raw {

@@ -1,58 +1,115 @@
-//! The daemon's side of the control socket. Every connection is one request, with a bound on its length, its time and
-//! their number.
+//! The server of the control socket. Each connection has one request; length, duration and number of requests
+//! are limited.
 
+use std::cell::Cell;
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, plain};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
-use coracle_images::{Checked, ImageId, Images, Pulling, View};
+use coracle_client::protocol::{Answer, LINE_BYTES_MAX, Request};
+use coracle_images::{Auth, Checked, ImageId, Images, Pulling, View};
 use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;
 
-use super::{Answer, LINE_BYTES_MAX, Request};
+use super::events::Watchers;
+use super::{exec, node};
+use crate::daemon::{Daemon, free_bytes};
 
-/// Requests at once; more are told to come back.
+/// Maximum number of concurrent requests; further requests are refused.
 const CONNECTIONS_MAX: usize = 16;
 
-/// How long a client may take to say what it wants, or to take an answer.
+/// Maximum number of requests that last as long as their clients, so that other requests can always be served.
+const ENDLESS_MAX: usize = 8;
+
+/// Maximum number of concurrent operations on images, which continue without their clients.
+const OPERATIONS_MAX: usize = 8;
+
+/// Time limit for a client to send its request, and to read an answer.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Answers made and not taken yet: lets an import get on while its client prints.
+/// Maximum number of queued answers; with a queue, an import continues while its client prints.
 const ANSWERS_MAX: usize = 16;
 
-/// How long to wait before the next accept when there are no descriptors left.
+/// Pause before the next accept when there are no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The socket and what it works on.
+/// The listening socket, and the parts of the daemon that requests use.
 pub(crate) struct Server {
     listener: Listener,
-    images: Rc<Images>,
-    /// Counted by its references: one for each connection beside this one.
+    served: Served,
+    /// Counter of connections: the number of references, without this one, is the number of connections.
     connections: Rc<()>,
 }
 
-impl Server {
-    /// Makes the socket.
+/// The parts of the daemon that requests read and change.
+#[derive(Clone)]
+struct Served {
+    images: Rc<Images>,
+    /// Weak, so that a client that waits for a pull does not keep the daemon alive.
+    daemon: Weak<Daemon>,
+    watchers: Rc<Watchers>,
+    /// Number of requests in progress that last as long as their clients.
+    endless: Rc<Cell<usize>>,
+    /// Number of operations on images in progress.
+    operations: Rc<Cell<usize>>,
+}
+
+/// A request that counts against the limit of its kind until the value is dropped.
+struct Place(Rc<Cell<usize>>);
+
+impl Place {
+    /// Counts a request of a kind.
     ///
     /// # Errors
-    /// As [`Listener::bind`].
-    pub(crate) fn bind(socket: &Path, images: Rc<Images>) -> Result<Server, Error> {
-        // Who can import an image decides what runs.
+    /// `ResourceExhausted` if `max` requests of this kind are in progress.
+    fn take(taken: &Rc<Cell<usize>>, max: usize) -> Result<Place, Error> {
+        let count = taken.get();
+        if count >= max {
+            return Err(Error::new(
+                Kind::ResourceExhausted,
+                "too many requests of this kind at once: try again",
+            ));
+        }
+        taken.set(count + 1);
+        Ok(Place(Rc::clone(taken)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Server {
+    /// Creates the socket.
+    ///
+    /// # Errors
+    /// Those of [`Listener::bind`].
+    pub(crate) fn bind(socket: &Path, images: Rc<Images>, daemon: Weak<Daemon>) -> Result<Server, Error> {
+        // A client that can import an image determines which programs run.
         let listener = Listener::bind_for_root(socket)?;
-        Ok(Server { listener, images, connections: Rc::new(()) })
+        let served = Served {
+            images,
+            daemon,
+            watchers: Rc::default(),
+            endless: Rc::default(),
+            operations: Rc::default(),
+        };
+        Ok(Server { listener, served, connections: Rc::new(()) })
     }
 
-    /// Serves as long as the daemon lives.
+    /// Accepts and serves connections until the daemon ends.
     pub(crate) async fn run(self) {
         loop {
             match self.listener.accept().await {
                 Ok(stream) => self.take(stream),
                 Err(error) => {
-                    log::warn!("control connection not accepted"; error = plain(&error));
+                    log::warn!("cannot accept a control connection"; error = plain(&error));
                     reactor::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -60,44 +117,154 @@ impl Server {
     }
 
     fn take(&self, stream: Watched) {
-        let images = self.images.clone();
+        let served = self.served.clone();
         let counted = self.connections.clone();
         let is_full = Rc::strong_count(&counted) > CONNECTIONS_MAX + 1;
         reactor::spawn(async move {
             let _counted = counted;
             let refusal = Error::new(Kind::ResourceExhausted, "too many clients at once: try again");
             let request = if is_full { Err(refusal) } else { read_request(&stream).await };
-            converse(&stream, request, images).await;
+            match request {
+                Ok(request @ (Request::Events {} | Request::Exec { .. })) => {
+                    let _ = endless(&stream, request, &served).await;
+                }
+                Ok(request) => {
+                    smol::future::or(converse(&stream, request, served), disconnected(&stream)).await;
+                }
+                // A request that is too long is not read to its end, so the client counts as connected here.
+                Err(error) => {
+                    if send(&stream, &failed(&error)).await.is_ok() {
+                        let _ = send(&stream, &Answer::End {}).await;
+                    }
+                }
+            }
         })
         .detach();
     }
 }
 
-/// Does what is asked in a task of its own, which goes on without a client, and passes on the answers.
-async fn converse(stream: &Watched, request: Result<Request, Error>, images: Rc<Images>) {
+/// Executes the request in a separate task, which continues without a client, and sends the answers.
+async fn converse(stream: &Watched, request: Request, served: Served) {
     let (sender, answers) = smol::channel::bounded(ANSWERS_MAX);
+    let place = is_operation(&request).then(|| Place::take(&served.operations, OPERATIONS_MAX));
     reactor::spawn(async move {
-        match request {
-            Ok(request) => carry_out(request, &images, &sender).await,
-            Err(error) => say(&sender, Answer::Failed { message: error.to_string() }).await,
+        match place.transpose() {
+            Ok(_place) => carry_out(request, &served, &sender).await,
+            Err(error) => queue(&sender, failed(&error)).await,
         }
-        say(&sender, Answer::End {}).await;
+        queue(&sender, Answer::End {}).await;
     })
     .detach();
     while let Ok(answer) = answers.recv().await {
-        // Its types are strings and numbers, which are always JSON.
-        let Ok(mut line) = serde_json::to_vec(&answer) else { return };
-        line.push(b'\n');
-        match reactor::deadline(CLIENT_PATIENCE, stream.write_all(&line)).await {
-            Ok(Ok(())) => {}
-            // The client is gone or stuck.
-            Ok(Err(_)) | Err(_) => return,
+        if send(stream, &answer).await.is_err() {
+            return;
         }
     }
 }
 
-/// A client that is gone does not hear it.
-async fn say(answers: &Sender<Answer>, answer: Answer) {
+/// Whether a request is an operation on images, which may wait for a registry, a file or a worker.
+fn is_operation(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Import { .. }
+            | Request::Pull { .. }
+            | Request::Explain { .. }
+            | Request::Check { .. }
+            | Request::Export { .. }
+    )
+}
+
+/// Serves a request that lasts as long as its client: sends its answers, an error if there is one, and the end.
+///
+/// # Errors
+/// The client has disconnected or does not read. No further answer may be sent then, because the last line may be incomplete.
+async fn endless(stream: &Watched, request: Request, served: &Served) -> Result<(), Error> {
+    let last = match begin_endless(served) {
+        Err(error) => Some(failed(&error)),
+        Ok((_place, daemon)) => match request {
+            Request::Exec { container, command, stdin, tty } => {
+                let command = exec::Command { container, words: command, stdin, tty };
+                run_command(stream, daemon, command).await
+            }
+            _ => tell_events(stream, daemon, &served.watchers).await?,
+        },
+    };
+    if let Some(answer) = last {
+        send(stream, &answer).await?;
+    }
+    send(stream, &Answer::End {}).await
+}
+
+/// Counts a request that lasts as long as its client.
+///
+/// # Errors
+/// `ResourceExhausted` if there are too many such requests; `Unavailable` if the daemon is ending.
+fn begin_endless(served: &Served) -> Result<(Place, Rc<Daemon>), Error> {
+    let place = Place::take(&served.endless, ENDLESS_MAX)?;
+    let daemon = served.daemon.upgrade();
+    Ok((place, daemon.ok_or_else(|| Error::new(Kind::Unavailable, "the daemon is ending"))?))
+}
+
+/// Runs a command in a container. Returns the last answer; `None` if the client has disconnected.
+async fn run_command(stream: &Watched, daemon: Rc<Daemon>, command: exec::Command) -> Option<Answer> {
+    match exec::start(&daemon, stream, command).await {
+        Ok(started) => {
+            drop(daemon);
+            exec::exit(started, stream).await
+        }
+        Err(error) => Some(failed(&error)),
+    }
+}
+
+/// Sends events until the client disconnects (`None`), or until events are lost (the last answer).
+///
+/// # Errors
+/// The client does not read.
+async fn tell_events(
+    stream: &Watched,
+    daemon: Rc<Daemon>,
+    watchers: &Rc<Watchers>,
+) -> Result<Option<Answer>, Error> {
+    let events = watchers.add(&daemon.pods);
+    drop(daemon);
+    let gone = async {
+        disconnected(stream).await;
+        Ok(None)
+    };
+    let told = async {
+        while let Ok(event) = events.recv().await {
+            send(stream, &Answer::Event(event)).await?;
+        }
+        Ok(Some(Answer::Failed { message: "more events wait than are kept, or the daemon is ending".into() }))
+    };
+    smol::future::or(gone, told).await
+}
+
+fn failed(error: &Error) -> Answer {
+    Answer::Failed { message: error.to_string() }
+}
+
+/// Waits until the client has closed its end. A client that sends more than its request has violated the protocol, and counts
+/// as disconnected.
+pub(super) async fn disconnected(stream: &Watched) {
+    let _ = stream.read(&mut [0]).await;
+}
+
+/// Sends one answer.
+///
+/// # Errors
+/// The client has disconnected or does not read.
+async fn send(stream: &Watched, answer: &Answer) -> Result<(), Error> {
+    // All types are strings and numbers, so the conversion does not fail.
+    let mut line = serde_json::to_vec(answer).unwrap_or_default();
+    line.push(b'\n');
+    let sent = reactor::deadline(CLIENT_PATIENCE, stream.write_all(&line)).await;
+    sent.map_err(|_| Error::new(Kind::DeadlineExceeded, "the client does not read"))??;
+    Ok(())
+}
+
+/// Queues an answer for the client; it is dropped if the client has disconnected.
+async fn queue(answers: &Sender<Answer>, answer: Answer) {
     let _ = answers.send(answer).await;
 }
 
@@ -126,7 +293,17 @@ async fn read_line(stream: &Watched) -> Result<Vec<u8>, Error> {
     }
 }
 
-async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answer>) {
+async fn carry_out(request: Request, served: &Served, answers: &Sender<Answer>) {
+    if let Some(found) = about_node(&request, &served.daemon).await {
+        for answer in found {
+            queue(answers, answer).await;
+        }
+    } else {
+        about_images(request, &served.images, answers).await;
+    }
+}
+
+async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<Answer>) {
     match request {
         Request::Import { files } => {
             for file in files {
@@ -135,14 +312,29 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
         }
         Request::List {} => {
             for view in images.list() {
-                say(answers, image(view)).await;
+                queue(answers, image(view)).await;
             }
         }
         Request::Pulling {} => {
             for pulling in images.pulling() {
-                say(answers, under_way(pulling)).await;
+                queue(answers, under_way(pulling)).await;
             }
         }
+        Request::Pull { names } => {
+            for name in names {
+                queue(answers, pull(&name, images).await).await;
+            }
+        }
+        Request::Tag { name, tag } => {
+            let tagged = images.tag(&name, &tag).map(image);
+            queue(answers, or_failed(tagged)).await;
+        }
+        Request::Prune {} => {
+            for name in images.unused() {
+                queue(answers, remove(name, false, images)).await;
+            }
+        }
+        Request::Usage {} => queue(answers, usage(images).await).await,
         Request::Explain { names } => {
             for name in names {
                 explain(&name, images, answers).await;
@@ -150,39 +342,79 @@ async fn carry_out(request: Request, images: &Rc<Images>, answers: &Sender<Answe
         }
         Request::Remove { names, force } => {
             for name in names {
-                say(answers, remove(name, force, images)).await;
+                queue(answers, remove(name, force, images)).await;
             }
         }
         Request::Check { repair } => {
             for (id, name) in images.checkable() {
-                say(answers, check(id, name, repair, images).await).await;
+                queue(answers, check(id, name, repair, images).await).await;
             }
         }
         Request::Export { names, file } => {
             let exported = images.export(&names, &file).await.map(|()| Answer::Exported { file });
-            say(answers, or_failed(exported)).await;
+            queue(answers, or_failed(exported)).await;
         }
         Request::Pin { names } => {
             for name in names {
                 let pinned = images.pin(&name).map(|_| Answer::Pinned { name });
-                say(answers, or_failed(pinned)).await;
+                queue(answers, or_failed(pinned)).await;
             }
         }
         Request::Unpin { names } => {
             for name in names {
                 let unpinned = images.unpin(&name).map(|()| Answer::Unpinned { name });
-                say(answers, or_failed(unpinned)).await;
+                queue(answers, or_failed(unpinned)).await;
             }
         }
+        // Those about pods, of a daemon that is ending.
+        _ => {}
     }
+}
+
+/// The answers to a request about pods or the daemon itself; `None` for a request about images.
+async fn about_node(request: &Request, daemon: &Weak<Daemon>) -> Option<Vec<Answer>> {
+    let daemon = daemon.upgrade()?;
+    let answers = match request {
+        Request::Pods {} => node::pods(&daemon),
+        Request::Containers {} => node::containers(&daemon),
+        Request::Stats {} => node::stats(&daemon),
+        Request::Waits {} => node::waits(),
+        Request::Conditions {} => {
+            node::conditions(&daemon).await.unwrap_or_else(|error| vec![failed(&error)])
+        }
+        Request::Metrics {} => vec![node::metrics(&daemon).await],
+        _ => return None,
+    };
+    Some(answers)
+}
+
+async fn usage(images: &Rc<Images>) -> Answer {
+    let usage = images.usage().await;
+    Answer::Usage {
+        used_bytes: usage.used_bytes,
+        free_bytes: free_bytes(&usage.directory),
+        images: images.list().len(),
+        directory: usage.directory,
+    }
+}
+
+async fn pull(name: &str, images: &Rc<Images>) -> Answer {
+    let pulled = images.pull(name, Auth::default()).await.and_then(|id| images.resolve(&id.to_string()));
+    if let Err(error) = &pulled {
+        log::warn!("image not pulled"; image = name, error = error);
+    }
+    or_failed(pulled.map(image))
 }
 
 async fn check(id: ImageId, name: String, repair: bool, images: &Rc<Images>) -> Answer {
     let message = match images.check(&id, repair).await {
-        Ok(Checked::Whole(mended)) => return Answer::Whole { name, mended },
+        Ok(Checked::Whole { mended, not_compared }) => return Answer::Whole { name, mended, not_compared },
         Ok(Checked::Broken(findings)) => format!("image {name}: is broken: {}", findings.join("; ")),
         Ok(Checked::Dropped(findings)) => {
-            format!("image {name}: was broken and is dropped: pull it again: {}", findings.join("; "))
+            format!(
+                "image {name}: was broken and is dropped: pull or import it again: {}",
+                findings.join("; ")
+            )
         }
         Err(error) => format!("image {name}: not checked: {error}"),
     };
@@ -199,26 +431,30 @@ async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
     match imported {
         Ok((views, rest)) => {
             for view in views {
-                say(answers, image(view)).await;
+                queue(answers, image(view)).await;
             }
             if let Err(error) = rest {
-                say(answers, Answer::Failed { message: error.to_string() }).await;
+                log::warn!("image not imported"; error = error);
+                queue(answers, failed(&error)).await;
             }
         }
-        Err(error) => say(answers, Answer::Failed { message: error.to_string() }).await,
+        Err(error) => {
+            log::warn!("image not imported"; error = error);
+            queue(answers, failed(&error)).await;
+        }
     }
 }
 
 async fn explain(name: &str, images: &Images, answers: &Sender<Answer>) {
     match images.explain(name).await {
         Ok((name, endpoints)) => {
-            say(answers, Answer::Explained { name }).await;
+            queue(answers, Answer::Explained { name }).await;
             for endpoint in endpoints {
                 let ExplainedEndpoint { url, source, credentials, tls, proxy } = endpoint;
-                say(answers, Answer::Endpoint { url, source, credentials, tls, proxy }).await;
+                queue(answers, Answer::Endpoint { url, source, credentials, tls, proxy }).await;
             }
         }
-        Err(error) => say(answers, Answer::Failed { message: error.to_string() }).await,
+        Err(error) => queue(answers, failed(&error)).await,
     }
 }
 
@@ -237,10 +473,10 @@ fn under_way(pulling: Pulling) -> Answer {
 }
 
 fn or_failed(answer: Result<Answer, Error>) -> Answer {
-    answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string() })
+    answer.unwrap_or_else(|error| failed(&error))
 }
 
-/// Unlike the CRI's, a removal by hand says when there was nothing to remove, and thinks twice about what is pinned.
+/// Removes an image. Unlike in the CRI, a missing image is an error, and so is a pinned one unless `is_forced` is set.
 fn remove(name: String, is_forced: bool, images: &Images) -> Answer {
     let removed = images.resolve(&name).and_then(|view| {
         if view.pinned && !is_forced {
@@ -257,8 +493,8 @@ fn remove(name: String, is_forced: bool, images: &Images) -> Answer {
 }
 
 fn image(view: View) -> Answer {
-    let View { id, tags, digests, size_bytes, user: _, pinned } = view;
-    Answer::Image { id: id.to_string(), tags, digests, size_bytes, pinned }
+    let View { id, tags, digests, size_bytes, user, pinned } = view;
+    Answer::Image { id: id.to_string(), tags, digests, size_bytes, pinned, user }
 }
 
 #[cfg(test)]
@@ -272,11 +508,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
     use std::path::Path;
+    use std::rc::Weak;
 
-    /// Sends `request` and gives all that comes back.
+    /// Sends `request` and returns all answers.
     async fn ask(socket: &Path, request: &[u8]) -> String {
         let stream = Watched::new(UnixStream::connect(socket).unwrap().into()).unwrap();
-        // The daemon may have heard enough before it was all said.
+        // The daemon may close the connection before the whole request was sent.
         let _ = stream.write_all(request).await;
         let mut text = Vec::new();
         let mut buffer = [0; 4096];
@@ -299,10 +536,10 @@ mod tests {
                 limits: Limits::default(),
                 registries: coracle_job::Registries::default(),
             };
-            let server = Server::bind(&socket, Images::open(options, workers).unwrap()).unwrap();
+            let server = Server::bind(&socket, Images::open(options, workers).unwrap(), Weak::new()).unwrap();
             assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
             reactor::spawn(server.run()).detach();
-            let ended = "import /a.tar: the worker ended without an answer: exit status: 7";
+            let ended = "import /a.tar: the worker exited without an answer: exit status: 7";
             let cases: [(&[u8], &str); 6] = [
                 (b"{\"list\":{}}\n", "\"tags\":[\"coracle.local/sandbox:v1\"]"),
                 (b"{\"remove\":{\"names\":[\"app\",\"A\"]}}\n", "image app: not found"),

@@ -1,7 +1,7 @@
-//! Attach: the URL at which the streams of a container's main process are fetched.
+//! Attach: returns the URL for the streams of a container's main process.
 //!
-//! Table: as `exec`. Whether there is a terminal is the container's own matter; the request's word counts for the layout
-//! of streams only.
+//! The steps are those of `exec`. The container determines whether there is a terminal; the value in the request only
+//! determines the layout of the streams.
 
 use std::rc::Rc;
 

@@ -1,7 +1,8 @@
-//! `ContainerConfig` to [`ContainerSpec`] and back: the only place that reads or writes the container's CRI fields.
+//! Converts `ContainerConfig` to [`ContainerSpec`] and back; no other module accesses the container's CRI
+//! fields.
 //!
-//! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
-//! changes what the container may do. Rules: CRI 2.10, CRI 2.14, CRI 2.36 and CRI 3.
+//! Refused with the name of the field: values that are missing, out of range, or would be ignored although
+//! they change the privileges of the container. Rules: CRI 2.10, CRI 2.14, CRI 2.36 and CRI 3.
 
 use coracle_base::error::Error;
 use coracle_engine::spec::{
@@ -15,13 +16,14 @@ use super::pod_config::{
 };
 use crate::rpc::v1;
 
-/// Device plugins of before the field put names here (CDI specification, "annotations").
+/// Prefix of annotations with CDI device names, which device plugins used before the CRI had a field for them (CDI
+/// specification, "annotations").
 const CDI_ANNOTATION: &str = "cdi.k8s.io/";
 
-/// What a mount may be given beside its mode (CRI API of Kubernetes 1.37).
+/// Supported options of a mount (CRI API of Kubernetes 1.37).
 const MOUNT_OPTIONS: [&str; 3] = ["noexec", "nosuid", "nodev"];
 
-/// Validates `config` and takes it over.
+/// Validates and converts `config`.
 pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpec, Error> {
     let metadata = config.metadata.ok_or_else(|| missing("config.metadata"))?;
     let image = config.image.ok_or_else(|| missing("config.image"))?;
@@ -56,7 +58,7 @@ pub(crate) fn container_spec(config: v1::ContainerConfig) -> Result<ContainerSpe
     })
 }
 
-/// Those of the field, then those of the annotations that were there before it; a name counts once.
+/// The CDI device names in the field, followed by those in annotations, without duplicates.
 fn cdi_devices(devices: Vec<v1::CdiDevice>, annotations: &Pairs) -> Vec<String> {
     let of_annotations = annotations
         .iter()
@@ -71,7 +73,7 @@ fn cdi_devices(devices: Vec<v1::CdiDevice>, annotations: &Pairs) -> Vec<String> 
     names
 }
 
-/// Resources exactly as given.
+/// Converts resources without changing values.
 pub(crate) fn resources(linux: v1::LinuxContainerResources) -> Resources {
     Resources {
         cpu_period_us: linux.cpu_period,
@@ -91,7 +93,7 @@ pub(crate) fn resources(linux: v1::LinuxContainerResources) -> Resources {
     }
 }
 
-/// The same, as status shows them.
+/// Converts resources for statuses.
 pub(crate) fn linux_resources(resources: &Resources) -> v1::LinuxContainerResources {
     let hugepage = |(page_size, limit): &(String, u64)| v1::HugepageLimit {
         page_size: page_size.clone(),
@@ -111,8 +113,8 @@ pub(crate) fn linux_resources(resources: &Resources) -> v1::LinuxContainerResour
     }
 }
 
-/// A mount of the request as status shows it: in order, and nothing else (the kubelet finds its termination log so).
-/// `image_ref`: the id of the image that is mounted, of an image volume.
+/// Converts a mount for statuses. Statuses contain exactly the mounts of the request in their order, by which the kubelet finds
+/// its termination log. `image_ref`: the ID of the image, for an image volume.
 pub(crate) fn cri_mount(mount: &Mount, image_ref: Option<&str>) -> v1::Mount {
     let propagation = match mount.propagation {
         MountPropagation::Private => v1::MountPropagation::PropagationPrivate,
@@ -139,7 +141,7 @@ pub(crate) fn cri_mount(mount: &Mount, image_ref: Option<&str>) -> v1::Mount {
     }
 }
 
-/// The metadata as it was asked.
+/// Converts the name to the metadata of the request.
 pub(crate) fn metadata(name: &ContainerName) -> v1::ContainerMetadata {
     v1::ContainerMetadata { name: name.name.clone(), attempt: name.attempt }
 }
@@ -161,7 +163,7 @@ fn working_directory(path: String) -> Result<String, Error> {
 fn variable(variable: v1::KeyValue) -> Result<(String, Vec<u8>), Error> {
     let is_name = !variable.key.is_empty() && !variable.key.contains(['=', '\0']);
     if !is_name || variable.value.contains(&0) {
-        // The value may be a secret: only the name is shown.
+        // The value may be a secret: only the name is reported.
         return Err(invalid(
             "config.envs",
             &format!("{:?} cannot be a variable, or its value holds a NUL", variable.key),
@@ -206,7 +208,7 @@ fn mount(mount: v1::Mount) -> Result<Mount, Error> {
     })
 }
 
-/// An image in place of a host path (KEP-4639; CRI 2.35).
+/// Validates an image volume (KEP-4639; CRI 2.35).
 fn image_volume(mount: &v1::Mount, image: &v1::ImageSpec) -> Result<ImageVolume, Error> {
     let refused = |field: &str, why: &str| {
         let field = format!("config.mounts[{}].{field}", mount.container_path);
@@ -268,7 +270,7 @@ fn stop_signal(signal: i32) -> Result<i32, Error> {
 
 fn pid_namespace(options: &v1::NamespaceOption) -> Result<ContainerPid, Error> {
     let field = "config.linux.security_context.namespace_options";
-    // A container always lives in its pod's; what it says must make sense all the same.
+    // A container always has the user namespace of its pod, but the value must be valid.
     user_namespace(&format!("{field}.userns_options"), options.userns_options.as_ref())?;
     match v1::NamespaceMode::try_from(options.pid) {
         Ok(v1::NamespaceMode::Pod) => Ok(ContainerPid::Pod),
@@ -300,7 +302,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     let selinux = selinux(&field("selinux_options"), context.selinux_options.as_ref())?;
     let id = |what: &str, value: Option<v1::Int64Value>| {
         let number = |value: i64| {
-            // (uid_t)-1 means "unchanged" to the kernel.
+            // (uid_t)-1 means "unchanged" in the kernel.
             u32::try_from(value)
                 .ok()
                 .filter(|id| *id != u32::MAX)
@@ -348,7 +350,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
     })
 }
 
-/// The profile's name for [`Security::apparmor`]: the field, else the deprecated string (CRI 3.7).
+/// The AppArmor profile's name for [`Security::apparmor`]: from the field, otherwise from the deprecated string (CRI 3.7).
 fn apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<String, Error> {
     use v1::security_profile::ProfileType;
     let named = |name: &str| {
@@ -376,7 +378,7 @@ fn apparmor(field: &str, context: &v1::LinuxContainerSecurityContext) -> Result<
     }
 }
 
-/// The label that is asked for; one without any part is none.
+/// The requested SELinux label; `None` if all its parts are empty.
 pub(crate) fn selinux(
     field: &str,
     options: Option<&v1::SeLinuxOption>,

@@ -1,5 +1,5 @@
-//! ContainerStats, ListContainerStats and its stream (CRI 2.22). Lists hold running containers; one that ends
-//! between listing and reading is left out.
+//! ContainerStats, ListContainerStats and its stream (CRI 2.22). Lists contain running containers; a container that exits
+//! during the call is omitted.
 
 use std::rc::Rc;
 
@@ -52,10 +52,9 @@ fn matching(daemon: &Daemon, wanted: Option<v1::ContainerStatsFilter>) -> Vec<v1
     matching.filter_map(|container| item(&daemon.stats, container)).collect()
 }
 
-/// One container, also as part of its pod.
+/// Statistics of one container, also used in those of its pod; `None` if its cgroup does not exist.
 pub(super) fn item(stats: &Stats, container: &Container) -> Option<v1::ContainerStats> {
     let reading = stats.container(container)?;
-    let layer = stats.layer(container);
     let record = container.record();
     Some(v1::ContainerStats {
         attributes: Some(v1::ContainerAttributes {
@@ -66,7 +65,7 @@ pub(super) fn item(stats: &Stats, container: &Container) -> Option<v1::Container
         }),
         cpu: cpu(&reading),
         memory: memory(&reading),
-        writable_layer: Some(v1::FilesystemUsage {
+        writable_layer: stats.layer(container).map(|layer| v1::FilesystemUsage {
             timestamp: layer.at_ns,
             fs_id: Some(v1::FilesystemIdentifier {
                 mountpoint: layer.directory.to_string_lossy().into_owned(),
@@ -79,7 +78,7 @@ pub(super) fn item(stats: &Stats, container: &Container) -> Option<v1::Container
     })
 }
 
-/// CPU of a container or a pod.
+/// CPU usage of a container or a pod.
 pub(super) fn cpu(reading: &Reading) -> Option<v1::CpuUsage> {
     reading.usage.cpu_ns.map(|cpu_ns| v1::CpuUsage {
         timestamp: reading.at_ns,
@@ -89,7 +88,7 @@ pub(super) fn cpu(reading: &Reading) -> Option<v1::CpuUsage> {
     })
 }
 
-/// Memory of a container or a pod.
+/// Memory usage of a container or a pod.
 pub(super) fn memory(reading: &Reading) -> Option<v1::MemoryUsage> {
     reading.usage.memory.map(|memory| v1::MemoryUsage {
         timestamp: reading.at_ns,
@@ -105,7 +104,7 @@ pub(super) fn memory(reading: &Reading) -> Option<v1::MemoryUsage> {
     })
 }
 
-/// I/O of a container or a pod: what is known of it is the time that was waited.
+/// Pressure stall information about I/O of a container or a pod.
 pub(super) fn io(reading: &Reading) -> Option<v1::IoUsage> {
     reading.pressure[2].map(|pressure| v1::IoUsage { timestamp: reading.at_ns, psi: Some(psi(pressure)) })
 }
@@ -130,7 +129,7 @@ fn swap(reading: &Reading) -> Option<v1::SwapUsage> {
     })
 }
 
-/// A number that is there.
+/// Wraps a number into the CRI's optional type.
 pub(super) fn number(value: u64) -> Option<v1::UInt64Value> {
     Some(v1::UInt64Value { value })
 }

@@ -1,5 +1,5 @@
-//! ContainerStatus (CRI 2.14). Mounts are those of the request, in order, and nothing else; `.info.pid` is the
-//! most used word of verbose.
+//! ContainerStatus (CRI 2.14). Mounts are those of the request in their order; the most used field of the verbose info is
+//! `.info.pid`.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -28,16 +28,17 @@ pub(crate) async fn container_status(
     })
 }
 
-/// CRI's enum for our state.
+/// Converts the state to the CRI's enum.
 pub(super) fn state(state: &state::Container) -> v1::ContainerState {
     match state {
-        state::Container::Created => v1::ContainerState::ContainerCreated,
+        // Those that are being created are not listed.
+        state::Container::Creating | state::Container::Created => v1::ContainerState::ContainerCreated,
         state::Container::Running { .. } => v1::ContainerState::ContainerRunning,
         state::Container::Exited(_) => v1::ContainerState::ContainerExited,
     }
 }
 
-/// The image by a name users know.
+/// The image of a container, with the name that users know.
 pub(super) fn image_spec(record: &ContainerRecord) -> v1::ImageSpec {
     v1::ImageSpec {
         image: record.image.name.clone(),
@@ -46,7 +47,7 @@ pub(super) fn image_spec(record: &ContainerRecord) -> v1::ImageSpec {
     }
 }
 
-/// The whole status.
+/// The complete status of a container.
 pub(super) fn status(container: &Container) -> v1::ContainerStatus {
     let record = container.record();
     let user = v1::LinuxContainerUser {
@@ -55,7 +56,7 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
         supplemental_groups: record.process.groups.iter().map(|gid| i64::from(*gid)).collect(),
     };
     let (started_at, ended) = match &record.state {
-        state::Container::Created => (0, None),
+        state::Container::Creating | state::Container::Created => (0, None),
         state::Container::Running { started_at_ns } => (*started_at_ns, None),
         state::Container::Exited(ended) => (ended.started_at_ns, Some(ended)),
     };
@@ -96,7 +97,7 @@ fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
 fn info(container: &Container) -> String {
     let record = container.record();
     let cgroup = container.pod.record().oci_cgroup(&container.id);
-    // Values may be secrets: the environment is left out.
+    // The environment is omitted, because values may be secrets.
     let mounts = record
         .spec
         .mounts

@@ -1,6 +1,6 @@
-//! Exec: the URL at which a command's streams are fetched. The command starts when they are.
+//! Exec: returns the URL for a command's streams. The command starts when a client connects.
 //!
-//! Table: ids, streams and command validated here → `stream` keeps the request under a token → reply.
+//! Steps: this module validates IDs, streams and command → `streaming` stores the request with a token → reply.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ pub(crate) async fn exec(daemon: Rc<Daemon>, request: v1::ExecRequest) -> Result
     Ok(v1::ExecResponse { url: daemon.streams.url(request)? })
 }
 
-/// The rules that Exec and Attach share (streaming 6.2).
+/// Validates the streams of an Exec or Attach request (streaming 6.2).
 pub(super) fn wanted(stdin: bool, stdout: bool, stderr: bool, tty: bool) -> Result<Wanted, Error> {
     if tty && stderr {
         return Err(invalid("stderr", "a terminal has one output: tty and stderr exclude each other"));

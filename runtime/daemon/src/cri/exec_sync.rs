@@ -1,7 +1,7 @@
-//! ExecSync (CRI 2.20). A non-zero exit is not an error; a timeout is DEADLINE_EXCEEDED and the command's whole
-//! tree is dead by then; a command that cannot be exec'ed is an error with the cause in its text. The command ends with
-//! its caller. Of each stream the first 7 MiB are answered, and OK, as other runtimes answer their first 16 MiB; an error
-//! while output is read is an error of the call.
+//! ExecSync (CRI 2.20). A non-zero exit code is not an error; a timeout is DEADLINE_EXCEEDED after all
+//! processes of the command were killed; a command that cannot be executed is an error with the cause. The
+//! command is killed if its caller disconnects. The first 7 MiB of each stream are returned with OK, as other
+//! runtimes return the first 16 MiB; an error while reading the output is an error of the call.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -41,12 +41,12 @@ pub(crate) async fn exec_sync(
     Ok(response)
 }
 
-/// Tags of ExecSyncResponse's fields in protobuf.
+/// Tag of the field `stdout` in ExecSyncResponse; `stderr` and `exit_code` follow.
 const STDOUT: u32 = 1;
 const STDERR: u32 = 2;
 const EXIT_CODE: u32 = 3;
 
-/// The message, with the output's own blocks as the bytes of its fields.
+/// Encodes the response without copying the blocks of the output.
 fn encode(stdout: Output, stderr: Output, exit_code: i32) -> Vec<Bytes> {
     let mut pieces = Vec::new();
     for (tag, output) in [(STDOUT, stdout), (STDERR, stderr)] {
@@ -68,7 +68,7 @@ fn encode(stdout: Output, stderr: Output, exit_code: i32) -> Vec<Bytes> {
     pieces
 }
 
-/// A block that [`Bytes`] owns.
+/// A block of output as the owner of [`Bytes`].
 struct Owned(SendWrapper<Block>);
 
 impl AsRef<[u8]> for Owned {

@@ -1,15 +1,17 @@
-//! Filters of list calls: everything given must match; no filter, or an empty one, is everything (CRI 2.0).
+//! Filters of list calls: all conditions in a filter must match; without a filter, or with an empty one, every object matches
+//! (CRI 2.0).
 
 use std::collections::HashMap;
 
 use coracle_engine::spec::Pairs;
 
-/// An id filter: a prefix, since crictl users type 13 digits. Empty matches all.
+/// Whether an ID begins with `filter`; a prefix is sufficient, because crictl users type 13 digits. An empty filter matches all
+/// IDs.
 pub(crate) fn matches_id(id: &impl std::fmt::Display, filter: &str) -> bool {
     filter.is_empty() || id.to_string().starts_with(filter)
 }
 
-/// A label selector: every pair must be there.
+/// Whether an object with these labels has all pairs of the label selector.
 pub(crate) fn matches_labels(labels: &Pairs, selector: &HashMap<String, String>) -> bool {
     selector.iter().all(|(name, value)| labels.iter().any(|(known, has)| known == name && has == value))
 }

@@ -1,8 +1,9 @@
-//! GetContainerEvents (CRI 2.19): every change of a pod or container, with the statuses as they were then, for the
-//! kubelet's evented PLEG. No replay: from the call on.
+//! GetContainerEvents (CRI 2.19): every change of a pod or container after the call, with the statuses of
+//! that moment, for the kubelet's evented PLEG. Earlier events are not repeated.
 //!
-//! Table: `pod` calls at each change → translated here, at once → one bounded queue a client → stream. A client that does
-//! not keep up is told so and cut off; it lists anew and calls again.
+//! Steps: the engine calls a listener at each change → conversion, immediately → one bounded queue per client
+//! → stream. A client that reads too slowly gets an error and is disconnected; it must list all pods and call
+//! again.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,11 +19,11 @@ use super::{container_status, pod_sandbox_status};
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
-/// Events that wait for one client: a node full of pods that all change at once, several times.
+/// Maximum number of queued events of one client: several times the number of events if all pods of a full node change.
 const EVENTS_MAX: usize = 1000;
-/// And their bytes: a pod's annotations may be long, and come with each of its events.
+/// Maximum size in bytes of the queued events of one client: each event contains the pod's annotations, which may be long.
 const EVENTS_BYTES_MAX: usize = 4 << 20;
-/// Clients at once; a node has one kubelet.
+/// Maximum number of clients of this call; a node has one kubelet.
 const CLIENTS_MAX: usize = 16;
 
 pub(crate) async fn get_container_events(
@@ -53,7 +54,7 @@ pub(crate) async fn get_container_events(
             }
             Err(TrySendError::Closed(_)) => false,
             Err(TrySendError::Full(_)) => {
-                log::warn!("a client of events falls behind and is cut off"; waiting = sender.len());
+                log::warn!("event client reads too slowly, disconnected"; waiting = sender.len());
                 behind.set(true);
                 sender.close();
                 false
@@ -64,7 +65,7 @@ pub(crate) async fn get_container_events(
         waiting_bytes.set(waiting_bytes.get().saturating_sub(event.encoded_len()));
         event
     });
-    // The end of the queue is the end of the stream: with a word on why, where the client is the reason.
+    // The stream ends with the queue; if the client was too slow, with an error.
     let last = smol::stream::once(()).filter_map(move |()| {
         let error = || Error::new(Kind::ResourceExhausted, "more events wait than are kept: list anew");
         fell_behind.get().then(|| Err(error()))

@@ -1,5 +1,6 @@
-//! ImageFsInfo (CRI 2.32): where images are and what they use. A kubelet takes the first entry only, runs statfs on
-//! its mountpoint, and asks every 10 s; `container_filesystems` stays empty, because writable layers are on the same one.
+//! ImageFsInfo (CRI 2.32): the file system and disk usage of images. The kubelet uses only the first entry, calls statfs on its
+//! mountpoint, and calls ImageFsInfo every 10 s; `container_filesystems` is empty, because writable layers are on the same file
+//! system.
 
 use std::rc::Rc;
 use std::time::UNIX_EPOCH;
@@ -9,13 +10,13 @@ use coracle_base::error::Error;
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
-/// Answers ImageFsInfo.
+/// Handles ImageFsInfo.
 pub(crate) async fn image_fs_info(
     daemon: Rc<Daemon>,
     _: v1::ImageFsInfoRequest,
 ) -> Result<v1::ImageFsInfoResponse, Error> {
     let usage = daemon.images.usage().await;
-    // A board without a clock may be before 1970; a client takes 0 for an error.
+    // The time may be before 1970 on a board without a clock; clients treat 0 as an error.
     let nanoseconds = usage.at.duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos().max(1));
     let images = v1::FilesystemUsage {
         timestamp: i64::try_from(nanoseconds).unwrap_or(i64::MAX),

@@ -1,4 +1,4 @@
-//! ImageStatus (CRI 2.29): the image a name or id means, or none. From memory, except for the verbose config.
+//! ImageStatus (CRI 2.29): the image with a name or ID, if it exists. Answered from memory, except for the verbose info.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use crate::rpc::v1;
 
 use super::list_images::image;
 
-/// Answers ImageStatus. An image that is not there is an answer without one.
+/// Handles ImageStatus. For a missing image the answer contains no image.
 pub(crate) async fn image_status(
     daemon: Rc<Daemon>,
     request: v1::ImageStatusRequest,
@@ -22,13 +22,13 @@ pub(crate) async fn image_status(
     Ok(v1::ImageStatusResponse { image: Some(image(view)), info })
 }
 
-/// The name in a request's ImageSpec, which must say one.
+/// The name in a request's ImageSpec, which is required.
 pub(super) fn image_name(spec: Option<v1::ImageSpec>) -> Result<String, Error> {
     let name = spec.map_or_else(String::new, |spec| spec.image);
     if name.is_empty() { Err(Error::new(Kind::InvalidArgument, "image.image: is empty")) } else { Ok(name) }
 }
 
-/// What crictl inspecti prints. The config document is checked to be JSON and passed on as it is.
+/// The verbose info that `crictl inspecti` prints. The config document is validated as JSON and returned unchanged.
 fn info(images: &Images, id: &ImageId) -> Result<HashMap<String, String>, Error> {
     let (config, chain_id) = images.config(id)?;
     serde_json::from_str::<serde::de::IgnoredAny>(&config)

@@ -1,5 +1,5 @@
-//! ListContainers and its stream (CRI 2.15). `image_id` equals Image.id: the kubelet's image garbage collection tells images
-//! in use by it.
+//! ListContainers and its stream (CRI 2.15). `image_id` equals Image.id, by which the kubelet's image garbage
+//! collection finds images in use.
 
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ pub(crate) async fn list_containers(
     Ok(v1::ListContainersResponse { containers: matching(&daemon, request.filter) })
 }
 
-/// The same in messages of a bounded size.
+/// Handles the streaming variant of ListContainers, with messages of limited size.
 pub(crate) async fn stream_containers(
     daemon: Rc<Daemon>,
     request: v1::StreamContainersRequest,

@@ -1,4 +1,5 @@
-//! ListImages and its stream (CRI 2.28): all images, or the one that the filter names. From memory; a kubelet asks every 30 s.
+//! ListImages and its stream (CRI 2.28): all images, or the one that the filter names. Answered from memory; a kubelet calls it
+//! every 30 s.
 
 use std::rc::Rc;
 
@@ -9,7 +10,7 @@ use smol::stream::Stream;
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
-/// Answers ListImages. A filter that names nothing, or nothing nameable, is an empty list.
+/// Handles ListImages. A filter for an unknown image or an invalid name returns an empty list.
 pub(crate) async fn list_images(
     daemon: Rc<Daemon>,
     request: v1::ListImagesRequest,
@@ -17,7 +18,7 @@ pub(crate) async fn list_images(
     Ok(v1::ListImagesResponse { images: matching(&daemon, request.filter) })
 }
 
-/// The same in messages of a bounded size.
+/// Handles the streaming variant of ListImages, with messages of limited size.
 pub(crate) async fn stream_images(
     daemon: Rc<Daemon>,
     request: v1::StreamImagesRequest,
@@ -35,7 +36,7 @@ fn matching(daemon: &Daemon, filter: Option<v1::ImageFilter>) -> Vec<v1::Image> 
     views.into_iter().map(image).collect()
 }
 
-/// An image in the CRI's words, the same in lists and statuses.
+/// Converts an image for lists and statuses.
 pub(super) fn image(view: View) -> v1::Image {
     let (uid, username) = user(&view.user);
     v1::Image {
@@ -50,8 +51,8 @@ pub(super) fn image(view: View) -> v1::Image {
     }
 }
 
-/// Who the config's `User` says that containers run as (CRI 2.27): the kubelet checks runAsNonRoot by this, so names stay
-/// names, and the group is cut off.
+/// Converts the field `User` of an image config (CRI 2.27) to a user ID or name. The kubelet uses it to check runAsNonRoot, so
+/// names are not resolved, and the group is removed.
 fn user(user: &str) -> (Option<i64>, String) {
     let name = user.split(':').next().unwrap_or_default();
     match name.parse() {

@@ -1,4 +1,5 @@
-//! ListPodSandbox and its stream (CRI 2.9). With ListContainers the hottest call of all: memory only.
+//! ListPodSandbox and its stream (CRI 2.9). One of the two most frequent calls, the other being ListContainers; it uses only
+//! memory.
 
 use std::rc::Rc;
 
@@ -18,7 +19,8 @@ pub(crate) async fn list_pod_sandbox(
     Ok(v1::ListPodSandboxResponse { items: matching(&daemon, request.filter) })
 }
 
-/// The same in messages of a bounded size (KEP of the streaming lists; clients fall back to the unary call).
+/// Handles the streaming variant of ListPodSandbox, with messages of limited size (KEP of the streaming lists; clients fall
+/// back to the unary call).
 pub(crate) async fn stream_pod_sandboxes(
     daemon: Rc<Daemon>,
     request: v1::StreamPodSandboxesRequest,

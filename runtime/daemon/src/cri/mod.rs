@@ -1,5 +1,6 @@
-//! The CRI edge: one file per RPC, which validates and translates, then makes one call into `pod/` or `image/`. CRI's
-//! types end here; rules of the kernel, of disks and of plugins are not known here.
+//! The CRI handlers: one file per RPC, which validates and converts the request, then makes one call into the
+//! engine or the image service. CRI types are not used below; rules about the kernel, disks and plugins are
+//! not in this module.
 
 pub(crate) mod container_config;
 mod filter;
@@ -43,10 +44,10 @@ pub(crate) mod remove_image;
 use coracle_base::error::{Error, Kind};
 use smol::stream::Stream;
 
-/// Items of one message of a stream: far below what a message holds, whatever labels they have.
+/// Number of items per message of a stream: far below the maximum message size, whatever labels the items have.
 const CHUNK_ITEMS: usize = 64;
 
-/// A list as messages of a stream; an empty list is no message at all.
+/// Splits a list into messages of a stream; an empty list results in no message.
 fn chunks<T, M>(items: Vec<T>, message: impl Fn(Vec<T>) -> M) -> impl Stream<Item = Result<M, Error>> {
     let mut items = items.into_iter().peekable();
     smol::stream::iter(std::iter::from_fn(move || {
@@ -55,7 +56,7 @@ fn chunks<T, M>(items: Vec<T>, message: impl Fn(Vec<T>) -> M) -> impl Stream<Ite
     }))
 }
 
-/// Stop and Remove of what is not there have nothing to do (CRI 1.3: idempotent calls).
+/// Converts `NotFound` to `None`: Stop and Remove of an unknown object succeed (CRI 1.3: idempotent calls).
 fn unknown_is_done<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -1,7 +1,8 @@
-//! `PodSandboxConfig` to [`PodSpec`] and back: the only place that reads or writes the pod's CRI fields.
+//! Converts `PodSandboxConfig` to [`PodSpec`] and back; no other module accesses the pod's CRI fields.
 //!
-//! Refused here, with the field's name: what is missing, out of range, or would be silently ignored although it
-//! changes what the pod may do (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI 4.1.
+//! Refused with the name of the field: values that are missing, out of range, or would be ignored although
+//! they change the privileges of the pod (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI
+//! 4.1.
 
 use coracle_base::error::{Error, Kind};
 use coracle_engine::spec::{
@@ -11,7 +12,7 @@ use coracle_job::PortMapping;
 
 use crate::rpc::v1;
 
-/// Validates `config` and takes it over.
+/// Validates and converts `config`.
 pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) -> Result<PodSpec, Error> {
     let metadata = config.metadata.ok_or_else(|| missing("config.metadata"))?;
     let name = PodName {
@@ -25,7 +26,8 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
     if security.run_as_group.is_some() && security.run_as_user.is_none() {
         return Err(invalid("config.linux.security_context.run_as_group", "needs run_as_user"));
     }
-    // The monitor is not confined: it is the runtime's own code. A wrong field is an error all the same.
+    // The monitor is the runtime's own code and is not confined by this profile, but an invalid value is an
+    // error.
     seccomp(
         "config.linux.security_context.seccomp",
         security.seccomp.as_ref(),
@@ -36,13 +38,22 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         security.selinux_options.as_ref(),
     )?;
     let options = security.namespace_options.unwrap_or_default();
+    let namespaces = namespaces(&options)?;
+    let hostname = hostname(config.hostname)?;
+    if namespaces.network == Sharing::Node
+        && !hostname.is_empty()
+        && hostname != coracle_engine::node_hostname()
+    {
+        let why = "a pod on the node's network has the node's host name";
+        return Err(invalid("config.hostname", &format!("{hostname:?}: {why}")));
+    }
     let log_directory = config.log_directory;
     if !log_directory.is_empty() && !log_directory.starts_with('/') {
         return Err(invalid("config.log_directory", "is not an absolute path"));
     }
     Ok(PodSpec {
         name,
-        hostname: hostname(config.hostname)?,
+        hostname,
         log_directory,
         dns: config.dns_config.map(dns).transpose()?,
         ports: config.port_mappings.into_iter().map(port).collect::<Result<_, _>>()?,
@@ -50,7 +61,7 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
         annotations: pairs(config.annotations),
         runtime_handler,
         cgroup_parent: linux.cgroup_parent,
-        namespaces: namespaces(&options)?,
+        namespaces,
         privileged: security.privileged,
         sysctls: pairs(linux.sysctls),
         user_namespace: user_namespace(
@@ -63,7 +74,7 @@ pub(crate) fn pod_spec(config: v1::PodSandboxConfig, runtime_handler: String) ->
     })
 }
 
-/// The namespace options as they were asked, for PodSandboxStatus.
+/// The requested namespace options, for PodSandboxStatus.
 pub(crate) fn namespace_options(spec: &PodSpec) -> v1::NamespaceOption {
     let namespaces = spec.namespaces;
     let sharing = |sharing| match sharing {
@@ -88,7 +99,7 @@ pub(crate) fn namespace_options(spec: &PodSpec) -> v1::NamespaceOption {
     }
 }
 
-/// Mappings of ids, to be kept.
+/// Converts ID mappings from the CRI.
 pub(crate) fn id_mappings(mappings: Vec<v1::IdMapping>) -> Vec<IdMapping> {
     let kept = |one: v1::IdMapping| IdMapping {
         container_id: one.container_id,
@@ -98,7 +109,7 @@ pub(crate) fn id_mappings(mappings: Vec<v1::IdMapping>) -> Vec<IdMapping> {
     mappings.into_iter().map(kept).collect()
 }
 
-/// The mappings again.
+/// Converts ID mappings to the CRI.
 pub(crate) fn cri_mappings(mappings: &[IdMapping]) -> Vec<v1::IdMapping> {
     let given = |one: &IdMapping| v1::IdMapping {
         container_id: one.container_id,
@@ -108,7 +119,7 @@ pub(crate) fn cri_mappings(mappings: &[IdMapping]) -> Vec<v1::IdMapping> {
     mappings.iter().map(given).collect()
 }
 
-/// The metadata as it was asked.
+/// Converts the name to the metadata of the request.
 pub(crate) fn metadata(name: &PodName) -> v1::PodSandboxMetadata {
     v1::PodSandboxMetadata {
         name: name.name.clone(),
@@ -118,30 +129,30 @@ pub(crate) fn metadata(name: &PodName) -> v1::PodSandboxMetadata {
     }
 }
 
-/// A CRI map in a stable order, so that equal requests make equal specs.
+/// Converts a CRI map into sorted pairs, so that equal requests become equal specs.
 pub(crate) fn pairs(map: std::collections::HashMap<String, String>) -> Pairs {
     let mut pairs: Pairs = map.into_iter().collect();
     pairs.sort();
     pairs
 }
 
-/// The map again.
+/// Converts pairs into a CRI map.
 pub(crate) fn map(pairs: &Pairs) -> std::collections::HashMap<String, String> {
     pairs.iter().cloned().collect()
 }
 
-/// Which seccomp filter is asked for (CRI 3.4).
+/// The requested seccomp profile (CRI 3.4).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SeccompAsked {
-    /// None.
+    /// No profile: none was requested, or `Unconfined`.
     Unconfined,
-    /// Ours.
+    /// The runtime's default profile.
     RuntimeDefault,
-    /// A profile's path on the node.
+    /// Path of a profile on the node.
     Localhost(String),
 }
 
-/// Reads the profile field, else the deprecated path (`localhost/PATH`, `runtime/default`).
+/// Parses the field with the profile, or if it is absent the deprecated path (`localhost/PATH`, `runtime/default`).
 pub(crate) fn seccomp(
     field: &str,
     profile: Option<&v1::SecurityProfile>,
@@ -168,23 +179,23 @@ pub(crate) fn seccomp(
     }
 }
 
-/// `field` is missing or empty.
+/// The error for a missing or empty `field`.
 pub(crate) fn missing(field: &str) -> Error {
     Error::new(Kind::InvalidArgument, format!("{field}: missing"))
 }
 
-/// `field` holds something that cannot be.
+/// The error for an invalid value of `field`.
 pub(crate) fn invalid(field: &str, why: &str) -> Error {
     Error::new(Kind::InvalidArgument, format!("{field}: {why}"))
 }
 
-/// The field, if it is not empty.
+/// Returns the value of `field`, or an error if it is empty.
 pub(crate) fn required(field: &str, value: String) -> Result<String, Error> {
     if value.is_empty() { Err(missing(field)) } else { Ok(value) }
 }
 
 fn hostname(name: String) -> Result<String, Error> {
-    // sethostname(2): at most 64 bytes. A newline would end up in /etc/hostname.
+    // sethostname(2): at most 64 bytes. A newline would be written to /etc/hostname.
     if name.len() > 64 || name.bytes().any(|byte| byte.is_ascii_control()) {
         return Err(invalid("config.hostname", "is longer than 64 bytes or holds control characters"));
     }
@@ -243,7 +254,7 @@ fn namespaces(options: &v1::NamespaceOption) -> Result<PodNamespaces, Error> {
     })
 }
 
-/// The user namespace that is asked for; `None` is the node's (CRI 3.2).
+/// The requested user namespace; `None`: the pod uses the node's (CRI 3.2).
 pub(crate) fn user_namespace(
     field: &str,
     options: Option<&v1::UserNamespace>,
@@ -271,7 +282,7 @@ fn mappings(field: &str, mappings: &[v1::IdMapping]) -> Result<(), Error> {
     if one.container_id != 0 {
         return Err(invalid(field, "does not map 0: a container without root cannot be set up"));
     }
-    // u32::MAX is no id (chown(2) takes it for "leave as it is").
+    // u32::MAX is not a valid ID (chown(2) takes it as "unchanged").
     if one.length == 0 || one.host_id.checked_add(one.length).is_none() {
         return Err(invalid(field, &format!("{} ids from {} are no range", one.length, one.host_id)));
     }
@@ -314,13 +325,17 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Change = fn(&mut v1::PodSandboxConfig);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 9] = [
             ("config.metadata: missing", |config| config.metadata = None),
             ("config.metadata.uid: missing", |config| {
                 config.metadata.as_mut().unwrap().uid.clear();
             }),
             ("config.log_directory: is not an absolute path", |config| config.log_directory = "logs".into()),
             ("config.hostname: is longer", |config| config.hostname = "x".repeat(65)),
+            ("config.hostname: \"not-the-nodes\": a pod on the node's network", |config| {
+                config.hostname = "not-the-nodes".into();
+                options(config, |options| options.network = v1::NamespaceMode::Node.into());
+            }),
             ("config.dns_config.servers: holds control", |config| {
                 let servers = vec!["1.1.1.1\nnameserver 6.6.6.6".to_owned()];
                 config.dns_config = Some(v1::DnsConfig { servers, ..Default::default() });

@@ -1,6 +1,7 @@
-//! ListMetricDescriptors, ListPodSandboxMetrics and its stream (CRI 2.24): what the kubelet serves as
-//! /metrics/cadvisor when it does not look itself. Names, labels and units are cAdvisor's; a value is a whole number of the
-//! unit in the name. One table says all: name, help, kind, further labels, where it comes from.
+//! ListMetricDescriptors, ListPodSandboxMetrics and its stream (CRI 2.24): the metrics that the kubelet
+//! serves as /metrics/cadvisor if it does not collect them itself. Names, labels and units are those of
+//! cAdvisor; a value is an integer in the unit of its name. One table defines name, help, type, further
+//! labels and source.
 
 mod table;
 
@@ -17,29 +18,29 @@ use crate::rpc::v1;
 use crate::stats::{Interface, Reading};
 use table::{CONTAINER, Of, POD};
 
-/// Labels that every metric has first.
+/// Names of the labels with which all metrics begin.
 const LABELS: [&str; 5] = ["id", "name", "image", "container", "pod"];
-/// And this one, in cAdvisor's order behind them.
+/// Name of the label that follows [`LABELS`], in cAdvisor's order.
 const NAMESPACE: &str = "namespace";
 
-/// What a container's metrics are computed from.
+/// The data from which the metrics of a container are computed.
 struct Facts {
     now_s: u64,
     started_s: u64,
     reading: Reading,
     detail: Detail,
     limits: Limits,
-    /// Bytes and inodes of the writable layer.
+    /// Bytes and number of inodes of the writable layer.
     layer: (u64, u64),
-    /// The file system it is on.
+    /// File system of the writable layer.
     disk: Disk,
-    /// Open files and sockets of all processes.
+    /// Number of open files, and of sockets among them, of all processes.
     open: (u64, u64),
-    /// Most files that its main process may open.
+    /// Limit of open files of the main process; 0: unknown, or no limit.
     open_files_max: u64,
 }
 
-/// A file system.
+/// Size and free space of a file system.
 #[derive(Default)]
 struct Disk {
     device: String,
@@ -109,7 +110,7 @@ fn of_interface(interface: &Interface, labels: &[String]) -> Vec<v1::Metric> {
     POD.iter().map(metric).collect()
 }
 
-/// `None`: it has ended meanwhile.
+/// The metrics of a container; `None` if it has exited since it was listed.
 fn of_container(daemon: &Daemon, container: &Container) -> Option<v1::ContainerMetrics> {
     let facts = facts(daemon, container)?;
     let labels = {
@@ -153,41 +154,45 @@ fn message(name: &str, kind: v1::MetricType, label_values: Vec<String>, value: u
 fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
     let reading = daemon.stats.container(container)?;
     let detail = daemon.pods.container_detail(container).ok()??;
-    let layer = daemon.stats.layer(container);
+    let directory = daemon.pods.writable_layer(container);
+    let layer = daemon.stats.layer(container).map(|layer| layer.usage).unwrap_or_default();
     let seconds = |ns: i64| u64::try_from(ns / 1_000_000_000).unwrap_or(0);
     let record = container.record();
     let started_ns = match &record.state {
         coracle_engine::state::Container::Running { started_at_ns } => *started_at_ns,
-        coracle_engine::state::Container::Created | coracle_engine::state::Container::Exited(_) => 0,
+        coracle_engine::state::Container::Creating
+        | coracle_engine::state::Container::Created
+        | coracle_engine::state::Container::Exited(_) => 0,
     };
     Some(Facts {
         now_s: seconds(reading.at_ns),
         started_s: seconds(started_ns),
         open: open_files(&detail.processes),
         open_files_max: open_files_max(container.pid()),
-        disk: disk(&layer.directory),
-        layer: (layer.usage.bytes, layer.usage.inodes),
+        disk: disk(&directory),
+        layer: (layer.bytes, layer.inodes),
         limits: record.limits(),
         reading,
         detail,
     })
 }
 
-/// Processes of one container that are looked into; beyond it the numbers are too low, and the daemon has other work.
+/// Maximum number of processes of one container that are examined, to limit the time; with more processes the numbers are too
+/// low.
 const PROCESSES_MAX: usize = 256;
 
-/// The soft limit of a process; 0: it is gone, or has none.
+/// The soft limit of open files of a process; 0 if the process has ended or has no limit.
 fn open_files_max(pid: i32) -> u64 {
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Open files, and sockets among them.
+/// Number of open files, and of sockets among them.
 fn open_files(processes: &[i32]) -> (u64, u64) {
     let (mut files, mut sockets) = (0, 0);
     for pid in processes.iter().take(PROCESSES_MAX) {
-        // It may have ended.
+        // Fails if the process has ended.
         for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             files += 1;
             let is_socket = std::fs::read_link(entry.path())

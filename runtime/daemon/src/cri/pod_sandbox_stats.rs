@@ -1,5 +1,5 @@
-//! PodSandboxStats, ListPodSandboxStats and its stream (CRI 2.23). Lists hold sandboxes that are READY; the
-//! numbers are those of the cgroup that the kubelet made for the pod.
+//! PodSandboxStats, ListPodSandboxStats and its stream (CRI 2.23). Lists contain READY sandboxes; the values
+//! are those of the cgroup that the kubelet created for the pod.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::daemon::Daemon;
 use crate::rpc::v1;
 use crate::stats::{Interface, Stats};
 
-/// The interface that CNI gives a pod (CNI specification, CNI_IFNAME as every runtime sets it).
+/// Name of the pod's CNI interface (CNI_IFNAME, equal in all runtimes).
 const DEFAULT_INTERFACE: &str = "eth0";
 
 pub(crate) async fn pod_sandbox_stats(

@@ -1,5 +1,5 @@
-//! PodSandboxStatus (CRI 2.8): from memory, never slow. Verbose adds what Cilium, Falco and others read: the
-//! sandbox's pid and its namespaces.
+//! PodSandboxStatus (CRI 2.8), answered from memory. The verbose info contains data that Cilium, Falco and others need: the
+//! sandbox's PID, its namespaces and addresses.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use coracle_base::error::Error;
 use coracle_engine::spec::{PodPid, Sharing};
 use coracle_engine::{Pod, paths};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{container_status, pod_config};
 use crate::daemon::Daemon;
@@ -28,7 +28,7 @@ pub(crate) async fn pod_sandbox_status(
     })
 }
 
-/// CRI's enum for our state.
+/// Converts the state of a pod to the CRI's enum.
 pub(super) fn state(pod: &Pod) -> v1::PodSandboxState {
     match pod.record().state.is_ready() {
         true => v1::PodSandboxState::SandboxReady,
@@ -36,7 +36,7 @@ pub(super) fn state(pod: &Pod) -> v1::PodSandboxState {
     }
 }
 
-/// The same in statuses and events.
+/// The status of a pod, for PodSandboxStatus and events.
 pub(super) fn status(pod: &Pod) -> v1::PodSandboxStatus {
     let record = pod.record();
     let mut addresses = record.network.iter().flat_map(|network| network.addresses.iter().cloned());
@@ -74,13 +74,13 @@ fn info(pod: &Pod) -> String {
         list.push(json!({"type": "pid", "path": path("pid")}));
     }
     let result = record.network.as_ref().and_then(|network| network.result.as_deref());
-    let result: serde_json::Value =
-        result.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let result: Value = result.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     json!({
         "pid": pid,
         "netNsClosed": pid == 0,
         "runtimeType": "coracle",
-        "cniResult": result,
+        "cniResult": as_containerd(&result),
+        "cniRawResult": result,
         "metadata": {
             "name": record.spec.name.name,
             "namespace": record.spec.name.namespace,
@@ -98,4 +98,79 @@ fn info(pod: &Pod) -> String {
         },
     })
     .to_string()
+}
+
+/// Converts a CNI result to containerd's format (`Result` of its library go-cni): interfaces by name with their addresses.
+/// `null` for a pod without a CNI result.
+fn as_containerd(result: &Value) -> Value {
+    if !result.is_object() {
+        return Value::Null;
+    }
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let (interfaces, addresses) = (list(&result["interfaces"]), list(&result["ips"]));
+    let of_interface = |index: usize| {
+        let belongs = |address: &&Value| address["interface"].as_u64() == u64::try_from(index).ok();
+        let own = addresses.iter().filter(belongs).map(|address| {
+            let ip = address["address"].as_str().and_then(|text| text.split('/').next()).unwrap_or_default();
+            json!({"IP": ip, "Gateway": address["gateway"].as_str().unwrap_or_default()})
+        });
+        let own: Vec<Value> = own.collect();
+        if own.is_empty() { Value::Null } else { Value::from(own) }
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let named = interfaces.iter().enumerate().map(|(index, interface)| {
+        let config = json!({
+            "IPConfigs": of_interface(index),
+            "Mac": text(&interface["mac"]),
+            "Sandbox": text(&interface["sandbox"]),
+            "PciID": text(&interface["pciID"]),
+            "SocketPath": text(&interface["socketPath"]),
+        });
+        (text(&interface["name"]), config)
+    });
+    let dns = if result["dns"].is_object() { result["dns"].clone() } else { json!({}) };
+    json!({
+        "Interfaces": named.collect::<serde_json::Map<String, Value>>(),
+        "DNS": [dns],
+        "Routes": result.get("routes"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cni_result_is_shown_as_containerd_shows_it() {
+        let result = json!({
+            "cniVersion": "1.1.0",
+            "interfaces": [
+                {"name": "cni0", "mac": "02:00:00:00:00:01"},
+                {"name": "eth0", "mac": "02:00:00:00:00:02", "sandbox": "/run/netns/x"},
+            ],
+            "ips": [
+                {"interface": 1, "address": "10.1.0.2/24", "gateway": "10.1.0.1"},
+                {"interface": 1, "address": "fd00::2/64"},
+            ],
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dns": {"nameservers": ["10.1.0.1"]},
+        });
+        let expected = json!({
+            "Interfaces": {
+                "cni0": {
+                    "IPConfigs": null, "Mac": "02:00:00:00:00:01", "Sandbox": "", "PciID": "", "SocketPath": "",
+                },
+                "eth0": {
+                    "IPConfigs": [{"IP": "10.1.0.2", "Gateway": "10.1.0.1"}, {"IP": "fd00::2", "Gateway": ""}],
+                    "Mac": "02:00:00:00:00:02", "Sandbox": "/run/netns/x", "PciID": "", "SocketPath": "",
+                },
+            },
+            "DNS": [{"nameservers": ["10.1.0.1"]}],
+            "Routes": [{"dst": "0.0.0.0/0"}],
+        });
+        assert_eq!(as_containerd(&result), expected);
+        let empty = json!({"Interfaces": {}, "DNS": [{}], "Routes": null});
+        assert_eq!(as_containerd(&json!({"cniVersion": "1.0.0"})), empty);
+        assert_eq!(as_containerd(&Value::Null), Value::Null);
+    }
 }

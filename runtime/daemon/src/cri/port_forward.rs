@@ -1,6 +1,6 @@
-//! PortForward: the URL at which connections into a pod are made. Any port, declared or not.
+//! PortForward: returns the URL for connections into a pod, to any port.
 //!
-//! Table: id and ports validated here, the sandbox must be READY → `stream` keeps the request under a token → reply.
+//! Steps: this module validates ID and ports, the sandbox must be READY → `streaming` stores the request with a token → reply.
 
 use std::rc::Rc;
 

@@ -1,4 +1,5 @@
-//! PullImage (CRI 2.30). The pull is a task of its own in `image/`: a caller that goes away leaves it to the others.
+//! PullImage (CRI 2.30). The pull is a task of the image service: if a caller disconnects, the pull continues for other
+//! callers.
 
 use std::rc::Rc;
 
@@ -10,7 +11,7 @@ use crate::rpc::v1;
 
 use super::image_status::image_name;
 
-/// Answers PullImage with the image's id. The pod it is for makes no difference.
+/// Handles PullImage; returns the image's ID. The pod configuration in the request has no effect.
 pub(crate) async fn pull_image(
     daemon: Rc<Daemon>,
     request: v1::PullImageRequest,

@@ -1,4 +1,4 @@
-//! RemoveContainer (CRI 2.13): kills it where it runs; the log stays. An unknown id is success.
+//! RemoveContainer (CRI 2.13): kills a running container; its log is kept. An unknown ID is not an error.
 
 use std::rc::Rc;
 

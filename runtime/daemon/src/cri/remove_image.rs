@@ -1,5 +1,5 @@
-//! RemoveImage (CRI 2.31): the whole image with all its names; one that is not there is success. Its disk is freed by
-//! a worker afterwards.
+//! RemoveImage (CRI 2.31): removes the image with all its names; a missing one is not an error. A worker
+//! frees the disk space afterwards.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use crate::rpc::v1;
 
 use super::image_status::image_name;
 
-/// Answers RemoveImage.
+/// Handles RemoveImage.
 pub(crate) async fn remove_image(
     daemon: Rc<Daemon>,
     request: v1::RemoveImageRequest,

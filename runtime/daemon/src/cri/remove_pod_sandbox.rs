@@ -1,5 +1,5 @@
-//! RemovePodSandbox (CRI 2.7): a full stop where there was none, every container, then the record. Log files
-//! stay: the kubelet owns them. An unknown id is success.
+//! RemovePodSandbox (CRI 2.7): stops the pod if necessary, removes all containers, then the record. Log files
+//! are kept, because the kubelet owns them. An unknown ID is not an error.
 
 use std::rc::Rc;
 

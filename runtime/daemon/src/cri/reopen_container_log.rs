@@ -1,4 +1,4 @@
-//! ReopenContainerLog (CRI 2.17): after the answer every line goes to the new file.
+//! ReopenContainerLog (CRI 2.17): after the answer all lines are written to the new file.
 
 use std::rc::Rc;
 

@@ -1,11 +1,11 @@
 //! RunPodSandbox (CRI 2.5).
 //!
-//! | # | where | does | failure reads | leaves behind |
+//! | # | where | action | error | remaining objects |
 //! |---|---|---|---|---|
-//! | 1 | here | validates, resolves the handler | INVALID_ARGUMENT, names the field | nothing |
-//! | 2 | `pod::steps` `run` | reserves the name, joins an identical call | ALREADY_EXISTS, names the holder | a name |
+//! | 1 | this module | validates, resolves the handler | INVALID_ARGUMENT, names the field | nothing |
+//! | 2 | `pod::steps` `run` | reserves the name, joins an identical call | ALREADY_EXISTS, names the other pod | a name |
 //! | 3 | `prepare` | intent record, directories | RESOURCE_EXHAUSTED on a full disk | files |
-//! | 4 | `make` | cgroup, monitor, netns, CNI | names op, target, errno; plugin and its message | recorded objects |
+//! | 4 | `make` | cgroup, monitor, netns, CNI | names operation, target, errno; plugin and its message | recorded objects |
 //! | 5 | `change` | Creating to Ready, committed; the reply | as 3 | – |
 
 use std::rc::Rc;
@@ -20,8 +20,12 @@ pub(crate) async fn run_pod_sandbox(
     daemon: Rc<Daemon>,
     request: v1::RunPodSandboxRequest,
 ) -> Result<v1::RunPodSandboxResponse, Error> {
-    if !request.runtime_handler.is_empty() {
-        let text = format!("runtime_handler: no runtime for {:?} is configured", request.runtime_handler);
+    let handler = &request.runtime_handler;
+    if !handler.is_empty() && !daemon.runtime_handlers.borrow().contains(handler) {
+        let text = format!(
+            "runtime_handler: no runtime for {handler:?} is configured: [runtime_handlers] aliases has the names that \
+             mean this runtime"
+        );
         return Err(Error::new(Kind::InvalidArgument, text));
     }
     let config = request.config.ok_or_else(|| pod_config::missing("config"))?;

@@ -1,5 +1,5 @@
-//! RuntimeConfig (CRI 2.3, KEP-4033): which cgroup driver the kubelet must use. SYSTEMD is the enum's zero, so
-//! the message is never left out.
+//! RuntimeConfig (CRI 2.3, KEP-4033): the cgroup driver that the kubelet must use. SYSTEMD is the zero value of the enum, so
+//! the message must always be present.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! StartContainer (CRI 2.11): returns when the process has been exec'ed, or with the reason why not; then the
+//! StartContainer (CRI 2.11): returns when the program was executed, or with the reason of the failure, in which case the
 //! container is EXITED with reason StartError.
 
 use std::rc::Rc;

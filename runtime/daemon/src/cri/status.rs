@@ -1,6 +1,6 @@
-//! Status (CRI 2.2): two conditions decide over the node, RuntimeReady and NetworkReady; ours beside them show
-//! records that were set aside, a root that takes no records, files of registries that cannot be read, and what AppArmor and SELinux lack. Asked every 5 s: from
-//! memory, but for one statvfs(2).
+//! Status (CRI 2.2). The conditions RuntimeReady and NetworkReady determine whether the node is ready; further conditions
+//! report damaged records, a full or read-only root, invalid registry configuration files, and problems of AppArmor and
+//! SELinux. The kubelet calls it every 5 s, so it is answered from memory, except for one statvfs(2).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ pub(crate) async fn status(
     request: v1::StatusRequest,
 ) -> Result<v1::StatusResponse, Error> {
     let network = daemon.network.ready();
-    // Calls are served only after recovery is through, so whoever gets an answer finds the runtime ready.
+    // Calls are served only after recovery is complete, so the runtime is ready.
     let mut conditions = vec![
         condition("RuntimeReady", Ok(())),
         condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message))),
@@ -37,16 +37,12 @@ pub(crate) async fn status(
     conditions.extend(pods_need_restart(daemon.pods.outdated()));
     let trouble = daemon.pods.node.kernel.modules.trouble();
     conditions.push(condition("SecurityModulesReady", trouble.map_or(Ok(()), Err)));
+    let served = daemon.cadvisor_served();
+    conditions.extend(served.map(cadvisor_served));
     Ok(v1::StatusResponse {
         status: Some(v1::RuntimeStatus { conditions }),
         info: if request.verbose { info(&daemon) } else { HashMap::new() },
-        runtime_handlers: vec![v1::RuntimeHandler {
-            name: String::new(),
-            features: Some(v1::RuntimeHandlerFeatures {
-                recursive_read_only_mounts: daemon.pods.node.kernel.has_recursive_read_only,
-                user_namespaces: has_user_namespaces,
-            }),
-        }],
+        runtime_handlers: runtime_handlers(&daemon),
         features: Some(v1::RuntimeFeatures {
             supplemental_groups_policy: true,
             user_namespaces_host_network: has_user_namespaces,
@@ -55,7 +51,32 @@ pub(crate) async fn status(
     })
 }
 
-/// Records that were set aside, and those of images that cannot be read for now.
+/// The conditions of the node for clients other than the kubelet: type, whether it is true, reason, message.
+///
+/// # Errors
+/// Those of Status.
+pub(crate) async fn conditions(daemon: &Rc<Daemon>) -> Result<Vec<(String, bool, String, String)>, Error> {
+    let answer = status(Rc::clone(daemon), v1::StatusRequest::default()).await?;
+    let conditions = answer.status.map(|status| status.conditions).unwrap_or_default();
+    let parts = conditions
+        .into_iter()
+        .map(|condition| (condition.r#type, condition.status, condition.reason, condition.message));
+    Ok(parts.collect())
+}
+
+/// The runtime handler without a name, and its other names; all have the same features.
+fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
+    let kernel = &daemon.pods.node.kernel;
+    let features = v1::RuntimeHandlerFeatures {
+        recursive_read_only_mounts: kernel.has_recursive_read_only,
+        user_namespaces: kernel.user_namespaces.is_ok(),
+    };
+    let aliases = daemon.runtime_handlers.borrow();
+    let names = std::iter::once(String::new()).chain(aliases.iter().cloned());
+    names.map(|name| v1::RuntimeHandler { name, features: Some(features) }).collect()
+}
+
+/// Reports records in quarantine, and image records that cannot be read at the moment.
 fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     match (store::damaged_count(), daemon.images.unread_count()) {
         (0, 0) => Ok(()),
@@ -73,7 +94,8 @@ fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     }
 }
 
-/// Whether anything new can be recorded. What runs goes on without, and can be listed, stopped and exec'ed into.
+/// Reports whether new records can be written. Existing pods are not affected: they can be listed and
+/// stopped, and exec works.
 fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     let root = daemon.pods.node.paths.root.display();
     let room = statvfs(&daemon.pods.node.paths.root)
@@ -82,7 +104,7 @@ fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     if room.flags().contains(FsFlags::ST_RDONLY) {
         return Err(("ReadOnly", format!("{root} is on a read-only file system: {consequence}")));
     }
-    // Some file systems make inodes as they go, and say that there are none at all.
+    // Some file systems allocate inodes dynamically and report a total of zero.
     let has_inodes = room.files() == 0 || room.files_available() > 0;
     if room.blocks_available() == 0 || !has_inodes {
         return Err(("Full", format!("{root} is on a full file system: {consequence}")));
@@ -90,7 +112,7 @@ fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     Ok(())
 }
 
-/// Shown while there are pods of an earlier build, which run on without its later defences.
+/// Reports pods whose monitor is of an earlier build, which lacks later hardening.
 fn pods_need_restart(count: usize) -> Option<v1::RuntimeCondition> {
     (count > 0).then(|| v1::RuntimeCondition {
         r#type: "PodsNeedRestart".to_owned(),
@@ -101,6 +123,19 @@ fn pods_need_restart(count: usize) -> Option<v1::RuntimeCondition> {
              (docs/security.md): restart them"
         ),
     })
+}
+
+/// Reports whether the kubelet's cAdvisor can find the pods and containers of cgroups. The condition is omitted if the API for
+/// cAdvisor is disabled.
+fn cadvisor_served(served: &Result<(), String>) -> v1::RuntimeCondition {
+    let served = served.as_ref().map_err(|why| {
+        let text = format!(
+            "{why}: a kubelet without PodAndContainerStatsFromCRI serves metrics without names of pods and containers, \
+             and no network statistics of pods (metrics.containerd_socket)"
+        );
+        ("NotServed", text)
+    });
+    condition("CadvisorServed", served.copied())
 }
 
 fn condition(kind: &str, state: Result<(), (&str, String)>) -> v1::RuntimeCondition {
@@ -117,7 +152,7 @@ fn info(daemon: &Daemon) -> HashMap<String, String> {
     let config = json!({
         "rootDir": daemon.pods.node.paths.root,
         "stateDir": daemon.pods.node.paths.state,
-        "cgroupDriver": "cgroupfs",
+        "cgroupDriver": daemon.pods.node.placement.driver.name(),
         "version": env!("CARGO_PKG_VERSION"),
     });
     let last = daemon.network.load_status().err().unwrap_or_else(|| "OK".to_owned());

@@ -1,5 +1,5 @@
-//! StopPodSandbox (CRI 2.6): containers are killed at once, then network and namespaces go. Idempotent; an
-//! unknown id is success.
+//! StopPodSandbox (CRI 2.6): kills all containers, then removes network and namespaces. Idempotent; an
+//! unknown ID is not an error.
 
 use std::rc::Rc;
 

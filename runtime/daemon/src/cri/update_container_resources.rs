@@ -1,8 +1,8 @@
-//! UpdateContainerResources (CRI 2.16): in-place resize, CPU and memory managers. Zero and empty leave a field as it
-//! is; a created container starts with the new values.
+//! UpdateContainerResources (CRI 2.16), used for in-place resize and by the CPU and memory managers. Zero and empty values
+//! leave a field unchanged; a created container starts with the new values.
 //!
-//! Table: id and resources here → `pod` merges, applies all or nothing, commits → reply. Annotations are hints that
-//! nothing of ours takes.
+//! Steps: this module validates ID and resources → the engine merges, applies all or nothing, commits → reply. Annotations are
+//! hints, which coracle ignores.
 
 use std::rc::Rc;
 

@@ -1,5 +1,5 @@
-//! UpdatePodSandboxResources (CRI 2.26). The kubelet calls it after it has changed the pod's cgroup itself, so the
-//! values are kept and that cgroup is not written.
+//! UpdatePodSandboxResources (CRI 2.26). The kubelet calls it after it has changed the pod's cgroup, so the
+//! values are stored and the cgroup is not written.
 
 use std::rc::Rc;
 

@@ -1,5 +1,5 @@
-//! UpdateRuntimeConfig (CRI 2.4): the node's pod CIDR, kept durably and handed to CNI plugins that ask for
-//! `ipRanges`.
+//! UpdateRuntimeConfig (CRI 2.4): stores the node's pod CIDR durably; CNI plugins with the capability
+//! `ipRanges` receive it.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! Version.
+//! The Version RPC.
 
 use std::rc::Rc;
 
@@ -7,10 +7,10 @@ use coracle_base::error::Error;
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
-/// The only version a kubelet accepts (SKEW-6).
+/// The only version of the kubelet's runtime API that a kubelet accepts (SKEW-6).
 const KUBELET_API_VERSION: &str = "0.1.0";
 
-/// Answers Version. What the caller speaks does not matter: kubelets send a constant.
+/// Handles Version. The version in the request is ignored, because kubelets send a constant.
 pub(crate) async fn version(_: Rc<Daemon>, _: v1::VersionRequest) -> Result<v1::VersionResponse, Error> {
     Ok(v1::VersionResponse {
         version: KUBELET_API_VERSION.into(),

@@ -1,10 +1,10 @@
-//! The counters of `coracle_base::counters` under their public names.
+//! Exports the counters of `coracle_base::counters` with their public names.
 
 use coracle_base::counters::{self, RPC_BOUNDS, WORKER_BOUNDS};
 
 use super::text::{Kind, Text};
 
-/// Appends RPCs and workers.
+/// Appends the counters of RPCs, workers, pulls and OOM kills.
 pub(super) fn render(text: &mut Text) {
     counters::read(|counters| {
         text.family("coracle_rpc_total", "RPCs by method and code", Kind::Counter);
@@ -25,5 +25,21 @@ pub(super) fn render(text: &mut Text) {
             let labels = [("job", *job)];
             text.histogram("coracle_worker_seconds", &labels, &WORKER_BOUNDS, &times.histogram, times.total);
         }
+        text.family("coracle_image_pulls_total", "Image pulls by outcome", Kind::Counter);
+        for (outcome, count) in &counters.pulls {
+            text.value("coracle_image_pulls_total", &[("outcome", outcome)], count);
+        }
+        text.family(
+            "coracle_image_pull_bytes_total",
+            "Bytes that pulls brought over the network",
+            Kind::Counter,
+        );
+        text.value("coracle_image_pull_bytes_total", &[], counters.pulled_bytes);
+        text.family(
+            "coracle_oom_kills_total",
+            "Containers that ended because of a lack of memory",
+            Kind::Counter,
+        );
+        text.value("coracle_oom_kills_total", &[], counters.oom_kills);
     });
 }

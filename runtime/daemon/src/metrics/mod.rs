@@ -1,5 +1,5 @@
-//! The daemon's own metrics, as Prometheus text on a socket that is off unless it is configured. Counting costs an addition
-//! where something happens; everything else is read when somebody asks.
+//! The daemon's metrics in Prometheus text format, on a socket that is disabled by default. Updating a counter is an addition;
+//! all other values are read when they are requested.
 
 mod counters;
 mod server;
@@ -10,18 +10,19 @@ use std::rc::Rc;
 use coracle_base::store;
 use coracle_engine::state;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, free_bytes};
 use text::{Kind, Text};
 
 pub(crate) use server::Server;
 
-/// Everything, in the exposition format 0.0.4.
-fn render(daemon: &Rc<Daemon>) -> String {
+/// All metrics in the exposition format 0.0.4.
+pub(crate) async fn render(daemon: &Rc<Daemon>) -> String {
     let mut text = Text::default();
     text.family("coracle_build_info", "The version, as a label", Kind::Gauge);
     text.value("coracle_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     counters::render(&mut text);
     objects(daemon, &mut text);
+    store_space(daemon, &mut text).await;
     plugins(daemon, &mut text);
     process(&mut text);
     text.finish()
@@ -37,7 +38,8 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     let mut by_state = [("created", 0), ("running", 0), ("exited", 0)];
     for container in daemon.pods.containers() {
         let at = match container.record().state {
-            state::Container::Created => 0,
+            // Those that are being created are not listed.
+            state::Container::Creating | state::Container::Created => 0,
             state::Container::Running { .. } => 1,
             state::Container::Exited(_) => 2,
         };
@@ -53,6 +55,16 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     text.value("coracle_damaged_records", &[], store::damaged_count());
     text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
     text.value("coracle_network_ready", &[], u8::from(daemon.network.ready().is_ok()));
+}
+
+async fn store_space(daemon: &Daemon, text: &mut Text) {
+    text.family("coracle_store_bytes", "Bytes of images on disk", Kind::Gauge);
+    let usage = daemon.images.usage().await;
+    text.value("coracle_store_bytes", &[], usage.used_bytes);
+    if let Some(free) = free_bytes(&usage.directory) {
+        text.family("coracle_store_free_bytes", "Free bytes of the file system of images", Kind::Gauge);
+        text.value("coracle_store_free_bytes", &[], free);
+    }
 }
 
 fn plugins(daemon: &Daemon, text: &mut Text) {
@@ -82,7 +94,7 @@ fn plugins(daemon: &Daemon, text: &mut Text) {
     }
 }
 
-/// The process, by the names that every exporter uses.
+/// Appends the metrics of the daemon's process with their standard names.
 fn process(text: &mut Text) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let kib = |text: &str, key: &str| -> u64 {

@@ -1,4 +1,4 @@
-//! The listener: one request a connection, `GET /metrics`, bounded in length, time and number.
+//! The metrics endpoint: one `GET /metrics` per connection, limited in length, time and number.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -13,31 +13,31 @@ use coracle_base::reactor::{self, Task, Watched};
 use crate::config::Address;
 use crate::daemon::Daemon;
 
-/// Longest head of a request.
+/// Maximum length of a request header in bytes.
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// How long a client may take for its request, and for the answer.
+/// Time limit of a request from the connection to its answer.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
-/// Requests at once; more are hung up on.
+/// Maximum number of concurrent requests; further connections are closed.
 const CONNECTIONS_MAX: usize = 8;
-/// How long to wait before the next accept when there are no descriptors left.
+/// Pause before the next accept when there are no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves as long as it lives.
+/// The metrics endpoint; serves until it is dropped.
 pub(crate) struct Server {
     _accepting: Task<()>,
 }
 
-/// Either kind of socket.
+/// A TCP or unix listening socket.
 enum Door {
     Tcp(TcpListener, Watched),
     Unix(Listener),
 }
 
 impl Server {
-    /// Listens.
+    /// Starts to listen on the address.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// The error of listening on the address.
     pub(crate) fn start(address: &Address, daemon: Rc<Daemon>) -> Result<Self, Error> {
         coracle_base::counters::started_s();
         let door = match address {
@@ -45,7 +45,7 @@ impl Server {
                 let listener = TcpListener::bind(address).context(|| format!("metrics on {address}"))?;
                 listener.set_nonblocking(true)?;
                 let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;
-                log::info!("metrics"; address = listener.local_addr()?);
+                log::info!("serving metrics"; address = listener.local_addr()?);
                 Door::Tcp(listener, watched)
             }
             Address::Unix(path) => Door::Unix(Listener::bind(path)?),
@@ -58,14 +58,14 @@ impl Server {
                         let (daemon, place) = (Rc::clone(&daemon), Rc::clone(&connections));
                         reactor::spawn(async move {
                             let _place = place;
-                            // A client that is slow or gone is nobody's trouble.
+                            // A slow or disconnected client affects no other.
                             let _ = reactor::deadline(CLIENT_PATIENCE, serve(&client, &daemon)).await;
                         })
                         .detach();
                     }
                     Ok(_) => {}
                     Err(error) => {
-                        log::warn!("accept a client of metrics"; error = plain(&error));
+                        log::warn!("cannot accept a metrics connection"; error = plain(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -101,7 +101,7 @@ async fn serve(client: &Watched, daemon: &Rc<Daemon>) -> std::io::Result<()> {
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|byte| *byte == b' ');
     let (status, body) = match (words.next(), words.next()) {
-        (Some(b"GET"), Some(b"/metrics")) => ("200 OK", super::render(daemon)),
+        (Some(b"GET"), Some(b"/metrics")) => ("200 OK", super::render(daemon).await),
         (Some(b"GET"), _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "GET /metrics\n".to_owned()),
     };

@@ -1,9 +1,9 @@
-//! Prometheus' text exposition format, version 0.0.4: a family's two comment lines, then its values.
+//! Prometheus' text exposition format, version 0.0.4: two comment lines for each metric family, followed by its values.
 
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
-/// What a family is.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Counter,
@@ -11,7 +11,7 @@ pub(super) enum Kind {
     Histogram,
 }
 
-/// Text being written. Writing to memory cannot fail.
+/// A text in the exposition format that is being written. Writing to memory cannot fail.
 #[derive(Default)]
 pub(super) struct Text(String);
 
@@ -37,7 +37,7 @@ impl Text {
         let _ = writeln!(self.0, " {value}");
     }
 
-    /// `counts` has one more than `bounds`: what is above the last.
+    /// Appends a histogram. `counts` has one more entry than `bounds`, for values above the last bound.
     pub(super) fn histogram(
         &mut self,
         name: &str,

@@ -1,5 +1,5 @@
-//! A merged adjustment, done to a container that nothing has been made of yet. What this runtime cannot do fails the
-//! creation; nothing that a plugin asked for is left out in silence (NRI 4.3, 4.4).
+//! Applies a merged NRI adjustment to a container before any of its objects is created. An unsupported adjustment fails the
+//! creation; none is ignored silently (NRI 4.3, 4.4).
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -14,10 +14,11 @@ use prost::Message;
 
 use super::limits;
 
-/// Where the kernel's cache and bandwidth allocation is mounted.
+/// Mount point of resctrl, the kernel's cache and memory bandwidth allocation.
 const RESCTRL: &str = "/sys/fs/resctrl";
 
-/// getrlimit(2); the same numbers on both targets (include/uapi/asm-generic/resource.h).
+/// Names of the resource limits of getrlimit(2) by number, equal on all supported architectures
+/// (include/uapi/asm-generic/resource.h).
 const RLIMITS: [&str; 16] = [
     "RLIMIT_CPU",
     "RLIMIT_FSIZE",
@@ -37,7 +38,7 @@ const RLIMITS: [&str; 16] = [
     "RLIMIT_RTTIME",
 ];
 
-/// Does it all, and keeps in the record what later events and execs need.
+/// Applies the adjustment, and records the parts that later events and execs need.
 pub(super) async fn adjustment(
     pods: &Rc<Pods>,
     pod: &Pod,
@@ -48,7 +49,7 @@ pub(super) async fn adjustment(
         return Ok(());
     }
     if !asked.cdi_devices.is_empty() {
-        // First, so that explicit devices and mounts win.
+        // CDI devices first, so that explicit devices and mounts have precedence.
         let names = asked.cdi_devices.iter().map(|device| device.name.clone()).collect();
         pods.add_devices(pod, names, resolved).await?;
     }
@@ -69,7 +70,7 @@ pub(super) async fn adjustment(
     Ok(())
 }
 
-/// What events show from now on. Limits are in the record by themselves, as updates change them.
+/// Records the adjustment for later events, without limits, which are recorded separately because updates change them.
 fn keep(asked: &api::ContainerAdjustment, resolved: &mut Resolved) {
     let mut kept = asked.clone();
     if let Some(linux) = &mut kept.linux {
@@ -174,7 +175,7 @@ async fn mount(pods: &Pods, asked: &api::Mount, resolved: &mut Resolved) -> Resu
             "private" | "rprivate" => planned.propagation = Propagation::Private,
             "slave" | "rslave" => planned.propagation = Propagation::Slave,
             "shared" | "rshared" => planned.propagation = Propagation::Shared,
-            // As they are without a word.
+            // Options that are the default.
             "rw" | "suid" | "dev" | "exec" | "relatime" | "strictatime" | "noatime" | "relabel" => {}
             other => options.push(other.to_owned()),
         }
@@ -199,7 +200,8 @@ fn fresh(kind: &str, destination: &str) -> Result<plan::FreshKind, Error> {
     })
 }
 
-/// A path, or with the systemd driver `SLICE:PREFIX:NAME` (OCI runtime specification, "Cgroups Path", as runc reads it).
+/// Parses a cgroup path, or with the systemd driver `SLICE:PREFIX:NAME` (OCI runtime specification, "Cgroups Path", as in
+/// runc).
 fn cgroup_path(text: &str, is_scope: bool) -> Result<CgroupPath, Error> {
     let mut parts = text.splitn(3, ':');
     match (is_scope, parts.next(), parts.next(), parts.next()) {
@@ -215,7 +217,7 @@ fn cgroup_path(text: &str, is_scope: bool) -> Result<CgroupPath, Error> {
     }
 }
 
-/// Without double and trailing slashes.
+/// Removes double and trailing slashes.
 fn clean(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     format!("/{}", parts.join("/"))
@@ -299,7 +301,7 @@ fn device(asked: &api::LinuxDevice, resolved: &mut Resolved) -> Result<(), Error
         let (major, minor) = (Some(node.major), Some(node.minor));
         rules.push(DeviceRule { kind, major, minor, access: access.to_owned() });
     }
-    // Of two with one path the first counts.
+    // The first of several devices with the same path is used.
     plan.devices.insert(0, node);
     Ok(())
 }
@@ -334,7 +336,7 @@ fn resources(asked: &api::LinuxResources, resolved: &mut Resolved) -> Result<(),
     Ok(())
 }
 
-/// By way of the JSON form, whose reader checks everything.
+/// Compiles the seccomp policy of an adjustment. It is converted through JSON, whose parser validates all fields.
 fn filter(asked: &api::LinuxSeccomp, resolved: &Resolved) -> Result<plan::Seccomp, Error> {
     let argument = |argument: &api::LinuxSeccompArg| {
         serde_json::json!({
@@ -366,7 +368,8 @@ fn namespace(pod: &Pod, asked: &api::LinuxNamespace, resolved: &mut Resolved) ->
     let is_removal = asked.r#type.starts_with('-');
     let plan = &mut resolved.plan;
     let mut instead = |kind: plan::NamespaceKind, file: &str| {
-        // Sharing the runtime's own: by this process, since in a nested daemon the first one's may not be looked at.
+        // A shared namespace is given by this process, because that of PID 1 may not be accessible in a
+        // nested daemon.
         let own = || format!("/proc/{}/ns/{file}", std::process::id());
         let path = if is_removal { own() } else { asked.path.clone() };
         plan.namespaces.push((kind, PathBuf::from(path)));
@@ -428,7 +431,7 @@ fn scheduling(asked: &api::LinuxContainerAdjustment, resolved: &mut Resolved) ->
 
 fn cpu(asked: &api::LinuxScheduler) -> Result<Option<plan::CpuScheduling>, Error> {
     use api::LinuxSchedulerPolicy as Policy;
-    // The kernel's numbers (include/uapi/linux/sched.h) are not NRI's.
+    // The kernel's numbers (include/uapi/linux/sched.h) differ from NRI's.
     let policy = match asked.policy() {
         Policy::SchedNone => return Ok(None),
         Policy::SchedOther => 0,
@@ -439,7 +442,7 @@ fn cpu(asked: &api::LinuxScheduler) -> Result<Option<plan::CpuScheduling>, Error
         Policy::SchedIdle => 5,
         Policy::SchedDeadline => 6,
     };
-    // NRI counts the flags, the kernel has them as bits.
+    // NRI's flags are indices of the kernel's bits.
     let flags = asked.flags.iter().fold(0, |flags, flag| flags | 1 << flag);
     Ok(Some(plan::CpuScheduling {
         policy,
@@ -490,7 +493,7 @@ fn rdt(asked: &api::LinuxRdt, resolved: &mut Resolved) -> Result<(), Error> {
         std::fs::write(&path, format!("{line}\n"))
             .map_err(|error| Error::from(error).context(format!("write {}", path.display())))?;
     }
-    // A task that writes 0 there means itself.
+    // Writing 0 adds the writing task.
     resolved.joins.push(directory.join("tasks"));
     Ok(())
 }

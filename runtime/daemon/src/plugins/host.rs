@@ -1,4 +1,4 @@
-//! What the dispatcher asks of us: tasks and time, what exists, changes of containers that run or wait for their start.
+//! Services for the NRI dispatcher: tasks and time, the current pods and containers, changes of containers.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -13,7 +13,7 @@ use coracle_nri::{Host, Level, Snapshot, Task, Verdict};
 
 use super::{limits, view};
 
-/// The way from the dispatcher back to the pods; they do not know each other while they are being made.
+/// The dispatcher's reference to the pods, which is set after both were created.
 #[derive(Default)]
 pub(super) struct Bridge {
     pods: RefCell<Weak<Pods>>,
@@ -47,7 +47,7 @@ impl Host for Bridge {
             pods: pods_told.map(|pod| view::pod(&pod)).collect(),
             containers: containers.iter().filter(|one| lives(one)).map(|one| view::container(one)).collect(),
         };
-        // Oldest first, as they would have been heard of.
+        // Oldest first, in the order of their events.
         told.pods.reverse();
         told.containers.reverse();
         told
@@ -55,7 +55,7 @@ impl Host for Bridge {
 
     fn update(&self, update: api::ContainerUpdate) -> Task<Verdict> {
         let verdict = match self.pods() {
-            // Computing and writing is one step of this thread: nothing to wait for.
+            // The computation and the update do not await, so no lock is necessary.
             Some(pods) => apply(&pods, &update),
             None => Verdict::Skipped,
         };
@@ -65,10 +65,10 @@ impl Host for Bridge {
     fn evict(&self, eviction: api::ContainerEviction) {
         let Some(pods) = self.pods() else { return };
         let Some(container) = pods.container_for_plugin(&eviction.container_id) else { return };
-        log::info!("evicted by a plugin"; ctr = container.id, reason = eviction.reason);
+        log::info!("container evicted by a plugin"; ctr = container.id, reason = eviction.reason);
         reactor::spawn(async move {
             if let Err(error) = pods.stop_container(container, Duration::ZERO).await {
-                log::warn!("eviction"; error = error);
+                log::warn!("cannot evict container"; error = error);
             }
         })
         .detach();
@@ -76,15 +76,15 @@ impl Host for Bridge {
 
     fn log(&self, level: Level, plugin: &str, text: &str) {
         match level {
-            Level::Debug => log::debug!("plugin"; plugin = plugin, text = text),
-            Level::Info => log::info!("plugin"; plugin = plugin, text = text),
-            Level::Warn => log::warn!("plugin"; plugin = plugin, text = text),
-            Level::Error => log::error!("plugin"; plugin = plugin, text = text),
+            Level::Debug => log::debug!("message of a plugin"; plugin = plugin, text = text),
+            Level::Info => log::info!("message of a plugin"; plugin = plugin, text = text),
+            Level::Warn => log::warn!("message of a plugin"; plugin = plugin, text = text),
+            Level::Error => log::error!("message of a plugin"; plugin = plugin, text = text),
         }
     }
 }
 
-/// One update. A container that is gone or over is none of a plugin's faults.
+/// Applies one update. A container that was removed or has exited is not an error of the plugin.
 fn apply(pods: &Rc<Pods>, update: &api::ContainerUpdate) -> Verdict {
     let Some(container) = pods.container_for_plugin(&update.container_id) else { return Verdict::Skipped };
     if container.record().state.is_over() {
@@ -100,7 +100,8 @@ fn apply(pods: &Rc<Pods>, update: &api::ContainerUpdate) -> Verdict {
     }
 }
 
-/// Updates that came with another request: all of them, or none but those that may fail.
+/// Applies the updates in the answer to another request. If an update fails that must not, the earlier ones are reverted, and
+/// its error is returned.
 pub(super) fn update_all(pods: &Rc<Pods>, updates: &[api::ContainerUpdate]) -> Result<(), Error> {
     let mut before = Vec::new();
     for update in updates {
@@ -109,13 +110,13 @@ pub(super) fn update_all(pods: &Rc<Pods>, updates: &[api::ContainerUpdate]) -> R
         match apply(pods, update) {
             Verdict::Applied | Verdict::Skipped => {}
             Verdict::Failed(why) if update.ignore_failure => {
-                log::info!("update by a plugin"; ctr = update.container_id, reason = why);
+                log::info!("update by a plugin not applied"; ctr = update.container_id, reason = why);
             }
             Verdict::Failed(why) => {
                 before.pop();
                 for (container, limits) in before.into_iter().rev() {
                     if let Err(error) = pods.set_limits(&container, limits) {
-                        log::warn!("an update is not taken back"; ctr = container.id, error = error);
+                        log::warn!("cannot revert the update of a plugin"; ctr = container.id, error = error);
                     }
                 }
                 let text = format!("NRI update of container {:.13} failed: {why}", update.container_id);

@@ -1,5 +1,5 @@
-//! Plugins that we start: every executable `NN-name` of the plugin directory, with one end of a socket pair as descriptor 3
-//! (NRI 2.2). Each is a task that starts its program, joins it, and starts it again when it fails.
+//! Starts pre-installed NRI plugins: every executable `NN-name` in the plugin directory, with one end of a socket pair as
+//! descriptor 3 (NRI 2.2). One task per plugin starts, connects and restarts it.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
@@ -28,36 +28,36 @@ use smol::channel::{Receiver, Sender};
 use super::socket;
 use crate::config::{self, Restart};
 
-/// Where a plugin finds its socket.
+/// Number of the descriptor of a plugin's socket.
 const SOCKET: i32 = 3;
 
-/// Descriptors that a program is given are taken from above those it is given them as.
+/// Source descriptors are duplicated to this number or above, so that they do not collide with target numbers.
 const ABOVE_PLACES: i32 = 16;
 
-/// Longest configuration of a plugin, which goes to it in one message.
+/// Maximum size of a plugin's configuration in bytes, which is sent in one message.
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
-/// From SIGTERM to SIGKILL.
+/// Time between SIGTERM and SIGKILL when a plugin is ended.
 const END_GRACE: Duration = Duration::from_secs(2);
 
-/// Between two starts of a plugin that fails: twice as long each time.
+/// Delay before the first restart of a failing plugin; each further delay is twice the previous one.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
-/// First bytes of a WebAssembly file.
+/// Magic number of WebAssembly files.
 const WASM: [u8; 8] = [0, b'a', b's', b'm', 1, 0, 0, 0];
 
-/// All plugins of the directory.
+/// The plugins in the plugin directory.
 #[derive(Default)]
 pub(super) struct Launcher {
     restart: Cell<Restart>,
     is_stopping: Rc<Cell<bool>>,
-    /// Closed when all are to end.
+    /// Channel that is closed to stop all plugins; `None` before the start.
     stopping: RefCell<Option<(Sender<()>, Receiver<()>)>>,
     tasks: RefCell<Vec<reactor::Task<()>>>,
 }
 
-/// One file of the directory.
+/// A plugin file in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
@@ -66,7 +66,7 @@ struct Candidate {
 }
 
 impl Launcher {
-    /// Starts all, and comes back when each is active or has failed to become so.
+    /// Starts all plugins; returns when each plugin is active or has failed.
     pub(super) async fn start(self: &Rc<Self>, dispatcher: &Rc<Dispatcher>, settings: &config::Nri) {
         self.configure(settings);
         *self.stopping.borrow_mut() = Some(smol::channel::bounded(1));
@@ -89,13 +89,13 @@ impl Launcher {
         self.restart.set(settings.restart);
     }
 
-    /// Lets all end.
+    /// Requests the end of all plugins.
     pub(super) fn stop(&self) {
         self.is_stopping.set(true);
         self.stopping.borrow_mut().take();
     }
 
-    /// Waits until all have ended; each has a limit.
+    /// Waits until all plugins have ended; each has a time limit.
     pub(super) async fn ended(&self) {
         let tasks = self.tasks.take();
         for task in tasks {
@@ -110,7 +110,7 @@ impl Launcher {
         }
     }
 
-    /// One plugin, from its first start to the last.
+    /// Runs one plugin, with restarts.
     async fn keep(
         &self,
         candidate: &Candidate,
@@ -125,7 +125,7 @@ impl Launcher {
             let has_failed = match Process::start(candidate) {
                 Ok(process) => self.live(process, candidate, configuration, dispatcher, &mut first).await,
                 Err(error) => {
-                    log::error!("plugin not started"; path = candidate.path.display(), error = error);
+                    log::error!("cannot start plugin"; path = candidate.path.display(), error = error);
                     true
                 }
             };
@@ -136,13 +136,13 @@ impl Launcher {
             if begun.elapsed() > BACKOFF_MAX {
                 backoff = BACKOFF_MIN;
             }
-            log::warn!("plugin will be started again"; path = candidate.path.display(), after_s = backoff.as_secs());
+            log::warn!("plugin ended, will restart"; path = candidate.path.display(), after_s = backoff.as_secs());
             let _ = reactor::deadline(backoff, self.stopped()).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     }
 
-    /// One run of it; answers whether it failed.
+    /// Runs a plugin once; returns whether the plugin failed.
     async fn live(
         &self,
         mut process: Process,
@@ -158,7 +158,7 @@ impl Launcher {
         first.take();
         match joined {
             Ok(running) => smol::future::or(running.ended(), self.stopped()).await,
-            Err(why) => log::error!("plugin not joined"; path = candidate.path.display(), reason = why),
+            Err(why) => log::error!("plugin did not register"; path = candidate.path.display(), reason = why),
         }
         let is_clean = process.end().await;
         log::info!("plugin ended"; path = candidate.path.display(), clean = is_clean);
@@ -166,7 +166,7 @@ impl Launcher {
     }
 }
 
-/// The plugins of a directory, in the order of their names. A missing directory has none.
+/// The plugins in a directory in the order of their names; empty if the directory is missing.
 fn candidates(directory: &Path) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = std::fs::read_dir(directory)
         .into_iter()
@@ -185,7 +185,7 @@ fn candidate(path: &Path) -> Option<Candidate> {
         return None;
     }
     let skip = |why: &str| {
-        log::warn!("a file of the plugin directory is skipped"; path = path.display(), reason = why);
+        log::warn!("file in the plugin directory ignored"; path = path.display(), reason = why);
         None
     };
     let name = path.file_name()?.to_str().unwrap_or_default();
@@ -205,7 +205,8 @@ fn starts_with<const N: usize>(mut file: std::fs::File, magic: [u8; N]) -> bool 
     std::io::Read::read_exact(&mut file, &mut bytes).is_ok_and(|()| bytes == magic)
 }
 
-/// Its configuration: that of index and name, else that of the name, else none.
+/// The content of the plugin's configuration file: the file for its index and name, otherwise that for its name, otherwise
+/// empty.
 fn drop_in(directory: &Path, candidate: &Candidate) -> String {
     let Candidate { index, name, .. } = candidate;
     let names = [format!("{index}-{name}.conf"), format!("{name}.conf")];
@@ -213,13 +214,15 @@ fn drop_in(directory: &Path, candidate: &Candidate) -> String {
         match hostpath::read(&path, CONFIGURATION_BYTES_MAX) {
             Ok(text) => return String::from_utf8_lossy(&text).into_owned(),
             Err(error) if error.errno() == Some(Errno::ENOENT) => {}
-            Err(error) => log::error!("a plugin's configuration"; path = path.display(), error = error),
+            Err(error) => {
+                log::error!("cannot read the configuration of a plugin"; path = path.display(), error = error)
+            }
         }
     }
     String::new()
 }
 
-/// A running program.
+/// A plugin process that is running.
 struct Process {
     pid: Pid,
     pidfd: Watched,
@@ -244,7 +247,7 @@ impl Process {
         Ok(Self { pid, pidfd, stream: Some(stream), _log: log, is_reaped: false })
     }
 
-    /// Ends it, with time to do so by itself; answers whether it exited with 0.
+    /// Ends the process by SIGTERM, then SIGKILL; returns whether it exited with 0.
     async fn end(&mut self) -> bool {
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             if self.is_gone() {
@@ -267,14 +270,14 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if !self.is_reaped {
-            // The daemon is ending: a killed process ends at once, so this wait does.
+            // The daemon is shutting down: a killed process ends at once, so this wait does.
             let _ = kill(self.pid, Signal::SIGKILL);
             let _ = waitpid(self.pid, None);
         }
     }
 }
 
-/// No arguments, an environment of three variables, no signal blocked, a process group of its own.
+/// Starts the plugin without arguments, with three environment variables, no blocked signals, and in a new process group.
 fn spawn(candidate: &Candidate, socket: &OwnedFd, output: &OwnedFd) -> Result<Pid, Error> {
     let path = c_string(candidate.path.as_os_str().as_bytes())?;
     let environment = [
@@ -284,7 +287,7 @@ fn spawn(candidate: &Candidate, socket: &OwnedFd, output: &OwnedFd) -> Result<Pi
     ];
     let environment =
         environment.iter().map(|text| c_string(text.as_bytes())).collect::<Result<Vec<CString>, _>>()?;
-    // Out of the way of the places, so that none is overwritten before it is read.
+    // Duplicated first, so that no descriptor is overwritten before it is used.
     let (socket, output) = (above(socket)?, above(output)?);
     let mut files = PosixSpawnFileActions::init()?;
     let null = above(&std::fs::File::open("/dev/null")?.into())?;
@@ -320,7 +323,9 @@ async fn pass_on_log(output: Watched, title: String) {
     let mut lines = LogLines::default();
     let mut buffer = vec![0; 1024];
     while let Ok(count @ 1..) = output.read(&mut buffer).await {
-        lines.feed(&buffer[..count], |line| log::info!("plugin says"; plugin = title, line = line));
+        lines.feed(&buffer[..count], |line| log::info!("plugin output"; plugin = title, line = line));
+        // Otherwise a plugin that writes without a pause would occupy the event loop.
+        reactor::yield_now().await;
     }
 }
 

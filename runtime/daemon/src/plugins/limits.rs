@@ -1,11 +1,11 @@
-//! NRI's LinuxResources and our limits, each made from the other.
+//! Converts between NRI's LinuxResources and the engine's limits.
 
 use coracle_base::error::{Error, Kind};
 use coracle_engine::record::Limits;
 use coracle_engine::spec::Resources;
 use coracle_nri::api;
 
-/// Resources as the CRI gave them; what it did not specify is absent.
+/// Converts CRI resources; unspecified values are absent in the result.
 pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {
     let signed = |value: i64| (value != 0).then_some(api::OptionalInt64 { value });
     let unsigned = |value: i64| u64::try_from(value).ok().filter(|value| *value > 0);
@@ -35,7 +35,7 @@ pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {
     }
 }
 
-/// The limits in force.
+/// Converts the effective limits of a container.
 pub(super) fn of_limits(limits: &Limits) -> api::LinuxResources {
     let mut told = of_resources(&limits.resources);
     if let Some(memory) = &mut told.memory {
@@ -46,7 +46,7 @@ pub(super) fn of_limits(limits: &Limits) -> api::LinuxResources {
         memory.swappiness = limits.swappiness.map(|value| api::OptionalUInt64 { value });
         memory.disable_oom_killer = limits.disable_oom_killer.map(|value| api::OptionalBool { value });
         if memory.swap.is_none() {
-            // Without a word on swap both have the same limit.
+            // Without a swap limit both have the same limit.
             memory.swap = memory.limit;
         }
     }
@@ -58,7 +58,7 @@ pub(super) fn of_limits(limits: &Limits) -> api::LinuxResources {
     told
 }
 
-/// Lays a plugin's resources over limits: only what is present changes.
+/// Replaces limits by those that are present in a plugin's resources.
 pub(super) fn lay_over(limits: &mut Limits, asked: &api::LinuxResources) -> Result<(), Error> {
     let refused = |text: String| Err(Error::new(Kind::InvalidArgument, text));
     if let Some(class) = asked.blockio_class.as_ref().filter(|class| !class.value.is_empty()) {
@@ -92,7 +92,7 @@ fn memory(limits: &mut Limits, asked: &api::LinuxMemory) {
     let known = &mut limits.resources;
     if let Some(limit) = asked.limit {
         known.memory_limit_bytes = limit.value;
-        // Swap that was promised beyond the old limit cannot be less than the new one; 0 is as much as memory.
+        // The limit of memory and swap cannot be below the new memory limit; 0 means equal to memory.
         let swap = &mut known.memory_swap_limit_bytes;
         if *swap > 0 && (limit.value <= 0 || *swap < limit.value) {
             *swap = 0;

@@ -1,14 +1,14 @@
-//! NRI plugins: the bridge between pods and the dispatcher. NRI's types live in this room and in `nri/`; pods call one
-//! function per transition.
+//! The bridge between the engine and the NRI dispatcher. NRI types are used only here and in `nri/`; the
+//! engine calls one function per transition.
 //!
 //! ```text
-//!   pod/ ── Guard ──► view (pod → message) ──► nri::Section ──► plugins
+//! engine ── Guard ──► view (pod → message) ──► nri::Section ──► plugins
 //!                    apply (adjustment → plan, record) ◄──
-//!   socket, launch: where plugins come from          host: what the dispatcher asks of us
+//! socket, launch: connections of plugins           host: services for the dispatcher
 //! ```
-//! [`Plugins`] is the engine's [`LifecycleHooks`], [`Guard`] the right to tell the next event of one pod; it lasts until what the event
-//! announces is true, or undone.
-//! Where no plugin listens, nothing is built and nothing is waited for. Rules: docs/nri.md.
+//! [`Plugins`] implements the engine's [`LifecycleHooks`]; a [`Guard`] is the permission to send the next
+//! event of one pod and lasts until the announced change is complete or undone. Without plugins, no messages
+//! are built and nothing waits. Rules: docs/nri.md.
 
 mod apply;
 mod host;
@@ -31,7 +31,7 @@ use coracle_nri::{Created, Dispatcher, Failure, Section};
 
 use crate::config;
 
-/// All plugins of this node.
+/// The NRI plugins of this node.
 pub(crate) struct Plugins {
     dispatcher: Rc<Dispatcher>,
     host: Rc<host::Bridge>,
@@ -40,24 +40,24 @@ pub(crate) struct Plugins {
     settings: Rc<RefCell<config::Nri>>,
 }
 
-/// The right to tell one pod's next event.
+/// Permission to send the next event of one pod.
 struct Guard {
     section: Section,
     pods: Rc<Pods>,
     dispatcher: Rc<Dispatcher>,
     settings: Rc<RefCell<config::Nri>>,
-    /// The container that plugins were asked about.
+    /// The container whose creation is being announced; `None` if there is none.
     offer: RefCell<Option<Offer>>,
 }
 
-/// A container that plugins were asked about, for as long as its creation can still fail.
+/// A container whose creation the plugins have accepted and which may still fail.
 struct Offer {
     created: Created,
     container: api::Container,
 }
 
 impl Plugins {
-    /// Without a plugin; [`Plugins::start`] lets them in.
+    /// Creates the bridge without plugins; [`Plugins::start`] accepts them.
     pub(crate) fn new(settings: &config::Nri) -> Rc<Self> {
         let host = Rc::new(host::Bridge::default());
         let dispatcher =
@@ -71,11 +71,11 @@ impl Plugins {
         })
     }
 
-    /// Starts the plugins of the plugin directory, and comes back when each has joined or failed to; then lets others
-    /// connect. After recovery, as a plugin that joins is told of everything there is.
+    /// Starts the plugins of the plugin directory, returns when each has connected or failed, and then accepts external
+    /// plugins. Called after recovery, because a connecting plugin receives all pods and containers.
     ///
     /// # Errors
-    /// Required plugins could not connect, as the socket cannot be made.
+    /// The socket cannot be created although plugins are required.
     pub(crate) async fn start(self: &Rc<Self>, pods: &Rc<Pods>) -> Result<(), Error> {
         self.host.know(Rc::downgrade(pods));
         let settings = self.settings.borrow().clone();
@@ -86,21 +86,21 @@ impl Plugins {
         match socket::Socket::listen(&settings.socket_path, Rc::clone(&self.dispatcher)) {
             Ok(socket) => *self.socket.borrow_mut() = Some(socket),
             Err(error) if settings.default_validator.required_plugins.is_empty() => {
-                log::error!("no plugins can connect"; error = error);
+                log::error!("cannot create the plugin socket"; error = error);
             }
             Err(error) => return Err(error.context("plugins are required")),
         }
         Ok(())
     }
 
-    /// New settings, from the next event on; the socket and the directories stay.
+    /// Applies new settings to later events; the socket and the directories are not changed.
     pub(crate) fn configure(&self, settings: &config::Nri) {
         self.dispatcher.configure(for_dispatcher(settings));
         self.launcher.configure(settings);
         *self.settings.borrow_mut() = settings.clone();
     }
 
-    /// Lets every plugin go.
+    /// Disconnects all plugins.
     pub(crate) async fn stop(&self) {
         self.socket.borrow_mut().take();
         let send_shutdown = self.settings.borrow().send_shutdown;
@@ -109,7 +109,7 @@ impl Plugins {
         self.launcher.ended().await;
     }
 
-    /// Every active plugin and what is counted of it.
+    /// Reports all active plugins with their counters.
     pub(crate) fn report(&self) -> serde_json::Value {
         let plugin = |plugin: &coracle_nri::PluginReport| {
             let calls = plugin.calls.iter().map(|call| {
@@ -131,12 +131,12 @@ impl Plugins {
         })
     }
 
-    /// The same, for metrics.
+    /// Counters of all plugins, for metrics.
     pub(crate) fn counts(&self) -> Vec<coracle_nri::PluginReport> {
         self.dispatcher.report()
     }
 
-    /// How many were disconnected for a timeout.
+    /// Number of plugins that were disconnected because of a timeout.
     pub(crate) fn kicks(&self) -> u64 {
         self.dispatcher.kicks()
     }
@@ -171,7 +171,7 @@ impl LifecycleHooks for Plugins {
     }
 }
 
-/// A plugin refused, failed or did not answer: nothing that a client could act on.
+/// The error for a plugin that refused, failed or did not answer. Clients cannot act on it.
 fn failed(failure: Failure) -> Error {
     Error::new(Kind::Unknown, failure.to_string())
 }
@@ -181,7 +181,7 @@ impl Guard {
         self.dispatcher.wants(event)
     }
 
-    /// Whether the pod cannot do without some plugin: one that misses its end is worth a warning.
+    /// Whether the pod requires plugins, so that a warning is logged if they are not notified of its end.
     fn requires(&self, pod: &Pod) -> bool {
         let by_configuration = !self.settings.borrow().default_validator.required_plugins.is_empty();
         let is_of_pod = |(key, _): &(String, String)| key.starts_with(coracle_nri::REQUIRED_ANNOTATION);
@@ -190,7 +190,7 @@ impl Guard {
 }
 
 impl EventGuard for Guard {
-    // A refusal has been undone at the plugins.
+    // After a refusal the dispatcher has undone the event for the other plugins.
     fn run_pod<'a>(&'a self, pod: &'a Pod) -> Pending<'a, Result<(), Error>> {
         Box::pin(async move {
             if self.wants(Event::RunPodSandbox) {
@@ -253,7 +253,7 @@ impl EventGuard for Guard {
             let (pod_message, container) = (view::pod(pod), view::resolved(pod, resolved));
             let created = self.section.create_container(&pod_message, &container).await.map_err(failed)?;
             let applied = match apply::adjustment(&self.pods, pod, &created.adjustment, resolved).await {
-                // Updates of other containers hold when this comes back.
+                // Updates of other containers are applied before this returns.
                 Ok(()) => host::update_all(&self.pods, &created.updates),
                 Err(error) => Err(error.context("NRI CreateContainer failed")),
             };
@@ -322,7 +322,7 @@ impl EventGuard for Guard {
                 if let Some(resources) = updated.resources {
                     limits::lay_over(&mut wanted, &resources)?;
                 }
-                // Updates of other containers hold when this comes back.
+                // Updates of other containers are applied before this returns.
                 host::update_all(&self.pods, &updated.updates)?;
             }
             Ok(wanted)
@@ -356,7 +356,7 @@ impl EventGuard for Guard {
     }
 }
 
-/// The configuration as the dispatcher has it.
+/// Converts the settings to those of the dispatcher.
 fn for_dispatcher(nri: &config::Nri) -> coracle_nri::Settings {
     let validator = &nri.default_validator;
     coracle_nri::Settings {

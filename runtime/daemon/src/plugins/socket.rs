@@ -1,5 +1,5 @@
-//! The socket that plugins connect to. Whoever may connect is as powerful as root, so it is root's alone; one on which
-//! another runtime answers is left alone (NRI-R24).
+//! The socket for external plugins. A plugin has the same power as root, so only root may connect; a socket on which another
+//! runtime listens is not replaced (NRI-R24).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use coracle_base::reactor::{self, Task, Watched};
 use coracle_nri::{Dispatcher, Peer, Stream};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-/// How long to wait before the next accept when there are no descriptors left.
+/// Pause before the next accept when there are no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Dropping it closes the socket, and removes its file where that is still ours.
+/// A listening socket. Dropping it closes the socket, and removes the socket file unless it was replaced.
 pub(super) struct Socket {
     path: PathBuf,
     inode: Option<(u64, u64)>,
@@ -24,10 +24,10 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Listens, and hands every connection to the dispatcher.
+    /// Listens on `path`, and passes every connection to the dispatcher.
     pub(super) fn listen(path: &Path, dispatcher: Rc<Dispatcher>) -> Result<Self, Error> {
         let listener = Listener::bind_for_root(path)?;
-        log::info!("plugins may connect"; path = path.display());
+        log::info!("accepting plugins"; path = path.display());
         let accepting = reactor::spawn(async move {
             loop {
                 match listener.accept().await {
@@ -36,7 +36,7 @@ impl Socket {
                         dispatcher.accept(split(stream), peer);
                     }
                     Err(error) => {
-                        log::warn!("accept a plugin"; error = plain(&error));
+                        log::warn!("cannot accept a plugin connection"; error = plain(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -63,13 +63,13 @@ fn peer(stream: &Watched) -> Peer {
     credentials.map(|peer| Peer { pid: peer.pid(), uid: peer.uid() }).unwrap_or_default()
 }
 
-/// Both directions of a connection, for their two tasks.
+/// Splits a connection into its two directions for two tasks.
 pub(super) fn split(stream: Watched) -> Stream {
     let stream = Rc::new(stream);
     Stream { reader: Box::new(Half(Rc::clone(&stream))), writer: Box::new(Half(stream)) }
 }
 
-/// The connection closes with the second of these.
+/// One direction of a connection, which is closed when both directions are dropped.
 struct Half(Rc<Watched>);
 
 impl smol::io::AsyncRead for Half {

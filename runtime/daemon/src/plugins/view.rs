@@ -1,5 +1,5 @@
-//! Pods and containers as plugins see them (NRI 5): made from the records, so that they are the same before and after a
-//! restart, with what plugins changed laid over.
+//! Converts pods and containers to NRI messages (NRI 5). The messages are created from the records, with the adjustments of
+//! plugins applied, so that they are equal after a restart.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use prost::Message;
 
 use super::limits;
 
-/// Annotations that every container runtime gives its objects.
+/// Prefix of the annotations that CRI runtimes set on containers.
 const CRI: &str = "io.kubernetes.cri";
 
-/// A pod.
+/// Converts a pod to an NRI message.
 pub(super) fn pod(pod: &Pod) -> api::PodSandbox {
     let record = pod.record();
     let spec = &record.spec;
@@ -54,7 +54,7 @@ pub(super) fn pod(pod: &Pod) -> api::PodSandbox {
     }
 }
 
-/// Those the pod has of its own and that can be opened now.
+/// The pod's own namespaces that exist at the moment.
 fn pod_namespaces(pod: &Pod, record: &PodRecord) -> Vec<api::LinuxNamespace> {
     let namespaces = record.spec.namespaces;
     let mut told = Vec::new();
@@ -80,7 +80,7 @@ fn pod_namespaces(pod: &Pod, record: &PodRecord) -> Vec<api::LinuxNamespace> {
     told
 }
 
-/// A container that exists.
+/// Converts an existing container to an NRI message.
 pub(super) fn container(container: &Container) -> api::Container {
     let record = container.record();
     let mut told = of_record(&container.pod, &record);
@@ -88,7 +88,7 @@ pub(super) fn container(container: &Container) -> api::Container {
     told
 }
 
-/// A container that is over, or never ran.
+/// Converts a container that has exited or never ran to an NRI message.
 pub(super) fn stopped(container: &Container) -> api::Container {
     let record = container.record();
     let mut told = of_record(&container.pod, &record);
@@ -97,7 +97,7 @@ pub(super) fn stopped(container: &Container) -> api::Container {
     told
 }
 
-/// A container that is about to be made.
+/// Converts a container that is being created to an NRI message.
 pub(super) fn resolved(pod: &Pod, resolved: &Resolved) -> api::Container {
     let mut told = of_record(pod, &resolved.record);
     told.set_state(api::ContainerState::ContainerUnknown);
@@ -148,7 +148,10 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
 
 fn life(told: &mut api::Container, now: &state::Container) {
     match now {
-        state::Container::Created => told.set_state(api::ContainerState::ContainerCreated),
+        // Plugins are asked to change it before it is created.
+        state::Container::Creating | state::Container::Created => {
+            told.set_state(api::ContainerState::ContainerCreated);
+        }
         state::Container::Running { started_at_ns } => {
             told.set_state(api::ContainerState::ContainerRunning);
             told.started_at = *started_at_ns;
@@ -180,7 +183,7 @@ fn well_known<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, Stri
     pairs.into_iter().map(|(key, value)| (format!("{CRI}.{key}"), value.to_owned())).collect()
 }
 
-/// The file systems that every container has, then what was asked for, where it does not take the place of one of them.
+/// The default file systems, then the requested mounts that do not replace one of them.
 fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
     const DEFAULTS: [(&str, &str, &[&str]); 7] = [
         ("/proc", "proc", &["nosuid", "noexec", "nodev"]),
@@ -259,6 +262,7 @@ fn container_namespaces(
     told.push(new("mount"));
     match record.pid() {
         ContainerPid::Own => told.push(new("pid")),
+        ContainerPid::Pod if pod_record.spec.namespaces.pid == PodPid::Container => told.push(new("pid")),
         ContainerPid::Pod if pod_record.spec.namespaces.pid == PodPid::Pod && pod.pid() > 0 => {
             let path = format!("/proc/{}/ns/pid", pod.pid());
             told.push(api::LinuxNamespace { r#type: "pid".to_owned(), path });
@@ -268,7 +272,7 @@ fn container_namespaces(
     told
 }
 
-/// Devices that were asked for, as far as they are there.
+/// The requested devices that exist on the node.
 fn devices(record: &ContainerRecord) -> Vec<api::LinuxDevice> {
     let found = record.spec.devices.iter().filter_map(|device| {
         coracle_sandbox::device::resolve(std::path::Path::new(&device.host_path), &device.container_path).ok()

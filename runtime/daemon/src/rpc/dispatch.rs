@@ -1,4 +1,4 @@
-//! From an HTTP/2 request to the right service, with the caller's deadline around it and a count of what is under way.
+//! Routes HTTP/2 requests to services, applies the caller's deadline and counts running calls.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -15,20 +15,28 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as _;
 
+use super::peers::{self, Peer, Peers};
 use super::v1::image_service_server::{ImageService, ImageServiceServer};
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use super::{MESSAGE_BYTES_MAX, pieces, timeout};
 use crate::settle;
 
-/// Answers the requests of a socket that is not CRI's.
+/// A handler of requests to sockets other than the CRI's.
 pub(crate) type Answer = Rc<dyn Fn(Request<Incoming>) -> Answering>;
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>>>;
 
-/// What answers the requests of every connection; a clone shares everything.
+/// The handler of all connections' requests; clones share it.
 pub(super) struct Dispatch<S> {
     services: Services<S>,
     calls: Rc<Calls>,
+}
+
+/// The service that answers the requests of one connection.
+pub(super) struct PeerDispatch<S> {
+    pub(super) dispatch: Dispatch<S>,
+    pub(super) peers: Rc<Peers>,
+    pub(super) peer: Rc<Peer>,
 }
 
 enum Services<S> {
@@ -36,11 +44,11 @@ enum Services<S> {
         runtime: RuntimeServiceServer<S>,
         image: ImageServiceServer<S>,
     },
-    /// By whom else. One type for both, so that HTTP/2 is in the program once.
+    /// A handler of another API. It is a variant of the same enum, so that the HTTP/2 code is compiled only once.
     Other(Answer),
 }
 
-// By hand: a derive would ask for `S: Clone`, and tonic shares one `S`.
+// Not derived, because a derive would require `S: Clone`, although tonic shares one `S`.
 impl<S> Clone for Dispatch<S> {
     fn clone(&self) -> Dispatch<S> {
         let services = match &self.services {
@@ -70,15 +78,16 @@ impl<S: RuntimeService + ImageService> Dispatch<S> {
     }
 }
 
-impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>> for Dispatch<S> {
+impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>> for PeerDispatch<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let under_way = self.calls.enter();
+        let under_way = self.dispatch.calls.enter();
+        let (peers, call) = (Rc::clone(&self.peers), self.peer.call());
         let limit = timeout::of(request.headers());
-        let answer: Answering = match (&self.services, service_of(request.uri().path())) {
+        let answer: Answering = match (&self.dispatch.services, service_of(request.uri().path())) {
             (Services::Other(answer), _) => answer(request),
             (Services::Cri { runtime, .. }, "runtime.v1.RuntimeService") => runtime.clone().call(request),
             (Services::Cri { image, .. }, "runtime.v1.ImageService") => image.clone().call(request),
@@ -94,18 +103,19 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
                 Some(limit) => reactor::deadline(limit, answer).await.unwrap_or_else(|_| Ok(too_late(limit))),
                 None => answer.await,
             };
-            answer.map(name_oversize).map(pieces::replace_body)
+            let answer = answer.map(name_oversize).map(pieces::replace_body);
+            answer.map(|response| peers::hold(&peers, call, response))
         })
     }
 }
 
-/// `/SERVICE/METHOD` → `SERVICE`.
+/// The service in a path: `/SERVICE/METHOD` → `SERVICE`.
 fn service_of(path: &str) -> &str {
     path.strip_prefix('/').and_then(|path| path.split_once('/')).map_or("", |(service, _)| service)
 }
 
-/// tonic says OUT_OF_RANGE to a message over its limit, where every other server says RESOURCE_EXHAUSTED. We never
-/// answer OUT_OF_RANGE ourselves (`status`).
+/// Replaces OUT_OF_RANGE, which tonic returns for a message above its limit, by RESOURCE_EXHAUSTED, as in
+/// other servers. coracle never returns OUT_OF_RANGE itself (`status`).
 fn name_oversize(mut response: Response<Body>) -> Response<Body> {
     if let Some(status) = response.headers_mut().get_mut(Status::GRPC_STATUS)
         && status.as_bytes() == b"11"
@@ -119,7 +129,7 @@ fn too_late(limit: Duration) -> Response<Body> {
     Status::deadline_exceeded(format!("the call's own limit of {} ms passed", limit.as_millis())).into_http()
 }
 
-/// How many calls are between their request and the head of their answer: what a drain waits for.
+/// The number of calls between request and response header; a drain waits until it is 0.
 #[derive(Default)]
 pub(super) struct Calls {
     active: Cell<usize>,
@@ -133,7 +143,7 @@ impl Calls {
         self.active.get()
     }
 
-    /// The most there ever were at once.
+    /// The maximum number of concurrent calls so far.
     pub(super) fn active_max(&self) -> usize {
         self.active_max.get()
     }
@@ -142,7 +152,7 @@ impl Calls {
         self.total.get()
     }
 
-    /// Waits until no call is under way. One waiter: the drain.
+    /// Waits until no call is running. Only one task may wait, the drain.
     pub(super) async fn none_left(&self) {
         std::future::poll_fn(|context| {
             if self.active.get() == 0 {
@@ -163,7 +173,7 @@ impl Calls {
     }
 }
 
-/// One call in [`Calls`], also when its caller goes away and the future is dropped.
+/// A running call in the counter [`Calls`], until it completes, or its caller disconnects and the future is dropped.
 struct UnderWay(Rc<Calls>);
 
 impl Drop for UnderWay {

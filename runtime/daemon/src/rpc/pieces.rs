@@ -1,8 +1,8 @@
-//! Answers that are sent in the pieces in which they are kept. The ordinary way encodes a message into one buffer, so that
-//! an answer of 14 MiB is there twice; this way each piece is freed once it is on its way.
+//! Responses that are sent from several buffers. Normally a message is encoded into one buffer, so a response of 14 MiB would
+//! be in memory twice; with this module each buffer is freed when it has been sent.
 //!
-//! A handler puts [`Pieces`] beside an empty message ([`tonic::Response::extensions_mut`]); [`replace_body`] sends them in
-//! its place, as one gRPC message (gRPC over HTTP/2: a byte "not compressed", the length, the message).
+//! A handler adds [`Pieces`] to an empty message ([`tonic::Response::extensions_mut`]); [`replace_body`] sends them as one gRPC
+//! message (gRPC over HTTP/2: a byte "not compressed", the length, the message).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,12 +19,17 @@ use smol::stream;
 use tonic::Status;
 use tonic::body::Body;
 
-/// How long a client may take to read all of it. Longer, and the pieces would be held for a client that has stopped.
+use super::peers::AnswerBytes;
+
+/// Time limit for a client to read the whole response; the buffers are kept until then.
 const READ_LIMIT: Duration = Duration::from_secs(60);
 
-/// The encoded message.
+/// An encoded message in several buffers.
 #[derive(Clone)]
-pub(crate) struct Pieces(SendWrapper<Rc<RefCell<Waiting>>>);
+pub(crate) struct Pieces {
+    waiting: SendWrapper<Rc<RefCell<Waiting>>>,
+    bytes: usize,
+}
 
 #[derive(Default)]
 struct Waiting {
@@ -33,20 +38,24 @@ struct Waiting {
 }
 
 impl Pieces {
-    /// Of a message that these are, one after the other.
+    /// Creates a message from consecutive buffers.
     pub(crate) fn new(message: impl IntoIterator<Item = Bytes>) -> Pieces {
         let mut pieces: VecDeque<Bytes> = message.into_iter().collect();
         let length: usize = pieces.iter().map(Bytes::len).sum();
         let mut head = vec![0];
         head.extend((length as u32).to_be_bytes());
         pieces.push_front(head.into());
-        Pieces(SendWrapper::new(Rc::new(RefCell::new(Waiting { pieces, is_late: false }))))
+        let waiting = Rc::new(RefCell::new(Waiting { pieces, is_late: false }));
+        Pieces { waiting: SendWrapper::new(waiting), bytes: length }
     }
 }
 
-/// Where an answer has [`Pieces`], they are its body.
+/// Replaces the body of a response that has [`Pieces`]; other responses are not changed.
 pub(super) fn replace_body(mut response: Response<Body>) -> Response<Body> {
-    let Some(Pieces(waiting)) = response.extensions_mut().remove::<Pieces>() else { return response };
+    let Some(Pieces { waiting, bytes }) = response.extensions_mut().remove::<Pieces>() else {
+        return response;
+    };
+    response.extensions_mut().insert(AnswerBytes(bytes));
     let waiting = SendWrapper::take(waiting);
     let late = Rc::clone(&waiting);
     let limit = reactor::spawn(async move {
@@ -57,7 +66,7 @@ pub(super) fn replace_body(mut response: Response<Body>) -> Response<Body> {
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     let mut end = Some(Frame::trailers(trailers));
     let frames = std::iter::from_fn(move || {
-        // Dropped with the body, and the timer with it.
+        // Dropped with the body, together with the timer.
         let _limit = &limit;
         let mut waiting = waiting.borrow_mut();
         match waiting.pieces.pop_front() {

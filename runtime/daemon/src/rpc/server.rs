@@ -1,4 +1,4 @@
-//! Connections: accepted, counted, served by hyper on our executor, and drained at the end.
+//! Accepts and counts connections, serves them with hyper, and drains them at shutdown.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -13,79 +13,83 @@ use coracle_base::log;
 use coracle_base::reactor::{self, Task, Watched};
 use smol::channel::{Receiver, Sender};
 
-use super::dispatch::{Answer, Calls, Dispatch};
+use super::dispatch::{Answer, Calls, Dispatch, PeerDispatch};
 use super::io::Io;
+use super::peers::{Peer, Peers};
 use super::service::Service;
 use super::v1::image_service_server::ImageService;
 use super::v1::runtime_service_server::RuntimeService;
 
-/// A kubelet holds two connections, crictl one or two for a moment, agents a few; critest 1.36 two for each of its 122
-/// specs, none of which it closes. An idle connection costs 21 KiB, and only root can open one: the limit is there for
-/// a client that leaks them.
+/// Maximum number of open connections. A kubelet holds two, crictl one or two for a short time, agents a few; critest 1.36
+/// opens two for each of its 122 specs and closes none. An idle connection needs 21 KiB, and only root can open one: the limit
+/// protects against a client that leaks connections. For a new connection, the one that has been idle for longest is closed.
 pub(super) const CONNECTIONS_MAX: usize = 512;
 
-/// Calls at once on one connection. A kubelet calls from one goroutine per pod, and small nodes hold 110 pods.
+/// Maximum number of concurrent calls per connection. A kubelet uses one goroutine per pod, and small nodes have up to 110
+/// pods.
 const STREAMS_MAX: u32 = 250;
 
-/// Metadata of a call; a kubelet with tracing sends some hundred bytes.
+/// Maximum size in bytes of a call's metadata; a kubelet with tracing sends some hundred bytes.
 const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 
-/// Pause after a failed `accept`: a table of descriptors that is full does not empty at once.
+/// Pause after a failed `accept`: a full descriptor table needs time to empty.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// For a new connection's first byte. Clients speak at once; one that does not would hold a place for ever.
-const SILENCE: Duration = Duration::from_secs(10);
+/// Time limit for a new connection's preface, which clients send at once.
+const PREFACE_LIMIT: Duration = Duration::from_secs(10);
+/// Length in bytes of the preface `PRI * HTTP/2.0\r \r SM\r \r ` (RFC 9113 §3.4).
+const PREFACE_BYTES: usize = 24;
 
-/// At the end of a drain: for answers already given to reach their callers. Event streams have no end of their own, so
-/// there is nothing longer to wait for.
+/// Time at the end of a drain in which pending responses are sent. Event streams do not end by themselves, so a longer wait is
+/// not useful.
 const FLUSH: Duration = Duration::from_millis(250);
 
-/// What a client gets that is one too many: GOAWAY with ENHANCE_YOUR_CALM (11) and a text (RFC 9113 §4.1, §6.8). The
-/// SETTINGS frame that should come first is left out on purpose: after one, grpc-go 1.72 counts the connection as made
-/// and tries again at once, 488 times in its second; without, it takes the attempt as failed and backs off.
+/// The response to a connection above the limit: GOAWAY with ENHANCE_YOUR_CALM (11) and a text (RFC 9113 §4.1, §6.8). The
+/// response is not preceded by a SETTINGS frame: after such a frame grpc-go 1.72 considers the connection established and
+/// retries immediately, 488 times per second; without it grpc-go treats the attempt as failed and backs off.
 const REFUSAL: &[u8] = b"\0\0\x1c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0btoo many connections";
 
-/// The counts of a [`Server`], for the SIGUSR1 dump.
+/// Counters of a [`Server`], for the SIGUSR1 dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Open connections.
+    /// Number of open connections.
     pub(crate) connections: usize,
-    /// Connections refused because [`CONNECTIONS_MAX`] were open.
+    /// Number of connections that were refused because [`CONNECTIONS_MAX`] were open, each with a call in progress.
     pub(crate) refused: u64,
-    /// Calls between request and answer.
+    /// Number of running calls.
     pub(crate) calls: usize,
-    /// The most of them at once.
+    /// Maximum number of concurrent calls so far.
     pub(crate) calls_max: usize,
-    /// All calls so far.
+    /// Total number of calls.
     pub(crate) calls_total: u64,
 }
 
-/// A listening socket with its connections. Dropping it drops them.
+/// A listening socket with its connections, which are closed on drop.
 pub(crate) struct Server {
     accepting: Task<()>,
     shared: Rc<Shared>,
-    /// Never sent on: closed when the drain begins.
+    /// Closed when the drain starts; no value is ever sent.
     stop: Sender<Infallible>,
-    /// Never sent on: closed when the last connection has gone.
+    /// Closed when the last connection has ended; no value is ever sent.
     gone: Receiver<Infallible>,
 }
 
 #[derive(Default)]
 struct Shared {
-    connections: Cell<usize>,
+    peers: Rc<Peers>,
     refused: Cell<u64>,
-    /// The last client was refused.
+    /// Whether the most recent connection was refused.
     is_full: Cell<bool>,
     calls: Rc<Calls>,
 }
 
 impl Server {
-    /// Serves both CRI services on `listener` until dropped or drained.
+    /// Serves both CRI services on `listener` until it is dropped or drained.
     pub(crate) fn start(listener: Listener, service: impl RuntimeService + ImageService) -> Server {
         Server::with(listener, |calls| Dispatch::new(service, calls))
     }
 
-    /// Has `answer` answer what is asked on `listener`, until dropped.
+    /// Serves another API on `listener` with `answer` until it is dropped.
     pub(crate) fn start_other(listener: Listener, answer: Answer) -> Server {
         Server::with(listener, |calls| Dispatch::<Service>::other(answer, calls))
     }
@@ -102,10 +106,10 @@ impl Server {
         Server { accepting: reactor::spawn(acceptor.run(listener)), shared, stop, gone }
     }
 
-    /// What is open and under way.
+    /// Returns the current counters.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
-            connections: self.shared.connections.get(),
+            connections: self.shared.peers.count(),
             refused: self.shared.refused.get(),
             calls: self.shared.calls.active(),
             calls_max: self.shared.calls.active_max(),
@@ -113,12 +117,12 @@ impl Server {
         }
     }
 
-    /// Stops accepting, tells clients to go (GOAWAY), and lets calls under way finish for at most `limit`.
-    /// Returns how many did not.
+    /// Stops accepting connections, sends GOAWAY to clients, and waits at most `limit` for running calls.
+    /// Returns the number of unfinished calls.
     pub(crate) async fn drain(self, limit: Duration) -> usize {
         self.accepting.cancel().await;
         self.stop.close();
-        // On Elapsed the count below tells how many calls it was about.
+        // On timeout the number of remaining calls is returned below.
         let _ = reactor::deadline(limit, self.shared.calls.none_left()).await;
         let _ = reactor::deadline(FLUSH, self.gone.recv()).await;
         self.shared.calls.active()
@@ -138,30 +142,35 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
             match listener.accept().await {
                 Ok(socket) => self.admit(socket),
                 Err(error) => {
-                    log::warn!("accept"; error = coracle_base::error::plain(&error));
+                    log::warn!("cannot accept a connection"; error = coracle_base::error::plain(&error));
                     reactor::sleep(ACCEPT_PAUSE).await;
                 }
             }
-            // One accept per turn: a burst of clients does not keep the others waiting.
+            // One accept per turn, so that a burst of clients does not delay others.
             reactor::yield_now().await;
         }
     }
 
     fn admit(&self, socket: Watched) {
-        let open = self.shared.connections.get();
-        if open >= CONNECTIONS_MAX {
+        let open = self.shared.peers.count();
+        if open >= CONNECTIONS_MAX && !self.shared.peers.end_idle() {
             self.shared.refused.set(self.shared.refused.get() + 1);
-            // Once until there is room again; the count is in the dump.
+            // Logged once until there is a free slot; the dump has the count.
             if !self.shared.is_full.replace(true) {
                 log::warn!("connection refused"; open = open, refused = self.shared.refused.get());
             }
-            // It fits a fresh socket's buffer; a client that is gone already needs no refusal.
+            // It fits into the buffer of a new socket; an error means that the client has disconnected.
             let _ = nix::unistd::write(socket.fd(), REFUSAL);
             return;
         }
         self.shared.is_full.set(false);
         let open = Open::new(self.shared.clone(), self.alive.clone());
-        let connection = serve(socket, self.dispatch.clone(), self.stopped.clone());
+        let dispatch = PeerDispatch {
+            dispatch: self.dispatch.clone(),
+            peers: Rc::clone(&self.shared.peers),
+            peer: Rc::clone(&open.peer),
+        };
+        let connection = serve(socket, dispatch, self.stopped.clone());
         reactor::spawn(async move {
             let _open = open;
             connection.await;
@@ -170,8 +179,8 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
     }
 }
 
-/// One connection, from its preface to its end or, once `stopped` is closed, the end of its calls.
-async fn serve<S>(socket: Watched, dispatch: Dispatch<S>, stopped: Receiver<Infallible>)
+/// Serves one connection from its preface until its end, or until the end of its calls after `stopped` is closed.
+async fn serve<S>(socket: Watched, dispatch: PeerDispatch<S>, stopped: Receiver<Infallible>)
 where
     S: RuntimeService + ImageService,
 {
@@ -181,13 +190,13 @@ where
         .max_header_list_size(HEADERS_BYTES_MAX)
         .auto_date_header(false);
     let io = Io::new(socket);
-    let heard = io.heard();
+    let (heard, peer) = (io.heard(), Rc::clone(&dispatch.peer));
     let mut connection = pin!(builder.serve_connection(io, dispatch));
-    let mut patience = Some(reactor::sleep(SILENCE));
-    // Polled after the connection each time. Once there was a byte the timer goes: it would wake a quiet connection for
-    // nothing, and bring back a megabyte of code that has just been let go of (settle).
+    let mut patience = Some(reactor::sleep(PREFACE_LIMIT));
+    // Polled after the connection each time. Once the preface is there the timer goes: it would wake a quiet connection for
+    // nothing, and load a megabyte of code again that was just released (settle).
     let silent = std::future::poll_fn(|context| {
-        if heard.get() {
+        if heard.get() >= PREFACE_BYTES {
             patience = None;
         }
         match &mut patience {
@@ -196,11 +205,15 @@ where
         }
     });
     let stop = async {
-        // An error: the channel was closed, which is the signal.
+        // The error means that the channel was closed, which is the signal.
         let _ = stopped.recv().await;
         None
     };
-    let events = smol::future::or(silent, stop);
+    let given_way = async {
+        peer.must_close().await;
+        Some(Ok(()))
+    };
+    let events = smol::future::or(smol::future::or(silent, given_way), stop);
     let ended = smol::future::or(async { Some(connection.as_mut().await) }, events).await;
     let result = match ended {
         Some(result) => result,
@@ -210,7 +223,7 @@ where
         }
     };
     if let Err(error) = result {
-        // A client that breaks off is everyday life; it matters only to whoever looks for a fault.
+        // Clients often disconnect without notice, so this is logged at level debug only.
         log::debug!("connection ended"; error = error);
     }
 }
@@ -228,21 +241,22 @@ where
     }
 }
 
-/// One open connection in the counts.
+/// An open connection in the counter; dropping the value decrements the counter.
 struct Open {
     shared: Rc<Shared>,
+    peer: Rc<Peer>,
     _alive: Sender<Infallible>,
 }
 
 impl Open {
     fn new(shared: Rc<Shared>, alive: Sender<Infallible>) -> Open {
-        shared.connections.set(shared.connections.get() + 1);
-        Open { shared, _alive: alive }
+        let peer = shared.peers.add();
+        Open { shared, peer, _alive: alive }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.shared.connections.set(self.shared.connections.get() - 1);
+        self.shared.peers.remove(&self.peer);
     }
 }

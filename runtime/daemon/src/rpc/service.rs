@@ -1,9 +1,9 @@
-//! Every RPC and who answers it, one line each. To serve one more, put its handler where `unserved` stands.
+//! The table of all RPCs and their handlers, one line each. To implement another RPC, replace `unserved` by its handler.
 //!
-//! A handler is `async fn name(daemon: Rc<Daemon>, request: v1::XRequest) -> Result<v1::XResponse, Error>`; a stream's
-//! answers `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. Handlers may hold `Rc`s: tonic's `Send`
-//! bound is met by [`SendWrapper`], which checks the thread whenever it is touched. A handler is dropped when its caller
-//! goes away: what must not stop half-way runs as a task of its own.
+//! A handler is `async fn name(daemon: Rc<Daemon>, request: v1::XRequest) -> Result<v1::XResponse, Error>`; for a stream it
+//! returns `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. Handlers may use `Rc`: tonic's `Send` bound is
+//! satisfied by [`SendWrapper`], which checks the thread at each access. A handler is dropped when its caller disconnects, so
+//! operations that must complete run as separate tasks.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,17 +16,19 @@ use send_wrapper::SendWrapper;
 use smol::stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status};
 
+use super::failed::{self, Change, Subject};
+use super::peers::AnswerBytes;
 use super::v1::image_service_server::ImageService;
 use super::v1::runtime_service_server::RuntimeService;
 use super::{status, v1};
 use crate::cri;
 use crate::daemon::Daemon;
 
-/// The daemon as both CRI services.
+/// The daemon as the implementation of both CRI services.
 pub(crate) struct Service(SendWrapper<Rc<Daemon>>);
 
 impl Service {
-    /// Serves what `daemon` holds.
+    /// Creates the services for `daemon`.
     pub(crate) fn new(daemon: Rc<Daemon>) -> Service {
         Service(SendWrapper::new(daemon))
     }
@@ -34,14 +36,21 @@ impl Service {
 
 macro_rules! serve {
     ($service:ident
-        unary { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
+        changes { $($change:ident: $wanted:ident => $done:ident = $doer:path,)* }
+        looks { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
         streams { $($stream:ident [$type:ident]: $asked:ident => $item:ident = $source:path,)* }
     ) => {
         #[tonic::async_trait]
         impl $service for Service {
             $(
+                async fn $change(&self, request: Request<v1::$wanted>) -> Result<Response<v1::$done>, Status> {
+                    let subject = request.get_ref().subject();
+                    answer(self, stringify!($change), Some(subject), request, $doer).await
+                }
+            )*
+            $(
                 async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
-                    answer(self, stringify!($method), request, $handler).await
+                    answer(self, stringify!($method), None, request, $handler).await
                 }
             )*
             $(
@@ -56,30 +65,33 @@ macro_rules! serve {
 }
 
 serve! { RuntimeService
-    unary {
-        version: VersionRequest => VersionResponse = cri::version::version,
+    changes {
         run_pod_sandbox: RunPodSandboxRequest => RunPodSandboxResponse = cri::run_pod_sandbox::run_pod_sandbox,
         stop_pod_sandbox: StopPodSandboxRequest => StopPodSandboxResponse = cri::stop_pod_sandbox::stop_pod_sandbox,
         remove_pod_sandbox: RemovePodSandboxRequest => RemovePodSandboxResponse = cri::remove_pod_sandbox::remove_pod_sandbox,
-        pod_sandbox_status: PodSandboxStatusRequest => PodSandboxStatusResponse = cri::pod_sandbox_status::pod_sandbox_status,
-        list_pod_sandbox: ListPodSandboxRequest => ListPodSandboxResponse = cri::list_pod_sandbox::list_pod_sandbox,
         create_container: CreateContainerRequest => CreateContainerResponse = cri::create_container::create_container,
         start_container: StartContainerRequest => StartContainerResponse = cri::start_container::start_container,
         stop_container: StopContainerRequest => StopContainerResponse = cri::stop_container::stop_container,
         remove_container: RemoveContainerRequest => RemoveContainerResponse = cri::remove_container::remove_container,
-        list_containers: ListContainersRequest => ListContainersResponse = cri::list_containers::list_containers,
-        container_status: ContainerStatusRequest => ContainerStatusResponse = cri::container_status::container_status,
         update_container_resources: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = cri::update_container_resources::update_container_resources,
         reopen_container_log: ReopenContainerLogRequest => ReopenContainerLogResponse = cri::reopen_container_log::reopen_container_log,
         exec_sync: ExecSyncRequest => ExecSyncResponse = cri::exec_sync::exec_sync,
         exec: ExecRequest => ExecResponse = cri::exec::exec,
         attach: AttachRequest => AttachResponse = cri::attach::attach,
         port_forward: PortForwardRequest => PortForwardResponse = cri::port_forward::port_forward,
+        update_runtime_config: UpdateRuntimeConfigRequest => UpdateRuntimeConfigResponse = cri::update_runtime_config::update_runtime_config,
+        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
+    }
+    looks {
+        version: VersionRequest => VersionResponse = cri::version::version,
+        pod_sandbox_status: PodSandboxStatusRequest => PodSandboxStatusResponse = cri::pod_sandbox_status::pod_sandbox_status,
+        list_pod_sandbox: ListPodSandboxRequest => ListPodSandboxResponse = cri::list_pod_sandbox::list_pod_sandbox,
+        list_containers: ListContainersRequest => ListContainersResponse = cri::list_containers::list_containers,
+        container_status: ContainerStatusRequest => ContainerStatusResponse = cri::container_status::container_status,
         container_stats: ContainerStatsRequest => ContainerStatsResponse = cri::container_stats::container_stats,
         list_container_stats: ListContainerStatsRequest => ListContainerStatsResponse = cri::container_stats::list_container_stats,
         pod_sandbox_stats: PodSandboxStatsRequest => PodSandboxStatsResponse = cri::pod_sandbox_stats::pod_sandbox_stats,
         list_pod_sandbox_stats: ListPodSandboxStatsRequest => ListPodSandboxStatsResponse = cri::pod_sandbox_stats::list_pod_sandbox_stats,
-        update_runtime_config: UpdateRuntimeConfigRequest => UpdateRuntimeConfigResponse = cri::update_runtime_config::update_runtime_config,
         status: StatusRequest => StatusResponse = cri::status::status,
         checkpoint_container: CheckpointContainerRequest => CheckpointContainerResponse = unserved,
         checkpoint_pod: CheckpointPodRequest => CheckpointPodResponse = unserved,
@@ -87,7 +99,6 @@ serve! { RuntimeService
         list_metric_descriptors: ListMetricDescriptorsRequest => ListMetricDescriptorsResponse = cri::pod_sandbox_metrics::list_metric_descriptors,
         list_pod_sandbox_metrics: ListPodSandboxMetricsRequest => ListPodSandboxMetricsResponse = cri::pod_sandbox_metrics::list_pod_sandbox_metrics,
         runtime_config: RuntimeConfigRequest => RuntimeConfigResponse = cri::runtime_config::runtime_config,
-        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
     }
     streams {
         stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = cri::list_pod_sandbox::stream_pod_sandboxes,
@@ -100,11 +111,13 @@ serve! { RuntimeService
 }
 
 serve! { ImageService
-    unary {
-        list_images: ListImagesRequest => ListImagesResponse = cri::list_images::list_images,
-        image_status: ImageStatusRequest => ImageStatusResponse = cri::image_status::image_status,
+    changes {
         pull_image: PullImageRequest => PullImageResponse = cri::pull_image::pull_image,
         remove_image: RemoveImageRequest => RemoveImageResponse = cri::remove_image::remove_image,
+    }
+    looks {
+        list_images: ListImagesRequest => ListImagesResponse = cri::list_images::list_images,
+        image_status: ImageStatusRequest => ImageStatusResponse = cri::image_status::image_status,
         image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = cri::image_fs_info::image_fs_info,
     }
     streams {
@@ -112,30 +125,48 @@ serve! { ImageService
     }
 }
 
-/// The items of a streaming answer, as tonic takes them.
+/// The stream type that tonic requires.
 type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// One unary call.
+/// Handles one unary call. If the call has a `subject`, it changes an object, and a failure is logged.
 fn answer<A, B, M, F>(
     service: &Service,
     method: &'static str,
+    subject: Option<Subject>,
     request: Request<A>,
     handler: impl FnOnce(Rc<Daemon>, A) -> F,
 ) -> SendWrapper<impl Future<Output = Result<Response<B>, Status>>>
 where
+    B: prost::Message,
     F: Future<Output = Result<M, Error>>,
     M: Into<Response<B>>,
 {
-    let handled = handler(Rc::clone(&service.0), request.into_inner());
+    let daemon = Rc::clone(&service.0);
+    let handled = handler(Rc::clone(&daemon), request.into_inner());
     SendWrapper::new(async move {
         let begun = Instant::now();
-        let answer = handled.await.map(Into::into).map_err(|error| status::from(&error));
-        counters::rpc(method, code(answer.as_ref().err()), begun.elapsed());
-        answer
+        match handled.await {
+            Ok(message) => {
+                counters::rpc(method, code(None), begun.elapsed());
+                let mut response: Response<B> = message.into();
+                let bytes = AnswerBytes(response.get_ref().encoded_len());
+                response.extensions_mut().insert(bytes);
+                Ok(response)
+            }
+            Err(error) => {
+                let status = status::from(&error);
+                let code = code(Some(&status));
+                counters::rpc(method, code, begun.elapsed());
+                if let Some(subject) = subject {
+                    failed::log(&daemon, method, code, subject, &error);
+                }
+                Err(status)
+            }
+        }
     })
 }
 
-/// One call that is answered by a stream.
+/// Handles one call with a streaming response.
 fn items<A, B, S, F>(
     service: &Service,
     method: &'static str,
@@ -157,7 +188,7 @@ where
     })
 }
 
-/// The code's name, as every client of gRPC knows it.
+/// Name of the gRPC code of a result.
 fn code(error: Option<&Status>) -> &'static str {
     match error.map_or(Code::Ok, Status::code) {
         Code::Ok => "OK",
@@ -180,7 +211,7 @@ fn code(error: Option<&Status>) -> &'static str {
     }
 }
 
-/// What clients fall back from: an RPC that coracle leaves to others.
+/// The handler of unsupported RPCs, for which clients have a fallback.
 async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<Response<B>, Error> {
     Err(Error::new(Kind::Unimplemented, "not served by coracle"))
 }

@@ -1,10 +1,12 @@
-//! The only table from our errors to gRPC codes. What a kubelet makes of each code: `Kind`'s docs and the CRI API.
+//! The mapping from errors to gRPC codes. The kubelet's reaction to each code is documented at `Kind` and in
+//! the CRI API.
 
 use coracle_base::error::{Error, Kind};
+use coracle_base::text::Escaped;
 use tonic::{Code, Status};
 
-/// Longest message of a status. It travels in a header, percent-encoded (threefold at worst), and clients bound their
-/// headers at 16 KiB.
+/// Maximum length of a status message in bytes. It is sent in a header, percent-encoded (at most three times as long), and
+/// clients limit headers to 16 KiB.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// The gRPC code of a kind of failure.
@@ -25,9 +27,10 @@ fn code(kind: Kind) -> Code {
     }
 }
 
-/// The status a client gets for `error`.
+/// The gRPC status for `error`.
 pub(super) fn from(error: &Error) -> Status {
-    let text = error.message();
+    // Clients show it on terminals.
+    let text = Escaped(error.message()).to_string();
     let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|&index| text.is_char_boundary(index));
     Status::new(code(error.kind()), &text[..end.unwrap_or(0)])
 }

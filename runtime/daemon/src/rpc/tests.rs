@@ -1,4 +1,4 @@
-//! Both ends on one reactor: hyper's client against our server, through a real socket.
+//! Tests client and server on one reactor: hyper's client and coracle's server, connected through a real socket.
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
@@ -24,7 +24,7 @@ use crate::daemon::Daemon;
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// A daemon with a socket and directories of its own.
+/// A daemon with its own socket and directories.
 struct Node {
     server: Server,
     dir: TestDir,
@@ -36,7 +36,7 @@ impl Node {
         let mut config = config::load(&Sources::default()).unwrap();
         config.root = dir.path().join("root");
         config.state = dir.path().join("state");
-        // Loaded, but no pod is started here.
+        // The program is loaded, but no pod is started.
         std::fs::write(dir.path().join("coracle-pod"), "").unwrap();
         config.program_dir = Some(dir.path().to_owned());
         let daemon = Daemon::start(&config).await.unwrap();
@@ -49,13 +49,22 @@ impl Node {
     }
 
     async fn client(&self) -> SendRequest<Sent> {
-        let io = Io::new(Watched::new(self.connect().into()).unwrap());
+        let io = Io::of_client(Watched::new(self.connect().into()).unwrap());
         let (client, connection) = hyper::client::conn::http2::handshake(OnReactor, io).await.unwrap();
         reactor::spawn(async move { drop(connection.await) }).detach();
         client
     }
 
-    /// Waits until the server's count of calls is `calls`.
+    /// A client that never reads a byte of a response body.
+    async fn reluctant_client(&self) -> SendRequest<Sent> {
+        let io = Io::of_client(Watched::new(self.connect().into()).unwrap());
+        let mut builder = hyper::client::conn::http2::Builder::new(OnReactor);
+        let (client, connection) = builder.initial_stream_window_size(0).handshake(io).await.unwrap();
+        reactor::spawn(async move { drop(connection.await) }).detach();
+        client
+    }
+
+    /// Waits until the server's number of running calls is `calls`.
     async fn calls(&self, calls: usize) {
         let reached = async {
             while self.server.counts().calls != calls {
@@ -66,7 +75,7 @@ impl Node {
     }
 }
 
-/// A request's body: one gRPC message, or silence without end.
+/// The body of a request: one gRPC message, or an empty body that does not end.
 struct Sent(Option<Bytes>);
 
 impl Sent {
@@ -102,7 +111,7 @@ impl Body for Sent {
     }
 }
 
-/// A call's gRPC status, its text, and the answer's message.
+/// Calls a method; returns the gRPC status, its text, and the response message.
 async fn call(
     client: &mut SendRequest<Sent>,
     path: &str,
@@ -210,7 +219,13 @@ fn messages_have_a_limit_of_16_mib() {
 fn one_connection_too_many_is_told_so() {
     reactor::run(async {
         let node = Node::start("limit").await;
-        let held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| node.connect()).collect();
+        // Each with a call, or it would give way.
+        let mut held = Vec::new();
+        for number in 1..=CONNECTIONS_MAX {
+            let mut client = node.client().await;
+            held.push(reactor::spawn(async move { call(&mut client, VERSION, None, Sent::silence()).await }));
+            node.calls(number).await;
+        }
         let mut refused = Watched::new(node.connect().into()).unwrap();
         let mut text = Vec::new();
         let reading = smol::io::AsyncReadExt::read_to_end(&mut refused, &mut text);
@@ -222,6 +237,65 @@ fn one_connection_too_many_is_told_so() {
             sleep(Duration::from_millis(1)).await;
         }
         version(&mut node.client().await).await;
+    });
+}
+
+/// Connections that have sent one byte, or only the preface, do not prevent new connections; connections with occasional calls
+/// are kept.
+#[test]
+fn idle_connections_give_way_to_new_ones() {
+    reactor::run(async {
+        let node = Node::start("idle").await;
+        let mut used = node.client().await;
+        version(&mut used).await;
+        let mut held = Vec::new();
+        for _ in 0..2 * CONNECTIONS_MAX {
+            let silent = Watched::new(node.connect().into()).unwrap();
+            silent.write_all(b"P").await.unwrap();
+            held.push(silent);
+            if held.len().is_multiple_of(64) {
+                version(&mut node.client().await).await;
+            }
+        }
+        while node.server.counts().connections < CONNECTIONS_MAX {
+            sleep(Duration::from_millis(1)).await;
+        }
+        version(&mut node.client().await).await;
+        version(&mut used).await;
+        let counts = node.server.counts();
+        assert_eq!((counts.connections <= CONNECTIONS_MAX, counts.refused), (true, 0), "{counts:?}");
+    });
+}
+
+/// Regression: 20 000 such answers used 146 MB.
+#[test]
+fn connections_that_do_not_read_their_answers_give_way() {
+    const CONNECTIONS: usize = 20;
+    const ANSWERS: usize = 240;
+    reactor::run(async {
+        let node = Node::start("unread").await;
+        let mut good = node.client().await;
+        let mut held = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut client = node.reluctant_client().await;
+            for _ in 0..ANSWERS {
+                let request = Request::post(format!("http://localhost{VERSION}"))
+                    .header("content-type", "application/grpc")
+                    .header("te", "trailers")
+                    .body(Sent::message(&v1::VersionRequest::default()));
+                let answer = deadline(LONG, client.send_request(request.unwrap())).await.unwrap();
+                held.push(answer.unwrap());
+            }
+            version(&mut good).await;
+        }
+        // The good one, and those whose answers fit.
+        let is_ended = async {
+            while node.server.counts().connections > CONNECTIONS {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        deadline(LONG, is_ended).await.unwrap();
+        version(&mut good).await;
     });
 }
 
@@ -257,7 +331,7 @@ fn a_drain_waits_for_calls_and_no_longer_than_its_limit() {
             assert!(start.elapsed() < LONG / 2);
             assert!(UnixStream::connect(node.dir.path().join("coracle.sock")).is_err(), "still accepting");
             if expected == 0 {
-                assert_eq!(waiting.await.0, 4, "the call under way got its answer");
+                assert_eq!(waiting.await.0, 4, "the running call got its answer");
             }
         }
     });

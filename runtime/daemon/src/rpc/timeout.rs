@@ -1,15 +1,16 @@
-//! The `grpc-timeout` header: how long the caller will wait. hyper and tonic's service layer leave it to us.
-//! Form: one to eight digits, then a unit, `TimeoutValue TimeoutUnit` of the gRPC-over-HTTP/2 specification.
+//! Parses the `grpc-timeout` header, the caller's deadline, which hyper and tonic's service layer do not
+//! handle. Format: one to eight digits and a unit (`TimeoutValue TimeoutUnit` of the gRPC-over-HTTP/2
+//! specification).
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// Digits the specification allows.
+/// Maximum number of digits according to the specification.
 const DIGITS_MAX: usize = 8;
 
-/// The caller's time limit; `None` when it set none or one that is not in the specification's form, which the
-/// specification leaves open and grpc-go refuses: a call without a limit harms nobody, the caller still cancels.
+/// The caller's time limit; `None` if the header is missing or malformed. The specification does not define the handling of
+/// malformed values, and grpc-go refuses them; a call without a limit does no harm, because the caller cancels it.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
     parse(headers.get("grpc-timeout")?.as_bytes())
 }

@@ -1,7 +1,7 @@
-//! The cgroup files that statistics are read from, open for as long as somebody asks, and the rates between two readings.
+//! Keeps the cgroup files of statistics open while they are requested, and computes rates between two readings.
 //!
-//! The kubelet asks every ten seconds for as long as it lives. Whoever is not asked about for a minute is closed: a last
-//! wake-up after the last question, and none while nobody asks.
+//! The kubelet requests statistics every ten seconds. Files without a request for a minute are closed: the last wake-up is a
+//! minute after the last request.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,16 +15,16 @@ use coracle_sandbox::cgroup::{BUFFER_BYTES, Gauge, Sample};
 use coracle_sandbox::{ContainerId, PodId};
 use rustix::process::{Resource, getrlimit};
 
-/// A rate over less than this is noise.
+/// Minimum time between two readings for a rate; with a shorter time the rate would be inaccurate.
 const RATE_SPAN_MIN: Duration = Duration::from_secs(1);
-/// A rate over more than this is history.
+/// Maximum time between two readings for a rate; with a longer time the rate would be out of date.
 const RATE_SPAN_MAX: Duration = Duration::from_secs(30);
-/// How long nobody may have asked before files are closed and a rate is forgotten.
+/// Time without a request after which files are closed and a rate is dropped.
 const KEPT: Duration = Duration::from_secs(60);
-/// The part of the descriptors that the daemon may have which gauges may take.
+/// Divisor for the share of the daemon's descriptors that may be used: one part in this many.
 const DESCRIPTORS_PART: u64 = 4;
 
-/// What is read.
+/// The object of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Of {
     Container(ContainerId),
@@ -40,14 +40,14 @@ impl fmt::Display for Of {
     }
 }
 
-/// See the module.
+/// The open files and rates; see the module's documentation.
 pub(super) struct Gauges {
     kept: Rc<RefCell<HashMap<Of, Kept>>>,
     buffer: RefCell<Vec<u8>>,
-    /// Most descriptors; what comes beyond is opened anew each time.
+    /// Maximum number of open descriptors; further files are opened and closed for each reading.
     descriptors_max: usize,
     descriptors: Rc<Cell<usize>>,
-    /// Whether the task that closes them is there.
+    /// Whether the task that closes files is running.
     is_expiring: Rc<Cell<bool>>,
 }
 
@@ -69,7 +69,8 @@ impl Gauges {
         }
     }
 
-    /// Reads one, opening it where it is not open; with its rate. `None` where the cgroup is gone.
+    /// Reads one object, opening its files if necessary, and computes its rate. `None` if its cgroup does not
+    /// exist.
     pub(super) fn read(
         &self,
         of: Of,
@@ -112,7 +113,7 @@ impl Gauges {
         Ok(Some((sample, known.rate.and_then(|rate| rate.nanocores))))
     }
 
-    /// Closes what nobody has asked about for long, until nothing is left.
+    /// Closes files without recent requests, until no file is open.
     fn expire(&self) {
         if self.is_expiring.replace(true) {
             return;
@@ -137,7 +138,7 @@ impl Gauges {
     }
 }
 
-/// The last reading that a rate was, or will be, computed from.
+/// The reading from which the last and the next rate are computed.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     at: Instant,
@@ -146,8 +147,8 @@ struct Rate {
 }
 
 impl Rate {
-    /// The next reading. Within the shortest span the last rate stands; over the longest, or where the counter was
-    /// reset, there is none.
+    /// Adds a reading. If the time since the last reading is below the minimum, the last rate is kept; if it is above the
+    /// maximum, or the counter was reset, there is no rate.
     fn next(self, at: Instant, cpu_ns: u64) -> Rate {
         let span = at.saturating_duration_since(self.at);
         if span < RATE_SPAN_MIN && cpu_ns >= self.cpu_ns {

@@ -1,11 +1,12 @@
-//! What pods and containers use: what the kubelet asks for every ten seconds of a node's life.
+//! Resource usage of pods and containers, for which the kubelet asks every ten seconds.
 //!
 //! ```text
-//!   cgroup files ─► read when asked, never in between ─► rate from the last two readings (`gauges`)
-//!   writable layers ─► walked by a worker, when asked and the last walk is old ─► answered as it was then
-//!   /proc/MONITOR/net/dev ─► the pod's interfaces
+//! cgroup files ─► read on request only ─► rate from the last two readings (`gauges`)
+//! writable layers ─► measured by a worker if requested and the last measurement is old ─► the last
+//! measurement is returned
+//! /proc/MONITOR/net/dev ─► the pod's interfaces
 //! ```
-//! Nothing wakes up for statistics: a node that nobody asks spends nothing. Rules: CRI 2.22, CRI 2.23.
+//! Without requests, no work is done. Rules: CRI 2.22, CRI 2.23.
 
 mod gauges;
 mod network;
@@ -27,28 +28,28 @@ use coracle_sandbox::cgroup::{Gauge, Pressure, Sample, Usage};
 use gauges::{Gauges, Of};
 pub(crate) use network::Interface;
 
-/// How old a walk of the writable layers may be before the next is worth its reads; the kubelet asks as often.
+/// Maximum age of a measurement of the writable layers: the interval of the kubelet's requests.
 const WALK_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// A reading of one container or pod.
+/// Statistics of one container or pod.
 pub(crate) struct Reading {
-    /// Wall clock, nanoseconds since 1970.
+    /// Wall clock in nanoseconds since 1970 at the reading.
     pub(crate) at_ns: i64,
     pub(crate) usage: Usage,
-    /// On CPU, memory and I/O; where the kernel counts it.
+    /// Pressure stall information of CPU, memory and I/O; `None` if the kernel does not provide it.
     pub(crate) pressure: [Option<Pressure>; 3],
-    /// CPU nanoseconds a second, over the last two readings; `None` before there are two.
+    /// CPU nanoseconds per second between the last two readings; `None` before the second reading.
     pub(crate) nanocores: Option<u64>,
 }
 
-/// A writable layer as of its last walk; zeros before the first.
+/// Disk usage of a writable layer at its last measurement.
 pub(crate) struct Layer {
     pub(crate) at_ns: i64,
     pub(crate) directory: PathBuf,
     pub(crate) usage: TreeUsage,
 }
 
-/// See the module.
+/// The statistics service; see the module's documentation.
 pub(crate) struct Stats {
     pods: Rc<Pods>,
     workers: Rc<Workers>,
@@ -70,7 +71,7 @@ impl Stats {
         })
     }
 
-    /// The running containers: what statistics are of. Whoever lists them wants their layers soon.
+    /// The running containers, which have statistics. The call also starts a measurement of their layers if it is due.
     pub(crate) fn containers(self: &Rc<Self>) -> Vec<Rc<Container>> {
         let containers = self.pods.containers();
         let running: Vec<_> =
@@ -79,17 +80,18 @@ impl Stats {
         running
     }
 
-    /// Reads a container; `None` where it has ended meanwhile.
+    /// Reads the statistics of a container; `None` if it has exited.
     pub(crate) fn container(&self, container: &Container) -> Option<Reading> {
         self.reading(Of::Container(container.id), || self.pods.container_gauge(container))
     }
 
-    /// Reads a pod; `None` where its cgroup is gone.
+    /// Reads the statistics of a pod; `None` if its cgroup does not exist.
     pub(crate) fn pod(&self, pod: &Pod) -> Option<Reading> {
         self.reading(Of::Pod(pod.id), || self.pods.pod_gauge(pod))
     }
 
-    /// The interfaces of a pod's own network namespace but the loopback; `None` where it has none, or they cannot be read.
+    /// The interfaces of a pod's network namespace except the loopback interface; `None` if the pod has no network namespace,
+    /// or they cannot be read.
     pub(crate) fn interfaces(&self, pod: &Pod) -> Option<Vec<Interface>> {
         if !pod.has_network() || pod.pid() == 0 {
             return None;
@@ -110,21 +112,20 @@ impl Stats {
                 Some(Reading { at_ns: self.pods.node.kernel.clock.now_ns(), usage, pressure, nanocores })
             }
             Err(error) => {
-                log::debug!("statistics left out"; of = of, error = error);
+                log::debug!("cannot read statistics, omitted"; of = of, error = error);
                 None
             }
         }
     }
 
-    /// A container's writable layer as of the last walk.
-    pub(crate) fn layer(&self, container: &Container) -> Layer {
-        let known = self.layers.borrow().get(&container.id).copied();
-        let (at_ns, usage) =
-            known.unwrap_or_else(|| (self.pods.node.kernel.clock.now_ns(), TreeUsage::default()));
-        Layer { at_ns, directory: self.pods.writable_layer(container), usage }
+    /// The last measurement of a container's writable layer; `None` before the first one, so that the layer is not reported as
+    /// empty.
+    pub(crate) fn layer(&self, container: &Container) -> Option<Layer> {
+        let (at_ns, usage) = self.layers.borrow().get(&container.id).copied()?;
+        Some(Layer { at_ns, directory: self.pods.writable_layer(container), usage })
     }
 
-    /// Has the layers walked, unless that was done lately or is under way.
+    /// Starts a measurement of the layers unless there is a recent or a running one.
     fn refresh_layers(self: &Rc<Self>, running: &[Rc<Container>]) {
         let is_fresh = self.walked_at.get().is_some_and(|at| at.elapsed() < WALK_AGE_MAX);
         if self.is_walking.get() || is_fresh || running.is_empty() {
@@ -138,14 +139,16 @@ impl Stats {
             let measured = stats.workers.run(Job::MeasureTrees { paths }, |_, _| ()).await;
             let at_ns = stats.pods.node.kernel.clock.now_ns();
             match measured {
-                // What is not there any more is forgotten with the old table.
+                // Removed containers are dropped with the old table.
                 Ok(Outcome::Measured(usages)) => {
                     let layers = ids.into_iter().zip(usages);
                     let layers = layers.map(|(id, usage)| (id, (at_ns, usage))).collect();
                     stats.layers.replace(layers);
                 }
-                Ok(_) => log::error!("writable layers not measured"; error = "the worker did another job"),
-                Err(error) => log::warn!("writable layers not measured"; error = error),
+                Ok(_) => {
+                    log::error!("cannot measure writable layers"; error = "unexpected answer of the worker")
+                }
+                Err(error) => log::warn!("cannot measure writable layers"; error = error),
             }
             stats.walked_at.set(Some(Instant::now()));
             stats.is_walking.set(false);

@@ -1,11 +1,12 @@
-//! `/proc/PID/net/dev`: two lines of headings, then one for each interface.
+//! Parses `/proc/PID/net/dev`: two header lines, then one line per interface.
 //!
 //! ```text
-//!   face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
-//!   eth0: 1234  12      0    0    0    0     0          0         5678  56      0    …
+//! face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier
+//! compressed
+//! eth0: 1234  12      0    0    0    0     0          0         5678  56      0    …
 //! ```
 
-/// Counters of one interface since it was made.
+/// Counters of one network interface since its creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
@@ -19,7 +20,7 @@ pub(crate) struct Interface {
     pub(crate) sent_dropped: u64,
 }
 
-/// All but the loopback, in the kernel's order.
+/// Parses all interfaces except the loopback interface, in the kernel's order.
 pub(super) fn parse(text: &str) -> Vec<Interface> {
     text.lines().filter_map(line).filter(|interface| interface.name != "lo").collect()
 }

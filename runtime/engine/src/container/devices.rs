@@ -1,5 +1,5 @@
-//! Devices of a container: nodes that were asked for by path, and those that vendors describe by name (CDI), which bring
-//! variables, mounts and groups with them.
+//! Devices of a container: host devices given by path, and CDI devices given by name, which add environment
+//! variables, mounts and groups.
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, Job, Outcome};
@@ -9,7 +9,7 @@ use crate::spec::{ContainerSpec, Device, Mount, MountPropagation};
 use crate::{Pod, Pods, paths};
 
 impl Pods {
-    /// What CDI devices ask for; a worker reads the files.
+    /// Resolves CDI devices; a worker reads the spec files.
     pub(crate) async fn cdi_edits(&self, names: Vec<String>) -> Result<ContainerEdits, Error> {
         if names.is_empty() {
             return Ok(ContainerEdits::default());
@@ -18,7 +18,7 @@ impl Pods {
         let outcome = self.node.host.workers.run(job, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
             Outcome::Cdi(edits) => Ok(edits),
-            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }
     }
 }
@@ -36,14 +36,14 @@ impl Pods {
         let job = Job::TakeNetDevices { netns: paths::netns(pod.id), devices };
         match self.node.host.workers.run(job, |_, _| ()).await? {
             Outcome::Moved => Ok(()),
-            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }
     }
 
-    /// More CDI devices for a container that is not made yet: it is resolved anew.
+    /// Adds CDI devices to a container that is being created, and resolves the container again.
     ///
     /// # Errors
-    /// As [`Pods::create_container`].
+    /// Those of [`Pods::create_container`].
     pub async fn add_devices(
         &self,
         pod: &Pod,
@@ -60,7 +60,8 @@ impl Pods {
     }
 }
 
-/// The request with what its devices add. Their variables come last, so that they win.
+/// Returns the request with the edits of its devices. Environment variables of the devices are last, so they
+/// have precedence.
 pub(crate) fn edited(asked: &ContainerSpec, edits: &ContainerEdits) -> ContainerSpec {
     let mut spec = asked.clone();
     let variables = edits.environment.iter();

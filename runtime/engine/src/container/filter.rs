@@ -1,26 +1,26 @@
-//! From a seccomp profile to its program, with a word in the log about rules that can have no effect.
+//! Compiles seccomp profiles, and logs rules that have no effect.
 
 use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_sandbox::{plan, seccomp};
 
-/// Most names that one line of the log lists.
+/// Maximum number of names in one log line.
 const NAMES_MAX: usize = 16;
 
-/// Compiles `profile`, which the log calls `name`. Names of calls that this build does not know are no error, as in runc
-/// and libseccomp (a profile may be newer than its runtime), but a rule that denies a call and is not in force must not
-/// go unnoticed: they are logged.
+/// Compiles `profile`, which the log calls `name`. Unknown names of system calls are not an error, as in runc
+/// and libseccomp, because a profile may be newer than the runtime; but they are logged, because a denied
+/// call would otherwise be allowed unnoticed.
 ///
 /// # Errors
-/// Invalid argument, for a program that is longer than the kernel takes.
+/// `InvalidArgument` if the program is longer than the kernel permits.
 pub fn compile_filter(name: &str, profile: &seccomp::Profile) -> Result<plan::Seccomp, Error> {
     if let Some(calls) = unknown(profile) {
-        log::warn!("a seccomp profile has rules about unknown calls, which have no effect"; profile = name, calls = calls);
+        log::warn!("seccomp profile has rules about unknown system calls, ignored"; profile = name, calls = calls);
     }
     Ok(seccomp::compile(profile)?)
 }
 
-/// The unknown names of a profile, for people; none if there are none.
+/// The text for the log with the unknown system calls of a profile; `None` if there are none.
 fn unknown(profile: &seccomp::Profile) -> Option<String> {
     let names: Vec<&str> = profile.unknown_names().collect();
     let listed = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(",");

@@ -1,5 +1,5 @@
-//! What a container's request names on the node, looked at before anything else is decided: some of it may never answer, and
-//! nothing may wait for that but the call itself (see `hostpath`).
+//! Accesses all host paths of a container's request before any other step: a file system may not respond, and
+//! only this call may wait for it (see `hostpath`).
 
 use std::path::{Path, PathBuf};
 
@@ -12,21 +12,23 @@ use super::devices;
 use crate::spec::{self, ContainerSpec};
 use crate::{Container, Pods};
 
-/// Longest seccomp profile: the largest in use, a list of all calls with conditions, is some 60 KiB.
+/// Maximum size of a seccomp profile in bytes. The largest profiles in use, lists of all system calls with
+/// conditions, have some 60 KiB.
 const PROFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Everything of one request, those of its devices included.
+/// The host paths of one request, including those of the request's CDI devices.
 pub(crate) struct OnHost {
-    /// Where the source of each mount is, links followed; `None` for those of images.
+    /// Resolved source path of each mount, in the order of the request; `None` for image volumes.
     pub(crate) sources: Vec<Option<PathBuf>>,
-    /// Devices with the access asked for each; a directory stands for every device in it.
+    /// Devices with the requested permissions. A requested directory is replaced by all devices in it.
     pub(crate) devices: Vec<(plan::DeviceNode, String)>,
-    /// The Localhost profile.
+    /// Content of the Localhost seccomp profile; `None` if none is requested.
     pub(crate) profile: Option<Vec<u8>>,
 }
 
 impl Pods {
-    /// Looks at all of it. A missing source of a mount is made, a directory, as the other runtimes do (CRI 3.11).
+    /// Accesses all host paths. A missing source of a mount is created as a directory, as in other runtimes
+    /// (CRI 3.11).
     pub(crate) async fn look_at_host(
         &self,
         asked: &ContainerSpec,
@@ -70,8 +72,8 @@ impl Pods {
         })
     }
 
-    /// Whether the sources of a container's mounts still answer: its process, which opens them, could hang. Anything else
-    /// that is wrong with them it finds out itself.
+    /// Checks that the file systems of a container's mount sources respond, because the container's process
+    /// opens the sources and could block. Other errors are reported by that process.
     pub(crate) async fn require_answers(&self, container: &Container) -> Result<(), Error> {
         let sources: Vec<_> = {
             let record = container.record();

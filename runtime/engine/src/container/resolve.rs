@@ -1,5 +1,5 @@
-//! From a request to what will be done: image, identity, capabilities, environment, mounts, limits. Pure but for
-//! look-ups of the image's record and of host devices; everything that can be refused is refused here, at create.
+//! Resolves a request: image, user, capabilities, environment, mounts, limits. Pure except for look-ups of
+//! the image's record and of host devices. All invalid requests are refused here, at create.
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, ImageRecord};
@@ -15,13 +15,13 @@ use crate::record::{
 use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use crate::{Pod, Pods, files, state};
 
-/// getrlimit(2); the same on both targets.
+/// Number of the resource RLIMIT_NOFILE in getrlimit(2); equal on all supported architectures.
 const RLIMIT_NOFILE: u32 = 7;
 
-/// Half a million open files is what container runtimes have granted for years; soft limits stay low so that programs that
-/// loop over all descriptors stay fast (CRI 3.13).
+/// Soft limit of open files of containers. It is low so that programs that loop over all descriptors are fast
+/// (CRI 3.13).
 pub const OPEN_FILES_SOFT: u64 = 1024;
-/// The hard limit of open files of containers.
+/// Hard limit of open files of containers; common in container runtimes.
 pub const OPEN_FILES_HARD: u64 = 524_288;
 
 impl Pods {
@@ -33,12 +33,8 @@ impl Pods {
         (edits, on_host): (&ContainerEdits, OnHost),
     ) -> Result<Resolved, Error> {
         let node = &self.node;
-        // What devices add is seen in the container; status shows what was asked for.
+        // The container gets the edits of its devices; its status shows the request.
         let spec = devices::edited(&asked, edits);
-        if spec.security.privileged && !pod.record().spec.privileged {
-            let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
-            return Err(Error::new(Kind::InvalidArgument, text));
-        }
         self.pid_namespace(pod, spec.pid)?; // refused here; asked again at start, when a target may have ended
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
@@ -59,7 +55,7 @@ impl Pods {
             process,
             log_path,
             stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
-            state: state::Container::Created,
+            state: state::Container::Creating,
             image_volumes,
             limits: None,
             adjusted: Adjusted { hooks: edits.hooks.clone(), ..Adjusted::default() },
@@ -123,8 +119,9 @@ impl Pods {
         })
     }
 
-    /// The profile for the container's processes. What was asked for by name, the runtime's default included, must be
-    /// there; where nothing was asked for, a node that cannot have the default runs containers without.
+    /// The AppArmor profile of the container's processes. A profile that is requested by name, including the
+    /// runtime's default, must exist; without a request, a node that cannot load the default profile runs
+    /// containers without one.
     fn apparmor(&self, security: &spec::Security) -> Result<Option<String>, Error> {
         let name = security.apparmor.as_str();
         let refused = |kind: Kind, why: &str| {
@@ -187,6 +184,7 @@ impl Pods {
             },
             cgroup_joins: Vec::new(),
             has_cgroup_namespace,
+            has_kcore: std::path::Path::new("/proc/kcore").exists(),
             cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
             is_cgroup_mount_writable: false,
             mounts: self.mounts(pod, spec, (volumes, &on_host.sources), &directory.join("empty"))?,
@@ -200,7 +198,7 @@ impl Pods {
                 Sharing::Pod => node.paths.shm(pod.id),
                 Sharing::Node => "/dev/shm".into(),
             },
-            // Those asked for come first: of two with one path the first counts.
+            // Requested devices are first, because the first of several with the same path is used.
             devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
             process: plan::Process {
                 seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
@@ -220,8 +218,8 @@ impl Pods {
     }
 }
 
-/// The read-only paths of the request and, if there are any, those files of the kernel that root may write without a
-/// capability and that the lists of kubelets do not name. A request without any asks for `procMount: Unmasked`.
+/// The requested read-only paths and, if there are any, kernel files that root may write without a capability
+/// and that kubelets do not list. A request without any is `procMount: Unmasked`.
 fn readonly_paths(security: &spec::Security) -> Vec<String> {
     let mut paths = security.readonly_paths.clone();
     if !paths.is_empty() {
@@ -234,7 +232,7 @@ fn readonly_paths(security: &spec::Security) -> Vec<String> {
 }
 
 impl Process {
-    /// The same, as the launch record wants it.
+    /// Converts the process into the format of the launch record.
     pub(crate) fn launch(&self, tty: bool) -> plan::Process {
         let set = self.capabilities;
         plan::Process {
@@ -265,7 +263,7 @@ impl Process {
     }
 }
 
-/// The filter that was asked for, compiled for what the container may do.
+/// Compiles the requested seccomp filter for the container's capabilities.
 fn filter(
     security: &spec::Security,
     capabilities: u64,
@@ -288,7 +286,8 @@ fn filter(
     Ok(Some(super::compile_filter(&security.localhost_seccomp, &profile)?))
 }
 
-/// Kubernetes' rule: a command replaces entrypoint and cmd, arguments alone replace only cmd.
+/// The arguments of the main process by the rule of Kubernetes: a command replaces entrypoint and cmd,
+/// arguments without a command replace cmd.
 fn arguments(spec: &ContainerSpec, image: &ImageRecord) -> Result<Vec<String>, Error> {
     let entrypoint = if spec.command.is_empty() { &image.config.entrypoint } else { &spec.command };
     let rest = match (spec.arguments.is_empty(), spec.command.is_empty()) {
@@ -306,7 +305,8 @@ fn arguments(spec: &ContainerSpec, image: &ImageRecord) -> Result<Vec<String>, E
     Ok(arguments)
 }
 
-/// Defaults, the image's, the request's; the last value of a name wins and keeps the place of the first.
+/// Merges the default environment, the image's and the request's; the last value of a name is used, at the
+/// position of the first.
 fn environment(spec: &ContainerSpec, image: &ImageRecord, hostname: &str, home: &[u8]) -> Vec<Vec<u8>> {
     let mut variables: Vec<(Vec<u8>, Vec<u8>)> =
         vec![(b"PATH".to_vec(), plan::PATH_DEFAULT.into()), (b"HOSTNAME".to_vec(), hostname.into())];
@@ -322,9 +322,12 @@ fn environment(spec: &ContainerSpec, image: &ImageRecord, hostname: &str, home: 
             None => variables.push((name, value)),
         }
     }
-    if !variables.iter().any(|(name, _)| name == b"HOME") {
-        let home = if home.is_empty() { b"/" } else { home };
-        variables.push((b"HOME".to_vec(), home.to_vec()));
+    let home = if home.is_empty() { b"/" } else { home };
+    match variables.iter_mut().find(|(name, _)| name == b"HOME") {
+        // An empty value counts as none (runc).
+        Some((_, value)) if value.is_empty() => *value = home.to_vec(),
+        Some(_) => {}
+        None => variables.push((b"HOME".to_vec(), home.to_vec())),
     }
     variables.into_iter().map(|(name, value)| [&name[..], b"=", &value].concat()).collect()
 }
@@ -352,7 +355,7 @@ fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Re
 }
 
 impl Limits {
-    /// As the cgroup wants them; devices are left alone.
+    /// The limits for the cgroup, without devices.
     pub fn of_cgroup(&self) -> Resources {
         let rare = RareLimits {
             memory_reservation_bytes: self.memory_reservation_bytes,
@@ -387,8 +390,8 @@ impl spec::Resources {
         }
     }
 
-    /// These with what an update asks for over them: zero and empty leave a field as it is. The OOM score is a
-    /// process's, set when it starts, and stays.
+    /// Returns these limits updated by `asked`, in which zero and empty mean "unchanged". The OOM score
+    /// belongs to the process and does not change.
     pub(crate) fn updated(&self, asked: &Self) -> Self {
         let number = |old: i64, new: i64| if new == 0 { old } else { new };
         let text = |old: &String, new: &String| if new.is_empty() { old.clone() } else { new.clone() };
@@ -417,7 +420,8 @@ impl spec::Resources {
     }
 }
 
-/// The request's signal, else the image's, else SIGTERM; as the kernel numbers it.
+/// The stop signal as the kernel's number: the signal in the request, otherwise the image's, otherwise
+/// SIGTERM.
 fn stop_signal(asked: i32, of_image: &str) -> Result<i32, Error> {
     use crate::signal;
     match (asked, of_image) {
@@ -523,5 +527,9 @@ mod tests {
         let variables = environment(&spec, &image(&[], &[], &["PATH=/image", "B=b=c"]), "host", b"/root");
         let expected: Vec<&[u8]> = vec![b"PATH=/x", b"HOSTNAME=host", b"B=b=c", b"A=\xff", b"HOME=/root"];
         assert_eq!(variables, expected);
+        spec.environment = vec![("HOME".into(), Vec::new()), ("Z".into(), b"z".to_vec())];
+        let variables = environment(&spec, &image(&[], &[], &["HOME=/image"]), "host", b"/root");
+        let tail: [&[u8]; 2] = [b"HOME=/root", b"Z=z"];
+        assert_eq!(variables[2..], tail, "an empty HOME is filled");
     }
 }

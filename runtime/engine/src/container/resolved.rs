@@ -1,5 +1,5 @@
-//! A container as create will make it: what is kept in its record, and what is done with the kernel. Whoever follows the life of
-//! pods may still change it.
+//! A resolved container: the content of its record, and the parameters of its creation. Lifecycle hooks may
+//! still change it.
 
 use std::path::PathBuf;
 
@@ -8,16 +8,16 @@ use coracle_sandbox::plan;
 
 use crate::record::ContainerRecord;
 
-/// Everything create needs.
+/// All parameters of a container's creation.
 pub struct Resolved {
-    /// What is kept of it.
+    /// The record of the container, before it is stored.
     pub record: ContainerRecord,
-    /// Limits and device rules of its cgroup.
+    /// Limits and device rules of the container's cgroup.
     pub resources: Resources,
-    /// Complete but for the cgroup's files, which are not there yet.
+    /// The plan of the launch record, complete except for the cgroup's files, which do not exist yet.
     pub plan: plan::ContainerPlan,
-    /// Files that its process writes itself into, beside those of its cgroup.
+    /// Files to which the container's process writes its PID, in addition to those of its cgroup.
     pub joins: Vec<PathBuf>,
-    /// Network interfaces of the node that come into its pod, and their names there.
+    /// Network interfaces of the node that are moved into the pod: name on the node, name in the pod.
     pub net_devices: Vec<(String, String)>,
 }

@@ -1,52 +1,57 @@
-//! A container's start: from its launch record to a program that runs. Where plugins want to hear of it, or hooks are to run,
-//! the process stands still on the way (`Op::Wait`) until they have been asked.
+//! The start of a container: from its launch record to the running program. If NRI plugins or hooks follow
+//! the start, the process waits (`Op::Wait`) until they have been called.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_base::log;
 use coracle_sandbox::hostpath::Mounts;
-use coracle_sandbox::{PidNamespace, Request, Streams, monitor, plan};
+use coracle_sandbox::{CONTAINERS_MAX, PidNamespace, Request, Streams, disk, monitor, plan};
+use nix::errno::Errno;
 
+use super::ASK_LIMIT;
 use crate::hooks::Point;
 use crate::lifecycle::Event as Hook;
-use crate::link::LinkError;
+use crate::link::{Link, LinkError};
 use crate::operations::Key;
 use crate::record::Kept;
 use crate::spec::{ContainerPid, PodPid};
 use crate::state::{self, ContainerEvent, How};
 use crate::{Container, Pod, Pods};
-use coracle_base::error::failed;
 
-/// Longest time from clone to exec: an image on slow flash, a volume on a slow network. With the look at what hung, and the end
-/// of the process, less than the two minutes that a kubelet waits.
+/// Time limit from clone to exec: the image may be on slow flash, a volume on a slow network. Together with
+/// the check of blocked paths and the end of the process, the start takes less than the kubelet's limit of
+/// two minutes.
 const START_LIMIT: Duration = Duration::from_secs(90);
 
 impl Pods {
-    /// StartContainer: from Created to Running, or to Exited with the reason why not.
+    /// StartContainer: changes the state from Created to Running, or to Exited with the reason of the
+    /// failure.
     ///
     /// # Errors
-    /// `FailedPrecondition` where it is not in the state Created or its pod sandbox is not ready, `InvalidArgument` for a fault
-    /// of the image, else what the start failed at: it has ended then.
+    /// `FailedPrecondition` if the container is not in state Created or its pod sandbox is not ready;
+    /// `InvalidArgument` for an error in the image; otherwise the error of the start, after which the
+    /// container has exited.
     pub async fn start_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
         let (pods, key) = (Rc::clone(self), Key::Start(container.id));
         let work = async move {
             let _operation = container.operation.lock().await;
             pods.require_ready(&container.pod)?;
+            pods.require_known(&container)?;
             let at_ns = pods.node.kernel.clock.now_ns();
-            // Refused here, before anything is tried, unless it is Created.
+            // A container that is not in state Created is refused before anything is started.
             let allowed = container.record().state.on(ContainerEvent::Started { at_ns });
             allowed.map_err(|refused| {
                 Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
             })?;
-            // Nothing has been tried yet, so the same request may come again.
+            // Nothing was started yet, so the request may be repeated.
             pods.require_answers(&container).await.map_err(|error| error.context(container.title()))?;
             let has_hooks = !container.record().adjusted.hooks.is_empty();
             let started = match has_hooks || pods.hooks.wants(Hook::StartContainer) {
-                true => pods.start_in_turn(&container, at_ns).await,
+                true => pods.start_under_guard(&container, at_ns).await,
                 false => match pods.launch(&container, at_ns, false).await {
                     Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
                     Err(error) => Err(error),
@@ -54,15 +59,16 @@ impl Pods {
             };
             if let Err(error) = started {
                 pods.not_started(&container, &error).await;
-                return Err(error.context(container.title()));
+                return Err(error.context(container.title()).logged());
             }
             Ok(())
         };
         self.operations.share(key, work).await
     }
 
-    /// The process is made and waits, plugins are asked, it goes on; what they hear next is that it runs.
-    async fn start_in_turn(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
+    /// Creates the container's process, which waits before its program; calls the plugins; lets the process
+    /// continue; notifies the plugins that the program is running.
+    async fn start_under_guard(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
         let (mut pidfd, record) = self.launch(container, at_ns, true).await?;
         if let Some(pidfd) = &pidfd {
             container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
@@ -74,7 +80,7 @@ impl Pods {
         let turn = self.hooks.begin(self, &container.pod).await;
         turn.start(container).await?;
         self.run_hooks(container, Point::Created).await?;
-        // In a PID namespace that others are in, the process that runs is another than the one that waited.
+        // In a shared PID namespace, the running process differs from the one that waited.
         if let Some(running) = self.resume(container, &record).await? {
             pidfd = Some(running);
         }
@@ -84,7 +90,7 @@ impl Pods {
         Ok(())
     }
 
-    /// To the next place where it waits, or to its program; answers with the process.
+    /// Lets the waiting process continue to its next wait or to its program; returns its pidfd.
     async fn resume(&self, container: &Container, record: &[u8]) -> Result<Option<OwnedFd>, Error> {
         let resume = Request::Resume { container: container.id };
         let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
@@ -92,8 +98,8 @@ impl Pods {
         resumed.map(process).map_err(|error| explained(record, error))
     }
 
-    /// Starts its process from the launch record; with `waits` it stands before its last steps. Answers with the process and
-    /// the record that it walks.
+    /// Starts the container's process from the launch record; if `waits` is set, the process stops before its
+    /// last steps. Returns the pidfd and the record that the process executes.
     async fn launch(
         &self,
         container: &Rc<Container>,
@@ -102,8 +108,9 @@ impl Pods {
     ) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
         let pod = &container.pod;
         let link = pod.link()?;
+        self.forget_exited(pod, &link).await;
         let path = self.node.paths.launch(pod.id).join(container.id.to_string());
-        let mut record = std::fs::read(&path).map_err(|error| failed("read", &path, &error))?;
+        let mut record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
         if waits {
             record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
         }
@@ -122,8 +129,11 @@ impl Pods {
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.oom_counter.as_ref().map(AsFd::as_fd));
-        let host =
-            if plan::needs_host(&record) { Some(std::fs::File::open("/proc/self/ns/mnt")?) } else { None };
+        let host = if plan::needs_host(&record) {
+            Some(disk::open_device(Path::new("/proc/self/ns/mnt"))?)
+        } else {
+            None
+        };
         descriptors.extend(host.as_ref().map(AsFd::as_fd));
         let request = Request::Start {
             container: container.id,
@@ -132,7 +142,7 @@ impl Pods {
             has_cgroup: entry.into.is_some(),
             has_oom_counter: entry.oom_counter.is_some(),
         };
-        // The first is sent before the second begins, and that is done before anything is received.
+        // The start is sent before the commit begins, and the commit completes before the answer is received.
         let (answer, committed) = smol::future::zip(link.ask(request, &descriptors, START_LIMIT), async {
             self.commit_running_ahead(container, at_ns)
         })
@@ -146,7 +156,8 @@ impl Pods {
                 Ok((pidfd, record))
             }
             Err(error @ LinkError::Silent { .. }) => {
-                // Its process is killed with its cgroup; whose fault it was can only be guessed by asking again.
+                // Its process is killed with its cgroup; another access to the host paths shows whether one
+                // of them blocked.
                 self.require_answers(container).await?;
                 Err(Error::new(Kind::DeadlineExceeded, error.to_string()))
             }
@@ -154,19 +165,41 @@ impl Pods {
         }
     }
 
-    /// The disk works while the process is made.
+    /// Removes the exited containers of a pod from the table of its monitor if the table may be full. The pod's clients can still
+    /// list them, so each exit is recorded first: the exit record that the monitor removes may be the only one.
+    async fn forget_exited(&self, pod: &Pod, link: &Link) {
+        let mut entries = self.containers_of(pod.id);
+        entries.retain(|container| !container.ending.is_forgotten.get());
+        // The container that is being started is one of them, and has no entry yet.
+        if entries.len() <= CONTAINERS_MAX {
+            return;
+        }
+        for container in entries.iter().filter(|container| container.ending.is_cleared.get()) {
+            let recorded = container.record().commit(&self.node.paths);
+            if let Err(error) = recorded {
+                log::warn!("cannot record the exit of a container, its monitor keeps it"; pod = pod.id, ctr = container.id, error = error);
+                continue;
+            }
+            let forgotten = link.ask(Request::Forget { container: container.id }, &[], ASK_LIMIT).await;
+            container.ending.is_forgotten.set(forgotten.is_ok());
+        }
+    }
+
+    /// Commits the state Running while the process is created, so that the disk and the monitor work
+    /// concurrently.
     fn commit_running_ahead(&self, container: &Container, at_ns: i64) -> Result<(), Error> {
         let mut record = container.record().clone();
         record.state = state::Container::Running { started_at_ns: at_ns };
         record.commit_ahead(&self.node.paths)?;
-        container.ahead.set(Some(at_ns));
+        container.process.ahead.set(Some(at_ns));
         Ok(())
     }
 
-    /// An exit that overtakes the answer to the start: it ran first, and whoever listens is told so.
+    /// Handles an exit that arrives before the answer to the start: the container is first recorded and
+    /// published as running, then as exited.
     pub(crate) fn run_first(&self, container: &Rc<Container>) -> Result<(), Error> {
         let is_created = container.record().state == state::Container::Created;
-        match container.ahead.get() {
+        match container.process.ahead.get() {
             Some(at_ns) if is_created => self.change_container(container, ContainerEvent::Started { at_ns }),
             _ => Ok(()),
         }
@@ -177,6 +210,8 @@ impl Pods {
         match wanted {
             ContainerPid::Own => Ok(PidNamespace::New),
             ContainerPid::Pod | ContainerPid::Node => match (wanted, shared) {
+                // A request that says it in the pod alone: POD is what a missing field means, too.
+                (ContainerPid::Pod, PodPid::Container) => Ok(PidNamespace::New),
                 (ContainerPid::Pod, PodPid::Pod | PodPid::Node) => Ok(PidNamespace::Monitor),
                 (ContainerPid::Node, PodPid::Node | PodPid::Container) => Ok(PidNamespace::Monitor),
                 (_, _) => Err(Error::new(
@@ -204,37 +239,36 @@ impl Pods {
 
     fn started(&self, container: &Rc<Container>, pidfd: Option<OwnedFd>, at_ns: i64) -> Result<(), Error> {
         let pid = pidfd.and_then(|pidfd| monitor::pid_of(pidfd.as_fd())).unwrap_or(0);
-        log::info!("container started"; pod = container.pod.id, ctr = container.id, pid = pid);
+        log::info!("container started"; pod = container.pod.id, ctr = container.id,
+            name = container.pod.name(), container = container.name(), pid = pid);
         if !matches!(container.record().state, state::Container::Created) {
             return Ok(()); // its exit has overtaken the answer
         }
-        // Of a program that has ended already the kernel tells no pid: then the one of its start is kept.
+        // The kernel reports no PID of a program that has ended; the one of its start is then kept.
         if pid != 0 {
             container.set_pid(pid);
         }
-        self.write_started(container, at_ns, pid);
         self.change_container(container, ContainerEvent::Started { at_ns })
     }
 
     async fn not_started(self: &Rc<Self>, container: &Rc<Container>, error: &Error) {
-        log::warn!("container not started"; pod = container.pod.id, ctr = container.id, error = error);
+        log::warn!("container not started"; pod = container.pod.id, ctr = container.id,
+            name = container.pod.name(), container = container.name(), image = container.image(), error = error);
+        // Before clients are notified of its end.
+        if let Ok(cgroup) = container.cgroup()
+            && let Err(error) = self.node.cgroups.kill(&cgroup)
+        {
+            log::warn!("cannot kill a container that did not start, will retry"; ctr = container.id, error = error);
+        }
         let how = How::NotStarted { message: error.to_string() };
         self.end(container, self.node.kernel.clock.now_ns(), how);
         if let Err(error) = self.end_processes(container).await {
-            log::error!("cgroup of a container that did not start"; ctr = container.id, error = error);
-        }
-    }
-
-    /// For the next daemon: when it was started and its pid. Not synced: after a reboot it means nothing.
-    fn write_started(&self, container: &Rc<Container>, at_ns: i64, pid: i32) {
-        let path = self.node.paths.started(container.pod.id).join(container.id.to_string());
-        if let Err(error) = std::fs::write(&path, format!("{at_ns} {pid}")) {
-            log::warn!("the start time would not survive a restart"; ctr = container.id, error = failed("write", &path, &error));
+            log::error!("cannot remove the cgroup of a container that did not start"; ctr = container.id, error = error);
         }
     }
 }
 
-/// A start that failed, in words.
+/// The error of a failed start, with the operation that failed.
 fn explained(record: &[u8], error: LinkError) -> Error {
     match error.operation() {
         Some((index, errno)) => {
@@ -243,6 +277,12 @@ fn explained(record: &[u8], error: LinkError) -> Error {
                 false => Kind::Unknown,
             };
             Error::new(kind, plan::explain(record, index, errno))
+        }
+        None if error.is_refusal(Errno::EAGAIN) => {
+            let text = format!(
+                "the pod has {CONTAINERS_MAX} containers that run, the maximum, or the kernel permits no further process"
+            );
+            Error::new(Kind::ResourceExhausted, text)
         }
         None => Error::new(Kind::Unknown, error.to_string()),
     }

@@ -1,4 +1,4 @@
-//! Limits of a container that change while it is there: by the CRI, by plugins.
+//! Changes of a container's limits, by the CRI and by NRI plugins.
 
 use std::rc::Rc;
 
@@ -9,11 +9,11 @@ use crate::spec::Resources;
 use crate::{Container, Pods};
 
 impl Pods {
-    /// UpdateContainerResources: all of it or nothing; status shows it at once.
+    /// UpdateContainerResources: applies all limits or none; the status shows them immediately.
     ///
     /// # Errors
-    /// `FailedPrecondition` where it has ended, `InvalidArgument` for limits that this kernel lacks, else a refusal by who
-    /// follows its life or the kernel.
+    /// `FailedPrecondition` if the container has exited; `InvalidArgument` for limits that this kernel does
+    /// not support; otherwise the error of a lifecycle hook or the kernel.
     pub async fn update_container(
         self: &Rc<Self>,
         container: Rc<Container>,
@@ -22,13 +22,13 @@ impl Pods {
         let pods = Rc::clone(self);
         let work = async move {
             let _operation = container.operation.lock().await;
-            let updated = pods.update_in_turn(&container, &asked).await;
+            let updated = pods.update_under_guard(&container, &asked).await;
             updated.map_err(|error| error.context(container.title()))
         };
         self.operations.run(work).await
     }
 
-    async fn update_in_turn(
+    async fn update_under_guard(
         self: &Rc<Self>,
         container: &Rc<Container>,
         asked: &Resources,
@@ -45,11 +45,12 @@ impl Pods {
         Ok(())
     }
 
-    /// Limits of a container that is created or runs: in its cgroup, then in its record. One step, without a wait: requests
-    /// and plugins that change the same container come one after the other.
+    /// Sets the limits of a container that is created or running: in its cgroup, then in its record. The
+    /// function does not await, so changes by requests and plugins are serialised.
     ///
     /// # Errors
-    /// `FailedPrecondition` where it has ended; else what the kernel refused, or a record that could not be written.
+    /// `FailedPrecondition` if the container has exited; otherwise the error of the kernel or of writing the
+    /// record.
     pub fn set_limits(self: &Rc<Self>, container: &Rc<Container>, wanted: Limits) -> Result<(), Error> {
         let mut record: ContainerRecord = container.record().clone();
         if record.state.is_over() {
@@ -59,7 +60,7 @@ impl Pods {
             self.warn_once(warning);
         }
         record.limits = Some(wanted);
-        // A disk that is full now does not undo limits that hold: the old record is read again only after a restart.
+        // If the disk is full, the applied limits stay: the old record is read only after a restart.
         let committed = record.commit(&self.node.paths);
         *container.record.borrow_mut() = record;
         self.tell_limits(container);

@@ -1,9 +1,10 @@
-//! The volumes of a container: directories of the node, images (KEP-4639), and what its own image declares. Whatever
-//! cannot be mounted is refused here, at create, as far as that can be known before.
+//! The volumes of a container: host directories, images (KEP-4639), and volumes that the container's image
+//! declares. A volume that cannot be mounted is refused here, at create, as far as this can be checked in
+//! advance.
 
 use std::path::{Path, PathBuf};
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_job::{Job, Outcome};
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{Propagation, plan};
@@ -12,11 +13,10 @@ use super::resolved::Resolved;
 use crate::record::ImageVolumeUse;
 use crate::spec::{self, ContainerSpec, MountPropagation};
 use crate::{Pod, Pods};
-use coracle_base::error::failed;
 
 impl Pods {
-    /// All mounts that were asked for, in their order; `sources` are where those of the host really are. `empty`: a directory
-    /// of the container's that stays empty.
+    /// All requested mounts in their order. `sources` are the resolved host paths; `empty` is a directory of
+    /// the container that stays empty.
     pub(crate) fn mounts(
         &self,
         pod: &Pod,
@@ -40,7 +40,7 @@ impl Pods {
         spec.mounts.iter().zip(sources).map(planned).collect()
     }
 
-    /// Gives the volumes that ask for it the SELinux label of the container's files, with all that is in them.
+    /// Sets the SELinux label of the container recursively on volumes that request it.
     pub(crate) async fn relabel(&self, resolved: &Resolved) -> Result<(), Error> {
         let Some(label) = resolved.plan.root.label.clone() else { return Ok(()) };
         let mounts = &resolved.record.spec.mounts;
@@ -52,7 +52,7 @@ impl Pods {
         let outcome = self.node.host.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("selinux_relabel"))? {
             Outcome::Relabelled => Ok(()),
-            other => Err(Error::new(Kind::Internal, format!("the worker did another job: {other:?}"))),
+            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }
     }
 
@@ -96,10 +96,10 @@ impl Pods {
 }
 
 impl Pods {
-    /// The source of a mount that is bound without being made.
+    /// The source of a bind mount; a missing path is not created.
     ///
     /// # Errors
-    /// What the path's file system says; a propagation that the path's mount does not have.
+    /// An error of the path's file system; a requested propagation that the path's mount does not have.
     pub async fn bind_source(&self, path: &str, propagation: Propagation) -> Result<plan::Source, Error> {
         let source = PathBuf::from(path);
         if !source.is_absolute() {
@@ -112,7 +112,7 @@ impl Pods {
     }
 }
 
-/// `real`: the source without links.
+/// Checks that the host's mount has the requested propagation; `real` is the source without symbolic links.
 fn check_propagation(real: &Path, propagation: Propagation) -> Result<(), Error> {
     if propagation != Propagation::Private {
         let path = Path::new("/proc/self/mountinfo");
@@ -122,7 +122,7 @@ fn check_propagation(real: &Path, propagation: Propagation) -> Result<(), Error>
     Ok(())
 }
 
-/// The mount with what does not depend on its source.
+/// Converts a mount's options, with `source` as its source.
 fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
     let has = |option: &str| mount.options.iter().any(|given| given == option);
     plan::Mount {
@@ -138,7 +138,8 @@ fn plain(mount: &spec::Mount, source: plan::Source) -> plan::Mount {
     }
 }
 
-/// Whether the mount's owners are mapped. It can only be as the pod's user namespace does: that is what the kernel takes.
+/// Whether the mount is idmapped. Fails if the requested mappings differ from those of the pod's user
+/// namespace, because no others are supported.
 fn maps_owners(pod: &Pod, mount: &spec::Mount) -> Result<bool, Error> {
     if mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty() {
         return Ok(false);

@@ -1,10 +1,12 @@
-//! What the first plugin of a list does for one pod: leases, links, addresses and routes, in the plugins' order.
+//! The main part of the built-in plugins for one pod (`bridge` or `ptp` with `host-local`): leases, links,
+//! addresses and routes, in the order of the plugins.
 //!
-//! The calls to the kernel are short and made in line. Removing a link would wait for tens of milliseconds: it is only
-//! switched off here, so that its address answers nobody; the kernel removes the pair when the pod's namespace ends,
-//! which is the next step of a pod's way down. A connection that a peer has not closed keeps the namespace for a minute: a
-//! pair that is still there a moment later is removed the slow way.
-//! Rules: bridge, ptp 1.1.1; what is derived from the pod's id is the name of the node's end, `veth` and 11 digits.
+//! The netlink calls are short and made directly. Removing a link would take tens of milliseconds; DEL
+//! therefore only sets the link down, so that its address no longer answers. The kernel removes the veth pair
+//! with the pod's network namespace, which is the next step of the pod's teardown. A TCP connection that its
+//! peer has not closed keeps the namespace for a minute; a pair that still exists shortly after DEL is
+//! removed explicitly. Rules: bridge, ptp 1.1.1. The name of the node's end is derived from the pod's ID:
+//! `veth` and 11 digits.
 
 use std::fs;
 use std::io;
@@ -22,21 +24,22 @@ use super::conf::{Base, Bridge, Main, Plan};
 use super::lease::{Lease, Leases};
 use super::result::{self, Made};
 
-/// How long the kernel may take to let packets through a new pair: it does so in a millisecond.
+/// Time limit for a new pair to transmit packets, which usually takes a millisecond.
 const RUNNING_LIMIT: Duration = Duration::from_secs(3);
-/// What the kernel gets to take a namespace apart: 20 to 60 ms.
+/// Time after which a remaining pair is removed explicitly. The kernel needs 20 to 60 ms to remove a
+/// namespace.
 const LINGER: Duration = Duration::from_millis(250);
-/// Digits of the pod's id in its link's name, with which the longest name is reached.
+/// Number of digits of the pod's ID in the name of its link; the name then has the maximum length.
 const NAME_DIGITS: usize = 11;
 
 type Mac = [u8; 6];
 
-/// The node's end of a pod's pair.
+/// Name of the node's end of a pod's pair.
 fn link_name(attachment: &Attachment) -> String {
     format!("veth{}", attachment.container_id.chars().take(NAME_DIGITS).collect::<String>())
 }
 
-/// Attaches a pod. Its link carries packets only [`wait_until_running`] later.
+/// Attaches a pod. Its link transmits packets only after [`wait_until_running`].
 pub(super) async fn add(plan: &Plan, base: &Base, attachment: &Attachment) -> Result<CniOutcome, Error> {
     let leases = {
         let store = Leases::lock(&base.ipam.directory).await?;
@@ -73,7 +76,8 @@ pub(super) async fn add(plan: &Plan, base: &Base, attachment: &Attachment) -> Re
     Ok(result::outcome(&plan.version, base, interfaces.collect(), &leases))
 }
 
-/// Detaches a pod; what is gone is done. With its result only the pod's own files are looked at.
+/// Detaches a pod; missing objects are not an error. If ADD's result is recorded, only the lease files of its
+/// addresses are read, otherwise all.
 pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Result<(), Error> {
     let mut batch = Batch::default();
     batch.set_down(&link_name(attachment));
@@ -94,12 +98,21 @@ pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Re
     store.release(&attachment.container_id, &attachment.interface, &addresses)
 }
 
-/// Any other error says nothing about whether there are leases.
+/// Sets a pod's link down, which is found by its name; the kernel removes the link with the pod's namespace.
+pub(super) fn remove_link(attachment: &Attachment) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    batch.set_down(&link_name(attachment));
+    Socket::route()?.run(batch)?;
+    reactor::spawn(remove_lingering(link_name(attachment))).detach();
+    Ok(())
+}
+
+/// Whether the error means that there are no leases; after any other error this is unknown.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Removes the node's end of a pair whose namespace did not end with its pod.
+/// Removes the node's end of a pair whose namespace outlived its pod.
 async fn remove_lingering(name: String) {
     reactor::sleep(LINGER).await;
     if !Path::new("/sys/class/net").join(&name).exists() {
@@ -108,11 +121,11 @@ async fn remove_lingering(name: String) {
     let mut batch = Batch::default();
     batch.remove_link(&name);
     if let Err(error) = Socket::route().and_then(|socket| socket.run(batch)) {
-        log::warn!("a pod's link stays until its last connection ends"; link = name, error = error);
+        log::warn!("cannot remove the link of a pod, the kernel removes it after its last connection"; link = name, error = error);
     }
 }
 
-/// The bridge with its addresses, made where it is not there.
+/// Returns the bridge. A missing bridge is created. The gateways' addresses are added to it.
 fn make_bridge(
     node: &Socket,
     base: &Base,
@@ -129,12 +142,12 @@ fn make_bridge(
             batch.add_bridge(&netlink::Bridge { name, mtu: base.mtu, mac });
             node.run(batch)?;
             own_routes(name);
-            let why = || Error::new(Kind::Internal, format!("bridge {name}: gone as soon as it was made"));
+            let why = || Error::new(Kind::Internal, format!("bridge {name}: missing after its creation"));
             node.link(name)?.ok_or_else(why)?
         }
     };
     if link.kind != "bridge" {
-        return Err(Error::new(Kind::FailedPrecondition, format!("{name} is there and is no bridge")));
+        return Err(Error::new(Kind::FailedPrecondition, format!("{name} exists and is not a bridge")));
     }
     let mut batch = Batch::default();
     if !link.is_up {
@@ -150,8 +163,8 @@ fn make_bridge(
     Ok(link)
 }
 
-/// The gateways' addresses for the bridge. IPv4 has one only, networks of IPv6 must not overlap, unless others may be
-/// taken away.
+/// Adds the gateways' addresses to the bridge. A bridge may have only one IPv4 address, and its IPv6 networks
+/// must not overlap; other addresses are an error unless the configuration permits their removal.
 fn give_addresses(
     node: &Socket,
     batch: &mut Batch,
@@ -180,7 +193,8 @@ fn give_addresses(
             batch.remove_address(link.index, other);
         }
         batch.add_address(link.index, gateway, true);
-        // Otherwise it would take over the address of a port, and change it as ports come and go.
+        // Otherwise the bridge takes the address of one of its ports, which changes when ports are added or
+        // removed.
         batch.set_mac(link.index, &bridge.name, link.mac);
         present.push(gateway);
     }
@@ -215,27 +229,29 @@ fn make_pair(
     Ok(())
 }
 
-/// Whether a pod's link is to have no address of IPv6: nothing of it is in the network, and the configuration has no need of it either.
+/// Whether IPv6 addresses are disabled on the pod's links: the network has no IPv6 range and the
+/// configuration does not require link-local addresses.
 fn is_without_ipv6(base: &Base) -> bool {
     let has_range = base.ipam.sets.iter().flatten().any(|range| range.gateway.is_ipv6());
     !has_range && matches!(&base.main, Main::Bridge(Bridge { has_link_local: false, .. }))
 }
 
-/// Nobody else on the link says where packets go. A kernel without IPv6 has no such file.
+/// Disables the acceptance of router advertisements on the link, which could add routes. A kernel without
+/// IPv6 does not have the sysctl.
 fn own_routes(link: &str) {
     let _ = put(&format!("net/ipv6/conf/{link}/accept_ra"), "0");
 }
 
-/// Addresses and routes of the pod.
+/// Adds the addresses and routes of the pod.
 fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Result<(), Error> {
     let interface = attachment.interface.as_str();
     let has_ipv6 = leases.iter().any(|lease| lease.gateway.is_ipv6());
     let pod = netlink::inside(Path::new(&attachment.netns), || {
         if base.main != Main::PointToPoint {
-            // Not there without IPv6.
+            // The file is missing on a kernel without IPv6.
             let _ = put(&format!("net/ipv6/conf/{interface}/accept_dad"), "0");
             if mac_of_address(base, leases).is_none() {
-                // Neighbours hear whose the address is now.
+                // Announces the address to neighbours by gratuitous ARP.
                 let _ = put(&format!("net/ipv4/conf/{interface}/arp_notify"), "1");
             }
         }
@@ -243,7 +259,8 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
             set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
         }
         if is_without_ipv6(base) {
-            // It makes no address for itself (IN6_ADDR_GEN_MODE_NONE, Linux 4.11), so it asks nobody and joins no group.
+            // No link-local address (IN6_ADDR_GEN_MODE_NONE, Linux 4.11), and therefore no router
+            // solicitations and no multicast groups.
             let _ = put(&format!("net/ipv6/conf/{interface}/addr_gen_mode"), "1");
         }
         Ok::<_, Error>(Socket::route()?)
@@ -251,7 +268,8 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
     let why = || Error::new(Kind::Internal, format!("{interface} is not in the pod's namespace"));
     let link = pod.link(interface)?.ok_or_else(why)?.index;
     let mut batch = Batch::default();
-    // Before the link is on, so that neighbours hear of it; an address of IPv6 has its route only on one that is.
+    // Before the link is set up, so that the kernel announces the addresses; IPv6 routes require a link that
+    // is up.
     for lease in leases.iter().filter(|lease| lease.gateway.is_ipv4()) {
         batch.add_address(link, lease.address, false);
     }
@@ -272,7 +290,8 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
     Ok(pod.run(batch)?)
 }
 
-/// What is in the subnet is not on the link: everything goes by the gateway, which is.
+/// Replaces the subnet's route by a route through the gateway, because only the gateway is reachable on the
+/// link.
 fn by_gateway_alone(batch: &mut Batch, link: u32, lease: &Lease) {
     let (subnet, own) = (lease.address.base(), Some(lease.address.address));
     batch.remove_route(&to(subnet, link, None, None, Scope::Any));
@@ -290,9 +309,10 @@ fn to(
     Route { destination, link, gateway, source, scope }
 }
 
-/// The node's side of a point-to-point link: the gateways' addresses, and a route to each of the pod's.
+/// Configures the node's end of a point-to-point link: the gateways' addresses, and a route to each address
+/// of the pod.
 fn configure_node(node: &Socket, name: &str, leases: &[Lease]) -> Result<(), Error> {
-    let why = || Error::new(Kind::Internal, format!("{name} is gone as soon as it was made"));
+    let why = || Error::new(Kind::Internal, format!("{name} is missing after its creation"));
     let link = node.link(name)?.ok_or_else(why)?.index;
     let mut batch = Batch::default();
     for lease in leases {
@@ -303,7 +323,7 @@ fn configure_node(node: &Socket, name: &str, leases: &[Lease]) -> Result<(), Err
     Ok(node.run(batch)?)
 }
 
-/// Has the node forward packets of the pod's families.
+/// Enables packet forwarding on the node for the address families of the pod.
 fn forward(base: &Base, leases: &[Lease]) -> Result<(), Error> {
     if matches!(&base.main, Main::Bridge(bridge) if !bridge.is_gateway) {
         return Ok(());
@@ -317,7 +337,8 @@ fn forward(base: &Base, leases: &[Lease]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sets a sysctl of the namespace we are in. One that has the value already is not written: it may be read-only.
+/// Sets a sysctl in the current network namespace. If the sysctl already has the value, it is not written,
+/// because it may be read-only.
 pub(super) fn set(key: &str, value: &str) -> Result<(), Error> {
     let path = Path::new("/proc/sys").join(key);
     if fs::read_to_string(&path).is_ok_and(|present| present.trim() == value) {
@@ -326,20 +347,20 @@ pub(super) fn set(key: &str, value: &str) -> Result<(), Error> {
     put(key, value)
 }
 
-/// Sets a sysctl that is as the kernel made it.
+/// Sets a sysctl without reading it first.
 fn put(key: &str, value: &str) -> Result<(), Error> {
     let path = Path::new("/proc/sys").join(key);
     fs::write(&path, value).map_err(|error| failed("set", &path, &error))
 }
 
-/// The pair carries packets a moment after both ends are on.
+/// Waits until the pair transmits packets, which is shortly after both ends are up.
 pub(super) async fn wait_until_running(attachment: &Attachment) -> Result<(), Error> {
     let (node, name) = (Socket::route()?, link_name(attachment));
     let end = Instant::now() + RUNNING_LIMIT;
     let mut pause = Duration::from_micros(500);
     while !node.link(&name)?.is_some_and(|link| link.is_running) {
         if Instant::now() > end {
-            let text = format!("{name} carries no packets: is its bridge switched off?");
+            let text = format!("{name} does not transmit packets: its bridge may be down");
             return Err(Error::new(Kind::DeadlineExceeded, text));
         }
         reactor::sleep(pause).await;
@@ -348,8 +369,8 @@ pub(super) async fn wait_until_running(attachment: &Attachment) -> Result<(), Er
     Ok(())
 }
 
-/// The pod's, where its configuration wants it to follow from its address: 0a:58 is locally administered, and what CNI's own
-/// plugins began such addresses with.
+/// The pod's MAC address if the configuration derives it from the IPv4 address: the locally administered
+/// prefix 0a:58, which earlier CNI plugins used for this, too, and the address. Otherwise `None`.
 fn mac_of_address(base: &Base, leases: &[Lease]) -> Option<Mac> {
     let Main::Bridge(Bridge { has_mac_of_address: true, .. }) = &base.main else { return None };
     leases.iter().find_map(|lease| match lease.address.address {
@@ -361,7 +382,7 @@ fn mac_of_address(base: &Base, leases: &[Lease]) -> Option<Mac> {
     })
 }
 
-/// Three addresses that nobody else has: locally administered, of one station.
+/// Three random unique MAC addresses: locally administered, unicast.
 fn random_macs() -> Result<[Mac; 3], Error> {
     let random = coracle_sandbox::random_id()?;
     let mut macs = [Mac::default(); 3];
@@ -372,7 +393,7 @@ fn random_macs() -> Result<[Mac; 3], Error> {
     Ok(macs)
 }
 
-/// As people write it.
+/// Formats a MAC address as `xx:xx:xx:xx:xx:xx`.
 pub(super) fn show(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -1,5 +1,6 @@
-//! What the plugins after the first do to a link that is there, whoever made it: rules, limits, and a place in the host's
-//! filter. All of it is named after the pod, or by its addresses, and can be undone from its record.
+//! The chained part of the built-in plugins (`portmap`, `bandwidth`, `firewall`), which modifies an existing
+//! link: rules, limits, and acceptance by the host's packet filter. Every object is named after the pod or
+//! its addresses, so DEL can remove it from the pod's record.
 //!
 //! Rules: portmap, bandwidth, firewall 1.1.1.
 
@@ -16,11 +17,12 @@ use super::conf::{Limits, Plan};
 use super::result::{self, Made};
 use super::rules::{self, Netfilter};
 
-/// The link by which traffic of a pod makes its detour: this and as much of a digest as a name holds.
-const DETOUR: &str = "bwp";
+/// Prefix of the name of the IFB link that limits a pod's egress traffic; the first digits of a digest
+/// follow.
+const IFB_PREFIX: &str = "bwp";
 const DETOUR_BYTES: usize = 6;
 
-/// Does for a pod what the plan has besides its link; `outcome` is that of the plugins so far.
+/// Runs the chained plugins of the plan; `outcome` is the result of the preceding plugins.
 pub(super) fn add(
     netfilter: &Netfilter,
     plan: &Plan,
@@ -29,7 +31,7 @@ pub(super) fn add(
 ) -> Result<(), Error> {
     let made = result::read(&outcome.result, &attachment.interface);
     rules::add(netfilter, plan, &attachment.container_id, &made.addresses)?;
-    // After the rules, which keep others from using it.
+    // After the rules, which protect 127.0.0.1 from other hosts.
     if plan.ports.iter().any(|ports| ports.masquerades) {
         route_localhost(&made)?;
     }
@@ -42,8 +44,8 @@ pub(super) fn add(
     Ok(())
 }
 
-/// Takes it back; what is gone is done. A link that is left is for a worker to remove, as that takes the kernel tens of
-/// milliseconds.
+/// Removes everything that [`add`] created; missing objects are not an error. Returns the name of a link that
+/// a worker should remove, because the kernel needs tens of milliseconds for it.
 pub(super) fn del(
     netfilter: &Netfilter,
     plan: &Plan,
@@ -58,15 +60,16 @@ pub(super) fn del(
         netfilter.with(|socket| Ok(socket.forget_forwarded(&own)?))?;
     }
     rules::remove(netfilter, plan, &attachment.container_id)?;
-    let detour = plan.limits.egress.map(|_| detour_name(plan, attachment));
-    Ok(detour.filter(|name| Path::new("/sys/class/net").join(name).exists()))
+    let ifb = plan.limits.egress.map(|_| ifb_name(plan, attachment));
+    Ok(ifb.filter(|name| Path::new("/sys/class/net").join(name).exists()))
 }
 
 fn addresses(made: &Made) -> Vec<IpAddr> {
     made.addresses.iter().map(|network| network.address).collect()
 }
 
-/// The addresses of a pod whose ADD was cut short: there is no result. Without its namespace it has none.
+/// Reads the addresses from the pod's namespace, for an interrupted ADD without a result. Empty if the
+/// namespace no longer exists.
 fn addresses_inside(attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
     let path = Path::new(&attachment.netns);
     if !coracle_sandbox::netns::exists(path) {
@@ -77,8 +80,9 @@ fn addresses_inside(attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
     Ok(pod.addresses(link.index)?.iter().map(|network| network.address).collect())
 }
 
-/// Lets packets from 127.0.0.1 leave by the link that leads to the pod: a port of the node is asked for there, too. That
-/// also lets packets for 127.0.0.1 in, which the guard of our table drops ([`rules`]).
+/// Enables `route_localnet` on the link that leads to the pod, so that host ports work on 127.0.0.1. With
+/// this setting, packets for 127.0.0.1 from the network would be accepted, too; the `guard` chain drops them
+/// ([`rules`]).
 fn route_localhost(made: &Made) -> Result<(), Error> {
     let Some(own) = made.addresses.iter().find(|network| network.address.is_ipv4()) else { return Ok(()) };
     let node = Socket::route()?;
@@ -89,10 +93,10 @@ fn route_localhost(made: &Made) -> Result<(), Error> {
     }
 }
 
-fn detour_name(plan: &Plan, attachment: &Attachment) -> String {
+fn ifb_name(plan: &Plan, attachment: &Attachment) -> String {
     let digest = Sha512::digest(format!("{}{}", plan.network, attachment.container_id));
     let digits: String = digest[..DETOUR_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{DETOUR}{digits}")
+    format!("{IFB_PREFIX}{digits}")
 }
 
 fn limit(plan: &Plan, attachment: &Attachment, made: &Made, outcome: &mut CniOutcome) -> Result<(), Error> {
@@ -103,27 +107,29 @@ fn limit(plan: &Plan, attachment: &Attachment, made: &Made, outcome: &mut CniOut
         batch.limit(end.index, &end.name, rate);
     }
     if let Some(rate) = plan.limits.egress {
-        let name = detour_name(plan, attachment);
+        let name = ifb_name(plan, attachment);
         let mut first = Batch::default();
         first.add_ifb(&name, end.mtu);
         node.run(first)?;
-        let gone = || Error::new(Kind::Internal, format!("{name} is gone as soon as it was made"));
-        let detour = node.link(&name)?.ok_or_else(gone)?;
-        batch.redirect(end.index, &end.name, detour.index);
-        batch.limit(detour.index, &name, rate);
-        result::add_link(outcome, Interface { name, mac: show(detour.mac), sandbox: String::new() });
+        let gone = || Error::new(Kind::Internal, format!("{name} is missing after its creation"));
+        let ifb = node.link(&name)?.ok_or_else(gone)?;
+        batch.redirect(end.index, &end.name, ifb.index);
+        batch.limit(ifb.index, &name, rate);
+        result::add_link(outcome, Interface { name, mac: show(ifb.mac), sandbox: String::new() });
     }
     Ok(node.run(batch)?)
 }
 
-/// The node's end of the pod's pair, which the result names.
+/// The node's end of the pod's veth pair, which the result of ADD names.
 fn node_end(node: &Socket, attachment: &Attachment, made: &Made) -> Result<Link, Error> {
     let pod = netlink::inside(Path::new(&attachment.netns), Socket::route)??;
     let peer = pod.link(&attachment.interface)?.map_or(0, |link| link.peer);
     let end = if peer == 0 { None } else { node.link_at(peer)? };
     let why = || {
-        let text =
-            format!("limit traffic of {}: it is no end of a pair that is on the node", attachment.interface);
+        let text = format!(
+            "limit the bandwidth of {}: not a veth link with a peer on the node",
+            attachment.interface
+        );
         Error::new(Kind::FailedPrecondition, text)
     };
     end.filter(|end| made.links.contains(&end.name)).ok_or_else(why)
@@ -135,13 +141,13 @@ mod tests {
     use crate::builtin::conf::{self, Part};
 
     #[test]
-    fn a_detour_is_named_as_by_the_plugin() {
+    fn the_ifb_link_has_the_name_that_the_plugin_uses() {
         let list = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"x"},{"type":"firewall"}]}"#;
         let attachment =
             Attachment { container_id: "a".into(), interface: "eth0".into(), ..Attachment::default() };
         let parts = conf::parts(list, &attachment, &|index| index == 1).unwrap();
         let [_, Part::BuiltIn(plan)] = &parts[..] else { panic!("{parts:?}") };
-        // As bandwidth 1.1.1 has it for this network and this pod.
-        assert_eq!(detour_name(plan, &attachment), "bwp48b4b2f9995b");
+        // The name that bandwidth 1.1.1 derives for this network and this pod.
+        assert_eq!(ifb_name(plan, &attachment), "bwp48b4b2f9995b");
     }
 }

@@ -1,12 +1,14 @@
-//! Which plugins of a list are ours to run, and what they come to for one pod. Pure.
-//! What is not known here, an option, a type, a shape, makes a plugin its program's business: each value is taken out of its
-//! object as it is understood, and nothing may be left. A configuration that is wrong is theirs, too: they say so.
+//! Decides which plugins of a list are built in, and computes the plan for one pod. The module does no I/O.
+//! Each supported option is removed from its JSON object as it is parsed, and no option may remain: a plugin
+//! with an unknown option, type or value is run as a program. The same applies to an invalid configuration,
+//! so that the program reports the error.
 //!
 //! ```text
-//!   bridge, portmap, tuning, firewall ── choose ──> 0, 1, 3 ── parts ──> BuiltIn(Plan), Programs(tuning), BuiltIn(Plan)
+//! bridge, portmap, tuning, firewall ── choose ──> 0, 1, 3 ── parts ──> BuiltIn(Plan), Programs(tuning),
+//! BuiltIn(Plan)
 //! ```
-//! Options: bridge, ptp, host-local, portmap, bandwidth, firewall and loopback at cni.dev, as of 1.1.1; docs/cni.md lists
-//! them.
+//! Options: bridge, ptp, host-local, portmap, bandwidth, firewall and loopback at cni.dev, version 1.1.1;
+//! docs/cni.md lists them.
 
 mod chained;
 mod options;
@@ -24,138 +26,141 @@ use self::options::Options;
 use super::range::Range;
 use crate::conf::flat;
 
-/// Versions whose results have `ips`: older lists are rare, and their plugins are, too.
+/// CNI versions whose results have the field `ips`. Lists of older versions are rare and run as programs.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Where `host-local` keeps its leases (its document).
+/// Default directory of the leases (host-local's documentation).
 pub(crate) const DATA_DIR: &str = "/var/lib/cni/networks";
-/// The bridge of a list that names none (its document).
+/// Default name of the bridge (bridge's documentation).
 const BRIDGE: &str = "cni0";
-/// What does nothing here: `lo` is up.
+/// Type of a plugin that needs no action, because the daemon sets `lo` up in every pod.
 const LOOPBACK: &str = "loopback";
-/// Longest name of a link.
+/// Maximum length of a link's name in bytes.
 const LINK_BYTES_MAX: usize = 15;
-/// Largest MTU that a veth takes.
+/// Maximum MTU of a veth link in bytes.
 const MTU_MAX: u64 = 65_535;
 
-/// A run of plugins of a list.
+/// Consecutive plugins of a list that are run in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Ours.
+    /// Built-in plugins, as a plan.
     BuiltIn(Box<Plan>),
-    /// A list of those alone, as JSON.
+    /// Plugins that are programs; the value is a list of them in JSON.
     Programs(String),
 }
 
-/// How one pod is attached by plugins of ours that follow each other in a list.
+/// The actions of consecutive built-in plugins of a list for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Name of the list.
+    /// Name of the network.
     pub(super) network: String,
-    /// Version of the list.
+    /// CNI version of the list.
     pub(super) version: String,
-    /// `None`: programs have given the pod its link.
+    /// The main plugin; `None` if a program created the pod's link.
     pub(super) base: Option<Base>,
-    /// Empty without ports of the node.
+    /// Port mappings; empty if the pod has no host ports.
     pub(super) ports: Vec<Ports>,
     pub(super) limits: Limits,
     pub(super) firewall: Option<Firewall>,
 }
 
-/// The first plugin of a list: what gives the pod its link and its addresses.
+/// The first plugin of a list, which creates the pod's link and addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Base {
     pub(super) main: Main,
-    /// Bytes; 0: the kernel's choice.
+    /// MTU in bytes; 0: the kernel's default.
     pub(super) mtu: u32,
-    /// What leaves the network leaves with the node's address.
+    /// Whether traffic that leaves the network is masqueraded.
     pub(super) masquerades: bool,
     pub(super) ipam: Ipam,
-    /// Of the result, as the configuration has it.
+    /// The field `dns` of the result, from the configuration.
     pub(super) dns: Value,
 }
 
-/// What links the pod to the node.
+/// The kind of link between the pod and the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Main {
-    /// A port of a bridge.
+    /// A veth pair whose node end is a port of a bridge.
     Bridge(Bridge),
-    /// Routes alone.
+    /// A veth pair with routes only.
     PointToPoint,
 }
 
-/// Options of `bridge`.
+/// Options of the plugin `bridge`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bridge {
     pub(super) name: String,
-    /// The bridge has the gateway's addresses.
+    /// Whether the bridge has the gateway's addresses.
     pub(super) is_gateway: bool,
-    /// Other addresses of the bridge give way.
+    /// Whether other addresses of the bridge are removed.
     pub(super) forces_address: bool,
-    /// Other addresses of the bridge do no harm. An option of ours alone: the range of the default network changes when
-    /// the kubelet says which is the node's, and pods of the earlier one live on.
+    /// Whether other addresses of the bridge are kept. This option exists only in coracle: the range of the
+    /// default network changes when the kubelet sets the pod CIDR, while pods of the earlier range are still
+    /// running.
     pub(super) keeps_addresses: bool,
-    /// Links have addresses of IPv6 of their own also where no range is of IPv6. False is an option of ours alone: each pod
-    /// asks for routers and tells its groups, and all of that reaches every other pod of the bridge.
+    /// Whether links have IPv6 link-local addresses even if no range is IPv6. `false` exists only in coracle:
+    /// otherwise each pod sends router solicitations and multicast reports to every pod on the bridge.
     pub(super) has_link_local: bool,
-    /// A pod's hardware address follows from its address of IPv4, so that what neighbours remember of an address holds for the
-    /// next pod that gets it, too, and no pod has to call out whose it is, to every other of the bridge. An option of ours alone.
+    /// Whether a pod's MAC address is derived from its IPv4 address. Neighbours' ARP entries then stay valid
+    /// for the next pod with that address, and no pod has to send gratuitous ARP to all others on the bridge.
+    /// This option exists only in coracle.
     pub(super) has_mac_of_address: bool,
     pub(super) has_hairpin: bool,
     pub(super) is_promiscuous: bool,
 }
 
-/// Options of `host-local`.
+/// Options of the plugin `host-local`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ipam {
-    /// One address is taken of each set.
+    /// Sets of address ranges; a pod gets one address of each set.
     pub(super) sets: Vec<Vec<Range>>,
     pub(super) routes: Vec<Route>,
-    /// The directory of this network's leases.
+    /// Directory of this network's leases.
     pub(super) directory: PathBuf,
 }
 
-/// A route of the pod.
+/// A route in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) destination: Network,
-    /// `None`: the first gateway of its family.
+    /// Gateway of the route; `None`: the first gateway of the same address family.
     pub(super) gateway: Option<IpAddr>,
 }
 
-/// What one `portmap` of the list does.
+/// The action of one `portmap` plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ports {
-    /// Connections from the pod's own network and from localhost come with the node's address.
+    /// Whether connections from the pod's own network and from localhost are masqueraded.
     pub(super) masquerades: bool,
-    /// The bit of the mark for those.
+    /// Bit of the packet mark that selects the masqueraded connections.
     pub(super) mark: u32,
     pub(super) mappings: Vec<PortMapping>,
 }
 
-/// What `firewall` does: what is forwarded from the pod, and what answers it, is accepted by the host's filter.
+/// The action of the `firewall` plugin: the host's packet filter accepts forwarded packets from the pod, and
+/// replies to the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Firewall {
-    /// Where firewalld runs, it is told instead.
+    /// Whether firewalld is configured instead, if it is running.
     pub(super) prefers_firewalld: bool,
 }
 
-/// What one `bandwidth` of the list does.
+/// The action of one `bandwidth` plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Of what the pod receives.
+    /// Limit for traffic to the pod; `None`: no limit.
     pub(super) ingress: Option<Rate>,
-    /// Of what the pod sends.
+    /// Limit for traffic from the pod; `None`: no limit.
     pub(super) egress: Option<Rate>,
 }
 
 impl Plan {
-    /// Whether there are rules for it that nobody else finds: in our own tables of nftables.
+    /// Whether the pod needs rules in coracle's own nftables tables, which no plugin program would find.
     pub(super) fn has_rules(&self) -> bool {
         self.base.as_ref().is_some_and(|base| base.masquerades) || !self.ports.is_empty()
     }
 }
 
-/// A list as it is read.
+/// A parsed network configuration list.
 #[derive(Deserialize)]
 struct List {
     #[serde(rename = "cniVersion")]
@@ -164,17 +169,17 @@ struct List {
     plugins: Vec<Box<RawValue>>,
 }
 
-/// Which plugins of a list are ours.
+/// The plugins of a list that are built in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// Their places in the list.
+    /// Indices of the built-in plugins in the network configuration list.
     pub places: Vec<usize>,
-    /// Why others are not, one line for each.
+    /// The reasons why the other plugins are not built in, one line for each.
     pub reasons: Vec<String>,
 }
 
-/// Chooses for a pod. `filter` says whether the filter of this host is one that we can write. `Err`: the whole list is not
-/// ours.
+/// Chooses the built-in plugins for a pod. `filter` checks whether the host's packet filter can be modified
+/// with netlink. `Err`: the reasons why no plugin is built in.
 pub(super) fn choose(
     conflist: &str,
     attachment: &Attachment,
@@ -194,10 +199,11 @@ pub(super) fn choose(
         }
         is_first &= kind == LOOPBACK;
     }
-    if is_first { Err("no plugin gives a link".to_owned()) } else { Ok(choice) }
+    if is_first { Err("no plugin that creates a link".to_owned()) } else { Ok(choice) }
 }
 
-/// A list in the order of ADD. `is_ours` chooses by place. `Err`: why one that is chosen cannot be ours.
+/// Splits a list into parts in the order of ADD. `is_ours` returns whether the plugin with this index is
+/// built in. `Err`: the reason why a selected plugin cannot be built in.
 pub(super) fn parts(
     conflist: &str,
     attachment: &Attachment,
@@ -234,12 +240,22 @@ pub(super) fn parts(
     Ok(parts)
 }
 
-/// The plugins of a list but for those at `places`, as a list; `None`: it is none, or nothing is left.
+/// The list without the plugins with the indices `places`; `None` if the list cannot be parsed or no plugin
+/// remains.
 pub(super) fn without(conflist: &str, places: &[usize]) -> Option<String> {
     let list: List = serde_json::from_str(conflist).ok()?;
     let plugins = list.plugins.iter().enumerate().filter(|(index, _)| !places.contains(index));
     let plugins: Vec<_> = plugins.map(|(_, plugin)| plugin.get()).collect();
     (!plugins.is_empty()).then(|| flat(&list.version, &list.name, &plugins))
+}
+
+/// The directories with the leases of each network that a list names (`ipam.dataDir`), also if other parts of
+/// the list are invalid.
+pub(super) fn data_directories(conflist: &str) -> Vec<PathBuf> {
+    let list: Value = serde_json::from_str(conflist).unwrap_or_default();
+    let plugins = list["plugins"].as_array().into_iter().flatten();
+    let named = plugins.filter_map(|plugin| plugin["ipam"]["dataDir"].as_str());
+    named.map(PathBuf::from).filter(|path| path.is_absolute()).collect()
 }
 
 impl List {
@@ -251,12 +267,12 @@ impl List {
         let is_name =
             |text: &str| !text.is_empty() && !text.contains(['/', '\0']) && text != "." && text != "..";
         if !is_name(&list.name) || !is_name(&attachment.container_id) || !is_link(&attachment.interface) {
-            return Err("no name of a network, a pod or a link".to_owned());
+            return Err("the name of the network, the pod ID or the link's name is invalid".to_owned());
         }
         Ok(list)
     }
 
-    /// One that does nothing yet.
+    /// Creates a plan without actions for this list.
     fn plan(&self) -> Plan {
         Plan {
             network: self.name.clone(),
@@ -270,7 +286,7 @@ impl List {
 }
 
 impl Plan {
-    /// Takes one more plugin in: its type, and why it is not ours.
+    /// Adds one plugin to the plan; returns its type and, on failure, the reason why it is not built in.
     fn take(
         &mut self,
         plugin: &RawValue,
@@ -293,7 +309,7 @@ impl Plan {
         let mut options = Options::of(value)?;
         *kind = options.text("type")?.unwrap_or_default();
         let arguments = arguments(&mut options, attachment)?;
-        // `.conf` files are lists of one, with the keys of a list.
+        // A `.conf` file was wrapped into a list, and its plugin still has the keys of the list.
         options.0.remove("cniVersion");
         options.0.remove("name");
         match (kind.as_str(), is_first) {
@@ -305,12 +321,12 @@ impl Plan {
             ("portmap", false) => chained::portmap(options, &arguments, attachment, self),
             ("bandwidth", false) => chained::bandwidth(options, &arguments, self),
             ("firewall", false) => chained::firewall(options, self),
-            _ => Err("not built in, or not in this place".to_owned()),
+            _ => Err("not built in, or not at this position".to_owned()),
         }
     }
 }
 
-/// The capability arguments of the pod that a plugin declares.
+/// The pod's capability arguments that the plugin declares.
 fn arguments(options: &mut Options, attachment: &Attachment) -> Result<Map<String, Value>, String> {
     let declared = options.read("capabilities", |value| value.as_object().cloned())?.unwrap_or_default();
     let mut arguments = Map::new();
@@ -332,7 +348,7 @@ fn base(
     network: &str,
 ) -> Result<Base, String> {
     if arguments.contains_key("mac") || arguments.contains_key("ips") {
-        return Err("a capability is not built in".to_owned());
+        return Err("a declared capability is not built in".to_owned());
     }
     let ipam = options.value("ipam").ok_or("no ipam")?;
     let mut ipam = self::ipam(Options::of(ipam)?, arguments, network)?;
@@ -365,7 +381,7 @@ fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
         is_promiscuous: options.flag("promiscMode")?,
     };
     if !is_link(&bridge.name) || bridge.has_hairpin && bridge.is_promiscuous {
-        return Err("a bridge's name or modes are wrong".to_owned());
+        return Err("the bridge's name is invalid, or promiscMode and hairpinMode are both set".to_owned());
     }
     options.off(&["vlan", "vlanTrunk", "preserveDefaultVlan", "macspoofchk", "enabledad"])?;
     options.off(&["disableContainerInterface", "portIsolation"])?;
@@ -377,7 +393,7 @@ fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
                 ipam.routes.push(Route { destination: everything, gateway: Some(range.gateway) });
             }
         }
-        // Of several ranges only the address says whose gateway it is.
+        // With several ranges, the gateway depends on the allocated address.
         if ipam.sets.iter().any(|set| set.iter().any(|range| range.gateway != set[0].gateway)) {
             return Err("isDefaultGateway with several gateways is not built in".to_owned());
         }
@@ -421,9 +437,9 @@ fn ipam(mut options: Options, arguments: &Map<String, Value>, network: &str) -> 
     Ok(Ipam { sets, routes, directory })
 }
 
-/// A set of ranges of one family.
+/// Parses a set of ranges, which must all be of one address family.
 fn set(value: Value) -> Result<Vec<Range>, String> {
-    let Value::Array(items) = value else { return Err("a set of ranges is no list".to_owned()) };
+    let Value::Array(items) = value else { return Err("a set of ranges is not a list".to_owned()) };
     let mut set: Vec<Range> = Vec::new();
     for item in items {
         let mut options = Options::of(item)?;
@@ -432,11 +448,11 @@ fn set(value: Value) -> Result<Vec<Range>, String> {
         let range = Range::new(subnet, start, end, options.address("gateway")?)?;
         options.end()?;
         if set.first().is_some_and(|first| first.start.is_ipv4() != range.start.is_ipv4()) {
-            return Err("a set of ranges of both families".to_owned());
+            return Err("a set of ranges of both address families".to_owned());
         }
         set.push(range);
     }
-    if set.is_empty() { Err("a set without ranges".to_owned()) } else { Ok(set) }
+    if set.is_empty() { Err("an empty set of ranges".to_owned()) } else { Ok(set) }
 }
 
 fn route(value: Value) -> Result<Route, String> {
@@ -445,7 +461,7 @@ fn route(value: Value) -> Result<Route, String> {
     let gateway = options.address("gw")?;
     options.end()?;
     if gateway.is_some_and(|gateway| gateway.is_ipv4() != destination.address.is_ipv4()) {
-        return Err(format!("route {destination}: its gateway is of the other family"));
+        return Err(format!("route {destination}: its gateway has the other address family"));
     }
     Ok(Route { destination: destination.base(), gateway })
 }
@@ -454,7 +470,7 @@ fn network(value: &Value) -> Option<Network> {
     value.as_str()?.parse().ok()
 }
 
-/// Whether a text can be a link's name.
+/// Whether a text is a valid name of a link.
 fn is_link(name: &str) -> bool {
     let is_letter = |letter: char| letter.is_ascii_graphic() && !matches!(letter, '/' | ':' | '%');
     !matches!(name, "" | "." | "..") && name.len() <= LINK_BYTES_MAX && name.chars().all(is_letter)

@@ -1,25 +1,25 @@
-//! Whether the host's filter is one that we can write: that of iptables where it is nftables. The legacy tables are written
-//! by a program of their own, and firewalld is spoken to over D-Bus: for both there is the plugin's program, which finds out
-//! itself what to do.
+//! Checks whether the host's packet filter can be modified with netlink, which is the case if iptables is its
+//! nftables variant. Legacy tables require the iptables program and firewalld requires D-Bus: for both the
+//! plugin's program is executed, which detects the backend itself.
 
 use std::fs;
 use std::path::Path;
 
 use super::conf::Firewall;
 
-/// Where programs of administrators are.
+/// Directories of administration programs.
 const PROGRAMS: [&str; 4] = ["usr/sbin", "sbin", "usr/bin", "usr/local/sbin"];
-/// The program that all commands of iptables are which write nftables.
+/// Name of the program to which the iptables commands of the nftables variant link.
 const NFT_PROGRAM: &str = "xtables-nft-multi";
-/// Names of the legacy tables that there are, one in a line.
+/// Files with the names of the active legacy tables, one per line.
 const LEGACY_TABLES: [&str; 2] = ["proc/net/ip_tables_names", "proc/net/ip6_tables_names"];
 
-/// Looks at the host whose files are in `root`. `Err`: why it is the program's business.
+/// Checks the host whose root directory is `root`. `Err`: the reason why the plugin's program is needed.
 pub(super) fn check(root: &Path, firewall: Firewall) -> Result<(), String> {
     for path in LEGACY_TABLES {
         let names = fs::read_to_string(root.join(path)).unwrap_or_default();
         if names.lines().any(|name| name == "filter") {
-            return Err(format!("/{path} has a filter of legacy iptables"));
+            return Err(format!("/{path} lists a filter table of legacy iptables"));
         }
     }
     let find = |program: &str| {
@@ -44,13 +44,13 @@ mod tests {
     use crate::tests::Folder;
 
     #[test]
-    fn the_filter_is_ours_where_iptables_is_nftables() {
+    fn the_filter_is_supported_if_iptables_uses_nftables() {
         let folder = Folder::new("filter");
         let root = folder.0.join("root");
         let check = |prefers_firewalld| check(&root, Firewall { prefers_firewalld });
         fs::create_dir_all(root.join("usr/sbin")).unwrap();
         fs::create_dir_all(root.join("proc/net")).unwrap();
-        assert_eq!(check(true), Ok(()), "a host without any of them");
+        assert_eq!(check(true), Ok(()), "a host without packet filter programs");
         let iptables = root.join("usr/sbin/iptables");
         for (program, is_ours) in
             [("xtables-nft-multi", true), ("xtables-legacy-multi", false), ("xtables-multi", false)]
@@ -63,11 +63,14 @@ mod tests {
             fs::remove_file(root.join("usr/sbin/iptables-there")).unwrap();
         }
         fs::write(root.join("proc/net/ip_tables_names"), "nat\n").unwrap();
-        assert_eq!(check(true), Ok(()), "a legacy table that is no filter");
+        assert_eq!(check(true), Ok(()), "a legacy table other than filter");
         fs::write(root.join("usr/sbin/firewalld"), "").unwrap();
         assert_eq!(check(true), Err("firewalld is installed".to_owned()));
-        assert_eq!(check(false), Ok(()), "the list names iptables");
+        assert_eq!(check(false), Ok(()), "the list requires iptables");
         fs::write(root.join("proc/net/ip_tables_names"), "nat\nfilter\n").unwrap();
-        assert_eq!(check(false), Err("/proc/net/ip_tables_names has a filter of legacy iptables".to_owned()));
+        assert_eq!(
+            check(false),
+            Err("/proc/net/ip_tables_names lists a filter table of legacy iptables".to_owned())
+        );
     }
 }

@@ -1,14 +1,17 @@
-//! Leases of addresses, in the files of the plugin `host-local`, so that both can take turns on one node.
+//! Leases of IP addresses in the file format of the `host-local` plugin, so that both can be used on one
+//! node.
 //!
 //! ```text
-//!   DIRECTORY/10.1.0.5              CONTAINER\r\nINTERFACE      taken for as long as it is there
-//!   DIRECTORY/last_reserved_ip.0    10.1.0.5                    of the first set: where the next search begins
-//!   DIRECTORY/lock                  flock(2) around every change
+//! DIRECTORY/10.1.0.5              CONTAINER\r\nINTERFACE      the address is allocated while the file exists
+//! DIRECTORY/last_reserved_ip.0    10.1.0.5                    of the first set: the next search starts after
+//! it
+//! DIRECTORY/lock                  flock(2) for every change
 //! ```
-//! No lease is synced: it is worth nothing after a power cut, when no pod lives, and the pod's record, which is on disk
-//! before, releases it. A power cut can leave a file that is empty, or whose blocks were never written and read as NUL
-//! bytes (unwritten extents of ext4 and XFS). Files are written under the lock, so such a file belongs to nobody: its address
-//! is given out again. A file that cannot be read may be a lease: its address stays taken, and a release fails.
+//! Leases are not synced: after a power cut no pod runs, and the pod's record, which was synced before,
+//! releases them. A power cut can leave a file that is empty or whose blocks read as NUL bytes (unwritten
+//! extents of ext4 and XFS). Files are written under the lock, so such a file belongs to no running process
+//! and its address can be allocated again. A file that cannot be read may be a lease: its address stays
+//! allocated, and a release fails.
 //! Rules: host-local 1.1.1 (plugins/ipam/host-local/backend/disk).
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -26,29 +29,29 @@ use nix::fcntl::OFlag;
 
 use super::range::{Range, candidates};
 
-/// How long a plugin may hold the lock: it does so for milliseconds.
+/// Time limit for the lock, which plugins hold for some milliseconds.
 const LOCK_LIMIT: Duration = Duration::from_secs(20);
-/// A lease is an id and a name.
+/// Maximum size in bytes of a lease file, which contains an ID and an interface name.
 const LEASE_BYTES_MAX: u64 = 4096;
-/// Files of a directory that are looked through for a pod's leases.
+/// Maximum number of files of a directory that are searched for a pod's leases.
 const FILES_MAX: usize = 1 << 17;
 
-/// An address that a pod has.
+/// An allocated address and its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
-    /// With the length of its subnet's prefix.
+    /// The address with the prefix length of its subnet.
     pub(super) address: Network,
     pub(super) gateway: IpAddr,
 }
 
-/// The leases of one network, locked.
+/// The locked leases of one network.
 pub(super) struct Leases<'a> {
     directory: &'a Path,
     _lock: File,
 }
 
 impl<'a> Leases<'a> {
-    /// Waits for the lock. The directory is made.
+    /// Acquires the lock; creates the directory if missing.
     pub(super) async fn lock(directory: &'a Path) -> Result<Leases<'a>, Error> {
         let path = directory.join("lock");
         let lock = open_lock(directory, &path)?;
@@ -59,7 +62,7 @@ impl<'a> Leases<'a> {
                 Ok(()) => return Ok(Leases { directory, _lock: lock }),
                 Err(TryLockError::Error(error)) => return Err(failed("lock", &path, &error)),
                 Err(TryLockError::WouldBlock) if Instant::now() > end => {
-                    let text = format!("{}: held by another program for too long", path.display());
+                    let text = format!("lock {}: another program held it for too long", path.display());
                     return Err(Error::new(Kind::DeadlineExceeded, text));
                 }
                 Err(TryLockError::WouldBlock) => {
@@ -70,14 +73,14 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// Takes an address of each set.
+    /// Allocates one address of each set; writes the lease files.
     pub(super) fn take(&self, id: &str, interface: &str, sets: &[Vec<Range>]) -> Result<Vec<Lease>, Error> {
         let _mask = umask::Public::begin();
         let owner = owner(id, interface);
         let mut leases = Vec::new();
         for (index, set) in sets.iter().enumerate() {
             let place = self.directory.join(format!("last_reserved_ip.{index}"));
-            // Only where the search begins: any address is as good.
+            // An error is ignored: the value only determines where the search starts.
             let last = read(&place).ok().flatten().and_then(|text| text.parse().ok());
             leases.push(self.take_one(&owner, set, last, &place)?);
         }
@@ -104,17 +107,18 @@ impl<'a> Leases<'a> {
         Err(Error::new(Kind::ResourceExhausted, text))
     }
 
-    /// Gives back what a pod has: `known` are its addresses; without them every file is looked at.
+    /// Releases the addresses of a pod: those in `known`; if it is empty, those that a search of all files
+    /// finds.
     ///
     /// # Errors
-    /// A lease could not be read or removed, so the pod may still have an address: the release is to be tried again.
+    /// A lease could not be read or removed, so the pod may still have an address; the caller must retry.
     pub(super) fn release(&self, id: &str, interface: &str, known: &[IpAddr]) -> Result<(), Error> {
         let owner = owner(id, interface);
         let paths = match known {
             [] => self.list().map_err(|error| failed("list", self.directory, &error))?,
             known => known.iter().map(|address| self.path(*address)).collect(),
         };
-        // One file that fails keeps none of the others.
+        // An error with one file does not prevent the release of the others.
         let mut outcome = Ok(());
         for path in paths {
             outcome = outcome.and(release_one(&path, id, &owner));
@@ -131,11 +135,11 @@ impl<'a> Leases<'a> {
     }
 }
 
-/// Gives back every lease of a container in this directory, whichever interface it is for, and says which addresses it had.
-/// For a container of which only the id is known.
+/// Releases all leases of a container in this directory, for all interfaces, and returns its addresses. For a
+/// container whose record is lost.
 ///
 /// # Errors
-/// A lease may be left: to be tried again.
+/// A lease may remain; the caller must retry.
 pub(super) async fn release_all(directory: &Path, id: &str) -> Result<Vec<IpAddr>, Error> {
     let listed = files(directory).map_err(|error| failed("list", directory, &error))?;
     let mut held = Vec::new();
@@ -150,7 +154,8 @@ pub(super) async fn release_all(directory: &Path, id: &str) -> Result<Vec<IpAddr
     if held.is_empty() {
         return Ok(Vec::new());
     }
-    // Not taken for a directory that has nothing of the container: its file would be made.
+    // The lock is not acquired for a directory without leases of the container, because that would create the
+    // lock file.
     let leases = Leases::lock(directory).await?;
     for (address, interface) in &held {
         leases.release(id, interface, &[*address])?;
@@ -158,7 +163,7 @@ pub(super) async fn release_all(directory: &Path, id: &str) -> Result<Vec<IpAddr
     Ok(held.into_iter().map(|(address, _)| address).collect())
 }
 
-/// The files of a directory that are named by an address.
+/// The files of a directory whose names are addresses.
 fn files(directory: &Path) -> io::Result<Vec<(IpAddr, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)?.take(FILES_MAX) {
@@ -169,24 +174,25 @@ fn files(directory: &Path) -> io::Result<Vec<(IpAddr, PathBuf)>> {
     Ok(found)
 }
 
-/// Makes the directory where it is missing. Its files have the modes that host-local gives them.
+/// Opens the lock file; creates the directory if missing. The file modes are those of host-local.
 fn open_lock(directory: &Path, path: &Path) -> Result<File, Error> {
     let _mask = umask::Public::begin();
-    fs::create_dir_all(directory).map_err(|error| failed("make directory", directory, &error))?;
+    coracle_sandbox::disk::create_all(fs::DirBuilder::new().recursive(true), directory)
+        .map_err(|error| failed("make directory", directory, &error))?;
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path);
     opened.map_err(|error| failed("open", path, &error))
 }
 
-/// What a lease's file holds.
+/// Content of a lease file, which identifies its owner.
 fn owner(id: &str, interface: &str) -> String {
     format!("{id}\r\n{interface}")
 }
 
-/// Removes a file that is a pod's lease, or that a power cut left without contents.
+/// Removes a file if it is the pod's lease, or a lease file that was damaged by a power cut.
 fn release_one(path: &Path, id: &str, owner: &str) -> Result<(), Error> {
     let Some(text) = read(path).map_err(|error| failed("read", path, &error))? else { return Ok(()) };
-    // Older plugins left out the interface.
+    // Older plugins did not write the interface.
     if text != owner && text != id && !is_torn(&text) {
         return Ok(());
     }
@@ -196,8 +202,8 @@ fn release_one(path: &Path, id: &str, owner: &str) -> Result<(), Error> {
     }
 }
 
-/// Contents of a small file, without space around. `None`: there is no file of this name. What is no regular file, or no
-/// UTF-8, is nobody's lease and nothing that a power cut leaves: its contents are `?`.
+/// Trimmed content of a small file; `None` if the file does not exist. For other than regular files, and for
+/// invalid UTF-8, the content is `?`: such files are neither leases nor the result of a power cut.
 fn read(path: &Path) -> io::Result<Option<String>> {
     let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
     let file = match opened {
@@ -212,13 +218,13 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     Ok(Some(String::from_utf8(bytes).map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())))
 }
 
-/// Whether a file's contents are what a power cut leaves of a lease, not a lease. No id and no name of an interface has a
-/// NUL byte.
+/// Whether the content is that of a lease file after a power cut. IDs and interface names have no NUL bytes.
 fn is_torn(text: &str) -> bool {
     text.is_empty() || text.contains('\0')
 }
 
-/// Makes a file, or fills one that a power cut left without its contents. False: there is one that may be a lease.
+/// Creates a file, or replaces the content of a file that was damaged by a power cut. Returns false if the
+/// file may be a lease.
 fn write_new(path: &Path, text: &str) -> io::Result<bool> {
     let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -226,7 +232,7 @@ fn write_new(path: &Path, text: &str) -> io::Result<bool> {
                 Ok(Some(held)) if is_torn(&held) => {}
                 Ok(_) => return Ok(false),
                 Err(error) => {
-                    log::warn!("a lease cannot be read: its address stays taken"; path = path.display(), error = plain(&error));
+                    log::warn!("cannot read lease, its address stays allocated"; path = path.display(), error = plain(&error));
                     return Ok(false);
                 }
             }
@@ -236,7 +242,7 @@ fn write_new(path: &Path, text: &str) -> io::Result<bool> {
     };
     let written = file.write_all(text.as_bytes());
     if written.is_err() {
-        // The first error is the answer.
+        // The first error is returned.
         let _ = fs::remove_file(path);
     }
     written.map(|()| true)
@@ -257,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_are_host_locals_files() {
+    fn lease_files_have_the_format_of_host_local() {
         let folder = Folder::new("lease");
         let directory = folder.0.join("pods");
         let sets = [set("10.1.0.0/29"), set("fd00::/64")];
@@ -269,7 +275,7 @@ mod tests {
             assert_eq!(fs::read_to_string(directory.join("fd00::2")).unwrap(), "one\r\neth0");
             assert_eq!(fs::read_to_string(directory.join("last_reserved_ip.0")).unwrap(), "10.1.0.2");
             assert_eq!(fs::read_to_string(directory.join("last_reserved_ip.1")).unwrap(), "fd00::2");
-            // Left by a power cut, and by an older plugin.
+            // From a power cut, and from an older plugin.
             fs::write(directory.join("10.1.0.3"), "").unwrap();
             fs::write(directory.join("10.1.0.4"), "old").unwrap();
             assert_eq!(taken(&leases, "two", &sets).unwrap()[0], "10.1.0.3/29 10.1.0.1");
@@ -283,14 +289,14 @@ mod tests {
                 [held("10.1.0.2"), held("10.1.0.3"), held("10.1.0.4"), held("10.1.0.5")],
                 [true, false, false, true]
             );
-            assert!(held("fd00::3"), "release of a known address looks at no other");
+            assert!(held("fd00::3"), "the release of a known address does not affect others");
             leases.release("three", "eth0", &[]).unwrap();
             assert!(!held("10.1.0.5") && !held("fd00::4"));
         });
     }
 
     #[test]
-    fn all_leases_of_a_container_are_found_by_its_id() {
+    fn all_leases_of_a_container_are_released_by_its_id() {
         let folder = Folder::new("lease-all");
         let sets = [set("10.1.0.0/29"), set("fd00::/64")];
         reactor::run(async {
@@ -307,13 +313,13 @@ mod tests {
                 ["10.1.0.2", "10.1.0.3", "10.1.0.6", "fd00::2", "fd00::3"]
                     .map(|text| text.parse::<IpAddr>().unwrap())
             );
-            assert_eq!(files(&folder.0).unwrap().len(), 2, "those of one2");
+            assert_eq!(files(&folder.0).unwrap().len(), 2, "the leases of one2");
             assert!(release_all(&folder.0.join("none"), "one").await.is_err());
         });
     }
 
     #[test]
-    fn a_full_range_is_said_and_what_was_taken_is_found_again() {
+    fn a_full_range_is_an_error_and_released_addresses_are_reused() {
         let folder = Folder::new("lease-full");
         let sets = [set("10.1.0.0/30"), set("10.2.0.0/30")];
         reactor::run(async {
@@ -330,9 +336,9 @@ mod tests {
         });
     }
 
-    /// Without the fix the files of NUL bytes are taken for leases: "no address is free", for ever.
+    /// Regression: files of NUL bytes counted as leases, and allocation failed with "no address is free".
     #[test]
-    fn what_a_power_cut_leaves_of_leases_is_given_out_again() {
+    fn addresses_of_lease_files_damaged_by_a_power_cut_are_reused() {
         let folder = Folder::new("lease-torn");
         let sets = [set("10.1.0.0/29")];
         let owner = owner(&"a".repeat(64), "eth0");
@@ -351,9 +357,9 @@ mod tests {
             }
             assert!(
                 taken(&leases, "late", &sets).unwrap_err().starts_with("no address of"),
-                "none is taken twice"
+                "no address is allocated twice"
             );
-            // A record names the address whose lease is torn, or nothing is known of it.
+            // The record may name the address of the damaged lease, or no address.
             for known in [vec!["10.1.0.3".parse().unwrap()], vec![]] {
                 fs::write(folder.0.join("10.1.0.3"), [0; 67]).unwrap();
                 leases.release("other", "eth0", &known).unwrap();
@@ -363,9 +369,9 @@ mod tests {
         });
     }
 
-    /// Without the fix the release succeeds, and the lease is left for ever.
+    /// Regression: the release succeeded although the lease remained.
     #[test]
-    fn a_lease_that_cannot_be_read_fails_its_release_and_is_never_taken() {
+    fn the_release_of_an_unreadable_lease_fails_and_its_address_stays_allocated() {
         let folder = Folder::new("lease-unread");
         let sets = [set("10.1.0.0/29")];
         reactor::run(async {
@@ -374,20 +380,21 @@ mod tests {
             taken(&leases, "one", &sets).unwrap();
             let (path, aside) = (folder.0.join("10.1.0.2"), folder.0.join("aside"));
             fs::rename(&path, &aside).unwrap();
-            // A link to itself: ELOOP.
+            // A symbolic link to itself: ELOOP.
             std::os::unix::fs::symlink(&path, &path).unwrap();
             for known in [vec!["10.1.0.2".parse().unwrap()], vec![]] {
                 let refused = leases.release("one", "eth0", &known).unwrap_err();
                 assert!(refused.message().starts_with(&format!("read {}: ", path.display())), "{refused}");
             }
-            assert!(!folder.0.join("10.1.0.3").exists(), "the other lease is released all the same");
+            assert!(!folder.0.join("10.1.0.3").exists(), "the other lease is released");
             fs::write(folder.0.join("last_reserved_ip.0"), "10.1.0.6").unwrap();
             assert_eq!(taken(&leases, "two", &sets).unwrap()[0], "10.1.0.3/29 10.1.0.1");
             fs::remove_file(&path).unwrap();
             fs::rename(&aside, &path).unwrap();
             leases.release("one", "eth0", &["10.1.0.2".parse().unwrap()]).unwrap();
             assert!(!path.exists());
-            // Neither a lease nor something that passes: it fails no release, and blocks nobody.
+            // A directory is no lease and no temporary error: it neither fails the release nor blocks other
+            // pods.
             fs::create_dir(&path).unwrap();
             let pipe = folder.0.join("10.1.0.4");
             nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -397,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_held_is_waited_for() {
+    fn lock_waits_until_another_process_releases_it() {
         let folder = Folder::new("lease-lock");
         reactor::run(async {
             let held = Leases::lock(&folder.0).await.unwrap();

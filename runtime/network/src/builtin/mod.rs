@@ -1,16 +1,16 @@
-//! The plugins `bridge`, `ptp`, `host-local`, `portmap`, `bandwidth`, `firewall` and `loopback`, built in: what of a list is
-//! theirs, with options that are known here, is done by the daemon itself in a millisecond or two, with no worker and no
-//! program. Other plugins of the same list are programs; no option is ever ignored.
+//! The built-in CNI plugins `bridge`, `ptp`, `host-local`, `portmap`, `bandwidth`, `firewall` and `loopback`.
+//! The daemon executes them itself in a millisecond or two, without worker or program, if it supports all
+//! their options. Other plugins of the same list are programs; no option is ignored.
 //!
 //! ```text
-//!   conflist, attachment ── conf::choose ──> places ── conf::parts ──> Plan ── attach::add ──> lease, links ─┐
+//! conflist, attachment ── conf::choose ──> places ── conf::parts ──> Plan ── attach::add ──> lease, links ─┐
 //!                             (pure)                                        └─ chain::add ──> rules, limits ─┴─> result
 //!                                                                      Plan ── chain::del, attach::del ──> all of it
 //! ```
-//! What is made is what the plugins make, from the same files of leases, so that both take turns on one node: only the rules
-//! of nftables for ports and masquerading are in a table of our own. Nothing is kept in memory but a socket: names follow from
-//! the pod's id, and everything can be undone from the pod's record.
-//! Rules: docs/cni.md, "Built in"; the plugins' own documents at cni.dev, as of their version 1.1.1.
+//! Built-in plugins create the same objects and use the same lease files as the plugin programs, so both can
+//! be used on one node; only the nftables rules for ports and masquerading are in coracle's own table. No
+//! state is kept in memory except a socket: names are derived from the pod's ID, and DEL needs only the pod's
+//! record. Rules: docs/cni.md, "Built in"; the plugins' documentation at cni.dev, version 1.1.1.
 
 mod attach;
 mod chain;
@@ -34,28 +34,28 @@ use super::Recorded;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
 use super::plan::INTERFACE;
 
-/// The network that is there without configuration.
+/// The network of a node without CNI configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DefaultNetwork {
-    /// Its bridge.
+    /// Name of the network's bridge.
     pub bridge: String,
-    /// Its ranges, one per family, for as long as the kubelet has not said which is the node's.
+    /// Address ranges for pods, one per family, until the kubelet sets the pod CIDR.
     pub subnets: Vec<String>,
-    /// Where its leases are.
+    /// Directory of the network's leases.
     pub data_dir: PathBuf,
 }
 
 impl DefaultNetwork {
-    /// Whether pods can be attached to it, else what is wrong.
+    /// Checks whether pods can be attached to this network.
     ///
     /// # Errors
-    /// What is wrong with its keys, for people.
+    /// The name of the invalid configuration key, as text for users.
     pub fn check(&self) -> Result<(), String> {
-        choose(&self.conflist(""), &nobody())?.reasons.into_iter().next().map_or(Ok(()), Err)
+        choose(&self.conflist(""), &without_parameters())?.reasons.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Its configuration as a file would have it. `pod_cidr`: the node's range or ranges, with a comma between; empty:
-    /// not known.
+    /// The configuration of this network as a CNI list. `pod_cidr`: the pod CIDR of the node, or two separated by a comma;
+    /// empty: not set yet.
     pub(super) fn conflist(&self, pod_cidr: &str) -> String {
         let told: Vec<&str> = pod_cidr.split(',').map(str::trim).filter(|cidr| !cidr.is_empty()).collect();
         let own: Vec<&str> = self.subnets.iter().map(String::as_str).collect();
@@ -81,23 +81,25 @@ impl DefaultNetwork {
     }
 }
 
-/// A pod that asks for nothing.
-fn nobody() -> Attachment {
+/// An attachment without host ports and capabilities, for checks of a list.
+fn without_parameters() -> Attachment {
     Attachment { container_id: "a".to_owned(), interface: INTERFACE.to_owned(), ..Attachment::default() }
 }
 
-/// Which plugins of a list need no program to attach a pod. `Err`: all of them do.
+/// Chooses the plugins of a list that are built in for this attachment. `Err`: the reasons why no plugin is
+/// built in.
 pub(super) fn choose(conflist: &str, attachment: &Attachment) -> Result<Choice, String> {
     conf::choose(conflist, attachment, &|firewall| filter::check(Path::new("/"), firewall))
 }
 
-/// Those plugins of a list that are programs for every pod, as a list; `None`: there are none.
+/// The plugins of a list that are programs for every pod, as a list; `None` if there are none.
 pub(super) fn programs(conflist: &str) -> Option<String> {
-    let Ok(choice) = choose(conflist, &nobody()) else { return Some(conflist.to_owned()) };
+    let Ok(choice) = choose(conflist, &without_parameters()) else { return Some(conflist.to_owned()) };
     if choice.reasons.is_empty() { None } else { conf::without(conflist, &choice.places) }
 }
 
-/// A pod's list in the order of ADD, as it is recorded; `is_ours`: all of it is built in, whatever is recorded.
+/// Splits a pod's recorded list into parts in the order of ADD. If `is_ours` is set, all plugins are treated
+/// as built in, regardless of the record.
 pub(super) fn parts(recorded: &Recorded, is_ours: bool) -> Result<Vec<Part>, Error> {
     let is_ours = is_ours || recorded.is_built_in;
     if !is_ours && recorded.built_in.is_empty() {
@@ -108,8 +110,8 @@ pub(super) fn parts(recorded: &Recorded, is_ours: bool) -> Result<Vec<Part>, Err
         .map_err(|why| Error::new(Kind::Internal, format!("the pod's network is not built in: {why}")))
 }
 
-/// Whether built-in code can detach a pod that plugins attached: it finds links, leases, limits and what the host's filter
-/// accepts, but not their other rules.
+/// Whether the built-in plugins can detach a pod that plugin programs attached: they can remove its links,
+/// leases, limits and accepted addresses, but not the other rules of the programs.
 pub(super) fn can_take_over(recorded: &Recorded) -> bool {
     let finds = |part: &Part| matches!(part, Part::BuiltIn(plan) if !plan.has_rules());
     recorded.built_in.is_empty()
@@ -117,7 +119,8 @@ pub(super) fn can_take_over(recorded: &Recorded) -> bool {
         && parts(recorded, true).is_ok_and(|parts| parts.iter().all(finds))
 }
 
-/// Does its part of ADD; `before` is what plugins before came to. After an error [`del`] is due.
+/// Executes ADD of one part; `before` is the result of the preceding plugins. After an error the caller must
+/// call [`del`].
 pub(super) async fn add(
     netfilter: &Netfilter,
     plan: &Plan,
@@ -138,8 +141,8 @@ pub(super) async fn add(
     work.await.map_err(|error: Error| error.context(format!("built-in network {:?} (add)", plan.network)))
 }
 
-/// Does its part of DEL; what is already gone is success. `result` is that of ADD, if it came to one. What comes back is the
-/// name of a link that is still to be removed.
+/// Executes DEL of one part; missing objects are not an error. `result` is the result of ADD; `None` if ADD
+/// did not succeed. Returns the name of a link that must still be removed.
 pub(super) async fn del(
     netfilter: &Netfilter,
     plan: &Plan,
@@ -157,11 +160,11 @@ pub(super) async fn del(
     work.await.map_err(|error: Error| error.context(format!("built-in network {:?} (del)", plan.network)))
 }
 
-/// Takes back what can be found by a pod's id alone: its rules, and its leases below each of `parents` and in the directory
-/// of `conflist`. Its link goes with its namespace.
+/// Removes all objects that can be found by a pod's ID alone: its rules, and its leases below each of
+/// `parents` and in the directory of `conflist`. The kernel removes the pod's link with its namespace.
 ///
 /// # Errors
-/// Something may be left: to be tried again.
+/// An object may remain; the caller must retry.
 pub(super) async fn forget(
     netfilter: &Netfilter,
     id: &str,
@@ -183,21 +186,45 @@ pub(super) async fn forget(
         }
         Ok(())
     };
-    work.await.map_err(|error: Error| error.context("network of a pod without a record"))
+    work.await.map_err(|error: Error| error.context("network of a pod by its id"))
 }
 
-/// Where a list's leases are, if its first plugin is known here.
+/// Removes the objects of a pod like [`forget`], for a pod whose recorded configuration has unknown options.
+/// In addition, sets the pod's link down and searches the directory of leases that the configuration names.
+///
+/// # Errors
+/// An object may remain; the caller must retry.
+pub(super) async fn forget_attachment(
+    netfilter: &Netfilter,
+    recorded: &Recorded,
+    parents: &[PathBuf],
+) -> Result<(), Error> {
+    attach::remove_link(&recorded.attachment)?;
+    let named = conf::data_directories(&recorded.conflist);
+    let parents: Vec<PathBuf> = parents.iter().cloned().chain(named).collect();
+    forget(netfilter, &recorded.attachment.container_id, &parents, None).await
+}
+
+/// The plugins of a pod's list that were programs, as a list; `None` if there were none.
+pub(super) fn programs_of(recorded: &Recorded) -> Option<String> {
+    match recorded.is_built_in {
+        true => None,
+        false => conf::without(&recorded.conflist, &recorded.built_in),
+    }
+}
+
+/// Lease directory of a list; `None` if its first plugin is not built in.
 fn lease_directory(conflist: &str) -> Option<PathBuf> {
-    let choice = choose(conflist, &nobody()).ok()?;
+    let choice = choose(conflist, &without_parameters()).ok()?;
     let is_chosen = |place| choice.reasons.is_empty() || choice.places.contains(&place);
-    let parts = conf::parts(conflist, &nobody(), &is_chosen).ok()?;
+    let parts = conf::parts(conflist, &without_parameters(), &is_chosen).ok()?;
     parts.into_iter().find_map(|part| match part {
         Part::BuiltIn(plan) => plan.base.map(|base| base.ipam.directory),
         Part::Programs(_) => None,
     })
 }
 
-/// Directories in a directory, which may be missing.
+/// The subdirectories of a directory; empty if it does not exist.
 fn subdirectories(parent: &Path) -> std::io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(parent) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

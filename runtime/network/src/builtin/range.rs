@@ -1,26 +1,26 @@
-//! Ranges of addresses, as `host-local` counts them. Pure.
-//! Rules: host-local's document at cni.dev: the first address is the gateway's unless another is named, IPv4 leaves the
-//! broadcast address out, the next address is the one after that handed out last.
+//! Address ranges as in `host-local`. The module does no I/O. Rules: host-local's documentation at cni.dev:
+//! the first address is the gateway by default, the IPv4 broadcast address is excluded, and the search for a
+//! free address starts after the last allocated one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_sandbox::netlink::Network;
 
-/// Part of a subnet.
+/// A range of addresses in a subnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Range {
-    /// Without bits of a host.
+    /// The subnet; its host bits are zero.
     pub(super) subnet: Network,
-    /// First address that may be handed out.
+    /// First address that may be allocated.
     pub(super) start: IpAddr,
-    /// Last address that may be handed out.
+    /// Last address that may be allocated.
     pub(super) end: IpAddr,
-    /// Never handed out.
+    /// Address of the gateway; it is never allocated.
     pub(super) gateway: IpAddr,
 }
 
 impl Range {
-    /// A part of `subnet`, with what is not said filled in.
+    /// Creates a range of `subnet`; missing values are replaced by defaults.
     pub(super) fn new(
         subnet: Network,
         start: Option<IpAddr>,
@@ -32,7 +32,7 @@ impl Range {
             return Err(format!("{subnet} is too small"));
         }
         if subnet.base() != subnet {
-            return Err(format!("{subnet} has bits of a host"));
+            return Err(format!("{subnet} has host bits set"));
         }
         let first = next(subnet.address);
         let last = if subnet.address.is_ipv4() { previous(subnet.last()) } else { subnet.last() };
@@ -48,7 +48,10 @@ impl Range {
             }
         }
         if range.start > range.end || range.gateway.is_ipv4() != subnet.address.is_ipv4() {
-            return Err(format!("{} to {} by {} is no range", range.start, range.end, range.gateway));
+            return Err(format!(
+                "{} to {} with gateway {} is not a valid range",
+                range.start, range.end, range.gateway
+            ));
         }
         Ok(range)
     }
@@ -57,13 +60,13 @@ impl Range {
         address.is_ipv4() == self.start.is_ipv4() && (self.start..=self.end).contains(&address)
     }
 
-    /// Whether some address is in both.
+    /// Whether the ranges have a common address.
     pub(super) fn overlaps(&self, other: &Range) -> bool {
         self.contains(other.start) || other.contains(self.start)
     }
 }
 
-/// The addresses of a set of ranges in the order in which they are tried: from the one after `last` around, each with
+/// The addresses of a set of ranges in the order of the search: circular, starting after `last`, each with
 /// its range. Empty for an empty set.
 pub(super) fn candidates(set: &[Range], last: Option<IpAddr>) -> impl Iterator<Item = (IpAddr, &Range)> {
     let found = last.and_then(|last| Some((set.iter().position(|range| range.contains(last))?, last)));
@@ -72,7 +75,7 @@ pub(super) fn candidates(set: &[Range], last: Option<IpAddr>) -> impl Iterator<I
         Some((index, _)) => ((index + 1) % set.len(), None),
         None => (0, None),
     };
-    // The first range comes again at the end, for what is before the place where the walk began.
+    // The first range occurs twice: at the end for the addresses before the start of the search.
     let turns = (0..=set.len()).filter_map(move |turn| {
         let range = set.get((first + turn) % set.len().max(1))?;
         match (turn, position) {
@@ -115,19 +118,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_filled_in() {
+    fn missing_values_have_defaults() {
         let cases = [
             (("10.1.0.0/24", "", "", ""), Ok("10.1.0.1 10.1.0.254 10.1.0.1")),
             (("10.1.0.0/30", "", "", ""), Ok("10.1.0.1 10.1.0.2 10.1.0.1")),
             (("fd00::/126", "", "", ""), Ok("fd00::1 fd00::3 fd00::1")),
             (("10.1.0.0/24", "10.1.0.9", "10.1.0.11", "10.1.0.254"), Ok("10.1.0.9 10.1.0.11 10.1.0.254")),
             (("10.1.0.0/31", "", "", ""), Err("10.1.0.0/31 is too small")),
-            (("10.1.0.1/24", "", "", ""), Err("10.1.0.1/24 has bits of a host")),
+            (("10.1.0.1/24", "", "", ""), Err("10.1.0.1/24 has host bits set")),
             (("10.1.0.0/24", "10.2.0.9", "", ""), Err("10.2.0.9 is not in 10.1.0.0/24")),
             (("10.1.0.0/24", "fd00::1", "", ""), Err("fd00::1 is not in 10.1.0.0/24")),
             (
                 ("10.1.0.0/24", "10.1.0.9", "10.1.0.8", ""),
-                Err("10.1.0.9 to 10.1.0.8 by 10.1.0.1 is no range"),
+                Err("10.1.0.9 to 10.1.0.8 with gateway 10.1.0.1 is not a valid range"),
             ),
         ];
         for ((subnet, start, end, gateway), expected) in cases {
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_come_round_robin_without_the_gateway() {
+    fn the_search_is_circular_and_excludes_the_gateway() {
         let set = [
             range("10.1.0.0/24", "10.1.0.1", "10.1.0.4", "10.1.0.2").unwrap(),
             range("10.2.0.0/30", "", "", "").unwrap(),

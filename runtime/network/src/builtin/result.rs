@@ -1,5 +1,5 @@
-//! The result of ADD as the plugins print it, and what DEL reads of one. Pure.
-//! Rules: CNI spec 1.1.0, "Success"; before 1.0.0 each address says its family.
+//! CNI results: creates the result of ADD in the format of the plugins, and parses results for DEL. The
+//! module does no I/O. Rules: CNI spec 1.1.0, "Success"; before 1.0.0 each address has a field `version`.
 
 use coracle_job::{CniOutcome, Interface};
 use serde_json::{Map, Value, json};
@@ -9,10 +9,10 @@ use super::lease::Lease;
 use coracle_sandbox::netlink::Network;
 use std::net::IpAddr;
 
-/// First version whose addresses do not say their family.
+/// First CNI version whose addresses have no field `version`.
 const NO_FAMILY_SINCE: &str = "1.0.0";
 
-/// What ADD of the first plugin came to. The pod's interface is the last of `interfaces`.
+/// The result of ADD of the main plugin. The pod's interface is the last of `interfaces`.
 pub(super) fn outcome(
     version: &str,
     base: &Base,
@@ -26,7 +26,7 @@ pub(super) fn outcome(
             ("address".to_owned(), json!(lease.address.to_string())),
             ("gateway".to_owned(), json!(lease.gateway)),
         ]);
-        // Versions that are built in are in order as texts, too.
+        // The lexical order of the built-in versions is their order.
         if version < NO_FAMILY_SINCE {
             let family = if lease.gateway.is_ipv4() { "4" } else { "6" };
             fields.insert("version".to_owned(), json!(family));
@@ -47,7 +47,7 @@ pub(super) fn outcome(
         result.insert("routes".to_owned(), base.ipam.routes.iter().map(route).collect());
     }
     let mut addresses: Vec<_> = leases.iter().map(|lease| lease.address.address).collect();
-    // The primary address is the first of IPv4; the others keep their order.
+    // The first IPv4 address is the primary one; the others keep their order.
     if let Some(first) = addresses.iter().position(IpAddr::is_ipv4) {
         addresses[..=first].rotate_right(1);
     }
@@ -58,7 +58,7 @@ pub(super) fn outcome(
     }
 }
 
-/// Adds a link of the node to what ADD came to.
+/// Adds a link of the node to the result of ADD.
 pub(super) fn add_link(outcome: &mut CniOutcome, link: Interface) {
     let mut result: Value = serde_json::from_str(&outcome.result).unwrap_or_default();
     if let Some(Value::Array(interfaces)) = result.get_mut("interfaces") {
@@ -75,14 +75,15 @@ fn interface(interface: &Interface) -> Value {
     }
 }
 
-/// What a result says, whoever gave it: links of the node, and addresses of the pod's interface with their networks.
+/// The parts of a plugin's result that DEL needs: links of the node, and the addresses of the pod's interface
+/// with their networks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Made {
     pub(super) links: Vec<String>,
     pub(super) addresses: Vec<Network>,
 }
 
-/// Reads a result; one that cannot be read says nothing. `name` is the pod's interface.
+/// Parses a result; an invalid one counts as empty. `name` is the pod's interface.
 pub(super) fn read(result: &str, name: &str) -> Made {
     let result: Value = serde_json::from_str(result).unwrap_or_default();
     let list = |key: &str| result.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_what_the_plugins_print() {
+    fn results_have_the_format_of_the_plugins() {
         for (version, six, four) in [("1.0.0", "", ""), ("0.3.1", r#","version":"6""#, r#","version":"4""#)] {
             let expected = format!(
                 r#"{{"cniVersion":"{version}","interfaces":[
@@ -154,7 +155,7 @@ mod tests {
             let found = outcome(version, &base(version), interfaces(), &leases());
             let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap();
             assert_eq!(parse(&found.result), parse(&expected), "{version}");
-            assert_eq!(found.addresses, ["10.1.0.5", "fd00::5"], "the first of IPv4 leads");
+            assert_eq!(found.addresses, ["10.1.0.5", "fd00::5"], "the first IPv4 address is first");
         }
     }
 
@@ -167,7 +168,7 @@ mod tests {
         let made = read(&found.result, "eth0");
         assert_eq!(made.links, ["cni0", "veth1", "bwp1"]);
         assert_eq!(made.addresses, leases().iter().map(|lease| lease.address).collect::<Vec<_>>());
-        assert!(read(&found.result, "eth1").addresses.is_empty(), "of another interface");
+        assert!(read(&found.result, "eth1").addresses.is_empty(), "addresses of another interface");
         for text in ["", "[]", "{}", r#"{"ips":7,"interfaces":[7,{}]}"#, r#"{"ips":[{"address":"x"}]}"#] {
             assert!(read(text, "eth0").addresses.is_empty(), "{text}");
         }

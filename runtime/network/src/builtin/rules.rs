@@ -1,14 +1,14 @@
-//! The rules of nftables for one pod: masquerading as `bridge` and `ptp` ask for it, ports of the node as `portmap` does.
-//! They are in tables of our own, `ip coracle` and `ip6 coracle`, each with the pod's id as a comment.
+//! nftables rules for one pod: masquerading for `bridge` and `ptp`, host ports for `portmap`. The rules are
+//! in coracle's tables `ip coracle` and `ip6 coracle`, each rule with the pod's ID as a comment.
 //!
 //! ```text
-//!   prerouting, output    to the port, to this host, from the pod's network or 127.0.0.1: set the mark's bit
-//!                         to the port, to this host: to the pod's address and port
-//!   postrouting           with the bit, to the pod: masquerade
-//!                         from the pod, not to its own network, not to many: masquerade
-//!   guard                 not by lo, to 127.0.0.0/8: drop. Of no pod, and it stays with the table
+//! prerouting, output    to the host port, from the pod's network or 127.0.0.1: set the mark bit
+//!                         to the host port: DNAT to the pod's address and port
+//! postrouting           with the mark bit, to the pod: masquerade
+//!                         from the pod, not to its own network, not multicast: masquerade
+//! guard                 not from lo, to 127.0.0.0/8: drop; one rule for all pods, kept with the table
 //! ```
-//! Rules: the plugins' documents at cni.dev; docs/cni.md, "Built in".
+//! Rules: the plugins' documentation at cni.dev; docs/cni.md, "Built in".
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,7 +20,7 @@ use coracle_sandbox::netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
 
 use super::conf::{Plan, Ports};
 
-/// Our table in both families.
+/// Name of coracle's table in both families.
 const TABLE: &str = "coracle";
 const MULTICAST: [Network; 2] = [
     Network { address: IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), prefix: 4 },
@@ -28,12 +28,13 @@ const MULTICAST: [Network; 2] = [
 ];
 const LOCALHOST: Network = Network { address: IpAddr::V4(Ipv4Addr::LOCALHOST), prefix: 32 };
 
-/// The kernel's side of rules: a socket that is kept, as closing one costs more than all the rest.
+/// A netlink socket for nftables. It is kept open, because closing it takes longer than all other operations.
 #[derive(Default)]
 pub(crate) struct Netfilter(Cell<Option<Socket>>);
 
 impl Netfilter {
-    /// Runs `work` with the socket. After an error there may be answers left in it: another is opened then.
+    /// Runs `work` with the socket. After an error the socket is replaced, because unread replies may be in
+    /// its buffer.
     pub(super) fn with(&self, work: impl FnOnce(&Socket) -> Result<(), Error>) -> Result<(), Error> {
         let socket = self.0.take().map_or_else(Socket::netfilter, Ok)?;
         let outcome = work(&socket);
@@ -44,7 +45,7 @@ impl Netfilter {
     }
 }
 
-/// Adds the rules of a pod, if it needs any.
+/// Adds the rules of a pod if it needs any.
 pub(super) fn add(netfilter: &Netfilter, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
     match plan.has_rules() {
         true => netfilter.with(|socket| add_by(socket, plan, id, own)),
@@ -60,7 +61,7 @@ pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str) -> Result<(),
     }
 }
 
-/// Removes the rules of a pod whose plan nobody knows.
+/// Removes the rules of a pod whose record is lost.
 pub(super) fn remove_all(netfilter: &Netfilter, id: &str) -> Result<(), Error> {
     netfilter.with(|socket| Ok(socket.remove_rules(TABLE, id)?))
 }
@@ -76,7 +77,7 @@ fn add_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(),
             rules.chain(Hook::Prerouting);
             rules.chain(Hook::Output);
         }
-        // Before `chain::route_localhost`, which opens what this shuts.
+        // Before `chain::route_localhost`, which allows the traffic that this rule drops.
         if !is_ipv6 && plan.ports.iter().any(|ports| ports.masquerades) {
             rules.guard_loopback();
         }
@@ -97,18 +98,19 @@ fn add_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(),
     Ok(())
 }
 
-/// Who has sent datagrams to a port before is heard by the pod from now on. It matters to few, and fails nothing.
+/// Removes conntrack entries of UDP and SCTP senders for the host ports, so that their datagrams reach the
+/// new pod. An error is only logged, because few senders are affected.
 fn forget_datagrams(socket: &Socket, plan: &Plan, own: Network) {
     for mapping in plan.ports.iter().flat_map(|ports| &ports.mappings) {
         let Some((_, Protocol::Udp)) = target(mapping, own) else { continue };
         let port = mapping.host_port;
         if let Err(error) = socket.forget_connections(Protocol::Udp, port, own.address.is_ipv6()) {
-            log::warn!("datagrams of earlier senders do not reach the pod"; port = port, error = error);
+            log::warn!("cannot remove conntrack entries, datagrams of earlier senders may not reach the pod"; port = port, error = error);
         }
     }
 }
 
-/// Ports of the node that lead to `own`.
+/// Adds the rules of host ports that lead to `own`.
 fn publish(rules: &mut Rules<'_>, ports: &Ports, own: Network) {
     let mut is_any = false;
     for mapping in &ports.mappings {
@@ -145,8 +147,8 @@ fn publish(rules: &mut Rules<'_>, ports: &Ports, own: Network) {
     }
 }
 
-/// The node's address that a mapping is for, `None` for all of them, and its protocol. Nothing where it is not for this
-/// family.
+/// The node's address of a mapping (`None`: all addresses) and its protocol; `None` if the mapping is for the
+/// other address family.
 fn target(mapping: &PortMapping, own: Network) -> Option<(Option<IpAddr>, Protocol)> {
     let protocol = match mapping.protocol.as_str() {
         "tcp" => Protocol::Tcp,
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_is_for_the_families_and_addresses_that_it_names() {
+    fn a_mapping_applies_to_the_family_of_its_host_address() {
         let (four, six) = ("10.1.0.5/24".parse().unwrap(), "fd00::5/64".parse().unwrap());
         let host = |text: &str| Some(text.parse::<IpAddr>().unwrap());
         let cases = [

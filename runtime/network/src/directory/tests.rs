@@ -1,9 +1,9 @@
-//! Which file counts, and what stays in force when files break.
+//! Tests which file applies, and which list stays active when files become invalid.
 
 use std::fs;
 use std::rc::Rc;
 
-use super::{FILE_BYTES_MAX, Scan, scan, settle, signature};
+use super::{FILE_BYTES_MAX, Scan, choose, scan, signature};
 use crate::conf::List;
 use crate::tests::Folder;
 
@@ -14,7 +14,7 @@ fn list(name: &str) -> String {
 }
 
 #[test]
-fn the_first_by_name_that_loads_is_the_network() {
+fn the_first_valid_file_by_name_applies() {
     let folder = Folder::new("scan");
     folder.write("README", "no configuration");
     folder.write("00-bad.conflist", "{");
@@ -29,27 +29,27 @@ fn the_first_by_name_that_loads_is_the_network() {
     let bad: Vec<_> = found.bad.iter().map(|(name, why)| format!("{name}: {why}")).collect();
     let expected = [
         "00-bad.conflist: EOF while parsing an object at line 1 column 1",
-        "06-fifo.conf: not a file",
+        "06-fifo.conf: not a regular file",
         "10-long.conf: longer than 262144 bytes",
-        "20-list.conf: a list of plugins: such a file must be called .conflist",
+        "20-list.conf: a list of plugins must be in a file named .conflist",
     ];
     assert_eq!(bad, expected);
 }
 
 #[test]
-fn plugins_in_the_networks_folder_are_read_in_order() {
+fn plugins_in_the_directory_of_the_network_are_read_in_order() {
     let folder = Folder::new("folder");
     folder.write("1.conflist", r#"{"cniVersion":"1.1.0","name":"pods"}"#);
     fs::create_dir(folder.0.join("pods")).unwrap();
     folder.write("pods/2.conf", r#"{"type":"two"}"#);
     folder.write("pods/1.conf", r#"{"type":"one"}"#);
-    folder.write("pods/0.json", "not looked at");
+    folder.write("pods/0.json", "ignored");
     let found = scan(&folder.0).list.unwrap().text;
     assert_eq!(found, r#"{"cniVersion":"1.1.0","name":"pods","plugins":[{"type":"one"},{"type":"two"}]}"#);
 }
 
 #[test]
-fn a_list_stays_in_force_while_its_file_is_broken() {
+fn a_list_stays_active_while_its_file_is_invalid() {
     let dir = std::path::Path::new("/d");
     let make = |file: &str| List {
         file: file.to_owned(),
@@ -75,9 +75,9 @@ fn a_list_stays_in_force_while_its_file_is_broken() {
             Some("a"),
             broken("a"),
         ),
-        ("its file went", Some("a"), found(None, vec![]), None, nothing),
-        ("its file went, a bad one is left", Some("a"), found(None, bad("b")), None, broken("b")),
-        ("an earlier one came", Some("b"), found(Some("a"), vec![]), Some("a"), Ok(())),
+        ("its file was removed", Some("a"), found(None, vec![]), None, nothing),
+        ("its file was removed, an invalid one remains", Some("a"), found(None, bad("b")), None, broken("b")),
+        ("an earlier file was added", Some("b"), found(Some("a"), vec![]), Some("a"), Ok(())),
         ("same", Some("a"), found(Some("a"), vec![]), Some("a"), Ok(())),
         (
             "the directory cannot be read",
@@ -88,14 +88,14 @@ fn a_list_stays_in_force_while_its_file_is_broken() {
         ),
     ];
     for (what, current, scan, expected, status) in cases {
-        let (list, said) = settle(current.map(|file| Rc::new(make(file))), scan, dir);
+        let (list, said) = choose(current.map(|file| Rc::new(make(file))), scan, dir);
         assert_eq!(list.as_ref().map(|list| list.file.as_str()), expected, "{what}");
         assert_eq!(said, status, "{what}");
     }
 }
 
 #[test]
-fn a_signature_tells_changes() {
+fn the_signature_changes_with_every_change() {
     let folder = Folder::new("signature");
     let empty = signature(&folder.0);
     assert_eq!(signature(&folder.0.join("missing")), empty);

@@ -1,6 +1,6 @@
-//! Frames of SPDY/3.1, decode beside encode.
+//! Encoding and decoding of SPDY/3.1 frames.
 //!
-//! | type | no | payload |
+//! | type | number | payload |
 //! |---|---|---|
 //! | SYN_STREAM | 1 | stream u32, associated u32, priority u8, slot u8, header block |
 //! | SYN_REPLY | 2 | stream u32, header block |
@@ -14,18 +14,18 @@
 use super::super::event::Broken;
 use super::headers;
 
-/// Bytes of every frame's head.
+/// Length of a frame header in bytes.
 pub(super) const HEAD_BYTES: usize = 8;
-/// Longest control frame we take. Clients send fewer than ten short headers in one.
+/// Maximum length in bytes of a received control frame. Clients send fewer than ten short headers in a frame.
 pub(super) const CONTROL_BYTES_MAX: usize = 64 << 10;
-/// Longest data frame we send: kubectl's buffer is as long.
+/// Maximum length in bytes of a sent data frame: the size of kubectl's buffer.
 pub(crate) const DATA_BYTES_MAX: usize = 32 << 10;
-/// The sender writes no more on this stream.
+/// FLAG_FIN: the last frame of the sender on this stream.
 pub(super) const FIN: u8 = 1;
 
 const VERSION: u16 = 3;
 const IS_CONTROL: u8 = 0x80;
-/// Ids have 31 bits; what the 32nd holds is not looked at.
+/// Mask of a stream ID, which has 31 bits; the first bit is ignored.
 const ID_BITS: u32 = 0x7fff_ffff;
 
 const SYN_STREAM: u16 = 1;
@@ -37,7 +37,7 @@ const GOAWAY: u16 = 7;
 const HEADERS: u16 = 8;
 const WINDOW_UPDATE: u16 = 9;
 
-/// The first eight bytes of a frame.
+/// The header of a frame: its first eight bytes.
 pub(super) enum Head {
     Control { kind: u16, flags: u8, length: usize },
     Data { stream: u32, flags: u8, length: usize },
@@ -51,10 +51,10 @@ impl Head {
             return Ok(Head::Data { stream: u32::from_be_bytes([a, b, c, d]), flags, length });
         }
         if u16::from_be_bytes([a & !IS_CONTROL, b]) != VERSION {
-            return Err(Broken("a frame of another version than 3"));
+            return Err(Broken("a control frame of an SPDY version other than 3"));
         }
         if length > CONTROL_BYTES_MAX {
-            return Err(Broken("a control frame that is too long"));
+            return Err(Broken("a control frame above the maximum length"));
         }
         Ok(Head::Control { kind: u16::from_be_bytes([c, d]), flags, length })
     }
@@ -77,7 +77,7 @@ pub(super) enum Control<'a> {
         id: u32,
     },
     GoAway,
-    /// SETTINGS, WINDOW_UPDATE, and what we do not know.
+    /// SETTINGS, WINDOW_UPDATE, or an unknown type; ignored.
     Ignored,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Control<'a> {
                 exactly(8)?;
                 Control::Ignored
             }
-            // A server's frame, whose block the inflater would miss.
+            // Only servers send SYN_REPLY; if it were skipped, the inflater would miss its header block.
             SYN_REPLY => return Err(Broken("a SYN_REPLY to a server that opens no streams")),
             _ => Control::Ignored,
         })
@@ -131,7 +131,8 @@ fn control(output: &mut Vec<u8>, kind: u16, payload: &[&[u8]]) {
     }
 }
 
-/// `is_first`: the connection's first header block, which names the dictionary.
+/// Encodes a SYN_REPLY. `is_first`: whether it contains the connection's first header block, which must name
+/// the dictionary.
 pub(super) fn syn_reply(output: &mut Vec<u8>, stream: u32, is_first: bool) {
     control(output, SYN_REPLY, &[&stream.to_be_bytes(), headers::empty_block(is_first)]);
 }
@@ -148,7 +149,7 @@ pub(super) fn go_away(output: &mut Vec<u8>, last: u32) {
     control(output, GOAWAY, &[&last.to_be_bytes(), &0_u32.to_be_bytes()]);
 }
 
-/// At most [`DATA_BYTES_MAX`] bytes.
+/// Encodes a data frame with at most [`DATA_BYTES_MAX`] bytes.
 pub(super) fn data(output: &mut Vec<u8>, stream: u32, flags: u8, bytes: &[u8]) {
     let [_, e, f, g] = (bytes.len() as u32).to_be_bytes();
     output.extend_from_slice(&stream.to_be_bytes());

@@ -1,11 +1,13 @@
-//! Header blocks: names and values, compressed with zlib (RFC 1950) and the dictionary of the SPDY/3 draft. One deflate
-//! stream for each direction of a connection: its window lives across frames, and each block ends with a sync flush.
+//! Header blocks of SPDY/3: names and values, compressed with zlib (RFC 1950) and the dictionary of the
+//! SPDY/3 draft. Each direction of a connection is one deflate stream: its window continues across frames,
+//! and each block ends with a sync flush.
 //!
 //! ```text
-//!   count u32, count × (name length u32, name, value length u32, value)         before compression
+//! count u32, count × (name length u32, name, value length u32, value)         before compression
 //! ```
-//! The inflater is a library's core over a window of ours, which starts with the dictionary in it; so no more than the
-//! window and 11 KiB of state are held, and no C comes in. What we send is always the empty block, stored.
+//! The inflater is the core of a pure Rust library. Its window is in this module and initially contains the
+//! dictionary; the inflater needs the window and 11 KiB of state. All sent blocks are equal: an empty list,
+//! stored without compression.
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_HAS_MORE_INPUT;
@@ -13,30 +15,30 @@ use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
 use super::super::event::Broken;
 
-/// Most bytes that one block inflates to.
+/// Maximum size in bytes of a decompressed block.
 const BLOCK_BYTES_MAX: usize = 64 << 10;
-/// Most headers of one block; clients send fewer than ten.
+/// Maximum number of headers in a block; clients send fewer than ten.
 const HEADERS_MAX: u32 = 100;
-/// Deflate's window.
+/// Size of deflate's window in bytes.
 const WINDOW_BYTES: usize = 32 << 10;
 
-/// Adler-32 of [`DICTIONARY`].
+/// Adler-32 checksum of [`DICTIONARY`].
 const DICTIONARY_ID: [u8; 4] = [0xe3, 0xc6, 0xa7, 0xc2];
-/// zlib's first byte: deflate (8) with a window of 32 KiB (7); smaller windows fit into ours.
+/// First byte of a zlib stream: deflate (8) with a window of 32 KiB (7); smaller windows are accepted, too.
 const DEFLATE: u8 = 8;
-/// Of zlib's second byte: a preset dictionary is named.
+/// FDICT flag in the second byte of a zlib stream: a preset dictionary is used.
 const HAS_DICTIONARY: u8 = 0x20;
 const ZLIB_HEAD_BYTES: usize = 6;
 
-/// Names of request headers that mean something to HTTP and nothing to a stream.
+/// HTTP header fields that are invalid in SPDY.
 const REFUSED: [&str; 5] = ["connection", "host", "keep-alive", "proxy-connection", "transfer-encoding"];
 
-/// The peer's direction.
+/// Decompressor for the peer's header blocks.
 pub(super) struct Inflater {
     state: Box<DecompressorOxide>,
     window: Box<[u8]>,
     at: usize,
-    /// zlib's head, which comes once, before the first block.
+    /// The received part of the zlib header, which precedes the first block only.
     head: Vec<u8>,
 }
 
@@ -47,8 +49,8 @@ impl Inflater {
         Inflater { state: Box::default(), window, at: DICTIONARY.len(), head: Vec::new() }
     }
 
-    /// Inflates one block, which must be consumed entirely. `None`: its headers make no sense, but the stream of blocks
-    /// is whole.
+    /// Decompresses one block, which must use all bytes of `input`. `None`: the headers are malformed, but
+    /// later blocks can be read.
     pub(super) fn block(&mut self, mut input: &[u8]) -> Result<Option<Vec<(String, String)>>, Broken> {
         if self.head.len() < ZLIB_HEAD_BYTES {
             self.head.extend_from_slice(super::take(&mut input, ZLIB_HEAD_BYTES));
@@ -62,12 +64,12 @@ impl Inflater {
             self.at = (self.at + made) % WINDOW_BYTES;
             input = &input[used..];
             if block.len() > BLOCK_BYTES_MAX {
-                return Err(Broken("a header block that inflates to too much"));
+                return Err(Broken("a header block above the maximum decompressed size"));
             }
             match status {
                 TINFLStatus::HasMoreOutput => {}
                 TINFLStatus::NeedsMoreInput if input.is_empty() => return Ok(parse(&block)),
-                _ => return Err(Broken("a header block that does not inflate")),
+                _ => return Err(Broken("a header block that cannot be decompressed")),
             }
         }
     }
@@ -116,7 +118,7 @@ fn text<'a>(block: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(bytes).ok()
 }
 
-/// The block without headers: a stored block with the count, then the empty one of a sync flush.
+/// Encodes the block without headers: a stored block with the count, then the empty block of a sync flush.
 pub(super) fn empty_block(is_first: bool) -> &'static [u8] {
     const BLOCK: [u8; 20] = [
         0x78,
@@ -144,7 +146,7 @@ pub(super) fn empty_block(is_first: bool) -> &'static [u8] {
     if is_first { &BLOCK } else { LATER }
 }
 
-/// SPDY/3's: each word with its length before it, then the tail.
+/// The dictionary of SPDY/3: each word preceded by its length, then a tail without lengths.
 static DICTIONARY: [u8; 1423] = dictionary();
 
 const fn dictionary() -> [u8; 1423] {
@@ -262,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn our_empty_block_inflates_to_none() {
+    fn the_empty_block_decompresses_to_no_headers() {
         let mut inflater = Inflater::new();
         assert_eq!(inflater.block(empty_block(true)), Ok(Some(Vec::new())));
         assert_eq!(inflater.block(empty_block(false)), Ok(Some(Vec::new())));
     }
 
     #[test]
-    fn headers_that_make_no_sense_are_refused() {
+    fn malformed_headers_are_refused() {
         let block = |headers: &[(&str, &str)]| {
             let mut block = (headers.len() as u32).to_be_bytes().to_vec();
             for text in headers.iter().flat_map(|(name, value)| [name, value]) {

@@ -1,14 +1,15 @@
-//! SPDY/3.1 as its last users speak it: the server's half of one connection, as a state machine over bytes. kubectl,
-//! crictl, the kubelet and the API server all use one library (moby/spdystream), which never sends WINDOW_UPDATE or
-//! SETTINGS and ignores both: there is no flow control but the socket's (streaming 6.4), so there is none here.
+//! The server side of SPDY/3.1 as Kubernetes clients use it, as a state machine over bytes. kubectl, crictl,
+//! the kubelet and the API server all use the library moby/spdystream, which never sends WINDOW_UPDATE or
+//! SETTINGS and ignores both. Therefore only the socket provides flow control (streaming 6.4), and this
+//! module has none.
 //!
 //! ```text
-//!   word 0   1 | version 15 | type 16   control        0 | stream 31   data
-//!   word 1   flags 8 | length 24, then `length` bytes
+//! word 0   1 | version 15 | type 16   control        0 | stream 31   data
+//! word 1   flags 8 | length 24, then `length` bytes
 //! ```
-//! No I/O: [`Session::next`] takes events off the front of what was read, [`Session::output`] is what to write. Data are
-//! passed on as they come, whatever length their frame claims; a control frame is held whole, within
-//! [`frame::CONTROL_BYTES_MAX`].
+//! The module does no I/O: [`Session::next`] takes events from the start of the input, [`Session::output`] is
+//! the pending output. Data is passed on as it arrives, whatever the length of its frame; a control frame is
+//! buffered completely, up to [`frame::CONTROL_BYTES_MAX`].
 
 mod frame;
 mod headers;
@@ -23,37 +24,38 @@ use headers::Inflater;
 
 pub(crate) use frame::DATA_BYTES_MAX;
 
-/// Streams open at once. A port-forward takes two for each TCP connection.
+/// Maximum number of open streams. A port-forward uses two per TCP connection.
 const STREAMS_MAX: usize = 1024;
 
-/// RST_STREAM: what the peer did makes no sense.
+/// RST_STREAM status: the peer's stream is invalid.
 const PROTOCOL_ERROR: u32 = 1;
-/// RST_STREAM: the stream is over.
+/// RST_STREAM status: the stream is no longer needed.
 const CANCEL: u32 = 5;
 
-/// One connection.
+/// The SPDY state of one connection.
 pub(crate) struct Session {
     reading: Reading,
     inflater: Inflater,
-    /// What is open in at least one direction.
+    /// Streams that are open in at least one direction.
     streams: BTreeMap<u32, Halves>,
-    /// Highest stream id of the peer.
+    /// Highest stream ID that the peer has used.
     last: u32,
-    /// A frame with FIN was reported; its end comes next.
+    /// Stream of a data frame with FIN whose data was reported, so that its end is the next event; otherwise
+    /// `None`.
     ending: Option<u32>,
     has_replied: bool,
     is_over: bool,
     output: Vec<u8>,
 }
 
-/// Which directions of a stream are over.
+/// The directions of a stream that have ended.
 #[derive(Clone, Copy, Default)]
 struct Halves {
     theirs_ended: bool,
     ours_ended: bool,
 }
 
-/// Where in a frame the input is.
+/// The position within the current frame.
 enum Reading {
     Head { bytes: [u8; frame::HEAD_BYTES], filled: usize },
     Control { kind: u16, flags: u8, payload: Vec<u8>, length: usize },
@@ -63,7 +65,7 @@ enum Reading {
 const HEAD: Reading = Reading::Head { bytes: [0; frame::HEAD_BYTES], filled: 0 };
 
 impl Session {
-    /// After the upgrade.
+    /// Creates the state of a connection after the upgrade.
     pub(crate) fn new() -> Session {
         Session {
             reading: HEAD,
@@ -77,10 +79,10 @@ impl Session {
         }
     }
 
-    /// Takes the next event off the front of `input`; `None`: all of it is used, and more is needed.
+    /// Takes the next event from the start of `input`; `None`: all input was consumed and more is needed.
     ///
     /// # Errors
-    /// The peer broke the protocol; the connection is of no more use.
+    /// The peer violated the protocol; the connection cannot be used any longer.
     pub(crate) fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, Broken> {
         if let Some(stream) = self.ending.take() {
             return Ok(Some(Event::Ended { stream }));
@@ -122,7 +124,7 @@ impl Session {
                             return Ok(None);
                         }
                         *left -= bytes.len();
-                        // Data after the end or a reset are a race, not an error.
+                        // Data after the end or a reset is a race, not an error.
                         if self.streams.get(&stream).is_some_and(|halves| !halves.theirs_ended) {
                             return Ok(Some(Event::Data { stream, bytes }));
                         }
@@ -139,21 +141,21 @@ impl Session {
 
     fn control<'a>(&mut self, kind: u16, flags: u8, payload: &[u8]) -> Result<Option<Event<'a>>, Broken> {
         if self.output.len() > UNREAD_BYTES_MAX {
-            return Err(Broken("it does not read the answers to what it sends"));
+            return Err(Broken("it does not read the replies to its frames"));
         }
         match Control::decode(kind, payload)? {
             Control::SynStream { stream, block } => self.opened(stream, flags & FIN != 0, block),
             Control::Headers { stream, block } => {
-                // Nothing of use, but the inflater must see it.
+                // The headers are ignored, but the inflater must process them.
                 self.inflater.block(block)?;
                 Ok((flags & FIN != 0 && self.end_theirs(stream)).then_some(Event::Ended { stream }))
             }
             Control::Reset { stream } => Ok(self.streams.remove(&stream).map(|_| Event::Reset { stream })),
             Control::Ping { id } => {
                 if id == 0 || flags != 0 {
-                    return Err(Broken("a PING without an id"));
+                    return Err(Broken("a PING without an ID"));
                 }
-                // Even ids would be answers to ours, and we ask nothing.
+                // Even IDs are replies to a server's PING; this server sends none.
                 if id % 2 == 1 {
                     frame::ping(&mut self.output, id);
                 }
@@ -171,7 +173,7 @@ impl Session {
         let headers = self.inflater.block(block)?;
         let is_new = stream % 2 == 1 && stream > self.last;
         let Some(headers) = headers.filter(|_| is_new && !self.is_over) else {
-            // Never an RST for a stream that is open: it would end that one.
+            // Not for a stream ID that is open: RST_STREAM would end that stream.
             frame::reset(&mut self.output, stream, PROTOCOL_ERROR);
             self.last = self.last.max(if stream % 2 == 1 { stream } else { 0 });
             self.streams.remove(&stream);
@@ -186,7 +188,7 @@ impl Session {
         Ok(Some(Event::Opened { stream, headers }))
     }
 
-    /// The peer's half is over; false where it was before.
+    /// Ends the peer's half of a stream; returns false if it had already ended.
     fn end_theirs(&mut self, stream: u32) -> bool {
         let Some(halves) = self.streams.get_mut(&stream).filter(|halves| !halves.theirs_ended) else {
             return false;
@@ -198,12 +200,12 @@ impl Session {
         true
     }
 
-    /// Accepts a stream: its peer may write from now on.
+    /// Sends SYN_REPLY, after which the peer may send data.
     pub(crate) fn reply(&mut self, stream: u32) {
         frame::syn_reply(&mut self.output, stream, !std::mem::replace(&mut self.has_replied, true));
     }
 
-    /// Appends bytes to a stream, at most [`DATA_BYTES_MAX`] in a frame. On one that is over they go nowhere.
+    /// Sends data on a stream, at most [`DATA_BYTES_MAX`] per frame. Data for an ended stream is dropped.
     pub(crate) fn send(&mut self, stream: u32, bytes: &[u8]) {
         if self.is_writable(stream) {
             for part in bytes.chunks(DATA_BYTES_MAX) {
@@ -212,7 +214,7 @@ impl Session {
         }
     }
 
-    /// Ends our half of a stream.
+    /// Ends the server's half of a stream.
     pub(crate) fn finish(&mut self, stream: u32) {
         if self.is_writable(stream) {
             frame::data(&mut self.output, stream, FIN, &[]);
@@ -224,21 +226,21 @@ impl Session {
         }
     }
 
-    /// Gives a stream up, in both directions.
+    /// Resets a stream, which ends both directions.
     pub(crate) fn reset(&mut self, stream: u32) {
         if self.streams.remove(&stream).is_some() {
             frame::reset(&mut self.output, stream, CANCEL);
         }
     }
 
-    /// Refuses a stream whose headers make no sense.
+    /// Refuses a stream with invalid headers.
     pub(crate) fn refuse(&mut self, stream: u32) {
         if self.streams.remove(&stream).is_some() {
             frame::reset(&mut self.output, stream, PROTOCOL_ERROR);
         }
     }
 
-    /// Says goodbye: whatever is open is reset.
+    /// Resets all open streams and sends GOAWAY.
     pub(crate) fn close(&mut self) {
         for stream in std::mem::take(&mut self.streams).into_keys() {
             frame::reset(&mut self.output, stream, CANCEL);
@@ -247,12 +249,12 @@ impl Session {
         self.is_over = true;
     }
 
-    /// What is to be written; the caller takes from the front what it wrote.
+    /// Pending output; the caller removes the bytes that it has written from the start.
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// Streams that are open in at least one direction.
+    /// Number of streams that are open in at least one direction.
     #[cfg(test)]
     pub(crate) fn streams(&self) -> usize {
         self.streams.len()
@@ -263,7 +265,7 @@ impl Session {
     }
 }
 
-/// Takes at most `count` bytes off the front.
+/// Takes at most `count` bytes from the start of `input`.
 fn take<'a>(input: &mut &'a [u8], count: usize) -> &'a [u8] {
     let (front, rest) = input.split_at(count.min(input.len()));
     *input = rest;

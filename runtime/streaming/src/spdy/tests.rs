@@ -1,10 +1,12 @@
-//! Both ends in memory: the client's frames are written out here, so that nothing of the code under test makes them.
+//! Tests SPDY sessions in memory. The client's frames are literals, so that they do not depend on the tested
+//! encoder.
 
 use super::super::event::{Broken, Event};
 use super::*;
+use crate::damage::{corpus, damaged};
 
-/// Three header blocks as zlib 1.2 makes them at level 9, one stream: `streamtype: error`, `stdin`, `stdout`, each with
-/// `accept-charset: utf-8`, which is in the dictionary.
+/// Three header blocks of one stream, compressed by zlib 1.2 at level 9: `streamtype: error`, `stdin`,
+/// `stdout`, each with `accept-charset: utf-8`, which is in the dictionary.
 const BLOCKS: [&str; 3] = [
     "78f9e3c6a7c202e50e703a2b294a4dcc851625aca9a080c65ad4b2824d05000000ffff",
     "c2aeabb8049893f0e802000000ffff",
@@ -30,7 +32,7 @@ fn data(stream: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&stream.to_be_bytes()[..], &[flags], &length[1..], payload].concat()
 }
 
-/// Every event of `input`, as text; the last one is what broke.
+/// All events of `input` as text; the last one may be an error.
 fn events(session: &mut Session, input: &[u8]) -> Vec<String> {
     let mut seen = Vec::new();
     let mut rest = input;
@@ -42,7 +44,7 @@ fn events(session: &mut Session, input: &[u8]) -> Vec<String> {
                 seen.push(format!("{stream} opened {}", headers[0].1));
             }
             Ok(Some(Event::Data { stream, bytes })) => match seen.last_mut() {
-                // However it is cut, the bytes are the same.
+                // Data may arrive in several events, depending on how the input is split.
                 Some(last) if last.starts_with(&format!("{stream} data ")) => {
                     last.push_str(&String::from_utf8_lossy(bytes));
                 }
@@ -59,7 +61,7 @@ fn events(session: &mut Session, input: &[u8]) -> Vec<String> {
     }
 }
 
-/// An exec with input, from its first frame to its last.
+/// The frames of a complete exec session with input.
 fn exchange() -> Vec<u8> {
     let blocks = BLOCKS.map(bytes);
     [
@@ -94,7 +96,7 @@ const EXCHANGE: [&str; 8] = [
 ];
 
 #[test]
-fn an_exchange_means_the_same_wherever_it_is_cut() {
+fn events_do_not_depend_on_how_the_input_is_split() {
     let input = exchange();
     let whole = events(&mut Session::new(), &input);
     assert_eq!(whole, EXCHANGE);
@@ -112,7 +114,7 @@ fn an_exchange_means_the_same_wherever_it_is_cut() {
 }
 
 #[test]
-fn what_we_write_is_what_clients_read() {
+fn sent_frames_have_the_format_that_clients_expect() {
     let mut session = Session::new();
     let blocks = BLOCKS.map(bytes);
     events(&mut session, &[syn_stream(1, 0, &blocks[0]), syn_stream(3, 0, &blocks[1])].concat());
@@ -140,7 +142,7 @@ fn what_we_write_is_what_clients_read() {
 }
 
 #[test]
-fn streams_are_forgotten_when_both_halves_are_over() {
+fn streams_are_removed_when_both_halves_have_ended() {
     let mut session = Session::new();
     let blocks = BLOCKS.map(bytes);
     events(&mut session, &syn_stream(1, 1, &blocks[0]));
@@ -154,7 +156,7 @@ fn streams_are_forgotten_when_both_halves_are_over() {
 }
 
 #[test]
-fn ids_must_be_odd_and_rise() {
+fn stream_ids_must_be_odd_and_increasing() {
     for (streams, refused) in [([2, 3, 5], 2), ([0, 3, 5], 0), ([5, 5, 7], 5), ([5, 3, 7], 3)] {
         let mut session = Session::new();
         let frames = streams.iter().zip(BLOCKS).map(|(stream, block)| syn_stream(*stream, 0, &bytes(block)));
@@ -167,30 +169,31 @@ fn ids_must_be_odd_and_rise() {
 }
 
 #[test]
-fn what_breaks_the_protocol_ends_the_connection() {
+fn protocol_violations_end_the_connection() {
     let block = bytes(BLOCKS[0]);
     let other_dictionary = [&[0x78, 0xf9, 1, 2, 3, 4], &block[6..]].concat();
     for (input, why) in [
         (control(1, 0, &[0; 9]), "wrong length"),
         (control(3, 0, &[0; 7]), "wrong length"),
         (control(4, 0, &[0xff; 4]), "wrong length"),
-        (control(6, 0, &[0; 4]), "PING without an id"),
-        (control(6, 1, &[0, 0, 0, 1]), "PING without an id"),
+        (control(6, 0, &[0; 4]), "PING without an ID"),
+        (control(6, 1, &[0, 0, 0, 1]), "PING without an ID"),
         (control(2, 0, &[0; 9]), "SYN_REPLY"),
-        (vec![0x80, 2, 0, 1, 0, 0, 0, 0], "another version"),
-        (vec![0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff], "too long"),
+        (vec![0x80, 2, 0, 1, 0, 0, 0, 0], "version other than 3"),
+        (vec![0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff], "above the maximum length"),
         (syn_stream(1, 0, &other_dictionary), "dictionary"),
-        (syn_stream(1, 0, &[&block[..6], &[0, 4, 0, 0, 0]].concat()), "does not inflate"),
+        (syn_stream(1, 0, &[&block[..6], &[0, 4, 0, 0, 0]].concat()), "cannot be decompressed"),
     ] {
         let seen = events(&mut Session::new(), &input);
         assert!(seen.last().is_some_and(|last| last.contains(why)), "{why}: {seen:?}");
     }
 }
 
-/// One block of 60 kB of zeros in 60 bytes is taken and makes no sense; a thousand of them in one block are too much.
+/// One block with 60 kB of zeros in 60 bytes is accepted as malformed headers; a block with a thousand times
+/// this size is too large.
 #[test]
-fn a_block_that_inflates_to_too_much_ends_the_connection() {
-    // A stored block says its length: 64 KiB of one, twice, is over the limit of one header block.
+fn a_decompression_bomb_ends_the_connection() {
+    // A stored block has a length field: twice 64 KiB is above the limit of one header block.
     let stored = |bytes: &[u8]| {
         let length = bytes.len() as u16;
         [&[0][..], &length.to_le_bytes(), &(!length).to_le_bytes(), bytes].concat()
@@ -200,21 +203,21 @@ fn a_block_that_inflates_to_too_much_ends_the_connection() {
     assert!(
         events(&mut session, &syn_stream(1, 0, &[&head[..], &stored(&[0xff; 60_000])].concat())).is_empty()
     );
-    // Runs of 258 bytes in a few bits each, as deflate packs zeros.
+    // Runs of 258 bytes in a few bits each, as deflate encodes zeros.
     let mut bomb = Vec::new();
     let mut packer = flate2::Compress::new(flate2::Compression::best(), false);
     bomb.resize(4096, 0);
     packer.compress(&vec![0; 1 << 20], &mut bomb, flate2::FlushCompress::Sync).unwrap();
     bomb.truncate(packer.total_out() as usize);
     let seen = events(&mut Session::new(), &syn_stream(1, 0, &[&head[..], &bomb].concat()));
-    assert_eq!(seen, ["a header block that inflates to too much"]);
+    assert_eq!(seen, ["a header block above the maximum decompressed size"]);
 }
 
 #[test]
 fn floods_end_the_connection() {
     let mut session = Session::new();
     let head = bytes(&BLOCKS[0][..12]);
-    // No headers at all, stored: what is opened is up to the server to refuse.
+    // A stored block without headers; the server decides whether it refuses such a stream.
     let block = [0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0];
     let mut why = String::new();
     'flood: for number in 0..10_000_u32 {
@@ -235,45 +238,31 @@ fn floods_end_the_connection() {
     assert_eq!(why, "it opens too many streams");
     let mut session = Session::new();
     let pings = control(6, 0, &[0, 0, 0, 1]).repeat(30_000);
-    assert_eq!(events(&mut session, &pings), ["it does not read the answers to what it sends"]);
+    assert_eq!(events(&mut session, &pings), ["it does not read the replies to its frames"]);
 }
 
-/// Whatever arrives, and however it is cut: an event, an error or nothing, never a panic, and memory stays bounded.
+/// Any input, however it is split, results in an event, an error or no event, but never in a panic or
+/// unbounded memory.
 #[test]
-fn damaged_exchanges_do_no_harm() {
-    let input = exchange();
-    let mut seed = 7_u64;
-    let mut random = |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) as usize % below
-    };
-    for _ in 0..20_000 {
-        let mut damaged = input.clone();
-        for _ in 0..=random(4) {
-            let place = random(damaged.len());
-            damaged[place] ^= 1 << random(8);
-        }
-        let cut = random(damaged.len());
+fn damaged_input_causes_no_panic() {
+    damaged(&exchange(), 7, |_, first, second| {
         let mut session = Session::new();
-        events(&mut session, &damaged[..cut]);
-        events(&mut session, &damaged[cut..]);
+        events(&mut session, first);
+        events(&mut session, second);
         assert!(session.output().len() < 4096);
-    }
+    });
 }
 
-/// What the fuzz targets start from, and what they found.
+/// Runs the seeds and findings of the fuzz targets.
 #[test]
-fn the_corpora_of_the_fuzz_targets_do_no_harm() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/spdy_session");
-    let mut count = 0;
-    for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
-        let input = std::fs::read(entry.path()).expect("a file");
+fn the_corpora_of_the_fuzz_targets_cause_no_panic() {
+    let inputs = corpus("spdy_session");
+    assert!(inputs.len() >= 2);
+    for input in inputs {
         let (cut, input) = input.split_first().expect("the first byte says how to cut");
         let mut session = Session::new();
         for part in input.chunks(usize::from(*cut).max(1)) {
             events(&mut session, part);
         }
-        count += 1;
     }
-    assert!(count >= 2);
 }

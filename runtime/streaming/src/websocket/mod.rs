@@ -1,13 +1,13 @@
-//! WebSocket (RFC 6455) as Kubernetes uses it: messages whose first byte names a channel (streaming 6.7). The
-//! protocol itself is a library's, run over memory: no I/O here, [`Session::next`] takes events off what was read, and
-//! [`Session::output`] is what to write.
+//! WebSocket (RFC 6455) as Kubernetes uses it: the first byte of each message is a channel number (streaming
+//! 6.7). A library implements the protocol on buffers in memory; this module does no I/O. [`Session::next`]
+//! takes events from the input, [`Session::output`] is the pending output.
 //!
 //! | subprotocol | message |
 //! |---|---|
-//! | `v5.channel.k8s.io` | as v4; 255, N: no more comes on channel N |
+//! | `v5.channel.k8s.io` | like v4; 255, N: channel N is closed |
 //! | `v4.channel.k8s.io`, `channel.k8s.io`, none | binary: channel number, then data |
 //! | `v4.base64.channel.k8s.io`, `base64.channel.k8s.io` | text: channel as a digit, then base64 |
-//! | `SPDY/3.1+portforward.k8s.io` | binary: a piece of SPDY's byte stream |
+//! | `SPDY/3.1+portforward.k8s.io` | binary: a part of SPDY's byte stream |
 
 #[cfg(test)]
 mod tests;
@@ -21,35 +21,35 @@ use tungstenite::{Error, Message, WebSocket};
 
 use super::event::{Broken, Event, UNREAD_BYTES_MAX};
 
-/// Longest message we send: kubectl's buffer.
+/// Maximum length in bytes of a sent message: the size of kubectl's buffer.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 10;
-/// Longest message we take, all its fragments together; clients send as much as we do.
+/// Maximum length in bytes of a received message with all its fragments.
 const TAKEN_BYTES_MAX: usize = 1 << 20;
-/// What the library is given to read at once.
+/// Maximum number of bytes that are passed to the library at once.
 const PIECE_BYTES: usize = 16 << 10;
-/// Of v5: the channel in the next byte is closed.
+/// First byte of v5's close signal; the next byte is the number of the closed channel.
 const CLOSE_SIGNAL: u8 = 255;
 
-/// How messages name their channel.
+/// Format of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// A byte. With the signal that closes a channel, or without.
+    /// The channel is a byte; `has_close_signal`: whether the close signal of v5 is supported.
     Binary { has_close_signal: bool },
-    /// A digit; the rest is base64.
+    /// The channel is a digit; the rest is base64.
     Base64,
-    /// There are no channels: every byte is of stream 0.
+    /// Frames have no channel number: all data belongs to stream 0.
     Raw,
 }
 
-/// One connection.
+/// The WebSocket state of one connection.
 pub(crate) struct Session {
     socket: WebSocket<Wire>,
     form: Form,
-    /// What the last event's bytes are in.
+    /// The message that contains the last event's data.
     message: Vec<u8>,
 }
 
-/// Both directions, in memory.
+/// Both directions as buffers in memory.
 #[derive(Default)]
 struct Wire {
     input: Vec<u8>,
@@ -82,7 +82,7 @@ impl Write for Wire {
 }
 
 impl Session {
-    /// After the upgrade.
+    /// Creates the state of a connection after the upgrade.
     pub(crate) fn new(form: Form) -> Session {
         let config = WebSocketConfig::default()
             .read_buffer_size(PIECE_BYTES)
@@ -93,14 +93,14 @@ impl Session {
         Session { socket, form, message: Vec::new() }
     }
 
-    /// Takes the next event off the front of `input`; `None`: all of it is used, and more is needed.
+    /// Takes the next event from the start of `input`; `None`: all input was consumed and more is needed.
     ///
     /// # Errors
-    /// The peer broke the protocol; the connection is of no more use.
+    /// The peer violated the protocol; the connection cannot be used any longer.
     pub(crate) fn next<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Event<'a>>, Broken> {
         loop {
             if self.socket.get_ref().output.len() > UNREAD_BYTES_MAX {
-                return Err(Broken("it does not read the answers to what it sends"));
+                return Err(Broken("it does not read the replies to its messages"));
             }
             let message = match self.socket.read() {
                 Ok(message) => message,
@@ -117,8 +117,8 @@ impl Session {
                     continue;
                 }
                 Err(Error::ConnectionClosed | Error::AlreadyClosed) => return Ok(Some(Event::Closed)),
-                Err(Error::Capacity(_)) => return Err(Broken("a message that is too long")),
-                Err(_) => return Err(Broken("what it sends is not WebSocket")),
+                Err(Error::Capacity(_)) => return Err(Broken("a message above the maximum length")),
+                Err(_) => return Err(Broken("invalid WebSocket frames")),
             };
             match message {
                 Message::Binary(bytes) if self.form != Form::Base64 => self.message = bytes.into(),
@@ -127,17 +127,17 @@ impl Session {
                 }
                 Message::Binary(_) | Message::Text(_) => return Err(Broken("a message of the wrong kind")),
                 Message::Close(_) => {
-                    // The library answers it; whether that goes out is the peer's loss.
+                    // The library replies; an error only affects the peer.
                     let _ = self.socket.flush();
                     return Ok(Some(Event::Closed));
                 }
                 Message::Ping(_) => {
-                    self.socket.flush().map_err(|_| Broken("it is closed already"))?;
+                    self.socket.flush().map_err(|_| Broken("the connection is already closed"))?;
                     continue;
                 }
                 Message::Pong(_) | Message::Frame(_) => continue,
             }
-            // A message without a channel says nothing; neither does an empty piece of a stream.
+            // A message without a channel and an empty part of a stream are ignored.
             if !self.message.is_empty() {
                 return Ok(Some(self.event()));
             }
@@ -155,9 +155,10 @@ impl Session {
         }
     }
 
-    /// Appends bytes to a channel, in messages of at most [`MESSAGE_BYTES_MAX`]; none at all are one empty message.
+    /// Sends data on a channel in messages of at most [`MESSAGE_BYTES_MAX`]; without data, sends one empty
+    /// message.
     pub(crate) fn send(&mut self, channel: u32, bytes: &[u8]) {
-        // A byte for the channel; base64 makes four of three.
+        // One byte is the channel; base64 encodes three bytes as four.
         let room = match self.form {
             Form::Binary { .. } => MESSAGE_BYTES_MAX - 1,
             Form::Base64 => (MESSAGE_BYTES_MAX - 1) / 4 * 3,
@@ -170,26 +171,26 @@ impl Session {
                 Form::Binary { .. } => Message::binary([&[channel as u8], part].concat()),
                 Form::Base64 => Message::text(format!("{channel}{}", BASE64.encode(part))),
             };
-            // It fails only after a close, and then nobody reads.
+            // Fails only after a close, when the peer no longer reads.
             let _ = self.socket.send(message);
         }
     }
 
-    /// Says goodbye. v5 clients take any other code than this for an error.
+    /// Sends a close message with code 1000; v5 clients treat any other code as an error.
     pub(crate) fn close(&mut self) {
         let normal = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-        // A connection that is closed already needs no more.
+        // An error means that the connection is already closed.
         let _ = self.socket.close(Some(normal));
         let _ = self.socket.flush();
     }
 
-    /// What is to be written; the caller takes from the front what it wrote.
+    /// Pending output; the caller removes the bytes that it has written from the start.
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         &mut self.socket.get_mut().output
     }
 }
 
-/// `0aGVsbG8=`: channel 0, then base64.
+/// Decodes a message such as `0aGVsbG8=`: channel 0, then base64.
 fn decode(text: &str) -> Option<Vec<u8>> {
     let Some(digit) = text.bytes().next() else { return Some(Vec::new()) };
     let channel = digit.checked_sub(b'0').filter(|channel| *channel <= 9)?;

@@ -1,12 +1,14 @@
-//! The client's frames are written out here, so that nothing of the code under test makes them.
+//! Tests WebSocket sessions in memory. The client's frames are literals, so that they do not depend on the
+//! tested encoder.
 
 use super::super::event::{Broken, Event};
 use super::*;
+use crate::damage::{corpus, damaged};
 
 const V4: Form = Form::Binary { has_close_signal: false };
 const V5: Form = Form::Binary { has_close_signal: true };
 
-/// A frame of a client: masked, as they must be.
+/// Encodes a client's frame, which must be masked.
 fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
     let mask = [1, 2, 3, 4];
     let length = payload.len();
@@ -71,7 +73,7 @@ fn exchange() -> Vec<u8> {
 }
 
 #[test]
-fn an_exchange_means_the_same_wherever_it_is_cut() {
+fn events_do_not_depend_on_how_the_input_is_split() {
     let input = exchange();
     let expected = ["0 hello", "0 in pieces", "4 {}", "Ended { stream: 0 }", "closed"];
     let mut session = Session::new(V5);
@@ -108,7 +110,7 @@ fn base64_and_raw_forms() {
 }
 
 #[test]
-fn long_output_comes_in_messages_that_clients_can_hold() {
+fn long_output_is_split_into_messages_of_the_size_of_client_buffers() {
     let mut session = Session::new(V4);
     session.send(2, &vec![b'x'; 2 * MESSAGE_BYTES_MAX]);
     session.send(1, b"");
@@ -127,50 +129,35 @@ fn long_output_comes_in_messages_that_clients_can_hold() {
 }
 
 #[test]
-fn floods_and_giants_end_the_connection() {
+fn floods_and_oversized_messages_end_the_connection() {
     let pings = frame(PING, &[b'x'; 100]).repeat(4000);
-    assert_eq!(events(&mut Session::new(V4), &pings), ["it does not read the answers to what it sends"]);
+    assert_eq!(events(&mut Session::new(V4), &pings), ["it does not read the replies to its messages"]);
     let mut pieces = frame(BINARY_BEGINS, &[0; 1 << 16]);
     for _ in 0..20 {
         pieces.extend(frame(0, &[0; 1 << 16]));
     }
-    assert_eq!(events(&mut Session::new(V4), &pieces), ["a message that is too long"]);
+    assert_eq!(events(&mut Session::new(V4), &pieces), ["a message above the maximum length"]);
 }
 
 #[test]
-fn damaged_exchanges_do_no_harm() {
-    let input = exchange();
-    let mut seed = 11_u64;
-    let mut random = |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) as usize % below
-    };
-    for round in 0..20_000 {
-        let mut damaged = input.clone();
-        for _ in 0..=random(4) {
-            let place = random(damaged.len());
-            damaged[place] ^= 1 << random(8);
-        }
-        let cut = random(damaged.len());
+fn damaged_input_causes_no_panic() {
+    damaged(&exchange(), 11, |round, first, second| {
         let mut session = Session::new([V4, V5, Form::Base64, Form::Raw][round % 4]);
-        events(&mut session, &damaged[..cut]);
-        events(&mut session, &damaged[cut..]);
-    }
+        events(&mut session, first);
+        events(&mut session, second);
+    });
 }
 
-/// What the fuzz target starts from, and what it found.
+/// Runs the seeds and findings of the fuzz target.
 #[test]
-fn the_corpus_of_the_fuzz_target_does_no_harm() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/websocket");
-    let mut count = 0;
-    for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
-        let input = std::fs::read(entry.path()).expect("a file");
+fn the_corpus_of_the_fuzz_target_causes_no_panic() {
+    let inputs = corpus("websocket");
+    assert!(inputs.len() >= 4);
+    for input in inputs {
         let [form, cut, input @ ..] = &input[..] else { panic!("two bytes come first") };
         let mut session = Session::new([V4, V5, Form::Base64, Form::Raw][usize::from(*form) % 4]);
         for part in input.chunks(usize::from(*cut).max(1)) {
             events(&mut session, part);
         }
-        count += 1;
     }
-    assert!(count >= 4);
 }

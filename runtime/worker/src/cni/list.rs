@@ -1,6 +1,7 @@
-//! A network configuration list as the daemon made it flat, and from it the JSON that each plugin reads on stdin. Pure.
-//! What we do not understand of a plugin's object reaches the plugin byte for byte: values are kept as text, so that no
-//! number loses a digit. Rules: CNI spec 1.1.0, "Deriving execution configuration from plugin configuration".
+//! Parses a network configuration list of the daemon, and creates the JSON that each plugin reads on standard
+//! input. Pure. Unknown parts of a plugin's object are passed on byte for byte: values stay text, so that
+//! numbers keep all digits. Rules: CNI spec 1.1.0, "Deriving execution configuration from plugin
+//! configuration".
 
 use std::collections::BTreeMap;
 
@@ -8,28 +9,28 @@ use coracle_job::{Attachment, CNI_VERSIONS, PortMapping};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-/// A JSON object whose values stay text.
+/// A JSON object with unparsed values.
 type Fields = BTreeMap<String, Box<RawValue>>;
 
-/// The list.
+/// A parsed network configuration list.
 #[derive(Debug)]
 pub(super) struct List {
     /// Name of the network.
     pub(super) name: String,
-    /// One of [`CNI_VERSIONS`].
+    /// The list's `cniVersion`, one of [`CNI_VERSIONS`].
     pub(super) version: String,
-    /// At least one, in the order of ADD.
+    /// The plugins in the order of ADD; at least one.
     pub(super) plugins: Vec<Plugin>,
 }
 
-/// One plugin's object.
+/// The configuration object of one plugin.
 #[derive(Debug)]
 pub(super) struct Plugin {
-    /// `type`: the name of the program, without `/`.
+    /// `type`: the file name of the program, without `/`.
     pub(super) kind: String,
     /// Capabilities that are declared `true`.
     capabilities: Vec<String>,
-    /// The object without `capabilities`.
+    /// The configuration object without the member `capabilities`.
     fields: Fields,
 }
 
@@ -42,7 +43,7 @@ struct ListText {
 }
 
 impl List {
-    /// Reads the flat list of a job; the error says what is wrong with it.
+    /// Parses the list of a job; the error is a description of the invalid part.
     pub(super) fn parse(text: &str) -> Result<List, String> {
         let read: ListText =
             serde_json::from_str(text).map_err(|error| format!("network configuration list: {error}"))?;
@@ -58,18 +59,18 @@ impl List {
         Ok(List { name: read.name, version: read.version, plugins })
     }
 
-    /// Whether the list is of `version` or a later one.
+    /// Whether the list's version is `version` or later.
     pub(super) fn is_since(&self, version: &str) -> bool {
         age(&self.version) >= age(version)
     }
 }
 
-/// `value` as JSON text.
+/// Serialises `value` as JSON text.
 fn raw(value: &impl Serialize) -> Result<Box<RawValue>, String> {
     to_raw_value(value).map_err(|error| format!("plugin's input: {error}"))
 }
 
-/// A version's place among those we know.
+/// Index of a version in the list of supported versions, oldest first; `None` if it is not supported.
 pub(super) fn age(version: &str) -> Option<usize> {
     CNI_VERSIONS.iter().position(|known| *known == version)
 }
@@ -81,7 +82,7 @@ impl Plugin {
             .and_then(|text| serde_json::from_str(text.get()).ok())
             .ok_or("a plugin without a type")?;
         if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
-            return Err(format!("plugin type {kind:?} is no file name"));
+            return Err(format!("plugin type {kind:?} is not a file name"));
         }
         let declared: BTreeMap<String, bool> = match fields.remove("capabilities") {
             None => BTreeMap::new(),
@@ -92,8 +93,9 @@ impl Plugin {
         Ok(Plugin { kind, capabilities, fields })
     }
 
-    /// What the plugin reads on stdin: its object with `name` and `cniVersion` of the list, `prevResult` when there is
-    /// one, and `runtimeConfig` with those capability arguments of `attachment` that the plugin declares.
+    /// Creates the plugin's standard input: its object with `name` and `cniVersion` of the list, `prevResult`
+    /// if there is one, and `runtimeConfig` with the capability arguments of `attachment` that the plugin
+    /// declares.
     pub(super) fn input(
         &self,
         list: &List,
@@ -106,7 +108,7 @@ impl Plugin {
         fields.insert("cniVersion", raw(&list.version)?);
         if let Some(previous) = previous {
             let previous = RawValue::from_string(previous.to_owned())
-                .map_err(|error| format!("result of the plugin before: {error}"))?;
+                .map_err(|error| format!("result of the preceding plugin: {error}"))?;
             fields.insert("prevResult", previous);
         }
         if let Some(attachment) = attachment {

@@ -1,10 +1,10 @@
-//! CNI by exec of plugins: one network configuration list, run once for one pod (CNI spec 1.1.0; CRI 5).
-//! The daemon never runs plugins itself, as they may hang, fork and print anything; it hands a [`CniJob`] to a worker, and
-//! this room turns it into plugin processes: [`list`] builds what each is told, [`plugin`] runs one, [`result`] reads
-//! what ADD answered.
+//! CNI by execution of plugin programs: runs one network configuration list for one pod (CNI spec 1.1.0; CRI
+//! 5). The daemon never executes plugins itself, because they may hang, fork and print any output; it sends a
+//! [`CniJob`] to a worker. [`list`] creates the input of each plugin, [`plugin`] executes one, and [`result`]
+//! parses the result of ADD.
 //!
-//! Every plugin dies with this worker, and a worker that is killed takes its plugin along: otherwise the ADD of a
-//! killed worker could still run while the next daemon already undoes it with DEL.
+//! Every plugin is killed when its worker ends, also if the worker was killed: otherwise the ADD of a killed
+//! worker could still run while the next daemon undoes it with DEL.
 
 mod list;
 mod plugin;
@@ -14,25 +14,26 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coracle_job::{CniCommand, CniJob, CniOutcome, Failure, FailureKind};
+use coracle_job::{Answer, CniCommand, CniJob, CniOutcome, Failure, FailureKind, write_message};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use self::list::{List, Plugin};
 use self::plugin::{Children, PluginError, Verb};
 pub(crate) use self::plugin::{PLUGIN_SUBCOMMAND, become_plugin};
 
-/// Error code "container unknown": nothing to clean (CNI spec 1.1.0, section "Error").
+/// Error code "container unknown": there is nothing to remove (CNI spec 1.1.0, section "Error").
 const CODE_CONTAINER_UNKNOWN: u64 = 3;
-/// First version whose DEL is told the result of ADD (CNI spec 0.4.0).
+/// First CNI version whose DEL receives the result of ADD (CNI spec 0.4.0).
 const DEL_HAS_RESULT_SINCE: &str = "0.4.0";
-/// First version with STATUS (CNI spec 1.1.0).
+/// First CNI version with STATUS (CNI spec 1.1.0).
 const STATUS_SINCE: &str = "1.1.0";
-/// `PATH` of plugins when the worker has none: they look for iptables, nft and ip in it.
+/// Default `PATH` of plugins, which search iptables, nft and ip in it.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Runs the job's command over its whole list. Failures of plugins read `plugin type="bridge" failed (add): why`.
+/// Executes the job's command for the whole list. Errors of plugins have the form `plugin type="bridge"
+/// failed (add): why`.
 pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
-    // The daemon has checked it: nobody's request is at fault.
+    // The daemon has checked the list, so an error is not the client's.
     let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
     let children = Children::watch()
         .map_err(|error| failure(FailureKind::Internal, format!("watch plugin processes: {error}")))?;
@@ -46,7 +47,7 @@ pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
     }
 }
 
-/// One job under way.
+/// The state of one job.
 struct Run<'a> {
     job: &'a CniJob,
     list: List,
@@ -54,11 +55,11 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// ADD in order; what a failed one left is taken back by DEL of the whole list, and the first error is the answer.
+    /// Runs ADD in order. If one fails, runs DEL of the whole list and returns the first error.
     fn add(&self, previous: Option<String>) -> Result<CniOutcome, Failure> {
         self.try_add(previous).inspect_err(|_| {
             if let Err(second) = self.del(None) {
-                note(&format!("undo of a failed add: {}", second.message));
+                note(&format!("DEL after a failed ADD: {}", second.message));
             }
         })
     }
@@ -70,7 +71,7 @@ impl Run<'_> {
                 .call(Verb::Add, plugin, previous.as_deref(), deadline)
                 .and_then(|stdout| {
                     result::at_version(&stdout, &self.list.version)
-                        .map_err(|why| PluginError::said(0, format!("answered with {why}")))
+                        .map_err(|why| PluginError::said(0, format!("returned {why}")))
                 })
                 .map_err(|error| blame(plugin, Verb::Add, &error))?;
             previous = Some(answer);
@@ -80,7 +81,8 @@ impl Run<'_> {
             .map_err(|why| failure(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name)))
     }
 
-    /// DEL in reverse order up to the first error; what is already gone counts as deleted (DEL-2 to DEL-4 in CRI 5.6).
+    /// Runs DEL in reverse order until the first error; missing objects are not an error (DEL-2 to DEL-4 in
+    /// CRI 5.6).
     fn del(&self, previous: Option<&str>) -> Result<(), Failure> {
         let deadline = self.deadline();
         let previous = previous.filter(|_| self.list.is_since(DEL_HAS_RESULT_SINCE));
@@ -89,12 +91,15 @@ impl Run<'_> {
             if !counts_as_gone(&error, self.netns(Verb::Del), &self.job.attachment.netns) {
                 return Err(blame(plugin, Verb::Del, &error));
             }
-            note(&format!("taken as done: {}", blame(plugin, Verb::Del, &error).message));
+            note(&format!(
+                "ignored, because the object does not exist: {}",
+                blame(plugin, Verb::Del, &error).message
+            ));
         }
         Ok(())
     }
 
-    /// STATUS of each plugin in order, the first failure decides; lists older than 1.1.0 have none.
+    /// Runs STATUS of each plugin in order until the first failure; lists older than 1.1.0 have no STATUS.
     fn status(&self) -> Result<(), Failure> {
         if !self.list.is_since(STATUS_SINCE) {
             return Ok(());
@@ -107,7 +112,7 @@ impl Run<'_> {
         })
     }
 
-    /// Runs one plugin to its end; what it printed on success.
+    /// Runs one plugin and returns its standard output if it succeeds.
     fn call(
         &self,
         verb: Verb,
@@ -121,10 +126,11 @@ impl Run<'_> {
             Verb::Add | Verb::Del => Some(&self.job.attachment),
         };
         let input = plugin.input(&self.list, previous, capabilities).map_err(PluginError::Broken)?;
+        report_waiting(&plugin.kind);
         self.children.call(&program, &self.environment(verb), &input, deadline)
     }
 
-    /// The variables of CNI for `verb`; the rest of the environment is the daemon's.
+    /// The CNI variables for `verb`; the rest of the environment is the daemon's.
     fn environment(&self, verb: Verb) -> Vec<(&'static str, String)> {
         let path: Vec<_> = self.job.bin_dirs.iter().map(|dir| dir.to_string_lossy()).collect();
         let mut variables =
@@ -144,8 +150,8 @@ impl Run<'_> {
         variables
     }
 
-    /// The namespace as the plugin is told it: for DEL empty when the path is no namespace any more (DEL-2), as after
-    /// a reboot or a manual unmount, which leaves an ordinary file.
+    /// Value of CNI_NETNS. For DEL it is empty if the path is no longer a network namespace (DEL-2), for
+    /// example after a reboot or a manual unmount, which leaves a regular file.
     fn netns(&self, verb: Verb) -> &str {
         let path = self.job.attachment.netns.as_str();
         let gone =
@@ -158,7 +164,7 @@ impl Run<'_> {
     }
 }
 
-/// The plugin's program: the first of `bin_dirs` that has it.
+/// Path of the plugin's program in the first of `bin_dirs` that contains it.
 fn find(kind: &str, bin_dirs: &[PathBuf]) -> Result<PathBuf, PluginError> {
     let found = bin_dirs.iter().map(|dir| dir.join(kind)).find(|program| program.is_file());
     found.ok_or_else(|| PluginError::Absent { looked_in: display(bin_dirs) })
@@ -168,14 +174,15 @@ fn display(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|dir| Path::display(dir).to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether a DEL that answered `error` has nothing left to do: the plugin does not know the container, or misses what
-/// it should remove. With the namespace gone (`told` empty) that is any missing file, and a plugin that is no longer
-/// installed; else only the namespace `path` itself. A missing program on the plugin's side (`executable file not
-/// found`) is never that: its rules may still be there.
+/// Whether DEL counts as successful although it failed with `error`, because there is nothing to remove: the
+/// plugin does not know the container, or an object is missing. If no namespace was passed (`told` is empty),
+/// any missing file counts, and also a missing plugin program; otherwise only the missing namespace `path`. A
+/// missing program that the plugin executes (`executable file not found`) never counts, because the plugin's
+/// rules may still exist.
 fn counts_as_gone(error: &PluginError, told: &str, path: &str) -> bool {
     let (code, message) = match error {
         PluginError::Absent { .. } => return told.is_empty(),
-        PluginError::Said { code, message } => (*code, message.to_ascii_lowercase()),
+        PluginError::ChildMessage { code, message } => (*code, message.to_ascii_lowercase()),
         PluginError::Late { .. } | PluginError::Broken(_) => return false,
     };
     if code == CODE_CONTAINER_UNKNOWN {
@@ -190,18 +197,25 @@ fn counts_as_gone(error: &PluginError, told: &str, path: &str) -> bool {
         || misses_file && (told.is_empty() || message.contains(&path.to_ascii_lowercase()))
 }
 
-/// The error of one plugin as users see it.
+/// The failure of one plugin with the plugin's type and command.
 fn blame(plugin: &Plugin, verb: Verb, error: &PluginError) -> Failure {
     let kind = match error {
         PluginError::Broken(_) => FailureKind::Internal,
-        PluginError::Absent { .. } | PluginError::Said { .. } | PluginError::Late { .. } => {
+        PluginError::Absent { .. } | PluginError::ChildMessage { .. } | PluginError::Late { .. } => {
             FailureKind::Plugin
         }
     };
     failure(kind, format!("plugin type={:?} failed ({}): {error}", plugin.kind, verb.name()))
 }
 
-/// Adds a line to the worker's log, stderr. The daemon that reads it may be gone, which is no reason to stop an undo.
+/// Reports to the daemon for which plugin the job waits. An error of the write is ignored: the daemon may
+/// have ended, and DEL must still be completed.
+fn report_waiting(plugin: &str) {
+    let _ = write_message(&mut std::io::stdout(), &Answer::Waiting(format!("CNI plugin {plugin}")));
+}
+
+/// Writes a line to standard error, the worker's log. An error of the write is ignored: the daemon, which
+/// reads the log, may have ended, and DEL must still be completed.
 fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "cni: {line}");
 }
@@ -215,7 +229,7 @@ mod tests {
     use super::{PluginError, counts_as_gone};
 
     #[test]
-    fn del_takes_for_gone_what_is_gone() {
+    fn del_ignores_missing_objects() {
         let said = |message: &str| PluginError::said(999, message.to_owned());
         let path = "/run/netns/cni-1";
         let cases = [

@@ -1,12 +1,13 @@
-//! One plugin process from start to end: it may hang, fork, print megabytes, close its pipes or ignore its input, and
-//! still this ends by the deadline with an answer of bounded size.
+//! Executes one plugin. The plugin may hang, fork, print any amount, close its pipes or ignore its input; the
+//! call still ends at the deadline with an answer of limited size.
 //!
 //! ```text
-//!     worker ── spawn ──> coracle-worker cni-plugin WORKER_PID PROGRAM ── exec ──> PROGRAM
+//! worker ── spawn ──> coracle-worker cni-plugin WORKER_PID PROGRAM ── exec ──> PROGRAM
 //! ```
 //!
-//! The step in between is this same program: between fork and exec it asks the kernel to be killed when the worker dies,
-//! which cannot be done from outside without unsafe code.
+//! The intermediate process executes the worker program again: it sets its parent-death signal before exec,
+//! so that the plugin is killed if the worker ends. Setting the signal between fork and exec would require
+//! unsafe code.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -26,26 +27,29 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Pid, getpid, getppid};
 use serde::Deserialize;
 
-/// First argument of this program when it is to become a plugin.
+/// First argument of the worker program in the intermediate process.
 pub(crate) const PLUGIN_SUBCOMMAND: &str = "cni-plugin";
-/// Longest result that is read: one with 10 000 routes fits.
+/// Maximum length of a result in bytes: sufficient for 10 000 routes.
 const STDOUT_BYTES_MAX: usize = 1 << 20;
-/// What is kept of stderr, from its end: the last words say why.
+/// Number of bytes that are kept from the end of standard error, which usually contains the error.
 const STDERR_BYTES_MAX: usize = 4 << 10;
-/// Longest message of a plugin in an error: it becomes a line of a Kubernetes event, whose own limit is 1 KiB.
+/// Maximum length of a plugin's message in an error: it becomes part of a Kubernetes event, which is limited
+/// to 1 KiB.
 const MESSAGE_CHARS_MAX: usize = 1000;
-/// A program that is being replaced answers ETXTBSY until its writer closes it: waited for 10 times 50 ms.
+/// Number of attempts, 50 ms apart, to execute a program that fails with ETXTBSY: a program that is being
+/// replaced does so until its writer closes the file.
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE_MS: u8 = 50;
-/// How long a killed plugin may take to die; one that sleeps in the kernel for longer is left behind.
+/// Time limit for the end of a killed plugin; a plugin that stays in an uninterruptible system call for
+/// longer is abandoned.
 const KILLED_WAIT: Duration = Duration::from_secs(2);
-/// Exit status of a plugin that could not be executed, as shells have it.
+/// Exit status if the program could not be executed, as in shells.
 const EXIT_NOT_EXECUTED: u8 = 126;
 
 /// Error code "I/O failure" (CNI spec 1.1.0, "Error").
 const CODE_IO: u64 = 5;
 
-/// What a plugin is asked.
+/// The CNI command that a plugin receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Add,
@@ -54,7 +58,7 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// Its name in errors; in capitals, the value of `CNI_COMMAND`.
+    /// Name of the command in errors, in lower case; in upper case it is the value of `CNI_COMMAND`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Verb::Add => "add",
@@ -64,24 +68,24 @@ impl Verb {
     }
 }
 
-/// Why a plugin gave no answer, or no good one.
+/// The reason why a plugin returned no valid result.
 #[derive(Debug)]
 pub(super) enum PluginError {
-    /// There is no such program.
+    /// The program does not exist.
     Absent {
-        /// The directories, for people.
+        /// The directories in which the program was searched.
         looked_in: String,
     },
-    /// It said no. `code` as in the CNI specification; 0: it gave none.
-    Said { code: u64, message: String },
-    /// It did not end in time and was killed.
+    /// The plugin failed with a message. `code` is the code of the CNI specification; 0: none.
+    ChildMessage { code: u64, message: String },
+    /// The plugin was killed at the deadline of `limit_ms` milliseconds.
     Late { limit_ms: u128 },
-    /// We could not run it.
+    /// The plugin could not be executed, or violated the protocol; with a description.
     Broken(String),
 }
 
 impl PluginError {
-    /// What a plugin said, made one line of bounded length.
+    /// Creates the error from a plugin's message, which is converted into one line of limited length.
     pub(super) fn said(code: u64, message: String) -> PluginError {
         let words: String = message
             .chars()
@@ -92,7 +96,7 @@ impl PluginError {
             line.truncate(end);
             line.push('…');
         }
-        PluginError::Said { code, message: line }
+        PluginError::ChildMessage { code, message: line }
     }
 }
 
@@ -100,15 +104,15 @@ impl fmt::Display for PluginError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent { looked_in } => write!(out, "no such program in {looked_in}"),
-            Self::Said { message, .. } => out.write_str(message),
+            Self::ChildMessage { message, .. } => out.write_str(message),
             Self::Late { limit_ms } => write!(out, "did not end within {limit_ms} ms and was killed"),
             Self::Broken(why) => out.write_str(why),
         }
     }
 }
 
-/// Turns this process into a plugin: `arguments` are the worker's process id and the program. Returns only when that
-/// did not work, with the reason on stdout in the form that plugins have.
+/// Executes a plugin in place of this process: `arguments` are the worker's process ID and the program.
+/// Returns only on an error, which is printed to standard output in the format of plugins.
 pub(crate) fn become_plugin(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let worker = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
     let why = match (worker, arguments.next()) {
@@ -119,16 +123,16 @@ pub(crate) fn become_plugin(mut arguments: impl Iterator<Item = OsString>) -> Ex
     ExitCode::from(EXIT_NOT_EXECUTED)
 }
 
-/// Replaces this process with `program`; why it could not.
+/// Replaces this process by `program`; returns the error.
 fn execute(worker: Pid, program: &OsString) -> String {
     if let Err(errno) = set_pdeathsig(Signal::SIGKILL) {
-        return format!("ask to die with the worker: {errno}");
+        return format!("set the parent-death signal: {errno}");
     }
-    // It may have died before we asked.
+    // The worker may have ended before the call.
     if getppid() != worker {
-        return "the worker is gone".to_owned();
+        return "the worker has ended".to_owned();
     }
-    // The worker blocks SIGCHLD, and std lets children inherit that.
+    // The worker blocks SIGCHLD, and children inherit the mask.
     if let Err(errno) = SigSet::empty().thread_set_mask() {
         return format!("unblock signals: {errno}");
     }
@@ -144,19 +148,19 @@ fn execute(worker: Pid, program: &OsString) -> String {
     }
 }
 
-/// Tells when a child of this process ended: SIGCHLD, read from a descriptor.
+/// A signalfd that reports the end of child processes (SIGCHLD).
 pub(super) struct Children(SignalFd);
 
 impl Children {
-    /// Blocks SIGCHLD for this thread, the only one.
+    /// Blocks SIGCHLD for the calling thread, which must be the only one.
     pub(super) fn watch() -> io::Result<Children> {
         let signals = SigSet::from(Signal::SIGCHLD);
         signals.thread_block()?;
         Ok(Children(SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
     }
 
-    /// Runs `program` with `variables` added to our environment and `input` on stdin; what it printed, if it exits with
-    /// 0 before `deadline`.
+    /// Runs `program` with `variables` added to the environment and `input` on standard input; returns its
+    /// standard output if it exits with 0 before `deadline`.
     pub(super) fn call(
         &self,
         program: &Path,
@@ -181,7 +185,9 @@ impl Children {
             Ok(End::TooLong) => {
                 return Err(PluginError::said(0, format!("printed more than {STDOUT_BYTES_MAX} bytes")));
             }
-            Err(error) => return Err(PluginError::Broken(format!("talk to {}: {error}", program.display()))),
+            Err(error) => {
+                return Err(PluginError::Broken(format!("communicate with {}: {error}", program.display())));
+            }
         };
         if !status.success() {
             return Err(explain(status, &talk.stdout.bytes, &last_words));
@@ -192,8 +198,8 @@ impl Children {
         Ok(talk.stdout.bytes)
     }
 
-    /// Moves bytes until the child ends, the deadline passes or it prints too much. A process that outlives the plugin
-    /// and holds its pipes is not waited for.
+    /// Transfers bytes until the child ends, the deadline passes or the output is too long. Does not wait for
+    /// other processes that keep the pipes open.
     fn watch_over(&self, talk: &mut Talk<'_>, deadline: Instant) -> io::Result<End> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -203,7 +209,7 @@ impl Children {
             talk.wait(self.0.as_fd(), left)?;
             talk.write()?;
             while self.0.read_signal()?.is_some() {}
-            // Asked before the pipes are read, so that what was printed before the end is in them.
+            // Checked before the pipes are read, so that all output from before its end is read.
             let ended = talk.child.try_wait()?;
             if talk.stdout.read()? > STDOUT_BYTES_MAX {
                 return Ok(End::TooLong);
@@ -215,7 +221,7 @@ impl Children {
         }
     }
 
-    /// Kills the plugin with everything in its process group, and reaps it.
+    /// Kills the plugin's process group and reaps the plugin.
     fn kill(&self, child: &mut Child) {
         let group = Pid::from_raw(child.id().cast_signed());
         let _ = killpg(group, Signal::SIGKILL);
@@ -223,7 +229,7 @@ impl Children {
         while let Ok(None) = child.try_wait() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                super::note(&format!("plugin process {group} does not die of SIGKILL"));
+                super::note(&format!("plugin process {group} does not end after SIGKILL"));
                 return;
             }
             let _ = poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout(left));
@@ -232,18 +238,18 @@ impl Children {
     }
 }
 
-/// How watching a plugin ended.
+/// The end of the execution.
 enum End {
     Exited(ExitStatus),
     Late,
     TooLong,
 }
 
-/// Starts this program again to become `program`, as leader of its own process group.
+/// Starts the intermediate process, as leader of a new process group, to execute `program`.
 fn spawn(program: &Path, variables: &[(&'static str, String)]) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg(PLUGIN_SUBCOMMAND).arg(getpid().to_string()).arg(program);
-    // Nothing of a CNI call around us, should there be one, may reach the plugin.
+    // Plugins must not inherit variables of an outer CNI call.
     for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_encoded_bytes().starts_with(b"CNI_")) {
         command.env_remove(key);
     }
@@ -251,7 +257,7 @@ fn spawn(program: &Path, variables: &[(&'static str, String)]) -> io::Result<Chi
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()
 }
 
-/// A started plugin and the three pipes to it.
+/// A running plugin and its three pipes.
 struct Talk<'a> {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -271,13 +277,13 @@ impl<'a> Talk<'a> {
             let end = end.ok_or(io::ErrorKind::BrokenPipe)?;
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
-        // One byte past the limit tells "too long" from "just as long".
+        // One byte above the limit distinguishes an output that is too long.
         let stdout = Capture { pipe: stdout, bytes: Vec::new(), keep: Keep::Front(STDOUT_BYTES_MAX + 1) };
         let stderr = Capture { pipe: stderr, bytes: Vec::new(), keep: Keep::Back(STDERR_BYTES_MAX) };
         Ok(Talk { child, stdin, unwritten: input, stdout, stderr })
     }
 
-    /// Sleeps until a pipe or `signals` has something, or `left` is over.
+    /// Waits until a pipe or `signals` is ready, or `left` has passed.
     fn wait(&self, signals: BorrowedFd<'_>, left: Duration) -> io::Result<()> {
         let mut fds = vec![PollFd::new(signals, PollFlags::POLLIN)];
         fds.extend(self.stdin.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)));
@@ -289,7 +295,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Writes what the pipe takes; closes it after the last byte, or when the plugin does not want them.
+    /// Writes what the pipe accepts; closes it after the last byte, or if the plugin closed its end.
     fn write(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.stdin else { return Ok(()) };
         while !self.unwritten.is_empty() {
@@ -306,28 +312,28 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// Which part of a stream that is too long is kept.
+/// The part of a too long output that is kept.
 #[derive(Clone, Copy)]
 enum Keep {
-    /// The first bytes.
+    /// The first bytes, at most this number.
     Front(usize),
-    /// The last bytes.
+    /// The last bytes, at most this number.
     Back(usize),
 }
 
-/// Our end of a pipe (`None`: at its end) and what came out of it.
+/// The read end of a pipe, `None` after end of file, and the bytes that were read.
 struct Capture<P> {
     pipe: Option<P>,
     bytes: Vec<u8>,
     keep: Keep,
 }
 
-/// What one turn reads of a pipe at most: its default capacity, so that a plugin that prints without end does not keep us
-/// from looking at the clock.
+/// Maximum number of bytes per read: the default capacity of a pipe. The deadline is checked between reads,
+/// also if a plugin prints endlessly.
 const READ_BYTES_MAX: usize = 64 << 10;
 
 impl<P: Read> Capture<P> {
-    /// Reads what is there; how many bytes are kept now.
+    /// Reads available bytes; returns the number of bytes that are kept.
     fn read(&mut self) -> io::Result<usize> {
         let mut buffer = [0; 4096];
         let mut total = 0;
@@ -364,7 +370,7 @@ impl<P: Read> Capture<P> {
 }
 
 fn timeout(left: Duration) -> PollTimeout {
-    // Rounded up: a wait of less than 1 ms would otherwise spin.
+    // Rounded up: otherwise a wait of less than 1 ms would spin.
     PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
 }
 
@@ -379,9 +385,10 @@ struct ErrorObject {
     details: String,
 }
 
-/// Why a plugin that did not exit with 0 says it failed: its error object, else its stderr, else how it ended.
+/// The error of a plugin with a non-zero exit status: its error object, otherwise its standard error,
+/// otherwise its exit status.
 fn explain(status: ExitStatus, stdout: &[u8], last_words: &str) -> PluginError {
-    // By way of a map: serde would take an array for the object's fields in order.
+    // Parsed as a map first, because serde would also accept an array with the fields in order.
     let map = serde_json::from_slice::<serde_json::Map<_, _>>(stdout).ok();
     let object = map.and_then(|map| serde_json::from_value::<ErrorObject>(map.into()).ok());
     let (code, message) = match object {
@@ -407,7 +414,7 @@ mod tests {
     use std::process::ExitStatus;
 
     #[test]
-    fn a_plugin_says_why_in_many_ways() {
+    fn the_error_is_taken_from_stdout_stderr_or_the_exit_status() {
         let cases: [(&[u8], &str, u64, &str); 7] = [
             (br#"{"cniVersion":"1.0.0","code":7,"msg":"bad conf"}"#, "noise", 7, "bad conf"),
             (br#"{"code":100,"msg":"a","details":"b"}"#, "", 100, "a; b"),
@@ -418,7 +425,8 @@ mod tests {
             (b"[3]", "", 0, "ended with exit status: 1 and no message"),
         ];
         for (stdout, stderr, expected_code, expected) in cases {
-            let PluginError::Said { code, message } = explain(ExitStatus::from_raw(1 << 8), stdout, stderr)
+            let PluginError::ChildMessage { code, message } =
+                explain(ExitStatus::from_raw(1 << 8), stdout, stderr)
             else {
                 panic!("{stdout:?}")
             };
@@ -427,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line_of_bounded_length() {
+    fn messages_become_one_line_of_limited_length() {
         let text = PluginError::said(0, "ä".repeat(MESSAGE_CHARS_MAX + 1)).to_string();
         assert_eq!(text.chars().count(), MESSAGE_CHARS_MAX + 1);
         assert!(text.ends_with('…'));

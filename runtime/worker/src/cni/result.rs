@@ -1,13 +1,13 @@
-//! Results of ADD, in the shapes that seven versions of CNI gave them, and what we take from them. Pure.
+//! Parses results of ADD in the formats of all CNI versions. Pure.
 //!
 //! ```text
 //!     0.1, 0.2        ip4, ip6 {ip, gateway, routes}, dns
 //!     0.3.0 to 0.4.0  interfaces, ips [{version, address, gateway, interface}], routes, dns
-//!     1.0, 1.1        the same without `version`; 1.1 adds fields
+//!     1.0, 1.1        without `version` of ips; 1.1 adds fields
 //! ```
 //!
-//! An older shape is converted upward; one newer than the list is left as it is, as plugins may only answer so when they
-//! also read it. Rules: CNI spec 1.1.0 "Success"; CRI 5.4.
+//! An older format is converted to the list's version; a newer one is not changed, because only plugins that
+//! can also parse it may return it. Rules: CNI spec 1.1.0 "Success"; CRI 5.4.
 
 use std::net::IpAddr;
 
@@ -16,22 +16,22 @@ use serde_json::{Map, Value};
 
 use super::list::age;
 
-/// First version with `interfaces` and `ips`.
+/// First CNI version whose results have `interfaces` and `ips`.
 const IPS_SINCE: &str = "0.3.0";
-/// First version whose `ips` have no `version`.
+/// First CNI version whose `ips` have no `version`.
 const NO_FAMILY_SINCE: &str = "1.0.0";
 
 type Object = Map<String, Value>;
 
-/// What a plugin printed, as a result of the list's `version` for the next plugin. Text that needs no conversion stays
-/// as it is. The error reads after "answered with".
+/// Converts a plugin's standard output into a result of the list's `version` for the next plugin. Output that
+/// needs no conversion is not changed. Error texts continue "returned …".
 pub(super) fn at_version(stdout: &[u8], version: &str) -> Result<String, String> {
-    let text = std::str::from_utf8(stdout).map_err(|_| "bytes that are no text".to_owned())?.trim();
+    let text = std::str::from_utf8(stdout).map_err(|_| "a result that is not UTF-8".to_owned())?.trim();
     if text.is_empty() {
         return Err("no result".to_owned());
     }
     let mut result: Object =
-        serde_json::from_str(text).map_err(|error| format!("a result that cannot be read: {error}"))?;
+        serde_json::from_str(text).map_err(|error| format!("a result that cannot be parsed: {error}"))?;
     let own = own_version(&result, version)?;
     if result.contains_key("cniVersion") && age(&own) >= age(version) {
         return Ok(text.to_owned());
@@ -40,7 +40,8 @@ pub(super) fn at_version(stdout: &[u8], version: &str) -> Result<String, String>
     Ok(Value::Object(result).to_string())
 }
 
-/// The result's version. One that does not say it has the shape of 0.2.0, or else is of the list's version.
+/// The version of the result. Without `cniVersion` it is 0.2.0 if it has that format, otherwise the list's
+/// version.
 fn own_version(result: &Object, list: &str) -> Result<String, String> {
     match result.get("cniVersion") {
         Some(Value::String(own)) if age(own).is_some() => Ok(own.clone()),
@@ -50,7 +51,8 @@ fn own_version(result: &Object, list: &str) -> Result<String, String> {
     }
 }
 
-/// Converts from version `from` up to `to`; a `to` that is older changes only the number.
+/// Converts a result from version `from` to the later version `to`; if `to` is older, only the version number
+/// is changed.
 fn raise(result: &mut Object, from: &str, to: &str) {
     let crosses = |step: &str| age(from) < age(step) && age(to) >= age(step);
     if crosses(IPS_SINCE) {
@@ -79,7 +81,7 @@ fn raise(result: &mut Object, from: &str, to: &str) {
     result.insert("cniVersion".to_owned(), Value::from(to));
 }
 
-/// What ADD of a pod came to. An error when the final result gives `interface` no address.
+/// Creates the outcome of ADD from the final result. Fails if `interface` has no address.
 pub(super) fn outcome(result: String, interface: &str) -> Result<CniOutcome, String> {
     let mut newest: Object =
         serde_json::from_str(&result).map_err(|error| format!("final result: {error}"))?;
@@ -94,7 +96,7 @@ pub(super) fn outcome(result: String, interface: &str) -> Result<CniOutcome, Str
             addresses.push(read_address(ip)?);
         }
     }
-    // The primary address: the first of IPv4, or the first at all. The others keep their order.
+    // The primary address is the first IPv4 address, otherwise the first one. The others keep their order.
     if let Some(first) = addresses.iter().position(IpAddr::is_ipv4) {
         addresses[..=first].rotate_right(1);
     }
@@ -113,8 +115,8 @@ fn read_interface(value: &Value) -> Interface {
     Interface { name: text("name"), mac: text("mac"), sandbox: text("sandbox") }
 }
 
-/// Whether an element of `ips` is of the pod's interface: the one it points to is called so and lies in a sandbox. One
-/// that points nowhere is; one that points past the list is not.
+/// Whether an element of `ips` belongs to the pod's interface: the referenced interface has this name and a
+/// sandbox. An element without a reference belongs to it, one with an invalid reference does not.
 fn belongs(ip: &Value, interfaces: &[Interface], name: &str) -> bool {
     let Some(index) = ip.get("interface").filter(|index| !index.is_null()) else { return true };
     if interfaces.is_empty() {
@@ -124,20 +126,21 @@ fn belongs(ip: &Value, interfaces: &[Interface], name: &str) -> bool {
     found.is_some_and(|found| found.name == name && !found.sandbox.is_empty())
 }
 
-/// The address of an element of `ips`, without its prefix length.
+/// The address of an element of `ips` without the prefix length.
 fn read_address(ip: &Value) -> Result<IpAddr, String> {
     let text = ip.get("address").and_then(Value::as_str).unwrap_or_default();
     let (address, _) = text.split_once('/').unwrap_or((text, ""));
-    address.parse().map_err(|_| format!("the result has {text:?} for an address"))
+    address.parse().map_err(|_| format!("the result has the invalid address {text:?}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{at_version, outcome};
 
-    /// The same two addresses in the shape of each version, as a list of 1.0.0 passes it on.
+    /// Tests the format of each version with two addresses: it is converted to the result that a list of
+    /// version 1.0.0 passes on.
     #[test]
-    fn every_version_is_converted_upward() {
+    fn older_results_are_converted_to_the_version_of_the_list() {
         let old = r#""ip4":{"ip":"10.1.0.5/24","gateway":"10.1.0.1","routes":[{"dst":"0.0.0.0/0"}]},"ip6":{"ip":"fd00::5/64"}"#;
         let middle = r#""ips":[{"version":"4","address":"10.1.0.5/24","gateway":"10.1.0.1"},{"version":"6","address":"fd00::5/64"}],"routes":[{"dst":"0.0.0.0/0"}]"#;
         let new = r#""ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd00::5/64"}],"routes":[{"dst":"0.0.0.0/0"}]"#;
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_does_not_say_its_version_is_known_by_its_shape() {
+    fn the_version_of_a_result_without_one_is_detected_by_its_format() {
         let got = at_version(br#"{"ip4":{"ip":"10.1.0.5/24"}}"#, "0.4.0").unwrap();
         assert_eq!(got, r#"{"cniVersion":"0.4.0","ips":[{"address":"10.1.0.5/24","version":"4"}]}"#);
         let got = at_version(br#"{"ips":[]}"#, "0.4.0").unwrap();
@@ -173,16 +176,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_refused() {
+    fn invalid_results_are_refused() {
         let cases: [(&[u8], &str); 6] = [
             (b"", "no result"),
             (b" \n", "no result"),
-            (b"hello", "a result that cannot be read: expected value at line 1 column 1"),
+            (b"hello", "a result that cannot be parsed: expected value at line 1 column 1"),
             (
                 b"[]",
-                "a result that cannot be read: invalid type: sequence, expected a map at line 1 column 0",
+                "a result that cannot be parsed: invalid type: sequence, expected a map at line 1 column 0",
             ),
-            (b"\xff", "bytes that are no text"),
+            (b"\xff", "a result that is not UTF-8"),
             (br#"{"cniVersion":"9.0.0"}"#, "a result of unknown cniVersion \"9.0.0\""),
         ];
         for (printed, expected) in cases {
@@ -190,9 +193,9 @@ mod tests {
         }
     }
 
-    /// Whatever a plugin prints: an answer, and what is passed on is a result of the list's version.
+    /// Any output is either refused or converted into a result of the list's version.
     #[test]
-    fn damaged_results_are_refused_or_raised() {
+    fn damaged_results_are_refused_or_converted() {
         let whole = br#"{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/24","routes":[{"dst":"0.0.0.0/0"}]},"interfaces":[{"name":"eth0"}],"ips":[{"address":"fd00::5/64","interface":0}]}"#;
         let mut random: u64 = 11;
         for _ in 0..5000 {
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_those_of_the_pods_interface_ipv4_first() {
+    fn addresses_of_the_pods_interface_are_returned_with_ipv4_first() {
         let interfaces = r#""interfaces":[{"name":"br0"},{"name":"eth0"},{"name":"eth0","sandbox":"/run/netns/a"},{"name":"net1","sandbox":"/run/netns/a"}]"#;
         let cases = [
             (r#"{"address":"10.0.0.2/8","interface":2}"#, Ok("10.0.0.2")),
@@ -235,8 +238,11 @@ mod tests {
             (r#"{"address":"10.0.0.2/8","interface":99}"#, Err("the result gives eth0 no address")),
             (r#"{"address":"10.0.0.2/8","interface":-1}"#, Err("the result gives eth0 no address")),
             ("", Err("the result gives eth0 no address")),
-            (r#"{"address":"10.0.0/8","interface":2}"#, Err("the result has \"10.0.0/8\" for an address")),
-            (r#"{"interface":2}"#, Err("the result has \"\" for an address")),
+            (
+                r#"{"address":"10.0.0/8","interface":2}"#,
+                Err("the result has the invalid address \"10.0.0/8\""),
+            ),
+            (r#"{"interface":2}"#, Err("the result has the invalid address \"\"")),
         ];
         for (ips, expected) in cases {
             let result = format!(r#"{{"cniVersion":"1.0.0",{interfaces},"ips":[{ips}]}}"#);

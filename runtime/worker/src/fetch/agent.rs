@@ -1,45 +1,45 @@
-//! HTTP to one endpoint: its TLS, its proxy, and a limit of its own for each step of making a connection.
+//! The HTTP client for one endpoint: its TLS settings, its proxy, and a separate time limit for each step of
+//! a connection.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_job::{Failure, Patience};
-use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider, parse_pem};
+use coracle_job::{Failure, Timeouts};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::time::Duration as Limit;
 use ureq::unversioned::transport::{
-    ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, RustlsConnector, TcpConnector,
-    Transport,
+    ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport,
 };
 use ureq::{Agent, Proxy};
 
 use super::protocol::Remote;
+use super::tls::{self, TlsConnector};
 use crate::failure::invalid;
 
-/// Bytes of a connection's buffers: a blob's body is read through the first.
+/// Size of a connection's buffers in bytes; bodies are read through the input buffer.
 const INPUT_BYTES: usize = 64 << 10;
 const OUTPUT_BYTES: usize = 8 << 10;
 
-/// Makes the agent; the proxy's URL is from the environment.
+/// Creates the HTTP client of an endpoint; `proxy` is the proxy's URL from the environment.
 pub(super) fn agent(
     remote: &Remote,
     system_roots: &str,
-    patience: &Patience,
+    timeouts: &Timeouts,
     is_tls: bool,
     proxy: Option<&str>,
 ) -> Result<Agent, Failure> {
     let proxy = match proxy {
-        // Its text may hold a password.
+        // The URL may contain a password, so the error text does not contain it.
         Some(url) => {
-            Some(Proxy::new(url).map_err(|_| invalid("the proxy of the environment: not a proxy's URL"))?)
+            Some(Proxy::new(url).map_err(|_| invalid("the proxy URL in the environment is invalid"))?)
         }
         None => None,
     };
     let [connect, tls, first_byte, silence] =
-        [patience.connect_ms, patience.tls_ms, patience.first_byte_ms, patience.rate_window_ms]
+        [timeouts.connect_ms, timeouts.tls_ms, timeouts.first_byte_ms, timeouts.rate_window_ms]
             .map(Duration::from_millis);
+    // Of an endpoint that speaks plain HTTP nothing is read.
+    let tls_config = if is_tls { Some(tls::config(remote, system_roots)?) } else { None };
     let config = Agent::config_builder()
-        .tls_config(tls_config(remote, system_roots, is_tls)?)
         .proxy(proxy)
         .http_status_as_error(false)
         .max_redirects(0)
@@ -53,11 +53,11 @@ pub(super) fn agent(
     let connector =
         ().chain(ConnectProxyConnector::default())
             .chain(Limited { step: TcpConnector::default(), limit: connect, what: "connection" })
-            .chain(Limited { step: RustlsConnector::default(), limit: tls, what: "TLS" });
+            .chain(Limited { step: TlsConnector(tls_config), limit: tls, what: "TLS" });
     Ok(Agent::with_parts(config, connector, DefaultResolver::default()))
 }
 
-/// One step of making a connection, with a limit that starts with it.
+/// A connector for one step of a connection, with its own time limit.
 #[derive(Debug)]
 struct Limited<C> {
     step: C,
@@ -95,35 +95,4 @@ impl<In: Transport, C: Connector<In>> Connector<In> for Limited<C> {
             error => error,
         })
     }
-}
-
-fn tls_config(remote: &Remote, system_roots: &str, is_tls: bool) -> Result<TlsConfig, Failure> {
-    let mut builder = TlsConfig::builder()
-        .provider(TlsProvider::Rustls)
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .disable_verification(remote.insecure_skip_verify);
-    if !is_tls {
-        return Ok(builder.build());
-    }
-    let pem = remote.tls.as_ref().map_err(Failure::clone)?;
-    let mut roots = certificates(system_roots);
-    roots.extend(pem.roots.iter().flat_map(|pem| certificates(pem)));
-    builder = builder.root_certs(RootCerts::new_with_certs(&roots));
-    if let Some(client) = &pem.client {
-        let key = PrivateKey::from_pem(client.key.as_bytes());
-        let key = key.map_err(|error| invalid(format!("key {}: {error}", client.key_path)))?;
-        let certificates = certificates(&client.certificate);
-        builder = builder.client_cert(Some(ClientCert::new_with_certs(&certificates, key)));
-    }
-    Ok(builder.build())
-}
-
-/// The certificates of a PEM file; what is something else, or broken, is left out.
-fn certificates(pem: &str) -> Vec<Certificate<'static>> {
-    let items = parse_pem(pem.as_bytes()).filter_map(Result::ok);
-    items
-        .filter_map(
-            |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None },
-        )
-        .collect()
 }

@@ -1,26 +1,26 @@
-//! `WWW-Authenticate`, as registries send it: which scheme, and for bearer tokens where to get one (RFC 9110 section
-//! 11.6.1; the distribution specification's token authentication). Pure.
+//! Parses `WWW-Authenticate` of registries: the scheme, and for bearer tokens the token service (RFC 9110
+//! section 11.6.1; token authentication of the distribution specification). Pure.
 
-/// What a registry asks for.
+/// The authentication that a registry requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
-    /// User and password with each request.
+    /// Basic authentication for each request.
     Basic,
-    /// A token of the service at `realm`.
+    /// A bearer token from the service at `realm`.
     Bearer {
         /// URL of the token service.
         realm: String,
-        /// Parameter `service`; empty where it is not given.
+        /// Parameter `service`; empty if missing.
         service: String,
-        /// Parameter `scope`; empty where it is not given.
+        /// Parameter `scope`; empty if missing.
         scope: String,
     },
 }
 
-/// Longest header that is read: realms and scopes are some hundred bytes.
+/// Maximum length of the header in bytes; usual headers have some hundred.
 const HEADER_BYTES_MAX: usize = 8192;
 
-/// Reads one header value. A bearer challenge wins over a basic one beside it; `None`: neither is in it.
+/// Parses one header value. A bearer challenge has precedence over a basic one; `None` if there is neither.
 pub(super) fn parse(header: &str) -> Option<Challenge> {
     if header.len() > HEADER_BYTES_MAX {
         return None;
@@ -46,7 +46,7 @@ pub(super) fn parse(header: &str) -> Option<Challenge> {
     found
 }
 
-/// A scheme with its `name=value` pairs.
+/// Name of an authentication scheme, and its `name=value` pairs.
 type Scheme = (String, Vec<(String, String)>);
 
 fn next_scheme(rest: &mut &str) -> Option<Scheme> {
@@ -81,7 +81,7 @@ fn token(rest: &mut &str) -> Option<String> {
     (!token.is_empty()).then(|| token.to_owned())
 }
 
-/// A token or a quoted string with its escapes; an unfinished one ends with the header.
+/// Parses a token or a quoted string with escapes; an unterminated string ends at the end of the header.
 fn value(rest: &mut &str) -> String {
     let Some(quoted) = rest.strip_prefix('"') else { return token(rest).unwrap_or_default() };
     let mut text = String::new();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_of_real_registries_are_read() {
+    fn challenges_of_real_registries_are_parsed() {
         for (header, expected) in [
             (
                 r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull""#,
@@ -127,9 +127,9 @@ mod tests {
         }
     }
 
-    /// Whatever a peer sends, the parser ends and holds no more than it was given.
+    /// Any input is parsed without a panic and with bounded memory.
     #[test]
-    fn garbage_ends() {
+    fn malformed_challenges_cause_no_panic() {
         let alphabet = [" ", ",", "=", "\"", "\\", "a", "Bearer", "realm", "é", "\t"];
         let mut seed = 1_u64;
         for _ in 0..20_000 {

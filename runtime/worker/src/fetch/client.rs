@@ -1,6 +1,7 @@
-//! The fetcher as its worker sees it: started while there is a network, asked by any of the worker's threads, never trusted
-//! and never waited for without a limit. Once it has ended, hangs or speaks nonsense, every request says so: the network was
-//! left, so there is no other fetcher in this worker. What came until then stays for the next pull.
+//! The worker's side of the fetcher process. The worker starts it before it leaves the node's network, uses
+//! it from several threads, does not trust it, and limits each wait. If the fetcher ends, blocks or violates
+//! the protocol, all requests fail: the worker has no network any more, so it cannot start another one.
+//! Downloaded data is kept for the next pull.
 
 use std::fs::File;
 use std::io::{self, IoSlice, PipeReader, Read, Write};
@@ -12,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind, MessageError, Patience, read_message_within, write_message};
+use coracle_job::{Failure, FailureKind, MessageError, Timeouts, read_message_within, write_message};
 use coracle_sandbox::jail::{self, Jailed};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -25,37 +26,38 @@ use super::{SUBCOMMAND, setup};
 use crate::failure::{failure, invalid};
 use crate::registries::Endpoint;
 
-/// How long the jail may take, and how long an order may wait to be taken.
+/// Time limit for the fetcher's confinement, and for sending an order.
 const CONTROL_MAX: Duration = Duration::from_secs(30);
 
-/// What a fetcher gets beyond its own limits, which come first and say more.
+/// Time that is added to the fetcher's own limits. The fetcher's limits should be reached first, because its
+/// errors are more specific.
 const GRACE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Duration::from_secs(10) };
 
-/// What looking up a name may take, each time: musl waits for five seconds for each domain of the search list.
+/// Time limit for a name lookup: musl waits for five seconds for each domain of the search list.
 const NAMES_MAX: Duration = if cfg!(test) { GRACE } else { Duration::from_secs(30) };
 
-/// Requests that one answer may take: each redirect, and the same again with a token.
+/// Maximum number of HTTP requests for one answer: the redirects, and all requests again with a token.
 const STEPS_MAX: u32 = 13;
 
-/// The longest wait for an answer, whatever the configuration allows: less than the daemon waits for a sign of life.
+/// Maximum wait for an answer, whatever the configuration: less than the daemon's limit for a silent worker.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
-/// How long a fetcher that was told to end is waited for, so that it is reaped and its end can be told.
+/// Time limit for the end of a fetcher after which it is reaped and its exit status is reported.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// Longest message that says whether the jail is closed.
+/// Maximum length in bytes of the message that reports the confinement.
 const READY_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes of the pipe that a body comes through: several reads of the network.
+/// Capacity in bytes of the pipe for a body: several reads from the network.
 const PIPE_BYTES: i32 = 256 << 10;
 
-/// A fetcher at work.
+/// A running fetcher.
 pub(crate) struct Fetcher {
     control: Mutex<Control>,
-    /// The same socket: to hang up, whoever is about to send.
+    /// Another handle of the control socket, to shut the socket down while a thread sends.
     line: UnixStream,
     state: Mutex<State>,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 struct Control {
@@ -65,19 +67,18 @@ struct Control {
 
 struct State {
     child: Option<Jailed>,
-    /// Why there will be no more answers.
+    /// The failure of all further requests; `None` while the fetcher works.
     lost: Option<Failure>,
 }
 
 impl Fetcher {
-    /// Starts one, in the network namespace of the caller. The caller's thread is to live as long as this process: with it the
-    /// fetcher ends.
-    pub(crate) fn start(patience: Patience) -> Result<Self, Failure> {
-        let tried = |error: io::Error| {
-            failure(FailureKind::Internal, format!("start the process that speaks to registries: {error}"))
-        };
+    /// Starts a fetcher in the network namespace of the caller. The calling thread must live as long as this
+    /// process: the fetcher ends with it (parent-death signal).
+    pub(crate) fn start(timeouts: Timeouts) -> Result<Self, Failure> {
+        let tried =
+            |error: io::Error| failure(FailureKind::Internal, format!("start the fetcher process: {error}"));
         let program = File::open("/proc/self/exe").map_err(tried)?;
-        // Where its root is mounted, in a mount namespace of its own: a directory that is always there.
+        // Mount point of its root in its own mount namespace: a directory that always exists.
         let directory = File::open("/proc").map_err(tried)?;
         let (ours, theirs) = UnixStream::pair().map_err(tried)?;
         let start = jail::Start {
@@ -91,20 +92,20 @@ impl Fetcher {
             output: None,
         };
         let child = jail::start(&start)
-            .map_err(|error| crate::jail::not_without(&error.to_string(), "no registry is asked"))?;
-        Self::over(ours, Some(child), patience).map_err(tried)
+            .map_err(|error| crate::jail::not_without(&error.to_string(), "no registry is contacted"))?;
+        Self::over(ours, Some(child), timeouts).map_err(tried)
     }
 
-    /// One at the other end of a socket.
-    fn over(socket: UnixStream, child: Option<Jailed>, patience: Patience) -> io::Result<Self> {
+    /// Creates the client for the fetcher at the other end of a socket.
+    fn over(socket: UnixStream, child: Option<Jailed>, timeouts: Timeouts) -> io::Result<Self> {
         socket.set_read_timeout(Some(CONTROL_MAX))?;
         socket.set_write_timeout(Some(CONTROL_MAX))?;
         let line = socket.try_clone()?;
         let control = Mutex::new(Control { socket, names: Watch::default() });
-        Ok(Self { control, line, state: Mutex::new(State { child, lost: None }), patience })
+        Ok(Self { control, line, state: Mutex::new(State { child, lost: None }), timeouts })
     }
 
-    /// Waits until it is confined, and hands over what it needs for these endpoints of `registry`.
+    /// Waits until the fetcher is confined, and sends the settings for the endpoints of `registry`.
     pub(crate) fn set_up(&self, endpoints: &[Endpoint], registry: &str) -> Result<(), Failure> {
         let mut control = lock(&self.control);
         let ready = read_message_within::<Ready>(&mut control.socket, READY_BYTES_MAX);
@@ -114,7 +115,7 @@ impl Fetcher {
             Ok(None) => return Err(self.lose(Broken::Ended)),
             Err(error) => return Err(self.lose(Broken::Nonsense(error.to_string()))),
         }
-        let setup = setup::gather(endpoints, registry, self.patience);
+        let setup = setup::gather(endpoints, registry, self.timeouts);
         match write_message(&mut control.socket, &Order::Setup(setup)) {
             Ok(()) => Ok(()),
             Err(MessageError::Io(error)) => Err(self.lose(broken_line(&error))),
@@ -122,13 +123,13 @@ impl Fetcher {
         }
     }
 
-    /// How long these requests are waited for.
-    pub(crate) fn patience(&self) -> &Patience {
-        &self.patience
+    /// The timeouts of the requests.
+    pub(crate) fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
     }
 
-    /// GET of `manifests/REFERENCE` or `blobs/DIGEST` of an endpoint, by its index in [`Fetcher::set_up`]'s list, from byte
-    /// `offset` on.
+    /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from an endpoint, given by its index in the list of
+    /// [`Fetcher::set_up`], starting at byte `offset`.
     pub(crate) fn get(
         self: &Arc<Self>,
         endpoint: usize,
@@ -141,8 +142,8 @@ impl Fetcher {
         }
         let get = Get { remote: endpoint as u32, what: what.to_owned(), accept: accept.to_owned(), offset };
         let (pipe, theirs) =
-            io::pipe().map_err(|error| failure(FailureKind::Internal, format!("make a pipe: {error}")))?;
-        // Smaller pipes do as well.
+            io::pipe().map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {error}")))?;
+        // A smaller pipe works, too.
         let _ = fcntl(&theirs, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let sent = lock(&self.control).request(get, theirs);
         sent.map_err(|error| Trouble::of_pull(self.lose(broken_line(&error))))?;
@@ -150,7 +151,7 @@ impl Fetcher {
         let mut body = Body {
             pipe: Timed { pipe, until: Instant::now() + limit },
             chunks: Chunks::default(),
-            silence: Duration::from_millis(self.patience.rate_window_ms).saturating_add(GRACE),
+            silence: Duration::from_millis(self.timeouts.rate_window_ms).saturating_add(GRACE),
             fetcher: self.clone(),
         };
         match read_answer(&mut body.pipe, limit) {
@@ -160,60 +161,60 @@ impl Fetcher {
         }
     }
 
-    /// The longest that an answer may take by the configuration.
+    /// The maximum time for an answer with the configured timeouts.
     fn answer_limit(&self) -> Duration {
-        let Patience { connect_ms, tls_ms, first_byte_ms, .. } = self.patience;
+        let Timeouts { connect_ms, tls_ms, first_byte_ms, .. } = self.timeouts;
         let step = connect_ms.saturating_add(tls_ms).saturating_add(first_byte_ms);
         let steps = Duration::from_millis(step).saturating_mul(STEPS_MAX);
         steps.saturating_add(NAMES_MAX).min(ANSWER_MAX)
     }
 
-    /// Gives it up: tells why, the same to everybody.
+    /// Marks the fetcher as failed; all requests fail with the same cause.
     fn lose(&self, broken: Broken) -> Failure {
         let mut state = lock(&self.state);
         if let Some(lost) = &state.lost {
             return lost.clone();
         }
-        const WHO: &str = "the process that speaks to registries";
+        const WHO: &str = "the fetcher process";
         let ended = self.hang_up(&mut state);
         let (kind, text) = match (broken, ended) {
             (Broken::Nonsense(what), _) => (FailureKind::Internal, format!("{WHO} sent {what}")),
             (Broken::Silent(limit), None) => {
-                (FailureKind::Unavailable, format!("{WHO} said nothing for {limit:?}"))
+                (FailureKind::Unavailable, format!("{WHO} did not respond for {limit:?}"))
             }
             (_, Some(how)) => (FailureKind::Unavailable, format!("{WHO} ended: {how}")),
-            (_, None) => (FailureKind::Unavailable, format!("{WHO} answers no more")),
+            (_, None) => (FailureKind::Unavailable, format!("{WHO} closed its connection")),
         };
         let lost = failure(kind, text);
         state.lost = Some(lost.clone());
         lost
     }
 
-    /// Ends it, and says how it ended where it ended by itself.
+    /// Shuts the connection down; returns the fetcher's exit status if it ended by itself.
     fn hang_up(&self, state: &mut State) -> Option<jail::Ended> {
-        // Fails only where the other end is closed.
+        // Fails only if the other end is closed.
         let _ = self.line.shutdown(Shutdown::Both);
-        // Dropped it is killed and reaped.
+        // Dropping it kills and reaps the process.
         let mut child = state.child.take()?;
         child.wait_within(END_MAX).ok()?
     }
 
-    /// The pull is over, well or not.
+    /// Ends the fetcher at the end of a pull.
     pub(crate) fn end(&self) {
         let mut state = lock(&self.state);
         if state.lost.is_none() {
-            state.lost = Some(failure(FailureKind::Internal, "the pull is over"));
+            state.lost = Some(failure(FailureKind::Internal, "the pull has ended"));
             self.hang_up(&mut state);
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panics with it ends the process (`panic = "abort"`).
+    // A panic ends the process (`panic = "abort"`), so the lock cannot be poisoned.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An order that could not be sent.
+/// The error for an order that could not be sent.
 fn broken_line(error: &io::Error) -> Broken {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Broken::Silent(CONTROL_MAX),
@@ -222,7 +223,7 @@ fn broken_line(error: &io::Error) -> Broken {
 }
 
 impl Control {
-    /// Sends a request with the pipe for its answer; before it what has changed of the resolver's files.
+    /// Sends a request with the pipe for its answer; sends changed resolver files before the request.
     fn request(&mut self, get: Get, pipe: io::PipeWriter) -> io::Result<()> {
         if let Some(names) = self.names.changes(Path::new("/etc")) {
             write_message(&mut self.socket, &Order::Names(names)).map_err(|error| match error {
@@ -236,24 +237,25 @@ impl Control {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::Error::other("no room for a descriptor"));
+            return Err(io::Error::other("no space for a descriptor"));
         }
         let sent = sendmsg(&self.socket, &[IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL)?;
         self.socket.write_all(&message[sent..])
     }
 }
 
-/// The body of an answer, as it comes.
+/// The body of an answer.
 pub(crate) struct Body {
     pipe: Timed,
     chunks: Chunks,
-    /// The longest wait for the next bytes: the fetcher gives a silent registry up before.
+    /// Time limit for more data; the fetcher's own limit for silent registries is shorter.
     silence: Duration,
     fetcher: Arc<Fetcher>,
 }
 
 impl Body {
-    /// As [`Read::read`]: `Ok(0)` is the end of a complete body. `name` is in front of the failure's text.
+    /// Reads like [`Read::read`]: `Ok(0)` is the end of a complete body. `name` is put in front of the
+    /// failure's text.
     pub(crate) fn read(&mut self, buffer: &mut [u8], name: &str) -> Result<usize, Trouble> {
         self.pipe.until = Instant::now() + self.silence;
         self.chunks.read(&mut self.pipe, buffer, self.silence).map_err(|broken| match broken {
@@ -263,7 +265,7 @@ impl Body {
     }
 }
 
-/// A pipe that is read until some instant.
+/// A pipe that can be read until a deadline.
 struct Timed {
     pipe: PipeReader,
     until: Instant,
@@ -277,7 +279,7 @@ impl Read for Timed {
             match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
                 Ok(0) if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
                 Ok(0) | Err(nix::errno::Errno::EINTR) => {}
-                // Nobody else reads it, so what is there stays there.
+                // There is no other reader, so the data stays available.
                 Ok(_) => return self.pipe.read(buffer),
                 Err(errno) => return Err(errno.into()),
             }

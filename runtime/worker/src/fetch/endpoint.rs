@@ -1,9 +1,10 @@
-//! One endpoint of a registry: requests with its credentials, tokens, redirects.
+//! One endpoint of a registry: requests with credentials, tokens and redirects.
 //!
-//! Credentials go to the endpoint they were given for and to the token service it names, nobody else. Redirects are
-//! followed by hand: from the first request to another host or scheme on, nothing that was meant for the endpoint is sent,
-//! and a challenge (401) is an error, because whoever made it would name the service that gets the password or the refresh
-//! token (CVE-2020-15157 of containerd was this). Nothing here logs a URL's query.
+//! Credentials are sent only to the endpoint for which they were configured and to the token service that
+//! this endpoint names. Redirects are followed by this module: from the first request to another host or
+//! scheme on, no credentials or headers of the endpoint are sent, and a challenge (401) is an error, because
+//! its sender could name a token service that receives the password or the refresh token (as in
+//! CVE-2020-15157 of containerd). The query of a URL is never logged.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,41 +14,42 @@ use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WW
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::{Agent, Body};
 
-use super::agent;
 use super::challenge::{self, Challenge};
 use super::protocol::{Remote, Setup};
 use super::trouble::Trouble;
+use super::{agent, tls};
 use crate::failure::{failure, invalid};
 
-/// Blob stores are one redirect away, mirrors two.
+/// Maximum number of redirects: blob stores need one, mirrors two.
 const REDIRECTS_MAX: u32 = 5;
-/// Longest answer of a token service.
+/// Maximum length in bytes of a token service's answer.
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
-/// An endpoint that is being asked, by any of the fetcher's threads.
+/// A connection to one endpoint, used by all threads of the fetcher.
 pub(super) struct Connection {
-    /// All endpoints, and what is the same for each.
+    /// All endpoints and their common settings.
     setup: Arc<Setup>,
-    /// Which of them this is.
+    /// Index of the endpoint.
     index: usize,
-    /// By scheme and proxy: two or three.
+    /// HTTP clients, usually two or three, by scheme and proxy.
     agents: Mutex<Vec<(AgentKey, Agent)>>,
-    /// The header's value, once it is known which the endpoint wants.
+    /// Value of the `Authorization` header; `None` until the endpoint's scheme is known.
     authorization: Mutex<Option<String>>,
 }
 
-/// What a request led to.
+/// The response to a request after all redirects.
 struct Answer {
     response: Response<Body>,
-    /// The host that answered, if it is not the endpoint or was reached by way of another host.
+    /// The host that responded, if it is not the endpoint or if another host redirected to it; otherwise
+    /// `None`.
     foreign: Option<String>,
 }
 
-/// Whether it speaks TLS, and through which proxy.
+/// The key of an HTTP client: whether TLS is used, and the proxy's URL.
 type AgentKey = (bool, Option<String>);
 
 impl Connection {
-    /// One for each endpoint.
+    /// Creates the connections, one for each endpoint.
     pub(super) fn all(setup: Setup) -> Vec<Self> {
         let setup = Arc::new(setup);
         let one = |index| Self {
@@ -63,7 +65,8 @@ impl Connection {
         &self.setup.remotes[self.index]
     }
 
-    /// GET of `manifests/REFERENCE` or `blobs/DIGEST`, from byte `offset` on; the answer is 200 or 206.
+    /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from byte `offset` on; the response has status 200 or
+    /// 206.
     pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Trouble> {
         let mut url = format!("{}/{}/{what}", self.remote().url, self.remote().repository);
         if self.remote().is_mirror {
@@ -71,7 +74,7 @@ impl Connection {
         }
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut answer = self.follow(&url, accept, offset, known.as_deref())?;
-        // A token may have expired since the last request; a second challenge says that the credentials are wrong.
+        // The token may have expired; a second challenge means that the credentials are wrong.
         if answer.is_own_challenge() {
             let authorization = self.answer_challenge(&answer.response)?;
             answer = self.follow(&url, accept, offset, Some(&authorization))?;
@@ -80,7 +83,7 @@ impl Connection {
         let Answer { response, foreign } = answer;
         if let (StatusCode::UNAUTHORIZED, Some(host)) = (response.status(), foreign) {
             let text = format!(
-                "{}: unauthorized: it redirects to {host}, which wants credentials; those of a registry are not sent \
+                "{}: unauthorized: it redirects to {host}, which requires credentials; credentials are not sent \
                  to another host",
                 self.remote().url
             );
@@ -102,7 +105,8 @@ impl Connection {
         let mut has_left = false;
         for _ in 0..=REDIRECTS_MAX {
             let mut request = self.agent(&url)?.get(url.clone()).header(ACCEPT, accept);
-            // A host that was left does not count as itself again: another one has chosen the URL by then.
+            // After a redirect to another host, that host chose the URL, so even the endpoint counts as
+            // another host.
             has_left |= host_of(&url) != endpoint;
             if !has_left {
                 let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
@@ -128,7 +132,8 @@ impl Connection {
         Err(invalid(format!("{}: more than {REDIRECTS_MAX} redirects", self.remote().url)).into())
     }
 
-    /// The agent for a URL: of the endpoint, of its token service, or of the blob store it leads to.
+    /// The HTTP client for a URL of the endpoint, of its token service, or of the blob store to which the
+    /// endpoint redirects.
     fn agent(&self, url: &Uri) -> Result<Agent, Failure> {
         let key =
             (url.scheme_str() == Some("https"), self.setup.environment.proxy_for(url).map(str::to_owned));
@@ -139,7 +144,7 @@ impl Connection {
         let agent = agent::agent(
             self.remote(),
             &self.setup.system_roots,
-            &self.setup.patience,
+            &self.setup.timeouts,
             key.0,
             key.1.as_deref(),
         )?;
@@ -147,7 +152,7 @@ impl Connection {
         Ok(agent)
     }
 
-    /// The value of the header that the endpoint wants.
+    /// The value of the `Authorization` header for the endpoint's challenge.
     fn answer_challenge(&self, response: &Response<Body>) -> Result<String, Trouble> {
         let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
         let authorization = match (challenge::parse(header.unwrap_or_default()), &self.remote().credentials) {
@@ -165,12 +170,13 @@ impl Connection {
             (Some(Challenge::Basic) | None, _) => None,
         };
         authorization.ok_or_else(|| {
-            let text = format!("{}: unauthorized: it wants credentials", self.remote().url);
+            let text = format!("{}: unauthorized: the registry requires credentials", self.remote().url);
             failure(FailureKind::Denied, text).into()
         })
     }
 
-    /// A token for the scope: by GET, or with a refresh token by POST (the distribution's token and OAuth2 documents).
+    /// Requests a token for the scope: by GET, or with a refresh token by POST (token and OAuth2 documents of
+    /// the distribution project).
     fn token(
         &self,
         realm: &str,
@@ -181,7 +187,7 @@ impl Connection {
         let url = parse_url(realm)?;
         let is_downgrade = self.remote().url.starts_with("https:") && url.scheme_str() == Some("http");
         if is_downgrade && !matches!(credentials, Credentials::None) {
-            let text = format!("{}: denied: its token service does not speak https", self.remote().url);
+            let text = format!("{}: denied: its token service does not use https", self.remote().url);
             return Err(failure(FailureKind::Denied, text).into());
         }
         if let Credentials::Identity(token) = credentials {
@@ -208,7 +214,7 @@ impl Connection {
 }
 
 impl Answer {
-    /// Whether the endpoint itself asks for credentials.
+    /// Whether the endpoint itself requires credentials.
     fn is_own_challenge(&self) -> bool {
         self.response.status() == StatusCode::UNAUTHORIZED && self.foreign.is_none()
     }
@@ -230,7 +236,7 @@ fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Trouble
     token.ok_or_else(|| invalid(format!("{service}: no token in its answer")).into())
 }
 
-/// Answers other than success, as kinds and in the words that kubelets and people look for.
+/// Maps error responses to kinds and to texts that kubelets and users search for.
 fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
     let status = response.status().as_u16();
     let (kind, words) = match status {
@@ -240,7 +246,7 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
         404 => (FailureKind::NotFound, "not found"),
         408 => (FailureKind::Unavailable, "the request took too long"),
         416 => (FailureKind::Invalid, "the range does not fit the blob"),
-        429 => (FailureKind::Unavailable, "toomanyrequests"),
+        429 => (FailureKind::RateLimited, "toomanyrequests"),
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
     };
@@ -248,8 +254,8 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
     Err(trouble.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
 }
 
-/// Scheme, host and port: what credentials belong to. Host names do not depend on case, and the port of the scheme may be
-/// left out (RFC 3986, section 6.2).
+/// Scheme, host and port of a URL, for which credentials are valid. Host names are compared without case, and
+/// the default port of the scheme may be omitted (RFC 3986, section 6.2).
 fn host_of(url: &Uri) -> Option<String> {
     let (scheme, host) = (url.scheme_str()?, url.host()?.to_ascii_lowercase());
     let port = match (scheme, url.port_u16()) {
@@ -260,14 +266,14 @@ fn host_of(url: &Uri) -> Option<String> {
 }
 
 fn parse_url(text: &str) -> Result<Uri, Failure> {
-    let url: Uri = text.parse().map_err(|_| invalid("a URL that cannot be read"))?;
+    let url: Uri = text.parse().map_err(|_| invalid("a URL that cannot be parsed"))?;
     match url.scheme_str() {
         Some("http" | "https") if url.authority().is_some() => Ok(url),
         _ => Err(invalid("a URL that is neither http nor https")),
     }
 }
 
-/// Where a redirect leads: an absolute URL, or a path of the same host.
+/// The target of a redirect: an absolute URL, or a path on the same host.
 fn redirected(from: &Uri, response: &Response<Body>) -> Result<Uri, Failure> {
     let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let target = match location.starts_with('/') {
@@ -283,30 +289,48 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Uri, Failure> {
 fn unreachable_peer(url: &Uri, error: &ureq::Error) -> Trouble {
     let words = match error {
         ureq::Error::Timeout(ureq::Timeout::RecvResponse) => "no answer in time".to_owned(),
-        error => error.to_string(),
+        error => tls_error(error).and_then(tls::explain).unwrap_or_else(|| error.to_string()),
     };
-    let failure = failure(FailureKind::Unavailable, format!("{}: {words}", host_of(url).unwrap_or_default()));
+    let kind = match error {
+        error if is_certificate(error) => FailureKind::Certificate,
+        error if is_resolver(error) => FailureKind::NameResolution,
+        _ => FailureKind::Unavailable,
+    };
+    let failure = failure(kind, format!("{}: {words}", host_of(url).unwrap_or_default()));
     match is_certificate(error) {
         true => Trouble::lasting(failure),
         false => failure.into(),
     }
 }
 
-/// A certificate that is not trusted now will not be in a second.
-fn is_certificate(error: &ureq::Error) -> bool {
-    let certificate = |error: &rustls::Error| {
-        matches!(error, rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
-    };
+/// Whether the lookup of the host's name has failed. The standard library has no error kind for this, only
+/// this text.
+fn is_resolver(error: &ureq::Error) -> bool {
     match error {
-        ureq::Error::Rustls(error) => certificate(error),
-        ureq::Error::Io(error) => {
-            error.get_ref().and_then(|inner| inner.downcast_ref()).is_some_and(certificate)
-        }
+        ureq::Error::HostNotFound => true,
+        ureq::Error::Io(error) => error.to_string().starts_with("failed to lookup address information"),
         _ => false,
     }
 }
 
-/// RFC 7617, section 2.
+/// Whether the error is an untrusted certificate, for which a retry is useless.
+fn is_certificate(error: &ureq::Error) -> bool {
+    let certificate = |error: &rustls::Error| {
+        matches!(error, rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
+    };
+    tls_error(error).is_some_and(certificate)
+}
+
+/// The TLS error in `error`; `None` for other errors.
+fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
+    match error {
+        ureq::Error::Rustls(error) => Some(error),
+        ureq::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()),
+        _ => None,
+    }
+}
+
+/// The header value for basic authentication (RFC 7617, section 2).
 fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", data_encoding::BASE64.encode(format!("{username}:{password}").as_bytes()))
 }
@@ -316,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passwords_are_sent_as_the_rfc_has_it() {
+    fn basic_authentication_has_the_format_of_the_rfc() {
         assert_eq!(basic("Aladdin", "open sesame"), "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
         assert_eq!(basic("", ""), "Basic Og==");
     }

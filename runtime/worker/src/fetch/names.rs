@@ -1,5 +1,5 @@
-//! The node's files that a resolver reads, watched from outside of the jail: the fetcher gets their contents, so that they may
-//! be symbolic links (systemd-resolved's), absent, or another file in the middle of a long pull.
+//! Watches the node's resolver files for the fetcher, which cannot access them and receives their content.
+//! They may be symbolic links (systemd-resolved), missing, or replaced during a long pull.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -8,31 +8,31 @@ use std::path::Path;
 
 use super::protocol::Names;
 
-/// Their names in `/etc`, in the order of [`Names`]: what musl's resolver opens.
+/// Names of the two files in `/etc`, in the order of [`Names`]: the files that musl's resolver opens.
 pub(crate) const FILES: [&str; 2] = ["resolv.conf", "hosts"];
 
-/// Longest file that is handed over: lists of blocked hosts have some megabytes. Both fit in a message and in the jail.
+/// Maximum size of a file in bytes. Host files with block lists have some megabytes; both files must fit in a
+/// message and in the fetcher's memory limit.
 const FILE_BYTES_MAX: u64 = 3 << 20;
 
-/// What was seen of the files last.
+/// The last observed state of the files.
 #[derive(Default)]
 pub(super) struct Watch {
     seen: [Option<Stamp>; 2],
-    /// They were looked at before.
+    /// Whether the files have been read at least once.
     is_begun: bool,
 }
 
-/// What differs where a file was written, or replaced by another: device, inode, size, and both times in seconds and
-/// nanoseconds.
+/// Identifies a file's content: device, inode, size, and both times in seconds and nanoseconds.
 type Stamp = [i128; 7];
 
 impl Watch {
-    /// The contents of those that changed since the last call; `None` where none did.
+    /// The content of files that changed since the last call; `None` if none did.
     pub(super) fn changes(&mut self, directory: &Path) -> Option<Names> {
         let mut names = Names::default();
         for (index, name) in FILES.iter().enumerate() {
             let path = directory.join(name);
-            // What cannot be looked at is, for a resolver, not there.
+            // A file that cannot be accessed counts as missing, as for a resolver.
             let about = std::fs::metadata(&path).ok().filter(Metadata::is_file);
             let stamp = about.as_ref().map(stamp);
             if self.is_begun && stamp == self.seen[index] {
@@ -58,16 +58,16 @@ fn stamp(about: &Metadata) -> Stamp {
     ]
 }
 
-/// What is longer than the bound is cut after a line.
+/// Reads a file; a file above the maximum size is cut after a line.
 fn read(path: &Path) -> String {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     if let Err(error) = read {
-        eprintln!("read {}: {error}: names are looked up without it", path.display());
+        eprintln!("read {}: {error}: ignored by name resolution", path.display());
         return String::new();
     }
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        eprintln!("{}: what is behind {FILE_BYTES_MAX} bytes is left out", path.display());
+        eprintln!("{}: larger than {FILE_BYTES_MAX} bytes, the rest is ignored", path.display());
         bytes.truncate(FILE_BYTES_MAX as usize);
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         bytes.truncate(end);
@@ -79,9 +79,9 @@ fn read(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// A resolver's files as nodes have them: absent, symbolic links that are exchanged, rewritten in place.
+    /// Resolver files as on real nodes: missing, exchanged symbolic links, rewritten in place.
     #[test]
-    fn changes_are_seen_whatever_kind_of_file_it_is() {
+    fn changes_are_detected_for_all_kinds_of_files() {
         let folder = std::env::temp_dir().join(format!("coracle-names-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let at = |name: &str| folder.join(name);
@@ -89,12 +89,12 @@ mod tests {
             Some(Names { files: [first.map(str::to_owned), second.map(str::to_owned)] })
         };
         let mut watch = Watch::default();
-        assert_eq!(watch.changes(&folder), names(Some(""), Some("")), "neither is there");
+        assert_eq!(watch.changes(&folder), names(Some(""), Some("")), "both files are missing");
         assert_eq!(watch.changes(&folder), None);
         std::fs::write(at("stub"), "nameserver 127.0.0.53\n").unwrap();
         std::os::unix::fs::symlink("stub", at("resolv.conf")).unwrap();
         assert_eq!(watch.changes(&folder), names(Some("nameserver 127.0.0.53\n"), None));
-        // As systemd-resolved does: a new file takes the name of the old one.
+        // As systemd-resolved does it: a new file is renamed over the old one.
         std::fs::write(at("new"), "nameserver 127.0.0.54\n").unwrap();
         std::fs::rename(at("new"), at("stub")).unwrap();
         assert_eq!(watch.changes(&folder), names(Some("nameserver 127.0.0.54\n"), None));
@@ -106,7 +106,7 @@ mod tests {
         assert!(cut.len() as u64 <= FILE_BYTES_MAX && cut.ends_with('\n') && long.starts_with(&cut));
         std::fs::remove_file(at("hosts")).unwrap();
         nix::unistd::mkfifo(&at("hosts"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_eq!(watch.changes(&folder), names(None, Some("")), "a FIFO is not waited for");
+        assert_eq!(watch.changes(&folder), names(None, Some("")), "reading a FIFO does not block");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,5 +1,6 @@
-//! The fetcher: a process in a jail that has the network and nothing else. It takes requests from the control socket, each in a
-//! thread of its own, and answers each into the pipe that came with it. A pipe that the worker has closed ends its request.
+//! The fetcher process, which is confined to network access. It receives requests from the control socket,
+//! handles each in its own thread, and writes the answer to the pipe of the request. If the worker closes the
+//! pipe, the request ends.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,14 +26,14 @@ use super::trouble::Trouble;
 use crate::failure::failure;
 use crate::jail;
 
-/// Of a thread that answers: TLS and HTTP need some 40 KiB.
+/// Stack size in bytes of a request's thread: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Requests at once: a worker makes one for each of its connections (`[registry] connections`, 16 at most), and those that it
-/// has given up may last until the registry's silence ends them.
+/// Maximum number of concurrent requests: a worker makes one per connection (`[registry] connections`, 16 at
+/// most), and aborted ones continue until the registry's read timeout.
 const REQUESTS_MAX: usize = 64;
 
-/// The fetcher's life: its stdin is the control socket.
+/// Main function of the fetcher: its standard input is the control socket.
 pub(crate) fn live() -> ExitCode {
     match confine_and_serve() {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,19 +45,19 @@ pub(crate) fn live() -> ExitCode {
 }
 
 fn confine_and_serve() -> io::Result<()> {
-    // This closes all descriptors but the standard ones, so the socket is taken afterwards.
+    // This closes all descriptors except the standard ones, so the socket is opened afterwards.
     let confined = jail::network::confine();
     let mut control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (ready, files): (Ready, _) = match confined {
         Ok(files) => (Ok(()), files),
-        Err(why) => (Err(jail::not_without(&why, "no registry is asked")), Vec::new()),
+        Err(why) => (Err(jail::not_without(&why, "no registry is contacted")), Vec::new()),
     };
     write_message(&mut control, &ready).map_err(io::Error::other)?;
-    // Not one order is read by a process that is confined in part.
+    // No order is read unless the confinement is complete.
     if ready.is_ok() { serve(control, files) } else { Ok(()) }
 }
 
-/// Obeys until the worker closes the control socket.
+/// Executes the worker's orders until the worker closes the control socket.
 pub(super) fn serve(mut control: UnixStream, files: Vec<File>) -> io::Result<()> {
     let mut connections: Arc<Vec<Connection>> = Arc::default();
     let at_work = Arc::new(AtomicUsize::new(0));
@@ -74,7 +75,7 @@ pub(super) fn serve(mut control: UnixStream, files: Vec<File>) -> io::Result<()>
     Ok(())
 }
 
-/// Counts itself among the requests at work.
+/// A running request in the counter; dropping the value decrements the counter.
 struct Guard(Arc<AtomicUsize>);
 
 impl Drop for Guard {
@@ -83,7 +84,7 @@ impl Drop for Guard {
     }
 }
 
-/// Runs `work` in a thread; it hears whether there are too many.
+/// Runs `work` in a thread; the argument of `work` is whether the number of requests is within the limit.
 fn start(work: impl FnOnce(bool) + Send + 'static, at_work: Arc<AtomicUsize>) -> io::Result<()> {
     let is_allowed = at_work.fetch_add(1, Ordering::Relaxed) < REQUESTS_MAX;
     let guard = Guard(at_work);
@@ -94,9 +95,10 @@ fn start(work: impl FnOnce(bool) + Send + 'static, at_work: Arc<AtomicUsize>) ->
     std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map(drop)
 }
 
-/// The next order and its descriptor; none once the worker has hung up.
+/// Receives the next order and its descriptor; `None` after the worker closed the socket.
 pub(super) fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Option<OwnedFd>)>> {
-    // The descriptor comes with a message's first byte, so its length is received, and the rest is read.
+    // The descriptor arrives with the first byte of a message, so the length is received with recvmsg and the
+    // rest is read.
     let mut length = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -125,7 +127,8 @@ pub(super) fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Opt
     Ok(Some((order, pipe)))
 }
 
-/// In place, which whoever reads at that moment may see: a name is not found then, and is asked for again as after any failure.
+/// Writes the resolver files in place. A concurrent lookup may read a partial file and fail; it is then
+/// retried like any failure.
 fn write_names(files: &[File], names: &Names) -> io::Result<()> {
     for (file, text) in files.iter().zip(&names.files) {
         if let Some(text) = text {
@@ -136,14 +139,14 @@ fn write_names(files: &[File], names: &Names) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers one request. Where the pipe breaks, nobody wants the answer any more.
+/// Handles one request. A broken pipe means that the worker no longer needs the answer.
 fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool) {
     let mut pipe = File::from(pipe);
     let internal = |text: &str| Err(Trouble::from(failure(FailureKind::Internal, text)));
     let response = match connections.get(get.remote as usize) {
         _ if !is_allowed => internal("too many requests at once"),
         Some(connection) => connection.get(&get.what, &get.accept, get.offset),
-        None => internal("a request to an endpoint that is not known"),
+        None => internal("a request to an unknown endpoint"),
     };
     match response {
         Ok(response) => {
@@ -157,7 +160,8 @@ fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool
     }
 }
 
-/// Where the body begins; an answer to a range that does not say which one is taken at its word.
+/// Determines the offset of the body; a partial response without `Content-Range` is assumed to be the
+/// requested range.
 fn begin(response: &Response<Body>, offset: u64) -> Begin {
     if response.status() != StatusCode::PARTIAL_CONTENT {
         return Begin::First;
@@ -170,7 +174,7 @@ fn begin(response: &Response<Body>, offset: u64) -> Begin {
     }
 }
 
-/// A chunk for each read.
+/// Writes the body in chunks, one for each read.
 fn pass_on(mut response: Response<Body>, pipe: &mut File) -> Result<(), MessageError> {
     const HEADER_BYTES: usize = 4;
     let mut body = response.body_mut().as_reader();

@@ -1,160 +1,163 @@
-//! What the two processes of a pull say to each other. No I/O of its own, and nothing here trusts its peer.
+//! The protocol between a worker and its fetcher. The module does no I/O of its own, and neither process
+//! trusts the other.
 //!
-//! | channel | who to whom | what |
+//! | channel | direction | content |
 //! |---|---|---|
 //! | control, a stream socket | fetcher to worker | once: [`Ready`], a message |
-//! | control | worker to fetcher | [`Order`]s, each a message; with a [`Order::Get`] comes a pipe to answer into |
-//! | a pipe for each request | fetcher to worker | an [`Answer`], a message; behind [`Answer::Body`] the body in chunks |
+//! | control | worker to fetcher | [`Order`]s, each a message; [`Order::Get`] includes a pipe for the answer |
+//! | a pipe for each request | fetcher to worker | an [`Answer`], a message; after [`Answer::Body`] the body in chunks |
 //!
-//! A message is a little-endian u32 length and that many bytes of postcard, as a worker's answers to the daemon. A chunk is a
-//! little-endian u32 length, at most [`CHUNK_BYTES_MAX`], and that many bytes. A length of 0 ends the body, and an [`End`], a
-//! message, says how: a pipe that ends without one says that the fetcher is gone, not that the body is complete.
+//! A message is a little-endian u32 length and that many bytes of postcard, like a worker's answers to the
+//! daemon. A chunk is a little-endian u32 length, at most [`CHUNK_BYTES_MAX`], and that many bytes. A length
+//! of 0 ends the body; the message [`End`] follows. A pipe that ends without [`End`] means that the fetcher
+//! has ended, not that the body is complete.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use coracle_job::{Credentials, Failure, MessageError, Patience, read_message_within, write_message};
+use coracle_job::{Credentials, Failure, MessageError, Timeouts, read_message_within, write_message};
 use serde::{Deserialize, Serialize};
 
 use super::trouble::Trouble;
 use crate::registries::Environment;
 
-/// Longest message in a pipe: a failure's text. The worker reads no more of a fetcher that may have been taken over.
+/// Maximum length in bytes of a message in a pipe, which contains at most the text of a failure. The worker
+/// does not read longer messages, because the fetcher may be compromised.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Longest chunk of a body: one read from the network.
+/// Maximum length of a chunk in bytes: one read from the network.
 pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
 
-/// The jail is closed, or which step of it this host does not allow.
+/// The result of the confinement; the failure names the step that failed on this host.
 pub(super) type Ready = Result<(), Failure>;
 
-/// What a worker tells its fetcher.
+/// An order of the worker.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Order {
-    /// The first: everything that requests need of the node's files and environment.
+    /// The first order: all files and settings of the node that requests need.
     Setup(Setup),
-    /// What the resolver is to read from now on.
+    /// New content of the resolver's files.
     Names(Names),
-    /// A request; a pipe comes with it.
+    /// A request; the pipe for its answer is passed with the message.
     Get(Get),
 }
 
-/// All that a fetcher is given. It holds secrets, so there is no `Debug`.
+/// The settings of a fetcher. The type has no `Debug`, because the settings contain secrets.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Setup {
-    /// The registry's name, for mirrors.
+    /// Name of the registry, which requests to mirrors contain.
     pub(super) registry: String,
     pub(super) remotes: Vec<Remote>,
-    pub(super) patience: Patience,
-    /// Which proxy is for what.
+    pub(super) timeouts: Timeouts,
+    /// Proxy settings from environment variables.
     pub(super) environment: Environment,
-    /// The system's trusted roots, in PEM.
+    /// The system's trusted root certificates in PEM.
     pub(super) system_roots: String,
 }
 
-/// One endpoint.
+/// An endpoint of a registry, with the content of its files.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Remote {
-    /// With scheme and prefix, without a trailing slash.
+    /// URL with scheme and prefix, without a trailing slash.
     pub(super) url: String,
     pub(super) repository: String,
     pub(super) credentials: Credentials,
-    /// Sent with each request to it.
+    /// Additional headers of each request.
     pub(super) headers: Vec<(String, String)>,
     pub(super) is_mirror: bool,
-    /// The server's certificate is not checked.
+    /// Whether the server's certificate is not verified.
     pub(super) insecure_skip_verify: bool,
-    /// The files of its TLS; or why one of them cannot be read, which every request that needs them fails with.
+    /// Content of the TLS files; or the error of reading a file, with which all requests over TLS fail.
     pub(super) tls: Result<Pem, Failure>,
 }
 
-/// PEM files of one endpoint: their contents.
+/// Content of the PEM files of one endpoint.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Pem {
-    /// Roots that are trusted beside the system's.
+    /// Trusted root certificates in PEM, in addition to the system's.
     pub(super) roots: Vec<String>,
     pub(super) client: Option<ClientPem>,
 }
 
-/// The client's certificate.
+/// The client's certificate and key in PEM.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ClientPem {
     pub(super) certificate: String,
     pub(super) key: String,
-    /// Of the key's file, for messages.
+    /// Path of the key file, for messages.
     pub(super) key_path: String,
 }
 
-/// The node's files of the resolver: their contents; `None`: as before.
+/// Content of the node's resolver files; `None`: the file is unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Names {
     pub(super) files: [Option<String>; 2],
 }
 
-/// GET of `manifests/REFERENCE` or `blobs/DIGEST`.
+/// Request of `manifests/REFERENCE` or `blobs/DIGEST`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Get {
     /// Index of a [`Remote`].
     pub(super) remote: u32,
     pub(super) what: String,
     pub(super) accept: String,
-    /// The first byte that is wanted.
+    /// Offset of the first requested byte.
     pub(super) offset: u64,
 }
 
-/// What a request led to.
+/// The result of a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// It is answered with success; the body follows.
+    /// Success; the body follows.
     Body(Head),
-    /// It is not.
+    /// The request failed; with the reason.
     Trouble(Trouble),
 }
 
-/// What the worker has to know of a successful answer.
+/// The parts of a successful response that the worker needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Head {
-    /// Where its body begins.
+    /// Offset of the body.
     pub(crate) begin: Begin,
-    /// Bytes of the body, where the registry says it.
+    /// Length of the body in bytes; `None` if the registry did not send it.
     pub(crate) length: Option<u64>,
 }
 
-/// Where a body begins.
+/// Offset of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Begin {
-    /// At the first byte of the whole, whatever was asked.
+    /// The body begins with the first byte of the blob, whatever offset was requested.
     First,
-    /// Where it was asked to.
+    /// The body begins at the requested offset.
     AsAsked,
-    /// At another byte than was asked.
+    /// The body begins at another offset.
     Elsewhere,
 }
 
 /// How a body ended.
 #[derive(Debug, Serialize, Deserialize)]
 enum End {
-    /// With its last byte.
+    /// The body is complete.
     Complete,
-    /// Before, and why.
+    /// The body is incomplete; with the reason.
     Cut(String),
 }
 
-/// Why nothing more can be read of an answer.
+/// The reason why an answer cannot be read any further.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The registry's side ended early: the fetcher says why.
+    /// The registry closed its connection early; with the fetcher's error.
     Cut(String),
-    /// The fetcher closed the pipe without a word.
+    /// The fetcher closed the pipe without an end message.
     Ended,
-    /// It sent what it never sends.
+    /// The fetcher violated the protocol; with a description.
     Nonsense(String),
-    /// It sent nothing for so long.
+    /// The fetcher sent no data for this time.
     Silent(Duration),
 }
 
 impl Broken {
-    /// An error of a reader, whose limit was `limit`.
+    /// Converts a read error; `limit` is the reader's timeout.
     pub(super) fn from_io(error: &io::Error, limit: Duration) -> Self {
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Silent(limit),
@@ -171,7 +174,7 @@ impl Broken {
     }
 }
 
-/// Reads the answer that comes first.
+/// Reads the answer at the start of a pipe.
 pub(super) fn read_answer(from: &mut impl Read, limit: Duration) -> Result<Answer, Broken> {
     match read_message_within(from, ANSWER_BYTES_MAX) {
         Ok(Some(answer)) => Ok(answer),
@@ -180,7 +183,7 @@ pub(super) fn read_answer(from: &mut impl Read, limit: Duration) -> Result<Answe
     }
 }
 
-/// Writes it. A text that is longer than the worker reads is cut.
+/// Writes the answer. The text of a failure is cut at the maximum length.
 pub(super) fn write_answer(to: &mut impl Write, mut answer: Answer) -> Result<(), MessageError> {
     if let Answer::Trouble(trouble) = &mut answer {
         shorten(&mut trouble.failure.message);
@@ -188,7 +191,7 @@ pub(super) fn write_answer(to: &mut impl Write, mut answer: Answer) -> Result<()
     write_message(to, &answer)
 }
 
-/// Leaves room for the rest of a message.
+/// Cuts the text, leaving space for the rest of a message.
 fn shorten(text: &mut String) {
     let mut end = text.len().min(ANSWER_BYTES_MAX / 2);
     while !text.is_char_boundary(end) {
@@ -197,7 +200,7 @@ fn shorten(text: &mut String) {
     text.truncate(end);
 }
 
-/// Ends a body: with its last byte, or `why` before that.
+/// Ends a body: complete if `why` is `None`, otherwise incomplete for this reason.
 pub(super) fn write_end(to: &mut impl Write, why: Option<String>) -> Result<(), MessageError> {
     to.write_all(&[0; 4]).map_err(MessageError::Io)?;
     let end = why.map_or(End::Complete, |mut why| {
@@ -207,17 +210,17 @@ pub(super) fn write_end(to: &mut impl Write, why: Option<String>) -> Result<(), 
     write_message(to, &end)
 }
 
-/// A body's chunks, as they are read.
+/// Reads a body from its chunks.
 #[derive(Default)]
 pub(super) struct Chunks {
-    /// Bytes of the current chunk that are still to come.
+    /// Remaining bytes of the current chunk.
     left: usize,
     is_over: bool,
 }
 
 impl Chunks {
-    /// As [`Read::read`]: `Ok(0)` is the end of a complete body, for a `buffer` that is not empty. `limit` is the reader's, for
-    /// messages.
+    /// Reads like [`Read::read`]: `Ok(0)` is the end of a complete body if `buffer` is not empty. `limit` is
+    /// the reader's timeout, for messages.
     pub(super) fn read(
         &mut self,
         from: &mut impl Read,
@@ -264,7 +267,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// The same numbers for the same seed.
+    /// A generator of pseudo-random numbers; equal seeds give equal numbers.
     fn generator(mut seed: u64) -> impl FnMut() -> u64 {
         move || {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -272,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Gives out bytes in pieces of any size, as a pipe does.
+    /// A reader that returns its bytes in pieces of random length, like a pipe.
     struct Pieces<'a, F>(&'a [u8], F);
 
     impl<F: FnMut() -> u64> Read for Pieces<'_, F> {
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_arrive_whole_however_they_are_cut_into_pieces() {
+    fn bodies_do_not_depend_on_how_the_stream_is_split() {
         let mut next = generator(1);
         for _ in 0..200 {
             let count = next() % 6;
@@ -317,9 +320,9 @@ mod tests {
         }
     }
 
-    /// Wherever the stream ends early, what was read is a beginning of the body, and the end is no end of a body.
+    /// A truncated stream results in the first bytes of the body and an error.
     #[test]
-    fn no_stream_that_ends_early_is_a_complete_body() {
+    fn a_truncated_stream_is_never_a_complete_body() {
         let (mut stream, bytes) = body(&[3, 1, 200]);
         write_end(&mut stream, None).unwrap();
         for end in 0..stream.len() {
@@ -334,10 +337,10 @@ mod tests {
         assert_eq!(read, [0, 0, 0]);
     }
 
-    /// Whatever a fetcher that was taken over sends, the reader ends, holds no more than the bounds, and gives no more bytes
-    /// than came. Every second stream is one of a fetcher with one byte changed, so that each field is reached.
+    /// Any stream of a compromised fetcher ends, uses bounded memory, and returns no more bytes than it
+    /// contains. Every second stream is a valid one with one changed byte, so that each field is tested.
     #[test]
-    fn garbage_ends_and_costs_no_memory() {
+    fn malformed_streams_end_and_use_bounded_memory() {
         let mut next = generator(7);
         let mut outcomes = [0; 4];
         for round in 0..20_000_u64 {
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_to_what_the_worker_reads() {
+    fn texts_are_cut_to_the_maximum_length() {
         let mut stream = Vec::new();
         let long = failure(FailureKind::Denied, "é".repeat(ANSWER_BYTES_MAX));
         write_answer(&mut stream, Answer::Trouble(Trouble::lasting(long))).unwrap();

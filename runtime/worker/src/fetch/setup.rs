@@ -1,14 +1,14 @@
-//! What a fetcher needs of the node's files and of the worker's environment, gathered by the worker.
+//! Collects the files and environment variables of the node that a fetcher needs.
 
 use std::path::Path;
 
-use coracle_job::{Failure, Patience};
+use coracle_job::{Failure, Timeouts};
 
 use super::protocol::{ClientPem, Pem, Remote, Setup};
 use crate::failure::io_failure;
 use crate::registries::{Endpoint, Environment, Tls};
 
-/// Bundles of trusted roots, as distributions place them; the first that is there counts.
+/// Paths of the root certificate bundles of distributions; the first existing one is used.
 const ROOTS: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -16,12 +16,12 @@ const ROOTS: &[&str] = &[
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// Reads all of it.
-pub(super) fn gather(endpoints: &[Endpoint], registry: &str, patience: Patience) -> Setup {
+/// Collects all settings that the fetcher needs for these endpoints.
+pub(super) fn gather(endpoints: &[Endpoint], registry: &str, timeouts: Timeouts) -> Setup {
     Setup {
         registry: registry.to_owned(),
         remotes: endpoints.iter().map(remote).collect(),
-        patience,
+        timeouts,
         environment: Environment::read(),
         system_roots: system_roots(),
     }
@@ -40,7 +40,7 @@ fn remote(endpoint: &Endpoint) -> Remote {
 }
 
 fn pem(tls: &Tls) -> Result<Pem, Failure> {
-    // Armoured text; what else is in such a file does not count.
+    // PEM text; other content is ignored.
     let read = |path: &Path| {
         let bytes = std::fs::read(path).map_err(|error| io_failure("read", path, &error))?;
         Ok::<_, Failure>(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,45 +1,60 @@
-//! Why an endpoint did not give what was asked, and whether it may give it the next time.
+//! The reason why a request to an endpoint failed, and whether a retry may succeed.
 
 use std::time::Duration;
 
 use coracle_job::{Failure, FailureKind};
 use serde::{Deserialize, Serialize};
 
-/// Longest pause that a registry may ask for; one that wants more is an error now.
+use crate::failure::failure;
+
+/// Maximum pause that a registry may request; a longer one makes the request fail at once.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// A failure of one request.
+/// The failure of one request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Trouble {
-    /// For people.
+    /// Kind and text of the failure.
     pub(crate) failure: Failure,
-    /// How long to wait at least before it is asked again; `None`: it would say the same.
+    /// Minimum delay before a retry; `None`: a retry cannot succeed.
     pub(crate) pause: Option<Duration>,
-    /// No other endpoint can be asked any more, either.
+    /// Whether the pull ends, because other endpoints cannot be used, either.
     pub(crate) ends_pull: bool,
 }
 
 impl From<Failure> for Trouble {
-    /// What is unavailable may be there in a moment; the rest stays as it is.
+    /// Failures of kind `Unavailable` may be temporary; all others are permanent.
     fn from(failure: Failure) -> Self {
-        let is_passing = failure.kind == FailureKind::Unavailable;
+        let is_passing = matches!(
+            failure.kind,
+            FailureKind::Unavailable | FailureKind::RateLimited | FailureKind::NameResolution
+        );
         Self { failure, pause: is_passing.then_some(Duration::ZERO), ends_pull: false }
     }
 }
 
 impl Trouble {
-    /// Asking again is of no use.
+    /// The endpoint answered with an HTML page. Other endpoints are tried; a retry at this one is useless
+    /// until a user has logged in.
+    pub(crate) fn of_page(what: &str) -> Self {
+        let text = format!(
+            "{what}: it answered with a web page (HTML): a captive portal or a proxy answers in place of the registry; \
+             log in there, or correct the address"
+        );
+        Self::lasting(failure(FailureKind::Unavailable, text))
+    }
+
+    /// A permanent failure: a retry cannot succeed.
     pub(super) fn lasting(failure: Failure) -> Self {
         Self { failure, pause: None, ends_pull: false }
     }
 
-    /// The fetcher cannot be asked any more.
+    /// A failure of the fetcher itself, which ends the pull.
     pub(super) fn of_pull(failure: Failure) -> Self {
         Self { failure, pause: None, ends_pull: true }
     }
 
-    /// What a fetcher says, as far as it may: it knows nothing of disks, and decides neither over other endpoints nor over long
-    /// pauses.
+    /// Restricts a failure that the fetcher reported: it must not report disk errors, end the pull, or
+    /// request a long delay.
     pub(super) fn of_peer(self) -> Self {
         let mut failure = self.failure;
         if matches!(failure.kind, FailureKind::NoSpace | FailureKind::Plugin) {
@@ -48,12 +63,12 @@ impl Trouble {
         Self { failure, pause: self.pause.map(|pause| pause.min(PAUSE_MAX)), ends_pull: false }
     }
 
-    /// Takes the `Retry-After` of an answer into account: seconds, as registries send it (a date is not looked at).
+    /// Applies the `Retry-After` of a response in seconds; a date, which registries do not send, is ignored.
     pub(super) fn after(mut self, retry_after: Option<&str>) -> Self {
         let asked = retry_after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
         if let (Some(_), Some(asked)) = (self.pause, asked) {
             self.pause = (asked <= PAUSE_MAX).then_some(asked);
-            self.failure.message.push_str(&format!(", it asks for {} s of patience", asked.as_secs()));
+            self.failure.message.push_str(&format!(", it asks to wait for {} s", asked.as_secs()));
         }
         self
     }
@@ -62,10 +77,9 @@ impl Trouble {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::failure;
 
     #[test]
-    fn only_what_may_pass_is_waited_for_and_not_for_ever() {
+    fn only_temporary_failures_have_a_bounded_retry_delay() {
         let trouble = |kind, retry_after| Trouble::from(failure(kind, "x")).after(retry_after).pause;
         let unavailable = FailureKind::Unavailable;
         assert_eq!(trouble(unavailable, None), Some(Duration::ZERO));
@@ -75,9 +89,9 @@ mod tests {
         assert_eq!(trouble(FailureKind::Denied, Some("7")), None);
     }
 
-    /// A full disk, and an end of the whole pull, are the worker's own to say.
+    /// Only the worker may report a full disk or end the pull.
     #[test]
-    fn a_fetcher_speaks_for_its_endpoint_only() {
+    fn a_fetcher_can_only_report_failures_of_its_endpoint() {
         let said = Trouble {
             failure: failure(FailureKind::NoSpace, "x"),
             pause: Some(Duration::MAX),

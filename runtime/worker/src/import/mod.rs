@@ -1,58 +1,67 @@
-//! Importing archives: what `docker save` and OCI tools write, for nodes without an uplink (CRI 8.2,
-//! AIR-2, AIR-3, AIR-8).
+//! Imports archives in the formats of `docker save` and of OCI tools, for nodes without internet access (CRI
+//! 8.2, AIR-2, AIR-3, AIR-8).
 //!
 //! ```text
-//!   archive ─► spool ─► index.json (OCI) or manifest.json (docker) ─► images of this platform ─► layers, users ─► records
+//! archive ─► spool ─► index.json (OCI) or manifest.json (docker) ─► images of this platform ─► layers, users
+//! ─► records
 //! ```
-//! An archive that breaks off, or lies about a digest, leaves nothing that is seen: records are the daemon's to write.
+//! A truncated archive, or one with wrong digests, has no visible effect: the daemon writes the records.
 
+mod archive;
 mod spool;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob};
 use serde::Deserialize;
+use serde_json::json;
 
-use crate::failure::{Context, failure, invalid, io_failure};
+use crate::failure::{Context, invalid, io_failure};
 use crate::image_config::{self, digest_of};
-use crate::pull::manifest::{self, ARCHITECTURE, Descriptor, Document};
+use crate::pull::manifest::{self, Descriptor, Document};
 use crate::pull::platform;
-use crate::store::{Move, Store};
-use crate::unpack::Aside;
+use crate::store::{Move, Store, open_plain};
+use crate::unpack::{Aside, Compression, MAGIC_BYTES};
 use crate::users;
-pub(crate) use spool::{Piece, digest_of_file, scatter};
+pub(crate) use archive::{Piece, scatter};
+pub(crate) use spool::digest_of_file;
 use spool::{Spool, Spooled, missing};
 
-/// Indexes below indexes, as nested as nobody makes them.
+/// Maximum nesting of indexes; real archives have one level.
 const INDEX_DEPTH_MAX: u32 = 3;
 
-/// Where tools put a whole reference.
+/// Annotation with the complete reference, written by containerd.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
-/// Where the specification puts a name, mostly only a tag.
+/// Annotation with the name (OCI image specification), often only a tag.
 const OCI_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Images of an archive, and why others of it are none.
+/// The imported images, and the failures of the images that could not be imported.
 type Imported = (Vec<ImageRecord>, Vec<Failure>);
 
-/// Imports every image of this platform that can be; `progress` hears of bytes read of the archive. An archive of which
-/// nothing can be imported is a failure.
+/// Imports all valid images for this platform; `progress` receives the number of archive bytes that were
+/// read, and the total. Fails if no image can be imported.
 pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?;
     let mut import = || -> Result<Imported, Failure> {
         let spool = Spool::read(&store, &job.archive, job.limits.layer_bytes_max, progress)?;
-        let import = Import { job, store: &store, spool: &spool, progress: Mutex::new(progress) };
+        let import = Import {
+            job,
+            store: &store,
+            spool: &spool,
+            progress: Mutex::new(progress),
+            others: Mutex::default(),
+        };
         let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
             (Some(_), _) => import.oci()?,
             (None, Some(_)) => import.docker()?,
-            (None, None) => return Err(invalid("archive: neither index.json nor manifest.json is in it")),
+            (None, None) => return Err(invalid("archive: it contains neither index.json nor manifest.json")),
         };
         match records.is_empty() {
             true if !refused.is_empty() => Err(refused.swap_remove(0)),
-            true => {
-                let text = format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found");
-                Err(failure(FailureKind::NotFound, text))
-            }
+            true => Err(manifest::no_match(import.others().drain(..))),
             false => Ok((records, refused)),
         }
     };
@@ -63,8 +72,10 @@ struct Import<'a> {
     job: &'a ImportJob,
     store: &'a Store,
     spool: &'a Spool,
-    /// Also called by the thread that decompresses.
+    /// Callback for the number of bytes read and their total. The decompression thread calls it, too.
     progress: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
+    /// Platforms of the images that are not for this node.
+    others: Mutex<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -73,7 +84,7 @@ struct Index {
     manifests: Vec<Named>,
 }
 
-/// A descriptor of the top index, with its annotations.
+/// A descriptor of the top index with its annotations.
 #[derive(Deserialize)]
 struct Named {
     #[serde(flatten)]
@@ -92,12 +103,12 @@ struct DockerImage {
     layers: Option<Vec<String>>,
 }
 
-/// What one image is made of, whichever form it came in.
+/// The parts of one image, independent of the archive's format.
 struct Parts<'a> {
     config: Vec<u8>,
-    /// Lowest first; the digest where it is known.
+    /// Layers, lowest first, with the digest of the blob if it is known.
     layers: Vec<(&'a Spooled, Option<String>)>,
-    /// Manifests and indexes that lead to it.
+    /// Digest and content of the manifests and indexes that lead to the image.
     documents: Vec<(String, Vec<u8>)>,
     tags: Vec<String>,
     digests: Vec<String>,
@@ -136,9 +147,10 @@ impl Import<'_> {
         Ok((records, refused))
     }
 
-    /// `None`: nothing for this platform.
+    /// The parts of an image of an OCI layout; `None` if it has no image for this platform.
     fn oci_parts(&self, named: &Named) -> Result<Option<Parts<'_>>, Failure> {
         if !named.descriptor.may_be_ours() {
+            self.others().push(named.descriptor.platform_name());
             return Ok(None); // unread: what others' manifests point to need not be layers
         }
         let annotation = |key: &str| named.annotations.get(key).filter(|name| is_full_reference(name));
@@ -147,23 +159,26 @@ impl Import<'_> {
         let mut descriptor = named.descriptor.clone();
         for _ in 0..=INDEX_DEPTH_MAX {
             let Some(bytes) = self.spool.blob_document(&descriptor.digest)? else {
-                return Ok(None); // archives of one platform leave the others' blobs out
+                return Ok(None); // archives of one platform lack the blobs of others
             };
             let document = manifest::parse(&bytes)?;
             documents.push((descriptor.digest.clone(), bytes));
             match document {
-                // An index of one image, or of one more index, need not say for which platform: the config does.
+                // A nested index may omit the platform, which is then read from the config.
                 Document::Index(manifests) => {
                     let unsaid = || manifests.iter().find(|manifest| manifest.may_be_ours());
                     match manifest::choose(&manifests).ok().or_else(unsaid) {
                         Some(chosen) => descriptor = chosen.clone(),
-                        None => return Ok(None),
+                        None => {
+                            self.others().extend(manifests.iter().map(Descriptor::platform_name));
+                            return Ok(None);
+                        }
                     }
                 }
                 Document::Manifest { config, layers } => {
                     let config_bytes =
                         self.spool.blob_document(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
-                    if !is_ours(&config_bytes)? {
+                    if !self.is_ours(&config_bytes)? {
                         return Ok(None);
                     }
                     let mut files = Vec::with_capacity(layers.len());
@@ -173,7 +188,7 @@ impl Import<'_> {
                     }
                     let digest =
                         name.map(|name| format!("{}@{}", repository_of(name), named.descriptor.digest));
-                    // With a digest in the name, that decides and the tag is ignored (CRI 2.27).
+                    // A name with a digest is recorded by digest, and its tag is ignored (CRI 2.27).
                     let tag = name.filter(|name| !name.contains('@'));
                     return Ok(Some(Parts {
                         config: config_bytes,
@@ -201,10 +216,10 @@ impl Import<'_> {
         Ok((records, refused))
     }
 
-    /// `None`: it is for another platform.
+    /// The parts of an image in docker's format; `None` if it is for another platform.
     fn docker_parts(&self, image: DockerImage) -> Result<Option<Parts<'_>>, Failure> {
         let config = self.spool.document(&image.config)?;
-        if !is_ours(&config)? {
+        if !self.is_ours(&config)? {
             return Ok(None);
         }
         let mut layers = Vec::new();
@@ -212,7 +227,25 @@ impl Import<'_> {
             layers.push((self.spool.get(&name).ok_or_else(|| missing(&name))?, None));
         }
         let tags = image.repo_tags.unwrap_or_default();
-        Ok(Some(Parts { config, layers, documents: Vec::new(), tags, digests: Vec::new() }))
+        let documents = match self.job.keep_blobs {
+            true => vec![write_manifest(&config, &mut layers)?],
+            false => Vec::new(),
+        };
+        Ok(Some(Parts { config, layers, documents, tags, digests: Vec::new() }))
+    }
+
+    fn others(&self) -> MutexGuard<'_, Vec<String>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether an image is for this node's platform; old images without a platform are accepted.
+    fn is_ours(&self, config: &[u8]) -> Result<bool, Failure> {
+        let document = image_config::parse(config)?;
+        let is_ours = platform::is_ours(&document.os, &document.architecture);
+        if !is_ours {
+            self.others().push(format!("{}/{}", document.os, document.architecture));
+        }
+        Ok(is_ours)
     }
 
     fn image(&self, parts: Option<Parts<'_>>) -> Result<Option<ImageRecord>, Failure> {
@@ -234,7 +267,7 @@ impl Import<'_> {
             let unpacked = aside.unpack(number, &file.path, pulse);
             unpacked.context(|| format!("image {id}: layer {}", parsed.layers[number].diff_id))?;
         }
-        let ready = aside.settle().context(|| format!("image {id}"))?;
+        let ready = aside.complete().context(|| format!("image {id}"))?;
         let mut moves: Vec<Move> =
             users::extract(self.store, &id, &aside.directories())?.into_iter().collect();
         let size_bytes = parts.config.len() as u64
@@ -260,7 +293,8 @@ impl Import<'_> {
         }))
     }
 
-    /// Compressed layers that are to stay, by a second name: the spool's goes with the spool.
+    /// Keeps compressed layers by a second hard link; the first link is removed with the spool. Returns the
+    /// digests.
     fn keep_layers(
         &self,
         layers: &[(&Spooled, Option<String>)],
@@ -280,7 +314,41 @@ impl Import<'_> {
     }
 }
 
-/// An image that is bad costs itself only; what ails the node ends it all.
+/// Creates an OCI manifest for an image without one, and computes the digests of its layers, so that the
+/// image can be checked and exported like any other. Equal archives result in equal manifests.
+fn write_manifest(
+    config: &[u8],
+    layers: &mut [(&Spooled, Option<String>)],
+) -> Result<(String, Vec<u8>), Failure> {
+    let mut descriptors = Vec::with_capacity(layers.len());
+    for (file, digest) in layers {
+        let found = digest_of_file(&file.path)?;
+        let media_type = layer_type(&file.path)?;
+        descriptors.push(json!({ "mediaType": media_type, "digest": found, "size": file.bytes }));
+        *digest = Some(found);
+    }
+    let config = json!({ "mediaType": manifest::CONFIG, "digest": digest_of(config), "size": config.len() });
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": manifest::MANIFEST, "config": config, "layers": descriptors,
+    });
+    let bytes = manifest.to_string().into_bytes();
+    Ok((digest_of(&bytes), bytes))
+}
+
+/// The media type of a layer, detected by its first bytes.
+fn layer_type(path: &Path) -> Result<&'static str, Failure> {
+    let mut magic = Vec::new();
+    let read = open_plain(path)?.take(MAGIC_BYTES).read_to_end(&mut magic);
+    read.map_err(|error| io_failure("read", path, &error))?;
+    Ok(match Compression::of(&magic) {
+        Compression::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
+        Compression::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",
+        Compression::None => "application/vnd.oci.image.layer.v1.tar",
+    })
+}
+
+/// Adds the failure of an invalid image to `refused`, because it concerns only this image; returns an error
+/// of the node, which ends the import.
 fn one_of_many(failure: Failure, refused: &mut Vec<Failure>) -> Result<(), Failure> {
     match failure.kind {
         FailureKind::Invalid | FailureKind::NotFound => {
@@ -291,18 +359,12 @@ fn one_of_many(failure: Failure, refused: &mut Vec<Failure>) -> Result<(), Failu
     }
 }
 
-/// Whether an image is for this node; old images do not say.
-fn is_ours(config: &[u8]) -> Result<bool, Failure> {
-    let document = image_config::parse(config)?;
-    Ok(platform::is_ours(&document.os, &document.architecture))
-}
-
-/// More than a tag: `registry/path:tag` or `name:tag`.
+/// Whether the name is more than a tag: `registry/path:tag` or `name:tag`.
 fn is_full_reference(name: &str) -> bool {
     name.contains(['/', ':']) && !name.starts_with(':')
 }
 
-/// The name without tag and digest.
+/// The image name without tag and digest.
 fn repository_of(name: &str) -> &str {
     let tagged = name.split_once('@').map_or(name, |(tagged, _)| tagged);
     match tagged.rsplit_once(':') {

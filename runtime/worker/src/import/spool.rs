@@ -1,29 +1,22 @@
-//! An archive's files, spooled: one pass over a stream that may be compressed, each file into a numbered file of a
-//! private directory. Names stay in memory, contents on disk. The pass runs in a jail ([`crate::jail`]).
+//! Spools an archive's files: reads the archive, which may be compressed, once, and writes each file to a
+//! numbered file in a private directory. The names are kept in memory. The archive is parsed by a confined
+//! process ([`crate::jail`]).
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, FailureKind};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tar::{Archive, EntryType};
 
+use super::archive::{Content, ENTRIES_MAX, Piece, clean, too_many};
 use crate::failure::{failure, invalid, io_failure};
+use crate::fifo;
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
-use crate::jail::inmate;
+use crate::jail::confined;
 use crate::store::{Store, open_plain};
-use crate::unpack::{Budget, Metered};
 
-/// Most entries of an archive: hundreds of images with hundreds of layers.
-const ENTRIES_MAX: u64 = 100_000;
-/// One read of the archive: headers and small files are taken out of a bigger piece.
-const COPY_BYTES: usize = 64 << 10;
-/// Longest name: PATH_MAX, as the kernel has it.
-const NAME_BYTES_MAX: usize = 4096;
-/// Links that docker makes between equal layers are one deep.
+/// Maximum number of links to follow for a name; links that docker writes between equal layers need one.
 const LINKS_MAX: usize = 8;
 
 /// One spooled file.
@@ -33,33 +26,18 @@ pub(super) struct Spooled {
     pub(super) bytes: u64,
 }
 
-/// What an archive has under a name.
+/// The type of an archive's entry.
 #[derive(Debug)]
 enum Found {
     File(Spooled),
-    /// The name it leads to.
+    /// A link; the value is the name of its target.
     Link(String),
 }
 
-/// One name of an archive, as the process says that reads it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Piece {
-    name: String,
-    content: Content,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-enum Content {
-    /// A file of the directory, called by this number.
-    File { number: u64, bytes: u64 },
-    /// The name it leads to.
-    Link(String),
-}
-
-/// The files of an archive; the directory goes with the value.
+/// The spooled files of an archive; the directory is removed on drop.
 pub(super) struct Spool {
     directory: PathBuf,
-    /// What each name is; of entries with one name the last counts, as when an archive is extracted.
+    /// The entries by name. The last entry of a name is used, as when an archive is extracted.
     names: HashMap<String, Found>,
 }
 
@@ -71,7 +49,7 @@ impl Spool {
         bytes_max: u64,
         progress: &mut (dyn FnMut(u64, u64) + Send),
     ) -> Result<Self, Failure> {
-        let file = File::open(archive).map_err(|error| match error.kind() {
+        let file = fifo::open_to_read(archive).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => {
                 failure(FailureKind::NotFound, format!("open {}: not found", archive.display()))
             }
@@ -94,12 +72,12 @@ impl Spool {
             spool.names.insert(piece.name, found);
             Ok(())
         };
-        let read = inmate::spool(&directory, file, bytes_max, &mut take, &mut |done| progress(done, total));
+        let read = confined::spool(&directory, file, bytes_max, &mut take, &mut |done| progress(done, total));
         read.map_err(|failure| store.explain(failure))?;
         Ok(spool)
     }
 
-    /// The file of this name, through links of the archive.
+    /// The file with this name; links in the archive are followed. `None` if it does not exist.
     pub(super) fn get(&self, name: &str) -> Option<&Spooled> {
         let mut name = clean(name);
         for _ in 0..LINKS_MAX {
@@ -111,7 +89,7 @@ impl Spool {
         None
     }
 
-    /// A manifest, index or config, whole.
+    /// Reads a manifest, index or config.
     pub(super) fn document(&self, name: &str) -> Result<Vec<u8>, Failure> {
         let file = self.get(name).ok_or_else(|| missing(name))?;
         if file.bytes > DOCUMENT_BYTES_MAX {
@@ -123,7 +101,7 @@ impl Spool {
         Ok(bytes)
     }
 
-    /// A manifest, index or config of an OCI layout, whole, its digest verified.
+    /// Reads a manifest, index or config of an OCI layout and verifies its digest; `None` if it is missing.
     pub(super) fn blob_document(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure> {
         let name = blob_name(digest)?;
         if self.get(&name).is_none() {
@@ -134,7 +112,7 @@ impl Spool {
         Ok(Some(bytes))
     }
 
-    /// A blob of an OCI layout, its digest verified.
+    /// Returns a blob of an OCI layout after verifying its digest; `None` if it is missing.
     pub(super) fn blob(&self, digest: &str) -> Result<Option<&Spooled>, Failure> {
         let Some(file) = self.get(&blob_name(digest)?) else { return Ok(None) };
         verify(digest, &digest_of_file(&file.path)?)?;
@@ -144,76 +122,12 @@ impl Spool {
 
 impl Drop for Spool {
     fn drop(&mut self) {
-        // Where that fails the daemon sweeps it at its start.
+        // If this fails, the daemon removes it when it starts.
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Reads an archive of images: each file into a numbered one of `directory`; `take` hears of each name. In the process that
-/// is shut in there.
-pub(crate) fn scatter(
-    directory: &Path,
-    input: impl Read,
-    bytes_max: u64,
-    take: &mut dyn FnMut(Piece),
-) -> Result<(), Failure> {
-    let broken = |error: io::Error| invalid(format!("archive: {error}"));
-    let budget = Budget::default();
-    let from = Metered::new(BufReader::with_capacity(COPY_BYTES, input), &budget);
-    let mut archive = Archive::new(Marked { inner: from, at_end: false });
-    let mut entries = archive.entries().map_err(broken)?;
-    // An archive that unpacks without end must not fill the disk.
-    let (mut count, mut left) = (0, bytes_max);
-    while let Some(entry) = budget.next(|| entries.next()) {
-        let mut entry = entry.map_err(broken)?;
-        count += 1;
-        if count > ENTRIES_MAX {
-            return Err(too_many());
-        }
-        let name = name_of(&entry.path_bytes())?;
-        match entry.header().entry_type() {
-            EntryType::Regular | EntryType::Continuous => {
-                let bytes = write(&directory.join(count.to_string()), &name, &mut entry, left)?;
-                left -= bytes;
-                take(Piece { name, content: Content::File { number: count, bytes } });
-            }
-            EntryType::Symlink | EntryType::Link => {
-                let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
-                let link = text_of(&link)?;
-                let is_relative = entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
-                let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
-                let target = if is_relative { clean(&format!("{parent}/{link}")) } else { clean(&link) };
-                take(Piece { name, content: Content::Link(target) });
-            }
-            _ => {}
-        }
-        io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
-    }
-    match archive.into_inner().at_end {
-        true => Err(invalid("archive: it breaks off: its end marker is missing")),
-        false => Ok(()),
-    }
-}
-
-/// One file of at most `left` bytes.
-fn write(path: &Path, name: &str, from: &mut impl Read, left: u64) -> Result<u64, Failure> {
-    let mut file = File::create_new(path).map_err(|error| io_failure("make", path, &error))?;
-    let copied = io::copy(&mut from.take(left.saturating_add(1)), &mut file);
-    let bytes = copied.map_err(|error| match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_failure("write", path, &error),
-        _ => invalid(format!("archive: {name}: {error}")),
-    })?;
-    match bytes > left {
-        true => Err(invalid(format!("archive: {name}: unpacks to more bytes than the limit"))),
-        false => Ok(bytes),
-    }
-}
-
-fn too_many() -> Failure {
-    invalid(format!("archive: more than {ENTRIES_MAX} entries"))
-}
-
-/// `name` is not in the archive.
+/// The failure for a missing file `name`.
 pub(super) fn missing(name: &str) -> Failure {
     invalid(format!("archive: {name} is missing"))
 }
@@ -229,31 +143,7 @@ fn verify(digest: &str, found: &str) -> Result<(), Failure> {
     }
 }
 
-fn name_of(bytes: &[u8]) -> Result<String, Failure> {
-    text_of(bytes).map(|name| clean(&name))
-}
-
-fn text_of(bytes: &[u8]) -> Result<String, Failure> {
-    match bytes.len() <= NAME_BYTES_MAX {
-        true => Ok(String::from_utf8_lossy(bytes).into_owned()),
-        false => Err(invalid(format!("archive: a name is longer than {NAME_BYTES_MAX} bytes"))),
-    }
-}
-
-/// A name without `.`, empty parts and `..`, which leads nowhere in an archive.
-fn clean(name: &str) -> String {
-    let mut parts: Vec<&str> = Vec::new();
-    for part in name.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            part => parts.push(part),
-        }
-    }
-    parts.join("/")
-}
-
-/// `sha256:HEX` of a regular file.
+/// The digest `sha256:HEX` of a regular file.
 pub(crate) fn digest_of_file(path: &Path) -> Result<String, Failure> {
     let mut file = open_plain(path)?;
     let mut hash = Sha256::new();
@@ -263,20 +153,5 @@ pub(crate) fn digest_of_file(path: &Path) -> Result<String, Failure> {
             0 => return Ok(digest_text(&hash.finalize())),
             count => hash.update(&buffer[..count]),
         }
-    }
-}
-
-/// Knows whether its end was met. The tar reader stops at the end marker and reads no further, so one that met the end
-/// found no marker: the archive was cut between two entries, where nothing else shows it.
-struct Marked<R> {
-    inner: R,
-    at_end: bool,
-}
-
-impl<R: Read> Read for Marked<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.at_end |= count == 0 && !buffer.is_empty();
-        Ok(count)
     }
 }

@@ -1,11 +1,13 @@
-//! Both forms of archives, built here and imported into a scratch store. As root: layers hold owners.
+//! Imports archives of both formats into a temporary store. Requires root, because layers contain file
+//! owners.
 
 use std::io::Write;
 use std::path::PathBuf;
 
-use coracle_job::Limits;
+use coracle_job::{Limits, UsersFiles};
 
 use super::*;
+use crate::pull::manifest::ARCHITECTURE;
 
 struct Scratch(PathBuf);
 
@@ -34,7 +36,7 @@ impl Scratch {
         })
     }
 
-    /// Directories that a failed import must not leave.
+    /// Temporary directories, which a failed import must remove.
     fn rests(&self) -> Vec<PathBuf> {
         let list = |path: &str| std::fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
         list("root/images/parts").chain(list("root/layers")).map(|entry| entry.path()).collect()
@@ -83,7 +85,8 @@ fn docker(images: &[(&str, &str)]) -> Vec<u8> {
     tar_of(&files)
 }
 
-/// An OCI layout with a nested index; `lie` breaks the layer's bytes after the digests were made.
+/// An OCI layout with a nested index; `lie`: whether the layer's bytes are changed after the digests were
+/// computed.
 fn oci(architecture: &str, lie: bool) -> Vec<u8> {
     let mut blobs = Vec::new();
     let mut blob = |bytes: Vec<u8>| {
@@ -113,7 +116,7 @@ fn oci(architecture: &str, lie: bool) -> Vec<u8> {
 }
 
 #[test]
-fn docker_archives_give_their_images_of_this_platform() {
+fn docker_archives_are_imported_for_this_platform() {
     let scratch = Scratch::new("docker");
     let records = scratch
         .import(&docker(&[(ARCHITECTURE, "app:1"), ("s390x", "other:1"), (ARCHITECTURE, "app:2")]))
@@ -124,13 +127,13 @@ fn docker_archives_give_their_images_of_this_platform() {
     assert!(records[0].digests.is_empty() && records[0].size_bytes > 0);
     let root = scratch.0.join("root");
     assert!(root.join("layers").join(&records[0].layers[0].name).join("etc/passwd").is_file());
-    let users = root.join("images/users").join(&records[0].id[7..]).join("passwd");
-    assert_eq!(std::fs::read(users).unwrap(), b"app:1");
+    let users = root.join("images/users").join(&records[0].id[7..]).join("record");
+    assert_eq!(UsersFiles::decode(&std::fs::read(users).unwrap()).unwrap().passwd, b"app:1");
     assert_eq!(std::fs::read_dir(root.join("images/parts")).unwrap().count(), 0);
 }
 
 #[test]
-fn oci_layouts_are_followed_through_nested_indexes() {
+fn nested_indexes_of_oci_layouts_are_followed() {
     let scratch = Scratch::new("oci");
     let zstd = zstd::encode_all(&oci(ARCHITECTURE, false)[..], 1).unwrap();
     let records = scratch.import(&zstd).unwrap();
@@ -143,7 +146,7 @@ fn oci_layouts_are_followed_through_nested_indexes() {
 }
 
 #[test]
-fn what_is_not_for_this_platform_is_said_so() {
+fn an_archive_of_another_platform_is_an_error() {
     for bytes in [docker(&[("s390x", "a:1")]), oci("s390x", false)] {
         let error = Scratch::new("platform").import(&bytes).unwrap_err();
         assert_eq!(error.kind, FailureKind::NotFound, "{error:?}");
@@ -152,10 +155,10 @@ fn what_is_not_for_this_platform_is_said_so() {
 }
 
 #[test]
-fn lies_and_truncation_leave_nothing() {
+fn wrong_digests_and_truncation_leave_no_files() {
     let whole = docker(&[(ARCHITECTURE, "app:1")]);
     let mut cases = vec![oci(ARCHITECTURE, true), b"garbage".to_vec(), tar_of(&[("x".into(), vec![1])])];
-    // Cuts before the end marker; cut inside it, an archive is still whole.
+    // Truncated before the end marker; an archive that is truncated within it is complete.
     cases.extend((1..whole.len() - 2048).step_by(700).map(|cut| whole[..cut].to_vec()));
     for bytes in cases {
         let scratch = Scratch::new("lies");
@@ -165,7 +168,7 @@ fn lies_and_truncation_leave_nothing() {
     }
 }
 
-/// An OCI archive, part by part; `index.json` comes first, as containerd writes it.
+/// An OCI archive in parts; `index.json` is first, as containerd writes it.
 #[derive(Default)]
 struct Oci {
     named: Vec<String>,
@@ -173,7 +176,7 @@ struct Oci {
 }
 
 impl Oci {
-    /// Adds a blob and gives the members of its descriptor.
+    /// Adds a blob and returns the members of its descriptor as JSON text.
     fn blob(&mut self, bytes: Vec<u8>) -> String {
         let digest = digest_of(&bytes);
         let descriptor = format!(r#""digest":"{digest}","size":{}"#, bytes.len());
@@ -181,7 +184,8 @@ impl Oci {
         descriptor
     }
 
-    /// Adds an image of one layer that holds `text`; gives the members of its manifest's descriptor.
+    /// Adds an image with one layer that contains `text`; returns the members of its manifest's descriptor as
+    /// JSON text.
     fn image(&mut self, architecture: &str, text: &str) -> String {
         let layer = layer(text);
         let config = self.blob(config(architecture, &layer));
@@ -189,7 +193,7 @@ impl Oci {
         self.blob(format!(r#"{{"config":{{{config}}},"layers":[{{{layer}}}]}}"#).into_bytes())
     }
 
-    /// Names a descriptor in the top index.
+    /// Adds a name for a descriptor to the top index.
     fn name(&mut self, descriptor: &str, annotation: &str, name: &str) {
         self.named.push(format!(r#"{{{descriptor},"annotations":{{"{annotation}":"{name}"}}}}"#));
     }
@@ -210,7 +214,7 @@ impl Oci {
 }
 
 #[test]
-fn an_archive_cut_between_entries_is_not_a_smaller_archive() {
+fn truncation_between_entries_is_detected() {
     let mut oci = Oci::default();
     for name in ["reg.example/a:1", "reg.example/b:1"] {
         let manifest = oci.image(ARCHITECTURE, name);
@@ -227,7 +231,7 @@ fn an_archive_cut_between_entries_is_not_a_smaller_archive() {
 }
 
 #[test]
-fn of_entries_with_one_name_the_last_counts() {
+fn the_last_of_several_entries_with_one_name_counts() {
     let scratch = Scratch::new("twice");
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "twice");
@@ -239,7 +243,7 @@ fn of_entries_with_one_name_the_last_counts() {
 }
 
 #[test]
-fn a_name_with_a_digest_gives_a_digest_and_no_tag() {
+fn a_name_with_a_digest_is_recorded_without_its_tag() {
     let scratch = Scratch::new("pinned");
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "pinned");
@@ -253,7 +257,7 @@ fn a_name_with_a_digest_gives_a_digest_and_no_tag() {
 }
 
 #[test]
-fn manifests_for_other_platforms_may_hold_what_we_cannot_read() {
+fn manifests_for_other_platforms_are_not_parsed() {
     let scratch = Scratch::new("foreign");
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "ours");
@@ -271,7 +275,7 @@ fn manifests_for_other_platforms_may_hold_what_we_cannot_read() {
 }
 
 #[test]
-fn indexes_that_do_not_name_a_platform_are_followed() {
+fn indexes_without_a_platform_are_followed() {
     let scratch = Scratch::new("unnamed");
     let mut oci = Oci::default();
     let mut descriptor = oci.image(ARCHITECTURE, "deep");
@@ -285,7 +289,7 @@ fn indexes_that_do_not_name_a_platform_are_followed() {
 }
 
 #[test]
-fn documents_of_a_layout_are_bounded() {
+fn the_size_of_documents_is_limited() {
     let too_long = vec![b' '; usize::try_from(image_config::DOCUMENT_BYTES_MAX).unwrap() + 1];
     let mut long_manifest = Oci::default();
     let manifest = long_manifest.blob(too_long.clone());
@@ -301,7 +305,7 @@ fn documents_of_a_layout_are_bounded() {
 }
 
 #[test]
-fn an_image_without_layers_may_say_null() {
+fn an_image_without_layers_may_have_null() {
     let config = format!(r#"{{"os":"linux","architecture":"{ARCHITECTURE}","rootfs":{{"diff_ids":null}}}}"#);
     let files = [
         ("c.json".to_owned(), config.into_bytes()),
@@ -313,7 +317,7 @@ fn an_image_without_layers_may_say_null() {
 }
 
 #[test]
-fn outer_compressions_are_told_by_what_they_begin_with_and_broken_ones_refused() {
+fn the_compression_is_detected_by_its_magic_and_malformed_data_refused() {
     let plain = docker(&[(ARCHITECTURE, "app:1")]);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&plain).unwrap();
@@ -328,7 +332,7 @@ fn outer_compressions_are_told_by_what_they_begin_with_and_broken_ones_refused()
 }
 
 #[test]
-fn one_image_has_all_its_names_and_the_oci_form_is_preferred() {
+fn an_image_has_all_its_names_and_the_oci_format_is_preferred() {
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "named");
     oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
@@ -340,7 +344,7 @@ fn one_image_has_all_its_names_and_the_oci_form_is_preferred() {
 }
 
 #[test]
-fn repeated_layers_are_links_and_missing_ones_an_error() {
+fn links_to_layers_are_followed_and_missing_layers_are_an_error() {
     let layer = layer("linked");
     let image = |number: u32, diff_id: &str| {
         format!(

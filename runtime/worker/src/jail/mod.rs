@@ -1,20 +1,21 @@
-//! What confines workers that read untrusted data. The worker of such a job gives up what the job does not need; whatever
-//! decompresses or reads an archive is a child of it, in a PID namespace of its own ([`inmate`], [`pipeline`]), and so is what
-//! speaks to registries ([`network`], [`crate::fetch`]).
+//! Confinement of workers that process untrusted data. Such a worker drops all privileges that its job does
+//! not need. Decompressors and archive parsers are its child processes in their own PID namespace
+//! ([`confined`], [`pipeline`]), and so is the process that contacts registries ([`network`],
+//! [`crate::fetch`]).
 //!
-//! | | worker of a pull, an import, a check, an export | of a removal, a measurement | child that speaks to registries | that decompresses | that reads an archive |
+//! | | worker of a pull, an import, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child |
 //! |---|---|---|---|---|---|
-//! | user | root | root | nobody | root | root |
-//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory: no device opens, no program runs |
-//! | network | none; of a pull also no sockets | no sockets | the host's, by TCP and UDP | none, no sockets | none, no sockets |
+//! | user | root | root | 65534 | root | root |
+//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory, nodev and noexec |
+//! | network | none; for a pull also no sockets | no sockets | the host's, TCP and UDP only | none, no sockets | none, no sockets |
 //! | processes | the host's | the host's | itself | itself | itself |
-//! | capabilities | [`FILL`]; of a pull also KILL | [`TREES`] | none | none | [`UNPACK`] |
-//! | system calls | not [`NEVER`] | not [`NEVER`] | only [`network::CALLS`] | only [`DECOMPRESS_CALLS`] | only [`UNPACK_CALLS`] |
+//! | capabilities | [`FILL`]; for a pull also KILL | [`TREES`] | none | none | [`UNPACK`] |
+//! | system calls | all except [`NEVER`] | all except [`NEVER`] | only [`RUNTIME_CALLS`] and [`network::CALLS`] | only [`RUNTIME_CALLS`] and [`DECOMPRESS_CALLS`] | only [`RUNTIME_CALLS`] and [`UNPACK_CALLS`] |
 //!
-//! A step that this host does not allow is an error that names it, and the job fails: nothing is read by a process that is
-//! confined in part. Priorities are no part of this: where they are refused, the log says so.
+//! If this host does not permit a step, the job fails with an error that names it: a partly confined process
+//! never reads untrusted data. Scheduling priorities are not part of the confinement: errors are only logged.
 
-pub(crate) mod inmate;
+pub(crate) mod confined;
 pub(crate) mod network;
 #[cfg(not(test))]
 mod pipeline;
@@ -30,8 +31,9 @@ use coracle_sandbox::{Error, jail, sched};
 use crate::failure::failure;
 use crate::fetch::Fetcher;
 
-/// What a worker needs that fills the store: owners, modes and marks of trees, and what its child is to have. CAP_SYS_ADMIN
-/// makes the child's namespaces, and sets overlayfs' marks, which are `trusted.`.
+/// Capabilities of a worker that writes the store: to set owners, modes and attributes of trees, and the
+/// capabilities of its children. CAP_SYS_ADMIN creates the children's namespaces and sets overlayfs
+/// attributes, which are `trusted.*`.
 const FILL: [&str; 11] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -47,14 +49,14 @@ const FILL: [&str; 11] = [
     "CAP_SYS_RESOURCE",
 ];
 
-/// To look into trees and delete them, whoever owns them.
+/// Capabilities to read and remove trees of any owner.
 const TREES: [&str; 3] = ["CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER"];
 
-/// To make what an archive describes.
+/// Capabilities to create the entries of an archive.
 const UNPACK: [&str; 6] =
     ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_MKNOD", "CAP_SETFCAP"];
 
-/// What no job has a use for, and breaking out has.
+/// System calls that no job needs and that attackers use.
 const NEVER: [&str; 34] = [
     "acct",
     "add_key",
@@ -92,11 +94,11 @@ const NEVER: [&str; 34] = [
     "vhangup",
 ];
 
-/// What reaches a network.
+/// System calls that open or connect sockets.
 const SOCKETS: [&str; 4] = ["socket", "socketpair", "connect", "bind"];
 
-/// What decompressing is made of: memory, the descriptors that it has, and its end.
-const DECOMPRESS_CALLS: &[&str] = &[
+/// System calls that every confined child needs: memory, time, its open descriptors, signals, and exit.
+const RUNTIME_CALLS: [&str; 24] = [
     "brk",
     "mmap",
     "munmap",
@@ -120,54 +122,37 @@ const DECOMPRESS_CALLS: &[&str] = &[
     "rt_sigaction",
     "rt_sigprocmask",
     "rt_sigreturn",
-    "sigaltstack",
     "exit_group",
 ];
 
-/// What unpacking is made of: memory, its own descriptors, names below its root, and its end.
+/// System calls of a decompressor in addition to [`RUNTIME_CALLS`].
+const DECOMPRESS_CALLS: &[&str] = &["sigaltstack"];
+
+/// System calls of an archive parser in addition to [`RUNTIME_CALLS`]: time, descriptors, and paths below its
+/// root.
 const UNPACK_CALLS: &[&str] = &[
-    // Memory and time.
-    "brk",
-    "mmap",
-    "munmap",
-    "mremap",
-    "mprotect",
-    "madvise",
-    "futex",
-    "clock_gettime",
-    "gettimeofday",
+    // Time.
     "time",
-    "getrandom",
-    "sched_yield",
     "nanosleep",
     "clock_nanosleep",
     // Descriptors.
-    "read",
-    "write",
-    "readv",
-    "writev",
     "pread64",
     "pwrite64",
-    "lseek",
-    "close",
     "dup",
     "dup2",
     "dup3",
     "fcntl",
-    "poll",
-    "ppoll",
     "copy_file_range",
     "sendfile",
     "splice",
     "fsync",
     "fdatasync",
-    // Names below the root.
+    // Paths below the root directory.
     "open",
     "openat",
     "openat2",
     "stat",
     "lstat",
-    "fstat",
     "newfstatat",
     "statx",
     "statfs",
@@ -202,28 +187,24 @@ const UNPACK_CALLS: &[&str] = &[
     "setxattr",
     "lsetxattr",
     "fsetxattr",
-    // Signals and the end.
-    "rt_sigaction",
-    "rt_sigprocmask",
-    "rt_sigreturn",
-    "exit_group",
 ];
 
-/// Takes away from this worker what `job` does not need; gives the child that speaks to registries, for a job that pulls.
+/// Drops the privileges of this worker that `job` does not need; returns the fetcher if the job pulls an
+/// image.
 ///
 /// # Errors
-/// The step that this host does not allow: the job is not to be begun.
+/// The step that this host does not permit; the job must not be started.
 pub(crate) fn confine(job: &Job) -> Result<Option<Fetcher>, Failure> {
     let fetcher = match job {
         Job::Pull(pull) => {
             note(sched::set_background());
-            // It is to have the network that is left below, and rights that are given up there.
-            Some(Fetcher::start(pull.registries.patience)?)
+            // Started first, because it needs the network and the privileges that this worker drops next.
+            Some(Fetcher::start(pull.registries.timeouts)?)
         }
         _ => None,
     };
     take_away(job).map_err(|error| {
-        failure(FailureKind::Internal, format!("jail: {error}: the job is not begun without it"))
+        failure(FailureKind::Internal, format!("jail: {error}: the job is not started without it"))
     })?;
     Ok(fetcher)
 }
@@ -241,9 +222,10 @@ fn take_away(job: &Job) -> Result<(), Error> {
         }
         Job::Pull(_) => {
             jail::leave_network()?;
-            // Its fetcher is another user: without CAP_KILL neither this process nor its end (the parent-death signal) ends it.
+            // The fetcher runs as another user: without CAP_KILL neither this process nor the parent-death
+            // signal could end it.
             jail::keep_capabilities(&[&FILL[..], &["CAP_KILL"]].concat())?;
-            // Sockets of other services have names in the file system, too.
+            // Abstract and bound sockets of other services are reachable without network access.
             jail::deny(&[&NEVER[..], &SOCKETS].concat())
         }
         Job::RemoveTrees { .. } | Job::MeasureTrees { .. } => {
@@ -251,26 +233,28 @@ fn take_away(job: &Job) -> Result<(), Error> {
             jail::keep_capabilities(&TREES)?;
             jail::deny(&[&NEVER[..], &SOCKETS].concat())
         }
-        // These run other people's programs, or act on the node's network and devices: that is their job.
+        // These jobs execute external programs, or configure the node's network and devices.
         _ => Ok(()),
     }
 }
 
-/// Confines this child for good: what it reads from now on may take it over.
+/// Confines this child permanently, because its input may compromise it. `calls` are permitted in addition to
+/// [`RUNTIME_CALLS`].
 fn shut_in(root: Root, capabilities: &[&str], calls: &[&str]) -> Result<(), Error> {
     jail::shut_in(root)?;
     jail::keep_capabilities(capabilities)?;
-    jail::allow_only(calls)
+    jail::allow_only(&[&RUNTIME_CALLS, calls].concat())
 }
 
-/// A child that this host does not let confine itself does not begin; `then` is what does not happen.
+/// The failure of a child that could not confine itself; `then` describes the action that is therefore
+/// omitted.
 pub(crate) fn not_without(why: &str, then: &str) -> Failure {
     failure(FailureKind::Internal, format!("jail: {why}: {then} without it"))
 }
 
-/// A priority that this host does not give changes when the job is done, not what it may do.
+/// Logs an error of setting the scheduling priority, which only affects the duration of the job.
 fn note(ranked: Result<(), Error>) {
     if let Err(error) = ranked {
-        eprintln!("priority: the job goes on with its parent's: {error}");
+        eprintln!("cannot set the priority, the job continues without: {error}");
     }
 }

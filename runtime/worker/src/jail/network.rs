@@ -1,5 +1,5 @@
-//! The jail of the process that speaks to registries: it has the network, and nothing else that could be taken over. Its root
-//! holds the two files that a resolver reads, and it is a user that owns nothing.
+//! Confinement of the fetcher process, whose only access is to the network. Its root directory contains the
+//! two files of the resolver, and its user owns no files.
 
 use std::fs::File;
 
@@ -8,47 +8,23 @@ use nix::sys::resource::{Resource, setrlimit};
 
 use crate::fetch;
 
-/// Most memory: stacks and buffers of 64 threads, and certificates many times over.
+/// Memory limit in bytes: stacks and buffers of 64 threads, and certificates.
 const MEMORY_BYTES_MAX: u64 = 256 << 20;
-/// Open files: a connection, a pipe and a resolver's socket for each request, and connections that are kept.
+/// Limit of open files: a connection, a pipe and a resolver socket for each request, and idle connections.
 const DESCRIPTORS_MAX: u64 = 256;
 
-/// Memory, threads, time, and the descriptors that it has.
+/// Allowed system calls in addition to [`super::RUNTIME_CALLS`].
 pub(super) const CALLS: &[&str] = &[
-    "brk",
-    "mmap",
-    "munmap",
-    "mremap",
-    "mprotect",
-    "madvise",
-    "futex",
-    "clock_gettime",
-    "gettimeofday",
     "nanosleep",
     "clock_nanosleep",
-    "getrandom",
-    "sched_yield",
-    "rt_sigaction",
-    "rt_sigprocmask",
-    "rt_sigreturn",
     "sigaltstack",
-    "exit_group",
-    // In its PID namespace there is nobody else, and abort(3) may be called by any of its threads.
+    // There is no other process in its PID namespace, and any thread may call abort(3).
     "tkill",
-    "read",
-    "write",
-    "readv",
-    "writev",
-    "close",
     "fcntl",
-    "poll",
-    "ppoll",
-    "fstat",
-    "lseek",
-    // The files of its root.
+    // The files in its root directory.
     "pwrite64",
     "ftruncate",
-    // Sockets, once they are made.
+    // Operations on open sockets.
     "connect",
     "bind",
     "sendto",
@@ -61,11 +37,12 @@ pub(super) const CALLS: &[&str] = &[
     "shutdown",
 ];
 
-/// O_ACCMODE, O_CREAT, O_TRUNC and the bit of O_TMPFILE: an open without them only reads.
+/// The open flags O_ACCMODE, O_CREAT, O_TRUNC and the bit of O_TMPFILE: without them, open permits reading
+/// only.
 const WRITES: u64 = 0o3 | 0o100 | 0o1000 | 0o20_000_000;
-/// CLONE_THREAD.
+/// The flag CLONE_THREAD of clone(2).
 const THREAD: u64 = 0x1_0000;
-/// CLONE_NEW…, as clone(2) takes them.
+/// The CLONE_NEW… flags of clone(2).
 const NAMESPACES: u64 = 0x7e02_0000;
 const AF_INET: u64 = 2;
 const AF_INET6: u64 = 10;
@@ -74,17 +51,17 @@ const IPPROTO_UDP: u64 = 17;
 const IPPROTO_IPV6: u64 = 41;
 const SOL_SOCKET: u64 = 1;
 const FIONBIO: u64 = 0x5421;
-/// Arguments are int: the kernel looks at 32 bits of these.
+/// Mask of int arguments, of which the kernel uses 32 bits.
 const INT: u64 = 0xffff_ffff;
 
-/// Calls that are allowed for some arguments only.
+/// System calls that are permitted only with certain arguments.
 pub(super) const CALLS_WITH: &[AllowedWith] = &[
-    // Reading: /etc/resolv.conf and /etc/hosts are all there is.
+    // Reading files: only /etc/resolv.conf and /etc/hosts exist.
     AllowedWith { calls: &["open"], arguments: &[(1, WRITES, 0)] },
     AllowedWith { calls: &["openat"], arguments: &[(2, WRITES, 0)] },
-    // Threads of this process, no other process.
+    // Threads of this process, but no processes.
     AllowedWith { calls: &["clone"], arguments: &[(0, THREAD | NAMESPACES, THREAD)] },
-    // TCP and UDP, over IPv4 and IPv6; no other family of protocols.
+    // TCP and UDP over IPv4 and IPv6; no other protocol family.
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET), (2, INT, 0)] },
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET), (2, INT, IPPROTO_TCP)] },
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET), (2, INT, IPPROTO_UDP)] },
@@ -97,10 +74,11 @@ pub(super) const CALLS_WITH: &[AllowedWith] = &[
     AllowedWith { calls: &["ioctl"], arguments: &[(1, INT, FIONBIO)] },
 ];
 
-/// Confines this process for good, before it reads a byte of anybody; gives the files of its root, to be written to.
+/// Confines this process permanently before it reads any data; returns the files of its root directory,
+/// opened for writing.
 ///
 /// # Errors
-/// The step that this host does not allow.
+/// The step that this host does not permit.
 pub(crate) fn confine() -> Result<Vec<File>, String> {
     let tried = |error: coracle_sandbox::Error| error.to_string();
     jail::close_descriptors(3).map_err(tried)?;
@@ -114,6 +92,14 @@ pub(crate) fn confine() -> Result<Vec<File>, String> {
     }
     let files = jail::shut_in_on_network(&fetch::FILES).map_err(tried)?;
     jail::become_nobody().map_err(tried)?;
-    jail::allow_only_with(CALLS, CALLS_WITH).map_err(tried)?;
+    set_filter().map_err(tried)?;
     Ok(files)
+}
+
+/// Permits only [`super::RUNTIME_CALLS`], [`CALLS`] and [`CALLS_WITH`] from now on.
+///
+/// # Errors
+/// Those of [`jail::allow_only_with`].
+pub(super) fn set_filter() -> Result<(), coracle_sandbox::Error> {
+    jail::allow_only_with(&[&super::RUNTIME_CALLS, CALLS].concat(), CALLS_WITH)
 }

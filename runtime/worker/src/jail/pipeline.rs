@@ -1,12 +1,12 @@
-//! From a compressed blob to what its archive holds, through two jailed children and this process between them:
+//! Unpacks a compressed archive with two confined children and this process between them:
 //!
 //! ```text
-//!   blob ─► `inmate decompress` ─► pipe ─► this process: count, hash ─► pipe ─► `inmate unpack` or `spool` ─► directory
-//!           no file, no capability                                             one directory
+//! blob ─► `decompress` ─► pipe ─► this process: count, hash ─► pipe ─► `unpack` or `spool` ─► directory
+//!           no file, no capability                                       one directory
 //! ```
-//! The digest is over the bytes that the second child is given, and is computed here: whoever takes over a decompressor can
-//! change the stream, and then its digest is another. The bytes are copied, not spliced: a spliced page could be changed by
-//! its writer after it was hashed.
+//! The digest is computed by this process, over the bytes that the second child receives: a compromised
+//! decompressor can change the stream, but then the digest differs. The bytes are copied and not spliced,
+//! because the writer of a spliced page could change it after it was hashed.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
@@ -19,71 +19,73 @@ use coracle_sandbox::jail::Ended;
 use nix::fcntl::{FcntlArg, fcntl};
 use sha2::{Digest, Sha256};
 
-use super::inmate::{Hear, PULSE, Passed, Said, Task, nonsense};
-use super::start::{Inmate, jailing, why};
+use super::confined::{ChildMessage, OnMessage, PULSE, StreamResult, Task, nonsense};
+use super::start::{ConfinedChild, jailing, why};
 use crate::failure::{failure, invalid};
 use crate::image_config::digest_text;
 use crate::store::Room;
 use crate::unpack::TOO_LONG;
 
-/// Bytes of each pipe, the most an unprivileged process may ask for (/proc/sys/fs/pipe-max-size): fewer switches between the
-/// processes. Smaller pipes do as well.
+/// Size of the pipes in bytes: the maximum for unprivileged processes (/proc/sys/fs/pipe-max-size), for fewer
+/// context switches. Smaller pipes work, too.
 const PIPE_BYTES: i32 = 1 << 20;
-/// One read and write.
+/// Buffer size of the copy in bytes.
 const COPY_BYTES: usize = 128 << 10;
 
-/// Of the thread that copies: it holds one buffer, on the heap.
+/// Stack size in bytes of the copying thread, whose buffer is on the heap.
 const STACK_BYTES: usize = 128 << 10;
 
-/// From one look at the free space to the next: less than the smallest reserve that matters.
+/// Number of bytes between two checks of the free space; smaller than any reserve.
 const ROOM_CHECK_BYTES: u64 = 4 << 20;
 
-/// Decompresses `input` in one child and has another do `task` with what comes out, in `directory`; `hear` gets what that one
-/// says. At most `bytes_max` bytes may come out, and what comes leaves the file system its reserve ([`Room`]).
+/// Decompresses `input` in one child; another child executes `task` on the result in `directory`, and `hear`
+/// receives its messages. At most `bytes_max` bytes are decompressed, and the reserve of the file system
+/// ([`Room`]) stays free.
 pub(super) fn run(
     task: Task,
     directory: &Path,
     input: File,
     bytes_max: u64,
     pulse: &mut (dyn FnMut(u64) + Send),
-    hear: Hear<'_>,
-) -> Result<Passed, Failure> {
-    let tried = |error: io::Error| failure(FailureKind::Internal, format!("make a pipe: {error}"));
+    hear: OnMessage<'_>,
+) -> Result<StreamResult, Failure> {
+    let tried = |error: io::Error| failure(FailureKind::Internal, format!("create a pipe: {error}"));
     let (from, output) = io::pipe().map_err(tried)?;
     let (stdin, into) = io::pipe().map_err(tried)?;
     for pipe in [from.as_fd(), into.as_fd()] {
-        // A user over the limit of pipe-user-pages-soft gets smaller pipes.
+        // A user above the limit pipe-user-pages-soft gets smaller pipes.
         let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
     }
     let position = input.try_clone().map_err(tried)?;
-    let decompressor = Inmate::start(Task::Decompress, directory, input.as_fd(), Some(output.as_fd()))?;
-    let reader = Inmate::start(task, directory, stdin.as_fd(), None)?;
-    // Their ends: what stays open here would hide that a child has ended.
+    let decompressor =
+        ConfinedChild::start(Task::Decompress, directory, input.as_fd(), Some(output.as_fd()))?;
+    let reader = ConfinedChild::start(task, directory, stdin.as_fd(), None)?;
+    // The children's ends: if they stayed open here, the end of a child would not be noticed.
     drop((input, output, stdin));
-    let Inmate { child: decompressor, said } = decompressor;
+    let ConfinedChild { child: decompressor, said } = decompressor;
     std::thread::scope(|scope| {
         let pump = Pump { from, into, position, directory, bytes_max, hash: Sha256::new() };
         let pumped = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, move || pump.run(said, pulse))
             .map_err(tried)?;
-        // However this ends, the child is gone then, and with it the end of the pipe that the thread writes to.
+        // In any case the child has ended after this, so the thread's pipe is closed.
         let heard = reader.hear(hear);
-        // What is left behind an archive's end is of no interest; a decompressor that has ended is left as it is.
+        // Data after the end of the archive is ignored; a decompressor that has exited is not affected.
         decompressor.kill();
         let pumped = pumped.join().map_err(|_| failure(FailureKind::Internal, "decompression: panicked"))?;
         let ended = decompressor.wait();
         let digest = pumped.map_err(|stopped| match (stopped, ended, &heard) {
-            // It says why the stream ended early, of which the reader only sees the effect.
+            // The thread's failure is the cause; the reader only sees that the stream ended early.
             (Stopped::Failed(failure), _, _) => failure,
             (Stopped::ByReader, _, Err(failure)) => failure.clone(),
-            (Stopped::ByReader, _, Ok(())) => invalid("archive: not read to its end"),
+            (Stopped::ByReader, _, Ok(())) => invalid("archive: not read completely"),
             (Stopped::Silently, Ok(Ended::Signal(SIGKILL)), Err(failure)) => failure.clone(),
             (Stopped::Silently, Ok(ended), _) => why(ended),
             (Stopped::Silently, Err(error), _) => jailing(&error),
         });
         match (digest, heard) {
-            (digest, Ok(())) => Ok(Passed { digest }),
+            (digest, Ok(())) => Ok(StreamResult { digest }),
             (Err(failure), Err(_)) => Err(failure),
             (Ok(_), Err(failure)) => Err(failure),
         }
@@ -92,13 +94,13 @@ pub(super) fn run(
 
 const SIGKILL: u8 = 9;
 
-/// Why not all of a stream passed.
+/// The reason why a stream was not copied completely.
 enum Stopped {
-    /// The decompressor, or this process, says why.
+    /// The decompressor or this process failed.
     Failed(Failure),
-    /// The reader has seen enough, or something that it refuses.
+    /// The reader closed its pipe, because it has finished or failed.
     ByReader,
-    /// The decompressor ended without a word.
+    /// The decompressor ended without a message.
     Silently,
 }
 
@@ -108,7 +110,7 @@ impl From<Failure> for Stopped {
     }
 }
 
-/// Over the bound of the configuration.
+/// The failure for an archive above the configured size limit.
 fn too_long(bytes_max: u64) -> Failure {
     invalid(format!("archive: {TOO_LONG} of {bytes_max} ([image] layer_mib_max)"))
 }
@@ -116,16 +118,18 @@ fn too_long(bytes_max: u64) -> Failure {
 struct Pump<'a> {
     from: io::PipeReader,
     into: io::PipeWriter,
-    /// The same open file as the decompressor's stdin: says how far that is.
+    /// Handle that shares its position with the decompressor's standard input, so that the position shows the
+    /// progress.
     position: File,
-    /// On the file system that is filled.
+    /// A directory on the target file system, for checks of the free space.
     directory: &'a Path,
     bytes_max: u64,
     hash: Sha256,
 }
 
 impl Pump<'_> {
-    /// Copies until the decompressor has no more, or the reader wants no more; gives the digest of what passed.
+    /// Copies until the decompressor ends or the reader closes its pipe; returns the digest of the copied
+    /// data.
     fn run(
         mut self,
         mut said: BufReader<io::PipeReader>,
@@ -136,7 +140,7 @@ impl Pump<'_> {
         let (mut passed, mut looked_at) = (0_u64, 0_u64);
         loop {
             let read = self.from.read(&mut buffer);
-            let count = read.map_err(|error| broken("read the unpacked archive", &error))?;
+            let count = read.map_err(|error| broken("read the decompressed archive", &error))?;
             if count == 0 {
                 break;
             }
@@ -151,9 +155,11 @@ impl Pump<'_> {
             self.hash.update(&buffer[..count]);
             match self.into.write_all(&buffer[..count]) {
                 Ok(()) => {}
-                // It has seen enough, or something that it refuses: its own words count.
+                // The reader has finished or failed; its own message counts.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(Stopped::ByReader),
-                Err(error) => return Err(broken("pass the unpacked archive on", &error).into()),
+                Err(error) => {
+                    return Err(broken("write the decompressed archive to the parser", &error).into());
+                }
             }
             if pulsed.elapsed() >= PULSE {
                 pulsed = Instant::now();
@@ -163,18 +169,19 @@ impl Pump<'_> {
                 }
             }
         }
-        match read_message::<Said>(&mut said) {
-            Ok(Some(Said::Decompressed)) => {}
-            Ok(Some(Said::Failed(failure))) => return Err(failure.into()),
+        match read_message::<ChildMessage>(&mut said) {
+            Ok(Some(ChildMessage::Decompressed)) => {}
+            Ok(Some(ChildMessage::Failed(failure))) => return Err(failure.into()),
             Ok(None) => return Err(Stopped::Silently),
             Ok(Some(_)) | Err(_) => return Err(nonsense().into()),
         }
-        // The reader sees the end only of a stream that is whole.
+        // Closed only if the stream is complete, because the reader takes this as the end of the archive.
         drop(self.into);
         Ok(digest_text(&self.hash.finalize()))
     }
 
-    /// Stops while the reserve is still free: other writers of the node, and the removal of this image, need it.
+    /// Fails if only the reserve of the file system is free: other processes of the node, and the removal of
+    /// this image, need space.
     fn make_sure_of_room(&self, passed: u64) -> Result<(), Failure> {
         match Room::at(self.directory) {
             Some(room) if room.is_used_up() => {
@@ -185,7 +192,7 @@ impl Pump<'_> {
                 );
                 Err(failure(FailureKind::NoSpace, text))
             }
-            // What cannot be asked is found out by writing.
+            // If the free space is unknown, a full disk is detected by the write.
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! A jailed child as its worker sees it: started, heard, and gone when the value is.
+//! The worker's handle of a confined child: it starts the child, receives its messages, and ends it on drop.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -9,18 +9,18 @@ use std::path::Path;
 use coracle_job::{Failure, FailureKind, read_message};
 use coracle_sandbox::jail::{self, Ended, Jailed};
 
-use super::inmate::{Hear, SUBCOMMAND, Said, Task};
+use super::confined::{ChildMessage, OnMessage, SUBCOMMAND, Task};
 use crate::failure::{failure, invalid};
 
-/// A child at work.
-pub(super) struct Inmate {
+/// A running confined child.
+pub(super) struct ConfinedChild {
     pub(super) child: Jailed,
-    /// Its stdout.
+    /// Standard output of the child.
     pub(super) said: BufReader<io::PipeReader>,
 }
 
-impl Inmate {
-    /// Starts one for `task`; what it reads is its stdin, and `output` its descriptor 3.
+impl ConfinedChild {
+    /// Starts a child for `task` with its standard input and `output` as descriptor 3.
     pub(super) fn start(
         task: Task,
         directory: &Path,
@@ -28,14 +28,14 @@ impl Inmate {
         output: Option<BorrowedFd<'_>>,
     ) -> Result<Self, Failure> {
         let tried = |error: io::Error| {
-            failure(FailureKind::Internal, format!("start the process that reads the archive: {error}"))
+            failure(FailureKind::Internal, format!("start the process that parses the archive: {error}"))
         };
         let program = File::open("/proc/self/exe").map_err(tried)?;
         let directory = File::open(directory).map_err(tried)?;
         let (said, stdout) = io::pipe().map_err(tried)?;
         let mut arguments = vec![c"coracle-worker".to_owned()];
         for word in [SUBCOMMAND.to_owned()].into_iter().chain(words(task)) {
-            // Numbers and names of tasks.
+            // Numbers and names of tasks, which have no NUL.
             arguments.push(CString::new(word).map_err(|error| tried(error.into()))?);
         }
         let start = jail::Start {
@@ -49,9 +49,9 @@ impl Inmate {
         Ok(Self { child, said: BufReader::new(said) })
     }
 
-    /// Hears it to its end.
-    pub(super) fn hear(mut self, hear: Hear<'_>) -> Result<(), Failure> {
-        // With a failure the value goes, and the child with it: it may be in the middle of something.
+    /// Receives all messages until the child ends; `hear` handles each.
+    pub(super) fn hear(mut self, hear: OnMessage<'_>) -> Result<(), Failure> {
+        // On a failure the value is dropped and the child killed, because it may still run.
         match self.listen(hear)? {
             true => self.child.wait().map(drop).map_err(|error| jailing(&error)),
             false => Err(match self.child.wait() {
@@ -61,36 +61,36 @@ impl Inmate {
         }
     }
 
-    /// Whether it said its last word.
-    fn listen(&mut self, hear: Hear<'_>) -> Result<bool, Failure> {
+    /// Receives messages; returns whether the last one was received.
+    fn listen(&mut self, hear: OnMessage<'_>) -> Result<bool, Failure> {
         loop {
-            match read_message::<Said>(&mut self.said) {
-                Ok(Some(Said::Failed(failure))) => return Err(failure),
+            match read_message::<ChildMessage>(&mut self.said) {
+                Ok(Some(ChildMessage::Failed(failure))) => return Err(failure),
                 Ok(Some(said)) => {
                     if hear(said)? {
                         return Ok(true);
                     }
                 }
-                // It ended, maybe in the middle of a word.
+                // It ended, possibly within a message.
                 Ok(None) => return Ok(false),
-                Err(error) => return Err(invalid(format!("the process that reads the archive: {error}"))),
+                Err(error) => return Err(invalid(format!("the process that parses the archive: {error}"))),
             }
         }
     }
 }
 
-/// A step of the jail that this host does not allow.
+/// The failure for a step of the confinement that this host does not permit.
 pub(super) fn jailing(error: &coracle_sandbox::Error) -> Failure {
-    super::not_without(&error.to_string(), "archives are not read")
+    super::not_without(&error.to_string(), "archives are not parsed")
 }
 
-/// It met a bound of the kernel's, or was killed.
+/// The failure for a child that reached a resource limit or was killed.
 pub(super) fn why(ended: Ended) -> Failure {
     let kind = match ended {
         Ended::Signal(9) | Ended::Code(127) => FailureKind::Internal,
         Ended::Signal(_) | Ended::Code(_) => FailureKind::Invalid,
     };
-    failure(kind, format!("archive: the process that reads it ended: {ended}"))
+    failure(kind, format!("archive: the process that parses it ended: {ended}"))
 }
 
 fn words(task: Task) -> Vec<String> {

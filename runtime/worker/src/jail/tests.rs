@@ -1,18 +1,20 @@
-//! The lists of calls against the table of every architecture.
+//! Checks the lists of system calls against the tables of all architectures.
 
 use coracle_sandbox::seccomp::Architecture;
 
-use super::{DECOMPRESS_CALLS, NEVER, SOCKETS, UNPACK_CALLS, network};
+use super::{DECOMPRESS_CALLS, NEVER, RUNTIME_CALLS, SOCKETS, UNPACK_CALLS, network};
 
-/// Calls that these architectures do not have: I/O ports are x86's, and i386 loads kernels by `kexec_load` alone.
+/// System calls that do not exist on these architectures: I/O ports exist on x86 only, and i386 loads kernels
+/// by `kexec_load` only.
 const ABSENT: [(&str, &[Architecture]); 3] = [
     ("ioperm", &[Architecture::Aarch64, Architecture::Arm]),
     ("iopl", &[Architecture::Aarch64, Architecture::Arm]),
     ("kexec_file_load", &[Architecture::X86]),
 ];
 
-/// Finding 9 in docs/security.md: a call that is denied has a number on every architecture that has the call. Before,
-/// name_to_handle_at and open_by_handle_at had none on aarch64, and the jail let them through there.
+/// Checks finding 9 in docs/security.md: a denied system call has a number on every architecture that
+/// supports it. Regression: name_to_handle_at and open_by_handle_at had none on aarch64, so they were allowed
+/// there.
 #[test]
 fn denied_calls_have_numbers_on_every_architecture() {
     for name in NEVER.iter().chain(&SOCKETS) {
@@ -25,24 +27,25 @@ fn denied_calls_have_numbers_on_every_architecture() {
 }
 
 #[test]
-fn allowed_calls_are_calls() {
+fn allowed_calls_exist() {
     let conditional = network::CALLS_WITH.iter().flat_map(|allowed| allowed.calls);
-    for name in DECOMPRESS_CALLS.iter().chain(UNPACK_CALLS).chain(network::CALLS).chain(conditional) {
+    let own = DECOMPRESS_CALLS.iter().chain(UNPACK_CALLS).chain(network::CALLS);
+    for name in RUNTIME_CALLS.iter().chain(own).chain(conditional) {
         let is_known = Architecture::ALL.iter().any(|architecture| architecture.number(name).is_some());
         assert!(is_known, "{name}");
     }
 }
 
-/// The filter of the process that speaks to registries, in force for one thread of this process: TCP and UDP, and
-/// files for reading, nothing else. Each refusal fails here once its condition is taken out of [`network::CALLS_WITH`].
+/// Applies the fetcher's filter to one thread of this process: TCP, UDP and reading of files are permitted,
+/// all other operations are denied. Each denial depends on one condition of [`network::CALLS_WITH`].
 #[test]
-fn who_speaks_to_registries_opens_nothing_for_writing_and_starts_nothing() {
+fn the_fetcher_filter_denies_writing_files_and_starting_processes() {
     use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let confined = std::thread::spawn(move || {
-        coracle_sandbox::jail::allow_only_with(network::CALLS, network::CALLS_WITH).unwrap();
+        network::set_filter().unwrap();
         let make = |family, kind, protocol: Option<SockProtocol>| {
             socket(family, kind, SockFlag::empty(), protocol).map(drop)
         };

@@ -1,11 +1,11 @@
-//! What of an image is whole and not published yet. A sync writes all that is unfinished on the disk, the beginnings of
-//! blobs that are still coming included, and a blob that goes before one is never written at all: so layers wait for each
-//! other, half a minute at most.
+//! Publishes the layers of an image in batches. A sync writes all dirty data of the disk, including
+//! incomplete downloads, whereas a blob that is removed before a sync is never written to the disk. Therefore
+//! unpacked layers are published after at most half a minute and not immediately.
 //!
-//! | a blob came | it goes | what a kill costs, once its layer is there and the image is not |
+//! | a blob was downloaded | it is removed | cost of a kill after its layer was published and before the image |
 //! |---|---|---|
-//! | within that half minute | before the sync of its layer, unwritten | the download of half a minute, again |
-//! | more slowly: it is written already | with the whole image | nothing: orphaned layers go, their blobs are unpacked again |
+//! | within half a minute | before the sync of its layer, unwritten | the download of half a minute is repeated |
+//! | more slowly: it is already written | with the whole image | none: orphaned layers are removed, their blobs are unpacked again |
 
 use std::time::Instant;
 
@@ -15,26 +15,26 @@ use super::blob::{Fetched, Part, WRITTEN_BACK};
 use crate::store::{Move, Store};
 use crate::unpack::Aside;
 
-/// Layers wait only on a disk that has so many times the bytes of the download free: on a smaller one each layer is
-/// published, and its blob gone, before the next is unpacked.
+/// Layers are delayed only if the free space is this multiple of the download size: on a smaller disk each
+/// layer is published, and its blob removed, before the next one is unpacked.
 const ROOM_FACTOR: u64 = 6;
 
-/// The image's layers, and blobs that they came from.
+/// The image's layers and the blobs that contain them.
 pub(super) struct Batch<'a> {
     store: &'a Store,
     aside: Aside<'a>,
     keep_blobs: bool,
-    /// Each with the places in the image of the layers that came out of it.
+    /// Unpacked blobs, each with the indices of its layers.
     spent: Vec<(Blob, Vec<usize>)>,
-    /// Of layers that are published; the image is not.
+    /// Blobs of published layers, kept until the image is complete.
     held: Vec<Blob>,
-    /// The first that waits began to.
+    /// Time at which the first delayed layer was unpacked; `None` if no layer is delayed.
     since: Option<Instant>,
-    /// No layer waits for the next.
+    /// Whether layers are published immediately, because the disk is small.
     is_tight: bool,
 }
 
-/// A blob that came, locked, and its digest.
+/// A downloaded and locked blob, and its digest.
 type Blob = (Part, String);
 
 impl<'a> Batch<'a> {
@@ -43,12 +43,12 @@ impl<'a> Batch<'a> {
         Self { store, aside, keep_blobs, spent: Vec::new(), held: Vec::new(), since: None, is_tight: false }
     }
 
-    /// So many bytes are going to come.
+    /// Announces the number of bytes that will be downloaded, which determines whether layers are delayed.
     pub(super) fn expect(&mut self, bytes: u64) {
         self.is_tight = !self.store.has_room(bytes.saturating_mul(ROOM_FACTOR));
     }
 
-    /// Unpacks a blob as the layers of these numbers.
+    /// Unpacks a blob as the layers with the indices `numbers`.
     pub(super) fn unpack(
         &mut self,
         digest: String,
@@ -71,7 +71,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Publishes what is ready, where it has waited long enough.
+    /// Publishes the unpacked layers if the first one has been delayed for long enough.
     pub(super) fn publish_if_due(&mut self) -> Result<(), Failure> {
         match self.since {
             Some(since) if self.is_tight || since.elapsed() >= WRITTEN_BACK => {
@@ -85,9 +85,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Publishes what is ready, and then the others.
+    /// Publishes the unpacked layers together with `moves`.
     fn publish(&mut self, moves: Vec<Move>) -> Result<(), Failure> {
-        let ready = self.aside.settle()?;
+        let ready = self.aside.complete()?;
         let is_ready = |number: &usize| ready.contains(number) || !self.aside.is_waiting(*number);
         let (spent, rest) = std::mem::take(&mut self.spent)
             .into_iter()
@@ -104,7 +104,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Publishes all of it, blobs that are to be kept included; the others go.
+    /// Publishes all layers and `moves`, including kept blobs; removes the other blobs.
     pub(super) fn finish(mut self, mut moves: Vec<Move>) -> Result<(), Failure> {
         if !self.keep_blobs {
             self.publish(moves)?;
@@ -116,16 +116,17 @@ impl<'a> Batch<'a> {
         self.publish(moves)
     }
 
-    /// The image does not come: what is whole stays for the next try, but on a full disk.
+    /// Ends a failed pull: publishes complete layers for the next attempt, unless the disk is full. Returns
+    /// the failure.
     pub(super) fn give_up(mut self, failure: Failure) -> Failure {
         if failure.kind != FailureKind::NoSpace {
-            // The first failure says more.
+            // The first failure is returned.
             let _ = self.publish(Vec::new());
         }
         failure
     }
 
-    /// Where every layer is for the moment, topmost first.
+    /// The current directory of each layer, topmost first.
     pub(super) fn directories(&self) -> Vec<std::path::PathBuf> {
         self.aside.directories()
     }

@@ -1,5 +1,5 @@
-//! One blob, from the first byte to the last: downloaded into a part that outlives failures, and hashed on the way. The
-//! next try, also that of another endpoint, of another worker or after a reboot, goes on where the part ends.
+//! Downloads one blob into a part file, which survives failures, and computes its digest. The next attempt,
+//! also from another endpoint, by another worker or after a reboot, resumes at the end of the part.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,38 +20,39 @@ use crate::image_config::digest_text;
 use crate::report::{self, Report};
 use crate::store::Store;
 
-/// One read and write.
+/// Buffer size in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Tries at one endpoint while each of them gets on.
+/// Maximum number of attempts at one endpoint while each attempt makes progress.
 const TRIES_MAX: u32 = 5;
 
-/// How often bytes are thrown away because they do not verify or cannot be continued: a peer that plays this game would
-/// keep us for ever.
+/// Maximum number of restarts because data fails verification or cannot be resumed: otherwise an endpoint
+/// could delay a pull endlessly.
 const DISCARDS_MAX: u32 = 8;
 
-/// Bytes that a program writes are on the disk after so long in any case: Linux' `vm.dirty_expire_centisecs`.
+/// Time after which the kernel has written dirty data to the disk: Linux' default
+/// `vm.dirty_expire_centisecs`.
 pub(super) const WRITTEN_BACK: Duration = Duration::from_secs(30);
 
-/// A blob that is needed.
+/// A blob to be downloaded.
 #[derive(Clone)]
 pub(super) struct Wanted {
     pub(super) blob: Descriptor,
-    /// Names of the layers it unpacks to.
+    /// Names of the layers that the blob contains.
     pub(super) layers: Vec<String>,
 }
 
-/// A blob that is here, whole and verified.
+/// A complete and verified blob.
 pub(super) enum Fetched {
-    /// Under its name in the store.
+    /// The blob is in the store, under its digest.
     Kept(PathBuf),
-    /// A part still: nobody else has it meanwhile.
+    /// A complete part file, which this worker has locked.
     Part(Part),
-    /// No more needed: another worker has unpacked it while this one waited for it.
+    /// The blob is no longer needed: another worker unpacked it while this one waited for the lock.
     Unpacked,
 }
 
-/// Downloads the blob where it is not in the store yet.
+/// Downloads the blob unless it is in the store.
 pub(super) fn fetch(
     sources: &Sources,
     store: &Store,
@@ -72,7 +73,7 @@ pub(super) fn fetch(
         return had().map(|_| Fetched::Unpacked);
     };
     if path.exists() {
-        // Another pull of the same layer was first; what the lock was on may be a new, empty part.
+        // Another pull of the same layer completed first; the lock may be on a new, empty part.
         if part.offset == 0 {
             let _ = std::fs::remove_file(&part.path);
         }
@@ -88,21 +89,22 @@ pub(super) fn fetch(
     Ok(Fetched::Part(part))
 }
 
-/// The beginning of a blob: a file that is locked as long as this lives.
+/// A partly downloaded blob: a file that is locked until the value is dropped.
 pub(super) struct Part {
     path: PathBuf,
     file: File,
-    /// Bytes in it; [`Part::hash`] is over these.
+    /// Length of the file in bytes; [`Part::hash`] covers these bytes.
     offset: u64,
     hash: Sha256,
     discards: u32,
-    /// When this worker began with it, and whether with its first byte.
+    /// Time at which this worker started the download, and whether it started with the first byte.
     begun: Instant,
     is_all_ours: bool,
 }
 
 impl Part {
-    /// Waits for other workers that fetch the same blob, and reads what there is; none once it is of no more use.
+    /// Waits for other workers that download the same blob, and reads the existing part; `None` if the blob
+    /// is no longer needed.
     fn open(
         path: PathBuf,
         blob: &Descriptor,
@@ -114,7 +116,7 @@ impl Part {
         let mut part = Self { path, file, offset: 0, hash, discards: 0, begun, is_all_ours: false };
         let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
         if length > blob.size {
-            part.restart()?; // another blob's bytes, or a lie
+            part.restart()?; // data of another blob, or damaged
             return Ok(Some(part));
         }
         part.is_all_ours = length == 0;
@@ -133,13 +135,13 @@ impl Part {
         &self.path
     }
 
-    /// Whether it has come so lately that most of it is in memory only: cheap to fetch again, and nothing is written where
-    /// it goes now.
+    /// Whether the blob was downloaded so recently that most of it has not been written to disk: it is cheap to
+    /// download again, and its removal avoids the write.
     pub(super) fn is_young(&self) -> bool {
         self.is_all_ours && self.begun.elapsed() < WRITTEN_BACK
     }
 
-    /// It is of no more use.
+    /// Removes the part when it is no longer needed.
     pub(super) fn remove(self) -> Result<(), Failure> {
         std::fs::remove_file(&self.path).map_err(|error| self.broken("remove", &error))
     }
@@ -148,7 +150,7 @@ impl Part {
         io_failure(op, &self.path, error)
     }
 
-    /// From the first byte again.
+    /// Restarts the download with the first byte.
     fn restart(&mut self) -> Result<(), Failure> {
         self.file.set_len(0).map_err(|error| self.broken("truncate", &error))?;
         self.file.seek(SeekFrom::Start(0)).map_err(|error| self.broken("seek", &error))?;
@@ -156,7 +158,8 @@ impl Part {
         Ok(())
     }
 
-    /// Gets the rest at one endpoint, with more than one request while each of them gets on, and verifies the whole.
+    /// Downloads the rest of the blob from one endpoint, with several requests while each makes progress, and
+    /// verifies the digest.
     fn download(
         &mut self,
         connection: &Connection,
@@ -169,7 +172,8 @@ impl Part {
             let before = self.offset;
             match self.go_on(connection, blob, report) {
                 Ok(()) if self.digest() == blob.digest => return Ok(()),
-                // What an earlier worker or another endpoint left is not trusted more than what came now.
+                // If data of an earlier worker or another endpoint is included, that may be the wrong part:
+                // start again.
                 Ok(()) if before > 0 => self.discard(report)?,
                 Ok(()) => {
                     let text = format!(
@@ -181,7 +185,7 @@ impl Part {
                     self.discard(report)?;
                     return Err(invalid(text).into());
                 }
-                // Cut off, but it got on: from where it stopped.
+                // Interrupted after progress: resume.
                 Err(trouble)
                     if trouble.pause.is_some()
                         && tries < TRIES_MAX
@@ -200,19 +204,19 @@ impl Part {
         report.update(|progress| progress.bytes_done = progress.bytes_done.saturating_sub(self.offset));
         self.restart()?;
         match self.discards > DISCARDS_MAX {
-            true => Err(invalid(format!("begun from its first byte more than {DISCARDS_MAX} times"))),
+            true => Err(invalid(format!("restarted more than {DISCARDS_MAX} times"))),
             false => Ok(()),
         }
     }
 
-    /// One request, from where the part ends.
+    /// Makes one request for the rest of the blob.
     fn go_on(&mut self, connection: &Connection, blob: &Descriptor, report: &Report) -> Result<(), Trouble> {
         if self.offset == blob.size {
             return Ok(());
         }
         let what = format!("blobs/{}", blob.digest);
         let (head, body) = match connection.get(&what, "*/*", self.offset) {
-            // It will not go on where we stopped (416, or an answer to a range that makes no sense).
+            // The endpoint does not support resuming here (416, or an invalid range): start again.
             Err(trouble) if self.offset > 0 && trouble.failure.kind == FailureKind::Invalid => {
                 self.discard(report)?;
                 connection.get(&what, "*/*", 0)?
@@ -221,18 +225,17 @@ impl Part {
         };
         match head.begin {
             Begin::Elsewhere if self.offset > 0 => {
-                let text =
-                    format!("{}: blob {}: another range than was asked", connection.name(), blob.digest);
+                let text = format!("{}: blob {}: an unexpected range", connection.name(), blob.digest);
                 self.discard(report)?;
                 return Err(invalid(text).into());
             }
-            Begin::First if self.offset > 0 => self.discard(report)?, // it sends it all again
+            Begin::First if self.offset > 0 => self.discard(report)?, // the endpoint sends the whole blob
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
         if let Some(length) = head.length.filter(|length| self.offset.checked_add(*length) != Some(blob.size))
         {
             return Err(invalid(format!(
-                "{}: blob {}: {length} bytes from byte {} on do not make the {} of its manifest",
+                "{}: blob {}: {length} bytes from offset {} do not add up to the {} bytes of its manifest",
                 connection.name(),
                 blob.digest,
                 self.offset,
@@ -250,7 +253,7 @@ impl Part {
         blob: &Descriptor,
         report: &Report,
     ) -> Result<(), Trouble> {
-        let mut floor = Floor::new(connection.patience());
+        let mut floor = Floor::new(connection.timeouts());
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);
         let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
@@ -281,17 +284,18 @@ impl Part {
     }
 }
 
-/// Removes the part of a blob whose layers are there, unless somebody is at work with it.
+/// Removes the part of a blob whose layers are in the store, unless another worker uses it.
 pub(super) fn forget(store: &Store, digest: &str) {
     let Ok(path) = store.part(digest) else { return };
     if File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-        // Where that fails the daemon sweeps it.
+        // If this fails, the daemon removes it later.
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// The name may have passed to a new file while the lock was waited for. Whoever holds it ends some day: its daemon sees to
-/// that.
+/// Locks a part file; `None` if the blob is no longer needed. After the wait for the lock, the name may
+/// belong to a new file, in which case the function tries again. Each holder of the lock ends eventually,
+/// because its daemon limits its time.
 fn lock(path: &Path, is_unpacked: &dyn Fn() -> bool, report: &Report) -> Result<Option<File>, Failure> {
     loop {
         if is_unpacked() {

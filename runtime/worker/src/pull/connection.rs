@@ -1,16 +1,16 @@
-//! One endpoint of a pull, as the worker asks it: through the process that has the network.
+//! One endpoint of a pull, which is accessed through the fetcher process.
 
 use std::sync::Arc;
 
-use coracle_job::Patience;
+use coracle_job::Timeouts;
 
 use super::sources::Need;
 use crate::fetch::{Body, Fetcher, Head, Trouble};
 use crate::registries::Endpoint;
 
-/// An endpoint that is being asked, by any of the pull's threads.
+/// An endpoint, used by all threads of the pull.
 pub(super) struct Connection {
-    /// In the list that the fetcher has.
+    /// Index of the endpoint in the fetcher's list.
     index: usize,
     endpoint: Endpoint,
     fetcher: Arc<Fetcher>,
@@ -21,16 +21,16 @@ impl Connection {
         Self { index, endpoint, fetcher }
     }
 
-    /// The endpoint without what may be secret.
+    /// URL of the endpoint without secret parts.
     pub(super) fn name(&self) -> &str {
         &self.endpoint.url
     }
 
-    pub(super) fn patience(&self) -> &Patience {
-        self.fetcher.patience()
+    pub(super) fn timeouts(&self) -> &Timeouts {
+        self.fetcher.timeouts()
     }
 
-    /// Whether it is configured for this.
+    /// Whether the configuration of the endpoint permits this operation.
     pub(super) fn can(&self, need: Need) -> bool {
         match need {
             Need::Resolve => self.endpoint.can_resolve,
@@ -38,7 +38,8 @@ impl Connection {
         }
     }
 
-    /// GET of `manifests/REFERENCE` or `blobs/DIGEST`, from byte `offset` on; the answer is a success.
+    /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from byte `offset` on; the response has a success
+    /// status.
     pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<(Head, Body), Trouble> {
         self.fetcher.get(self.index, what, accept, offset)
     }

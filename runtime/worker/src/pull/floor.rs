@@ -1,11 +1,11 @@
-//! The slowest link that counts as one. A body may take as long as it likes while bytes come; below the floor another
-//! endpoint, or the next try, may do better.
+//! The minimum transfer rate. A download may take any time while data arrives; below the minimum rate it is
+//! aborted, because another endpoint or a retry may be faster.
 
 use std::time::{Duration, Instant};
 
-use coracle_job::Patience;
+use coracle_job::Timeouts;
 
-/// Watches one body.
+/// Measures the transfer rate of one body.
 pub(super) struct Floor {
     bytes_min: u64,
     window: Duration,
@@ -14,16 +14,16 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    pub(super) fn new(patience: &Patience) -> Self {
-        let window = Duration::from_millis(patience.rate_window_ms);
-        let bytes_min = patience.rate_bytes_min.saturating_mul(patience.rate_window_ms) / 1000;
+    pub(super) fn new(timeouts: &Timeouts) -> Self {
+        let window = Duration::from_millis(timeouts.rate_window_ms);
+        let bytes_min = timeouts.rate_bytes_min.saturating_mul(timeouts.rate_window_ms) / 1000;
         Self { bytes_min, window, begun: Instant::now(), bytes: 0 }
     }
 
-    /// `count` bytes came; `now` is when.
+    /// Counts `count` bytes that arrived at time `now`.
     ///
     /// # Errors
-    /// It was too few of them in the window that ended.
+    /// The last measuring interval had too few bytes.
     pub(super) fn passed(&mut self, count: usize, now: Instant) -> Result<(), String> {
         self.bytes += count as u64;
         if now.duration_since(self.begun) < self.window {
@@ -42,9 +42,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_window_brings_enough_or_it_is_over() {
+    fn a_window_below_the_minimum_rate_is_an_error() {
         let mut floor =
-            Floor::new(&Patience { rate_bytes_min: 10, rate_window_ms: 2000, ..Patience::default() });
+            Floor::new(&Timeouts { rate_bytes_min: 10, rate_window_ms: 2000, ..Timeouts::default() });
         let at = |begun: Instant, seconds: u64| begun + Duration::from_secs(seconds);
         let begun = floor.begun;
         assert_eq!(floor.passed(1, at(begun, 1)), Ok(()), "the window is open");

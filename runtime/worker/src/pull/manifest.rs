@@ -1,5 +1,5 @@
-//! Manifests and indexes, OCI's and Docker's: which media types we ask for, what is in them.
-//! OCI image spec 1.1; Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
+//! Manifests and indexes of OCI and Docker: accepted media types and parsing. OCI image specification 1.1;
+//! Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
 
 use coracle_job::{Failure, FailureKind};
 use serde::Deserialize;
@@ -9,12 +9,18 @@ use crate::failure::{failure, invalid};
 
 pub(crate) use super::platform::ARCHITECTURE;
 
-/// What we accept, in one header.
+/// Value of the `Accept` header in requests of manifests and indexes.
 pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json";
 
-/// A pointer to a blob or manifest.
+/// Media type of an image's manifest.
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// Media type of an image's config.
+pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+
+/// A descriptor of a blob or manifest: digest, size, media type, platform.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -27,22 +33,27 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Whether it says no platform, or this node's.
+    /// The name of the descriptor's platform, in docker's notation.
+    pub(crate) fn platform_name(&self) -> String {
+        self.platform.as_ref().map_or_else(|| "unknown/unknown".to_owned(), Platform::to_string)
+    }
+
+    /// Whether the descriptor has no platform, or this node's.
     pub(crate) fn may_be_ours(&self) -> bool {
         self.platform.as_ref().is_none_or(|platform| platform.rank().is_some())
     }
 }
 
-/// One document of a registry's `manifests/`.
+/// A document below a registry's `manifests/`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Document {
-    /// Several platforms.
+    /// An index of several platforms.
     Index(Vec<Descriptor>),
-    /// One image.
+    /// A manifest of one image.
     Manifest {
-        /// Its config.
+        /// Descriptor of the image config.
         config: Descriptor,
-        /// Its layers, lowest first.
+        /// Layers of the image, lowest first.
         layers: Vec<Descriptor>,
     },
 }
@@ -59,7 +70,8 @@ struct Json {
     layers: Option<Vec<Descriptor>>,
 }
 
-/// Reads a manifest or an index; what it is follows from its members, as registries' Content-Type headers vary.
+/// Parses a manifest or an index; the type is detected by its members, because the Content-Type of registries
+/// varies.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(format!("manifest: {error}")))?;
     if json.schema_version == 1 {
@@ -80,7 +92,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     }
 }
 
-/// Layers we can unpack. Foreign layers lie at URLs of their own and are Windows' business.
+/// Whether a layer of this media type is supported. Foreign layers (Windows) are not.
 fn is_layer(media_type: &str) -> bool {
     let compression = match media_type {
         "" | "application/vnd.docker.image.rootfs.diff.tar" => return true,
@@ -93,16 +105,29 @@ fn is_layer(media_type: &str) -> bool {
     matches!(compression, Some("" | "+gzip" | "+zstd"))
 }
 
-/// This node's image in an index: Linux, and what this CPU runs best.
+/// Chooses this node's image in an index: Linux, and the best variant for this CPU.
 pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
     let rank = |descriptor: &&Descriptor| descriptor.platform.as_ref().and_then(Platform::rank);
     let ours = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).min_by_key(rank);
-    ours.ok_or_else(|| {
-        failure(
-            FailureKind::NotFound,
-            format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found"),
-        )
-    })
+    ours.ok_or_else(|| no_match(manifests.iter().map(Descriptor::platform_name)))
+}
+
+/// Maximum number of platform names in one error: an index may list hundreds.
+const PLATFORMS_MAX: usize = 20;
+
+/// The failure for an image that is available only for `platforms`, none of which this node supports.
+pub(crate) fn no_match(platforms: impl Iterator<Item = String>) -> Failure {
+    let mut names: Vec<String> = platforms.filter(|name| !name.starts_with("unknown/")).collect();
+    names.sort_unstable();
+    names.dedup();
+    let more = if names.len() > PLATFORMS_MAX { ", …" } else { "" };
+    names.truncate(PLATFORMS_MAX);
+    let there = match names.is_empty() {
+        true => String::new(),
+        false => format!("; there is: {}{more}", names.join(", ")),
+    };
+    let text = format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found{there}");
+    failure(FailureKind::NotFound, text)
 }
 
 #[cfg(test)]
@@ -110,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_document_is_follows_from_its_members() {
+    fn the_type_of_a_document_is_detected_by_its_members() {
         let config = r#""config":{"digest":"sha256:c","size":2}"#;
         let layer =
             |kind: &str| format!(r#"{{{config},"layers":[{{"mediaType":"{kind}","digest":"d","size":1}}]}}"#);

@@ -1,12 +1,13 @@
-//! Pulling an image from a registry (OCI distribution specification 1.1).
+//! Pulls an image from a registry (OCI distribution specification 1.1).
 //!
 //! ```text
-//!   name ─► manifest (index ─► this platform's) ─► config ─┬► fetch: some layers at once ─┬► users ─► record
-//!                                                          └► unpack: one after another  ─┘
+//! name ─► manifest (index ─► this platform's) ─► config ─┬► fetch: several layers at once ─┬► users ─►
+//! record
+//!                                                          └► unpack: one after another     ─┘
 //! ```
-//! Nothing is used before its digest is verified. Each document is asked of the endpoints in their order; the first
-//! that has it is then asked for all the rest first. What an aborted pull leaves are parts of blobs and whole layers,
-//! which the next one does not fetch again.
+//! No data is used before its digest is verified. The endpoints are tried in order; the first one that has a
+//! document is then preferred for all others. An aborted pull leaves parts of blobs and complete layers,
+//! which the next pull reuses.
 
 mod batch;
 mod blob;
@@ -35,19 +36,19 @@ use floor::Floor;
 use manifest::{Descriptor, Document};
 use sources::{Need, Sources};
 
-/// An index may name an index, as nested as nobody makes them.
+/// Maximum nesting of indexes; real images have one level.
 const INDEX_DEPTH_MAX: u32 = 3;
 
-/// Of a thread that downloads: TLS and HTTP need some 40 KiB.
+/// Stack size in bytes of a download thread: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Pulls the image, asking registries through `fetcher`, which is gone afterwards; `report` hears how far it is.
+/// Pulls the image through `fetcher`, which is ended after the pull; `report` receives the progress.
 pub(crate) fn run(
     job: &PullJob,
     fetcher: Option<Fetcher>,
     report: &Arc<Report>,
 ) -> Result<ImageRecord, Failure> {
-    let missing = || failure(FailureKind::Internal, "no process that speaks to registries was started");
+    let missing = || failure(FailureKind::Internal, "the fetcher process was not started");
     let fetcher = Arc::new(fetcher.ok_or_else(missing)?);
     let pulled = pull(job, &fetcher, report);
     fetcher.end();
@@ -76,7 +77,7 @@ struct Pull<'a> {
     report: &'a Arc<Report>,
 }
 
-/// A blob's digest and what became of it.
+/// A blob's digest and the result of its download.
 type Download = (String, Result<FetchedBlob, Failure>);
 
 /// A manifest with its bytes and digest.
@@ -96,9 +97,8 @@ impl Pull<'_> {
         let document = self.document(&format!("blobs/{}", config.digest), "*/*", &config.digest)?;
         let parsed = image_config::parse(&document.bytes)?;
         if !platform::is_ours(&parsed.os, &parsed.architecture) {
-            let text =
-                format!("no match for platform in manifest: it is {}/{}", parsed.os, parsed.architecture);
-            return Err(failure(FailureKind::NotFound, text));
+            let text = manifest::no_match(std::iter::once(format!("{}/{}", parsed.os, parsed.architecture)));
+            return Err(text);
         }
         if parsed.layers.len() != layers.len() || layers.len() > self.job.limits.layers_max as usize {
             let text = format!(
@@ -126,7 +126,7 @@ impl Pull<'_> {
         }
         batch.finish(moves)?;
         let documents_bytes: u64 = documents.iter().map(|document| document.bytes.len() as u64).sum();
-        // A layer that was there unpacked was not fetched: its blob may never have been here.
+        // The blob of a layer that was already unpacked may never have been downloaded.
         let kept = layers.iter().map(|layer| layer.digest.clone());
         let kept = kept
             .filter(|digest| self.job.keep_blobs && self.store.blob(digest).is_ok_and(|path| path.exists()));
@@ -146,7 +146,8 @@ impl Pull<'_> {
         })
     }
 
-    /// From the document a name led to, down to one image.
+    /// Follows the document of a reference to the manifest of one image; returns the descriptors of its
+    /// config and layers.
     fn resolve(&self, documents: &mut Vec<Fetched>) -> Result<(Descriptor, Vec<Descriptor>), Failure> {
         for _ in 0..=INDEX_DEPTH_MAX {
             let Some(last) = documents.last() else { break };
@@ -162,7 +163,7 @@ impl Pull<'_> {
         Err(invalid(format!("manifest: indexes nested deeper than {INDEX_DEPTH_MAX}")))
     }
 
-    /// A manifest or config, whole in memory and verified; an empty `digest` takes what the tag leads to.
+    /// Downloads and verifies a manifest or config. If `digest` is empty, the document is that of a tag.
     fn document(&self, what: &str, accept: &str, digest: &str) -> Result<Fetched, Failure> {
         let need = if digest.is_empty() { Need::Resolve } else { Need::Pull };
         self.sources.ask(
@@ -181,7 +182,7 @@ impl Pull<'_> {
         )
     }
 
-    /// Brings every layer: some are downloaded at once, and whichever is there is unpacked meanwhile.
+    /// Downloads several layers concurrently and unpacks each when its download is complete.
     fn layers(&self, batch: &mut Batch<'_>, layers: &[Layer], blobs: &[Descriptor]) -> Result<(), Failure> {
         let mut wanted: VecDeque<Wanted> = VecDeque::new();
         for (layer, blob) in layers.iter().zip(blobs) {
@@ -216,8 +217,8 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// Refuses what cannot fit, before it is downloaded: what is unpacked is not smaller than its archive, and the last
-    /// blobs go only once they are unpacked.
+    /// Refuses an image, before the download, that cannot fit on the disk: an unpacked layer is not smaller
+    /// than its archive, and the last blobs are removed only after they are unpacked.
     fn make_sure_of_room(&self, batch: &mut Batch<'_>, wanted: &VecDeque<Wanted>) -> Result<(), Failure> {
         let sizes = || wanted.iter().map(|wanted| wanted.blob.size);
         let unpacked = sizes().fold(0, u64::saturating_add);
@@ -225,11 +226,12 @@ impl Pull<'_> {
         let part = |wanted: &Wanted| self.store.part(&wanted.blob.digest).ok()?.metadata().ok();
         let begun: u64 = wanted.iter().filter_map(part).map(|about| about.len()).sum();
         batch.expect(unpacked);
-        // A part and a directory for each.
+        // Space for a part and a directory of each layer.
         self.store.need(unpacked.saturating_add(blobs).saturating_sub(begun), 2 * wanted.len() as u64)
     }
 
-    /// The next blob that is here; none once all are. A link that stalls meanwhile is told of, too.
+    /// Waits for the next complete blob; `None` after the last one. Progress is reported also while a
+    /// download is blocked.
     fn next(
         &self,
         downloads: &mpsc::Receiver<Download>,
@@ -245,11 +247,11 @@ impl Pull<'_> {
         }
     }
 
-    /// Starts the downloads. What comes out of it ends once all are there. Whoever stops listening need not wait for
-    /// them: they end with the process.
+    /// Starts the downloads. The channel is closed after the last blob. If the receiver is dropped, the
+    /// threads end with the process.
     fn fetch(&self, wanted: VecDeque<Wanted>) -> Result<mpsc::Receiver<Download>, Failure> {
         let (sender, fetched) = mpsc::channel();
-        let threads = (self.job.registries.patience.connections as usize).clamp(1, wanted.len().max(1));
+        let threads = (self.job.registries.timeouts.connections as usize).clamp(1, wanted.len().max(1));
         let wanted = Arc::new(Mutex::new(wanted));
         for _ in 0..threads {
             let (sender, wanted) = (sender.clone(), wanted.clone());
@@ -271,9 +273,14 @@ impl Pull<'_> {
     }
 }
 
+/// Whether an answer begins like an HTML page, which no manifest and no config does.
+fn is_html(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().first() == Some(&b'<')
+}
+
 fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Vec<u8>, Trouble> {
     let (head, mut body) = connection.get(what, accept, 0)?;
-    let mut floor = Floor::new(connection.patience());
+    let mut floor = Floor::new(connection.timeouts());
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
     let name = format!("{}: {what}", connection.name());
     let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
@@ -281,6 +288,9 @@ fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Ve
         let count = body.read(&mut buffer, &name)?;
         if count == 0 {
             break;
+        }
+        if bytes.is_empty() && is_html(&buffer[..count]) {
+            return Err(Trouble::of_page(&name));
         }
         bytes.extend_from_slice(&buffer[..count]);
         if bytes.len() as u64 > DOCUMENT_BYTES_MAX {

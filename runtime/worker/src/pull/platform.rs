@@ -1,11 +1,12 @@
-//! Which images of an index this node can run, and which of them it runs best: Linux, its own architecture, the most of
-//! its CPU that an image asks for; on arm64 also 32-bit images, where the CPU still has that mode.
+//! Chooses the platform of an index: Linux, this architecture, and the highest CPU variant that this CPU
+//! supports; on arm64 also 32-bit images if the CPU supports them.
 
 use std::cmp::Reverse;
+use std::fmt;
 
 use serde::Deserialize;
 
-/// Go's name for the architecture this program was built for.
+/// Go's name of the architecture for which this program was built.
 pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
 
 /// The `platform` of a descriptor.
@@ -19,26 +20,37 @@ pub(super) struct Platform {
     pub(super) variant: String,
 }
 
-/// What the node runs.
+impl fmt::Display for Platform {
+    /// Formats the platform in docker's notation, `linux/arm64/v8`.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.os, self.architecture)?;
+        match self.variant.as_str() {
+            "" => Ok(()),
+            variant => write!(out, "/{variant}"),
+        }
+    }
+}
+
+/// The architecture and variant of the node's CPU.
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     architecture: &'static str,
-    /// Of amd64: 1 to 4, the microarchitecture levels of the x86-64 psABI.
+    /// On amd64 the microarchitecture level of the x86-64 psABI, 1 to 4.
     level: u8,
-    /// Of arm64: it runs 32-bit programs, too.
+    /// On arm64 whether the CPU can run 32-bit programs.
     has_arm: bool,
 }
 
-/// Smaller is better: first its own architecture, then the highest variant.
+/// Order of platforms, smaller is better: this architecture first, then the highest variant.
 pub(super) type Rank = (u8, Reverse<u8>);
 
 impl Platform {
-    /// `None`: not for this node.
+    /// Rank of the platform; `None` if this node does not support it.
     pub(super) fn rank(&self) -> Option<Rank> {
         if self.os != "linux" {
             return None;
         }
-        // Asked of the kernel only where it matters.
+        // The kernel is queried only if necessary.
         let has_arm = self.architecture == "arm" && ARCHITECTURE == "arm64" && runs_arm();
         self.rank_on(Cpu { architecture: ARCHITECTURE, level: level(), has_arm })
     }
@@ -52,7 +64,7 @@ impl Platform {
             ("amd64", "amd64") => {
                 number(1).filter(|asked| *asked <= cpu.level).map(|asked| (0, Reverse(asked)))
             }
-            // What is above v8 asks for what not every board has.
+            // Variants above v8 require features that not all boards have.
             ("arm64", "arm64") => number(8).filter(|asked| *asked == 8).map(|asked| (0, Reverse(asked))),
             ("arm", "arm64") if cpu.has_arm => {
                 number(7).filter(|asked| (5..=8).contains(asked)).map(|asked| (1, Reverse(asked)))
@@ -62,24 +74,26 @@ impl Platform {
     }
 }
 
-/// Whether an image config's words name something this node runs; old ones leave them out.
+/// Whether this node supports the platform of an image config; old configs omit the platform, which counts as
+/// supported.
 pub(crate) fn is_ours(os: &str, architecture: &str) -> bool {
     let is_linux = matches!(os, "" | "linux");
     let is_arm = architecture == "arm" && ARCHITECTURE == "arm64" && runs_arm();
     is_linux && (matches!(architecture, "" | ARCHITECTURE) || is_arm)
 }
 
-/// Whether the kernel and the CPU run 32-bit programs: only then may a process say that it is one.
+/// Whether the kernel and the CPU support 32-bit programs: only then can a process switch to that
+/// personality.
 fn runs_arm() -> bool {
     use nix::sys::personality::{self, Persona};
-    /// `PER_LINUX32` of linux/personality.h.
+    /// Value `PER_LINUX32` of linux/personality.h: 32-bit programs.
     const LINUX32: Persona = Persona::from_bits_retain(8);
     let Ok(before) = personality::get() else { return false };
     let runs = personality::set(LINUX32).is_ok();
     runs && personality::set(before).is_ok()
 }
 
-/// The level of this CPU.
+/// The microarchitecture level of this CPU.
 #[cfg(target_arch = "x86_64")]
 fn level() -> u8 {
     use std::arch::is_x86_feature_detected as has;
@@ -96,7 +110,7 @@ fn level() -> u8 {
     1 + [two, three, four].iter().take_while(|has| **has).count() as u8
 }
 
-/// Levels are amd64's.
+/// The microarchitecture level; always 1, because only amd64 has levels.
 #[cfg(not(target_arch = "x86_64"))]
 fn level() -> u8 {
     1
@@ -121,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_that_runs_is_chosen() {
+    fn the_best_supported_platform_is_chosen() {
         let amd64 = |level| Cpu { architecture: "amd64", level, has_arm: false };
         let arm64 = |has_arm| Cpu { architecture: "arm64", level: 1, has_arm };
         let all =
@@ -130,14 +144,14 @@ mod tests {
         assert_eq!(best(amd64(2), &all), Some(2));
         assert_eq!(best(amd64(4), &all), Some(0));
         assert_eq!(best(arm64(true), &all), Some(3));
-        assert_eq!(best(arm64(true), &all[4..]), Some(1), "the highest of 32 bits");
+        assert_eq!(best(arm64(true), &all[4..]), Some(1), "the highest 32-bit variant");
         assert_eq!(best(arm64(false), &all[4..]), None);
         assert_eq!(best(arm64(true), &[("arm64", "v9"), ("arm64", "")]), Some(1));
         assert_eq!(best(amd64(4), &[("amd64", "v5"), ("amd64", "x"), ("386", ""), ("s390x", "")]), None);
     }
 
     #[test]
-    fn this_cpu_has_a_level_and_other_systems_are_not_ours() {
+    fn the_cpu_level_is_known_and_other_systems_are_unsupported() {
         assert!((1..=4).contains(&level()));
         assert!(is_ours("", "") && is_ours("linux", ARCHITECTURE));
         assert!(!is_ours("windows", ARCHITECTURE) && !is_ours("linux", "s390x"));

@@ -1,5 +1,5 @@
-//! The endpoints of one pull, asked in turn. What one refuses the next may have; what all refuse for the moment is asked
-//! for again after a pause. Both ends are bounded: rounds without new bytes, and the time they take.
+//! The endpoints of one pull. If one refuses a request, the next is tried; if all fail temporarily, they are
+//! retried after a delay. The number of rounds without new data and their duration are limited.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,28 +10,29 @@ use super::connection::Connection;
 use crate::failure::failure;
 use crate::fetch::Trouble;
 
-/// Rounds over all endpoints that bring nothing new.
+/// Maximum number of rounds over all endpoints without new data.
 const ROUNDS_MAX: u32 = 5;
-/// No round begins later than this after the last new bytes.
+/// Maximum time from the last new data to the start of another round.
 const FRUITLESS_MAX: Duration = Duration::from_secs(90);
-/// The first pause between two rounds; each is twice the last.
+/// Delay before the second round; each further delay is twice the previous one.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
-/// Less than this is not getting on: a peer that gives a byte each time would keep us for ever.
+/// Minimum number of new bytes with which a round counts as progress: otherwise an endpoint that sends single
+/// bytes could delay a pull endlessly.
 pub(super) const GAIN_BYTES_MIN: u64 = 64 << 10;
 
-/// What an endpoint is to be able to do.
+/// A capability that a request needs from an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Say what a tag means.
+    /// Resolving a tag to a manifest.
     Resolve,
-    /// Give what has a digest.
+    /// Getting content by digest.
     Pull,
 }
 
 /// All endpoints of a pull.
 pub(super) struct Sources {
     connections: Vec<Connection>,
-    /// The one that answered last: asked first for the next thing.
+    /// Index of the endpoint of the last success, which is tried first.
     first: AtomicUsize,
 }
 
@@ -40,8 +41,9 @@ impl Sources {
         Self { connections, first: AtomicUsize::new(0) }
     }
 
-    /// Asks until one gives what is asked. What they said last is in the failure, and its kind is that of the last one,
-    /// unless an earlier one says more than "not there". `gained` tells how many bytes there are by now.
+    /// Tries the endpoints until one succeeds. The failure contains the last error of each endpoint; its kind
+    /// is that of the last endpoint, unless an earlier error is more specific than "not found". `gained`
+    /// returns the current number of downloaded bytes.
     pub(super) fn ask<T, S>(
         &self,
         need: Need,
@@ -70,7 +72,7 @@ impl Sources {
         }
     }
 
-    /// Asks each once, the one that answered last first.
+    /// Tries each endpoint once, beginning with the one that succeeded last.
     fn round<T>(
         &self,
         need: Need,
@@ -88,7 +90,7 @@ impl Sources {
                     self.first.store(index, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                // A full disk is full for every endpoint.
+                // A full disk affects all endpoints.
                 Err(trouble) if trouble.ends_pull || trouble.failure.kind == FailureKind::NoSpace => {
                     return Err(vec![trouble]);
                 }
@@ -103,6 +105,7 @@ fn together(troubles: Vec<Trouble>) -> Failure {
     let kinds = || troubles.iter().map(|trouble| trouble.failure.kind).rev();
     let kind = kinds().find(|kind| *kind != FailureKind::NotFound).or_else(|| kinds().next());
     let texts: Vec<&str> = troubles.iter().map(|trouble| trouble.failure.message.as_str()).collect();
-    let text = if texts.is_empty() { "no endpoint to ask".to_owned() } else { texts.join("; ") };
+    let text =
+        if texts.is_empty() { "no endpoint is configured for this".to_owned() } else { texts.join("; ") };
     failure(kind.unwrap_or(FailureKind::Unavailable), text)
 }

@@ -1,5 +1,5 @@
-//! Credentials as docker and podman keep them: `config.json` or `auth.json`. Credential helpers are programs of somebody
-//! else and are not run; the log names them.
+//! Credentials in the files of docker and podman: `config.json` or `auth.json`. Credential helpers are
+//! external programs and are not executed; a log line names them.
 
 use std::path::Path;
 
@@ -13,19 +13,19 @@ use crate::yaml::{self, Node, Problem};
 #[derive(Debug)]
 struct Entry {
     host: String,
-    /// Repositories below this path, as podman has it; empty: all.
+    /// Path of the repositories to which the entry applies (podman); empty: all.
     path: String,
     credential: Credential,
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Default)]
 pub(super) struct DockerConfig {
     entries: Vec<Entry>,
 }
 
 impl DockerConfig {
-    /// For a repository at an endpoint's host: the entry with the longest path.
+    /// The credentials for a repository at an endpoint's host: the entry with the longest matching path.
     pub(super) fn find(&self, host: &str, repository: &str) -> Option<&Credential> {
         let host = one_name(host);
         let fits = |entry: &&Entry| {
@@ -38,19 +38,22 @@ impl DockerConfig {
     }
 }
 
-/// Reads the file; what is wrong is in the list, one line each. A missing file is an empty one.
+/// Parses the file; the list has one line per problem. A missing file is treated as an empty one.
 pub(super) fn load(path: &Path) -> (DockerConfig, Vec<String>) {
     let name = path.display().to_string();
     match std::fs::read(path) {
         Ok(bytes) => parse(&name, &String::from_utf8_lossy(&bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
-        Err(error) => (DockerConfig::default(), vec![format!("{name}: not read, no credentials: {error}")]),
+        Err(error) => (
+            DockerConfig::default(),
+            vec![format!("{name}: cannot be read, its credentials are ignored: {error}")],
+        ),
     }
 }
 
 fn parse(name: &str, text: &str) -> (DockerConfig, Vec<String>) {
     let (mut config, mut problems) = (DockerConfig::default(), Vec::new());
-    // JSON is YAML but for the tabs that docker indents it with; none can stand inside of a JSON string.
+    // JSON is YAML except for the tabs with which docker indents it; JSON strings contain no tabs.
     if let Err(problem) = root(name, &text.replace('\t', " "), &mut config, &mut problems) {
         problems.push(problem);
     }
@@ -71,21 +74,22 @@ fn root(
                     match entry(name, address, node) {
                         Ok(entry) => config.entries.extend(entry),
                         Err(Problem { line, text }) => {
-                            problems.push(Problem { line, text: format!("{address}: left out: {text}") });
+                            problems.push(Problem { line, text: format!("{address}: ignored: {text}") });
                         }
                     }
                 }
             }
             "credsStore" | "credHelpers" => {
-                problems.push(node.problem(&format!("{key}: credential helpers are not run")));
+                problems.push(node.problem(&format!("{key}: credential helpers are not supported")));
             }
-            _ => {} // docker's own settings
+            _ => {} // other settings of docker
         }
     }
     Ok(())
 }
 
-/// `None`: a host that is named without credentials, as `docker login` leaves it where a helper keeps them.
+/// Parses one entry; `None` for an entry without credentials, which `docker login` writes if a helper stores
+/// them.
 fn entry(name: &str, address: &str, node: &Node) -> Result<Option<Entry>, Problem> {
     let [mut username, mut password, mut auth, mut identity, mut bearer] = [""; 5];
     for (key, node) in node.map()? {
@@ -111,13 +115,13 @@ fn entry(name: &str, address: &str, node: &Node) -> Result<Option<Entry>, Proble
     };
     let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
-    // docker's own addresses are URLs of the API: the path is its version.
+    // docker's own addresses are API URLs: their path is a version.
     let path = if address.contains("://") { "" } else { path.trim_end_matches('/') };
     let credential = Credential { credentials, source: format!("{name}:{}", node.line) };
     Ok(Some(Entry { host: one_name(host).to_owned(), path: path.to_owned(), credential }))
 }
 
-/// All names of Docker Hub are one.
+/// The common name of a registry: all names of Docker Hub are mapped to one.
 fn one_name(host: &str) -> &str {
     if url::DOCKER_HUB.contains(&host) { url::DOCKER_HUB[0] } else { host }
 }
@@ -146,7 +150,7 @@ mod tests {
         assert_eq!(found("quay.io", "org/x"), "registry token f:6");
         assert_eq!(found("empty.example", "x"), "-");
         assert_eq!(problems.len(), 2, "{problems:?}");
-        assert!(problems[0].starts_with("f:8: bad.example: left out"), "{problems:?}");
+        assert!(problems[0].starts_with("f:8: bad.example: ignored"), "{problems:?}");
         assert!(problems[1].starts_with("f:10: credsStore"), "{problems:?}");
         assert!(!problems.concat().contains("secret"), "{problems:?}");
         let (_, problems) = parse("f", "{\"auths\": ");

@@ -1,11 +1,11 @@
-//! Where a reference would be asked for, in words: for people who wonder which line of which file counts.
+//! Describes the endpoints of a reference as text, to show administrators which line of which file applies.
 
 use coracle_job::{Credentials, ExplainJob, ExplainedEndpoint};
 use ureq::http::Uri;
 
 use super::{Endpoint, Environment};
 
-/// The endpoints in order. What is wrong with a file goes to the log, as at a pull.
+/// The endpoints in the order of a pull. Problems of the files are logged, as in a pull.
 pub(crate) fn explain(job: &ExplainJob) -> Vec<ExplainedEndpoint> {
     let environment = Environment::read();
     let endpoints =
@@ -18,7 +18,7 @@ fn explained(endpoint: &Endpoint, environment: &Environment) -> ExplainedEndpoin
         (true, true) => "",
         (true, false) => ", for tags only",
         (false, true) => ", for digests only",
-        (false, false) => ", for nothing",
+        (false, false) => ", without capabilities",
     };
     let headers: Vec<&str> = endpoint.headers.iter().map(|(name, _)| name.as_str()).collect();
     let headers = match headers.is_empty() {
@@ -26,11 +26,11 @@ fn explained(endpoint: &Endpoint, environment: &Environment) -> ExplainedEndpoin
         false => format!(", with {}", headers.join(" and ")),
     };
     let credentials = match endpoint.credentials {
-        Credentials::None => "none but those of a request".to_owned(),
+        Credentials::None => "only those of the request".to_owned(),
         ref known => format!("{known:?} of {}", endpoint.credentials_source),
     };
     let url: Option<Uri> = endpoint.url.parse().ok();
-    // Its user and password stay where they are.
+    // User and password of the proxy are removed.
     let proxy = url.as_ref().and_then(|url| environment.proxy_for(url)).map(|proxy| {
         let (scheme, rest) = proxy.split_once("://").unwrap_or(("http", proxy));
         format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default())
@@ -50,7 +50,7 @@ fn tls(endpoint: &Endpoint) -> String {
     }
     let mut text = match endpoint.tls.insecure_skip_verify {
         true => "not verified".to_owned(),
-        false => "verified by the system's roots".to_owned(),
+        false => "verified by the system's root certificates".to_owned(),
     };
     if !endpoint.tls.insecure_skip_verify {
         for path in &endpoint.tls.ca_files {

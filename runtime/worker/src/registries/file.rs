@@ -1,4 +1,4 @@
-//! k3s' `registries.yaml`. What is wrong with one entry takes only that entry away.
+//! Parses k3s' `registries.yaml`. An invalid entry affects only itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,47 +7,48 @@ use coracle_job::Credentials;
 use regex_lite::Regex;
 
 use super::last::{self, Problems};
-use super::{Tls, url};
+use super::tls::Tls;
+use super::url;
 use crate::yaml::{self, Node, Problem};
 
-/// Most endpoints of one mirror; each is a wait when the uplink is down.
+/// Maximum number of endpoints of one mirror; each may delay a pull by a timeout.
 const ENDPOINTS_MAX: usize = 32;
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Default)]
 pub(super) struct Registries {
-    /// By registry host of the normalised reference, or `*` (REG-1).
+    /// Mirrors by registry host of the normalised reference, or `*` (REG-1).
     pub(super) mirrors: BTreeMap<String, Mirror>,
-    /// By host and port of the endpoint that is contacted (REG-6).
+    /// Settings by host and port of the contacted endpoint (REG-6).
     pub(super) hosts: BTreeMap<String, Host>,
 }
 
-/// Where a registry's images are asked for first.
+/// The endpoints that are tried first for a registry.
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
-    /// Normalised URLs, each with the file and line it stands on.
+    /// Normalised URLs, each with the file and line of its setting.
     pub(super) endpoints: Vec<(String, String)>,
-    /// In the order of the expressions' text, as the order of a mapping means nothing (REG-5).
+    /// Rewrites by expression, in lexical order, because a YAML mapping has no order (REG-5).
     rewrites: BTreeMap<String, (Regex, String)>,
 }
 
-/// How one endpoint is spoken to.
+/// Settings of one endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) credential: Option<Credential>,
     pub(super) tls: Tls,
 }
 
-/// Credentials and where they stand.
+/// Credentials and their source.
 #[derive(Clone, Debug)]
 pub(super) struct Credential {
     pub(super) credentials: Credentials,
-    /// File and line.
+    /// The file and line of the setting.
     pub(super) source: String,
 }
 
 impl Mirror {
-    /// The repository's path at the mirror: by the first expression that matches.
+    /// Rewrites a repository path for the mirror with the first matching expression.
     pub(super) fn rewrite(&self, repository: &str) -> String {
         let found = self.rewrites.values().find(|(expression, _)| expression.is_match(repository));
         match found {
@@ -59,10 +60,11 @@ impl Mirror {
     }
 }
 
-/// The last file that could be read as a whole, beside the store; it is as secret as the file itself.
+/// File name of the copy of the last valid file, next to the store; it has the same permissions as the file.
 const LAST_GOOD: &str = "registries.last";
 
-/// Reads the file, or the last good one, of which a copy is kept in `folder`. A missing file is an empty one.
+/// Reads the file or, if it is invalid, the copy of the last valid file in `folder`. A missing file is
+/// treated as an empty one.
 pub(super) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Problems) {
     let check = |text: &str| yaml::parse(text)?.map().map(drop);
     let (text, mut problems) = last::read(path, &folder.join(LAST_GOOD), check);
@@ -99,14 +101,14 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads every entry; what one lacks does not touch the next.
+    /// Calls `read` for every entry; an invalid entry does not affect the others.
     fn each(&mut self, node: &Node, read: fn(&mut Self, &str, &Node) -> Result<(), Problem>) {
         match node.map() {
             Err(problem) => self.problems.push(problem),
             Ok(entries) => {
                 for (key, node) in entries {
                     if let Err(Problem { line, text }) = read(self, key, node) {
-                        self.problems.push(Problem { line, text: format!("{key}: left out: {text}") });
+                        self.problems.push(Problem { line, text: format!("{key}: ignored: {text}") });
                     }
                 }
             }
@@ -132,8 +134,10 @@ impl Reader<'_> {
                 Ok(url) if mirror.endpoints.len() < ENDPOINTS_MAX => {
                     mirror.endpoints.push((url, format!("{}:{}", self.name, item.line)));
                 }
-                Ok(_) => self.problems.push(item.problem(&format!("left out: {ENDPOINTS_MAX} are enough"))),
-                Err(text) => self.problems.push(item.problem(&format!("left out: {text}"))),
+                Ok(_) => {
+                    self.problems.push(item.problem(&format!("ignored: at most {ENDPOINTS_MAX} are allowed")))
+                }
+                Err(text) => self.problems.push(item.problem(&format!("ignored: {text}"))),
             }
         }
         Ok(())
@@ -147,7 +151,7 @@ impl Reader<'_> {
                     mirror.rewrites.insert(pattern.clone(), (expression, replacement));
                 }
                 Err(error) => {
-                    self.problems.push(replacement.problem(&format!("{pattern:?} is left out: {error}")));
+                    self.problems.push(replacement.problem(&format!("{pattern:?} is ignored: {error}")));
                 }
             }
         }
@@ -173,7 +177,7 @@ impl Reader<'_> {
     }
 }
 
-/// The same fields as the CRI's AuthConfig, and the same order among them.
+/// Parses the fields of the CRI's AuthConfig; fields have the same precedence as in the CRI.
 fn credentials(node: &Node) -> Result<Credentials, Problem> {
     let [mut username, mut password, mut auth, mut identity, mut bearer] = [""; 5];
     for (key, node) in node.map()? {
@@ -215,7 +219,7 @@ fn tls(node: &Node) -> Result<Tls, Problem> {
         }
     }
     if cert.is_some() != key_file.is_some() {
-        return Err(node.problem("tls: cert_file and key_file go together"));
+        return Err(node.problem("tls: cert_file and key_file must both be set or both be empty"));
     }
     tls.client = cert.zip(key_file);
     Ok(tls)
@@ -226,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_entry_takes_only_itself_away() {
+    fn an_invalid_entry_affects_only_itself() {
         let text = "\
 mirrors:
   a.example: {endpoint: [\"https://one\", \"ftp://two\", \"https://three\"]}
@@ -252,7 +256,7 @@ what: else
     }
 
     #[test]
-    fn a_file_that_is_no_yaml_is_no_mirrors() {
+    fn a_file_that_is_not_yaml_has_no_mirrors() {
         let (registries, problems) = parse("f", "mirrors: [\n");
         assert!(registries.mirrors.is_empty() && problems.len() == 1, "{problems:?}");
         let (_, problems) =

@@ -1,71 +1,74 @@
-//! containerd's `certs.d/HOST/hosts.toml`, and the certificates that Docker users put into such a folder without one.
+//! Parses containerd's `certs.d/HOST/hosts.toml`, and Docker's certificates in such a directory without that
+//! file.
 //!
-//! | key | at the top | in `[host."URL"]` |
+//! | key | top level of the file | in `[host."URL"]` |
 //! |---|---|---|
-//! | `server` | the registry's own endpoint, asked last | |
-//! | `capabilities` | of the server | `pull`: by digest, `resolve`: tags; `push` is of no use here |
-//! | `ca`, `client`, `skip_verify` | as beside | TLS; paths may be relative to the folder |
-//! | `header` | as beside | a table of headers |
-//! | `override_path` | as beside | the URL's path is the whole prefix |
-//! | `dial_timeout` | read over: `[registry] connect_timeout` counts | the same |
+//! | `server` | the registry's own endpoint, tried last | not a key: ignored with a log line |
+//! | `capabilities` | of the server | `pull`: by digest, `resolve`: tags; `push` has no effect |
+//! | `ca`, `client`, `skip_verify` | as in a host table, for the server | TLS; paths may be relative to the folder |
+//! | `header` | as in a host table, for the server | a table of headers |
+//! | `override_path` | as in a host table, for the server | the URL's path is the whole prefix |
+//! | `dial_timeout` | ignored: `[registry] connect_timeout` applies | ignored |
 
 use std::path::{Path, PathBuf};
 
 use super::last::{self, Problems};
-use super::{Tls, toml_tree, url};
+use super::tls::Tls;
+use super::{toml_tree, url};
 use crate::yaml::{Node, Problem};
 
-/// Most entries of a file; each is a wait when the uplink is down.
+/// Maximum number of entries of a file; each may delay a pull by a timeout.
 const HOSTS_MAX: usize = 32;
 
-/// Most certificates that are taken from a folder without a file.
+/// Maximum number of certificates in a directory without `hosts.toml`.
 const CERTIFICATES_MAX: usize = 64;
 
-/// The folder for registries that have none of their own.
+/// Name of the directory for registries that have no directory of their own.
 const DEFAULT: &str = "_default";
 
-/// The source of an endpoint that no file names.
+/// Text for the source of an endpoint that is not configured.
 pub(super) const REGISTRY_ITSELF: &str = "the registry itself";
 
-/// What a folder says of a registry.
+/// The configuration of a registry.
 #[derive(Debug)]
 pub(super) struct Hosts {
-    /// In order, the server last.
+    /// The endpoints in order; the server is last.
     pub(super) entries: Vec<HostEntry>,
-    /// It is the folder for all registries.
+    /// Whether the configuration is that of the default directory.
     pub(super) is_default: bool,
 }
 
-/// An endpoint as a file describes it.
+/// A configured endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostEntry {
-    /// Normalised.
+    /// Normalised URL of the endpoint.
     pub(super) url: String,
     pub(super) can_resolve: bool,
     pub(super) can_pull: bool,
     pub(super) tls: Tls,
     pub(super) headers: Vec<(String, String)>,
-    /// File and line.
+    /// The file and line of the entry.
     pub(super) source: String,
 }
 
 impl HostEntry {
-    /// One of which nothing but the URL is said.
+    /// An endpoint without settings.
     pub(super) fn plain(url: String, source: String) -> Self {
         let (tls, headers) = (Tls::default(), Vec::new());
         Self { url, can_resolve: true, can_pull: true, tls, headers, source }
     }
 }
 
-/// Most folders that are looked at.
+/// Maximum number of directories that are read.
 const FOLDERS_MAX: usize = 1024;
 
-/// Reads what the folder says of `registry`. A file that is no TOML counts as it last was, by a copy in `copies`.
+/// Reads the configuration of `registry`. If the file is invalid, the copy of its last valid content in
+/// `copies` applies.
 pub(super) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Hosts>, Problems) {
     if folder.as_os_str().is_empty() {
         return Default::default();
     }
-    // The second form is for file systems that take no colons.
+    // The second form is for file systems that do not allow colons.
     let names = [registry.to_owned(), in_file_name(registry), DEFAULT.to_owned()];
     let Some((name, folder)) =
         names.iter().map(|name| (name, folder.join(name))).find(|(_, path)| path.is_dir())
@@ -90,7 +93,7 @@ pub(super) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Host
     (entries.map(|entries| Hosts { entries, is_default: name == DEFAULT }), problems)
 }
 
-/// What is wrong with the files of all registries, as far as a file does not count for it.
+/// The problems of all registries' files that are invalid as a whole.
 pub(super) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().take(FOLDERS_MAX);
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
@@ -98,7 +101,31 @@ pub(super) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
     problems.filter_map(|problems| problems.lines.into_iter().next()).collect()
 }
 
-/// `HOST_PORT_`, as containerd also looks for it.
+/// All mistakes in the files of all registries, and in the certificates that the files name. Changes no file.
+pub(super) fn mistakes(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().take(FOLDERS_MAX);
+    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    let mut mistakes = Vec::new();
+    for registry in names {
+        let folder = folder.join(&registry);
+        let path = folder.join("hosts.toml");
+        let shown = path.display().to_string();
+        let Some(text) = last::text_of(&path, &mut mistakes) else { continue };
+        match whole(&shown, &folder, &text, &registry) {
+            Ok((entries, more)) => {
+                mistakes.extend(more);
+                for entry in entries {
+                    mistakes.extend(entry.tls.mistakes(&entry.source));
+                }
+            }
+            Err(Problem { line, text }) => mistakes.push(format!("{shown}:{line}: {text}")),
+        }
+    }
+    mistakes
+}
+
+/// The directory name `HOST_PORT_`, which containerd accepts, too.
 fn in_file_name(registry: &str) -> String {
     match registry.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => format!("{host}_{port}_"),
@@ -106,7 +133,8 @@ fn in_file_name(registry: &str) -> String {
     }
 }
 
-/// The entries of a text, and what is wrong with some; or with all of it.
+/// Parses a file: returns its entries and the problems of single entries; the error is a problem of the whole
+/// file.
 fn whole(
     name: &str,
     folder: &Path,
@@ -162,7 +190,7 @@ impl Reader<'_> {
     fn add_host(&mut self, entries: &mut Vec<HostEntry>, written: &str, node: &Node) {
         match self.host(written, node) {
             Ok(entry) if entries.len() < HOSTS_MAX => entries.push(entry),
-            Ok(_) => self.left_out(written, node.problem(&format!("{HOSTS_MAX} are enough"))),
+            Ok(_) => self.left_out(written, node.problem(&format!("at most {HOSTS_MAX} are allowed"))),
             Err(problem) => self.left_out(written, problem),
         }
     }
@@ -177,7 +205,7 @@ impl Reader<'_> {
     fn is_path_whole(&self, node: &Node) -> bool {
         let found =
             node.map().ok().and_then(|entries| entries.iter().find(|(key, _)| key == "override_path"));
-        // One that is no boolean is a problem of its entry, below.
+        // A value of another type is reported with its entry, below.
         found.is_some_and(|(_, node)| node.boolean().unwrap_or_default())
     }
 
@@ -186,7 +214,7 @@ impl Reader<'_> {
             match key.as_str() {
                 "capabilities" => {
                     let names = texts(node)?;
-                    // None at all means that nothing is said.
+                    // Without the key, all capabilities apply.
                     let has = |name: &str| names.is_empty() || names.iter().any(|known| known == name);
                     (entry.can_resolve, entry.can_pull) = (has("resolve"), has("pull"));
                 }
@@ -202,13 +230,14 @@ impl Reader<'_> {
                 }
                 "dial_timeout" => {}
                 "server" | "host" if is_top => {}
-                _ => self.problems.push(node.problem(&format!("{key:?} is unknown and passed over"))),
+                _ => self.problems.push(node.problem(&format!("{key:?} is unknown and ignored"))),
             }
         }
         Ok(entry)
     }
 
-    /// One file with both, `[[certificate, key], …]`, or a list of files with both; the first counts.
+    /// Parses the value of `client`: one file with certificate and key, a list of pairs `[[certificate, key],
+    /// …]`, or a list of files with both; only the first is used.
     fn client(&self, node: &Node) -> Result<Option<(PathBuf, PathBuf)>, Problem> {
         let first = if node.is_sequence() { node.list()?.first() } else { Some(node) };
         let Some(first) = first else { return Ok(None) };
@@ -223,16 +252,16 @@ impl Reader<'_> {
     }
 
     fn left_out(&mut self, what: &str, Problem { line, text }: Problem) {
-        self.problems.push(Problem { line, text: format!("{what}: left out: {text}") });
+        self.problems.push(Problem { line, text: format!("{what}: ignored: {text}") });
     }
 }
 
-/// Every table of an array of tables (`[[host]]`, `[[host."URL"]]`) in its order, or the one table.
+/// The tables of an array of tables (`[[host]]`, `[[host."URL"]]`) in order, or the single table.
 fn one_or_all(node: &Node) -> Result<&[Node], Problem> {
     if node.is_sequence() { node.list() } else { Ok(std::slice::from_ref(node)) }
 }
 
-/// A text, or a list of texts.
+/// A string, or a list of strings.
 fn texts(node: &Node) -> Result<Vec<String>, Problem> {
     match node.is_sequence() {
         true => node.list()?.iter().map(|item| item.text().map(str::to_owned)).collect(),
@@ -240,7 +269,8 @@ fn texts(node: &Node) -> Result<Vec<String>, Problem> {
     }
 }
 
-/// `*.crt` are roots; of `NAME.cert` and `NAME.key` the first pair is the client's.
+/// Docker's file names: `*.crt` are root certificates; the first pair of `NAME.cert` and `NAME.key` is the
+/// client's.
 fn certificates(folder: &Path) -> Option<Tls> {
     let entries = std::fs::read_dir(folder).ok()?;
     let mut files: Vec<PathBuf> =

@@ -1,5 +1,5 @@
-//! A file as it is, or as it was when it last could be read as a whole: somebody who slips with an editor should not cut
-//! the node off from its mirrors (REG-10). Copies are kept beside the store, as secret as the files.
+//! Reads a configuration file, or the copy of its last valid content, so that a typing error does not disable
+//! the node's mirrors (REG-10). The copies are next to the store and have the same permissions as the files.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -8,12 +8,12 @@ use std::path::Path;
 
 use crate::yaml::Problem;
 
-/// What is wrong with a file.
+/// The problems of a file.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    /// One each, with the file and mostly the line.
+    /// The problems, one line each, with the file and usually the line number.
     pub(super) lines: Vec<String>,
-    /// The first of them is of the whole file: it does not count, or only as it was.
+    /// Whether the first problem concerns the whole file, which is then ignored or replaced by the copy.
     pub(super) is_broken: bool,
 }
 
@@ -23,8 +23,8 @@ impl Problems {
     }
 }
 
-/// The file's text, where `check` finds it whole; else the last that was, of which `copy` is kept. None where there is no
-/// file, or none that can be read.
+/// The file's text if `check` accepts it, otherwise the last accepted text from the copy. `None` if there is
+/// neither.
 pub(super) fn read(
     path: &Path,
     copy: &Path,
@@ -40,13 +40,13 @@ pub(super) fn read(
             }
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let _ = std::fs::remove_file(copy); // it was taken away on purpose
+            let _ = std::fs::remove_file(copy); // the administrator removed the file
             return (None, Problems::default());
         }
-        Err(error) => format!("{name}: not read: {error}"),
+        Err(error) => format!("{name}: cannot be read: {error}"),
     };
     let last = std::fs::read(copy).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let instead = if last.is_some() { "the last good one counts" } else { "the whole file is passed over" };
+    let instead = if last.is_some() { "the last valid version applies" } else { "the whole file is ignored" };
     (last, Problems::broken(format!("{why}: {instead}")))
 }
 
@@ -54,12 +54,14 @@ fn kept(path: &Path, copy: &Path, bytes: &[u8]) -> Problems {
     let mut problems = Problems::default();
     if let Err(error) = keep(copy, bytes) {
         let (copy, name) = (copy.display(), path.display());
-        problems.lines.push(format!("{copy}: not written, a broken {name} would be none: {error}"));
+        problems
+            .lines
+            .push(format!("{copy}: cannot be written, so there is no copy for an invalid {name}: {error}"));
     }
     problems
 }
 
-/// Writes the copy where it differs; renamed into place, so that it is whole.
+/// Writes the copy if its content differs. The copy is renamed into place, so that it is always complete.
 fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if std::fs::read(copy).is_ok_and(|known| known == bytes) {
         return Ok(());
@@ -71,12 +73,25 @@ fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::rename(&aside, copy)
 }
 
+/// Returns the text of a file; `None` if it does not exist or cannot be read. A read error is added to
+/// `problems`.
+pub(super) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => {
+            problems.push(format!("{}: {error}", path.display()));
+            None
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_file_counts_as_it_last_was_until_it_is_taken_away() {
+    fn the_last_valid_version_applies_until_the_file_is_removed() {
         let folder = std::env::temp_dir().join(format!("coracle-last-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (path, copy) = (folder.join("file"), folder.join("copy.last"));
@@ -87,9 +102,9 @@ mod tests {
         let read = || read(&path, &copy, check);
         assert!(matches!(read(), (None, Problems { is_broken: false, .. })));
         for (written, expected, said) in [
-            ("a!", None, Some("file:7: loud: the whole file is passed over")),
+            ("a!", None, Some("file:7: loud: the whole file is ignored")),
             ("one", Some("one"), None),
-            ("b!", Some("one"), Some("file:7: loud: the last good one counts")),
+            ("b!", Some("one"), Some("file:7: loud: the last valid version applies")),
             ("two", Some("two"), None),
         ] {
             std::fs::write(&path, written).unwrap();
@@ -100,7 +115,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!((read().0, copy.exists()), (None, false));
         std::fs::create_dir(&path).unwrap();
-        assert!(read().1.is_broken, "what cannot be read is broken, too");
+        assert!(read().1.is_broken, "a file that cannot be read is invalid, too");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,13 +1,13 @@
-//! Where an image is asked for: the node's registries, as people configured them, turned into endpoints in order.
+//! The endpoints of an image, computed from the node's registry configuration.
 //!
 //! ```text
-//!   certs.d/HOST/hosts.toml, else registries.yaml ─► mirrors, rewrites, TLS, headers ─┐
-//!   registries.yaml, docker's config.json ─► credentials by host ─────────────────────┤
-//!   registry of the reference ────────────────────────────────────────────────────────┴─► endpoints in order
+//! certs.d/HOST/hosts.toml, else registries.yaml ─► mirrors, rewrites, TLS, headers ─┐
+//! registries.yaml, docker's config.json ─► credentials by host ─────────────────────┤
+//! registry of the reference ────────────────────────────────────────────────────────┴─► endpoints in order
 //! ```
-//! Read anew for each job, so a change needs no restart, and no parser of it sits in the daemon. One bad entry disables
-//! itself with a line in the log that names file and line; the rest counts. Rules: CRI 8.1, REG-1 to REG-10;
-//! containerd/docs/hosts.md.
+//! The files are read for each job, so changes need no restart, and the daemon contains no parser for them.
+//! An invalid entry is ignored with a log line that names file and line; the other entries apply. Rules: CRI
+//! 8.1, REG-1 to REG-10; containerd/docs/hosts.md.
 
 mod docker;
 mod explain;
@@ -15,6 +15,7 @@ mod file;
 mod hosts;
 mod last;
 mod proxy;
+mod tls;
 mod toml_tree;
 mod url;
 
@@ -27,64 +28,66 @@ use coracle_job::{Credentials, Registries as Files};
 use docker::DockerConfig;
 use file::{Credential, Registries};
 use hosts::HostEntry;
+use last::text_of;
+pub(crate) use tls::Tls;
 
 pub(crate) use explain::explain;
 pub(crate) use proxy::Environment;
 
-/// What `coracle check` asks for: one line per mistake in FILE, on stdout; exit code 1 if there is one.
+/// The subcommand of the worker for `coracle check`: `check-registries FILE [CERTS_DIR [DOCKER_CONFIG]]`
+/// prints one line for each mistake in these files, and for each unusable certificate that the files name.
+/// The exit code is 1 if there is a line.
 pub(crate) const SUBCOMMAND: &str = "check-registries";
 
-/// Serves [`SUBCOMMAND`].
+/// Executes the subcommand [`SUBCOMMAND`].
 pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let Some(file) = arguments.next() else { return ExitCode::FAILURE };
-    let problems = match std::fs::read_to_string(&file) {
-        Ok(text) => file::parse(&Path::new(&file).to_string_lossy(), &text).1,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => vec![format!("{}: {error}", Path::new(&file).display())],
-    };
+    let Some(file) = arguments.next().map(PathBuf::from) else { return ExitCode::FAILURE };
+    let mut problems = Vec::new();
+    if let Some(text) = text_of(&file, &mut problems) {
+        let (registries, more) = file::parse(&file.to_string_lossy(), &text);
+        problems.extend(more);
+        for (name, host) in &registries.hosts {
+            problems.extend(host.tls.mistakes(&format!("{}: {name}", file.display())));
+        }
+    }
+    if let Some(folder) = arguments.next() {
+        problems.extend(hosts::mistakes(Path::new(&folder)));
+    }
+    if let Some(docker_config) = arguments.next() {
+        problems.extend(docker::load(Path::new(&docker_config)).1);
+    }
     for problem in &problems {
         println!("{problem}");
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// One place that serves a registry's images.
+/// An endpoint that serves a registry's images.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
-    /// With scheme and prefix, without a trailing slash: `https://registry-1.docker.io/v2`.
+    /// URL with scheme and prefix, without a trailing slash: `https://registry-1.docker.io/v2`.
     pub(crate) url: String,
-    /// The repository path there.
+    /// Repository path at this endpoint.
     pub(crate) repository: String,
-    /// For this endpoint and the token service it names, nobody else.
+    /// Credentials, sent only to this endpoint and the token service that it names.
     pub(crate) credentials: Credentials,
-    /// Where those stand; for people.
+    /// Source of the credentials, as text for users.
     credentials_source: String,
-    /// How its certificate is checked.
+    /// TLS settings of the endpoint.
     pub(crate) tls: Tls,
-    /// Sent with each request to it.
+    /// Additional headers of each request.
     pub(crate) headers: Vec<(String, String)>,
-    /// A mirror is asked with `ns=HOST` (REG-8).
+    /// Whether the endpoint is a mirror, whose requests have the parameter `ns=HOST` (REG-8).
     pub(crate) is_mirror: bool,
-    /// It may say what a tag means.
+    /// Whether the endpoint may resolve tags.
     pub(crate) can_resolve: bool,
-    /// It may be asked for what has a digest.
+    /// Whether the endpoint may serve content by digest.
     pub(crate) can_pull: bool,
-    /// Why it is asked; for people.
+    /// The reason why the endpoint is used, as text for users.
     source: String,
 }
 
-/// TLS of one endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tls {
-    /// PEM files of roots that are trusted beside the system's.
-    pub(crate) ca_files: Vec<PathBuf>,
-    /// PEM files of the client's certificate and its key.
-    pub(crate) client: Option<(PathBuf, PathBuf)>,
-    /// Do not check the server's certificate.
-    pub(crate) insecure_skip_verify: bool,
-}
-
-/// The endpoints for an image, in the order to try them.
+/// The endpoints for an image, in the order in which a pull tries them.
 pub(crate) fn endpoints(
     files: &Files,
     root: &Path,
@@ -104,7 +107,7 @@ pub(crate) fn endpoints(
     Known { registries, hosts, docker }.order(registry, repository, asked)
 }
 
-/// Which of the files do not count, or only as they last were: one line each.
+/// The files that are ignored, or replaced by their last valid version: one line each.
 pub(crate) fn broken(files: &Files, root: &Path) -> Vec<String> {
     let copies = root.join("images");
     let (_, problems) = file::load_or_last(&files.config, &copies);
@@ -112,11 +115,11 @@ pub(crate) fn broken(files: &Files, root: &Path) -> Vec<String> {
     first.into_iter().chain(hosts::broken(&files.certs_dir, &copies)).collect()
 }
 
-/// What the files say.
+/// The content of the configuration files.
 #[derive(Default)]
 struct Known {
     registries: Registries,
-    /// `None`: no hosts.toml is for this registry.
+    /// Content of the registry's hosts.toml; `None` if there is none.
     hosts: Option<hosts::Hosts>,
     docker: DockerConfig,
 }
@@ -129,7 +132,7 @@ impl Known {
             if endpoints.iter().any(|endpoint| endpoint.url == entry.url) {
                 continue;
             }
-            // Its own host, whichever scheme and path a file gives it.
+            // The registry's own host, whatever scheme and path the file gives.
             let is_own = url::host(&entry.url) == url::host(&own);
             let config = match is_own && registry == url::DOCKER_HUB[0] {
                 false => self.registries.hosts.get(url::host(&entry.url)),
@@ -138,7 +141,7 @@ impl Known {
             let configured = config.and_then(|config| config.credential.as_ref());
             let configured = configured.or_else(|| self.docker.find(url::host(&entry.url), &repository));
             let (credentials, credentials_source) = match (asked, configured) {
-                // The client's are for the registry itself, never for a mirror of it (REG-7).
+                // The client's credentials are for the registry itself, never for a mirror (REG-7).
                 (asked, _) if is_own && !matches!(asked, Credentials::None) => {
                     (asked.clone(), "the request".to_owned())
                 }
@@ -165,11 +168,11 @@ impl Known {
         endpoints
     }
 
-    /// Endpoints with the repository's path there. The registry's own comes last, and under its own name, unless a file
-    /// lists it (REG-3, REG-5) or names another server.
+    /// The endpoints with the repository's path at each. The registry's own endpoint is last and has no
+    /// rewrites, unless a file lists it (REG-3, REG-5) or names another server.
     fn candidates(&self, registry: &str, repository: &str, own: &str) -> Vec<(HostEntry, String)> {
         let exact = self.registries.mirrors.get(registry);
-        // What is said of this registry counts more than what is said of all.
+        // The registry's own configuration has precedence over the default one.
         if let Some(hosts) = self.hosts.as_ref().filter(|hosts| !hosts.is_default || exact.is_none()) {
             return hosts.entries.iter().map(|entry| (entry.clone(), repository.to_owned())).collect();
         }
@@ -233,7 +236,7 @@ configs:
 "#;
 
     #[test]
-    fn mirrors_come_first_and_the_registry_itself_last() {
+    fn mirrors_are_tried_first_and_the_registry_itself_last() {
         let asked = Credentials::Bearer("asked".into());
         assert_eq!(
             order_of(FILE, "docker.io", &Credentials::None),

@@ -1,12 +1,13 @@
-//! Which proxy a URL is asked through, by the environment, as curl and Go programs read it: `HTTP_PROXY`, `HTTPS_PROXY`,
-//! `ALL_PROXY` and `NO_PROXY`, in capitals or small letters. What is on this machine is never asked through one.
+//! Determines the proxy for a URL from the environment in the same way as curl and Go programs: `HTTP_PROXY`,
+//! `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case. Addresses of this machine are always
+//! contacted directly.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use ureq::http::Uri;
 
-/// The variables that count.
+/// The relevant environment variables.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Environment {
     http: Option<String>,
@@ -15,7 +16,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Reads this process' environment.
+    /// Reads the environment of this process.
     pub(crate) fn read() -> Self {
         Self::of(|name| std::env::var(name).ok())
     }
@@ -33,7 +34,7 @@ impl Environment {
         }
     }
 
-    /// The proxy's URL; it may hold a password.
+    /// URL of the proxy for a URL, which may contain a password; `None` if the host is contacted directly.
     pub(crate) fn proxy_for(&self, url: &Uri) -> Option<&str> {
         let proxy = match url.scheme_str() {
             Some("https") => self.https.as_deref(),
@@ -54,8 +55,8 @@ impl Environment {
     }
 }
 
-/// `*`, an address, a network, a domain with all below it, or what is below it alone (with a leading dot); with a port
-/// behind it only for that port.
+/// Matches an entry of `NO_PROXY`: `*`, an address, a network, a domain including its subdomains, or (with a
+/// leading dot) only its subdomains; an entry with a port matches that port only.
 fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
     if entry == "*" {
         return true;
@@ -100,7 +101,7 @@ mod tests {
     use super::Environment;
 
     #[test]
-    fn the_environment_says_which_proxy_if_any() {
+    fn the_proxy_follows_from_the_environment() {
         let environment = Environment::of(|name| {
             let value = match name {
                 "HTTPS_PROXY" => "http://secure:1",

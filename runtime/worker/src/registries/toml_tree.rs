@@ -1,6 +1,6 @@
-//! TOML as the tree that YAML becomes, too: whoever reads a file's entries need not care which of the two it was. The parser
-//! is the toml crate's; its tables are sorted by name, so their order in the file, which is the order in which mirrors are
-//! asked, is taken from where their keys stand.
+//! Converts TOML into the tree type of the YAML parser, so that the readers of files do not depend on the
+//! format. The parser is the toml crate. Its tables are sorted by name, so the order in the file, in which
+//! mirrors are tried, is restored from the positions of the keys.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use toml::de::{DeTable, DeValue};
 
 use crate::yaml::{FILE_BYTES_MAX, Node, Problem};
 
-/// Parses a whole file; tables keep the order they have in it.
+/// Parses a whole file; tables keep their order in the file.
 ///
 /// # Errors
-/// What is wrong, with its line.
+/// The first error with its line number.
 pub(super) fn parse(text: &str) -> Result<Node, Problem> {
     if text.len() > FILE_BYTES_MAX {
         return Err(Problem { line: 1, text: format!("longer than {FILE_BYTES_MAX} bytes") });
     }
     let lines = Lines { starts: text.match_indices('\n').map(|(at, _)| at + 1).collect() };
     let (table, errors) = DeTable::parse_recoverable(text);
-    // One mistake can be several errors; the first line is where somebody has to look.
+    // One mistake can cause several errors; the one with the first line is reported.
     match errors.iter().min_by_key(|error| error.span().map_or(0, |span| span.start)) {
         None => Ok(lines.table(1, table.get_ref())),
         Some(error) => {
@@ -29,13 +29,13 @@ pub(super) fn parse(text: &str) -> Result<Node, Problem> {
     }
 }
 
-/// Where each line but the first starts.
+/// The start offsets of all lines except the first.
 struct Lines {
     starts: Vec<usize>,
 }
 
 impl Lines {
-    /// The line on which the span begins, counted from 1.
+    /// The number of the line on which the span starts, counted from 1.
     fn of(&self, span: &Range<usize>) -> usize {
         1 + self.starts.partition_point(|start| *start <= span.start)
     }
@@ -45,7 +45,7 @@ impl Lines {
         entries.sort_by_key(|(key, _)| key.span().start);
         let entries = entries.into_iter().map(|(key, value)| {
             let node = match value.get_ref() {
-                // A table is where its name stands, whatever comes first in it.
+                // The line of a table is that of its name.
                 DeValue::Table(table) => self.table(self.of(&key.span()), table),
                 _ => self.value(value),
             };
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_has_its_line() {
+    fn errors_have_their_line() {
         for (text, line) in [
             ("a = 1\nb = \n", 2),
             ("a = \"x\nb\"", 1),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_of_toml_is_read() {
+    fn all_types_of_toml_are_supported() {
         let text = "[[host]]\na = 0x1f\n[[host]]\nb = 1979-05-27T07:32:00Z\nc = 1_000.5\n[host.d]\n\"e f\".g = {h = '''\ni'''}\n";
         let root = parse(text).unwrap();
         let hosts = root.map().unwrap()[0].1.list().unwrap();
@@ -120,9 +120,9 @@ mod tests {
         assert_eq!((deep.0.as_str(), deep.1.text().unwrap()), ("h", "i"));
     }
 
-    /// Whatever bytes a file has, reading it ends, and without a panic.
+    /// Any input is parsed or refused without a panic.
     #[test]
-    fn damaged_files_are_refused_or_read() {
+    fn damaged_files_cause_no_panic() {
         let text =
             "a = [\"b\", '''c''']\n[d.\"e\"]\nf = {g = \"\\u00e9\"} # h\ni.j = \"\"\"k\\\n l\"\"\"\n[[m]]\n";
         for text in crate::damaged::damaged(text, 20_000) {

@@ -1,35 +1,35 @@
-//! URLs of endpoints: what follows from a registry's name, and what people write into files (REG-3, REG-4 in
-//! CRI 8.1).
+//! URLs of endpoints: derived from a registry's name, or from configuration files (REG-3, REG-4 in CRI 8.1).
 
 use std::net::IpAddr;
 
 use ureq::http::Uri;
 
-/// The names people give Docker Hub; the first is the one in references.
+/// Host names of Docker Hub; references contain the first one.
 pub(super) const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
-/// A registry's own endpoint. Docker Hub's API has a host of its own. A registry on this machine speaks plain http,
-/// unless at the port of https.
+/// The default endpoint of a registry. Docker Hub's API has a different host. A registry on this machine uses
+/// http, unless its port is 443.
 pub(super) fn default_url(registry: &str) -> String {
     let host = if registry == "docker.io" { "registry-1.docker.io" } else { registry };
     format!("{}://{host}/v2", scheme(host))
 }
 
-/// An endpoint as it is written: the scheme may be missing, and so may the path that the specification fixes; any
-/// other path is taken as the whole prefix (REG-4).
+/// Normalises a configured endpoint: the scheme is optional, and so is the path that the specification
+/// defines; any other path is the complete prefix (REG-4).
 pub(super) fn normalise(written: &str) -> Result<String, String> {
     let (base, path) = split(written)?;
     Ok(format!("{base}{}", if path.is_empty() { "/v2" } else { &path }))
 }
 
-/// The same in hosts.toml: the path that the specification fixes comes behind any other, unless that is the whole prefix.
+/// Normalises an endpoint of hosts.toml: the path that the specification defines is appended to any other
+/// path, unless that is the complete prefix.
 pub(super) fn normalise_host(written: &str, is_path_whole: bool) -> Result<String, String> {
     let (base, path) = split(written)?;
     let is_whole = is_path_whole || path.ends_with("/v2");
     Ok(format!("{base}{path}{}", if is_whole { "" } else { "/v2" }))
 }
 
-/// Scheme with authority, and the path without its last slash.
+/// Splits a URL into scheme with authority, and the path without its trailing slash.
 fn split(written: &str) -> Result<(String, String), String> {
     let text = written.trim();
     let whole = match text.contains("://") {
@@ -40,7 +40,7 @@ fn split(written: &str) -> Result<(String, String), String> {
     let (Some(scheme @ ("http" | "https")), Some(authority)) = (url.scheme_str(), url.authority()) else {
         return Err(format!("{written:?} is neither http nor https"));
     };
-    // The parser drops fragments without a word.
+    // The parser drops fragments silently.
     if url.query().is_some() || whole.contains('#') || authority.as_str().contains('@') {
         return Err(format!("{written:?} has a query, a fragment or a user, which an endpoint cannot have"));
     }
@@ -59,7 +59,7 @@ fn scheme(host: &str) -> &'static str {
 
 fn is_loopback(registry: &str) -> bool {
     let (host, port) = match registry.rsplit_once(':') {
-        // The colons of `[::1]` are inside.
+        // The colons are within the brackets of `[::1]`.
         Some((host, port)) if !port.contains(']') => (host, port),
         _ => (registry, ""),
     };
@@ -72,7 +72,7 @@ mod tests {
     use super::{default_url, host, normalise, normalise_host};
 
     #[test]
-    fn hosts_of_hosts_toml_get_the_path_unless_theirs_is_whole() {
+    fn the_path_is_appended_unless_override_path_is_set() {
         for (written, is_path_whole, expected) in [
             ("https://reg.example", false, "https://reg.example/v2"),
             ("https://reg.example/v2/", false, "https://reg.example/v2"),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_follow_from_registries() {
+    fn default_urls_are_derived_from_the_registry() {
         let cases = [
             ("docker.io", "https://registry-1.docker.io/v2"),
             ("quay.io", "https://quay.io/v2"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn written_endpoints_are_completed() {
+    fn configured_endpoints_are_normalised() {
         for (written, expected) in [
             ("https://reg.example:5000", "https://reg.example:5000/v2"),
             ("https://reg.example/", "https://reg.example/v2"),

@@ -1,14 +1,14 @@
-//! systemd's manager over the system bus.
+//! A client of systemd's manager on the system bus.
 //!
-//! | | by |
+//! | method | implementation |
 //! |---|---|
 //! | StartTransientUnit | cgroups-rs' `SystemdClient::start` |
-//! | how a job ended | zbus: `SystemdClient` does not wait for jobs |
-//! | StopUnit | zbus: `SystemdClient::stop` hides whether the unit was there, and so whether there is a job to wait for |
-//! | SetUnitProperties | zbus: `SystemdClient::set_properties` reports success when it cannot reach the bus |
+//! | result of a job | zbus: `SystemdClient` does not wait for jobs |
+//! | StopUnit | zbus: `SystemdClient::stop` does not report whether the unit existed, and so whether there is a job to wait for |
+//! | SetUnitProperties | zbus: `SystemdClient::set_properties` reports success if it cannot connect to the bus |
 //!
-//! systemd's own socket, /run/systemd/private, is not used: what comes from it has `org.freedesktop.systemd1` as its sender,
-//! which is no unique name, and zbus panics at that.
+//! systemd's private socket, /run/systemd/private, is not used: its messages have the sender
+//! `org.freedesktop.systemd1`, which is not a unique name, so that zbus panics.
 
 use std::io;
 
@@ -31,31 +31,31 @@ const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 /// A connection to systemd's manager.
 pub(super) struct Manager {
     connection: Connection,
-    /// systemd's own name on the bus: whose signals count.
+    /// Unique name of systemd on the bus: only its signals are accepted.
     owner: OwnedUniqueName,
 }
 
 impl Manager {
-    /// Connects by the system bus.
+    /// Connects to the system bus.
     ///
     /// # Errors
-    /// `Unavailable`: there is no bus, or no systemd on it.
+    /// `Unavailable` if there is no bus, or no systemd on it.
     pub(super) fn connect() -> Result<Self, Failure> {
         Connection::system()
             .and_then(Self::on)
             .map_err(|error| failure(FailureKind::Unavailable, format!("the system bus: {error}")))
     }
 
-    /// systemd on the bus of this connection.
+    /// Finds systemd's unique name on the bus of this connection.
     pub(super) fn on(connection: Connection) -> zbus::Result<Self> {
         let owner = DBusProxy::new(&connection)?.get_name_owner(BusName::try_from(SYSTEMD)?)?;
         Ok(Self { connection, owner })
     }
 
-    /// Starts a scope, and waits until systemd has: the job's result, `done` if all went well.
+    /// Starts a scope and waits for the result of systemd's job, which is `done` on success.
     ///
     /// # Errors
-    /// What systemd refused, in its words; what is gone is `NotFound`.
+    /// The error of systemd; `NotFound` if the unit or process does not exist.
     pub(super) fn start(&self, unit: &str, properties: Vec<Property<'_>>) -> Result<String, Failure> {
         let jobs = self.jobs(unit)?;
         let client = SystemdClient::new(unit, properties).and_then(|client| client.start());
@@ -63,14 +63,14 @@ impl Manager {
             ClientError::Dbus(error) => failed("StartTransientUnit", &error),
             ClientError::InvalidProperties => failure(FailureKind::Internal, error.to_string()),
         })?;
-        // The unit is new: whatever job ends is its start.
+        // The unit is new, so the first job that ends is its start.
         result(jobs, None)
     }
 
-    /// Stops a unit, and waits until systemd has.
+    /// Stops a unit and waits for systemd's job.
     ///
     /// # Errors
-    /// As for [`Manager::start`].
+    /// Those of [`Manager::start`].
     pub(super) fn stop(&self, unit: &str) -> Result<(), Failure> {
         let jobs = self.jobs(unit)?;
         let reply = self.call("StopUnit", &(unit, UNIT_MODE_REPLACE))?;
@@ -78,21 +78,21 @@ impl Manager {
         result(jobs, Some(&job)).map(drop)
     }
 
-    /// Sets properties until the unit is gone: there is no file of it that a longer life could be written to.
+    /// Sets properties for the lifetime of the unit, which has no unit file.
     ///
     /// # Errors
-    /// As for [`Manager::start`].
+    /// Those of [`Manager::start`].
     pub(super) fn set_properties(&self, unit: &str, properties: &[Property<'_>]) -> Result<(), Failure> {
         const IS_RUNTIME: bool = true;
         self.call("SetUnitProperties", &(unit, IS_RUNTIME, properties)).map(drop)
     }
 
-    /// The ends of the unit's jobs from now on.
+    /// A stream of the results of the unit's jobs.
     fn jobs(&self, unit: &str) -> Result<MessageIterator, Failure> {
         let listen = || {
             let rule = MatchRule::builder()
                 .msg_type(Type::Signal)
-                // Anybody may send signals on the system bus.
+                // Any process may send signals on the system bus.
                 .sender(self.owner.as_ref())?
                 .path(PATH)?
                 .interface(INTERFACE)?
@@ -111,7 +111,7 @@ impl Manager {
     }
 }
 
-/// Waits for the end of a job: how it ended.
+/// Waits for the end of a job; returns its result.
 fn result(jobs: MessageIterator, wanted: Option<&ObjectPath<'_>>) -> Result<String, Failure> {
     for signal in jobs {
         let signal = signal.map_err(|error| failed("JobRemoved", &error))?;
@@ -125,7 +125,7 @@ fn result(jobs: MessageIterator, wanted: Option<&ObjectPath<'_>>) -> Result<Stri
     Err(failure(FailureKind::Unavailable, "systemd closed the connection before its job ended"))
 }
 
-/// systemd's own words; a process or unit that is gone, and a connection that broke, are told apart.
+/// Converts an error: distinguishes a missing process or unit, and a lost connection, from other errors.
 fn failed(method: &str, error: &Error) -> Failure {
     const CLOSED: [io::ErrorKind; 2] = [io::ErrorKind::InvalidData, io::ErrorKind::InvalidInput];
     let kind = match error {

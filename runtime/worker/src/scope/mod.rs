@@ -1,8 +1,9 @@
-//! Asks systemd for the scope of a container or a pod's monitor: org.freedesktop.systemd1(5). Its cgroup is there and limited
-//! already, with the process in it; from then on systemd knows whose it is, and leaves its inside to us (Delegate).
+//! Requests to systemd for the scope of a container or of a pod's monitor: org.freedesktop.systemd1(5). The
+//! cgroup already exists, with its limits and with the process in it; systemd adopts it and delegates its
+//! subtree to coracle (Delegate).
 //!
-//! cgroups-rs starts scopes over the system bus and names their properties. What its client does not do goes over a zbus
-//! connection of our own: see [`manager`] and docs/notes/001-cgroups-rs.md.
+//! cgroups-rs starts scopes over the system bus and defines the names of properties. Functions that its
+//! client lacks use a separate zbus connection: see [`manager`] and docs/notes/001-cgroups-rs.md.
 
 mod manager;
 
@@ -16,19 +17,20 @@ use coracle_job::{Failure, FailureKind, ScopeCommand, ScopeJob, ScopeProperty};
 use self::manager::Manager;
 use crate::failure::{Context, failure};
 
-/// Longest wait for systemd: it may be busy with a boot; the kubelet gives a start two minutes.
+/// Time limit for systemd's answer, which may take long during a boot; the kubelet's limit for a start is two
+/// minutes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Does the job.
+/// Executes the job.
 ///
 /// # Errors
-/// `NotFound`: systemd knows no such unit or process. `Unavailable`: it cannot be reached, or did not answer within [`LIMIT`].
-/// Otherwise `Internal`, with systemd's own words.
+/// `NotFound` if systemd has no such unit or process; `Unavailable` if it cannot be reached or does not
+/// answer within [`LIMIT`]; otherwise `Internal` with systemd's message.
 pub(crate) fn run(job: &ScopeJob) -> Result<(), Failure> {
     within(LIMIT, job, Manager::connect)
 }
 
-/// Does the job, with every wait in it, within `limit`.
+/// Executes the job within `limit`, including all waits.
 fn within(
     limit: Duration,
     job: &ScopeJob,
@@ -37,10 +39,10 @@ fn within(
     let unit = job.unit.clone();
     let job = job.clone();
     let (sender, outcome) = sync_channel(1);
-    // cgroups-rs' calls have no timeout. A thread that still waits for systemd at the limit ends with this process.
+    // Calls of cgroups-rs have no timeout. A thread that still waits at the limit ends with this process.
     std::thread::spawn(move || {
         let done = connect().context(|| "connect to systemd").and_then(|manager| carry_out(&manager, &job));
-        let _ = sender.send(done); // the limit has passed
+        let _ = sender.send(done); // fails if the limit has passed
     });
     let outcome = outcome.recv_timeout(limit).unwrap_or_else(|error| {
         Err(match error {
@@ -48,19 +50,19 @@ fn within(
                 failure(FailureKind::Unavailable, format!("systemd did not answer within {limit:?}"))
             }
             RecvTimeoutError::Disconnected => {
-                failure(FailureKind::Internal, "the thread that asks systemd ended")
+                failure(FailureKind::Internal, "the thread for the call to systemd ended")
             }
         })
     });
     outcome.context(|| format!("systemd unit {unit}"))
 }
 
-/// The one property that not every systemd of these years has.
+/// Name of a property that older versions of systemd do not have.
 const OOM_POLICY: &str = "OOMPolicy";
 
 fn carry_out(manager: &Manager, job: &ScopeJob) -> Result<(), Failure> {
     match attempt(manager, job) {
-        // A systemd before 253 has no such property for scopes: the file of the cgroup is all there is.
+        // systemd before 253 has no such property for scopes; the cgroup file alone is sufficient.
         Err(refused) if refused.message.contains(OOM_POLICY) => {
             let mut job = job.clone();
             job.properties.retain(|(name, _)| name != OOM_POLICY);
@@ -80,7 +82,7 @@ fn attempt(manager: &Manager, job: &ScopeJob) -> Result<(), Failure> {
         ScopeCommand::Start { slice, description, pid } => {
             match manager.start(&job.unit, scope(job, slice, description, *pid))?.as_str() {
                 "done" => Ok(()),
-                result => Err(failure(FailureKind::Internal, format!("its start ended with {result:?}"))),
+                result => Err(failure(FailureKind::Internal, format!("the start job ended with {result:?}"))),
             }
         }
     }
@@ -91,16 +93,17 @@ fn scope<'job>(job: &'job ScopeJob, slice: &str, description: &str, pid: u32) ->
     let mut properties: Vec<Property<'job>> = PropertiesBuilder::default()
         .description(description.to_owned())
         .slice(slice.to_owned())
-        // Inside it is ours. Accounting switches the controllers on above it.
+        // The subtree is managed by coracle. Accounting enables the controllers above it.
         .delegate(true)
         .cpu_accounting(true)
         .memory_accounting(true)
         .task_accounting(true)
-        // At shutdown the kubelet ends its pods first; systemd must not stop them together with ordinary units.
+        // At shutdown the kubelet stops its pods first; systemd must not stop them together with ordinary
+        // units.
         .default_dependencies(false)
         .pids(vec![pid])
         .build();
-    // A scope that failed is forgotten with its cgroup, as one that ended well.
+    // A failed scope is removed with its cgroup, like one that succeeded.
     properties.push(("CollectMode", "inactive-or-failed".into()));
     properties.extend(limits(job));
     properties

@@ -1,4 +1,5 @@
-//! Against a bus and a systemd of our own: what it says late, in another order, wrongly, or not at all.
+//! Tests scope jobs with a simulated bus and systemd, which answers late, in another order, wrongly, or not
+//! at all.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -17,7 +18,7 @@ use super::*;
 
 const PATH: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
-/// systemd's name on our bus.
+/// systemd's unique name on the simulated bus.
 const OWNER: &str = ":1.1";
 const BUS_VARIABLE: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 
@@ -27,7 +28,7 @@ fn listener(name: &str) -> (PathBuf, UnixListener) {
     (path.clone(), UnixListener::bind(&path).unwrap())
 }
 
-/// The other side of one client.
+/// The bus side of one client's connection.
 struct Peer {
     calls: MessageIterator,
     connection: Connection,
@@ -41,7 +42,8 @@ impl Peer {
         Some(Self { connection: Connection::from(&calls), calls })
     }
 
-    /// The next call that is not for the bus or a subscription, which must be this one.
+    /// Receives the next call that is not for the bus or a subscription, and checks that it is the method
+    /// `member`.
     fn take(&mut self, member: &str) -> Message {
         loop {
             let call = self.calls.next().unwrap().unwrap();
@@ -58,7 +60,7 @@ impl Peer {
         }
     }
 
-    /// Answers what is for the bus until the client goes.
+    /// Answers calls for the bus until the client disconnects.
     fn serve(mut self) {
         while let Some(Ok(call)) = self.calls.next() {
             let _ = self.connection.reply(&call.header(), &());
@@ -84,7 +86,7 @@ fn job_removed(sender: &str, job: &str, unit: &str, result: &str) -> Message {
     signal.sender(sender).unwrap().build(&body).unwrap()
 }
 
-/// A bus with a systemd, which serves one client by `script`.
+/// A bus with a systemd that serves one client with `script`.
 fn systemd(name: &str, script: impl FnOnce(Peer) + Send + 'static) -> PathBuf {
     let (path, listener) = listener(name);
     thread::spawn(move || script(Peer::accept(&listener).unwrap()));
@@ -116,7 +118,7 @@ fn ask(path: PathBuf, job: &ScopeJob) -> Result<(), Failure> {
     ask_within(Duration::from_secs(20), path, job)
 }
 
-/// What a StartTransientUnit says; its types are D-Bus' own.
+/// Checks a StartTransientUnit call, including its D-Bus types.
 fn expect_start(call: &Message) {
     type Properties = Vec<(String, OwnedValue)>;
     let body = call.body();
@@ -146,7 +148,7 @@ fn expect_start(call: &Message) {
 }
 
 #[test]
-fn its_words_are_passed_on_and_what_is_gone_is_told_apart() {
+fn errors_of_systemd_are_passed_on_and_missing_units_are_not_found() {
     let set = ScopeJob { command: ScopeCommand::Set, ..start_job() };
     let refused = |error: &'static str, words: &'static str| {
         let path = systemd(error, move |mut peer| {
@@ -166,7 +168,7 @@ fn its_words_are_passed_on_and_what_is_gone_is_told_apart() {
 }
 
 #[test]
-fn a_property_that_this_systemd_lacks_is_left_out() {
+fn a_property_that_systemd_does_not_support_is_omitted() {
     let old = systemd("old", |mut peer| {
         let call = peer.take("SetUnitProperties");
         let words = "Cannot set property OOMPolicy, or unknown property.";
@@ -181,16 +183,16 @@ fn a_property_that_this_systemd_lacks_is_left_out() {
     assert_eq!(ask(old, &ScopeJob { command: ScopeCommand::Set, ..start_job() }), Ok(()));
 }
 
-/// A start that was under way ends first, by another job: that is not the end of the stop.
+/// The result of a pending start job arrives first; the stop must not treat it as its own.
 #[test]
-fn a_stop_waits_for_its_own_job_and_a_unit_that_is_gone_is_stopped() {
+fn a_stop_waits_for_its_own_job_and_a_missing_unit_is_no_error() {
     let stop = ScopeJob { command: ScopeCommand::Stop, ..start_job() };
     let (sender, is_over) = sync_channel(1);
     let busy = systemd("stop", move |mut peer| {
         let call = peer.take("StopUnit");
         peer.job_removed("/job/7", "a.scope", "canceled");
         peer.promise(&call, "/job/8");
-        thread::sleep(Duration::from_millis(100)); // for a client that would not wait
+        thread::sleep(Duration::from_millis(100)); // time for a client that does not wait
         sender.send(()).unwrap();
         peer.job_removed("/job/8", "a.scope", "done");
         peer.serve();
@@ -206,7 +208,7 @@ fn a_stop_waits_for_its_own_job_and_a_unit_that_is_gone_is_stopped() {
 }
 
 #[test]
-fn a_systemd_that_goes_or_says_nothing_is_a_failure() {
+fn a_systemd_that_disconnects_or_is_silent_is_a_failure() {
     let stop = ScopeJob { command: ScopeCommand::Stop, ..start_job() };
     let closed = systemd("closed", |mut peer| {
         let call = peer.take("StopUnit");
@@ -225,7 +227,7 @@ fn a_systemd_that_goes_or_says_nothing_is_a_failure() {
 }
 
 #[test]
-fn garbage_ends_the_job_with_a_failure() {
+fn a_malformed_answer_is_a_failure() {
     for garbage in
         [&b"x"[..], b"OK 0123456789abcdef0123456789abcdef\r\nAGREE_UNIX_FD\r\nxxxxxxxxxxxxxxxxxxxxxxxxxx"]
     {
@@ -240,13 +242,14 @@ fn garbage_ends_the_job_with_a_failure() {
     }
 }
 
-/// How a start goes on a bus: signals to all clients before and after its answer.
+/// The course of a start: the signals to all clients before and after the reply.
 struct Start {
     before: Vec<Message>,
     after: Vec<Message>,
 }
 
-/// Serves every client: one waits for the job, cgroups-rs' makes the call.
+/// A message bus with two clients: one waits for the signal of the job, the client of cgroups-rs makes the
+/// method call.
 fn bus(listener: &UnixListener, start: Start) {
     let (peers, start) = (Arc::new(Mutex::new(Vec::<Connection>::new())), Arc::new(start));
     while let Some(mut peer) = Peer::accept(listener) {
@@ -270,7 +273,8 @@ fn bus(listener: &UnixListener, start: Start) {
     }
 }
 
-/// cgroups-rs takes the bus from the environment, so the job runs in a process of its own: what that printed.
+/// Runs the job in a separate process, because cgroups-rs reads the bus address from the environment; returns
+/// the process's output.
 fn start_on_bus(name: &str, start: Start) -> String {
     let (path, listener) = listener(name);
     thread::spawn(move || bus(&listener, start));
@@ -290,9 +294,9 @@ fn start_on_the_bus_of_the_environment() {
     println!("outcome: {:?}", run(&start_job()));
 }
 
-/// Another unit's job, and signals that are not systemd's, do not count.
+/// Results of other units' jobs, and signals of other senders than systemd, are ignored.
 #[test]
-fn a_scope_is_started_when_systemd_says_so_before_or_after_its_answer() {
+fn a_job_result_may_arrive_before_or_after_the_reply() {
     let signals = || {
         vec![
             job_removed(OWNER, "/job/6", "b.scope", "failed"),
@@ -313,5 +317,5 @@ fn a_scope_is_started_when_systemd_says_so_before_or_after_its_answer() {
 fn a_start_that_fails_is_a_failure() {
     let after = vec![job_removed(OWNER, "/job/7", "a.scope", "failed")];
     let text = start_on_bus("failed", Start { before: Vec::new(), after });
-    assert!(text.contains("outcome: Err(") && text.contains("its start ended with"), "{text}");
+    assert!(text.contains("outcome: Err(") && text.contains("the start job ended with"), "{text}");
 }

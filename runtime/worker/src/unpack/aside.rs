@@ -1,5 +1,5 @@
-//! The layers of one image on their way into the store: each is unpacked aside, in whatever order they come, and waits
-//! there until several are published together.
+//! The layers of one image during a pull: each is unpacked into a temporary directory, in any order, and
+//! several layers are published together.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use coracle_job::{Failure, Layer, Limits};
 use super::{parents, unpack_verified};
 use crate::store::{Move, Store};
 
-/// The image's layers. What is not published when this goes, goes too.
+/// The image's layers. Unpublished layers are removed on drop.
 pub(crate) struct Aside<'a> {
     store: &'a Store,
-    /// Lowest first.
+    /// All layers of the image, lowest first.
     layers: &'a [Layer],
     limits: &'a Limits,
-    /// Whole and verified, by their place in the image.
+    /// Complete and verified layers by their index in the image.
     waiting: BTreeMap<usize, Waiting>,
 }
 
 struct Waiting {
     directory: PathBuf,
-    /// See [`parents`].
+    /// Paths of the directories without an entry of their own; see [`parents`].
     implied: Vec<Vec<u8>>,
 }
 
@@ -30,7 +30,8 @@ impl<'a> Aside<'a> {
         Self { store, layers, limits, waiting: BTreeMap::new() }
     }
 
-    /// Unpacks `blob` as layer `number`, unless that is there already; `pulse` hears of bytes read while it goes on.
+    /// Unpacks `blob` as layer `number`, unless the layer already exists; `pulse` receives the number of
+    /// bytes that were read.
     pub(crate) fn unpack(
         &mut self,
         number: usize,
@@ -48,7 +49,8 @@ impl<'a> Aside<'a> {
                 Ok(())
             }
             Err(failure) => {
-                // Its own failure would hide the first one; the daemon sweeps such directories at its start.
+                // A second error would hide the first one; the daemon removes such directories when it
+                // starts.
                 let _ = crate::remove_trees::run(&[directory]);
                 Err(self.store.explain(failure))
             }
@@ -63,7 +65,7 @@ impl<'a> Aside<'a> {
         self.store.layer(&self.layers[number].name).is_dir()
     }
 
-    /// Where every layer is for the moment, topmost first.
+    /// The current directory of each layer, topmost first.
     pub(crate) fn directories(&self) -> Vec<PathBuf> {
         self.below(self.layers.len())
     }
@@ -79,14 +81,15 @@ impl<'a> Aside<'a> {
         }
     }
 
-    /// Which of those that wait can be published: where a layer implies directories, all below it have to be there.
-    pub(crate) fn settle(&self) -> Result<Vec<usize>, Failure> {
+    /// Copies the attributes of implied directories from lower layers, and returns the unpublished layers
+    /// that can be published: a layer with implied directories requires all layers below it.
+    pub(crate) fn complete(&self) -> Result<Vec<usize>, Failure> {
         let mut ready = Vec::new();
         let mut has_all_below = true;
         for number in 0..self.layers.len() {
             match self.waiting.get(&number) {
                 Some(waiting) if waiting.implied.is_empty() || has_all_below => {
-                    parents::settle(&waiting.directory, &waiting.implied, &self.below(number))?;
+                    parents::copy_attributes(&waiting.directory, &waiting.implied, &self.below(number))?;
                     ready.push(number);
                 }
                 Some(_) => has_all_below = false,
@@ -96,7 +99,7 @@ impl<'a> Aside<'a> {
         Ok(ready)
     }
 
-    /// Publishes layers that are settled, and after them what else is to get its name, by one sync.
+    /// Publishes the layers `ready`, which [`Aside::complete`] returned, and then `others`, with one sync.
     pub(crate) fn publish(
         &mut self,
         ready: &[usize],
@@ -116,7 +119,7 @@ impl Drop for Aside<'_> {
     fn drop(&mut self) {
         let directories: Vec<PathBuf> =
             std::mem::take(&mut self.waiting).into_values().map(|waiting| waiting.directory).collect();
-        // What cannot be removed is swept by the daemon.
+        // The daemon removes a directory that cannot be removed here.
         let _ = crate::remove_trees::run(&directories);
     }
 }

@@ -1,7 +1,7 @@
-//! Directories that an archive only implies: it has `a/b`, but no `a`. They are made with mode 0755 for root, and get what
-//! the layers below say of them, as in containerd (2.x, `pkg/archive`, mkparent): owner, mode, times and extended
-//! attributes of the topmost `a` there is. Without that, a layer that adds one file to /home/alice would give /home/alice
-//! to root.
+//! Directories without an entry of their own: an archive has `a/b` but no `a`. Such directories are created
+//! with mode 0755 for root, and then get owner, mode, times and extended attributes of the topmost directory
+//! with this name in the lower layers, as in containerd (2.x, `pkg/archive`, mkparent). Otherwise a layer
+//! that adds one file to /home/alice would change the owner of /home/alice to root.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,20 @@ use rustix::fs::{Mode, Timespec, Timestamps, XattrFlags, fchmod, fchown, fstat, 
 use rustix::fs::{fgetxattr, flistxattr, fsetxattr};
 use rustix::io::Errno;
 
-use super::at;
+use super::layer::at;
 use super::tree::{DIRECTORY, INSIDE};
 use crate::failure::io_failure;
 
-/// Longest list of names, and longest value, of extended attributes: what Linux lets there be.
+/// Maximum length in bytes of the list of extended attributes and of one value: the kernel's limits.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// Gives the `implied` directories of an unpacked layer what the layers `below` say of them, topmost first. Both are what
-/// strangers wrote: no link leads out of its layer.
-pub(crate) fn settle(directory: &Path, implied: &[Vec<u8>], below: &[PathBuf]) -> Result<(), Failure> {
+/// Copies the attributes of the `implied` directories from the layers `below`, topmost first. Both are
+/// untrusted: links cannot lead out of a layer.
+pub(crate) fn copy_attributes(
+    directory: &Path,
+    implied: &[Vec<u8>],
+    below: &[PathBuf],
+) -> Result<(), Failure> {
     if implied.is_empty() {
         return Ok(());
     }
@@ -31,20 +35,21 @@ pub(crate) fn settle(directory: &Path, implied: &[Vec<u8>], below: &[PathBuf]) -
     let own = open(directory)?;
     let below = below.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
     for path in implied {
-        settle_one(&own, path, &below).map_err(|errno| at(&String::from_utf8_lossy(path), errno))?;
+        copy_attributes_of(&own, path, &below).map_err(|errno| at(&String::from_utf8_lossy(path), errno))?;
     }
     Ok(())
 }
 
-fn settle_one(own: &OwnedFd, path: &[u8], below: &[OwnedFd]) -> Result<(), Errno> {
+fn copy_attributes_of(own: &OwnedFd, path: &[u8], below: &[OwnedFd]) -> Result<(), Errno> {
     let Some(known) = find(below, path)? else { return Ok(()) };
     match openat2(own, path, DIRECTORY, Mode::empty(), INSIDE) {
-        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()), // a later entry has replaced what it was in
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()), // a later entry replaced one of its parents
         opened => copy(&known, &opened?),
     }
 }
 
-/// The topmost directory of that name; none where something else comes first.
+/// The topmost directory with this path in the lower layers; `None` if there is none or another type of entry
+/// hides it.
 fn find(below: &[OwnedFd], path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     for root in below {
         match openat2(root, path, DIRECTORY, Mode::empty(), INSIDE) {
@@ -73,7 +78,7 @@ fn copy(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     )
 }
 
-/// All but overlayfs' marks, which say something of the directory they are on alone.
+/// Copies all extended attributes except those of overlayfs, which apply only to their own directory.
 fn copy_xattrs(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     let mut names = vec![0; XATTR_BYTES_MAX];
     let length = match flistxattr(from, &mut names) {

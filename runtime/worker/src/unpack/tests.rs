@@ -1,9 +1,14 @@
-//! Archives built here, unpacked, and looked at on disk. As root: owners, device nodes and trusted xattrs are root's.
+//! Unpacks archives and checks the result on disk. Requires root because of owners, device nodes and trusted
+//! extended attributes.
 
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 
+use coracle_job::FailureKind;
+use tar::EntryType;
+
+use super::layer::clean;
 use super::*;
 use crate::image_config::digest_of;
 use crate::store::Store;
@@ -24,7 +29,7 @@ impl Scratch {
         Self { store: Store::open(&root).unwrap(), root }
     }
 
-    /// Unpacks the archive as a layer and gives its directory.
+    /// Unpacks the archive as a layer and returns its directory.
     fn unpack(&self, archive: &[u8], limits: Limits) -> Result<PathBuf, Failure> {
         self.unpack_as(archive, &digest_of(&plain(archive)), limits)
     }
@@ -37,7 +42,7 @@ impl Scratch {
         let layers = [layer];
         let mut aside = Aside::new(&self.store, &layers, &limits);
         aside.unpack(0, &blob, &mut |_| {})?;
-        let ready = aside.settle()?;
+        let ready = aside.complete()?;
         aside.publish(&ready, [])?;
         Ok(self.store.layer(&layers[0].name))
     }
@@ -55,14 +60,15 @@ impl Drop for Scratch {
 
 fn plain(archive: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // What cannot be decompressed has the digest of what came out before.
+    // An archive that cannot be decompressed has the digest of the data before the error.
     let _ = decompress(archive).and_then(|mut reader| reader.read_to_end(&mut bytes));
     bytes
 }
 
 type Builder = tar::Builder<Vec<u8>>;
 
-/// One entry; the name goes into the header as it is, since the builder would refuse what tests are about.
+/// Appends one entry; the name is written into the header directly, because the builder refuses invalid
+/// names.
 fn add(builder: &mut Builder, kind: EntryType, name: &str, link: &str, mode: u32, content: &[u8]) {
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -92,7 +98,7 @@ fn file(builder: &mut Builder, name: &str, content: &[u8]) {
 }
 
 #[test]
-fn every_kind_of_entry_becomes_what_it_is() {
+fn all_types_of_entries_are_unpacked() {
     let scratch = Scratch::new("kinds");
     let bytes = archive(|builder| {
         add(builder, EntryType::Directory, "bin/", "", 0o750, b"");
@@ -107,7 +113,7 @@ fn every_kind_of_entry_becomes_what_it_is() {
     let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
     let status = |name: &str| layer.join(name).symlink_metadata().unwrap();
     assert_eq!(status("bin").permissions().mode() & 0o7777, 0o750);
-    assert_eq!(status("bin").mtime(), 86_400, "set after what is in it was made");
+    assert_eq!(status("bin").mtime(), 86_400, "set after its entries were created");
     let su = status("bin/su");
     assert_eq!((su.permissions().mode() & 0o7777, su.uid(), su.gid(), su.nlink()), (0o4755, 1000, 2000, 2));
     assert_eq!(std::fs::read_link(layer.join("bin/link")).unwrap(), PathBuf::from("/bin/su"));
@@ -120,7 +126,7 @@ fn every_kind_of_entry_becomes_what_it_is() {
 }
 
 #[test]
-fn compressions_are_told_by_what_they_begin_with() {
+fn the_compression_is_detected_by_its_magic_number() {
     let bytes = archive(|builder| file(builder, "a", b"content"));
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&bytes[..1000]).unwrap();
@@ -141,9 +147,9 @@ fn compressions_are_told_by_what_they_begin_with() {
     }
 }
 
-/// As containerd has it; the layers come in the wrong order.
+/// Checks the behaviour of containerd, also if the layers are unpacked in another order.
 #[test]
-fn directories_that_are_only_implied_are_what_layers_below_say() {
+fn implied_directories_get_the_attributes_of_lower_layers() {
     let scratch = Scratch::new("implied");
     let archives = [
         archive(|builder| {
@@ -177,7 +183,7 @@ fn directories_that_are_only_implied_are_what_layers_below_say() {
     for (number, ready) in [(2, vec![]), (0, vec![0]), (1, vec![0, 1, 2])] {
         std::fs::write(&blob, &archives[number]).unwrap();
         aside.unpack(number, &blob, &mut |_| {}).unwrap();
-        assert_eq!(aside.settle().unwrap(), ready, "what counts on layers below waits for them");
+        assert_eq!(aside.complete().unwrap(), ready, "layers with implied directories wait for lower layers");
     }
     aside.publish(&[0, 1, 2], []).unwrap();
     let about = |number: usize, name: &str| {
@@ -187,9 +193,9 @@ fn directories_that_are_only_implied_are_what_layers_below_say() {
     assert_eq!(about(2, "home"), (0o751, 1000, 2000));
     assert_eq!(about(2, "home/alice"), (0o2700, 1000, 2000));
     assert_eq!((about(1, "srv"), about(2, "srv")), ((0o700, 1000, 2000), (0o700, 1000, 2000)));
-    assert_eq!(about(2, "gone"), (0o755, 0, 0), "what a layer between has removed does not count");
+    assert_eq!(about(2, "gone"), (0o755, 0, 0), "directories that a layer in between removed are ignored");
     assert_eq!((about(1, "new"), about(2, "new/deep")), ((0o755, 0, 0), (0o755, 0, 0)));
-    assert_eq!(about(2, "later"), (0o711, 1000, 2000), "its own entry counts");
+    assert_eq!(about(2, "later"), (0o711, 1000, 2000), "its own entry has precedence");
     let home = scratch.store.layer(&layers[2].name).join("home");
     assert_eq!(home.metadata().unwrap().mtime(), 86_400);
     let mut value = [0; 8];
@@ -216,7 +222,7 @@ fn later_entries_replace_earlier_ones_of_any_type() {
 }
 
 #[test]
-fn links_never_lead_out_of_the_layer() {
+fn links_are_resolved_within_the_layer() {
     let scratch = Scratch::new("links");
     let outside = scratch.root.join("outside");
     std::fs::create_dir(&outside).unwrap();
@@ -235,7 +241,7 @@ fn links_never_lead_out_of_the_layer() {
 }
 
 #[test]
-fn hostile_archives_are_refused_and_leave_nothing() {
+fn malicious_archives_are_refused_and_leave_no_files() {
     let zeros = vec![0; 1 << 20];
     let small = Limits { layer_bytes_max: 1 << 16, layer_entries_max: 8, ..Limits::default() };
     let bomb = archive(|builder| file(builder, "zeros", &zeros));
@@ -257,7 +263,7 @@ fn hostile_archives_are_refused_and_leave_nothing() {
             archive(|builder| (0..9).for_each(|n| file(builder, &format!("f{n}"), b""))),
             "more than 8 entries",
         ),
-        ("whiteout of nothing", archive(|builder| file(builder, "d/.wh.", b"")), "hides nothing"),
+        ("whiteout of nothing", archive(|builder| file(builder, "d/.wh.", b"")), "without a name"),
         ("truncated", archive(|builder| file(builder, "a", &zeros[..9000]))[..4096].to_vec(), "archive:"),
         ("no archive", vec![7; 2000], "archive:"),
     ];
@@ -271,19 +277,19 @@ fn hostile_archives_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn a_layer_that_is_not_what_the_config_says_is_refused() {
+fn a_layer_with_a_wrong_digest_is_refused() {
     let scratch = Scratch::new("diff");
     let error = scratch.unpack_as(
         &archive(|builder| file(builder, "a", b"")),
         &digest_of(b"other"),
         Limits::default(),
     );
-    assert!(error.unwrap_err().message.contains("the config says"));
+    assert!(error.unwrap_err().message.contains("the image config requires"));
     assert_eq!(scratch.layers(), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn names_are_cleaned_or_refused() {
+fn names_are_normalised_or_refused() {
     for (name, expected) in [
         ("./a//b/./c/", Ok("a/b/c")),
         ("/etc/passwd", Ok("etc/passwd")),
@@ -301,7 +307,7 @@ fn names_are_cleaned_or_refused() {
 }
 
 #[test]
-fn a_whiteout_hides_what_is_below_and_not_what_its_own_layer_has() {
+fn a_whiteout_hides_entries_of_lower_layers_only() {
     let scratch = Scratch::new("whiteouts");
     let bytes = archive(|builder| {
         file(builder, "a/file", b"mine");
@@ -330,7 +336,7 @@ fn a_whiteout_hides_what_is_below_and_not_what_its_own_layer_has() {
     assert!(layer.join("other").symlink_metadata().unwrap().file_type().is_char_device());
 }
 
-/// A PAX header before an entry, with one record.
+/// Appends a PAX header with one record, which applies to the next entry.
 fn pax(builder: &mut Builder, key: &str, value: &[u8]) {
     let mut record = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
     let mut length = record.len() + 1;
@@ -342,7 +348,7 @@ fn pax(builder: &mut Builder, key: &str, value: &[u8]) {
 }
 
 #[test]
-fn extended_attributes_are_set_on_every_kind_and_overlays_own_are_not_taken() {
+fn extended_attributes_are_set_on_all_types_except_those_of_overlayfs() {
     let scratch = Scratch::new("xattrs");
     let bytes = archive(|builder| {
         for (kind, name) in
@@ -367,7 +373,7 @@ fn extended_attributes_are_set_on_every_kind_and_overlays_own_are_not_taken() {
 }
 
 #[test]
-fn floods_end_at_their_limits_and_leave_nothing() {
+fn archives_above_the_limits_are_refused_and_leave_no_files() {
     let many = |count: usize, make: &dyn Fn(&mut Builder, usize)| {
         archive(|builder| (0..count).for_each(|number| make(builder, number)))
     };
@@ -377,7 +383,7 @@ fn floods_end_at_their_limits_and_leave_nothing() {
         (
             "a header of 4 MiB",
             archive(|builder| pax(builder, "comment", &vec![b'x'; 4 << 20])),
-            "described too long",
+            "metadata of an entry is too long",
         ),
         (
             "headers without end",
@@ -412,7 +418,7 @@ fn floods_end_at_their_limits_and_leave_nothing() {
         assert!(error.message.contains(expected), "{name}: expected {expected:?} in {error:?}");
         assert_eq!(scratch.layers(), Vec::<PathBuf>::new(), "{name}");
     }
-    // As deep as a path can be, and gone again.
+    // The maximum depth of a path can be unpacked and removed.
     let scratch = Scratch::new("deep");
     let bytes = archive(|builder| {
         pax(builder, "path", deep.as_bytes());
@@ -424,15 +430,15 @@ fn floods_end_at_their_limits_and_leave_nothing() {
     assert!(!layer.exists());
 }
 
-/// What the fuzz target starts from, and what it found.
+/// Runs the seeds and findings of the fuzz target.
 #[test]
-fn the_corpus_of_the_fuzz_target_does_no_harm() {
+fn the_corpus_of_the_fuzz_target_causes_no_panic() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/layer");
     let mut count = 0;
     for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
         let input = std::fs::read(entry.path()).expect("a file");
         let scratch = Scratch::new("corpus");
-        // Refused or unpacked: both are right, and neither leaves the layer.
+        // Either refused or unpacked, but always within the layer.
         let _ = scratch.unpack(&input[1..], Limits::default());
         let outside = std::fs::read_dir(&scratch.root).expect("it lists").count();
         assert_eq!(outside, 3, "images, layers and the blob: {:?}", entry.path());

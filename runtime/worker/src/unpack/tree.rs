@@ -1,8 +1,8 @@
-//! One layer's tree while it is being filled. Every path of an entry is resolved beneath the layer's root, by
-//! descriptor: a symlink of the layer leads at most to its root, never out, and never through /proc's magic links.
+//! The tree of one layer while it is unpacked. Every path is resolved within the layer's root by descriptors
+//! (openat2): a symbolic link of the layer cannot lead out of it, nor through magic links of /proc.
 //!
-//! What lower layers hold is not looked at meanwhile: a parent that is a symlink there becomes a directory here, as with
-//! other runtimes that unpack each layer by itself.
+//! Lower layers are ignored: a parent that is a symbolic link in a lower layer becomes a directory here, as
+//! in other runtimes that unpack each layer separately.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,9 +21,9 @@ use rustix::io::Errno;
 pub(super) struct Attributes {
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// With setuid, setgid and sticky bit.
+    /// Mode including the setuid, setgid and sticky bits.
     pub(super) mode: u32,
-    /// Seconds since 1970.
+    /// Modification time in seconds since 1970.
     pub(super) mtime: i64,
 }
 
@@ -34,43 +34,45 @@ impl Attributes {
     }
 }
 
-/// The tree.
+/// The tree of a layer.
 pub(super) struct Tree {
     root: OwnedFd,
-    /// The parent of the last entry: the next one is mostly beside it.
+    /// Parent directory of the last entry, which is usually also that of the next entry: its path and
+    /// descriptor. `None` if it was removed.
     last: Option<(Vec<u8>, OwnedFd)>,
-    /// Directories below which nothing of lower layers is seen: overlayfs' mark is set by whoever may.
+    /// Paths of opaque directories, whose overlayfs attribute is set by the caller.
     pub(super) opaque: Vec<Vec<u8>>,
-    /// Directories that no entry describes, but that something is in; as many as are remembered.
+    /// Paths of directories without an entry of their own, up to [`IMPLIED_BYTES_MAX`].
     pub(super) implied: BTreeSet<Vec<u8>>,
     implied_bytes: usize,
 }
 
-/// Where an entry goes: its directory, open, and its name in it.
+/// The position of an entry: its open parent directory and its name.
 pub(super) struct Place<'a> {
     directory: BorrowedFd<'a>,
     name: &'a [u8],
 }
 
-/// Names of implied directories of one layer, all together; they are one message. Those beyond stay as they are made.
+/// Maximum length in bytes of the names of all implied directories of one layer, which are sent in one
+/// message. Further directories keep their default attributes.
 const IMPLIED_BYTES_MAX: usize = 3 << 20;
 
 pub(super) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 pub(super) const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 
 impl Tree {
-    /// A tree that grows in an existing directory.
+    /// Creates a tree in an existing directory.
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
         let root = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         Ok(Self { root, last: None, opaque: Vec::new(), implied: BTreeSet::new(), implied_bytes: 0 })
     }
 
-    /// The root itself.
+    /// The root directory.
     pub(super) fn root(&self) -> Place<'_> {
         Place { directory: self.root.as_fd(), name: b"." }
     }
 
-    /// Finds the directory of `path` (clean, relative), making what is missing of it.
+    /// Opens the parent directory of `path` (normalised, relative); creates missing directories.
     pub(super) fn place<'a>(&'a mut self, path: &'a [u8]) -> Result<Place<'a>, Errno> {
         let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => (&path[..at], &path[at + 1..]),
@@ -87,7 +89,7 @@ impl Tree {
         Ok(Place { directory, name })
     }
 
-    /// Forgets what it knows of `path`, which was removed, and the parent it remembers, which may be below.
+    /// Drops cached data of `path`, which was removed, and the cached parent, which may be below it.
     pub(super) fn forget(&mut self, path: &[u8]) {
         self.last = None;
         let is_other = |known: &[u8]| {
@@ -97,7 +99,7 @@ impl Tree {
         self.implied.retain(|implied| is_other(implied));
     }
 
-    /// overlayfs: nothing of the layers below is seen in this directory.
+    /// Sets the overlayfs attribute that hides the content of lower layers in this directory.
     pub(super) fn mark_opaque(&self, path: &[u8]) -> Result<(), Errno> {
         let path = if path.is_empty() { b"." } else { path };
         let directory = openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE)?;
@@ -106,7 +108,7 @@ impl Tree {
 
     fn open_or_make(&mut self, path: &[u8]) -> Result<OwnedFd, Errno> {
         match openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE) {
-            // Not a directory: a whiteout may be on the way.
+            // The parent may be a whiteout and not a directory.
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             opened => return opened,
         }
@@ -144,7 +146,7 @@ impl Tree {
         }
     }
 
-    /// Opens the directory of an existing file, for a hard link to it.
+    /// Opens the parent directory of an existing file, for a hard link to it.
     pub(super) fn existing(&self, path: &[u8]) -> Result<(OwnedFd, Vec<u8>), Errno> {
         let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => (&path[..at], &path[at + 1..]),
@@ -155,22 +157,22 @@ impl Tree {
 }
 
 impl<'a> Place<'a> {
-    /// That of something [`Tree::existing`] found.
+    /// The position of a file that [`Tree::existing`] returned.
     pub(super) fn of((directory, name): &'a (OwnedFd, Vec<u8>)) -> Self {
         Self { directory: directory.as_fd(), name }
     }
-    /// What is there already.
+    /// Type of the existing entry; `None` if there is none.
     pub(super) fn kind(&self) -> Option<FileType> {
         let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(FileType::from_raw_mode(status.st_mode))
     }
 
-    /// Whether a directory is there already, which a directory entry keeps.
+    /// Whether a directory exists at this position; a directory entry does not replace it.
     pub(super) fn is_directory(&self) -> bool {
         self.kind() == Some(FileType::Directory)
     }
 
-    /// Whether an earlier whiteout is there.
+    /// Whether a whiteout exists at this position.
     pub(super) fn is_whiteout(&self) -> bool {
         let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW);
         status.is_ok_and(|status| {
@@ -178,14 +180,14 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// Removes what an earlier entry of this layer put here; true where there was something.
+    /// Removes an earlier entry of this layer; returns whether there was one.
     pub(super) fn clear(&self) -> Result<bool, Errno> {
         match unlinkat(self.directory, self.name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(Errno::ISDIR | Errno::PERM) if self.is_directory() => {
                 let name = std::ffi::CString::new(self.name).map_err(|_| Errno::INVAL)?;
-                crate::remove_trees::empty(self.directory, &name)?; // does not follow links
+                crate::remove_trees::empty(self.directory, &name)?; // does not follow symbolic links
                 unlinkat(self.directory, self.name, AtFlags::REMOVEDIR)?;
                 Ok(true)
             }
@@ -197,7 +199,7 @@ impl<'a> Place<'a> {
         mkdirat(self.directory, self.name, Mode::from_raw_mode(0o700))
     }
 
-    /// A new file, in the place of what an earlier entry put there; false where there was nothing.
+    /// Creates a file, replacing an earlier entry; returns whether there was one.
     pub(super) fn file(&self, mode: u32) -> Result<(File, bool), Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
@@ -220,14 +222,15 @@ impl<'a> Place<'a> {
         mknodat(self.directory, self.name, kind, Mode::from_raw_mode(0o600), makedev(major, minor))
     }
 
-    /// overlayfs: nothing of the layers below is seen under this name.
+    /// Creates a whiteout (overlayfs), which hides this name in lower layers.
     pub(super) fn whiteout(&self) -> Result<(), Errno> {
         self.node(FileType::CharacterDevice, 0, 0)
     }
 
-    /// Owner, then mode (a change of owner drops setuid), then time. A symlink has no mode.
+    /// Sets the owner, then the mode (a change of the owner clears setuid), then the time. A symbolic link
+    /// has no mode.
     pub(super) fn attributes(&self, attributes: Attributes, is_symlink: bool) -> Result<(), Errno> {
-        // (uid_t)-1 means "unchanged": such an owner is left as it is.
+        // (uid_t)-1 means "unchanged", so such an owner is not set.
         let uid = (attributes.uid != u32::MAX).then(|| Uid::from_raw(attributes.uid));
         let gid = (attributes.gid != u32::MAX).then(|| Gid::from_raw(attributes.gid));
         chownat(self.directory, self.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -242,7 +245,7 @@ impl<'a> Place<'a> {
         utimensat(self.directory, self.name, &attributes.times(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// The same of a file that is open, as far as it was not made so.
+    /// Sets the attributes of an open file that differ from those of its creation.
     pub(super) fn attributes_of(file: &File, attributes: Attributes) -> Result<(), Errno> {
         let about = fstat(file)?;
         let uid = (attributes.uid != u32::MAX && attributes.uid != about.st_uid).then_some(attributes.uid);
@@ -258,7 +261,8 @@ impl<'a> Place<'a> {
         futimens(file, &attributes.times())
     }
 
-    /// An extended attribute; a file system that does not have such is passed over, as by other runtimes.
+    /// Sets an extended attribute; ignored on a file system without extended attributes, as in other
+    /// runtimes.
     pub(super) fn xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         let set = match self.kind() {
             Some(FileType::RegularFile | FileType::Directory) => {
@@ -266,8 +270,9 @@ impl<'a> Place<'a> {
                 let file = rustix::fs::openat(self.directory, self.name, flags, Mode::empty())?;
                 rustix::fs::fsetxattr(&file, name, value, XattrFlags::empty())
             }
-            // Of a link, a device, a fifo: by name, from its own directory, as there is no call by descriptor before
-            // Linux 6.13. This process has one thread and uses no relative name but this.
+            // Links, devices and FIFOs: by name relative to the parent directory, because there is no system
+            // call with descriptors before Linux 6.13. This process has one thread and uses no other relative
+            // path.
             _ => rustix::process::fchdir(self.directory)
                 .and_then(|()| lsetxattr(self.name, name, value, XattrFlags::empty())),
         };

@@ -1,4 +1,4 @@
-//! Containers: order, mounts, devices, masks.
+//! Tests of containers: order, mounts, devices, masks.
 
 use super::*;
 

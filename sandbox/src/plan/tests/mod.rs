@@ -48,6 +48,7 @@ fn container_plan() -> ContainerPlan {
         },
         cgroup_joins: vec!["/sys/fs/cgroup/memory/x/tasks".into()],
         has_cgroup_namespace: true,
+        has_kcore: true,
         cgroup_mount: CgroupMount::Namespaced,
         mounts: vec![],
         image_volumes: vec![],

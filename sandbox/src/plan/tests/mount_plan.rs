@@ -14,7 +14,7 @@ fn all(block: Block<'_>) -> Vec<String> {
     block.iter().map(|text| text.to_str().expect("UTF-8").to_owned()).collect()
 }
 
-/// The mount that an operation attaches in the root, with its target.
+/// The source and target of the mount that an operation attaches in the root; `None` for other operations.
 fn attaches(op: &Op<'_>) -> Option<String> {
     match op {
         Op::Attach { target, .. } | Op::Filesystem { target, .. } => Some(text(*target)),
@@ -200,7 +200,7 @@ fn links_where_a_mount_goes_are_the_images_fault() {
     assert!(!is_fault("overlay root", ELOOP) && !is_fault("verify the mounts", 1 << 28));
 }
 
-/// A deterministic random number generator.
+/// A deterministic generator of random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -225,8 +225,8 @@ impl Numbers {
     }
 }
 
-/// Property: for any volumes, image volumes, masked and read-only paths, no mount hides a planned mount below it, and
-/// no mount comes after the masked and read-only paths.
+/// For any volumes, image volumes, masked and read-only paths, no mount hides a planned mount below it, and no mount
+/// follows the masked and read-only paths.
 #[test]
 fn the_order_holds_for_any_plan() {
     let mut numbers = Numbers(11);

@@ -1,4 +1,4 @@
-//! Processes, execs, pods and error texts.
+//! Tests of processes, execs, pods and error texts.
 
 use super::*;
 
@@ -175,7 +175,7 @@ fn the_whole_order_of_a_pod() {
     ];
     assert_eq!(words(&record), expected);
     let shm =
-        Op::Tmpfs { options: Text::new(c"mode=1777,size=65536k"), target: Text::new(c"/p/shm"), flags: 14 };
+        Op::Tmpfs { options: Text::new(c"mode=1777,size=65536k"), target: Text::new(c"/p/shm"), flags: 6 };
     assert!(ops(&record).contains(&shm));
 }
 

@@ -1,5 +1,5 @@
-//! x86_64: `syscall`, number in rax, arguments in rdi, rsi, rdx, r10, r8, r9; rcx and r11 are lost
-//! (System V ABI, AMD64 supplement, A.2.1).
+//! x86_64: `syscall`, number in rax, arguments in rdi, rsi, rdx, r10, r8, r9; rcx and r11 are overwritten (System V
+//! ABI, AMD64 supplement, A.2.1).
 
 use core::arch::asm;
 
@@ -19,10 +19,23 @@ pub(crate) unsafe fn trap(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isiz
     result
 }
 
-/// How seccomp names this architecture (include/uapi/linux/audit.h, AUDIT_ARCH_X86_64).
+/// Drops `BYTES` of memory before the page of the stack pointer (madvise, MADV_DONTNEED).
+///
+/// # Safety
+/// Nothing but this thread's stack is mapped there, and `BYTES` is a multiple of the kernel's page size.
+pub(crate) unsafe fn forget_stack<const BYTES: usize>() {
+    // SAFETY: nothing is kept below the 128 bytes under the stack pointer (System V ABI, AMD64 supplement, 3.2.2), the end of
+    // the range is not above them, and the block uses no stack itself: no byte that the program reads again changes.
+    unsafe {
+        asm!("lea rdi, [rsp - 128]", "and rdi, -4096", "sub rdi, rsi", "syscall", in("rsi") BYTES, in("rdx") super::MADV_DONTNEED,
+            inlateout("rax") number::MADVISE => _, out("rdi") _, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+}
+
+/// Value of this architecture in seccomp's input (include/uapi/linux/audit.h, AUDIT_ARCH_X86_64).
 pub(crate) const AUDIT: u32 = 0xc000_003e;
 
-/// From arch/x86/entry/syscalls/syscall_64.tbl.
+/// System call numbers, from arch/x86/entry/syscalls/syscall_64.tbl.
 pub(crate) mod number {
     pub(crate) const READ: usize = 0;
     pub(crate) const WRITE: usize = 1;

@@ -1,4 +1,4 @@
-//! Device nodes of the node, made in a container and opened.
+//! Device nodes of the node: created in a container and opened.
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,7 +32,7 @@ const DEVICES: [(&str, bool, u64, u64); 20] = [
     ("vdb", true, 252, 0),
 ];
 
-/// Makes each in each folder and opens it both ways. Those of the node that are there already are opened, too.
+/// Creates each node in each directory and opens it for reading and writing. Existing nodes are opened, too.
 pub(crate) fn all(folders: &[&str]) -> Outcome {
     for folder in folders {
         for (name, is_block, major, minor) in DEVICES {

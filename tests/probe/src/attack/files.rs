@@ -1,4 +1,4 @@
-//! The kernel's own files: every file of /proc and /sys that can be opened for writing, and every mask that is none.
+//! The kernel's files: all files of /proc and /sys that can be opened for writing, and all ineffective masks.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -7,13 +7,14 @@ use std::path::Path;
 use super::trace::CAREFUL;
 use crate::see::Outcome;
 
-/// Depth that no path of these file systems reaches.
+/// Maximum depth of paths, which these file systems do not reach.
 const DEPTH_MAX: usize = 24;
 
 /// `makedev(1, 3)`: /dev/null, which covers masked files.
 const NULL: u64 = 0x103;
 
-/// `GOT write PATH` for each file below /proc (processes aside) and /sys that opens for writing; nothing is written.
+/// Prints `GOT write PATH` for each file below /proc (except processes) and /sys that can be opened for
+/// writing; nothing is written.
 pub(crate) fn kernel() -> Outcome {
     let mut seen = 0;
     for top in ["/proc", "/sys"] {
@@ -38,7 +39,7 @@ fn walk(folder: &Path, depth: usize, seen: &mut u64) {
         } else if kind.is_file() {
             *seen += 1;
             let path = entry.path();
-            // Root opens a file that nobody can write, too, and what covers a file may be a device.
+            // Root can open a file without write permissions, and a mask may be a device.
             let is_writable =
                 fs::metadata(&path).is_ok_and(|about| about.is_file() && about.mode() & 0o222 != 0);
             if is_writable && fs::OpenOptions::new().write(true).custom_flags(CAREFUL).open(&path).is_ok() {
@@ -53,7 +54,7 @@ fn is_self(name: &str) -> bool {
     ["self", "thread-self"].contains(&name)
 }
 
-/// `GOT unmasked PATH` for each that is there and neither /dev/null nor an empty directory.
+/// Prints `GOT unmasked PATH` for each existing path that is neither /dev/null nor an empty directory.
 pub(crate) fn masks(paths: &[&str]) -> Outcome {
     for path in paths {
         let Ok(about) = fs::metadata(path) else {

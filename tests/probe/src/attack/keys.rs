@@ -1,4 +1,4 @@
-//! Key rings of the kernel: what one container leaves in a ring, and what another finds.
+//! Keyrings of the kernel: keys that one container adds and another finds.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ const USER_SESSION: i32 = -5;
 /// `keyctl(2)`: KEY_SPEC_PROCESS_KEYRING.
 const PROCESS: i32 = -2;
 
-/// Adds a key to the session ring, says the ring's serial, and stays.
+/// Adds a key to the session keyring, prints the keyring's serial, and sleeps.
 pub(crate) fn add(name: &str, text: &str) -> Outcome {
     let key = raw::add_key(name, text, SESSION).map_err(|errno| format!("add_key: {errno}"))?;
     let ring = raw::ring_id(SESSION).map_err(|errno| format!("session ring: {errno}"))?;
@@ -22,20 +22,20 @@ pub(crate) fn add(name: &str, text: &str) -> Outcome {
     crate::act::sleep_forever()
 }
 
-/// Becomes a program that has a new session ring: what systemd does for each unit.
+/// Executes a program with a new session keyring, as systemd does for each unit.
 pub(crate) fn exec(program: &str, words: &[&str]) -> Outcome {
     raw::new_session().map_err(|errno| format!("a session ring: {errno}"))?;
     Err(format!("exec {program}: {}", Command::new(program).args(words).exec()))
 }
 
-/// Looks for a key: in the own rings, in every ring that /proc/keys lists, in rings of these serials, and in session rings
-/// of these names, joined one after the other.
+/// Searches for a key: in its own keyrings, in all keyrings of /proc/keys, in keyrings with these serials,
+/// and in session keyrings with these names, which it joins one after the other.
 pub(crate) fn find(name: &str, rings: &[&str]) -> Outcome {
     println!(
         "saw ring {}",
         raw::ring_id(SESSION).map_or_else(|errno| errno.to_string(), |id| id.to_string())
     );
-    // The user session ring is the session ring of a process that has none: of the node's own uid 0.
+    // A process without a session keyring uses the user session keyring: that of the node's uid 0.
     for ring in [SESSION, USER_SESSION] {
         look(&format!("ring {ring}"), i64::from(ring), name);
     }
@@ -45,7 +45,7 @@ pub(crate) fn find(name: &str, rings: &[&str]) -> Outcome {
     for serial in named.chain(listed) {
         look(&format!("serial {serial}"), serial, name);
         read(&format!("serial {serial}"), serial);
-        // A ring that was linked to the own is possessed.
+        // A keyring that is linked to a keyring of this process is possessed.
         if raw::link_key(serial, PROCESS).is_ok() {
             look(&format!("linked {serial}"), i64::from(PROCESS), name);
             read(&format!("linked {serial}"), serial);
@@ -70,7 +70,7 @@ fn look(place: &str, ring: i64, name: &str) {
     }
 }
 
-/// Reads a key by its serial; a ring reads as the serials of what is in it.
+/// Reads a key by its serial; the content of a keyring are serials.
 fn read(place: &str, key: i64) {
     match raw::read_key(key) {
         Ok(bytes) => println!("saw content of {place}: {}", String::from_utf8_lossy(&bytes)),

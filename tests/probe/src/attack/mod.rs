@@ -1,7 +1,7 @@
-//! What a hostile process in a container tries: one subcommand of `probe attack` per subject. Each prints one line per
-//! fact, whose first word is the verdict: `GOT` an attack that reached something it should not, `held` one that was
-//! refused and by what, `saw` what the test judges. Nothing here harms a node on which it succeeds: files are opened
-//! for writing and not written, signals go to processes of the own PID namespace.
+//! Attacks by a malicious process in a container: one subcommand of `probe attack` per subject. Each prints
+//! one line per fact, which starts with the verdict: `GOT` for a successful attack, `held` for a refused one
+//! with the reason, `saw` for a fact that the test evaluates. A successful attack does not harm the node:
+//! files are opened but not written, signals are sent to processes of the own PID namespace.
 
 mod calls;
 mod devices;

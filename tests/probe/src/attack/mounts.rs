@@ -1,4 +1,4 @@
-//! Mounts: taking masks off, making file systems of the kernel anew, and both once more as root of a user namespace.
+//! Mounts: removing masks, mounting kernel file systems again, and both again as root of a user namespace.
 
 use std::fs;
 
@@ -29,12 +29,13 @@ const KERNEL: [&str; 14] = [
 /// Masked paths of the kubelet that every kernel has.
 const MASKED: [&str; 4] = ["/proc/keys", "/proc/interrupts", "/proc/timer_list", "/sys/firmware"];
 
-/// Takes every mount off, makes read-only ones writable, binds and moves over masks, mounts the kernel's file systems.
+/// Unmounts everything, makes read-only mounts writable, binds and moves over masks, mounts the kernel's file
+/// systems.
 pub(crate) fn all() -> Outcome {
     let folder = "/tmp/attack-mounts";
     fs::create_dir_all(folder).map_err(|error| format!("make {folder}: {error}"))?;
     for kind in KERNEL {
-        // Its own cgroups are no more than it has in /sys/fs/cgroup.
+        // Its own cgroups are also available in /sys/fs/cgroup.
         let data = (kind == "cgroup").then_some("devices");
         let made = mount(Some("none"), folder, Some(kind), MsFlags::empty(), data);
         verdict(&format!("mount {kind}"), made);
@@ -42,7 +43,7 @@ pub(crate) fn all() -> Outcome {
             let _ = umount2(folder, MntFlags::MNT_DETACH);
         }
     }
-    // Alone, without the masks below it.
+    // Without the masks below it.
     verdict("bind /proc alone", bind("/proc", folder, MsFlags::empty()));
     let whole = bind("/proc", folder, MsFlags::MS_REC);
     verdict("bind /proc", whole);
@@ -75,7 +76,7 @@ fn bind(from: &str, to: &str, more: MsFlags) -> nix::Result<()> {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | more, None::<&str>)
 }
 
-/// The same as root of a new user and mount namespace, where the kernel lets anybody have one.
+/// All attacks as root of a new user and mount namespace, if the kernel permits them.
 pub(crate) fn unshared() -> Outcome {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS) {
         println!("held user namespace: {errno}");
@@ -85,7 +86,7 @@ pub(crate) fn unshared() -> Outcome {
     all()
 }
 
-/// Enters a user namespace without mappings, and stays: an exec that joined it would fail.
+/// Enters a user namespace without mappings and sleeps: an exec that joined it would fail.
 pub(crate) fn user_namespace() -> Outcome {
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| format!("unshare: {errno}"))?;
     println!("unshared");

@@ -1,4 +1,4 @@
-//! Sockets: abstract names of others, and frames that address the node's loopback (CVE-2020-8558).
+//! Sockets: abstract names of other processes, and frames for the node's loopback address (CVE-2020-8558).
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -10,7 +10,8 @@ use super::raw;
 use crate::act::number;
 use crate::see::Outcome;
 
-/// Tries to connect to every abstract name that /proc/net/unix lists: `saw abstract NAME connected` or why not.
+/// Tries to connect to all abstract names of /proc/net/unix: prints `saw abstract NAME connected` or the
+/// error.
 pub(crate) fn sockets() -> Outcome {
     let text = fs::read_to_string("/proc/net/unix").map_err(|error| format!("read: {error}"))?;
     for name in text.lines().filter_map(|line| line.split_whitespace().nth(7)?.strip_prefix('@')) {
@@ -24,14 +25,15 @@ pub(crate) fn sockets() -> Outcome {
     Ok(0)
 }
 
-/// Sends an UDP packet to an address of the node, whatever routes say: in a frame to the gateway's hardware address.
+/// Sends a UDP packet to an address of the node independently of routes: in a frame to the gateway's MAC
+/// address.
 pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
     let address: Ipv4Addr = address.parse().map_err(|_| format!("{address:?} is no address"))?;
     let port = number(port)? as u16;
     let (link, gateway) = route().ok_or("no default route")?;
     let own = UdpSocket::bind("0.0.0.0:0")
         .and_then(|socket| {
-            // So that each side knows the other's hardware address.
+            // So that both sides know each other's MAC address.
             socket.connect((gateway, 9))?;
             socket.send(b"hello")?;
             socket.local_addr()
@@ -62,7 +64,7 @@ fn route() -> Option<(String, Ipv4Addr)> {
     })
 }
 
-/// The hardware address of a neighbour, once it is known.
+/// The MAC address of a neighbour, if it is known.
 fn neighbour(address: Ipv4Addr) -> Option<[u8; 6]> {
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {
@@ -81,7 +83,7 @@ fn neighbour(address: Ipv4Addr) -> Option<[u8; 6]> {
     None
 }
 
-/// An IPv4 packet with an UDP datagram; the datagram's checksum is left out, as RFC 768 allows.
+/// An IPv4 packet with a UDP datagram; the datagram's checksum is omitted, as RFC 768 permits.
 fn packet(from: Ipv4Addr, to: Ipv4Addr, from_port: u16, to_port: u16, data: &[u8]) -> Vec<u8> {
     const HEADER: usize = 20;
     const UDP_HEADER: usize = 8;

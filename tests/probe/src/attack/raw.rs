@@ -1,6 +1,6 @@
-//! The system calls of attacks for which no safe wrapper exists: key rings, frames on a link, and calls made only to
-//! see who refuses them. The only `unsafe` of the probe; what it does to its own memory is safe, what it does to the
-//! node is the point.
+//! System calls of attacks without a safe wrapper: keyrings, frames on a link, and calls that only show which
+//! mechanism refuses them. This is the only `unsafe` code of the probe; it is safe for its own memory, while
+//! the effect on the node is the purpose.
 #![expect(unsafe_code, reason = "system calls without a safe wrapper in nix or rustix")]
 
 use std::ffi::CString;
@@ -48,37 +48,38 @@ pub(crate) fn add_key(name: &str, payload: &str, ring: i32) -> Result<i64, Errno
     })
 }
 
-/// The serial of a ring, by its special number.
+/// The serial of a keyring, given by its special number.
 ///
 /// # Errors
-/// What the kernel, or a filter before it, answers.
+/// The error of the kernel or of a seccomp filter.
 pub(crate) fn ring_id(ring: i32) -> Result<i64, Errno> {
     // SAFETY: numbers only.
     answer(unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, c_long::from(ring), c_long::from(0)) })
 }
 
-/// Joins the session ring of this name, which is made if there is none.
+/// Joins the session keyring of this name; creates it if missing.
 ///
 /// # Errors
-/// What the kernel, or a filter before it, answers.
+/// The error of the kernel or of a seccomp filter.
 pub(crate) fn join_session(name: &str) -> Result<i64, Errno> {
     let name = text(name)?;
     // SAFETY: a terminated string, which lives through the call.
     answer(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, name.as_ptr()) })
 }
 
-/// Joins a new session ring without a name.
+/// Joins a new session keyring without a name.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The error of the kernel.
 pub(crate) fn new_session() -> Result<i64, Errno> {
     harmless(libc::SYS_keyctl, JOIN_SESSION_KEYRING, 0)
 }
 
-/// The serial of the `user` key of this name in a ring and what it links.
+/// Searches for the `user` key of this name in a keyring and in the keyrings linked to it; returns its
+/// serial.
 ///
 /// # Errors
-/// What the kernel, or a filter before it, answers.
+/// The error of the kernel or of a seccomp filter.
 pub(crate) fn search(ring: i64, name: &str) -> Result<i64, Errno> {
     let (kind, name) = (text("user")?, text(name)?);
     // SAFETY: two terminated strings, which live through the call, and numbers.
@@ -87,19 +88,19 @@ pub(crate) fn search(ring: i64, name: &str) -> Result<i64, Errno> {
     })
 }
 
-/// Links a key into a ring.
+/// Links a key to a keyring.
 ///
 /// # Errors
-/// What the kernel, or a filter before it, answers.
+/// The error of the kernel or of a seccomp filter.
 pub(crate) fn link_key(key: i64, ring: i32) -> Result<i64, Errno> {
     // SAFETY: numbers only.
     answer(unsafe { libc::syscall(libc::SYS_keyctl, LINK, key, c_long::from(ring)) })
 }
 
-/// What a key holds, at most 256 bytes.
+/// The content of a key, at most 256 bytes.
 ///
 /// # Errors
-/// What the kernel, or a filter before it, answers.
+/// The error of the kernel or of a seccomp filter.
 pub(crate) fn read_key(key: i64) -> Result<Vec<u8>, Errno> {
     let mut buffer = vec![0_u8; 256];
     // SAFETY: a buffer with its length, of which the kernel fills no more.
@@ -109,8 +110,8 @@ pub(crate) fn read_key(key: i64) -> Result<Vec<u8>, Errno> {
     Ok(buffer)
 }
 
-/// Name, number and the first two arguments; everything else is null. The kernel answers EINVAL, EFAULT, EBADF or
-/// EOPNOTSUPP to each, or succeeds without effect, where it checks arguments first.
+/// Name, number and the first two arguments; all others are null. The kernel returns EINVAL, EFAULT, EBADF or
+/// EOPNOTSUPP for each, or the call succeeds without effect.
 const CALLS: [(&str, c_long, c_long, c_long); 30] = [
     ("io_uring_setup", libc::SYS_io_uring_setup, 0, 0),
     ("io_uring_enter", libc::SYS_io_uring_enter, -1, 0),
@@ -144,10 +145,10 @@ const CALLS: [(&str, c_long, c_long, c_long); 30] = [
     ("move_pages", libc::SYS_move_pages, 0, 0),
 ];
 
-/// Families of sockets that no container needs: AF_ALG (CVE-2026-31431), AF_VSOCK.
+/// Socket families that no container needs: AF_ALG (CVE-2026-31431), AF_VSOCK.
 const FAMILIES: [(&str, c_long); 2] = [("AF_ALG", 38), ("AF_VSOCK", 40)];
 
-/// Makes each of these calls; what the kernel, or a filter before it, answers.
+/// Makes all these calls; returns the result of the kernel or of a seccomp filter.
 pub(crate) fn calls_to_be_refused() -> Vec<(&'static str, Result<i64, Errno>)> {
     let calls = CALLS.map(|(name, number, first, second)| (name, harmless(number, first, second)));
     let seqpacket = c_long::from(libc::SOCK_SEQPACKET);
@@ -155,8 +156,8 @@ pub(crate) fn calls_to_be_refused() -> Vec<(&'static str, Result<i64, Errno>)> {
     calls.into_iter().chain(families).collect()
 }
 
-/// Makes a system call whose pointers are all null: nothing of this process can be read or written, and a kernel that
-/// gets to see it answers something else than a filter.
+/// Makes a system call whose pointers are all null: no memory of this process can be accessed, and the
+/// kernel's error differs from the filter's.
 fn harmless(number: c_long, first: c_long, second: c_long) -> Result<i64, Errno> {
     // SAFETY: all callers are in this file and pass calls for which these numbers and null pointers are refused, or that
     // change no memory of this process.
@@ -193,7 +194,7 @@ pub(crate) fn send_frame(index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize
         libc::sendto(socket, packet.as_ptr().cast(), packet.len(), 0, (&raw const address).cast(), length)
     };
     let sent = Errno::result(sent);
-    // SAFETY: the descriptor is from this function and nobody else has it.
+    // SAFETY: the descriptor is from this function and has no other owner.
     unsafe { libc::close(socket) };
     sent.map(|sent| sent as usize)
 }

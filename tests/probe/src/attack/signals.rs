@@ -1,4 +1,4 @@
-//! Signals, limits and scheduling of other processes, and crowds of own ones.
+//! Signals, limits and scheduling of other processes, and large numbers of processes.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use rustix::process::{Pid as ProcessId, Resource, Rlimit, prlimit, setpriority_p
 use super::{raw, trace, verdict};
 use crate::see::Outcome;
 
-/// Every signal that ends, stops or is handled by somebody, the worst last.
+/// Signals that end, stop or are handled by processes, the most dangerous last.
 const SIGNALS: [Signal; 12] = [
     Signal::SIGCHLD,
     Signal::SIGHUP,
@@ -28,7 +28,7 @@ const SIGNALS: [Signal; 12] = [
     Signal::SIGKILL,
 ];
 
-/// Sends every signal to pid 1 and to whatever is the runtime's, and limits it; says `done` when it has.
+/// Sends every signal to PID 1 and to the runtime's processes, and limits them; prints `done` at the end.
 pub(crate) fn all() -> Outcome {
     for pid in trace::others() {
         let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -45,7 +45,7 @@ pub(crate) fn all() -> Outcome {
     Ok(0)
 }
 
-/// Takes from a process what can be taken: descriptors, memory, CPU time, stack, its turn.
+/// Reduces the limits of a process: descriptors, memory, CPU time, stack, priority.
 pub(crate) fn limit(pid: i32) -> Outcome {
     let Some(process) = ProcessId::from_raw(pid) else { return Err(format!("{pid} is no process")) };
     let zero = Rlimit { current: Some(0), maximum: Some(0) };
@@ -67,14 +67,14 @@ pub(crate) fn limit(pid: i32) -> Outcome {
     verdict(&format!("affinity of {pid}"), sched_setaffinity(Pid::from_raw(pid), &one));
     verdict(&format!("I/O class of {pid}"), raw::set_idle_io(pid));
     verdict(&format!("timer slack of {pid}"), fs::write(format!("/proc/{pid}/timerslack_ns"), "4000000000"));
-    // Root may write these of any process it can number, whoever that belongs to: it makes the end of its own pod likelier.
+    // Root may write these files of any process that it can see.
     for (file, text) in [("oom_score_adj", "1000"), ("autogroup", "19")] {
         println!("saw {file} of {pid}: {:?}", fs::write(format!("/proc/{pid}/{file}"), text));
     }
     Ok(0)
 }
 
-/// Leaves so many processes to be reaped by pid 1, one after the other.
+/// Leaves this many processes to be reaped by PID 1, one after the other.
 pub(crate) fn orphans(count: u64) -> Outcome {
     for _ in 0..count {
         let child = Command::new("/proc/self/exe").args(["orphan", "0"]).stdout(Stdio::null()).spawn();
@@ -85,7 +85,7 @@ pub(crate) fn orphans(count: u64) -> Outcome {
     Ok(0)
 }
 
-/// So many processes that have ended and are not waited for; stays.
+/// Creates this many zombies and sleeps.
 pub(crate) fn zombies(count: u64) -> Outcome {
     let mut made: Vec<Child> = Vec::new();
     for _ in 0..count {
@@ -101,7 +101,7 @@ pub(crate) fn zombies(count: u64) -> Outcome {
     crate::act::sleep_forever()
 }
 
-/// As many processes as there may be; says how many, and stays.
+/// Creates as many processes as possible, prints their number, and sleeps.
 pub(crate) fn crowd() -> Outcome {
     const ENOUGH: usize = 100_000;
     let mut made = Vec::new();
@@ -118,7 +118,7 @@ pub(crate) fn crowd() -> Outcome {
     crate::act::sleep_forever()
 }
 
-/// As many descriptors as there may be; says how many, and stays.
+/// Opens as many descriptors as possible, prints their number, and sleeps.
 pub(crate) fn descriptors() -> Outcome {
     let mut open = Vec::new();
     let error = loop {

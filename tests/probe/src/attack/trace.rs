@@ -1,6 +1,6 @@
-//! Tracing whatever has a number in this PID namespace, and going through its files: what a process that may trace
-//! (CAP_SYS_PTRACE, or the same ids without it) finds of the node in its neighbourhood. The window that counts is that
-//! between the clone of a process and its exec, so new numbers are guessed and seized before they are listed anywhere.
+//! Tracing of all processes in this PID namespace, and access to their files: what a process that may trace
+//! (with CAP_SYS_PTRACE, or with the same IDs) can reach of the node. The relevant time is between the clone
+//! of a process and its exec, so PIDs of new processes are guessed and traced before they are listed.
 
 use std::fs;
 use std::io::Write;
@@ -21,28 +21,28 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::see::Outcome;
 
-/// Enough to leave any directory.
+/// Enough components to leave any directory.
 const UP: &str = "../../../../../../../../../../../../";
 
-/// How long a process that was seized may take to stop.
+/// How long a traced process may take to stop.
 const STOP_LIMIT: Duration = Duration::from_millis(200);
 
 /// `super_block.s_magic` of overlayfs: linux/magic.h.
 const OVERLAY: u64 = 0x794c_7630;
 
-/// Before a canary that is no file but a text to look for in memory.
+/// Prefix of a canary that is not a file but a text to be searched for in memory.
 const SECRET: &str = "memory:";
 
-/// The attacker's own place, to tell what is not of it.
+/// The attacker's own properties, for comparison.
 struct Own {
     root: (u64, u64),
     bounding: u64,
     canaries: Vec<String>,
-    /// What others have written, or have in their environment.
+    /// Texts that other processes wrote, or have in their environment.
     secrets: Vec<String>,
-    /// Mount points' devices of this mount namespace.
+    /// Device numbers of the mounts of this mount namespace.
     devices: Vec<u64>,
-    /// What is done to a process that was seized.
+    /// The action on a traced process.
     way: Way,
 }
 
@@ -67,18 +67,18 @@ impl Own {
     }
 }
 
-/// What is done to a process that was seized.
+/// The action on a traced process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It is looked at.
+    /// Examine it.
     Look,
-    /// It kills its process group.
+    /// Let it kill its process group.
     Kill,
-    /// It makes a user namespace.
+    /// Let it create a user namespace.
     Clone,
 }
 
-/// Device and inode of what a path leads to.
+/// Device and inode of a path's target.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
 }
@@ -90,17 +90,17 @@ fn mask(pid: &str, key: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Seizes each new process for so many seconds, as early as can be, and looks at it while it stands.
+/// Traces each new process for this many seconds, as early as possible, and examines it while it is stopped.
 pub(crate) fn race(seconds: u64, canaries: &[&str]) -> Outcome {
     chase(seconds, &Own::new(canaries)?)
 }
 
-/// The same, but what is seized kills its process group.
+/// Traces each new process like [`race`], and lets it kill its process group.
 pub(crate) fn kill_groups(seconds: u64) -> Outcome {
     chase(seconds, &Own { way: Way::Kill, ..Own::new(&[])? })
 }
 
-/// The same, but what is seized makes a user namespace.
+/// Traces each new process like [`race`], and lets it create a user namespace.
 pub(crate) fn clone_namespaces(seconds: u64) -> Outcome {
     chase(seconds, &Own { way: Way::Clone, ..Own::new(&[])? })
 }
@@ -115,7 +115,7 @@ fn chase(seconds: u64, own: &Own) -> Outcome {
         let mut last = next + 3;
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(512) {
-            // What was missed; the last number of this PID namespace is the last word.
+            // Missed processes; the last PID of this namespace is the end.
             let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
             let made = made.split_whitespace().last().and_then(|word| word.parse().ok()).unwrap_or(0);
             last = last.max(made + 1);
@@ -135,10 +135,10 @@ fn chase(seconds: u64, own: &Own) -> Outcome {
     Ok(0)
 }
 
-/// Stops a seized process, looks, and lets it go on.
+/// Stops a traced process, examines it, and lets it continue.
 fn hold(pid: i32, own: &Own) {
     let traced = Pid::from_raw(pid);
-    // A process that ends meanwhile has nothing to show.
+    // A process may end meanwhile.
     let _ = ptrace::interrupt(traced);
     let end = Instant::now() + STOP_LIMIT;
     let mut status = WaitStatus::StillAlive;
@@ -163,7 +163,7 @@ fn hold(pid: i32, own: &Own) {
     let _ = ptrace::detach(traced, None);
 }
 
-/// Looks at every process there is, traced or not.
+/// Examines all existing processes, traced or not.
 pub(crate) fn look(canaries: &[&str]) -> Outcome {
     let own = Own::new(canaries)?;
     for pid in others() {
@@ -182,7 +182,7 @@ pub(crate) fn look(canaries: &[&str]) -> Outcome {
     Ok(0)
 }
 
-/// From the node's PID namespace: tries to trace a process, and whatever it started and they started.
+/// Tries to trace a process and its descendants, in the node's PID namespace.
 pub(crate) fn hunt(top: i32) -> Outcome {
     let mut hunted = 0;
     for pid in others() {
@@ -203,7 +203,7 @@ pub(crate) fn hunt(top: i32) -> Outcome {
             Err(errno) => println!("held trace of {pid} {words}: {errno}"),
         }
         for file in ["mem", "environ", "maps"] {
-            // These open only for who may trace.
+            // Only processes that may trace can open these.
             if fs::File::open(format!("/proc/{pid}/{file}")).is_ok() {
                 println!("GOT {file} of {pid} {words}");
             }
@@ -222,8 +222,8 @@ fn parent(pid: i32) -> Option<i32> {
     stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Disturbs each new process of the runtime's for so many seconds: `stop` sends it SIGSTOP, `hold` keeps its pipes open,
-/// `lie` writes into them, `kill` kills it.
+/// Disturbs each new process of the runtime for this many seconds: `stop` sends SIGSTOP, `hold` keeps its
+/// pipes open, `lie` writes to them, `kill` kills it.
 pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
     let end = Instant::now() + Duration::from_secs(seconds);
     println!("watching");
@@ -249,7 +249,7 @@ pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
                     let pipes = pipes(pid);
                     for mut pipe in pipes {
                         if way == "lie" {
-                            // The size of a failure, and then what looks like a wait.
+                            // The size of a failure message, followed by bytes that look like a wait.
                             let _ = pipe.write_all(b"\x07\x00\x05\x00\x00\x00w");
                         }
                         kept.push(pipe);
@@ -257,7 +257,7 @@ pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
                 }
             }
         }
-        // Numbers that nobody saw.
+        // PIDs that were not observed.
         let made = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let made: i32 = made.split_whitespace().last().and_then(|word| word.parse().ok()).unwrap_or(0);
         next = next.max(made - 2);
@@ -266,7 +266,7 @@ pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
     Ok(0)
 }
 
-/// Copies of the pipes and sockets that a process has beside its standard streams.
+/// Copies of a process's pipes and sockets except its standard streams.
 fn pipes(pid: i32) -> Vec<fs::File> {
     let Some(process) = rustix::process::Pid::from_raw(pid) else { return Vec::new() };
     let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return Vec::new() };
@@ -274,7 +274,7 @@ fn pipes(pid: i32) -> Vec<fs::File> {
     (3..32).filter_map(copy).map(fs::File::from).collect()
 }
 
-/// Every process of this PID namespace but this one, by number.
+/// All processes of this PID namespace except this one, by PID.
 pub(super) fn others() -> Vec<i32> {
     let own = std::process::id() as i32;
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -285,7 +285,7 @@ pub(super) fn others() -> Vec<i32> {
     pids
 }
 
-/// What a process is, holds and shows.
+/// Examines a process: its identity, capabilities, descriptors and files.
 fn inspect(pid: i32, own: &Own) {
     let name = pid.to_string();
     let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
@@ -294,7 +294,7 @@ fn inspect(pid: i32, own: &Own) {
     let get = |key| mask(&name, key).unwrap_or(0);
     let (effective, bounding) = (get("CapEff") | get("CapPrm"), get("CapBnd"));
     println!("saw process {pid} {comm} exe={} eff={effective:x} bnd={bounding:x}", exe.display());
-    // A neighbour may have been given more; what has not become a container's program may not.
+    // Another container may have more capabilities; a process that has not executed its program may not.
     if comm.starts_with("coracle") && bounding & !own.bounding != 0 {
         println!("GOT bounding {pid} {comm}: {:x}", bounding & !own.bounding);
     }
@@ -324,15 +324,15 @@ fn inspect(pid: i32, own: &Own) {
     descriptors(pid, comm, own);
 }
 
-/// Whose signals a process shares. Whoever traces one that is still in a group of the runtime's makes it say
-/// kill(0, SIGKILL), which goes to every process of that group, in whatever PID namespace (kill(2)): the test sees who is
-/// left. Says whether it was done.
+/// Determines the process group of a process. A tracer of a process that is still in a group of the runtime
+/// lets it call kill(0, SIGKILL), which signals all processes of that group in any PID namespace (kill(2));
+/// the test checks who survives. Returns whether this was done.
 fn kill_group(pid: i32, comm: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let [_, parent, group, session, ..] = fields[..] else { return false };
     println!("saw group {pid} {comm} parent={parent} group={group} session={session}");
-    // A group without a number here has, or had, processes elsewhere. Pid 1 has nothing to lose.
+    // A group without a number in this namespace includes processes outside. PID 1 is not affected.
     let is_done = group == "0" && pid != 1 && comm.starts_with("coracle") && inject_kill(pid).is_ok();
     if is_done {
         println!("saw group {pid} {comm} killed");
@@ -340,7 +340,7 @@ fn kill_group(pid: i32, comm: &str) -> bool {
     is_done
 }
 
-/// Has a traced process that stands behind a system call make the call kill(0, SIGKILL).
+/// Lets a traced process that is stopped after a system call call kill(0, SIGKILL).
 #[cfg(target_arch = "x86_64")]
 fn inject_kill(pid: i32) -> nix::Result<()> {
     /// The instruction `syscall`, as the low bytes of a word.
@@ -360,8 +360,9 @@ fn inject_kill(pid: i32) -> nix::Result<()> {
     ptrace::setregs(traced, registers)
 }
 
-/// Has a process that was seized right behind its clone make a user namespace, with all registers as the clone had them:
-/// what its filter lets the runtime do must not be what RuntimeDefault is there to refuse. The answer of the call.
+/// Lets a process that was traced directly after its clone create a user namespace, with all registers as at
+/// the clone: its filter must not permit the runtime what RuntimeDefault refuses. Returns the result of the
+/// call.
 #[cfg(target_arch = "x86_64")]
 fn inject_clone(pid: i32) -> nix::Result<i64> {
     const SYSCALL: i64 = 0x050f;
@@ -379,7 +380,7 @@ fn inject_clone(pid: i32) -> nix::Result<i64> {
     changed.rsi = 0;
     changed.rdx = 0;
     ptrace::setregs(traced, changed)?;
-    // Into the call and out of it; of what it makes nothing is to go on.
+    // Enters and leaves the call; the process must not continue.
     for _ in 0..2 {
         ptrace::syscall(traced, None)?;
         let stopped = waitpid(traced, Some(WaitPidFlag::__WALL))?;
@@ -398,21 +399,21 @@ fn inject_clone(pid: i32) -> nix::Result<i64> {
     Ok(answer)
 }
 
-/// The registers of other machines are not written here: the order of the steps is the same.
+/// Not implemented for other architectures: the order of the steps is the same.
 #[cfg(not(target_arch = "x86_64"))]
 fn inject_clone(_: i32) -> nix::Result<i64> {
     Err(Errno::ENOSYS)
 }
 
-/// As of [`inject_clone`].
+/// Not implemented for other architectures; see [`inject_clone`].
 #[cfg(not(target_arch = "x86_64"))]
 fn inject_kill(_: i32) -> nix::Result<()> {
     Err(Errno::ENOSYS)
 }
 
-/// Looks for texts of others in the memory of a process.
+/// Searches for texts of other processes in the memory of a process.
 fn memory(pid: i32, comm: &str, own: &Own) {
-    /// More than a monitor and its records have.
+    /// More than the memory of a monitor and its records.
     const BYTES_MAX: u64 = 4 << 20;
     if own.secrets.is_empty() {
         return;
@@ -428,7 +429,7 @@ fn memory(pid: i32, comm: &str, own: &Own) {
             continue;
         };
         let mut bytes = vec![0; end.saturating_sub(start).min(BYTES_MAX) as usize];
-        // Parts that cannot be read, as the kernel's own.
+        // Some parts cannot be read, such as the kernel's own.
         if file.read_at(&mut bytes, start).is_err() {
             continue;
         }
@@ -442,14 +443,14 @@ fn memory(pid: i32, comm: &str, own: &Own) {
     println!("saw memory {pid} {comm}: {searched} bytes");
 }
 
-/// Whether a directory belongs to a container: its root, or one with the fixture image's marker.
+/// Whether a directory belongs to a container: its root, or one with the marker of the fixture image.
 fn is_of_a_container(place: &Path, own: &Own) -> bool {
     let is_own = identity(place) == Some(own.root);
     let is_image = fs::symlink_metadata(place.join("etc/marker")).is_ok();
     is_own || is_image
 }
 
-/// Goes through a directory of another process.
+/// Examines a directory of another process.
 fn directory(pid: i32, comm: &str, place: &Path, what: &str, own: &Own) {
     for canary in &own.canaries {
         for way in [place.join(canary.trim_start_matches('/')), place.join(format!("{UP}{canary}"))] {
@@ -484,7 +485,7 @@ fn directory(pid: i32, comm: &str, place: &Path, what: &str, own: &Own) {
     }
 }
 
-/// Goes through the descriptors of another process, and takes copies of them.
+/// Examines and duplicates the descriptors of another process.
 fn descriptors(pid: i32, comm: &str, own: &Own) {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
     for entry in entries.flatten() {
@@ -512,7 +513,7 @@ fn descriptors(pid: i32, comm: &str, own: &Own) {
     }
 }
 
-/// Takes a copy of a descriptor of the runtime's: what sockets and pipes say to whom is the runtime's alone.
+/// Duplicates a descriptor of the runtime, whose sockets and pipes no other process may use.
 fn take(pid: i32, comm: &str, number: &str, target: &str) {
     let Some(process) = rustix::process::Pid::from_raw(pid) else { return };
     let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return };
@@ -522,7 +523,7 @@ fn take(pid: i32, comm: &str, number: &str, target: &str) {
     }
 }
 
-/// Opens the memory of a process of the runtime's for writing.
+/// Opens the memory of a process of the runtime for writing.
 fn write_memory(pid: i32) {
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let path = format!("/proc/{pid}/mem");
@@ -531,7 +532,7 @@ fn write_memory(pid: i32) {
     }
 }
 
-/// Enters a namespace of a process, or the one a descriptor of it is, and says what is there.
+/// Enters a namespace of a process, or the one to which a descriptor refers, and prints its content.
 pub(crate) fn enter(pid: &str, kind: &str) -> Outcome {
     let path = if kind.starts_with("fd/") {
         format!("/proc/{pid}/{kind}")
@@ -558,7 +559,7 @@ pub(crate) fn enter(pid: &str, kind: &str) -> Outcome {
     Ok(0)
 }
 
-/// Starts this program once more for an attack that changes its own namespaces.
+/// Starts this program again for an attack that changes its own namespaces.
 pub(super) fn again(words: &[&str]) {
     let output = Command::new("/proc/self/exe").args(words).output();
     match output {
@@ -570,5 +571,5 @@ pub(super) fn again(words: &[&str]) {
     }
 }
 
-/// What `open(2)` needs so that nothing waits and nothing becomes a terminal.
+/// Flags for open(2) that prevent blocking and controlling terminals.
 pub(super) const CAREFUL: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;

@@ -1,4 +1,4 @@
-//! A user of the node without rights, who knows every name: what of the runtime's files can be read or run.
+//! An unprivileged user of the node who knows all names: which files of the runtime can be read or executed.
 
 use std::fs;
 use std::io::{BufRead, Read};
@@ -7,14 +7,15 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use super::trace::CAREFUL;
 use crate::see::Outcome;
 
-/// The set-user-id and set-group-id bits.
+/// The set-user-ID and set-group-ID bits.
 const SETID: u32 = 0o6000;
 
-/// Longest file that is searched.
+/// Maximum size of a searched file in bytes.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// Reads paths from standard input, one a line, and tries each: `GOT secret PATH` where the text is found,
-/// `GOT setuid PATH` for a program that would run with another's rights, `saw readable PATH` otherwise.
+/// Reads paths from standard input, one per line, and tries each: prints `GOT secret PATH` if the text is
+/// found, `GOT setuid PATH` for a program that would run with another user's privileges, otherwise `saw
+/// readable PATH`.
 pub(crate) fn known(secret: &str) -> Outcome {
     let mut tried = 0;
     for path in std::io::stdin().lock().lines() {
@@ -36,7 +37,7 @@ pub(crate) fn known(secret: &str) -> Outcome {
             continue;
         }
         let mut bytes = Vec::new();
-        // What was read before an error counts.
+        // Data that was read before an error is searched.
         let _ = file.take(BYTES_MAX).read_to_end(&mut bytes);
         let found = bytes.windows(secret.len()).any(|part| part == secret.as_bytes());
         println!("{} {path}", if found { "GOT secret" } else { "saw readable" });

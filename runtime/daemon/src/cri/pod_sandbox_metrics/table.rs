@@ -1,5 +1,5 @@
-//! Every metric: its name, what it says, and where its value comes from. What this kernel does not count is zero where
-//! cAdvisor's is, as a dashboard that misses a name shows nothing at all.
+//! The table of all metrics: name, help and source. Values that this kernel does not provide are zero, as in
+//! cAdvisor, because dashboards require the names.
 
 use coracle_sandbox::cgroup::{DeviceIo, Hugepages, MemoryUsage, Pressure};
 
@@ -7,7 +7,7 @@ use super::Facts;
 use crate::rpc::v1::MetricType::{self, Counter, Gauge};
 use crate::stats::Interface;
 
-/// Values with their further labels.
+/// Values of a metric, each with the values of its further labels.
 pub(super) struct Of(pub(super) Vec<(Vec<String>, u64)>);
 
 /// A metric of a container.
@@ -19,7 +19,7 @@ pub(super) struct Metric {
     pub(super) value: fn(&Facts) -> Of,
 }
 
-/// A metric of one of a pod's interfaces.
+/// A metric of a pod's network interface.
 pub(super) struct PodMetric {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
@@ -51,12 +51,12 @@ fn with(label: &str, value: u64) -> Of {
     Of(vec![(vec![label.to_owned()], value)])
 }
 
-/// A value that may not be counted here.
+/// One value, 0 if the kernel does not provide it.
 fn maybe(value: Option<u64>) -> Of {
     one(value.unwrap_or(0))
 }
 
-/// Microseconds as seconds.
+/// Converts microseconds to seconds.
 fn seconds(us: Option<u64>) -> Of {
     one(us.unwrap_or(0) / 1_000_000)
 }
@@ -70,7 +70,7 @@ fn hugepages(facts: &Facts, value: fn(&Hugepages) -> u64) -> Of {
     Of(facts.detail.hugepages.iter().map(|pages| (vec![pages.page_size.clone()], value(pages))).collect())
 }
 
-/// A positive limit; 0: none.
+/// A limit as a metric's value: 0 means no limit.
 fn limit(value: i64) -> Of {
     maybe(u64::try_from(value).ok())
 }
@@ -79,7 +79,7 @@ fn by_device(facts: &Facts, value: fn(&DeviceIo) -> u64) -> Of {
     Of(facts.detail.io.iter().map(|io| (vec![io.device.clone()], value(io))).collect())
 }
 
-/// Seconds in which some or all waited; nothing where the kernel does not count it.
+/// Stall time in seconds; no value if the kernel does not provide it.
 fn waited(facts: &Facts, resource: usize, value: fn(&Pressure) -> u64) -> Of {
     Of(facts.reading.pressure[resource].iter().map(|one| (Vec::new(), value(one) / 1_000_000)).collect())
 }
@@ -92,7 +92,7 @@ fn full(pressure: &Pressure) -> u64 {
     pressure.full.total_us
 }
 
-/// Reads and writes of each device, in bytes.
+/// Bytes read and written, for each device.
 fn blkio(facts: &Facts) -> Of {
     let of_device = |io: &DeviceIo| {
         let (major, minor) = io.device.split_once(':').unwrap_or_default();
@@ -109,7 +109,7 @@ fn faults(facts: &Facts) -> Of {
     Of(vec![(labels("pgfault"), all), (labels("pgmajfault"), major)])
 }
 
-/// Of containers.
+/// The metrics of containers.
 pub(super) static CONTAINER: [Metric; 48] = [
     metric(
         "container_blkio_device_usage_total",
@@ -311,7 +311,7 @@ pub(super) static CONTAINER: [Metric; 48] = [
     }),
 ];
 
-/// Of pods.
+/// The metrics of pods.
 pub(super) static POD: [PodMetric; 8] = [
     of_pod("container_network_receive_bytes_total", "Bytes received", |interface| interface.received_bytes),
     of_pod("container_network_receive_errors_total", "Errors while receiving", |interface| {

@@ -1,4 +1,4 @@
-//! Options of the plugins that follow the one which gives a link: `portmap`, `bandwidth`, `firewall`. Pure.
+//! Parser of the options of chained plugins: `portmap`, `bandwidth`, `firewall`. The module does no I/O.
 
 use coracle_job::Attachment;
 use coracle_sandbox::netlink::Rate;
@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 use super::options::Options;
 use super::{Firewall, Limits, Plan, Ports};
 
-/// The bit of a packet's mark with which `portmap` asks for masquerading (its document).
+/// Default bit of the packet mark that `portmap` uses for masquerading (portmap's documentation).
 const MARK_BIT: u64 = 13;
-/// The chain that `firewall` leaves to the administrator (its document).
+/// Default name of the administrator's chain of iptables (firewall's documentation).
 const ADMIN_CHAIN: &str = "CNI-ADMIN";
-/// First version that `firewall` knows.
+/// First CNI version that `firewall` supports.
 const FIREWALL_SINCE: &str = "0.4.0";
 const LIMITS: [&str; 4] = ["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
 
@@ -37,7 +37,7 @@ pub(super) fn portmap(
     Ok(())
 }
 
-/// Limits of the list, where it has any, else those of the pod.
+/// Parses the limits in the list; if there are none, the pod's capability argument applies.
 pub(super) fn bandwidth(
     mut options: Options,
     arguments: &Map<String, Value>,
@@ -57,13 +57,13 @@ pub(super) fn bandwidth(
     told.end()?;
     options.end()?;
     if plan.limits != Limits::default() {
-        return Err("a second limit is not built in".to_owned());
+        return Err("a second bandwidth limit is not built in".to_owned());
     }
     plan.limits = limits;
     Ok(())
 }
 
-/// A limit in bits; both 0: none.
+/// Converts a limit in bits per second and its burst in bits; `None` if both are 0, that is no limit.
 fn rate(per_second: u64, burst: u64) -> Result<Option<Rate>, String> {
     let rate = Rate { bytes_per_second: per_second / 8, burst_bytes: burst / 8 };
     match (per_second, burst) {
@@ -83,7 +83,7 @@ pub(super) fn firewall(mut options: Options, plan: &mut Plan) -> Result<(), Stri
     let backend = options.read("backend", one_of(&["", "iptables"]))?.unwrap_or_default();
     options.read("iptablesAdminChainName", one_of(&["", ADMIN_CHAIN]))?;
     options.read("ingressPolicy", one_of(&["", "open"]))?;
-    // Of the other backend.
+    // An option of the firewalld backend, which has no effect here.
     options.read("firewalldZone", |zone| zone.is_string().then_some(()))?;
     options.end()?;
     plan.firewall = Some(Firewall { prefers_firewalld: backend.is_empty() });

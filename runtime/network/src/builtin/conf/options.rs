@@ -1,10 +1,10 @@
-//! The options of one plugin, taken out as they are understood. Pure.
+//! The options of one plugin; parsed options are removed. The module does no I/O.
 
 use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 
-/// The options of one plugin that are not understood yet.
+/// The options of one plugin that have not been parsed yet.
 pub(super) struct Options(pub(super) Map<String, Value>);
 
 impl Options {
@@ -15,7 +15,7 @@ impl Options {
         }
     }
 
-    /// An option; one that is null is not there.
+    /// Removes an option and returns its value; null counts as missing.
     pub(super) fn value(&mut self, key: &str) -> Option<Value> {
         self.0.remove(key).filter(|value| !value.is_null())
     }
@@ -49,7 +49,8 @@ impl Options {
         Ok(self.read(key, |value| value.as_array().cloned())?.unwrap_or_default())
     }
 
-    /// Options that change nothing while they are empty, zero or false.
+    /// Removes options that have no effect while they are empty, zero or false; fails if one has another
+    /// value.
     pub(super) fn off(&mut self, keys: &[&str]) -> Result<(), String> {
         for key in keys {
             let is_off = |value: &Value| match value {
@@ -65,7 +66,7 @@ impl Options {
         Ok(())
     }
 
-    /// Nothing may be left.
+    /// Fails if an option remains, which is then unknown.
     pub(super) fn end(self) -> Result<(), String> {
         self.0.keys().next().map_or(Ok(()), |key| Err(format!("{key} is not built in")))
     }

@@ -1,4 +1,4 @@
-//! Which lists are ours, what they come to, and that nothing is ignored.
+//! Tests which lists are built in, the resulting plans, and that no option is ignored.
 
 use coracle_job::{Attachment, PortMapping};
 use coracle_sandbox::netlink::Rate;
@@ -24,7 +24,7 @@ fn chosen(plugins: &str) -> Result<Choice, String> {
     choose(&list(plugins), &attachment(), &|_| Ok(()))
 }
 
-/// What a list comes to that is wholly ours, else why it is not.
+/// The plan of a list if all its plugins are built in, otherwise the reason.
 fn plan(list: &str, attachment: &Attachment) -> Result<Plan, String> {
     if let Some(why) = choose(list, attachment, &|_| Ok(()))?.reasons.into_iter().next() {
         return Err(why);
@@ -39,7 +39,7 @@ fn planned(plugins: &str, attachment: &Attachment) -> Result<Plan, String> {
 }
 
 fn base(plan: &Plan) -> &Base {
-    plan.base.as_ref().expect("it gives the link")
+    plan.base.as_ref().expect("the plan has a main plugin")
 }
 
 fn port() -> PortMapping {
@@ -47,7 +47,7 @@ fn port() -> PortMapping {
 }
 
 #[test]
-fn a_list_of_built_in_plugins_is_ours() {
+fn lists_of_known_options_are_built_in() {
     let bridge = format!(r#"{{"type":"bridge",{IPAM}}}"#);
     let cases = [
         bridge.clone(),
@@ -71,20 +71,20 @@ fn a_list_of_built_in_plugins_is_ours() {
 }
 
 #[test]
-fn what_is_not_known_makes_the_list_the_plugins() {
+fn unknown_plugins_and_options_are_left_to_programs() {
     let bridge = format!(r#"{{"type":"bridge",{IPAM}}}"#);
     let cases = [
-        (r#"{"type":"flannel"}"#.into(), "plugin 0, \"flannel\": not built in, or not in this place"),
+        (r#"{"type":"flannel"}"#.into(), "plugin 0, \"flannel\": not built in, or not at this position"),
         (
             format!(r#"{bridge},{{"type":"tuning"}}"#),
-            "plugin 1, \"tuning\": not built in, or not in this place",
+            "plugin 1, \"tuning\": not built in, or not at this position",
         ),
-        (format!("{bridge},{bridge}"), "plugin 1, \"bridge\": not built in, or not in this place"),
+        (format!("{bridge},{bridge}"), "plugin 1, \"bridge\": not built in, or not at this position"),
         (
             format!(r#"{{"type":"portmap"}},{bridge}"#),
-            "plugin 0, \"portmap\": not built in, or not in this place",
+            "plugin 0, \"portmap\": not built in, or not at this position",
         ),
-        (r#"{"type":"loopback"}"#.into(), "no plugin gives a link"),
+        (r#"{"type":"loopback"}"#.into(), "no plugin that creates a link"),
         (format!(r#"{{"type":"bridge","vlan":5,{IPAM}}}"#), "plugin 0, \"bridge\": vlan: 5 is not built in"),
         (
             format!(r#"{{"type":"bridge","enabledad":true,{IPAM}}}"#),
@@ -101,11 +101,11 @@ fn what_is_not_known_makes_the_list_the_plugins() {
         (format!(r#"{{"type":"bridge","mtu":-1,{IPAM}}}"#), "plugin 0, \"bridge\": mtu: -1 is not built in"),
         (
             format!(r#"{{"type":"bridge","bridge":"a/b",{IPAM}}}"#),
-            "plugin 0, \"bridge\": a bridge's name or modes are wrong",
+            "plugin 0, \"bridge\": the bridge's name is invalid, or promiscMode and hairpinMode are both set",
         ),
         (
             format!(r#"{{"type":"bridge","hairpinMode":true,"promiscMode":true,{IPAM}}}"#),
-            "plugin 0, \"bridge\": a bridge's name or modes are wrong",
+            "plugin 0, \"bridge\": the bridge's name is invalid, or promiscMode and hairpinMode are both set",
         ),
         (
             format!(r#"{{"type":"ptp","isGateway":true,{IPAM}}}"#),
@@ -131,7 +131,7 @@ fn what_is_not_known_makes_the_list_the_plugins() {
 }
 
 #[test]
-fn ranges_that_are_not_known_make_the_list_the_plugins() {
+fn unknown_ipam_options_are_left_to_programs() {
     let ipam = |more: &str| format!(r#"{{"type":"bridge","ipam":{{"type":"host-local",{more}}}}}"#);
     let cases = [
         (r#"{"type":"bridge"}"#.into(), "plugin 0, \"bridge\": no ipam"),
@@ -142,14 +142,14 @@ fn ranges_that_are_not_known_make_the_list_the_plugins() {
         (ipam(r#""subnet":"10.1.0.0/24","x":1"#), "plugin 0, \"bridge\": x is not built in"),
         (ipam(r#""rangeStart":"10.1.0.5""#), "plugin 0, \"bridge\": a range without a subnet"),
         (ipam(r#""ranges":[]"#), "plugin 0, \"bridge\": no range"),
-        (ipam(r#""ranges":[[]]"#), "plugin 0, \"bridge\": a set without ranges"),
+        (ipam(r#""ranges":[[]]"#), "plugin 0, \"bridge\": an empty set of ranges"),
         (
             ipam(r#""subnet":"10.1.0.0/24","ranges":[[{"subnet":"10.1.0.0/16"}]]"#),
             "plugin 0, \"bridge\": ranges overlap at 10.1.0.0/16",
         ),
         (
             ipam(r#""ranges":[[{"subnet":"10.1.0.0/24"},{"subnet":"fd00::/64"}]]"#),
-            "plugin 0, \"bridge\": a set of ranges of both families",
+            "plugin 0, \"bridge\": a set of ranges of both address families",
         ),
         (
             ipam(r#""subnet":"10.1.0.0/24","routes":[{"dst":"0.0.0.0/0","mtu":9}]"#),
@@ -166,7 +166,7 @@ fn ranges_that_are_not_known_make_the_list_the_plugins() {
 }
 
 #[test]
-fn options_come_to_what_the_plugins_make_of_them() {
+fn options_have_the_effect_that_the_plugins_document() {
     let plugins = r#"{"type":"bridge","isDefaultGateway":true,"mtu":1400,"ipam":{"type":"host-local","subnet":"10.1.0.0/24",
         "ranges":[[{"subnet":"fd00::/64"}],[{"subnet":"10.2.0.0/24"}]],"routes":[{"dst":"10.9.0.0/16"}]}}"#;
     let plan = planned(plugins, &attachment()).unwrap();
@@ -203,14 +203,14 @@ fn capabilities_reach_only_plugins_that_declare_them() {
     assert_eq!(
         base(&plan).ipam.sets[0][0].subnet.to_string(),
         "10.7.0.0/24",
-        "what the node is told comes first"
+        "the capability argument has precedence"
     );
     assert_eq!(base(&plan).ipam.sets.len(), 2);
     assert_eq!(plan.ports[0].mappings, [port()]);
     assert_eq!((plan.ports[0].masquerades, plan.ports[0].mark), (true, 0x2000));
     assert!(plan.has_rules());
     let error = planned(&plugins(r#"{"mac":true}"#, "{}"), &told).unwrap_err();
-    assert_eq!(error, "plugin 0, \"bridge\": a capability is not built in");
+    assert_eq!(error, "plugin 0, \"bridge\": a declared capability is not built in");
 }
 
 #[test]
@@ -231,7 +231,11 @@ fn limits_are_those_of_the_list_or_of_the_pod() {
     let of_list = r#","egressRate":16000,"egressBurst":800,"capabilities":{"bandwidth":true}"#;
     assert_eq!(limits(of_list, told), Ok(Limits { ingress: None, egress: rate(2000, 100) }));
     let none = r#","egressRate":0,"capabilities":{"bandwidth":true}"#;
-    assert_eq!(limits(none, told), Ok(Limits::default()), "a list that has any counts, whatever it says");
+    assert_eq!(
+        limits(none, told),
+        Ok(Limits::default()),
+        "limits of the list have precedence, even if they are zero"
+    );
     for (options, why) in [
         (r#","ingressRate":1000"#, "1000 bits per second with a burst of 0 are not built in"),
         (r#","egressBurst":1000"#, "0 bits per second with a burst of 1000 are not built in"),
@@ -248,7 +252,7 @@ fn limits_are_those_of_the_list_or_of_the_pod() {
 }
 
 #[test]
-fn a_list_is_parted_where_programs_begin_and_end() {
+fn a_list_is_split_where_programs_begin_and_end() {
     let bridge = format!(r#"{{"type":"bridge",{IPAM}}}"#);
     let (portmap, tuning) = (r#"{"type":"portmap"}"#, r#"{"type":"tuning", "mtu" : 1e3}"#);
     let firewall = r#"{"type":"firewall","backend":"","firewalldZone":"trusted","ingressPolicy":"open"}"#;
@@ -278,12 +282,12 @@ fn a_list_is_parted_where_programs_begin_and_end() {
         assert_eq!(shape(plugins), expected, "{plugins:?}");
     }
     let text = list(&format!("{flannel},{portmap}"));
-    let why = "plugin 0, \"flannel\": not built in, or not in this place";
+    let why = "plugin 0, \"flannel\": not built in, or not at this position";
     assert_eq!(parts(&text, &attachment(), &|_| true), Err(why.to_owned()));
 }
 
 #[test]
-fn a_firewall_is_ours_where_the_host_allows_it() {
+fn firewall_is_built_in_if_the_packet_filter_check_succeeds() {
     let plugins = |options: &str| format!(r#"{{"type":"ptp",{IPAM}}},{{"type":"firewall"{options}}}"#);
     let asked = std::cell::Cell::new(None);
     let filter = |firewall: Firewall| {
@@ -308,7 +312,7 @@ fn a_firewall_is_ours_where_the_host_allows_it() {
     assert_eq!(plan(&old, &attachment()), Err(why.to_owned()));
 }
 
-/// Whatever the bytes: an answer.
+/// Any input is either refused or results in a plan.
 #[test]
 fn damaged_lists_are_refused_or_planned() {
     let whole = list(&format!(

@@ -1,4 +1,4 @@
-//! Lists in, plugins' input out; above all that a plugin's object arrives as it was written.
+//! Tests parsing of lists and the input of plugins. A plugin's object must be passed on unchanged.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ fn attachment() -> Attachment {
 }
 
 #[test]
-fn a_list_that_cannot_be_run_is_refused() {
+fn invalid_lists_are_refused() {
     let cases = [
         ("", "network configuration list: EOF while parsing a value at line 1 column 0"),
         (r#"{"cniVersion":"2.0.0","name":"n","plugins":[]}"#, r#"network "n": unknown cniVersion "2.0.0""#),
@@ -43,11 +43,11 @@ fn a_list_that_cannot_be_run_is_refused() {
         ),
         (
             r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"../sh"}]}"#,
-            r#"network "n": plugin type "../sh" is no file name"#,
+            r#"network "n": plugin type "../sh" is not a file name"#,
         ),
         (
             r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":".."}]}"#,
-            r#"network "n": plugin type ".." is no file name"#,
+            r#"network "n": plugin type ".." is not a file name"#,
         ),
     ];
     for (text, expected) in cases {
@@ -56,7 +56,7 @@ fn a_list_that_cannot_be_run_is_refused() {
 }
 
 #[test]
-fn a_plugin_is_told_what_the_specification_lists() {
+fn plugins_receive_the_keys_of_the_specification() {
     let all = r#""portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"127.0.0.1"}]"#;
     let cases = [
         (r#"{"type":"a"}"#, None, r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#.to_owned()),
@@ -84,15 +84,15 @@ fn a_plugin_is_told_what_the_specification_lists() {
         input(r#"{"type":"a","capabilities":{"portMappings":true}}"#, None, Some(&Attachment::default()));
     assert_eq!(without, r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#, "no ports: no runtimeConfig");
     let status = input(r#"{"type":"a","capabilities":{"dns":true}}"#, None, None);
-    assert_eq!(status, r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#, "STATUS is of no pod");
+    assert_eq!(status, r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#, "STATUS has no pod");
 }
 
-/// Random JSON, with the numbers, escapes and depths that a parse and print would change.
+/// Generates random JSON with numbers, escapes and depths that parsing and printing would change.
 struct Generator(u64);
 
 impl Generator {
     fn next(&mut self, below: u64) -> u64 {
-        // xorshift64: any full-period generator will do.
+        // xorshift64
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -130,7 +130,7 @@ impl Generator {
 }
 
 #[test]
-fn any_plugin_object_survives_but_for_the_documented_keys() {
+fn plugin_objects_are_unchanged_except_for_the_documented_keys() {
     let documented = ["name", "cniVersion", "prevResult", "runtimeConfig", "capabilities"];
     for seed in 1..500 {
         let mut generator = Generator(seed);

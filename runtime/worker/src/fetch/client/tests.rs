@@ -1,4 +1,5 @@
-//! A worker and its fetcher in one process: a real one with a registry of a few lines, and ones that were taken over.
+//! Tests the client and a fetcher in one process: a real fetcher with a small registry, and compromised
+//! fetchers.
 
 use std::net::TcpListener;
 
@@ -8,8 +9,8 @@ use super::*;
 use crate::fetch::process::{receive, serve};
 use crate::fetch::protocol::Begin;
 
-/// A patience that ends within a test.
-const PATIENCE: Patience = Patience {
+/// Timeouts that are short enough for a test.
+const TIMEOUTS: Timeouts = Timeouts {
     connect_ms: 10,
     tls_ms: 10,
     first_byte_ms: 10,
@@ -23,16 +24,16 @@ fn endpoints(registry: &str) -> Vec<Endpoint> {
     crate::registries::endpoints(&none, Path::new("/nowhere"), registry, "x", &Credentials::None)
 }
 
-/// A fetcher at the other end of which is `peer`.
-fn with(patience: Patience, peer: impl FnOnce(UnixStream) + Send + 'static) -> Arc<Fetcher> {
+/// A client with `peer` as its fetcher.
+fn with(timeouts: Timeouts, peer: impl FnOnce(UnixStream) + Send + 'static) -> Arc<Fetcher> {
     let (ours, theirs) = UnixStream::pair().unwrap();
     std::thread::spawn(move || peer(theirs));
-    Arc::new(Fetcher::over(ours, None, patience).unwrap())
+    Arc::new(Fetcher::over(ours, None, timeouts).unwrap())
 }
 
-/// One that does as a fetcher does until a request comes, and then `answer`s.
+/// A fetcher that works correctly until the first request, which `answer` handles.
 fn that_answers(answer: impl Fn(File, &mut UnixStream) + Send + 'static) -> Arc<Fetcher> {
-    with(PATIENCE, move |mut control| {
+    with(TIMEOUTS, move |mut control| {
         write_message(&mut control, &Ready::Ok(())).unwrap();
         while let Ok(Some((order, pipe))) = receive(&mut control) {
             if let (Order::Get(_), Some(pipe)) = (order, pipe) {
@@ -53,7 +54,8 @@ fn read_all(fetcher: &Arc<Fetcher>, offset: u64) -> Result<(Head, Vec<u8>), Trou
     }
 }
 
-/// A registry that answers each connection with the next of these, and closes it.
+/// Starts a registry that answers each connection with the next of these responses and closes it; returns its
+/// address.
 fn registry(answers: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -73,7 +75,7 @@ fn registry(answers: &'static [&'static str]) -> String {
 }
 
 #[test]
-fn answers_and_bodies_come_through_as_they_are() {
+fn answers_and_bodies_are_passed_on_unchanged() {
     let name = registry(&[
         "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello",
         "HTTP/1.1 206 Partial\r\nContent-Range: bytes 2-4/5\r\nContent-Length: 3\r\nConnection: close\r\n\r\nllo",
@@ -82,8 +84,8 @@ fn answers_and_bodies_come_through_as_they_are() {
         "HTTP/1.1 429 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
     ]);
-    let patience = Patience::default();
-    let fetcher = with(patience, |mut control| {
+    let timeouts = Timeouts::default();
+    let fetcher = with(timeouts, |mut control| {
         write_message(&mut control, &Ready::Ok(())).unwrap();
         serve(control, Vec::new()).unwrap();
     });
@@ -96,34 +98,37 @@ fn answers_and_bodies_come_through_as_they_are() {
     assert_eq!((cut.failure.kind, cut.pause), (FailureKind::Unavailable, Some(Duration::ZERO)));
     assert!(cut.failure.message.starts_with("blob b: "), "{cut:?}");
     let busy = read_all(&fetcher, 0).unwrap_err();
-    assert_eq!((busy.failure.kind, busy.pause), (FailureKind::Unavailable, Some(Duration::from_secs(7))));
+    assert_eq!((busy.failure.kind, busy.pause), (FailureKind::RateLimited, Some(Duration::from_secs(7))));
     let absent = read_all(&fetcher, 0).unwrap_err();
     assert_eq!((absent.failure.kind, absent.pause, absent.ends_pull), (FailureKind::NotFound, None, false));
     assert!(absent.failure.message.contains("blobs/b: not found (HTTP 404)"), "{absent:?}");
 }
 
-/// The fetcher's own certainty that its jail is closed is what the worker waits for before anything else.
+/// The worker does nothing before the fetcher reports that it is confined.
 #[test]
-fn a_jail_that_is_not_closed_ends_the_pull_with_its_words() {
+fn an_incomplete_confinement_ends_the_pull_with_its_error() {
     let why = failure(FailureKind::Internal, "jail: unshare: no");
-    let fetcher = with(PATIENCE, {
+    let fetcher = with(TIMEOUTS, {
         let why = why.clone();
         move |mut control| write_message(&mut control, &Ready::Err(why)).unwrap()
     });
     assert_eq!(fetcher.set_up(&endpoints("x.invalid"), "x.invalid"), Err(why));
-    // It ends as soon as it is confined: what it was sent is not what is wrong.
-    let fetcher = with(PATIENCE, |mut control| write_message(&mut control, &Ready::Ok(())).unwrap());
+    // It ends as soon as it is confined.
+    let fetcher = with(TIMEOUTS, |mut control| write_message(&mut control, &Ready::Ok(())).unwrap());
     std::thread::sleep(Duration::from_millis(200));
     let lost = fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap_err();
-    assert!(lost.kind == FailureKind::Unavailable && lost.message.contains("answers no more"), "{lost:?}");
-    let fetcher = with(PATIENCE, drop);
+    assert!(
+        lost.kind == FailureKind::Unavailable && lost.message.contains("closed its connection"),
+        "{lost:?}"
+    );
+    let fetcher = with(TIMEOUTS, drop);
     let lost = fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap_err();
     assert_eq!(lost.kind, FailureKind::Unavailable);
 }
 
-/// Each way of a fetcher to fail has words of its own, ends every request, and is found within a limit.
+/// Each misbehaviour of a fetcher has a specific error, fails all requests, and is detected within a limit.
 #[test]
-fn a_fetcher_that_was_taken_over_costs_an_error_and_no_more() {
+fn a_compromised_fetcher_can_only_cause_errors() {
     let length = |count: u32| count.to_le_bytes();
     let body = || {
         let mut bytes = Vec::new();
@@ -132,9 +137,9 @@ fn a_fetcher_that_was_taken_over_costs_an_error_and_no_more() {
     };
     let internal = FailureKind::Internal;
     let cases: Vec<(&str, Vec<u8>, bool, FailureKind, &str)> = vec![
-        ("ends", Vec::new(), false, FailureKind::Unavailable, "answers no more"),
-        ("ends in a length", vec![1], false, FailureKind::Unavailable, "answers no more"),
-        ("says nothing", Vec::new(), true, FailureKind::Unavailable, "said nothing for "),
+        ("ends", Vec::new(), false, FailureKind::Unavailable, "closed its connection"),
+        ("ends in a length", vec![1], false, FailureKind::Unavailable, "closed its connection"),
+        ("says nothing", Vec::new(), true, FailureKind::Unavailable, "did not respond for "),
         ("a long answer", length(u32::MAX).to_vec(), true, internal, "sent a message of 4294967295 bytes"),
         ("no answer", [&length(3)[..], &[9, 9, 9]].concat(), true, internal, "cannot be decoded"),
         (
@@ -149,21 +154,21 @@ fn a_fetcher_that_was_taken_over_costs_an_error_and_no_more() {
             [&body()[..], &length(9), b"x"].concat(),
             false,
             FailureKind::Unavailable,
-            "answers no more",
+            "closed its connection",
         ),
         (
             "a silent body",
             [&body()[..], &length(9), b"x"].concat(),
             true,
             FailureKind::Unavailable,
-            "said nothing for",
+            "did not respond for",
         ),
         ("no end", [&body()[..], &length(0), &length(1), &[7]].concat(), true, internal, "cannot be decoded"),
     ];
     for (what, bytes, stays, kind, words) in cases {
         let held = Mutex::new(Vec::new());
         let fetcher = that_answers(move |mut pipe, _| {
-            // The worker may have seen enough before the last byte.
+            // The worker may stop reading before the last byte.
             let _ = pipe.write_all(&bytes);
             if stays {
                 held.lock().unwrap().push(pipe);
@@ -175,16 +180,16 @@ fn a_fetcher_that_was_taken_over_costs_an_error_and_no_more() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{what}: {:?}", begun.elapsed());
         assert_eq!((trouble.failure.kind, trouble.pause, trouble.ends_pull), (kind, None, true), "{what}");
         assert!(trouble.failure.message.contains(words), "{what}: {trouble:?}");
-        let again = fetcher.get(0, "x", "*/*", 0).err().expect("it is lost");
+        let again = fetcher.get(0, "x", "*/*", 0).err().expect("the fetcher has failed");
         assert_eq!((&again.failure, again.ends_pull), (&trouble.failure, true), "{what}");
     }
 }
 
-/// It is told to end with the pull, whatever it is doing.
+/// The end of a pull ends the fetcher, whatever the fetcher does.
 #[test]
 fn the_end_of_a_pull_closes_the_control_socket() {
     let (sender, ended) = std::sync::mpsc::channel();
-    let fetcher = with(PATIENCE, move |mut control| {
+    let fetcher = with(TIMEOUTS, move |mut control| {
         let _ = control.read_to_end(&mut Vec::new());
         sender.send(()).unwrap();
     });

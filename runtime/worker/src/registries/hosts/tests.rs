@@ -1,4 +1,4 @@
-//! Files as containerd's documentation shows them, and files with mistakes.
+//! Tests files from containerd's documentation, and invalid files.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ fn read(text: &str, registry: &str) -> (Vec<HostEntry>, Vec<String>) {
 }
 
 #[test]
-fn hosts_are_tried_in_the_order_of_the_file_and_the_server_last() {
+fn hosts_are_tried_in_the_order_of_the_file_with_the_server_last() {
     let text = r#"
 server = "https://registry-1.docker.io"
 
@@ -50,7 +50,7 @@ server = "https://registry-1.docker.io"
     assert_eq!(*server, HostEntry::plain("https://registry-1.docker.io/v2".into(), "f:2".into()));
 }
 
-/// Before, a file with an array of tables was refused as a whole, and the mirrors in it were not asked.
+/// Regression: a file with an array of tables was refused, and its mirrors were not used.
 #[test]
 fn arrays_of_tables_are_hosts_in_the_order_of_the_file() {
     let text = r#"
@@ -78,7 +78,7 @@ fn arrays_of_tables_are_hosts_in_the_order_of_the_file() {
 }
 
 #[test]
-fn what_is_said_at_the_top_is_of_the_server() {
+fn settings_at_the_top_apply_to_the_server() {
     let (entries, problems) = read("ca = \"ca.pem\"\n[host]\n", "reg.example:5000");
     assert_eq!(problems, Vec::<String>::new());
     assert_eq!(entries.len(), 1);
@@ -87,7 +87,7 @@ fn what_is_said_at_the_top_is_of_the_server() {
 }
 
 #[test]
-fn a_bad_entry_takes_only_itself_away() {
+fn an_invalid_entry_affects_only_itself() {
     let text = "\
 server = \"ftp://no\"
 [host.\"ftp://no\"]
@@ -110,7 +110,7 @@ server = \"ftp://no\"
 }
 
 #[test]
-fn names_of_folders_may_spell_the_port_otherwise() {
+fn directory_names_may_replace_the_colon_of_the_port() {
     assert_eq!(in_file_name("reg.example:5000"), "reg.example_5000_");
     assert_eq!(in_file_name("docker.io"), "docker.io");
     assert_eq!(in_file_name("[fd00::1]"), "[fd00::1]");

@@ -1,12 +1,13 @@
-//! The jailed children: what they are asked, what they do and what they say.
+//! The confined child processes that parse untrusted archives: their tasks and their messages.
 //!
-//! | task | reads | writes | root |
+//! | task | reads | writes | root directory |
 //! |---|---|---|---|
-//! | decompress | stdin: a blob or an archive | descriptor 3: what it unpacks to | empty |
+//! | decompress | stdin: a blob or an archive | descriptor 3: the decompressed data | empty |
 //! | unpack, spool | stdin: a tar archive | the directory | the directory |
 //!
-//! Each says on its stdout how it ended. What it says is not trusted more than the archive: the digest is computed outside
-//! ([`super::pipeline`]), names are checked, files are opened without following links, and only once it has ended.
+//! Each child reports its result on its standard output. The worker does not trust the result: the digest is
+//! computed by the worker ([`super::pipeline`]), names are checked, and files are opened without following
+//! links, only after the child has ended.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,57 +25,57 @@ use serde::{Deserialize, Serialize};
 use super::pipeline::run;
 use crate::failure::failure;
 use crate::import::Piece;
-use crate::unpack::{self, Unpacked};
+use crate::unpack::{Unpacked, broken, decompress, unpack_to};
 
-/// The first argument.
-pub(crate) const SUBCOMMAND: &str = "inmate";
-/// Most memory: a zstd window of 128 MiB, twice, and names.
+/// The first argument of a confined child.
+pub(crate) const SUBCOMMAND: &str = "confined";
+/// Limit of the address space in bytes: twice a zstd window of 128 MiB, and names.
 const MEMORY_BYTES_MAX: u64 = 384 << 20;
-/// Open files: directories on the way down, one file.
+/// Limit of open files: the directories of a path, and one file.
 const DESCRIPTORS_MAX: u64 = 64;
-/// From one sign of life to the next.
+/// Interval of keep-alive messages.
 pub(super) const PULSE: Duration = Duration::from_millis(200);
-/// One read and write of a decompressor.
+/// Buffer size in bytes of a decompressor.
 const COPY_BYTES: usize = 128 << 10;
-/// Where a decompressor writes to, as it is inherited.
+/// The inherited descriptor to which a decompressor writes.
 const OUTPUT: &str = "/proc/self/fd/3";
 
-/// What it is to do with its stdin.
+/// The child's task, whose input is its standard input.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Task {
-    /// To decompress it.
+    /// Decompress standard input.
     Decompress,
-    /// A layer's archive, into the current directory.
+    /// Unpack a layer's archive into the current directory.
     Unpack(Limits),
-    /// Files of an archive of images, into the current directory; at most so many bytes.
+    /// Write the files of an archive of images to the current directory, at most this number of bytes.
     Spool(u64),
 }
 
-/// What it says.
+/// A message of the child.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
-    /// All of the input was decompressed and written.
+pub(super) enum ChildMessage {
+    /// All input was decompressed and written.
     Decompressed,
-    /// A sign of life.
+    /// Keep-alive message, sent if the child has no other message to send.
     Busy,
-    /// Something an archive of images holds.
+    /// An entry of an archive of images.
     Piece(Piece),
-    /// The layer is all there.
+    /// The layer was unpacked.
     Unpacked(Unpacked),
-    /// The archive is all there.
+    /// The archive was spooled.
     Spooled,
-    /// It is not.
+    /// The task failed.
     Failed(Failure),
 }
 
-/// What came of a stream that a child has read to its satisfaction.
-pub(super) struct Passed {
-    /// `sha256:…` of all of it; or why not all of it passed.
+/// The result of the input stream for a child that succeeded.
+pub(super) struct StreamResult {
+    /// Digest `sha256:…` of the whole stream, or the reason why the stream was not read completely.
     pub(super) digest: Result<String, Failure>,
 }
 
-/// Unpacks a layer's archive into `directory`, in jails; gives what came of it and its digest. `pulse` hears of bytes of
-/// `blob` that were read.
+/// Unpacks a layer's archive into `directory` in confined processes; returns the result and the digest.
+/// `pulse` receives the number of bytes of `blob` that were read.
 pub(crate) fn unpack(
     directory: &Path,
     blob: File,
@@ -84,8 +85,8 @@ pub(crate) fn unpack(
     let mut unpacked = None;
     let task = Task::Unpack(*limits);
     let passed = run(task, directory, blob, limits.layer_bytes_max, pulse, &mut |said| match said {
-        Said::Busy => Ok(false),
-        Said::Unpacked(found) => {
+        ChildMessage::Busy => Ok(false),
+        ChildMessage::Unpacked(found) => {
             unpacked = Some(found);
             Ok(true)
         }
@@ -94,8 +95,8 @@ pub(crate) fn unpack(
     Ok((unpacked.ok_or_else(nonsense)?, passed.digest?))
 }
 
-/// Writes the files of an archive of images into `directory`, in jails; `take` gets each piece. `pulse` hears of bytes of
-/// `archive` that were read.
+/// Spools an archive of images into `directory` in confined processes; `take` receives each entry. `pulse`
+/// receives the number of bytes of `archive` that were read.
 pub(crate) fn spool(
     directory: &Path,
     archive: File,
@@ -103,25 +104,25 @@ pub(crate) fn spool(
     take: &mut dyn FnMut(Piece) -> Result<(), Failure>,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(), Failure> {
-    // Its files are what is bounded: an archive has headers and padding, too.
+    // The limit applies to its files, because an archive also has headers and padding.
     let task = Task::Spool(bytes_max);
     run(task, directory, archive, u64::MAX, pulse, &mut |said| match said {
-        Said::Busy => Ok(false),
-        Said::Piece(piece) => take(piece).map(|()| false),
-        Said::Spooled => Ok(true),
+        ChildMessage::Busy => Ok(false),
+        ChildMessage::Piece(piece) => take(piece).map(|()| false),
+        ChildMessage::Spooled => Ok(true),
         _ => Err(nonsense()),
     })
     .map(drop)
 }
 
 pub(super) fn nonsense() -> Failure {
-    failure(FailureKind::Internal, "the process that reads the archive said something else than it should")
+    failure(FailureKind::Internal, "unexpected message of the process that parses the archive")
 }
 
-/// Hears what is said until `hear` says that it was the last.
-pub(super) type Hear<'a> = &'a mut dyn FnMut(Said) -> Result<bool, Failure>;
+/// A handler of messages; returns whether the message was the last one.
+pub(super) type OnMessage<'a> = &'a mut dyn FnMut(ChildMessage) -> Result<bool, Failure>;
 
-/// Unit tests have no program to start, and no jail: the same work in this process.
+/// Executes the task in this process, without confinement: unit tests have no worker program.
 #[cfg(test)]
 fn run(
     task: Task,
@@ -129,23 +130,23 @@ fn run(
     input: File,
     bytes_max: u64,
     _pulse: &mut (dyn FnMut(u64) + Send),
-    hear: Hear<'_>,
-) -> Result<Passed, Failure> {
+    hear: OnMessage<'_>,
+) -> Result<StreamResult, Failure> {
     let mut stream = Vec::new();
-    let from = unpack::decompress(input).map_err(unpack::broken)?;
-    from.take(bytes_max.saturating_add(1)).read_to_end(&mut stream).map_err(unpack::broken)?;
+    let from = decompress(input).map_err(broken)?;
+    from.take(bytes_max.saturating_add(1)).read_to_end(&mut stream).map_err(broken)?;
     if stream.len() as u64 > bytes_max {
-        return Err(crate::failure::invalid(format!("archive: {}", unpack::TOO_LONG)));
+        return Err(crate::failure::invalid(format!("archive: {}", crate::unpack::TOO_LONG)));
     }
     let mut heard = Ok(false);
     let said =
         perform(task, directory, &stream[..], &mut |said| heard = heard.clone().and_then(|_| hear(said)));
     heard?;
     match said {
-        Said::Failed(failure) => return Err(failure),
+        ChildMessage::Failed(failure) => return Err(failure),
         said => hear(said)?,
     };
-    Ok(Passed { digest: Ok(crate::image_config::digest_of(&stream)) })
+    Ok(StreamResult { digest: Ok(crate::image_config::digest_of(&stream)) })
 }
 
 fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
@@ -162,7 +163,7 @@ fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
     }
 }
 
-/// The child's life. It says why it failed, on its stdout.
+/// Main function of the child; reports failures on standard output.
 pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(task) = task(arguments) else {
         eprintln!("{SUBCOMMAND}: decompress | unpack BYTES ENTRIES | spool BYTES");
@@ -170,8 +171,8 @@ pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let last = match confine(task) {
         Ok(output) => perform_and_tell(task, output),
-        // Not one byte was read: an archive is read in the whole jail or not at all.
-        Err(why) => Said::Failed(super::not_without(&why, "archives are not read")),
+        // Not one byte was read: an archive is parsed only if the confinement is complete.
+        Err(why) => ChildMessage::Failed(super::not_without(&why, "archives are not parsed")),
     };
     match write_message(&mut std::io::stdout(), &last) {
         Ok(()) => ExitCode::SUCCESS,
@@ -179,15 +180,16 @@ pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Confines this process for good, or fails; gives the decompressor's output.
+/// Confines this process permanently; returns the decompressor's output. The error names the step that
+/// failed.
 fn confine(task: Task) -> Result<Option<File>, String> {
     let bytes_max = match task {
-        // It has nothing to write to but the pipe, which is no file in the sense of this limit.
+        // It writes only to the pipe, to which this limit does not apply.
         Task::Decompress => 0,
         Task::Unpack(Limits { layer_bytes_max, .. }) => layer_bytes_max,
         Task::Spool(bytes_max) => bytes_max,
     };
-    // One byte more, so that our own words come before the kernel's signal.
+    // One byte more, so that the task's own error precedes the kernel's signal.
     let file_bytes_max = bytes_max.saturating_add(1);
     let first = if let Task::Decompress = task { 4 } else { 3 };
     coracle_sandbox::jail::close_descriptors(first).map_err(|error| error.to_string())?;
@@ -200,7 +202,7 @@ fn confine(task: Task) -> Result<Option<File>, String> {
         setrlimit(resource, most, most).map_err(|errno| format!("set {resource:?}: {errno}"))?;
     }
     if let Task::Unpack(_) = task {
-        // What is made has the mode that is asked for.
+        // Files are created with exactly the requested mode.
         rustix::process::umask(rustix::fs::Mode::empty());
     }
     match task {
@@ -218,28 +220,28 @@ fn confine(task: Task) -> Result<Option<File>, String> {
     }
 }
 
-fn perform_and_tell(task: Task, output: Option<File>) -> Said {
+fn perform_and_tell(task: Task, output: Option<File>) -> ChildMessage {
     let input = std::io::stdin().lock();
     match output {
-        Some(output) => decompress(input, output),
+        Some(output) => decompress_to(input, output),
         None => perform(task, Path::new("."), input, &mut |said| {
             if write_message(&mut std::io::stdout(), &said).is_err() {
-                std::process::exit(1); // nobody hears it any more
+                std::process::exit(1); // the worker has ended
             }
         }),
     }
 }
 
-/// Decompresses; gives the last word.
-fn decompress(input: impl Read, mut output: File) -> Said {
+/// Decompresses standard input; returns the last message.
+fn decompress_to(input: impl Read, mut output: File) -> ChildMessage {
     let mut buffer = vec![0; COPY_BYTES];
     let copy = || -> std::io::Result<()> {
-        let mut from = unpack::decompress(input)?;
+        let mut from = decompress(input)?;
         loop {
             match from.read(&mut buffer)? {
                 0 => return Ok(()),
                 count => match output.write_all(&buffer[..count]) {
-                    // The worker has seen enough: what ended it is said elsewhere.
+                    // The reader has stopped; its own message has the reason.
                     Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
                     written => written?,
                 },
@@ -247,31 +249,36 @@ fn decompress(input: impl Read, mut output: File) -> Said {
         }
     };
     match copy() {
-        Ok(()) => Said::Decompressed,
-        Err(error) => Said::Failed(unpack::broken(error)),
+        Ok(()) => ChildMessage::Decompressed,
+        Err(error) => ChildMessage::Failed(broken(error)),
     }
 }
 
-/// Does the task; gives the last word.
-fn perform(task: Task, directory: &Path, input: impl Read, say: &mut dyn FnMut(Said)) -> Said {
+/// Executes the task; returns the last message.
+fn perform(
+    task: Task,
+    directory: &Path,
+    input: impl Read,
+    say: &mut dyn FnMut(ChildMessage),
+) -> ChildMessage {
     let say = std::cell::RefCell::new(say);
     let input = Pulsing { inner: input, said: Instant::now(), say: &say };
     let done = match task {
         Task::Decompress => Err(nonsense()),
-        Task::Unpack(limits) => unpack::unpack_to(directory, input, &limits).map(Said::Unpacked),
+        Task::Unpack(limits) => unpack_to(directory, input, &limits).map(ChildMessage::Unpacked),
         Task::Spool(bytes_max) => {
-            let mut take = |piece| say.borrow_mut()(Said::Piece(piece));
-            crate::import::scatter(directory, input, bytes_max, &mut take).map(|()| Said::Spooled)
+            let mut take = |piece| say.borrow_mut()(ChildMessage::Piece(piece));
+            crate::import::scatter(directory, input, bytes_max, &mut take).map(|()| ChildMessage::Spooled)
         }
     };
-    done.unwrap_or_else(Said::Failed)
+    done.unwrap_or_else(ChildMessage::Failed)
 }
 
-/// Gives a sign of life while it is read: where nobody hears it any more the process ends.
+/// A reader that sends keep-alive messages; the process ends if the worker no longer receives them.
 struct Pulsing<'a, 'b, R> {
     inner: R,
     said: Instant,
-    say: &'a std::cell::RefCell<&'b mut dyn FnMut(Said)>,
+    say: &'a std::cell::RefCell<&'b mut dyn FnMut(ChildMessage)>,
 }
 
 impl<R: Read> Read for Pulsing<'_, '_, R> {
@@ -279,7 +286,7 @@ impl<R: Read> Read for Pulsing<'_, '_, R> {
         let count = self.inner.read(buffer)?;
         if self.said.elapsed() >= PULSE {
             self.said = Instant::now();
-            self.say.borrow_mut()(Said::Busy);
+            self.say.borrow_mut()(ChildMessage::Busy);
         }
         Ok(count)
     }

@@ -1,0 +1,75 @@
+//! Standard input and output for `coracle image import -` and `export -o -`. The daemon's worker opens
+//! archives by path, so a FIFO in the state directory represents the stream: data is not stored twice, and
+//! only root can open the FIFO.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use nix::sys::stat::Mode;
+
+/// A FIFO whose other end is a stream of this process; the FIFO is removed when the value is dropped.
+pub(crate) struct Stream {
+    path: PathBuf,
+    copier: JoinHandle<io::Result<u64>>,
+}
+
+impl Stream {
+    /// Creates a FIFO from which the daemon can read standard input.
+    ///
+    /// # Errors
+    /// The FIFO cannot be created.
+    pub(crate) fn from_stdin(state: &Path) -> io::Result<Stream> {
+        Stream::start(state, |path| {
+            let mut fifo = File::options().write(true).open(path)?;
+            io::copy(&mut io::stdin().lock(), &mut fifo)
+        })
+    }
+
+    /// Creates a FIFO whose content is copied to standard output.
+    ///
+    /// # Errors
+    /// The FIFO cannot be created.
+    pub(crate) fn to_stdout(state: &Path) -> io::Result<Stream> {
+        Stream::start(state, |path| io::copy(&mut File::open(path)?, &mut io::stdout().lock()))
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the client is a process of its own, which may have threads"
+    )]
+    fn start(
+        state: &Path,
+        copy: impl FnOnce(&Path) -> io::Result<u64> + Send + 'static,
+    ) -> io::Result<Stream> {
+        let path = state.join(format!("stream-{}", std::process::id()));
+        // One that exists is of an earlier process with this ID that was killed.
+        let _ = std::fs::remove_file(&path);
+        nix::unistd::mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;
+        let opened = path.clone();
+        // Opening it waits for the worker. Where none comes, the thread ends with the process.
+        Ok(Stream { path, copier: std::thread::spawn(move || copy(&opened)) })
+    }
+
+    /// The path of the FIFO, for the daemon.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until all data is copied, after the daemon has reported the end; returns the number of bytes.
+    ///
+    /// # Errors
+    /// The error of a stream.
+    pub(crate) fn finish(self) -> io::Result<u64> {
+        let Stream { path, copier } = self;
+        // A name that stays does no harm: the directory is empty after the next boot.
+        let _ = std::fs::remove_file(path);
+        copier.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    }
+
+    /// Closes the stream, because the daemon has refused the request.
+    pub(crate) fn abandon(self) {
+        let _ = std::fs::remove_file(self.path);
+    }
+}

@@ -1,0 +1,155 @@
+//! Answers about pods, containers and the daemon itself. All answers except the metrics are computed from memory.
+
+use std::rc::Rc;
+
+use coracle_base::error::Error;
+use coracle_base::waits;
+use coracle_client::protocol::{Answer, Container, Layer, Memory, Pod, Stats, Swap};
+use coracle_engine::state;
+
+use crate::cri;
+use crate::daemon::Daemon;
+use crate::metrics;
+
+/// All pod sandboxes, oldest first.
+pub(super) fn pods(daemon: &Daemon) -> Vec<Answer> {
+    let mut pods = daemon.pods.every_pod();
+    pods.sort_by_key(|pod| pod.record().created_at_ns);
+    let pods = pods.iter().map(|pod| {
+        let record = pod.record();
+        let spec = &record.spec;
+        Answer::Pod(Pod {
+            id: pod.id.to_string(),
+            name: spec.name.name.clone(),
+            namespace: spec.name.namespace.clone(),
+            uid: spec.name.uid.clone(),
+            attempt: spec.name.attempt,
+            state: record.state.name().to_owned(),
+            created_at_ns: record.created_at_ns,
+            runtime_handler: spec.runtime_handler.clone(),
+            addresses: record.addresses.clone(),
+            labels: spec.labels.iter().cloned().collect(),
+            annotations: spec.annotations.iter().cloned().collect(),
+        })
+    });
+    pods.collect()
+}
+
+/// All listed containers, oldest first.
+pub(super) fn containers(daemon: &Daemon) -> Vec<Answer> {
+    let mut containers = daemon.pods.containers();
+    containers.reverse();
+    let containers = containers.iter().map(|container| {
+        let (record, pod) = (container.record(), container.pod.record());
+        let (state, started_at_ns, ended) = match &record.state {
+            state::Container::Creating => ("being created", 0, None),
+            state::Container::Created => ("created", 0, None),
+            state::Container::Running { started_at_ns } => ("running", *started_at_ns, None),
+            state::Container::Exited(ended) => ("exited", ended.started_at_ns, Some(ended)),
+        };
+        let image = match record.spec.user_specified_image.as_str() {
+            "" => record.spec.image.clone(),
+            name => name.to_owned(),
+        };
+        Answer::Container(Container {
+            id: container.id.to_string(),
+            pod_id: container.pod.id.to_string(),
+            pod_name: pod.spec.name.name.clone(),
+            namespace: pod.spec.name.namespace.clone(),
+            name: record.spec.name.name.clone(),
+            attempt: record.spec.name.attempt,
+            image,
+            user_specified_image: record.spec.user_specified_image.clone(),
+            image_name: record.image.name.clone(),
+            image_ref: record.image.reference.clone(),
+            image_id: record.image.id.clone(),
+            state: state.to_owned(),
+            created_at_ns: record.created_at_ns,
+            started_at_ns,
+            finished_at_ns: ended.map_or(0, |ended| ended.finished_at_ns),
+            exit_code: ended.map_or(0, state::Ended::exit_code),
+            reason: ended.map_or("", state::Ended::reason).to_owned(),
+            message: ended.map_or("", state::Ended::message).to_owned(),
+            pid: container.pid(),
+            log_path: record.log_path.clone(),
+            labels: record.spec.labels.iter().cloned().collect(),
+            annotations: record.spec.annotations.iter().cloned().collect(),
+        })
+    });
+    containers.collect()
+}
+
+/// The resource usage of all running containers. A container that exits during the call is omitted.
+pub(super) fn stats(daemon: &Daemon) -> Vec<Answer> {
+    let containers = daemon.stats.containers();
+    let stats = containers.iter().filter_map(|container| {
+        let reading = daemon.stats.container(container)?;
+        let (record, pod) = (container.record(), container.pod.record());
+        let layer = daemon.stats.layer(container);
+        Some(Answer::Stats(Stats {
+            id: container.id.to_string(),
+            name: record.spec.name.name.clone(),
+            attempt: record.spec.name.attempt,
+            pod_id: container.pod.id.to_string(),
+            pod_name: pod.spec.name.name.clone(),
+            namespace: pod.spec.name.namespace.clone(),
+            labels: record.spec.labels.iter().cloned().collect(),
+            annotations: record.spec.annotations.iter().cloned().collect(),
+            at_ns: reading.at_ns,
+            cpu_ns: reading.usage.cpu_ns,
+            nanocores: reading.nanocores,
+            memory: reading.usage.memory.map(|memory| Memory {
+                working_set_bytes: memory.working_set_bytes,
+                available_bytes: memory
+                    .limit_bytes
+                    .map(|limit| limit.saturating_sub(memory.working_set_bytes)),
+                usage_bytes: memory.usage_bytes,
+                rss_bytes: memory.rss_bytes,
+                page_faults: memory.page_faults,
+                major_page_faults: memory.major_page_faults,
+            }),
+            layer: layer.map(|layer| Layer {
+                at_ns: layer.at_ns,
+                directory: layer.directory,
+                used_bytes: layer.usage.bytes,
+                inodes: layer.usage.inodes,
+            }),
+            swap: reading.usage.swap.map(|swap| Swap {
+                available_bytes: swap.limit_bytes.map(|limit| limit.saturating_sub(swap.usage_bytes)),
+                usage_bytes: swap.usage_bytes,
+            }),
+        }))
+    });
+    stats.collect()
+}
+
+/// The waits of operations in progress, oldest first.
+pub(super) fn waits() -> Vec<Answer> {
+    let waits = waits::list().into_iter().map(|wait| Answer::Wait {
+        pod: wait.pod,
+        name: wait.name,
+        what: wait.what,
+        since_s: wait.since.as_secs(),
+    });
+    waits.collect()
+}
+
+/// The conditions of the RPC Status, which the kubelet receives.
+///
+/// # Errors
+/// Those of Status.
+pub(super) async fn conditions(daemon: &Rc<Daemon>) -> Result<Vec<Answer>, Error> {
+    let conditions = cri::status::conditions(daemon).await?;
+    let answers = conditions.into_iter().map(|(kind, is_true, reason, message)| Answer::Condition {
+        kind,
+        is_true,
+        reason,
+        message,
+    });
+    Ok(answers.collect())
+}
+
+/// All metrics in Prometheus' text format.
+pub(super) async fn metrics(daemon: &Rc<Daemon>) -> Answer {
+    Answer::Metrics { text: metrics::render(daemon).await }
+}

@@ -1,0 +1,236 @@
+//! A container's stop: the stop signal, the grace period, SIGKILL. Concurrent calls share one stop, and a new
+//! daemon continues the stops of the previous daemon.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use coracle_base::error::{Error, Kind};
+use coracle_base::{log, reactor, store, time};
+use coracle_sandbox::{Request, disk};
+use event_listener::Event as Changed;
+
+use super::ASK_LIMIT;
+use crate::operations::Key;
+use crate::table::{KILL_LIMIT, Stop};
+use crate::{Container, Pods, state};
+
+impl Pods {
+    /// StopContainer: sends the stop signal, waits for the grace period, then kills. Concurrent calls share
+    /// one stop; the shortest grace period applies.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if the kernel does not end the processes in time; `Unavailable` if the daemon has
+    /// not reached the pod's monitor since its start: the client may repeat the call.
+    pub async fn stop_container(
+        self: &Rc<Self>,
+        container: Rc<Container>,
+        grace: Duration,
+    ) -> Result<(), Error> {
+        if !self.is_started(&container) {
+            return self.require_known(&container);
+        }
+        container.pod.require_reached()?;
+        let kill_at = self.begin_stop(&container, grace, true);
+        let limit = kill_at.saturating_duration_since(time::now()) + KILL_LIMIT;
+        let ended = reactor::deadline(limit, self.ended(&container)).await;
+        ended.map_err(|_| {
+            Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
+        })?;
+        if container.ending.exited.is_initialized() {
+            // Each plugin has its own limit.
+            container.ending.stop_told.wait().await;
+        }
+        Ok(())
+    }
+
+    /// Refuses a container with state Created if an earlier daemon may have requested its start and this
+    /// daemon has not received the result from the monitor yet.
+    ///
+    /// # Errors
+    /// `Unavailable`: the client may repeat the call.
+    pub(super) fn require_known(&self, container: &Container) -> Result<(), Error> {
+        let is_created = matches!(container.record().state, state::Container::Created);
+        match self.unknown.borrow().get(&container.pod.id).filter(|_| is_created) {
+            Some(unknown) => {
+                Err(Error::new(Kind::Unavailable, format!("{}: {}", container.title(), unknown.reason)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the container must be stopped: it is running, or its start is in progress and may result in a
+    /// running process. False exactly if [`Pods::ended`] returns at once: the start may still be in progress
+    /// for some time after the exit.
+    pub(super) fn is_started(&self, container: &Container) -> bool {
+        let is_under_way = || self.operations.is_under_way(Key::Start(container.id));
+        !container.ending.exited.is_initialized() && (container.record().state.is_running() || is_under_way())
+    }
+
+    /// Waits until the container does not run: it has exited, or its start was refused and has not changed
+    /// it.
+    pub(super) async fn ended(&self, container: &Container) {
+        let exited = async {
+            container.ending.exited.wait().await;
+        };
+        let refused = async {
+            self.operations.ended(Key::Start(container.id)).await;
+            if container.record().state.is_running() {
+                container.ending.exited.wait().await;
+            }
+        };
+        smol::future::or(exited, refused).await;
+    }
+
+    /// Starts a stop, or shortens the one in progress; returns the time of SIGKILL. If `with_signal` is
+    /// false, no stop signal is sent before SIGKILL.
+    pub(crate) fn begin_stop(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+        grace: Duration,
+        with_signal: bool,
+    ) -> Instant {
+        let kill_at = time::now() + grace;
+        let under_way = container.ending.stop.borrow().clone();
+        if let Some(stop) = under_way {
+            if kill_at < stop.kill_at.get() {
+                stop.kill_at.set(kill_at);
+                self.write_stopping(container, &stop);
+                stop.sooner.notify(usize::MAX);
+            }
+            return stop.kill_at.get();
+        }
+        let is_signal_due = with_signal && !grace.is_zero();
+        let stop = Rc::new(Stop {
+            kill_at: Cell::new(kill_at),
+            is_signal_due: Cell::new(is_signal_due),
+            sooner: Changed::new(),
+        });
+        *container.ending.stop.borrow_mut() = Some(Rc::clone(&stop));
+        self.write_stopping(container, &stop);
+        let (pods, container) = (Rc::clone(self), Rc::clone(container));
+        reactor::spawn(async move {
+            let signal = async {
+                if is_signal_due && pods.signal(&container).await {
+                    stop.is_signal_due.set(false);
+                    // Else the next daemon would send it again.
+                    pods.write_stopping(&container, &stop);
+                }
+                smol::future::pending().await
+            };
+            smol::future::or(signal, pods.wait_and_kill(&container, &stop)).await;
+        })
+        .detach();
+        kill_at
+    }
+
+    /// Sends the stop signal; returns whether the monitor has confirmed it.
+    async fn signal(&self, container: &Rc<Container>) -> bool {
+        // Before that there is no program that could handle it.
+        self.operations.ended(Key::Start(container.id)).await;
+        let signal = container.record().stop_signal;
+        let Ok(link) = container.pod.link() else { return false };
+        // ESRCH: it ended by itself; anything else: SIGKILL follows.
+        let sent = link.ask(Request::Signal { container: container.id, signal }, &[], ASK_LIMIT).await;
+        if let Err(error) = &sent {
+            log::debug!("stop signal not sent"; ctr = container.id, error = error);
+        }
+        sent.is_ok()
+    }
+
+    async fn wait_and_kill(&self, container: &Rc<Container>, stop: &Stop) {
+        while self.is_started(container) {
+            let sooner = stop.sooner.listen();
+            let now = time::now();
+            if now >= stop.kill_at.get() {
+                break;
+            }
+            let end = smol::future::or(self.ended(container), async {
+                sooner.await;
+            });
+            let _ = reactor::deadline(stop.kill_at.get() - now, end).await;
+        }
+        // Again and again: a fork may be ahead of the first SIGKILL.
+        let end = time::now() + KILL_LIMIT;
+        while self.is_started(container) && time::now() < end {
+            match container.cgroup().and_then(|cgroup| Ok(self.node.cgroups.kill(&cgroup)?)) {
+                Ok(()) => {}
+                Err(error) => {
+                    log::error!("cannot kill a container, will retry"; ctr = container.id, error = error)
+                }
+            }
+            let _ = reactor::deadline(Duration::from_millis(100), self.ended(container)).await;
+        }
+        if !container.ending.exited.is_initialized() && !self.is_started(container) {
+            // It may still be started, and then nothing asks it to stop.
+            let _ = disk::remove_file(&self.stopping_path(container));
+        }
+        *container.ending.stop.borrow_mut() = None; // the next call starts over where this one did not get through
+    }
+
+    pub(super) fn stopping_path(&self, container: &Rc<Container>) -> PathBuf {
+        self.node.paths.stopping(container.pod.id).join(container.id.to_string())
+    }
+
+    /// Writes the note from which the next daemon continues the stop (RST-11).
+    fn write_stopping(&self, container: &Rc<Container>, stop: &Stop) {
+        if container.ending.exited.is_initialized() {
+            return; // its end has taken the note away
+        }
+        let left = stop.kill_at.get().saturating_duration_since(time::now());
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let note = StoppingNote {
+            due_ms: time::boot_ms().saturating_add(left_ms),
+            is_signal_due: stop.is_signal_due.get(),
+        };
+        let directory = self.node.paths.stopping(container.pod.id);
+        let written = store::write_unsynced(&directory, &container.id.to_string(), note.text().as_bytes());
+        if let Err(error) = written {
+            log::warn!("cannot write the note of a stop, a restarted daemon would not continue it"; ctr = container.id, error = error);
+        }
+    }
+}
+
+/// The note about a stop in progress, for the next daemon. Format: `DUE_MS` or `DUE_MS signal`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoppingNote {
+    /// Time of SIGKILL in milliseconds of the boot-time clock.
+    pub(crate) due_ms: u64,
+    /// Whether the stop signal may not have been sent yet.
+    pub(crate) is_signal_due: bool,
+}
+
+impl StoppingNote {
+    const SIGNAL: &str = " signal";
+
+    fn text(self) -> String {
+        format!("{}{}", self.due_ms, if self.is_signal_due { Self::SIGNAL } else { "" })
+    }
+
+    /// Parses a note; `None` if `text` is malformed.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (due_ms, is_signal_due) = match text.strip_suffix(Self::SIGNAL) {
+            Some(due_ms) => (due_ms, true),
+            None => (text, false),
+        };
+        Some(Self { due_ms: due_ms.parse().ok()?, is_signal_due })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StoppingNote;
+
+    #[test]
+    fn a_stop_comes_back_with_the_signal_that_is_due() {
+        for note in [(7, true), (7, false), (u64::MAX, true)] {
+            let note = StoppingNote { due_ms: note.0, is_signal_due: note.1 };
+            assert_eq!(StoppingNote::parse(&note.text()), Some(note));
+        }
+        assert_eq!(StoppingNote::parse("7"), Some(StoppingNote { due_ms: 7, is_signal_due: false }));
+        for other in ["", " signal", "7 ", "7 signals", "-7"] {
+            assert_eq!(StoppingNote::parse(other), None, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The rules that hold whenever the simulated node is idle: no call is in progress, no error is injected,
+//! every monitor answers.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use coracle_engine::state::{Container as State, Ended, How};
+use coracle_engine::{Container, Pod, Pods};
+use coracle_sandbox::{ContainerId, PodId};
+
+use crate::clients::{Call, Clients, Told, ToldContainer, ToldPod};
+use crate::engine::PARENT;
+use crate::world::{ROOT, Role, S, STATE, World, is_below};
+
+/// The three views that the rules compare: the lists of the daemon, the node, and the answers that clients
+/// received.
+struct Check<'a> {
+    world: &'a World,
+    told: &'a Told,
+    pods: BTreeMap<PodId, Rc<Pod>>,
+    containers: BTreeMap<ContainerId, Rc<Container>>,
+    broken: Vec<String>,
+}
+
+macro_rules! require {
+    ($check:expr, $rule:expr, $($text:tt)*) => {
+        if !$rule {
+            $check.broken.push(format!($($text)*));
+        }
+    };
+}
+
+/// Checks all rules; returns a text for each rule that is violated.
+pub(crate) fn check(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
+    let (world, told) = (clients.node.world.borrow(), clients.told.borrow());
+    let mut check = Check {
+        world: &world,
+        told: &told,
+        pods: pods.every_pod().into_iter().map(|pod| (pod.id, pod)).collect(),
+        containers: pods.containers().into_iter().map(|container| (container.id, container)).collect(),
+        broken: world.violation.iter().cloned().collect(),
+    };
+    if let Some((_, reason)) = pods.unknown() {
+        check.broken.push(format!("the state of a pod stays unknown: {reason}"));
+    }
+    check.processes();
+    check.names();
+    check.owners();
+    for pod in &told.pods {
+        check.pod(pod);
+    }
+    for container in &told.containers {
+        check.container(container);
+    }
+    check.broken
+}
+
+/// Checks that a node from which everything was removed is empty; returns a text for each remaining object.
+pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
+    let world = clients.node.world.borrow();
+    let mut left: Vec<String> = world.violation.iter().cloned().collect();
+    left.extend(world.processes.iter().map(|(pid, process)| format!("process {pid}: {process:?}")));
+    let is_own = |path: &String| *path != PARENT && *path != "/kubepods";
+    left.extend(world.cgroups.iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")));
+    left.extend(world.namespaces.iter().map(|path| format!("network namespace {path}")));
+    left.extend(world.attached.iter().map(|(id, attached)| format!("network of pod {id:.13}: {attached:?}")));
+    for directory in [format!("{ROOT}/pods"), format!("{STATE}/pods"), format!("{ROOT}/garbage")] {
+        let entries = world.disk.entries(&directory).unwrap_or_default();
+        left.extend(entries.into_iter().map(|(name, _)| format!("{directory}/{}", name.display())));
+    }
+    left.extend(pods.every_pod().iter().map(|pod| format!("pod {:.13}", pod.id)));
+    left.extend(pods.containers().iter().map(|container| format!("container {:.13}", container.id)));
+    left.into_iter().map(|what| format!("left after everything was removed: {what}")).collect()
+}
+
+impl Check<'_> {
+    fn main_process(&self, container: ContainerId) -> Option<i32> {
+        let is_it = |process: &crate::world::Process| process.role == Role::Main(container);
+        self.world.processes.iter().find(|(_, process)| is_it(process)).map(|(pid, _)| *pid)
+    }
+
+    /// Checks that every running process belongs to a listed container, and that every container listed as
+    /// running has a process.
+    fn processes(&mut self) {
+        let has_errors = self.world.errors > 0;
+        for (pid, process) in &self.world.processes {
+            match process.role {
+                Role::Blocked => self.broken.push(format!("process {pid} waits for an ended daemon")),
+                Role::Main(id) => match self.containers.get(&id) {
+                    None => self.broken.push(format!("container {id:.13} runs and is not listed")),
+                    Some(container) => {
+                        let state = &container.record().state;
+                        require!(
+                            self,
+                            state.is_running(),
+                            "container {id:.13} runs and is listed as {state:?}"
+                        );
+                    }
+                },
+                Role::Child(id) => {
+                    let is_running = |container: &Rc<Container>| container.record().state.is_running();
+                    let is_listed = self.containers.get(&id).is_some_and(is_running);
+                    require!(
+                        self,
+                        is_listed || has_errors,
+                        "a child process of container {id:.13} outlives it"
+                    );
+                }
+                Role::Monitor => {
+                    let directory = &self.world.monitors[pid].directory;
+                    let pod = self.pods.values().find(|pod| directory.ends_with(&pod.id.to_string()));
+                    match pod {
+                        None => {
+                            self.broken.push(format!("the monitor of {directory} runs and is not listed"))
+                        }
+                        Some(pod) => {
+                            let is_ready = pod.record().state.is_ready();
+                            let id = pod.id;
+                            let is_asked = |told: &&ToldPod| told.stop.was_made() || told.remove.was_made();
+                            let is_stopped =
+                                self.told.pods.iter().filter(is_asked).any(|told| told.id == Some(id));
+                            require!(
+                                self,
+                                is_ready || is_stopped || has_errors,
+                                "the monitor of pod {id:.13} runs, which is not ready"
+                            );
+                            require!(
+                                self,
+                                !is_ready || pod.pid() == *pid,
+                                "pod {id:.13} has no link to its monitor"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        for (id, container) in &self.containers {
+            let main = self.main_process(*id);
+            if container.record().state.is_running() {
+                require!(self, main.is_some(), "container {id:.13} is listed as running and does not run");
+                let is_right = main == Some(container.pid()) || container.pid() == 0 && has_errors;
+                require!(self, is_right, "container {id:.13} has process {main:?}, not {}", container.pid());
+            }
+        }
+        for (id, pod) in self.pods.iter().filter(|(_, pod)| pod.record().state.is_ready()) {
+            require!(
+                self,
+                self.world.processes.contains_key(&pod.pid()),
+                "pod {id:.13} is ready without a monitor"
+            );
+        }
+    }
+
+    /// Checks that no two listed objects have the same name.
+    fn names(&mut self) {
+        let mut names = BTreeMap::new();
+        for pod in self.pods.values().filter(|pod| pod.record().state.is_ready()) {
+            *names.entry(pod.name()).or_insert(0) += 1;
+        }
+        for container in self.containers.values().filter(|container| !container.record().state.is_over()) {
+            *names.entry(format!("{:.13}/{}", container.pod.id, container.name())).or_insert(0) += 1;
+        }
+        for (name, holders) in names {
+            require!(self, holders == 1, "{holders} hold the name {name}");
+        }
+    }
+
+    /// Checks that every object of the node belongs to a listed pod or container.
+    fn owners(&mut self) {
+        let is_pod = |part: &str| self.pods.keys().any(|id| id.to_string() == part);
+        let is_pods = |part: &str| self.pods.keys().any(|id| format!("{id:.32}") == part);
+        let is_container = |part: &str| {
+            let is_listed = self.containers.keys().any(|id| id.to_string() == part);
+            // A container whose creation could not be undone is not listed; its pod is.
+            is_listed
+                || self.world.errors > 0
+                    && self.world.disk.containing(part).iter().any(|path| path.split('/').any(&is_pod))
+        };
+        let mut broken = Vec::new();
+        for path in self.world.cgroups.iter().filter(|path| *path != PARENT && *path != "/kubepods") {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            let is_parent = self.pods.values().any(|pod| pod.record().cgroup_parent == *path);
+            if !is_parent && !is_pod(name) && !is_container(name) {
+                broken.push(format!("cgroup {path} has no owner"));
+            }
+        }
+        for path in &self.world.namespaces {
+            if !path.rsplit('-').next().is_some_and(&is_pods) {
+                broken.push(format!("network namespace {path} has no owner"));
+            }
+        }
+        for id in self.world.attached.keys().filter(|id| !is_pod(id)) {
+            broken.push(format!("the network of pod {id:.13} has no owner"));
+        }
+        for directory in [format!("{ROOT}/pods"), format!("{STATE}/pods")] {
+            for (name, _) in self.world.disk.entries(&directory).unwrap_or_default() {
+                let name = name.to_string_lossy().into_owned();
+                // What has no record is removed at the next start, if it could not be removed now.
+                let has_record = self.world.disk.has(&format!("{directory}/{name}/record"));
+                if !is_pod(&name) && (has_record || self.world.errors == 0) {
+                    broken.push(format!("{directory}/{name} has no owner"));
+                }
+            }
+        }
+        self.broken.extend(broken);
+    }
+
+    /// Compares the answers that clients received about a pod with its state.
+    fn pod(&mut self, told: &ToldPod) {
+        let Some(id) = told.id else { return };
+        let is_this_boot = told.boot == self.world.boot;
+        let pod = self.pods.get(&id);
+        let state = pod.map(|pod| pod.record().state.clone());
+        let name = format!("pod {id:.13} (pod{})", told.name);
+        if told.run == Call::Done && !told.remove.was_made() {
+            let is_listed =
+                state.as_ref().is_some_and(|state| *state != coracle_engine::state::Pod::Creating);
+            require!(self, is_listed, "{name} was made and is not listed");
+            let is_killed = self.world.killed_monitors.contains(&format!("{STATE}/pods/{id}"));
+            let stays_ready = is_this_boot && !told.stop.was_made() && !is_killed;
+            let is_ready = state.as_ref().is_some_and(coracle_engine::state::Pod::is_ready);
+            require!(self, is_ready || !stays_ready, "{name} was made and is {state:?}");
+            require!(self, !is_ready || is_this_boot, "{name} is of an earlier boot and is ready");
+        }
+        // Addresses that a reboot has left are released before others are asked for.
+        let has_network = self.world.attached.contains_key(&id.to_string());
+        let is_released = is_this_boot || !has_network || self.world.errors > 0;
+        require!(self, is_released, "{name} is of an earlier boot and has its network");
+        let is_stopped = told.stop == Call::Done || told.remove == Call::Done;
+        if is_stopped {
+            let text = id.to_string();
+            let is_ready = state.as_ref().is_some_and(coracle_engine::state::Pod::is_ready);
+            require!(self, !is_ready, "{name} was stopped and is ready");
+            let is_own = |path: &String| path.ends_with(&text);
+            require!(self, !self.world.cgroups.iter().any(is_own), "{name} was stopped and has its cgroup");
+            let has_monitor = self.world.monitors.values().any(|monitor| is_own(&monitor.directory));
+            require!(self, !has_monitor, "{name} was stopped and has its monitor");
+            let netns = format!("{id:.32}");
+            let has_netns = self.world.namespaces.iter().any(|path| path.ends_with(&netns));
+            require!(self, !has_netns, "{name} was stopped and has its network namespace");
+            require!(
+                self,
+                !self.world.attached.contains_key(&text),
+                "{name} was stopped and has its network"
+            );
+        }
+        if told.remove == Call::Done && is_this_boot {
+            require!(self, state.is_none(), "{name} was removed and is {state:?}");
+            let left = self.world.disk.containing(&id.to_string());
+            require!(self, left.is_empty(), "{name} was removed and has {left:?}");
+        }
+    }
+
+    /// Compares the answers that clients received about a container with its state.
+    fn container(&mut self, told: &ToldContainer) {
+        let Some(id) = told.id else { return };
+        let pod = &self.told.pods[told.pod];
+        let is_this_boot = told.boot == self.world.boot;
+        let is_removed = told.remove.was_made() || pod.remove.was_made();
+        let state = self.containers.get(&id).map(|container| container.record().state.clone());
+        let facts = self.world.facts.get(&id).cloned().unwrap_or_default();
+        let main = self.main_process(id);
+        let name = format!("container {id:.13} (ctr{})", told.name);
+        let is_kept = is_this_boot || told.start == Call::Done;
+        if told.create == Call::Done && !is_removed && is_kept {
+            require!(self, state.is_some(), "{name} was created and is not listed");
+        }
+        if told.start == Call::Done {
+            require!(self, facts.clones == 1, "{name} was started and has {} processes", facts.clones);
+            require!(self, state != Some(State::Created), "{name} was started and is listed as created");
+            if let Some(State::Exited(ended)) = &state
+                && is_this_boot
+                && let Some(reaped_ns) = facts.reaped_ns
+                && !self.was_unreported(ended, facts.ended_ns, reaped_ns)
+            {
+                let code = facts.end.map(coracle_sandbox::Exit::code);
+                require!(
+                    self,
+                    code == Some(ended.exit_code()),
+                    "{name} exited with {code:?}, but is {ended:?}"
+                );
+            }
+        }
+        if told.start == Call::Failed {
+            require!(self, main.is_none(), "{name} was not started and runs");
+        }
+        let is_stopped = told.stop == Call::Done || told.remove == Call::Done || pod.stop == Call::Done;
+        if is_stopped {
+            require!(self, main.is_none(), "{name} was stopped and runs");
+        }
+        if told.remove == Call::Done && is_this_boot {
+            require!(self, state.is_none(), "{name} was removed and is {state:?}");
+            let cgroup = id.to_string();
+            let has_cgroup = self.world.cgroups.iter().any(|path| path.ends_with(&cgroup));
+            require!(self, !has_cgroup, "{name} was removed and has its cgroup");
+            let mut left = self.world.disk.containing(&cgroup);
+            // Without a monitor its exit record stays until the pod is removed.
+            left.retain(|path| !path.contains("/exits/"));
+            require!(self, left.is_empty(), "{name} was removed and has {left:?}");
+        }
+        if told.remove == Call::Done {
+            let is_inside = |process: &crate::world::Process| {
+                process.cgroup.rsplit('/').next().is_some_and(|last| is_below(last, &id.to_string()))
+            };
+            require!(
+                self,
+                !self.world.processes.values().any(is_inside),
+                "{name} was removed and has processes"
+            );
+        }
+    }
+
+    /// Whether a container whose pod was stopped has an unknown exit code because its monitor did not work
+    /// for at least a second. The exit code stays unknown, also if the monitor writes the exit record later.
+    fn was_unreported(&self, ended: &Ended, ended_ns: u64, reaped_ns: u64) -> bool {
+        let reaped_wall_ns = i64::try_from(self.world.wall_ns + reaped_ns).unwrap_or(i64::MAX);
+        matches!(ended.how, How::Lost { .. })
+            && ended.finished_at_ns < reaped_wall_ns
+            && reaped_ns - ended_ns >= S
+    }
+}

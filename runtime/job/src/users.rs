@@ -1,0 +1,97 @@
+//! Copies of /etc/passwd and /etc/group of an image, which workers store for the daemon: one file with a
+//! checksum, `images/users/HEX/record`. User names are resolved with it, so a byte that was changed by a disk
+//! error must be detected.
+//!
+//! ```text
+//!   0        4      5                n          n+8
+//!   | "CUSR" | ver  | postcard body  | checksum LE |
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// Name of the file in the image's directory.
+pub const USERS_RECORD: &str = "record";
+
+/// Maximum size in bytes of each of the two files: a thousand users need 60 KiB.
+pub const USERS_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Maximum size of a record in bytes: both files, their lengths, header and checksum.
+pub const USERS_RECORD_BYTES_MAX: u64 = 2 * USERS_FILE_BYTES_MAX + 64;
+
+const MAGIC: &[u8; 4] = b"CUSR";
+const VERSION: u8 = 1;
+const HEADER_BYTES: usize = 5;
+
+/// Content of /etc/passwd and /etc/group of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsersFiles {
+    /// Content of `/etc/passwd`; empty if the image has none.
+    pub passwd: Vec<u8>,
+    /// Content of `/etc/group`; empty if the image has none.
+    pub group: Vec<u8>,
+}
+
+impl UsersFiles {
+    /// Encodes the record.
+    ///
+    /// # Errors
+    /// The encoder's error, which does not occur for files in memory.
+    pub fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
+        let mut bytes = [&MAGIC[..], &[VERSION]].concat();
+        bytes.extend(postcard::to_allocvec(self)?);
+        let sum = checksum(&bytes);
+        bytes.extend(sum.to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// A description of the defect.
+    pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        let (whole, sum) = bytes.split_last_chunk::<8>().ok_or("it is too short")?;
+        let body = whole.get(HEADER_BYTES..).ok_or("it is too short")?;
+        if !whole.starts_with(MAGIC) || whole[4] != VERSION {
+            return Err("it does not start as version 1 does");
+        }
+        if u64::from_le_bytes(*sum) != checksum(whole) {
+            return Err("its checksum does not match");
+        }
+        postcard::from_bytes(body).map_err(|_| "its body cannot be read")
+    }
+}
+
+/// FNV-1a checksum with 64 bits, which detects damage by disks and power cuts.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cut_and_every_flipped_bit_is_noticed() {
+        let files =
+            UsersFiles { passwd: b"root:x:0:0::/:/bin/sh\n".to_vec(), group: b"root:x:0:\n".to_vec() };
+        let bytes = files.encode().unwrap();
+        assert_eq!(UsersFiles::decode(&bytes), Ok(files));
+        for cut in 0..bytes.len() {
+            assert!(UsersFiles::decode(&bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(UsersFiles::decode(&damaged).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_stay_as_they_are() {
+        let bytes = UsersFiles { passwd: b"a".to_vec(), group: Vec::new() }.encode().unwrap();
+        assert_eq!(bytes[..8], *b"CUSR\x01\x01a\0");
+        assert_eq!(checksum(b"a"), 0xaf63_dc4c_8601_ec8c, "as published for FNV-1a");
+    }
+}

@@ -1,0 +1,274 @@
+//! TLS of a fetcher's connections: rustls behind ureq's traits, with the node's root certificates. ureq's own
+//! TLS is not used because a server may present a self-signed certificate that is also in a `ca_file`:
+//! `openssl req -x509` creates such certificates, and Docker's guide for a private registry uses one. Go
+//! clients accept such a certificate; webpki refuses it as the certificate of an authority, so this module
+//! decides that case.
+//!
+//! A self-signed certificate is accepted if it equals, byte for byte, one that the node trusts, is valid now
+//! and has the server's name; the handshake is verified as usual. Other certificates signed by it do not
+//! become trusted.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use coracle_job::Failure;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, OtherError, RootCertStore,
+    SignatureScheme, StreamOwned,
+};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport, TransportAdapter,
+};
+
+use super::protocol::Remote;
+use crate::failure::invalid;
+
+/// Builds the TLS configuration of an endpoint's connections.
+///
+/// # Errors
+/// A file that the registry's configuration names could not be read; the client's key is invalid.
+pub(super) fn config(remote: &Remote, system_roots: &str) -> Result<Arc<ClientConfig>, Failure> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let pem = remote.tls.as_ref().map_err(Failure::clone)?;
+    let verifier: Arc<dyn ServerCertVerifier> = match remote.insecure_skip_verify {
+        true => Arc::new(Unverified(Arc::clone(&provider))),
+        false => {
+            let texts = std::iter::once(system_roots).chain(pem.roots.iter().map(String::as_str));
+            Arc::new(Verifier::new(texts.flat_map(certificates).collect(), Arc::clone(&provider)))
+        }
+    };
+    let wrong = |error: rustls::Error| invalid(format!("TLS: {error}"));
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(wrong)?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let config = match &pem.client {
+        None => builder.with_no_client_auth(),
+        Some(client) => {
+            let key = PrivateKeyDer::from_pem_slice(client.key.as_bytes());
+            let key = key.map_err(|error| invalid(format!("key {}: {error}", client.key_path)))?;
+            let chain = certificates(&client.certificate).collect();
+            let taken = builder.with_client_auth_cert(chain, key);
+            taken.map_err(|error| invalid(format!("key {}: {error}", client.key_path)))?
+        }
+    };
+    Ok(Arc::new(config))
+}
+
+/// The certificates of a PEM file; other or malformed items are ignored.
+fn certificates(pem: &str) -> impl Iterator<Item = CertificateDer<'static>> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok).collect();
+    found.into_iter()
+}
+
+/// Explains why a certificate was refused; `None` for errors that do not concern a certificate.
+pub(super) fn explain(error: &rustls::Error) -> Option<String> {
+    let rustls::Error::InvalidCertificate(why) = error else {
+        let is_absent = matches!(error, rustls::Error::NoCertificatesPresented);
+        return is_absent.then(|| "it presented no certificate".to_owned());
+    };
+    const TRUST: &str =
+        "add it to ca_file of the registry (registries.yaml) or to ca of hosts.toml, if it is right";
+    Some(match why {
+        CertificateError::UnknownIssuer => {
+            format!("invalid peer certificate: signed by an authority that this node does not trust: {TRUST}")
+        }
+        CertificateError::Other(other) if is_authority(other) => {
+            format!(
+                "invalid peer certificate: it signed itself and is not among those that this node trusts: {TRUST}"
+            )
+        }
+        _ => error.to_string(),
+    })
+}
+
+/// Whether webpki refused a certificate because it is the certificate of an authority.
+fn is_authority(error: &OtherError) -> bool {
+    error.0.downcast_ref::<webpki::Error>() == Some(&webpki::Error::CaUsedAsEndEntity)
+}
+
+/// Verifies certificates with the trusted roots, and accepts a root itself as a server's self-signed
+/// certificate.
+#[derive(Debug)]
+struct Verifier {
+    /// The verifier with the roots; `None` without any root: no certificate is trusted.
+    by_roots: Option<Arc<WebPkiServerVerifier>>,
+    trusted: Vec<CertificateDer<'static>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Verifier {
+    fn new(trusted: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Verifier {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(trusted.iter().cloned());
+        let by_roots = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        Verifier { by_roots: by_roots.build().ok(), trusted, provider }
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let Some(by_roots) = &self.by_roots else { return Err(CertificateError::UnknownIssuer.into()) };
+        let verified =
+            by_roots.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        match verified {
+            // webpki checks the validity period before the purpose of a certificate: an expired one has another error.
+            Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)))
+                if is_authority(&why) && self.trusted.iter().any(|trusted| trusted == end_entity) =>
+            {
+                let parsed = ParsedCertificate::try_from(end_entity)?;
+                rustls::client::verify_server_name(&parsed, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Verifier for `insecure_skip_verify`: accepts any certificate of any server.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The step of establishing a connection that begins TLS.
+#[derive(Debug)]
+pub(super) struct TlsConnector(pub(super) Option<Arc<ClientConfig>>);
+
+impl<In: Transport> Connector<In> for TlsConnector {
+    type Out = Either<In, TlsTransport>;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        chained: Option<In>,
+    ) -> Result<Option<Self::Out>, ureq::Error> {
+        let Some(transport) = chained else { return Ok(None) };
+        let config = match &self.0 {
+            Some(config) if details.needs_tls() && !transport.is_tls() => Arc::clone(config),
+            Some(_) | None => return Ok(Some(Either::A(transport))),
+        };
+        let host = details.uri.host().unwrap_or_default();
+        // An IPv6 address stands in brackets.
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| ureq::Error::Tls("the host of the URL is neither a name nor an address"))?;
+        let mut connection = ClientConnection::new(config, name)?;
+        let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
+        socket.set_timeout(details.timeout);
+        connection.complete_io(&mut socket)?;
+        let stream = StreamOwned::new(connection, socket);
+        let buffers =
+            LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(Either::B(TlsTransport { buffers, stream })))
+    }
+}
+
+/// A connection with TLS.
+pub(super) struct TlsTransport {
+    buffers: LazyBuffers,
+    stream: StreamOwned<ClientConnection, TransportAdapter>,
+}
+
+impl fmt::Debug for TlsTransport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("TlsTransport")
+    }
+}
+
+impl Transport for TlsTransport {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
+        self.stream.get_mut().set_timeout(timeout);
+        self.stream.write_all(&self.buffers.output()[..amount])?;
+        Ok(())
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
+        self.stream.get_mut().set_timeout(timeout);
+        let amount = self.stream.read(self.buffers.input_append_buf())?;
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.stream.get_mut().get_mut().is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        true
+    }
+}

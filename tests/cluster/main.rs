@@ -1,0 +1,47 @@
+//! A whole Kubernetes cluster on this tree's coracle: etcd, API server, controllers, scheduler, kubelet, kube-proxy and
+//! DNS, built from their Go modules. `make cluster` keeps one running, `make cluster-test` uses one as a user does and
+//! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, and
+//! `make conformance` runs Kubernetes' own end-to-end suite. All of them run in namespaces of their own, which
+//! `tests/cluster/namespaces` creates.
+#![forbid(unsafe_code)]
+
+mod certificates;
+mod cluster;
+mod conformance;
+mod restarts;
+mod usage;
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use cluster::Cluster;
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if std::env::var_os("CORACLE_CLUSTER").is_none() {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/namespaces");
+        let program = std::env::current_exe().expect("this program has a path");
+        let error = Command::new(&script).arg(program).args(&words).exec();
+        panic!("{}: {error}", script.display());
+    }
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["up", ref images @ ..] => keep(images),
+        ["test"] => usage::run(),
+        ["restarts"] => restarts::run(),
+        ["conformance"] => conformance::run(),
+        ref other => panic!("up, test, restarts or conformance; not {other:?}"),
+    }
+}
+
+/// Starts a cluster and keeps it until a signal ends this process.
+fn keep(images: &[&str]) {
+    let mut cluster = Cluster::start(images);
+    println!("\n`make cluster-shell` is a shell with kubectl; Ctrl-C ends the cluster.");
+    println!("Logs are in {}/logs.", cluster.node.folder().display());
+    loop {
+        // Reports a program that ended.
+        cluster.wait("the cluster runs", |_| Some(()));
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,314 @@
+//! The nodes on which lines run, except those about images: each test sets one scene of `rules.toml` up, checks the
+//! symptom that the page names, and runs the lines of the scene.
+
+use std::fs;
+use std::process::Command;
+
+use coracle_tests::cri::proto::{LinuxContainerResources, RunPodSandboxRequest, StartContainerRequest};
+use coracle_tests::fresh_disk::FreshDisk;
+use coracle_tests::host::wait_until;
+use coracle_tests::image::Image;
+use coracle_tests::layer::Entry;
+use coracle_tests::node::{Node, Options, binaries};
+use coracle_tests::registry::Registry;
+use coracle_tests::request::{bridge_pod, container, host_pod, run};
+use coracle_tests::stage::Stage;
+
+use crate::extract::Kind;
+use crate::pages::{blocks, read, workspace};
+use crate::place::{Place, text_of};
+
+/// A pod of the name in the pages.
+fn web() -> Stage {
+    Stage::with(host_pod("web"))
+}
+
+/// A pod for crictl, in the place's `other.json`.
+fn write_other(place: &Place) {
+    let pod = r#"{"metadata": {"name": "other", "namespace": "default", "uid": "other-1"},
+        "linux": {"security_context": {"namespace_options": {"network": 2}}}}"#;
+    fs::write(place.folder().join("other.json"), pod).expect("a pod");
+}
+
+#[test]
+fn lines_run_on_a_node_with_a_pod() {
+    let mut stage = web();
+    let containerd = format!("unix://{}/containerd.sock", stage.node.folder().display());
+    stage.node.rewrite_config(&format!("[metrics]\ncontainerd_socket = \"{containerd}\"\n"));
+    stage.node.restart();
+    let registry = Registry::start(stage.node.folder());
+    let image = Image::probe(&stage.node.probe(), "shop");
+    registry.push(&image, "shop", "1");
+    let name = registry.name("shop", "1");
+    stage.node.pull_image(coracle_tests::request::pull(&name)).expect("pull");
+    let config = container("app", &name, &["ticks", "50"], &stage.pod);
+    let id = stage.run(&config);
+    wait_until("a line of log", || stage.node.output(&id).contains("tick 0"));
+    let place = Place::of(&stage.node)
+        .with("IMAGE", &name)
+        .with("IMAGE…", &name)
+        .with("ID", &id)
+        .with("CONTAINER", "app")
+        .with("COMMAND…", "/probe print hello")
+        .with("NAME", "web")
+        .with("FILE", "file.tar")
+        .with("FILE…", "all.tar file.tar");
+    write_other(&place);
+    let plain = image.repacked(
+        &coracle_tests::image::probe_entries(&stage.node.probe()),
+        coracle_tests::layer::Compression::Plain,
+    );
+    for name in ["busybox.tar", "all.tar", "file.tar"] {
+        fs::write(place.folder().join(name), plain.docker_archive(&["localhost/archived:1"])).expect("ours");
+    }
+    place.play("running");
+    stage.node.stop();
+}
+
+#[test]
+fn lines_that_remove_all_pods_leave_none() {
+    let stage = web();
+    stage.run(&stage.config("app", &["sleep", "forever"]));
+    let place = Place::of(&stage.node);
+    write_other(&place);
+    place.play("emptied");
+    stage.node.stop();
+}
+
+/// The make targets exist; tests and CI run them.
+#[test]
+fn lines_of_make_name_targets() {
+    Place::workspace().play("tree");
+}
+
+/// The tree of a release in an archive of the name that `packaging/dist` gives it, compressed less, which saves a minute.
+#[test]
+fn lines_about_a_release_run_on_an_unpacked_archive() {
+    let node = Node::start();
+    let place = Place::of(&node);
+    assert!(read("packaging/dist").contains("name=coracle-$version-$triple\n"));
+    let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let name = format!("coracle-{}-{triple}", env!("CARGO_PKG_VERSION"));
+    let made = Command::new(workspace().join("packaging/tree"))
+        .arg(&triple)
+        .arg(place.folder().join(&name))
+        .env("CORACLE_PROGRAMS", binaries())
+        .current_dir(workspace())
+        .output()
+        .expect("packaging/tree");
+    assert!(made.status.success(), "{}", text_of(&made));
+    let packed = place.run(&format!("tar -c {name} | gzip -1 >{name}.tar.gz && rm -r {name}"));
+    assert!(packed.status.success(), "{}", text_of(&packed));
+    let place = place.with("coracle-VERSION-TRIPLE", name).with("/usr/share/", "slash/usr/share/");
+    place.play("release");
+    node.stop();
+}
+
+#[test]
+fn a_mistake_in_the_configuration_is_named_and_ends_the_daemon() {
+    let node = Node::start();
+    let config = node.folder().join("config.toml");
+    let valid = fs::read_to_string(&config).expect("the configuration");
+    fs::write(&config, format!("listens = \"unix:///x\"\n{valid}")).expect("our file");
+    let place = Place::of(&node);
+    place.play("mistake");
+    let serve = place.run("coracle serve");
+    assert_eq!(serve.status.code(), Some(2), "{}", text_of(&serve));
+    fs::write(&config, valid).expect("our file");
+    node.stop();
+}
+
+#[test]
+fn a_second_daemon_on_the_same_state_ends_and_check_names_the_first() {
+    let node = Node::start();
+    let place = Place::of(&node);
+    let other = format!("unix://{}/other.sock", node.folder().display());
+    let serve = place.run(&format!("coracle serve --listen {other}"));
+    assert!(text_of(&serve).contains("another daemon runs on this state directory"), "{}", text_of(&serve));
+    let program = place.folder().join("bin/coracle");
+    let script = fs::read_to_string(&program).expect("a script");
+    let endpoint = format!("unix://{}", node.socket().display());
+    fs::write(&program, script.replace(&endpoint, &other)).expect("our file");
+    place.play("second");
+    node.stop();
+}
+
+/// Without `/run/systemd`, also on a machine that systemd runs.
+#[test]
+fn the_systemd_driver_is_refused_without_systemd() {
+    let mut node = Node::start();
+    let config = node.folder().join("config.toml");
+    let valid = fs::read_to_string(&config).expect("the configuration");
+    fs::write(&config, valid.replace("\"cgroupfs\"", "\"systemd\"")).expect("our file");
+    let hide = "! test -d /run/systemd || mount -t tmpfs tmpfs /run/systemd; exec \"$@\"";
+    let hidden = ["unshare", "--mount", "--propagation", "private", "sh", "-c"];
+    let place = Place::of(&node).wrapped(&[&hidden[..], &[hide, "sh"]].concat());
+    // The name of the node's cgroup is not that of a slice.
+    let program = place.folder().join("bin/coracle");
+    let script = fs::read_to_string(&program).expect("a script");
+    let parent = format!("--cgroup-parent {}", node.cgroup_parent());
+    fs::write(&program, script.replace(&parent, "")).expect("our file");
+    place.play("without-systemd");
+    fs::write(&config, valid).expect("our file");
+    node.restart();
+    node.stop();
+}
+
+#[test]
+fn a_damaged_record_is_in_quarantine() {
+    let mut node = Node::start();
+    let pod_id = node.run_pod(&host_pod("web"));
+    node.kill9();
+    let record = node.root().join("pods").join(&pod_id).join("record");
+    let bytes = fs::read(&record).expect("the record");
+    fs::write(&record, &bytes[..bytes.len() / 2]).expect("our file");
+    node.launch();
+    Place::of(&node).play("damaged");
+    node.stop();
+}
+
+#[test]
+fn a_read_only_root_is_reported() {
+    let folder = coracle_tests::node::base().join(format!("docs-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let disk = FreshDisk::new(&folder, 64);
+    let node = Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() });
+    let remount = |how: &str| {
+        let words = ["-o", &format!("remount,{how}"), disk.path().to_str().expect("a path")];
+        assert!(Command::new("mount").args(words).status().expect("mount").success());
+    };
+    remount("ro");
+    Place::of(&node).play("read-only");
+    remount("rw");
+    node.stop();
+    drop(disk);
+    fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn a_node_without_a_network_says_so() {
+    let node = Node::start();
+    Place::of(&node).play("no-network");
+    let refused = node.run_pod_sandbox(run(&bridge_pod("web"))).expect_err("there is no network");
+    assert!(refused.message().contains("cni plugin not initialized"), "{refused}");
+    node.stop();
+}
+
+#[test]
+fn an_absent_plugin_is_named() {
+    let node = Node::start();
+    let list = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "absent"}]}"#;
+    fs::write(node.cni().join("10-pods.conflist"), list).expect("a network");
+    Place::of(&node).play("absent-plugin");
+    node.stop();
+}
+
+#[test]
+fn an_unknown_handler_is_refused_and_info_lists_the_known_ones() {
+    let node = Node::start();
+    let request = RunPodSandboxRequest { runtime_handler: "gvisor".into(), ..run(&host_pod("web")) };
+    let refused = node.run_pod_sandbox(request).expect_err("no such handler");
+    let words = ["runtime_handler: no runtime for", "is configured"];
+    assert!(words.iter().all(|part| refused.message().contains(part)), "{refused}");
+    Place::of(&node).play("handler");
+    node.stop();
+}
+
+/// The name of a pod is held until its sandbox is removed.
+#[test]
+fn a_held_name_is_shown_with_its_pod() {
+    let node = Node::start();
+    let pod = host_pod("web");
+    node.run_pod(&pod);
+    let mut other = pod.clone();
+    other.hostname = String::new();
+    other.labels.insert("another".into(), "configuration".into());
+    let refused = node.run_pod_sandbox(run(&other)).expect_err("it is held");
+    assert!(refused.message().contains("the name is held by "), "{refused}");
+    Place::of(&node).play("held");
+    node.stop();
+}
+
+/// In a network namespace of their own, whose forwarding is off, and a mount namespace with their own /etc.
+#[test]
+fn lines_about_forwarding_run_in_a_network_of_their_own() {
+    let node = Node::start();
+    let off = "echo 0 >/proc/sys/net/ipv4/ip_forward; exec \"$@\"";
+    let unshared = ["unshare", "--net", "sh", "-c", off, "sh"];
+    Place::of(&node).wrapped(&unshared).play("forwarding");
+    node.stop();
+}
+
+#[test]
+fn programs_that_cannot_be_executed_are_shown() {
+    let stage = web();
+    let entries = [Entry::program("garbage", b"\x7fELF but not for this machine")];
+    let image = Image::probe(&stage.node.probe(), "broken")
+        .plus(coracle_tests::layer::Layer::new(&entries, coracle_tests::layer::Compression::Gzip));
+    stage.node.try_import(&image.oci_archive("localhost/broken:1")).expect("import");
+    let mut last = String::new();
+    for (command, symptom) in
+        [("/garbage", "exec format error"), ("/app", "exec: \"/app\": no such file or directory")]
+    {
+        let mut config = container(&command[1..], "localhost/broken:1", &[], &stage.pod);
+        config.command = vec![command.into()];
+        last = stage.create(&config);
+        let start = StartContainerRequest { container_id: last.clone() };
+        let refused = stage.node.start_container(start).expect_err(command);
+        assert!(refused.message().contains(symptom), "{refused}");
+    }
+    Place::of(&stage.node).with("ID", &last).play("programs");
+    stage.node.stop();
+}
+
+#[test]
+fn a_container_that_used_too_much_memory_is_explained() {
+    let stage = web();
+    let mut config = stage.config("app", &["burn", "256"]);
+    let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
+    config.linux.as_mut().expect("set").resources = Some(limit);
+    let id = stage.run(&config);
+    stage.node.exited(&id);
+    Place::of(&stage.node).play("oom");
+    stage.node.stop();
+}
+
+#[test]
+fn a_certificate_that_cannot_be_read_is_named() {
+    let node = Node::start();
+    let keys = "[streaming]\ntls_cert_file = \"/nowhere/a.pem\"\ntls_key_file = \"/nowhere/a.key\"\n";
+    node.rewrite_config(keys);
+    Place::of(&node).play("certificate");
+    node.rewrite_config("");
+    node.stop();
+}
+
+#[test]
+fn check_without_programs_prints_what_the_page_shows() {
+    let node = Node::start();
+    let programs = node.folder().join("programs");
+    fs::create_dir(&programs).expect("a folder");
+    fs::copy(binaries().join("coracle-worker"), programs.join("coracle-worker"))
+        .expect("one of two programs");
+    node.rewrite_config(&format!("program_dir = \"{}\"\n", programs.display()));
+    Place::of(&node).play("without-programs");
+    node.rewrite_config("");
+    node.stop();
+}
+
+/// Sections of coracle's configuration; other TOML has no place in these pages.
+#[test]
+fn configurations_of_the_pages_are_valid() {
+    let node = Node::start();
+    let place = Place::of(&node);
+    let found = blocks(Kind::Toml);
+    for (page, group) in &found {
+        let file = place.folder().join("page.toml");
+        fs::write(&file, group.lines.join("\n")).expect("our file");
+        let checked = Command::new(binaries().join("coracle")).args(["config", "check"]).arg(&file).output();
+        let checked = checked.expect("the program runs");
+        assert!(checked.status.success(), "{page}:{}: {}", group.number, text_of(&checked));
+    }
+    assert!(found.len() > 5, "{} blocks", found.len());
+    node.stop();
+}

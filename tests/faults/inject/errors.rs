@@ -1,0 +1,255 @@
+//! One error at system calls of each operation, in the daemon, in the pod's monitor, in the processes that a monitor starts, and in
+//! the programs that the daemon starts (monitors and workers): the operation fails with a text that names the cause, or succeeds;
+//! everything else runs on; the client's retry succeeds; and nothing is left once the pod is gone.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::operations::{Case, Operation, is_the_same};
+use super::trace::{Fault, NO_CALL, Seen, Tracer, Whose};
+use super::{Scene, is_whole};
+
+/// How many errors of an operation are tried where not all are.
+const SAMPLE: usize = 4;
+/// After this time an operation that was not answered counts as a failure. Some limits of the daemon are ten seconds.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// How much of the daemon's log a failure has.
+const LOG_LINES: usize = 12;
+/// After this many failures the rest of an operation is not tried.
+const FAILURES_MAX: usize = 25;
+
+/// Process in which the errors are injected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Program {
+    Daemon,
+    /// The programs that the daemon starts: the monitor of a new pod, and workers.
+    Started,
+    /// The monitor of the pod.
+    Monitor,
+    /// The processes of the monitor until they execute a container's program.
+    Launched,
+}
+
+/// The call and the index of its error.
+pub(crate) type Point = (usize, usize);
+
+/// The result of one point.
+pub(crate) struct Tried {
+    pub(crate) seen: Seen,
+    /// Why the operation failed; `None` if it succeeded.
+    pub(crate) refused: Option<String>,
+}
+
+impl Program {
+    fn trace(self, scene: &Scene, case: &Case, (call, error): Point) -> Tracer {
+        let whose = match self {
+            Program::Daemon | Program::Monitor => Whose::Own,
+            Program::Started | Program::Launched => Whose::Children,
+        };
+        let pid = match self {
+            Program::Daemon | Program::Started => scene.node.pid(),
+            Program::Monitor | Program::Launched => monitor_of(scene, &case.pod_id),
+        };
+        Tracer::attach(pid, whose, call, Fault::Error(error))
+    }
+}
+
+/// The monitor in the pod's cgroup.
+fn monitor_of(scene: &Scene, pod_id: &str) -> i32 {
+    let is_its = |pid: i32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"));
+        text.is_ok_and(|text| text.contains(pod_id))
+    };
+    let monitors = scene.node.monitors();
+    let found = monitors.iter().find(|monitor| is_its(monitor.pid));
+    found.unwrap_or_else(|| panic!("the monitor of {pod_id} is to be found: {monitors:?}")).pid
+}
+
+/// Chooses the points to try from what was seen without an error.
+pub(crate) type Choose<'a> = &'a dyn Fn(&Seen) -> Vec<Point>;
+
+/// Every point of an operation, or some from the first to the last.
+pub(crate) fn points(seen: &Seen) -> Vec<Point> {
+    let all = points_of(seen, |_| true);
+    if is_whole() || all.len() <= SAMPLE {
+        return all;
+    }
+    (0..SAMPLE).map(|index| all[index * all.len() / SAMPLE + all.len() / SAMPLE / 2]).collect()
+}
+
+/// Every point of the calls that are chosen.
+pub(crate) fn points_of(seen: &Seen, is_chosen: impl Fn(&str) -> bool) -> Vec<Point> {
+    let calls = seen.errors.iter().enumerate().filter(|(_, (name, _))| is_chosen(name));
+    calls.flat_map(|(call, (_, count))| (0..*count).map(move |error| (call + 1, error))).collect()
+}
+
+/// One attempt: prepares an operation, lets one system call of it fail, and checks the result; panics with the call's name if a check
+/// fails.
+pub(crate) type Try<'a> = &'a dyn Fn(&mut Scene, Point) -> Tried;
+
+/// Tries the errors of what is named `name`; returns the failures.
+pub(crate) fn try_all(name: &str, set: fn() -> Scene, choose: Choose, one: Try) -> Vec<String> {
+    let mut scene = set();
+    let measured = one(&mut scene, (NO_CALL, 0)).seen;
+    let points = choose(&measured);
+    let (mut failures, mut refused, mut tried) = (Vec::new(), 0, 0);
+    for point in &points {
+        if failures.len() >= FAILURES_MAX {
+            break;
+        }
+        tried += 1;
+        match catch_unwind(AssertUnwindSafe(|| one(&mut scene, *point))) {
+            Ok(tried) => refused += usize::from(tried.refused.is_some()),
+            Err(cause) => {
+                let text = format!("{name} {point:?}: {}", text_of(cause.as_ref()));
+                println!("inject: failure: {text}");
+                failures.push(text);
+                scene = set();
+            }
+        }
+    }
+    println!(
+        "inject: {name}: {} calls, {tried} of {} errors, {refused} refused, {} failures",
+        measured.errors.len(),
+        points.len(),
+        failures.len()
+    );
+    scene.node.stop();
+    failures
+}
+
+fn text_of(cause: &(dyn std::any::Any + Send)) -> String {
+    let text = cause.downcast_ref::<String>().map(String::as_str);
+    text.or(cause.downcast_ref::<&str>().copied()).unwrap_or("no text").to_owned()
+}
+
+/// Makes one call of an operation fail, and checks everything.
+fn try_one(scene: &mut Scene, program: Program, operation: Operation, point: Point) -> Tried {
+    let case = operation.prepare(scene);
+    let client = scene.node.another();
+    let tracer = program.trace(scene, &case, point);
+    let begun = Instant::now();
+    let answer = catch_unwind(AssertUnwindSafe(|| operation.call(&client, &case)));
+    let took = begun.elapsed();
+    let seen = tracer.stop();
+    let refused = checked(scene, &seen, |scene| {
+        let answer = answer.unwrap_or_else(|cause| resume_unwind(cause));
+        assert!(took < ANSWER_MAX, "answered after {took:?}");
+        let refused = answer.as_ref().err().map(|error| {
+            let text = error.message().to_owned();
+            assert!(is_of_connection(error) || names_the_error(&seen, &text), "without its cause: {error}");
+            text
+        });
+        assert!(coracle_tests::host::is_alive(scene.node.pid()), "the daemon ended");
+        is_the_same(scene, "the bystander", &scene.bystander, scene.bystander_pid);
+        operation.finish(scene, &case, answer.is_ok());
+        scene.check("after the removal");
+        refused
+    });
+    Tried { seen, refused }
+}
+
+/// Runs checks; if one fails, panics with the call that failed and the end of the daemon's log.
+pub(crate) fn checked<T>(scene: &mut Scene, seen: &Seen, check: impl FnOnce(&mut Scene) -> T) -> T {
+    catch_unwind(AssertUnwindSafe(|| check(scene))).unwrap_or_else(|cause| {
+        let log = scene.node.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n    ");
+        panic!("{:?}: {}\n    {last}", seen.failed, text_of(cause.as_ref()))
+    })
+}
+
+/// Whether a text has the kernel's description of the error that was injected.
+pub(crate) fn names_the_error(seen: &Seen, text: &str) -> bool {
+    let (_, errno) = seen.failed.as_ref().unwrap_or_else(|| panic!("it failed without an error: {text}"));
+    // As musl and the daemon describe it.
+    let of_musl = format!("(os error {})", *errno as i32);
+    let says_few =
+        text.contains("no file descriptors available") || text.contains("too few file descriptors");
+    let is_few = *errno == Errno::EMFILE && says_few;
+    text.to_lowercase().contains(&errno.desc().to_lowercase()) || text.contains(&of_musl) || is_few
+}
+
+/// Whether the client's connection ended: the error was one of its socket, and the client connects again.
+fn is_of_connection(error: &tonic::Status) -> bool {
+    std::error::Error::source(error).is_some()
+}
+
+/// Tries the operations in a program, and fails with all failures.
+fn try_operations(sets: &[fn() -> Scene], program: Program, operations: &[Operation], choose: Choose) {
+    let mut failures = Vec::new();
+    for operation in operations {
+        for set in sets {
+            let name = format!("{program:?}: {operation:?}");
+            let one = |scene: &mut Scene, point| try_one(scene, program, *operation, point);
+            failures.extend(try_all(&name, *set, choose, &one));
+        }
+    }
+    none(&failures);
+}
+
+pub(crate) fn none(failures: &[String]) {
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+const BOTH: [fn() -> Scene; 2] = [Scene::on_host, Scene::on_bridge];
+
+#[test]
+fn one_error_in_a_daemon_that_makes_a_pod() {
+    try_operations(&BOTH, Program::Daemon, &[Operation::RunPodSandbox], &points);
+}
+
+#[test]
+fn one_error_in_the_daemon() {
+    try_operations(&BOTH, Program::Daemon, &Operation::ALL[1..], &points);
+}
+
+/// In the operations in which a monitor that runs takes part.
+#[test]
+fn one_error_in_the_monitor() {
+    try_operations(&[Scene::on_host], Program::Monitor, &Operation::ALL[2..], &points);
+}
+
+#[test]
+fn one_error_in_a_process_that_becomes_a_containers() {
+    let operations = [Operation::StartContainer, Operation::ExecSync];
+    try_operations(&[Scene::on_host], Program::Launched, &operations, &points);
+}
+
+#[test]
+fn one_error_in_a_monitor_that_starts() {
+    try_operations(&BOTH, Program::Started, &[Operation::RunPodSandbox], &points);
+}
+
+/// Regression: the monitor did not answer an exec whose end or whose report it could not read, did not reap containers if wait4 was
+/// interrupted, and disconnected the daemon if sendmsg was.
+#[test]
+fn an_interrupted_call_of_the_monitor_is_repeated() {
+    let names = ["read(", "wait4(", "sendmsg("];
+    let choose = |seen: &Seen| points_of(seen, |call| names.iter().any(|name| call.starts_with(name)));
+    try_operations(&[Scene::on_host], Program::Monitor, &[Operation::ExecSync], &choose);
+}
+
+/// Regression: an exec that failed after the descriptors were arranged was reported as one that had started, with the exit code 127.
+#[test]
+fn an_exec_that_fails_early_is_reported() {
+    let choose = |seen: &Seen| points_of(seen, |call| call.starts_with("recvmsg("));
+    try_operations(&[Scene::on_host], Program::Launched, &[Operation::ExecSync], &choose);
+}
+
+/// Regression: the text was "the pod's monitor is gone".
+#[test]
+fn a_monitor_that_cannot_start_says_why() {
+    let names = ["read(", "epoll_create1("];
+    let choose = |seen: &Seen| points_of(seen, |call| names.iter().any(|name| call.starts_with(name)));
+    try_operations(&[Scene::on_host], Program::Started, &[Operation::RunPodSandbox], &choose);
+}
+
+/// Regression: the stop signal was not sent, and the container was killed at the end of its grace.
+#[test]
+fn a_stop_signal_is_sent_when_memory_is_short() {
+    let choose = |seen: &Seen| points_of(seen, |call| call.starts_with("sendmsg("));
+    try_operations(&[Scene::on_host], Program::Daemon, &[Operation::StopContainer], &choose);
+}

@@ -1,0 +1,66 @@
+//! Limits of a pod: containers that have exited do not count, and a start or exec beyond the limit says so.
+
+use coracle_tests::cri::proto::{ContainerState, StartContainerRequest, StopContainerRequest};
+use coracle_tests::node::Node;
+use coracle_tests::request::{container, create, exec, host_pod};
+use tonic::Code;
+
+/// Entries in the table of a monitor: `CONTAINERS_MAX` of sandbox/wire.
+const CONTAINERS_MAX: usize = 64;
+
+/// Regression: exited containers that were not removed yet filled the monitor's table, and the pod could not start another:
+/// with many containers that restart, the kubelet's garbage collection once a minute is too late.
+#[test]
+fn exited_containers_that_are_not_removed_do_not_prevent_a_start() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("restarts");
+    let pod_id = node.run_pod(&pod);
+    let start = |node: &Node, number: usize, args: &[&str]| {
+        node.run_container(&pod_id, &container(&format!("c{number}"), &image, args, &pod), &pod)
+    };
+    let lasting = start(&node, 0, &["sleep", "forever"]);
+    let mut ended = Vec::new();
+    for number in 1..=CONTAINERS_MAX + 10 {
+        let id = start(&node, number, &["exit", "7"]);
+        assert_eq!(node.exited(&id).exit_code, 7);
+        ended.push(id);
+    }
+    let all_are_listed = |node: &Node| {
+        for id in &ended {
+            let status = node.container(id);
+            assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 7), "{id}");
+        }
+        assert_eq!(node.container(&lasting).state(), ContainerState::ContainerRunning);
+        node.exec_sync(exec(&lasting, &["true"], 5)).expect("it runs");
+    };
+    all_are_listed(&node);
+    node.restart();
+    all_are_listed(&node);
+    let last = start(&node, 1000, &["exit", "7"]);
+    node.exited(&last);
+    node.remove_pod(&pod_id);
+    node.stop();
+}
+
+#[test]
+fn a_start_beyond_the_containers_of_a_pod_is_refused_with_the_limit() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("many");
+    let pod_id = node.run_pod(&pod);
+    let config = |number: usize| container(&format!("c{number}"), &image, &["sleep", "forever"], &pod);
+    let ids: Vec<String> =
+        (0..CONTAINERS_MAX).map(|number| node.run_container(&pod_id, &config(number), &pod)).collect();
+    let refused = node.create_container(create(&pod_id, &config(1000), &pod)).expect("a container");
+    let refused = node
+        .start_container(StartContainerRequest { container_id: refused.container_id })
+        .expect_err("the limit");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("has 64 containers that run, the maximum"), "{refused}");
+    node.stop_container(StopContainerRequest { container_id: ids[0].clone(), timeout: 0 }).expect("a stop");
+    let next = node.run_container(&pod_id, &config(1001), &pod);
+    assert_eq!(node.container(&next).state(), ContainerState::ContainerRunning);
+    node.remove_pod(&pod_id);
+    node.stop();
+}

@@ -1,0 +1,147 @@
+//! `coracle image …` as a person or a script uses it: help, pipes, JSON, other names, and text that others wrote.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use coracle_tests::image::{Image, probe_entries};
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::{Node, binaries};
+use coracle_tests::registry::Registry;
+
+use crate::find;
+
+fn image(node: &Node) -> Image {
+    Image::probe(&node.probe(), "commands").repacked(&probe_entries(&node.probe()), Compression::Plain)
+}
+
+/// `coracle image …` against this node, with bytes for its standard input.
+fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(binaries().join("coracle"))
+        .args(["image", "--config"])
+        .arg(node.folder().join("config.toml"))
+        .args(words)
+        .arg("--state")
+        .arg(node.state())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(stdin.write_all(input)));
+        child.wait_with_output().expect("it ends")
+    })
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn help_needs_no_daemon_and_is_no_error() {
+    for words in [&["image", "--help"][..], &["image", "list", "--help"], &["image", "help"], &["--help"]] {
+        let output = Command::new(binaries().join("coracle")).args(words).output().expect("it runs");
+        assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {}", text(&output));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("image list"), "{words:?}");
+    }
+    let output = Command::new(binaries().join("coracle")).args(["image", "lst"]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("did you mean `list`?"), "{}", text(&output));
+}
+
+#[test]
+fn archives_go_through_pipes_and_lists_are_json() {
+    let node = Node::start();
+    let image = image(&node);
+    let output = piped(&node, &["import", "-"], &image.docker_archive(&["localhost/b:1", "localhost/a:1"]));
+    assert!(output.status.success() && text(&output).starts_with("imported "), "{}", text(&output));
+    let output = piped(&node, &["export", "localhost/a:1", "-o", "-"], b"");
+    assert!(output.status.success(), "{}", text(&output));
+    let archive = output.stdout;
+    let output = piped(&node, &["tag", "localhost/a:1", "localhost/c:2"], b"");
+    assert!(output.status.success(), "{}", text(&output));
+
+    let listed = text(&piped(&node, &["list"], b""));
+    let names: Vec<_> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let expected = ["NAME", "coracle.local/sandbox:v1", "localhost/a:1", "localhost/b:1", "localhost/c:2"];
+    assert_eq!(names, expected, "{listed}");
+    assert!(listed.lines().next().is_some_and(|head| head.ends_with("PINNED")), "{listed}");
+    let json = text(&piped(&node, &["list", "-o", "json"], b""));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let ours = json.as_array().expect("an array").iter().find(|one| one["id"] == image.id().as_str());
+    assert_eq!(ours.expect("it is there")["tags"].as_array().map(Vec::len), Some(3), "{json}");
+    let json = text(&piped(&node, &["df", "-o", "json"], b""));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert!(json[0]["used_bytes"].as_u64() > Some(0) && json[0]["free_bytes"].as_u64() > Some(0), "{json}");
+
+    let output = piped(&node, &["prune"], b"");
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(find(&node, "localhost/a:1").is_none(), "nothing uses it");
+    let output = piped(&node, &["import", "-"], &archive);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(find(&node, "localhost/a:1").expect("it is back").id, image.id());
+    // In use: it stays.
+    let pod = coracle_tests::request::host_pod("user");
+    let pod_id = node.run_pod(&pod);
+    let config = coracle_tests::request::container("one", "localhost/a:1", &["sleep", "forever"], &pod);
+    node.run_container(&pod_id, &config, &pod);
+    assert!(piped(&node, &["prune"], b"").status.success());
+    assert!(find(&node, "localhost/a:1").is_some());
+    node.remove_pod(&pod_id);
+    let output = piped(&node, &["remove", "localhost/a:1", "--force"], b"");
+    assert!(output.status.success(), "a flag may stand behind: {}", text(&output));
+    node.stop();
+}
+
+#[test]
+fn images_are_pulled_by_hand() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "by hand"), "hand", "1");
+    let name = registry.name("hand", "1");
+    let output = piped(&node, &["pull", &name], b"");
+    assert!(output.status.success() && text(&output).starts_with("pulled "), "{}", text(&output));
+    assert!(find(&node, &name).is_some());
+    let output = piped(&node, &["pull", &registry.name("absent", "1")], b"");
+    assert!(!output.status.success() && text(&output).contains("not found"), "{}", text(&output));
+    node.stop();
+}
+
+/// A name in an archive, or a message of a registry, must not reach the terminal as a command to it.
+#[test]
+fn text_of_archives_is_escaped_for_terminals_and_logs() {
+    let node = Node::start();
+    let hostile = "\u{1b}]0;PWNED\u{7}\u{1b}[31m";
+    let manifest = serde_json::json!([{ "Config": format!("{hostile}.json"), "RepoTags": [], "Layers": [] }]);
+    let entries = [Entry::file("manifest.json", manifest.to_string().as_bytes())];
+    let archive = Layer::new(&entries, Compression::Plain).blob;
+    let output = piped(&node, &["import", "-"], &archive);
+    assert!(!output.status.success());
+    let said = text(&output);
+    assert!(said.contains("PWNED") && said.contains("\\u{1b}]0;"), "it is shown: {said}");
+    assert!(!said.contains('\u{1b}') && !said.contains('\u{7}'), "{said:?}");
+    assert!(!node.log().contains('\u{1b}'));
+    let refused = node.pull_image(coracle_tests::request::pull(&format!("localhost/{hostile}:1")));
+    let refused = refused.expect_err("no reference");
+    assert!(!refused.message().contains('\u{1b}'), "{refused}");
+    node.stop();
+}
+
+#[test]
+fn what_is_for_other_machines_is_named() {
+    let node = Node::start();
+    let foreign = |architecture: &str| Image { architecture: architecture.into(), ..image(&node) };
+    let refused =
+        node.try_import(&foreign("s390x").docker_archive(&["localhost/x:1"])).expect_err("not ours");
+    assert!(
+        refused.contains("no match for platform") && refused.contains("there is: linux/s390x"),
+        "{refused}"
+    );
+    let registry = Registry::start(node.folder());
+    registry.push_index(&[foreign("s390x"), foreign("riscv64")], "foreign", "1");
+    let refused =
+        node.pull_image(coracle_tests::request::pull(&registry.name("foreign", "1"))).expect_err("none");
+    assert!(refused.message().contains("there is: linux/riscv64, linux/s390x"), "{refused}");
+    node.stop();
+}

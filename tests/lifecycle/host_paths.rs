@@ -1,0 +1,150 @@
+//! Directories of the node with mount namespaces bound below them (`unshare --mount=FILE`, as snapd does below /run): the
+//! kernel refuses to attach a copy of such a tree in a container's mount namespace ("too many symbolic links encountered").
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use coracle_tests::cri::proto::{
+    IdMapping, Mount, MountPropagation, NamespaceMode, PodSandboxConfig, UserNamespace,
+};
+use coracle_tests::request::{exec, host_pod, security};
+use coracle_tests::stage::Stage;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// FOLDER/a/run/pinN is a mount namespace, FOLDER/a/run/file a file. FOLDER is a mount that shares what is mounted below it.
+///
+/// A namespace is in the way if its number is below the container's, and each CPU has numbers of its own (Linux 6.18): there
+/// is one for each CPU.
+struct Pinned {
+    folder: PathBuf,
+    pins: Vec<PathBuf>,
+}
+
+impl Pinned {
+    fn new(stage: &Stage) -> Pinned {
+        let folder = stage.node.folder().join("pinned");
+        let inner = folder.join("a");
+        fs::create_dir_all(inner.join("run")).expect("directories");
+        fs::create_dir(folder.join("later")).expect("a directory");
+        fs::write(inner.join("run/file"), "beside it\n").expect("a file");
+        let mut pinned = Pinned { folder, pins: Vec::new() };
+        bind(&pinned.folder, MsFlags::MS_SHARED);
+        // The kernel binds no mount namespace where that would be shared.
+        bind(&inner, MsFlags::MS_PRIVATE);
+        for cpu in 0..std::thread::available_parallelism().expect("it has CPUs").get() {
+            let pin = inner.join(format!("run/pin{cpu}"));
+            fs::write(&pin, "").expect("a file");
+            let unshare = format!("--mount={}", pin.display());
+            let words = ["-c", &cpu.to_string(), "unshare", &unshare, "true"];
+            let made = Command::new("taskset").args(words).status();
+            assert!(made.expect("util-linux has it").success());
+            let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+            assert!(mounts.lines().any(|line| line.contains(&pin.display().to_string())), "{mounts}");
+            pinned.pins.push(pin);
+        }
+        pinned
+    }
+
+    fn mount(&self) -> Mount {
+        Mount {
+            host_path: self.folder.display().to_string(),
+            container_path: "/volume".into(),
+            propagation: MountPropagation::PropagationHostToContainer.into(),
+            ..Default::default()
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let folders = ["later", "a", ""].map(|below| self.folder.join(below));
+        for mounted in self.pins.iter().chain(&folders) {
+            let _ = umount2(mounted, MntFlags::MNT_DETACH); // "later" is not mounted in each test
+        }
+    }
+}
+
+fn bind(folder: &Path, propagation: MsFlags) {
+    let none = None::<&str>;
+    mount(Some(folder), folder, none, MsFlags::MS_BIND, none).expect("a mount");
+    mount(none, folder, none, propagation, none).expect("its propagation");
+}
+
+#[track_caller]
+fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
+    let answer = stage.node.exec_sync(exec(container, words, 10)).expect("exec");
+    assert_eq!(answer.exit_code, 0, "{words:?}: {}", String::from_utf8_lossy(&answer.stderr));
+    String::from_utf8_lossy(&answer.stdout).into_owned()
+}
+
+#[test]
+fn a_directory_above_a_pinned_mount_namespace_is_mounted() {
+    let stage = Stage::set();
+    let pinned = Pinned::new(&stage);
+    let mut config = stage.config("above", &["sleep", "forever"]);
+    config.mounts = vec![pinned.mount()];
+    let container = stage.run(&config);
+    assert_eq!(says(&stage, &container, &["cat", "/volume/a/run/file"]), "beside it\n");
+    let report = says(&stage, &container, &["see", "mounts"]);
+    assert!(report.contains("mounts /volume/a "), "mounts below it are there: {report}");
+    // Mounts of the host still arrive.
+    let (later, none) = (pinned.folder.join("later"), None::<&str>);
+    mount(Some("tmpfs"), &later, Some("tmpfs"), MsFlags::empty(), none).expect("a mount");
+    fs::write(later.join("file"), "later\n").expect("a file");
+    assert_eq!(says(&stage, &container, &["cat", "/volume/later/file"]), "later\n");
+    // It is the container's own mount namespace again, with nothing of the host but the volume.
+    assert!(!report.lines().any(|line| line.starts_with("mounts /var/lib/coracle")), "{report}");
+    stage.node.remove_pod(&stage.pod_id);
+    drop(pinned);
+    stage.node.stop();
+}
+
+/// The host's whole tree, as node-exporter and `kubectl debug node/…` mount it.
+#[test]
+fn the_root_above_a_pinned_mount_namespace_is_mounted_read_only() {
+    let stage = Stage::set();
+    let pinned = Pinned::new(&stage);
+    let mut config = stage.config("root", &["sleep", "forever"]);
+    config.mounts = vec![Mount {
+        host_path: "/".into(),
+        container_path: "/host".into(),
+        readonly: true,
+        ..Default::default()
+    }];
+    let container = stage.run(&config);
+    let file = format!("/host{}/a/run/file", pinned.folder.display());
+    assert_eq!(says(&stage, &container, &["cat", &file]), "beside it\n");
+    let options = says(&stage, &container, &["see", "mounts"]);
+    let options = options.lines().find_map(|line| line.strip_prefix("mounts /host ")).expect("a mount");
+    assert!(options.starts_with("ro"), "{options}");
+    stage.node.remove_pod(&stage.pod_id);
+    drop(pinned);
+    stage.node.stop();
+}
+
+#[test]
+fn in_a_user_namespace_the_owners_are_mapped_all_the_same() {
+    let mapping = IdMapping { container_id: 0, host_id: 300_000, length: 65_536 };
+    let user_namespace =
+        || UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] };
+    let mapped = |mut pod: PodSandboxConfig| {
+        let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+        let options = context.and_then(|context| context.namespace_options.as_mut());
+        options.expect("set").userns_options = Some(user_namespace());
+        pod
+    };
+    let stage = Stage::with(mapped(host_pod("mapped")));
+    let pinned = Pinned::new(&stage);
+    let mut config = stage.config("mapped", &["sleep", "forever"]);
+    security(&mut config).namespace_options.as_mut().expect("set").userns_options = Some(user_namespace());
+    config.mounts =
+        vec![Mount { uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..pinned.mount() }];
+    let container = stage.run(&config);
+    assert_eq!(says(&stage, &container, &["cat", "/volume/a/run/file"]), "beside it\n");
+    let about = says(&stage, &container, &["stat", "/volume/a/run/file"]);
+    assert!(about.contains(" 0 0 "), "root's on the node, root's in the container: {about}");
+    stage.node.remove_pod(&stage.pod_id);
+    drop(pinned);
+    stage.node.stop();
+}
