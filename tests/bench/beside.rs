@@ -12,7 +12,7 @@ use coracle_tests::request::{host_pod, image_spec, pull as pull_of};
 
 use crate::Row;
 use crate::life::{Lives, RUNS};
-use crate::measure::{Memory, settled};
+use crate::measure::{self, Memory, settled};
 use crate::pulls::{self, Shape};
 use crate::time::Percentiles;
 
@@ -27,7 +27,7 @@ const PULLS_MAX: usize = 20;
 
 /// Measures pod starts during a pull.
 pub(crate) fn pull() -> Vec<Row> {
-    let node = Node::start();
+    let node = measure::node("");
     let image = node.import_probe();
     let registry = Registry::start(node.folder());
     let packed = pulls::push(&registry, "middling", 1, &MIDDLING);
@@ -88,7 +88,7 @@ fn starts_beside(node: &Node, image: &str, name: &str) -> Vec<Duration> {
 
 /// Measures the growth of the daemon's memory by many pulls.
 pub(crate) fn storm() -> Vec<Row> {
-    let node = Node::start();
+    let node = measure::node("");
     let registry = Registry::start(node.folder());
     for image in 0..STORM {
         pulls::push(&registry, &format!("small{image}"), 1000 * image, &SMALL);

@@ -9,11 +9,12 @@ use coracle_tests::cri::proto::{
     ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, VersionRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::{Node, Options};
+use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, container};
 
 use crate::Row;
 use crate::life::{self, Lives, RUNS};
+use crate::measure;
 use crate::time::{Percentiles, median};
 
 /// Number of pods that are started concurrently, and of clients.
@@ -111,7 +112,7 @@ pub(crate) fn full() -> Vec<Row> {
         "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"10.{}.0.0/21\"]\n",
         200 + std::process::id() % 50
     );
-    let node = Node::with(Options { config: network, ..Options::default() });
+    let node = measure::node(&network);
     let image = node.import_probe();
     burst(&node, &image, FULL, &bridge_pod);
     let monitors: u64 = node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum();

@@ -10,11 +10,11 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::floor::Floor;
 use coracle_tests::host;
-use coracle_tests::node::{Node, Options};
+use coracle_tests::node::Node;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, exec, host_pod};
 
-use crate::Row;
 use crate::time::{Percentiles, median};
+use crate::{Row, measure};
 
 /// Number of pods of a series; at least fifty, for a meaningful p50.
 pub(crate) const RUNS: usize = 60;
@@ -57,7 +57,7 @@ impl Lives {
 
 /// A node with the built-in default network.
 pub(crate) fn bridged() -> Node {
-    Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() })
+    measure::node(DEFAULT_NETWORK)
 }
 
 /// A kind of pod: how the request is made, and the word for its network in requests to the floor.

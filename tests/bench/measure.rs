@@ -10,7 +10,7 @@ use coracle_tests::cri::proto::{
     VersionRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::{self, Node};
+use coracle_tests::node::{self, Node, Options};
 use coracle_tests::request::{container, host_pod, share_pids};
 
 use crate::Row;
@@ -57,9 +57,14 @@ pub(crate) fn ask(cri: &Cri) {
     }
 }
 
+/// Starts a node with this configuration, whose state directory is on a tmpfs as on a machine with systemd.
+pub(crate) fn node(config: &str) -> Node {
+    Node::with(Options { config: config.into(), has_tmpfs_state: true, ..Options::default() })
+}
+
 /// Measures the daemon without pods after requests.
 pub(crate) fn idle() -> Vec<Row> {
-    let node = Node::start();
+    let node = node("");
     ask(&node);
     let at_once = host::pss_kib(node.pid()) as f64 / 1024.0;
     let settled = settled(&node);
@@ -84,7 +89,7 @@ fn fill(node: &Node, image: &str, numbers: std::ops::Range<usize>) {
 /// Measures many pods: memory, and the start time of a new daemon.
 pub(crate) fn crowd() -> Vec<Row> {
     let mut rows = Vec::new();
-    let mut node = Node::start();
+    let mut node = node("");
     let empty = restarts(&mut node);
     let image = node.import_probe();
     fill(&node, &image, 0..CROWD);
@@ -120,7 +125,7 @@ pub(crate) fn crowd() -> Vec<Row> {
 
 /// Measures the memory of pods with a shared PID namespace, which have a PID 1 in addition to the monitor.
 fn shared_pids() -> Row {
-    let node = Node::start();
+    let node = node("");
     let image = node.import_probe();
     for index in 0..CROWD {
         let mut pod = host_pod(&format!("shared{index}"));

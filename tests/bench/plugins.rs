@@ -9,8 +9,8 @@ use coracle_tests::node::Node;
 use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
 use coracle_tests::request::{container, host_pod};
 
-use crate::Row;
 use crate::time::Percentiles;
+use crate::{Row, measure};
 
 /// Number of runs of each measurement.
 const RUNS: usize = 100;
@@ -18,7 +18,7 @@ const RUNS: usize = 100;
 /// Runs all measurements.
 pub(crate) fn measure() -> Vec<Row> {
     let mut rows = Vec::new();
-    let node = Node::start();
+    let node = measure::node("");
     let image = node.import_probe();
     let without = (pods(&node), creations(&node, &image));
     let empty = host::anonymous_kib(node.pid());

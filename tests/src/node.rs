@@ -6,6 +6,7 @@
 mod objects;
 
 use std::fs;
+use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::mount::MsFlags;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -40,6 +42,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// The state directory; `None`: `FOLDER/state`.
     pub state: Option<PathBuf>,
+    /// Whether `FOLDER/state` is a tmpfs, as the default state directory below /run is on a machine with systemd.
+    pub has_tmpfs_state: bool,
     /// A program and its first arguments that start the daemon. The daemon's program and arguments are
     /// appended, which the program must execute. Empty: the daemon is started directly.
     pub wrapper: Vec<String>,
@@ -115,6 +119,9 @@ impl Node {
             .expect("the node's folder");
         let root = options.root.clone().unwrap_or_else(|| folder.join("root"));
         let state = options.state.clone().unwrap_or_else(|| folder.join("state"));
+        if options.has_tmpfs_state {
+            mount_tmpfs(&state).expect("a tmpfs for the state directory");
+        }
         let mut node = Node {
             cri: Cri::new(&folder.join("run/coracle.sock")),
             binaries: binaries(),
@@ -410,6 +417,8 @@ impl Node {
         assert!(threads <= 1, "the daemon was seen with {threads} threads");
         self.sweep();
         self.is_stopped = true;
+        // EINVAL: it is no mount.
+        let _ = nix::mount::umount(&self.state);
         fs::remove_dir_all(&self.folder).expect("the node's folder goes");
     }
 
@@ -506,6 +515,13 @@ impl Drop for Node {
         }
         self.sweep();
     }
+}
+
+/// Mounts a tmpfs on a new directory, which only root can access.
+fn mount_tmpfs(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let no = MsFlags::empty();
+    nix::mount::mount(Some("tmpfs"), directory, Some("tmpfs"), no, Some("mode=0700")).map_err(io::Error::from)
 }
 
 /// Waits, with a time limit, until `look` finds no objects; returns the remaining ones.

@@ -12,7 +12,10 @@ impl Node {
     pub fn rests(&self) -> Vec<String> {
         let name = format!("{}/", self.folder.display());
         let mut rests = Vec::new();
-        rests.extend(host::mounts(&name).into_iter().map(|line| format!("mount {line}")));
+        let state = self.state.display().to_string();
+        let is_state = |line: &str| line.split(' ').nth(4) == Some(&state);
+        let mounts = host::mounts(&name).into_iter().filter(|line| !is_state(line));
+        rests.extend(mounts.map(|line| format!("mount {line}")));
         let cgroups = host::cgroups_below(&self.cgroup_parent());
         rests.extend(
             cgroups.iter().filter(|path| is_pods(path)).map(|path| format!("cgroup {}", path.display())),
