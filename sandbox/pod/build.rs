@@ -21,5 +21,9 @@ fn main() {
     if !is_bare {
         println!("cargo:rustc-link-arg-bins=-nostartfiles");
         println!("cargo:rustc-link-arg-bins=-nostdlib");
+        // The last page of .data is written at each start, because the kernel clears the rest of it. At this address
+        // .data is at the beginning of a page, so that the first entries of the tables (.bss) are on that page. lld would
+        // give .data a segment of its own.
+        println!("cargo:rustc-link-arg-bins=-Wl,-Tdata=0x480000");
     }
 }

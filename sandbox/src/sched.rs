@@ -2,7 +2,7 @@
 //! precedence over pulls, and pulls over background jobs. CPU weights are not raised, so containers lose no share of
 //! CPU time.
 
-use coracle_sys::process::{self, InheritOnFork, Scheduling};
+use coracle_sys::sched::{self, InheritOnFork, Scheduling};
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -21,13 +21,13 @@ const LONG_SLICE: u64 = 100_000_000;
 /// # Errors
 /// [`Error::Kernel`] if the kernel refuses the setting.
 pub fn set_short_slice() -> Result<(), Error> {
-    refused("set", "the slice", process::set_slice(SHORT_SLICE, InheritOnFork::No))
+    refused("set", "the slice", sched::set_slice(SHORT_SLICE, InheritOnFork::No))
 }
 
 /// Sets the shortest scheduler slice for a monitor and its children; a child resets it before it executes a container's
 /// program.
 pub(crate) fn set_inherited_short_slice() -> Result<(), coracle_sys::Errno> {
-    process::set_slice(SHORT_SLICE, InheritOnFork::Yes)
+    sched::set_slice(SHORT_SLICE, InheritOnFork::Yes)
 }
 
 /// Makes this process run in the background: nice 10, about a tenth of an equal share, on all CPUs except one;
@@ -73,8 +73,8 @@ fn set(nice: i32, io_class: u32, io_level: u32) -> Result<(), Error> {
     /// Scheduling policy SCHED_BATCH.
     const BATCH: u32 = 3;
     let scheduling = Scheduling { policy: BATCH, nice, runtime: LONG_SLICE, ..Scheduling::default() };
-    let scheduled = refused("set", "the scheduling", process::set_scheduling(scheduling));
-    refused("set", "the I/O priority", process::set_io_priority(io_class, io_level)).and(scheduled)
+    let scheduled = refused("set", "the scheduling", sched::set_scheduling(scheduling));
+    refused("set", "the I/O priority", sched::set_io_priority(io_class, io_level)).and(scheduled)
 }
 
 fn refused(op: &'static str, target: &str, outcome: Result<(), coracle_sys::Errno>) -> Result<(), Error> {

@@ -154,7 +154,10 @@ fn sum(text: &str) -> Option<u32> {
 /// linux-raw-sys, from cargo's source directory.
 fn raw_sys(convention: &Convention) -> Numbers {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--format-version", "1", "--offline"]).current_dir(crate::root());
+    // Packages of other platforms may never have been downloaded.
+    let words =
+        ["metadata", "--format-version=1", "--offline", "--filter-platform=x86_64-unknown-linux-musl"];
+    cargo.args(words).current_dir(crate::root());
     let metadata: Value = serde_json::from_str(&output(&mut cargo)).expect("cargo prints JSON");
     let packages = metadata["packages"].as_array().expect("packages");
     // The newest version if there are several.

@@ -269,7 +269,7 @@ fn clients_that_have_ended_hold_no_place() {
     let is_refused = (0..60).any(|attempt| {
         let mut pull = Command::new(binaries().join("coracle"));
         pull.args(["image", "pull", &image]).args(stage.node.flags()).stdout(Stdio::null());
-        let mut pull = pull.stderr(Stdio::piped()).spawn().expect("it runs");
+        let pull = pull.stderr(Stdio::piped()).spawn().expect("it runs");
         std::thread::sleep(Duration::from_millis(20 + 10 * attempt));
         kill(Pid::from_raw(pull.id() as i32), Signal::SIGINT).expect("ours");
         text(&pull.wait_with_output().expect("ours").stderr).contains("too many requests")

@@ -1,10 +1,12 @@
 //! Limits, read from the container's actual cgroup, and the OOM killer.
 
 use coracle_tests::cri::proto::{
-    LinuxContainerResources, StartContainerRequest, UpdateContainerResourcesRequest,
+    LinuxContainerResources, SecurityProfile, StartContainerRequest, UpdateContainerResourcesRequest,
+    security_profile::ProfileType,
 };
 use coracle_tests::host;
-
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{exec, host_pod, security};
 use coracle_tests::stage::Stage;
 
 /// The value of the first of these cgroup files in any cgroup of the process.
@@ -143,5 +145,35 @@ fn the_cgroup_is_named_by_the_id() {
     let id = stage.run(&stage.config("named", &["sleep", "forever"]));
     let found = host::cgroups_below(&stage.node.cgroup_parent());
     assert!(found.iter().any(|path| path.ends_with(&id)), "{id} in {found:?}");
+    stage.node.stop();
+}
+
+/// A program that is started in two steps may be bound to one CPU in between; a daemon may be bound by its service manager.
+#[test]
+fn containers_and_execs_may_use_all_cpus_of_their_cpuset() {
+    let wrapper = ["taskset", "-c", "0"].map(String::from).into();
+    let stage = Stage::on(Node::with(Options { wrapper, ..Options::default() }), host_pod("cpus"));
+    assert_eq!(host::processors(stage.node.pid()), 1);
+    let all = host::processors(std::process::id() as i32);
+    let path = stage.node.folder().join("strict.json");
+    let text = r#"{
+        "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": [{"names": ["sched_setaffinity", "getcpu"], "action": "SCMP_ACT_KILL_PROCESS"}]
+    }"#;
+    std::fs::write(&path, text).expect("a profile");
+    for (has_filter, no_new_privs) in [(false, false), (true, false), (true, true)] {
+        let mut config = stage.config(&format!("cpus-{has_filter}-{no_new_privs}"), &["sleep", "forever"]);
+        security(&mut config).no_new_privs = no_new_privs;
+        security(&mut config).seccomp = has_filter.then(|| SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: path.display().to_string(),
+        });
+        let id = stage.run(&config);
+        assert_eq!(host::processors(stage.node.container_pid(&id)), all, "{has_filter} {no_new_privs}");
+        let request = exec(&id, &["cat", "/proc/self/status"], 10);
+        let answer = stage.node.exec_sync(request).expect("an exec");
+        let status = String::from_utf8(answer.stdout).expect("text");
+        assert_eq!(host::processors_of(&status), all, "{has_filter} {no_new_privs}: {status}");
+    }
     stage.node.stop();
 }

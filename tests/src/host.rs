@@ -206,8 +206,12 @@ pub fn scheduling(pid: i32) -> String {
 
 /// Number of CPUs on which a process may run.
 pub fn processors(pid: i32) -> usize {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let mask = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).expect("a line");
+    processors_of(&fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives"))
+}
+
+/// Number of CPUs on which the process with this `/proc/PID/status` may run.
+pub fn processors_of(status: &str) -> usize {
+    let mask = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).expect("a line");
     mask.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit.count_ones() as usize).sum()
 }
 

@@ -46,6 +46,8 @@ impl Operations {
     ) -> Result<(), Error> {
         let under_way = self.shared.borrow().get(&key).cloned();
         let outcome = under_way.unwrap_or_else(|| {
+            // Boxed, because each future around it would contain it twice.
+            let work = Box::pin(work);
             let outcome = Outcome::default();
             self.shared.borrow_mut().insert(key, Rc::clone(&outcome));
             let (operations, told) = (Rc::clone(self), Rc::clone(&outcome));
@@ -78,7 +80,7 @@ impl Operations {
         work: impl Future<Output = Result<(), Error>> + 'static,
     ) -> Result<(), Error> {
         let outcome = Outcome::default();
-        let told = Rc::clone(&outcome);
+        let (told, work) = (Rc::clone(&outcome), Box::pin(work));
         self.detach(async move {
             let _ = told.try_set(work.await);
         });

@@ -7,14 +7,15 @@
 use core::ffi::CStr;
 
 use coracle_sys::mark::Mark;
-use coracle_sys::process::{self, Control, InheritOnFork, Pointers};
+use coracle_sys::process::{self, Control, Pointers};
+use coracle_sys::sched::{self, InheritOnFork};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
 use coracle_wire::{Block, Op, Text, walk};
 
 use crate::capabilities::drop_bounding;
 use crate::init::{self, Init};
 use crate::keyring;
-use crate::launch::{ChildState, Destination, become_second};
+use crate::launch::{ChildState, Destination, become_second, stay_on_this_cpu};
 use crate::mounts;
 use crate::root::{Make, Root};
 use crate::trees::{self, Tree, Trees};
@@ -76,6 +77,8 @@ pub(crate) struct Walker<'a> {
     has_joined: bool,
     has_left: bool,
     has_terminal: bool,
+    /// Whether the container's seccomp filter applies, which may refuse the process's own calls.
+    has_filter: bool,
     /// The secret for the process's own calls that a filter would refuse; `None` if there are no such calls.
     mark: Option<Mark>,
 }
@@ -92,6 +95,7 @@ impl<'a> Walker<'a> {
             has_joined: false,
             has_left: false,
             has_terminal: false,
+            has_filter: false,
             mark: None,
         }
     }
@@ -136,6 +140,9 @@ impl<'a> Walker<'a> {
         let Some(pid) = second else { return Ok(()) };
         self.close_descriptors()?;
         let mark = self.mark.unwrap_or(Mark::NONE);
+        if !self.has_filter {
+            stay_on_this_cpu();
+        }
         become_second(pid, report, mark)?;
         process::new_session_marked(mark)?;
         let [stdin, ..] = FdRef::STANDARD_STREAMS;
@@ -251,6 +258,10 @@ impl<'a> Walker<'a> {
             Op::NoNewPrivileges => process::control(Control::NoNewPrivileges),
             Op::Seccomp { program, flags } => {
                 self.reset_slice();
+                if self.child.as_ref().is_some_and(|child| child.second.is_some()) {
+                    stay_on_this_cpu();
+                }
+                self.has_filter = true;
                 match self.mark {
                     Some(mark) => bpf::set_filter_but_for(mark, program, flags),
                     None => bpf::set_filter(program, flags),
@@ -282,12 +293,12 @@ impl<'a> Walker<'a> {
             }
             Op::Schedule { policy, flags, nice, priority, times: [runtime, deadline, period] } => {
                 let scheduling =
-                    process::Scheduling { policy, flags, nice, priority, runtime, deadline, period };
-                process::set_scheduling(scheduling)
+                    sched::Scheduling { policy, flags, nice, priority, runtime, deadline, period };
+                sched::set_scheduling(scheduling)
             }
-            Op::IoPriority { class, level } => process::set_io_priority(class, level),
-            Op::MemoryPolicy { mode, nodes: [0, 0] } => process::set_memory_policy(mode, &[]),
-            Op::MemoryPolicy { mode, nodes } => process::set_memory_policy(mode, &nodes),
+            Op::IoPriority { class, level } => sched::set_io_priority(class, level),
+            Op::MemoryPolicy { mode, nodes: [0, 0] } => sched::set_memory_policy(mode, &[]),
+            Op::MemoryPolicy { mode, nodes } => sched::set_memory_policy(mode, &nodes),
             Op::Owner { path, uid, gid } => self
                 .root()?
                 .in_parent(text(path)?, |parent, name| fs::change_owner_of(parent, name, uid, gid)),
@@ -357,7 +368,7 @@ impl<'a> Walker<'a> {
     /// monitor's own call then failed too.
     fn reset_slice(&mut self) {
         if !core::mem::replace(&mut self.takes_usual_turns, true) {
-            let _ = process::set_slice(0, InheritOnFork::Yes);
+            let _ = sched::set_slice(0, InheritOnFork::Yes);
         }
     }
 

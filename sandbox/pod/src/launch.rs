@@ -6,6 +6,7 @@
 
 use coracle_sys::mark::Mark;
 use coracle_sys::process::{self, Control};
+use coracle_sys::sched;
 use coracle_sys::sibling::{self, Sibling, SiblingPid};
 use coracle_sys::{Errno, Fd, FdRef, fs};
 
@@ -141,16 +142,25 @@ fn enter_pids(steps: Steps<'_>, report: FdRef<'_>) -> Result<(), Errno> {
         Steps::SecondExecs { second, .. } => process::setns(second.beside, process::CLONE_NEWPID),
         Steps::SecondWalks(second) => {
             process::setns(second.beside, process::CLONE_NEWPID)?;
+            stay_on_this_cpu();
             become_second(second.pid, report, Mark::NONE)
         }
     }
 }
 
-/// Creates the second process, in which the function returns; the first process exits.
+/// Makes the second process start on the CPU of the first, which exits: waking an idle CPU takes longer. Before the
+/// seccomp filter, which may forbid the call.
+pub(crate) fn stay_on_this_cpu() {
+    // If it fails, the second process starts on any CPU.
+    let _ = sched::stay_on_this_cpu();
+}
+
+/// Creates the second process, in which the function returns; the first process exits. Both may have been restricted by
+/// [`stay_on_this_cpu`]; the second may use all CPUs again.
 pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
     match sibling::clone_sibling(pid, report, mark)? {
         Sibling::Caller => process::exit(0),
-        Sibling::New => Ok(()),
+        Sibling::New => sched::use_all_cpus(mark),
     }
 }
 
@@ -160,6 +170,11 @@ pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> 
 fn prepare<'a>(launch: &Launch<'a>, report: &mut FdRef<'a>) -> Result<(fs::Mapping, ChildState<'a>), Errno> {
     process::control(Control::NotDumpable)?;
     process::set_umask(0);
+    if let Steps::One = launch.steps {
+        // Since Linux 6.2 joining a cpuset no longer undoes the daemon's restriction to some CPUs. runc and crun do the
+        // same. If it fails, the restriction is inherited.
+        let _ = sched::use_all_cpus(Mark::NONE);
+    }
     let (second, proc) = match launch.steps {
         Steps::SecondExecs { second, proc } => (Some(second.pid), proc),
         Steps::One | Steps::SecondWalks(_) => (None, Proc::None),

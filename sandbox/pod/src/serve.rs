@@ -291,7 +291,7 @@ impl<'t> Monitor<'t> {
             unwatch(self.epoll, &connection.socket);
         }
         self.table.forget_requesters();
-        self.table.execs.retain(|exec| exec.is_alive());
+        self.table.forget_ended_execs();
     }
 
     /// Sends the reply to request `number`; a daemon that does not read its replies is disconnected.
@@ -319,7 +319,7 @@ impl<'t> Monitor<'t> {
             Some(connection) if connection.is_greeted => tell_all(connection, self.table),
             // Ids of execs are known only to the daemon that chose them.
             _ => {
-                self.table.execs.retain(|exec| exec.is_alive());
+                self.table.forget_ended_execs();
                 return;
             }
         };

@@ -20,13 +20,16 @@ pub(crate) const STREAMS: usize = 2;
 /// The number of an entry in its table.
 pub(crate) type Slot = u8;
 
-/// All tables. The value is a static of the entry point, because zeroed memory uses no page before the first entry.
+/// All tables. The value is a static of the entry point, because zeroed memory uses no page before the first entry. The
+/// order puts the first containers and all that is written beside them on the first page, which the kernel writes anyway
+/// (see build.rs), and the execs on a later one.
+#[repr(C)]
 pub struct Table {
-    pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
-    pub(crate) execs: Vec<Exec, EXECS_MAX>,
-    pub(crate) attached: AllAttached,
     /// Unused memory for the PID of a second process; `None` if there is none.
     pub(crate) spare: Cell<Option<SiblingPid>>,
+    pub(crate) attached: AllAttached,
+    pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
+    pub(crate) execs: Vec<Exec, EXECS_MAX>,
 }
 
 /// All attached clients of the pod.
@@ -139,7 +142,7 @@ impl Table {
     /// Creates empty tables.
     #[expect(clippy::new_without_default, reason = "made once, in a static, which Default cannot do")]
     pub const fn new() -> Self {
-        Self { containers: Vec::new(), execs: Vec::new(), attached: Vec::new(), spare: Cell::new(None) }
+        Self { spare: Cell::new(None), attached: Vec::new(), containers: Vec::new(), execs: Vec::new() }
     }
 
     /// The container with this ID.
@@ -166,6 +169,13 @@ impl Table {
     /// Whether any process is running.
     pub(crate) fn has_processes(&self) -> bool {
         self.containers.iter().any(Container::is_alive) || self.execs.iter().any(Exec::is_alive)
+    }
+
+    /// Removes the execs whose process has ended, if there are any: a pod without execs does not write their page.
+    pub(crate) fn forget_ended_execs(&mut self) {
+        if !self.execs.iter().all(Exec::is_alive) {
+            self.execs.retain(|exec| exec.is_alive());
+        }
     }
 
     /// Clears the request numbers of starting processes, because the daemon that sent the requests has disconnected,

@@ -8,13 +8,19 @@ const INSTRUCTION_BYTES: usize = 8;
 /// Flags of the clone that a process makes after its filter has been set; filters examine this argument.
 const CLONE_FLAGS: u64 = 0x8000 | 0x10_0000 | 17;
 const SET_CONTROLLING_TERMINAL: u64 = 0x540e;
+/// Length of the mask that coracle passes to sched_setaffinity(2).
+const CPU_MASK_BYTES: u64 = 1024;
 
-/// Whether the filter permits the process to clone a second process, and the second process to create a session with a
-/// controlling terminal.
+/// Whether the filter permits the process to clone a second process, and the second process to use all CPUs and to create
+/// a session with a controlling terminal.
 pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
-    use nix::libc::{SYS_clone, SYS_ioctl, SYS_setsid};
-    let calls =
-        [(SYS_clone, [CLONE_FLAGS, 0]), (SYS_setsid, [0, 0]), (SYS_ioctl, [0, SET_CONTROLLING_TERMINAL])];
+    use nix::libc::{SYS_clone, SYS_ioctl, SYS_sched_setaffinity, SYS_setsid};
+    let calls = [
+        (SYS_clone, [CLONE_FLAGS, 0]),
+        (SYS_sched_setaffinity, [0, CPU_MASK_BYTES]),
+        (SYS_setsid, [0, 0]),
+        (SYS_ioctl, [0, SET_CONTROLLING_TERMINAL]),
+    ];
     calls.iter().all(|(number, [first, second])| {
         let mut data = [0; 64];
         data[..4].copy_from_slice(&(*number as u32).to_ne_bytes());

@@ -126,11 +126,13 @@ pub fn attach_device_program(program: FdRef<'_>, cgroup: FdRef<'_>) -> Result<()
 }
 
 /// Number of instructions for marked calls, before those of the filter.
-const MARK_INSTRUCTIONS: usize = 19;
+const MARK_INSTRUCTIONS: usize = 22;
 /// ioctl(2) request that sets the controlling terminal.
 const TIOCSCTTY: u32 = 0x540e;
+/// The PID with which sched_setaffinity(2) refers to its caller.
+const THIS_PROCESS: u32 = 0;
 
-/// Installs a filter like [`set_filter`], but marked calls of clone, setsid and ioctl pass it.
+/// Installs a filter like [`set_filter`], but marked calls of clone, setsid, ioctl and sched_setaffinity pass it.
 pub fn set_filter_but_for(mark: Mark, program: &[u8], flags: u32) -> Result<(), Errno> {
     let ours = MARK_INSTRUCTIONS * INSTRUCTION_BYTES;
     let length = ours + program.len();
@@ -148,15 +150,18 @@ fn instructions(Mark([fourth, fifth]): Mark) -> [Instruction; MARK_INSTRUCTIONS]
     let ((a, b), (c, d)) = (halves(fourth), halves(fifth));
     [
         (LOAD, 0, 0, 4),
-        (IF_EQUAL, 0, 17, AUDIT),
+        (IF_EQUAL, 0, 20, AUDIT),
         (LOAD, 0, 0, 0),
-        (IF_EQUAL, 2, 0, number::CLONE as u32),
-        (IF_EQUAL, 5, 0, number::SETSID as u32),
-        (IF_EQUAL, 2, 13, number::IOCTL as u32),
+        (IF_EQUAL, 3, 0, number::CLONE as u32),
+        (IF_EQUAL, 8, 0, number::SETSID as u32),
+        (IF_EQUAL, 3, 0, number::IOCTL as u32),
+        (IF_EQUAL, 4, 15, number::SCHED_SETAFFINITY as u32),
         (LOAD, 0, 0, 16),
-        (IF_EQUAL, 2, 11, CLONE_FLAGS as u32),
+        (IF_EQUAL, 4, 13, CLONE_FLAGS as u32),
         (LOAD, 0, 0, 24),
-        (IF_EQUAL, 0, 9, TIOCSCTTY),
+        (IF_EQUAL, 2, 11, TIOCSCTTY),
+        (LOAD, 0, 0, 16),
+        (IF_EQUAL, 0, 9, THIS_PROCESS),
         (LOAD, 0, 0, 40),
         (IF_EQUAL, 0, 7, a),
         (LOAD, 0, 0, 44),
@@ -174,6 +179,7 @@ mod tests {
     use super::*;
     use crate::process;
     use crate::process::{Clone, Control, Status, control};
+    use crate::sched;
     use crate::sibling::{Sibling, SiblingPid, clone_sibling};
 
     /// A filter that refuses every call except exit_group, wait4 and madvise with EPERM, similar to `bpf::only_sleep`.
@@ -208,6 +214,8 @@ mod tests {
             }
             match clone_sibling(&sibling, FdRef::STANDARD_STREAMS[0], mark) {
                 Ok(Sibling::New) if process::new_session_marked(Mark::NONE).is_ok() => process::exit(4),
+                Ok(Sibling::New) if sched::use_all_cpus(Mark::NONE).is_ok() => process::exit(6),
+                Ok(Sibling::New) if sched::use_all_cpus(mark).is_err() => process::exit(7),
                 Ok(Sibling::New) if process::new_session_marked(mark).is_err() => process::exit(5),
                 Ok(_) => process::exit(0),
                 Err(_) => process::exit(3),

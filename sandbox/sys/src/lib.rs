@@ -5,6 +5,7 @@
 //!   arch/       the system call instruction and the numbers, per architecture
 //!   errno, fd   the results of calls: error numbers, owned and borrowed descriptors
 //!   process     clone3, exec, wait, namespaces, identity, limits, signals
+//!   sched       policy, slices and CPUs of the caller
 //!   sibling     a child that is cloned by another child
 //!   keys        session keyrings
 //!   mark        calls that pass a seccomp filter that would refuse them
@@ -34,6 +35,7 @@ pub mod mark;
 pub mod mount;
 pub mod netlink;
 pub mod process;
+pub mod sched;
 pub mod sibling;
 pub mod socket;
 pub mod stack;

@@ -3,9 +3,11 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+
+use pin_project_lite::pin_project;
 
 use super::driver::WaitId;
 use super::{driver, try_driver};
@@ -44,16 +46,31 @@ pub(super) fn sleep_until(due: Instant) -> Sleep {
 ///
 /// # Errors
 /// `Elapsed` if the limit passed first.
-pub async fn deadline<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
-    let mut future = pin!(future);
-    let mut timer = pin!(sleep(limit));
-    std::future::poll_fn(|context| {
-        if let Poll::Ready(output) = future.as_mut().poll(context) {
+pub fn deadline<F: Future>(limit: Duration, future: F) -> Deadline<F> {
+    Deadline { limit, timer: sleep(limit), future }
+}
+
+pin_project! {
+    /// The future of [`deadline`]. Not an `async fn`, which would contain `future` twice.
+    #[must_use = "a future runs only when awaited"]
+    pub struct Deadline<F> {
+        limit: Duration,
+        timer: Sleep,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Deadline<F> {
+    type Output = Result<F::Output, Elapsed>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Poll::Ready(output) = this.future.poll(context) {
             return Poll::Ready(Ok(output));
         }
-        timer.as_mut().poll(context).map(|()| Err(Elapsed { limit }))
-    })
-    .await
+        Pin::new(this.timer).poll(context).map(|()| Err(Elapsed { limit: *this.limit }))
+    }
 }
 
 /// The future of [`sleep`] and [`sleep_until`].

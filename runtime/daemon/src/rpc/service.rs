@@ -142,7 +142,8 @@ where
     M: Into<Response<B>>,
 {
     let daemon = Rc::clone(&service.0);
-    let handled = handler(Rc::clone(&daemon), request.into_inner());
+    // Boxed, because this future and tonic's around it would contain the handler's twice each.
+    let handled = Box::pin(handler(Rc::clone(&daemon), request.into_inner()));
     SendWrapper::new(async move {
         let begun = Instant::now();
         match handled.await {

@@ -88,6 +88,8 @@ pub(crate) mod number {
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const SETSID: usize = 112;
     pub(crate) const UMASK: usize = 95;
+    pub(crate) const SCHED_SETAFFINITY: usize = 203;
+    pub(crate) const GETCPU: usize = 309;
     pub(crate) const SCHED_SETATTR: usize = 314;
     pub(crate) const SCHED_GETATTR: usize = 315;
     pub(crate) const IOPRIO_SET: usize = 251;
