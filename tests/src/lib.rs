@@ -16,6 +16,7 @@ pub mod cri;
 pub mod fault;
 pub mod floor;
 pub mod fresh_disk;
+pub mod ginkgo;
 pub mod host;
 pub mod http;
 pub mod image;

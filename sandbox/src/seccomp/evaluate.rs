@@ -1,25 +1,24 @@
 //! Evaluates a compiled filter for one call, to determine before a start whether the filter permits the calls of the
 //! start itself.
 
+use coracle_sys::fs::TIOCSCTTY;
+use coracle_sys::sched::CPU_MASK_BYTES;
+use coracle_sys::sibling::CLONE_FLAGS;
+
 use super::Architecture;
 
 /// Size of `struct sock_filter` in bytes.
 const INSTRUCTION_BYTES: usize = 8;
-/// Flags of the clone that a process makes after its filter has been set; filters examine this argument.
-const CLONE_FLAGS: u64 = 0x8000 | 0x10_0000 | 17;
-const SET_CONTROLLING_TERMINAL: u64 = 0x540e;
-/// Length of the mask that coracle passes to sched_setaffinity(2).
-const CPU_MASK_BYTES: u64 = 1024;
 
 /// Whether the filter permits the process to clone a second process, and the second process to use all CPUs and to create
 /// a session with a controlling terminal.
 pub(crate) fn lets_hand_over(program: &[u8]) -> bool {
     use nix::libc::{SYS_clone, SYS_ioctl, SYS_sched_setaffinity, SYS_setsid};
     let calls = [
-        (SYS_clone, [CLONE_FLAGS, 0]),
-        (SYS_sched_setaffinity, [0, CPU_MASK_BYTES]),
+        (SYS_clone, [CLONE_FLAGS as u64, 0]),
+        (SYS_sched_setaffinity, [0, CPU_MASK_BYTES as u64]),
         (SYS_setsid, [0, 0]),
-        (SYS_ioctl, [0, SET_CONTROLLING_TERMINAL]),
+        (SYS_ioctl, [0, u64::from(TIOCSCTTY)]),
     ];
     calls.iter().all(|(number, [first, second])| {
         let mut data = [0; 64];

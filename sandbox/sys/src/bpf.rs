@@ -1,7 +1,7 @@
 //! BPF programs: seccomp filters (seccomp(2), Linux 3.17) and device rules of cgroups (bpf(2), Linux 4.15).
 
 use crate::arch::{AUDIT, call};
-use crate::fs::Mapping;
+use crate::fs::{Mapping, TIOCSCTTY};
 use crate::mark::Mark;
 use crate::sibling::CLONE_FLAGS;
 use crate::{Errno, Fd, FdRef, number};
@@ -127,8 +127,6 @@ pub fn attach_device_program(program: FdRef<'_>, cgroup: FdRef<'_>) -> Result<()
 
 /// Number of instructions for marked calls, before those of the filter.
 const MARK_INSTRUCTIONS: usize = 22;
-/// ioctl(2) request that sets the controlling terminal.
-const TIOCSCTTY: u32 = 0x540e;
 /// The PID with which sched_setaffinity(2) refers to its caller.
 const THIS_PROCESS: u32 = 0;
 

@@ -481,11 +481,14 @@ pub fn open_terminal_peer(master: FdRef<'_>) -> Result<Fd, Errno> {
     unsafe { call(number::IOCTL, [master.argument(), TIOCGPTPEER, flags as usize]) }.map(Fd::from_call)
 }
 
+/// ioctl(2) request of [`set_controlling_terminal`], which seccomp filters may examine.
+pub const TIOCSCTTY: u32 = 0x540e;
+
 /// Makes `terminal` the controlling terminal of this session (TIOCSCTTY).
 pub fn set_controlling_terminal(terminal: FdRef<'_>, mark: Mark) -> Result<(), Errno> {
     let [fourth, fifth] = mark.arguments();
     // SAFETY: TIOCSCTTY takes a number; 0 does not steal it from another session.
-    unsafe { call(number::IOCTL, [terminal.argument(), 0x540e, 0, fourth, fifth]) }.map(drop)
+    unsafe { call(number::IOCTL, [terminal.argument(), TIOCSCTTY as usize, 0, fourth, fifth]) }.map(drop)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Marked system calls, which pass a container's seccomp filter even if it refuses them: for a process that has set the
-//! filter and still has to call clone, setsid and sched_setaffinity. A marked call has 128 random bits in unused arguments, and
-//! instructions before the filter compare them. Exec discards the memory with these bits, and only the node's root can
-//! read filters (ptrace(2), PTRACE_SECCOMP_GET_FILTER). A process that traces the marked process before its exec can
-//! read the bits from its registers; therefore marked calls pass only with exactly the arguments of coracle's own
-//! calls: a clone that creates no namespace, setsid, TIOCSCTTY, and sched_setaffinity of the caller.
+//! filter and still has to call clone, setsid and sched_setaffinity. A marked call has 128 random bits in unused
+//! arguments, and instructions before the filter compare them. Exec discards the memory with these bits, and only the
+//! node's root can read filters (ptrace(2), PTRACE_SECCOMP_GET_FILTER). A process that traces the marked process before
+//! its exec can read the bits from its registers; therefore marked calls pass only with exactly the arguments of
+//! coracle's own calls: a clone that creates no namespace, setsid, TIOCSCTTY, and sched_setaffinity of the caller.
 
 use crate::{Errno, process};
 

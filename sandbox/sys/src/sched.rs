@@ -92,6 +92,8 @@ pub fn set_slice(nanoseconds: u64, inherit: InheritOnFork) -> Result<(), Errno> 
 const CPUS_MAX: usize = 8192;
 /// Length of a mask of CPUs in words.
 const CPU_WORDS: usize = CPUS_MAX / u64::BITS as usize;
+/// The length in bytes that [`use_all_cpus`] passes to sched_setaffinity(2), which seccomp filters may examine.
+pub const CPU_MASK_BYTES: usize = CPUS_MAX / 8;
 
 /// Restricts the caller, and children that it creates from then on, to the CPU that it runs on (sched_setaffinity(2)).
 /// A child then starts on this CPU as soon as the caller exits or sleeps; otherwise the kernel wakes an idle CPU for it,

@@ -11,8 +11,8 @@ use crate::mark::Mark;
 use crate::{Errno, FdRef, number};
 
 const PAGE_BYTES: usize = 4096;
-/// The flags of [`clone_sibling`]: CLONE_PARENT, CLONE_PARENT_SETTID, SIGCHLD.
-pub(crate) const CLONE_FLAGS: usize = 0x8000 | 0x10_0000 | crate::process::SIGCHLD as usize;
+/// The flags of [`clone_sibling`], which seccomp filters may examine: CLONE_PARENT, CLONE_PARENT_SETTID, SIGCHLD.
+pub const CLONE_FLAGS: usize = 0x8000 | 0x10_0000 | crate::process::SIGCHLD as usize;
 
 /// Memory that a process shares with its next child; the child's [`clone_sibling`] writes the PID of the second process
 /// to it.

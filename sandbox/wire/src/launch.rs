@@ -440,8 +440,8 @@ pub enum Op<'a> {
     /// Only in a pod's setup record: creates the PID namespace that the pod's containers share, with a first process
     /// that only sleeps, and its procfs at [`SHARED_PROC`].
     SharedPidNamespace,
-    /// Lets the process's own clone, setsid and TIOCSCTTY calls pass the filter of the next [`Op::Seccomp`], which
-    /// would refuse them. Needed if a second process is created in the container's PID namespace.
+    /// Lets the process's own calls of clone, sched_setaffinity, setsid and TIOCSCTTY pass the filter of the next
+    /// [`Op::Seccomp`], which would refuse them. Needed if a second process is created in the container's PID namespace.
     SpareOwnCalls,
     /// Joins the container's session keyring. The start of the container creates the keyring; its owner is the
     /// process's effective user at this point. Skipped if the kernel has no keyrings.
