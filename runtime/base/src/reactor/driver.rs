@@ -1,9 +1,10 @@
 //! The tables of the event loop: descriptors with their waiting tasks, timers, and the `epoll_wait` call.
 //!
-//! Each descriptor is registered once, edge-triggered, for both directions. Events reach the tables only in
-//! [`Driver::turn`], between polls of tasks, so a task that got `EAGAIN` and registers before it returns
-//! cannot miss an event. No waker is woken or dropped while a table is borrowed, because either can run a
-//! task's destructor, which uses the tables.
+//! Each descriptor is registered edge-triggered, first for reading only and from its first wait for a write on for
+//! both directions: a socket reports free space each time its peer reads, which would wake the daemon after every
+//! answer. Events reach the tables only in [`Driver::turn`], between polls of tasks, so a task that got `EAGAIN` and
+//! registers before it returns cannot miss an event. No waker is woken or dropped while a table is borrowed, because
+//! either can run a task's destructor, which uses the tables.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -74,6 +75,8 @@ struct Side {
 struct Source {
     read: Side,
     write: Side,
+    /// Whether the descriptor is registered for writing, too.
+    reports_writes: bool,
 }
 
 impl Source {
@@ -240,7 +243,7 @@ impl Driver {
     /// The error of `epoll_ctl`: `EPERM` for a regular file or directory, `ENOSPC` at `max_user_watches`.
     pub(super) fn register(&self, fd: BorrowedFd<'_>) -> io::Result<Token> {
         let token = self.sources.borrow_mut().insert();
-        let flags = EpollFlags::EPOLLET | Direction::Read.wakes_on() | Direction::Write.wakes_on();
+        let flags = EpollFlags::EPOLLET | Direction::Read.wakes_on();
         if let Err(errno) = self.epoll.add(fd, EpollEvent::new(flags, token.to_data())) {
             self.sources.borrow_mut().remove(token);
             return Err(errno.into());
@@ -265,10 +268,28 @@ impl Driver {
         self.sources.borrow_mut().get(token).map_or(0, |source| source.side(direction).edges)
     }
 
-    /// Requests a wake-up at the next event. Each waiter has one waker at a time.
-    pub(super) fn wait(&self, token: Token, direction: Direction, id: WaitId, waker: &Waker) {
+    /// Requests a wake-up at the next event of `fd`, whose registration is `token`. Each waiter has one waker at a
+    /// time.
+    pub(super) fn wait(
+        &self,
+        (token, fd): (Token, BorrowedFd<'_>),
+        direction: Direction,
+        id: WaitId,
+        waker: &Waker,
+    ) {
         let mut sources = self.sources.borrow_mut();
         let Some(source) = sources.get(token) else { return };
+        if direction == Direction::Write && !source.reports_writes {
+            // If there is free space by now, the call makes the kernel report it (epoll_ctl(2), EPOLL_CTL_MOD).
+            let flags = EpollFlags::EPOLLET | Direction::Read.wakes_on() | Direction::Write.wakes_on();
+            if self.epoll.modify(fd, &mut EpollEvent::new(flags, token.to_data())).is_err() {
+                // The waiter tries again at once instead of waiting for an event that would not be reported.
+                drop(sources);
+                waker.wake_by_ref();
+                return;
+            }
+            source.reports_writes = true;
+        }
         let waiters = &mut source.side(direction).waiters;
         let stale = match waiters.iter_mut().find(|(owner, _)| *owner == id) {
             Some((_, held)) if held.will_wake(waker) => None,

@@ -168,6 +168,39 @@ fn an_idle_loop_does_not_turn() {
     });
 }
 
+/// Regression: each read of a peer was an event, so that every answer and every request to a monitor woke the
+/// daemon for nothing.
+#[test]
+fn free_space_is_reported_to_waiting_writers_only() {
+    run(async {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (ours, theirs) = (Watched::new(ours.into()).unwrap(), Watched::new(theirs.into()).unwrap());
+        let mut buffer = vec![0; 1 << 20];
+        let before = stats().turns;
+        for _ in 0..20 {
+            ours.write_all(b"x").await.unwrap();
+            nix::unistd::read(theirs.fd(), &mut buffer).unwrap();
+            sleep(MS).await;
+        }
+        let turns = stats().turns - before;
+        assert!(turns <= 30, "{turns} turns, one for each sleep");
+
+        for _ in 0..3 {
+            let writing = async {
+                ours.write_all(&vec![0; 3 << 20]).await.unwrap();
+            };
+            let reading = async {
+                let mut left = 3 << 20;
+                while left > 0 {
+                    left -= theirs.read(&mut buffer).await.unwrap();
+                }
+            };
+            let both = deadline(Duration::from_secs(10), smol::future::zip(writing, reading));
+            both.await.expect("a blocked writer continues");
+        }
+    });
+}
+
 #[test]
 fn busy_tasks_do_not_starve_descriptors() {
     run(async {

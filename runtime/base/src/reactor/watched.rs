@@ -154,7 +154,7 @@ impl Watched {
         loop {
             match call(self.fd()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    driver().wait(self.token, direction, POLLER, context.waker());
+                    driver().wait((self.token, self.fd()), direction, POLLER, context.waker());
                     return Poll::Pending;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -193,7 +193,7 @@ impl Future for Edge<'_> {
         if driver.edges(self.watched.token, self.direction) != self.seen {
             return Poll::Ready(());
         }
-        driver.wait(self.watched.token, self.direction, self.id, context.waker());
+        driver.wait((self.watched.token, self.watched.fd()), self.direction, self.id, context.waker());
         Poll::Pending
     }
 }
