@@ -71,15 +71,14 @@ pub struct Jailed {
 pub fn start(start: &Start<'_>) -> Result<Jailed, Error> {
     const EXEC_FAILED: u8 = 127;
     let no_memory = refused("map", "arguments of a jailed process");
-    let mut arguments = Pointers::with_capacity(start.arguments.len()).map_err(&no_memory)?;
-    start.arguments.iter().try_for_each(|argument| arguments.push(argument)).map_err(&no_memory)?;
-    let environment = Pointers::with_capacity(0).map_err(&no_memory)?;
+    let mut arguments = Pointers::with_capacity(start.arguments.len(), 0).map_err(&no_memory)?;
+    start.arguments.iter().try_for_each(|argument| arguments.push_argument(argument)).map_err(&no_memory)?;
     // The caller may have other threads, one of which may hold the allocator's lock: the child makes system
     // calls only and neither allocates nor frees memory.
     let cloned = process::clone(process::CLONE_NEWPID, None);
     match cloned {
         Ok(Clone::Child) => {
-            let _ = become_program(start, &arguments, &environment);
+            let _ = become_program(start, &arguments);
             process::exit(EXEC_FAILED)
         }
         Ok(Clone::Parent { pid, pidfd }) => Ok(Jailed { pid, pidfd, is_reaped: false }),
@@ -88,11 +87,7 @@ pub fn start(start: &Start<'_>) -> Result<Jailed, Error> {
 }
 
 /// Executes the program; returns only on an error.
-fn become_program(
-    start: &Start<'_>,
-    arguments: &Pointers<'_>,
-    environment: &Pointers<'_>,
-) -> Result<(), coracle_sys::Errno> {
+fn become_program(start: &Start<'_>, arguments: &Pointers<'_>) -> Result<(), coracle_sys::Errno> {
     const ABOVE_PLACES: i32 = 16;
     // The sources are duplicated first, because one may have the number of another's target.
     let copy = |file: BorrowedFd<'_>| fs::duplicate(FdRef::from(file), ABOVE_PLACES);
@@ -105,7 +100,7 @@ fn become_program(
     if let Some(output) = &output {
         fs::duplicate_to(output.borrow(), 3, false)?;
     }
-    Err(process::exec_fd(program.borrow(), arguments, environment))
+    Err(process::exec_fd(program.borrow(), arguments))
 }
 
 /// The end of a process.

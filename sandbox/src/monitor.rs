@@ -365,7 +365,6 @@ struct Child<'a> {
     /// The CLONE_NEW… flags of the namespaces that the child creates itself.
     own: u64,
     arguments: Pointers<'static>,
-    environment: Pointers<'static>,
     program: FdRef<'a>,
     base: &'a BaseMountNamespace,
 }
@@ -378,18 +377,10 @@ impl<'a> Child<'a> {
         };
         let procs = spawn.cgroup_joins.iter().map(c_string).collect::<Result<_, _>>()?;
         let no_memory = |errno| kernel("map", "arguments of the monitor", errno);
-        let mut arguments = Pointers::with_capacity(1).map_err(no_memory)?;
-        arguments.push(c"coracle-pod").map_err(no_memory)?;
-        let environment = Pointers::with_capacity(0).map_err(no_memory)?;
+        let mut arguments = Pointers::with_capacity(1, 0).map_err(no_memory)?;
+        arguments.push_argument(c"coracle-pod").map_err(no_memory)?;
         let own = if spawn.user.is_some() { 0 } else { owned_namespaces(spawn) };
-        Ok(Self {
-            procs,
-            own,
-            arguments,
-            environment,
-            program: spawn.program.file.borrow(),
-            base: spawn.base,
-        })
+        Ok(Self { procs, own, arguments, program: spawn.program.file.borrow(), base: spawn.base })
     }
 
     fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
@@ -453,7 +444,7 @@ impl<'a> Child<'a> {
             return Err((STEP_DESCRIPTORS, sys::Errno::EINVAL));
         };
         *report = moved;
-        let errno = process::exec_fd(program, &self.arguments, &self.environment);
+        let errno = process::exec_fd(program, &self.arguments);
         Ok((STEP_EXEC, errno))
     }
 }

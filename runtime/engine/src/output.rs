@@ -211,10 +211,15 @@ impl Output {
     /// there is data, because end of file needs none.
     async fn read_into_new(&mut self, pipe: &Watched, share: &Rc<Share>) -> Result<usize, Error> {
         let left = STREAM_BYTES_MAX - self.bytes;
-        let mut first = [0; PEEK_BYTES];
         let wanted = left.min(PEEK_BYTES);
-        let count =
-            pipe.read(&mut first[..wanted]).await.context(|| "read the command's output".to_owned())?;
+        // The buffer exists during the call only, so that a call which waits needs no memory for it.
+        let first = pipe.read_with(|fd| {
+            let mut buffer = [0; PEEK_BYTES];
+            let count = nix::unistd::read(fd, &mut buffer[..wanted])?;
+            Ok(buffer[..count].to_vec())
+        });
+        let first = first.await.context(|| "read the command's output".to_owned())?;
+        let count = first.len();
         if count == 0 {
             return Ok(0);
         }
@@ -225,7 +230,7 @@ impl Output {
             let room = share.take(bytes).await?;
             Block::new(bytes, room, share)
         };
-        block.bytes[..count].copy_from_slice(&first[..count]);
+        block.bytes[..count].copy_from_slice(&first);
         block.filled = count;
         self.blocks.push(block);
         Ok(count)

@@ -521,14 +521,13 @@ pub(crate) fn become_root() -> Result<(), Errno> {
 
 /// Executes the first candidate that can be executed; returns only an error.
 fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) -> Errno {
-    let lists = pointers(arguments).and_then(|arguments| Ok((arguments, pointers(environment)?)));
-    let (arguments, environment) = match lists {
-        Ok(lists) => lists,
+    let pointers = match pointers(arguments, environment) {
+        Ok(pointers) => pointers,
         Err(errno) => return errno,
     };
     let mut answer = Errno::ENOENT;
     for candidate in candidates.iter() {
-        match process::exec(candidate, &arguments, &environment) {
+        match process::exec(candidate, &pointers) {
             Errno::ENOENT | Errno::ENOTDIR => {}
             Errno::EACCES => answer = Errno::EACCES,
             errno => return errno,
@@ -537,12 +536,13 @@ fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) 
     answer
 }
 
-fn pointers<'a>(block: &Block<'a>) -> Result<Pointers<'a>, Errno> {
-    if block.iter().count() != block.count as usize {
+fn pointers<'a>(arguments: &Block<'a>, environment: &Block<'a>) -> Result<Pointers<'a>, Errno> {
+    if [arguments, environment].iter().any(|block| block.iter().count() != block.count as usize) {
         return Err(DAMAGED);
     }
-    let mut pointers = Pointers::with_capacity(block.count as usize)?;
-    block.iter().try_for_each(|text| pointers.push(text))?;
+    let mut pointers = Pointers::with_capacity(arguments.count as usize, environment.count as usize)?;
+    arguments.iter().try_for_each(|text| pointers.push_argument(text))?;
+    environment.iter().try_for_each(|text| pointers.push_variable(text))?;
     Ok(pointers)
 }
 

@@ -95,58 +95,88 @@ pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno>
     Ok(Clone::Parent { pid: pid as i32, pidfd: Fd::from_call(pidfd as usize) })
 }
 
-/// A null-terminated list of pointers to C strings for exec, stored in its own pages: without a heap, and limited only
-/// by the kernel.
+/// The arguments and the environment of a program for exec: two null-terminated lists of pointers to C strings, in pages
+/// of their own: without a heap, and limited only by the kernel.
 pub struct Pointers<'a> {
     memory: Mapping,
-    used: usize,
+    arguments: List,
+    environment: List,
     strings: PhantomData<&'a CStr>,
 }
 
+/// A part of the memory of [`Pointers`], as indices of words.
+struct List {
+    start: usize,
+    used: usize,
+    /// Index of the last word, which stays zero: the null that ends the list.
+    end: usize,
+}
+
 impl<'a> Pointers<'a> {
-    /// Allocates space for `count` strings.
+    /// Allocates space for this number of arguments and of variables.
     ///
     /// # Errors
     /// ENOMEM if there is no memory.
-    pub fn with_capacity(count: usize) -> Result<Self, Errno> {
-        let bytes = count.checked_add(1).and_then(|count| count.checked_mul(size_of::<usize>()));
-        let memory = Mapping::anonymous(bytes.ok_or(Errno::ENOMEM)?)?;
-        Ok(Self { memory, used: 0, strings: PhantomData })
+    pub fn with_capacity(arguments: usize, variables: usize) -> Result<Self, Errno> {
+        let words = arguments.checked_add(variables).and_then(|count| count.checked_add(2));
+        let bytes = words.and_then(|words| words.checked_mul(size_of::<usize>())).ok_or(Errno::ENOMEM)?;
+        Ok(Self {
+            memory: Mapping::anonymous(bytes)?,
+            arguments: List { start: 0, used: 0, end: arguments },
+            environment: List { start: arguments + 1, used: 0, end: arguments + 1 + variables },
+            strings: PhantomData,
+        })
     }
 
-    /// Appends a string.
+    /// Appends an argument.
     ///
     /// # Errors
-    /// EINVAL if the list is full.
-    pub fn push(&mut self, text: &'a CStr) -> Result<(), Errno> {
-        const WIDTH: usize = size_of::<usize>();
-        let at = self.used * WIDTH;
-        // The last word stays zero: the null that ends the list.
-        if at + 2 * WIDTH > self.memory.len() {
-            return Err(Errno::EINVAL);
-        }
-        self.memory[at..at + WIDTH].copy_from_slice(&(text.as_ptr() as usize).to_ne_bytes());
-        self.used += 1;
-        Ok(())
+    /// EINVAL if there is no space for another one.
+    pub fn push_argument(&mut self, text: &'a CStr) -> Result<(), Errno> {
+        self.arguments.push(&mut self.memory, text)
     }
 
-    fn address(&self) -> usize {
-        self.memory.as_ptr() as usize
+    /// Appends a variable of the environment, `NAME=value`.
+    ///
+    /// # Errors
+    /// EINVAL if there is no space for another one.
+    pub fn push_variable(&mut self, text: &'a CStr) -> Result<(), Errno> {
+        self.environment.push(&mut self.memory, text)
+    }
+
+    /// Addresses of both lists.
+    fn addresses(&self) -> [usize; 2] {
+        let start = self.memory.as_ptr() as usize;
+        [&self.arguments, &self.environment].map(|list| start + list.start * size_of::<usize>())
+    }
+}
+
+impl List {
+    fn push(&mut self, memory: &mut Mapping, text: &CStr) -> Result<(), Errno> {
+        const WIDTH: usize = size_of::<usize>();
+        let word = self.start + self.used;
+        if word >= self.end {
+            return Err(Errno::EINVAL);
+        }
+        memory[word * WIDTH..][..WIDTH].copy_from_slice(&(text.as_ptr() as usize).to_ne_bytes());
+        self.used += 1;
+        Ok(())
     }
 }
 
 /// Executes a program (execve(2)); returns only on an error.
-pub fn exec(path: &CStr, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
-    let registers = [path.as_ptr() as usize, arguments.address(), environment.address()];
+pub fn exec(path: &CStr, pointers: &Pointers<'_>) -> Errno {
+    let [arguments, environment] = pointers.addresses();
+    let registers = [path.as_ptr() as usize, arguments, environment];
     // SAFETY: `path` is NUL-terminated; both lists hold pointers to strings borrowed for `Pointers`' lifetime and end
-    // with a null, because `push` never fills the last word of memory that starts as zeros.
+    // with a null, because `List::push` never fills the last word of a list, and the memory starts as zeros.
     unsafe { call(number::EXECVE, registers) }.err().unwrap_or(Errno::EINVAL)
 }
 
 /// Executes the file to which `program` refers (execveat(2) with AT_EMPTY_PATH); returns only on an error.
-pub fn exec_fd(program: FdRef<'_>, arguments: &Pointers<'_>, environment: &Pointers<'_>) -> Errno {
-    let empty = c"".as_ptr() as usize;
-    let registers = [program.argument(), empty, arguments.address(), environment.address(), 0x1000];
+pub fn exec_fd(program: FdRef<'_>, pointers: &Pointers<'_>) -> Errno {
+    let [arguments, environment] = pointers.addresses();
+    let registers = [program.argument(), c"".as_ptr() as usize, arguments, environment, 0x1000];
     // SAFETY: as for `exec`; the path is a static empty string.
     unsafe { call(number::EXECVEAT, registers) }.err().unwrap_or(Errno::EINVAL)
 }
@@ -275,6 +305,12 @@ pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
     let [fourth, fifth] = mark.arguments();
     // SAFETY: the call takes nothing.
     unsafe { call(number::SETSID, [0, 0, 0, fourth, fifth]) }.map(drop)
+}
+
+/// Makes the process the leader of a new process group in its session (setpgid(2)).
+pub fn new_process_group() -> Result<(), Errno> {
+    // SAFETY: the call takes two numbers; 0 stands for the calling process and for its own ID.
+    unsafe { call(number::SETPGID, [0, 0]) }.map(drop)
 }
 
 /// Operations of prctl(2) whose arguments are numbers.
@@ -540,13 +576,26 @@ mod tests {
     }
 
     #[test]
-    fn pointers_keep_their_null() {
-        let mut pointers = Pointers::with_capacity(600).unwrap();
-        let room = pointers.memory.len() / 8 - 1;
-        for _ in 0..room {
-            pointers.push(c"x").unwrap();
+    fn both_lists_end_with_a_null() {
+        let mut pointers = Pointers::with_capacity(600, 3).unwrap();
+        for _ in 0..600 {
+            pointers.push_argument(c"x").unwrap();
         }
-        assert_eq!(pointers.push(c"x"), Err(Errno::EINVAL));
-        assert!(pointers.memory.ends_with(&[0; 8]));
+        for _ in 0..3 {
+            pointers.push_variable(c"y").unwrap();
+        }
+        assert_eq!(pointers.push_argument(c"x"), Err(Errno::EINVAL));
+        assert_eq!(pointers.push_variable(c"y"), Err(Errno::EINVAL));
+        let [arguments, environment] = pointers.addresses();
+        let (words, _) = pointers.memory.as_chunks();
+        let words: std::vec::Vec<_> = words.iter().map(|word| usize::from_ne_bytes(*word)).collect();
+        let list = |address: usize| {
+            let start = (address - pointers.memory.as_ptr() as usize) / size_of::<usize>();
+            words[start..].iter().take_while(|word| **word != 0).copied().collect::<std::vec::Vec<_>>()
+        };
+        assert_eq!(list(arguments), [c"x".as_ptr() as usize; 600]);
+        assert_eq!(list(environment), [c"y".as_ptr() as usize; 3]);
+        let none = Pointers::with_capacity(0, 0).unwrap();
+        assert_eq!(none.memory[..16], [0; 16]);
     }
 }
