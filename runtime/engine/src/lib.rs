@@ -31,6 +31,7 @@ pub mod notices;
 mod operations;
 pub mod output;
 pub mod paths;
+mod reconcile;
 pub mod record;
 mod recover;
 mod scope;

@@ -1,22 +1,21 @@
 //! Recovery at the start of a daemon: all pods and containers of earlier daemons are found in their current
-//! state.
+//! state. This module reads the records, asks the kernel and the monitors, and carries out the decisions of
+//! `reconcile`. A decision that cannot be carried out is retried (`again`).
 //!
-//! | found | action |
+//! | found | rules |
 //! |---|---|
-//! | record, same boot, monitor responds | the daemon connects; exits that happened without a daemon are in the monitor's exit records (RST-1 to RST-6) |
-//! | record, same boot, monitor ended | NotReady; its containers have exited: exit record, or Lost |
-//! | record of an earlier boot | NotReady; containers Lost; CNI DEL before any ADD (BOOT-1 to BOOT-3) |
-//! | intent only (Creating), of a pod or a container | undone from the record (RST-7) |
-//! | a record that can be read but fails verification | moved to quarantine, its processes killed: only this pod or container is lost (RST-9) |
-//! | a record that cannot be read, a monitor that cannot be reached | not changed, retried (`again`) |
-//! | a container that runs without a record | killed (`unlisted`); if that fails, retried |
-//! | directory or monitor without a record | killed and removed (RST-12); if that fails, retried |
+//! | a monitor that responds | RST-1 to RST-6 |
+//! | an interrupted creation of a pod or a container | RST-7 |
+//! | a record that was read and fails verification | RST-9 |
+//! | a directory, a monitor or a container without a record | RST-12 |
+//! | a record of an earlier boot | BOOT-1 to BOOT-3: CNI DEL before any ADD |
 //!
 //! No request is served before recovery is complete (RST-10): a kubelet would start a pod that a list omits a
 //! second time. A pod whose monitor does not answer does not delay the others: after [`START_LIMIT`] the pod
 //! is listed from its records, and the daemon connects to the monitor in the background.
 
-use std::os::fd::AsFd;
+mod take_over;
+
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,30 +24,20 @@ use coracle_base::error::{Error, Kind, failed};
 use coracle_base::store::{self, Damage};
 use coracle_base::{log, reactor, time};
 use coracle_sandbox::cgroup::{self, CgroupPath};
-use coracle_sandbox::monitor::ConnectError;
-use coracle_sandbox::{ContainerId, Failure, PodId, Request, disk, monitor, netns};
-use nix::errno::Errno;
+use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 
-use crate::container::{REPORT_LIMIT, StoppingNote};
-use crate::link::{Link, LinkError};
+use crate::reconcile::{
+    self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
+};
 use crate::record::{ContainerRecord, PodRecord, Told};
-use crate::state::{self, ContainerEvent, How, PodEvent};
+use crate::state::{self, PodEvent};
 use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
-use crate::{Container, Pod, Pods, again, garbage, paths};
+use crate::{Container, Pod, Pods, garbage, paths};
 
 /// Maximum time for which monitors that do not answer delay the start, all together. Working monitors answer
 /// within a few milliseconds.
 const START_LIMIT: Duration = Duration::from_millis(500);
-
-/// Time limit for a monitor's answer to its first request, and for the answers about its containers.
-const ATTACH_LIMIT: Duration = Duration::from_secs(5);
-
-/// Interval between two checks of a container whose start is in progress.
-const STARTING_PAUSE: Duration = Duration::from_millis(20);
-
-/// Time limit for a monitor's answer about one container.
-const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 impl Pods {
     /// Recovers all pods and containers; called once, before the first call is served.
@@ -73,11 +62,10 @@ impl Pods {
         self.take_over_all().await;
         for id in ids::<PodId>(&paths.pods_state())? {
             // Objects whose record may exist but cannot be read now are left alone.
-            if !self.table.pods.borrow().contains_key(&id)
-                && !self.unknown.borrow().contains_key(&id)
-                && let Err(error) = self.end_orphan(id).await
-            {
-                self.set_unknown(id, Some(Unknown::orphan(id, error)));
+            let is_known =
+                self.table.pods.borrow().contains_key(&id) || self.unknown.borrow().contains_key(&id);
+            if !is_known && let Some(unknown) = self.without_pod_record(id, Damage::Absent).await {
+                self.set_unknown(id, Some(unknown));
             }
         }
         self.release_networks();
@@ -131,19 +119,7 @@ impl Pods {
             Some(pod) => pod,
             None => match PodRecord::load(&self.node.paths, id) {
                 Ok(record) => self.enlist_pod(record),
-                Err(Damage::Io(error)) => {
-                    let text =
-                        format!("record of pod sandbox {id:.13}: {}", coracle_base::error::plain(&error));
-                    return Some(Unknown::unread(text));
-                }
-                // Its files are evidence of its containers, and stay until these are ended.
-                Err(damage) => match self.end_orphan(id).await {
-                    Ok(()) => {
-                        self.set_aside(&self.node.paths.pod(id), damage);
-                        return None;
-                    }
-                    Err(error) => return Some(Unknown::orphan(id, error)),
-                },
+                Err(damage) => return self.without_pod_record(id, damage).await,
             },
         };
         let containers = match ids::<ContainerId>(&self.node.paths.containers(id)) {
@@ -158,6 +134,26 @@ impl Pods {
             }
         }
         unknown
+    }
+
+    /// Carries out the decision about a pod without a usable record; returns why it must be retried.
+    async fn without_pod_record(self: &Rc<Self>, id: PodId, damage: Damage) -> Option<Unknown> {
+        let decision = reconcile::pod(MonitorProcess::NotAsked, Greeting::Silent, Recorded::from(&damage));
+        let remove = match decision {
+            Decision::EndAndDiscard => Self::discard_directory,
+            Decision::EndAndSetAside => Self::set_aside,
+            Decision::LeaveAlone | Decision::Known(_) => {
+                return Some(Unknown::unread(format!("record of pod sandbox {id:.13}: {damage}")));
+            }
+        };
+        // Its files are evidence of its containers, and stay until these are ended.
+        match self.end_orphan(id).await {
+            Ok(()) => {
+                remove(self, &self.node.paths.pod(id), &damage);
+                None
+            }
+            Err(error) => Some(Unknown::orphan(id, error)),
+        }
     }
 
     fn enlist_pod(self: &Rc<Self>, record: PodRecord) -> Rc<Pod> {
@@ -177,23 +173,37 @@ impl Pods {
 
     async fn load_container(self: &Rc<Self>, pod: &Rc<Pod>, id: ContainerId) -> Option<Unknown> {
         match ContainerRecord::load(&self.node.paths, pod.id, id) {
-            Ok(record) => self.enlist_container(pod, record),
-            Err(Damage::Io(error)) => {
-                let text = format!("record of container {id:.13}: {}", coracle_base::error::plain(&error));
-                return Some(Unknown::unread(text));
+            Ok(record) => {
+                self.enlist_container(pod, record);
+                None
             }
-            Err(damage) => {
-                // Its processes are ended before its files are removed.
-                let cgroup = pod.record().cgroup(&id);
-                if let Ok(cgroup) = cgroup
-                    && let Err(error) = self.clear_killed(&cgroup).await
-                {
-                    let text = format!("container {id:.13}, whose record is damaged: {error}");
-                    return Some(Unknown::unread(text));
-                }
-                self.set_aside(&self.node.paths.container(pod.id, id), damage);
-            }
+            Err(damage) => self.without_container_record(pod, id, damage).await,
         }
+    }
+
+    /// Carries out the decision about a container without a usable record; returns why it must be retried.
+    async fn without_container_record(
+        self: &Rc<Self>,
+        pod: &Rc<Pod>,
+        id: ContainerId,
+        damage: Damage,
+    ) -> Option<Unknown> {
+        let remove = match reconcile::container(Cgroup::NotAsked, Answer::NotAsked, Recorded::from(&damage)) {
+            Decision::EndAndDiscard => Self::discard_directory,
+            Decision::EndAndSetAside => Self::set_aside,
+            Decision::LeaveAlone | Decision::Known(_) => {
+                return Some(Unknown::unread(format!("record of container {id:.13}: {damage}")));
+            }
+        };
+        // Its processes are ended before its files are removed.
+        let cgroup = pod.record().cgroup(&id);
+        if let Ok(cgroup) = cgroup
+            && let Err(error) = self.clear_killed(&cgroup).await
+        {
+            let text = format!("container {id:.13}, whose record is damaged: {error}");
+            return Some(Unknown::unread(text));
+        }
+        remove(self, &self.node.paths.container(pod.id, id), &damage);
         None
     }
 
@@ -215,9 +225,11 @@ impl Pods {
         }
         pod.names.borrow_mut().entry(container.record().spec.name.clone()).or_insert(id);
         self.table.containers.borrow_mut().insert(id, Rc::clone(&container));
-        match container.is_visible() {
-            true => drop(container.creation.made.try_set(Ok(()))),
-            false => self.undo_container(container),
+        let record = Recorded::State(self.recorded_container(&container));
+        let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, record);
+        match decision == Decision::Known(ContainerDecision::Undo) {
+            true => self.undo_container(container),
+            false => drop(container.creation.made.try_set(Ok(()))),
         }
     }
 
@@ -235,18 +247,18 @@ impl Pods {
         .detach();
     }
 
-    /// Handles a record that cannot be used. Absent: the daemon ended before the intent was written, so no
-    /// object exists, and the directory is removed. Damaged: the files are moved to quarantine.
-    fn set_aside(self: &Rc<Self>, directory: &Path, damage: Damage) {
+    /// Removes a directory without a record.
+    fn discard_directory(self: &Rc<Self>, directory: &Path, _: &Damage) {
+        if let Err(error) = garbage::discard(self, directory) {
+            log::warn!("cannot remove a directory without a record"; path = directory.display(), error = error);
+        }
+    }
+
+    /// Moves a directory with a damaged record to quarantine.
+    fn set_aside(self: &Rc<Self>, directory: &Path, damage: &Damage) {
         let reason = match damage {
-            Damage::Absent => {
-                if let Err(error) = garbage::discard(self, directory) {
-                    log::warn!("cannot remove a directory without a record"; path = directory.display(), error = error);
-                }
-                return;
-            }
-            Damage::Io(error) => coracle_base::error::plain(&error),
-            Damage::Damaged(reason) => reason,
+            Damage::Damaged(reason) => reason.clone(),
+            Damage::Absent | Damage::Io(_) => damage.to_string(),
         };
         match store::quarantine(&self.node.paths.root, directory, &reason) {
             Ok(to) => log::error!("damaged record moved to quarantine"; path = to.display(), reason = reason),
@@ -310,199 +322,6 @@ impl Pods {
         self.clear_cgroup(cgroup).await
     }
 
-    /// Connects to the monitor of a pod and queries its containers; returns which part of the pod's state is
-    /// still unknown.
-    pub(crate) async fn take_over(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
-        let is_same_boot = pod.record().boot == self.node.kernel.boot;
-        if !is_same_boot {
-            self.rebooted(pod);
-            return None;
-        }
-        if pod.record().state == state::Pod::Creating {
-            // A pod that this daemon is creating is not recovered.
-            if !pod.creation.made.is_initialized() && pod.connection.link.borrow().is_none() {
-                self.undo(pod);
-            }
-            return None;
-        }
-        let is_attached = pod.connection.link.borrow().is_some();
-        let attached = if is_attached { Ok(()) } else { self.reattach(pod).await };
-        match attached {
-            Ok(()) => self.take_over_containers(pod).await,
-            Err(Unattached::Later(error)) => {
-                self.look_at_processes(pod);
-                // An answer that comes too late is not waited for; nor is it taken for the monitor's end.
-                pod.connection.links.set(pod.connection.links.get() + 1);
-                if let Some(link) = pod.connection.link.borrow_mut().take() {
-                    link.abandon();
-                }
-                Some(Unknown::unattached(pod.id, error))
-            }
-            Err(Unattached::Gone(error)) => {
-                if pod.record().state.is_ready() {
-                    log::error!("the pod's monitor has ended"; pod = pod.id, error = error);
-                }
-                self.log_failed(pod, self.change(pod, PodEvent::MonitorGone));
-                self.end_containers(pod).await.err().map(|error| Unknown::unended(pod.id, error))
-            }
-        }
-    }
-
-    async fn reattach(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Unattached> {
-        again::require_descriptors().map_err(Unattached::Later)?;
-        let internal = |text: String| Error::new(Kind::Internal, text);
-        let monitor = monitor::connect(&self.node.paths.pod_state(pod.id)).map_err(|error| match error {
-            // A temporary error of the kernel: a full descriptor table, a failing disk.
-            ConnectError::Failed(coracle_sandbox::Error::Kernel { .. }) => {
-                Unattached::Later(internal(error.to_string()))
-            }
-            ConnectError::NotThere | ConnectError::Failed(_) => Unattached::Gone(internal(error.to_string())),
-        })?;
-        match reactor::deadline(ATTACH_LIMIT, self.attach(pod, monitor)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error @ LinkError::Socket(_))) => Err(Unattached::Later(internal(error.to_string()))),
-            // Its process is running: another connection may have replaced this one.
-            Ok(Err(error @ LinkError::Gone)) if self.has_monitor(pod) => {
-                Err(Unattached::Later(internal(error.to_string())))
-            }
-            Ok(Err(error)) => Err(Unattached::Gone(internal(error.to_string()))),
-            Err(_) => Err(Unattached::Later(internal("it does not answer".to_owned()))),
-        }
-    }
-
-    fn has_monitor(&self, pod: &Pod) -> bool {
-        !matches!(monitor::connect(&self.node.paths.pod_state(pod.id)), Err(ConnectError::NotThere))
-    }
-
-    async fn take_over_containers(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
-        for container in self.containers_of(pod.id) {
-            if container.ending.exited.is_initialized() {
-                // An earlier daemon may have recorded the exit, and ended before it killed the child processes.
-                if container.cgroup().is_ok_and(|cgroup| self.node.cgroups.exists(&cgroup)) {
-                    self.end_remaining(container);
-                }
-                continue;
-            }
-            if !container.is_visible() {
-                continue; // never started
-            }
-            let link = pod.link().ok()?;
-            let was_running = container.record().state.is_running();
-            match self.ask_process(&link, &container).await {
-                Ok(Some(pid)) => self.take_over_running(&container, pid),
-                Ok(None) if was_running && !container.ending.exited.is_initialized() => {
-                    let end = time::now() + REPORT_LIMIT;
-                    let found = self.read_exit_record(&container, end, || false).await;
-                    if container.record().state.is_running() {
-                        self.end_without_monitor(&container, "the monitor does not know it", found);
-                    }
-                }
-                Ok(None) => {}
-                // The end of the monitor is seen by the link.
-                Err(LinkError::Gone) => return None,
-                Err(error) => return Some(Unknown::unattached(pod.id, error)),
-            }
-        }
-        // Containers whose record cannot be read now are left alone.
-        let is_unread = self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread);
-        match is_unread {
-            true => None,
-            false => self.end_unlisted(pod).await.err().map(|error| Unknown::unended(pod.id, error)),
-        }
-    }
-
-    /// Requests the main process of a container from the monitor: its PID, 0 if the PID is unknown, `None` if
-    /// no process runs. If a start that an earlier daemon requested is in progress, waits for its result.
-    async fn ask_process(&self, link: &Link, container: &Container) -> Result<Option<i32>, LinkError> {
-        let end = time::now() + ASK_LIMIT;
-        let id = container.id;
-        loop {
-            let refused = match link.ask(Request::Process { container: id }, &[], ASK_LIMIT).await {
-                Ok(descriptors) => {
-                    let pid = descriptors.first().and_then(|pidfd| monitor::pid_of(pidfd.as_fd()));
-                    return Ok(Some(pid.unwrap_or(0)));
-                }
-                Err(LinkError::Failed(Failure::Unknown)) => break,
-                Err(LinkError::Failed(Failure::Refused { errno })) => Errno::from_raw(errno),
-                Err(error) => return Err(error),
-            };
-            match refused {
-                Errno::EAGAIN if time::now() < end => reactor::sleep(STARTING_PAUSE).await,
-                Errno::EAGAIN => return Err(LinkError::Silent { limit: ASK_LIMIT }),
-                _ => return Ok(None),
-            }
-        }
-        // A monitor of an earlier build does not report it; the kernel does.
-        match link.ask(Request::Signal { container: id, signal: 0 }, &[], ASK_LIMIT).await {
-            Ok(_) => {
-                let cgroup = container.cgroup().ok();
-                let pid = cgroup.and_then(|cgroup| unlisted::main_process(link.pid(), &cgroup));
-                Ok(Some(pid.unwrap_or(0)))
-            }
-            Err(LinkError::Failed(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Continues a container whose main process runs. Its record may still have the state Created, if the
-    /// daemon was killed between the monitor's answer and the commit.
-    fn take_over_running(self: &Rc<Self>, container: &Rc<Container>, pid: i32) {
-        container.set_pid(pid);
-        if !container.record().state.is_running() {
-            let at_ns = container.process.ahead.get().unwrap_or_else(|| self.created_ns(container, pid));
-            self.log_failed(
-                &container.pod,
-                self.change_container(container, ContainerEvent::Started { at_ns }),
-            );
-        }
-        self.resume_stop(container);
-    }
-
-    /// Wall-clock time of the creation of a container's process in nanoseconds since 1970; not earlier than
-    /// the container's own creation.
-    fn created_ns(&self, container: &Container, pid: i32) -> i64 {
-        let now_ns = self.node.kernel.clock.now_ns();
-        let age_ms = unlisted::created_ms(pid).map(|created_ms| time::boot_ms().saturating_sub(created_ms));
-        let age_ns = i64::try_from(age_ms.unwrap_or(0)).unwrap_or(0).saturating_mul(1_000_000);
-        now_ns.saturating_sub(age_ns).max(container.record().created_at_ns)
-    }
-
-    /// Reads the PIDs of running containers from the kernel, for a pod whose monitor does not answer.
-    fn look_at_processes(&self, pod: &Rc<Pod>) {
-        let monitor = monitor::pid(&self.node.paths.pod_state(pod.id)).unwrap_or(0);
-        for container in self.containers_of(pod.id) {
-            let is_running = container.record().state.is_running();
-            if let (true, Ok(cgroup)) = (is_running, container.cgroup())
-                && let Some(pid) = unlisted::main_process(monitor, &cgroup)
-            {
-                container.set_pid(pid);
-            }
-        }
-    }
-
-    /// Continues a stop that the previous daemon had begun: SIGKILL is due at the same time (RST-11). The
-    /// stop signal is sent if it may not have been sent: it is sent twice if the previous daemon ended
-    /// directly after sending it.
-    fn resume_stop(self: &Rc<Self>, container: &Rc<Container>) {
-        let path = self.node.paths.stopping(container.pod.id).join(container.id.to_string());
-        let note = disk::read_to_string(&path).ok().and_then(|text| StoppingNote::parse(&text));
-        if let Some(StoppingNote { due_ms, is_signal_due }) = note {
-            let grace = Duration::from_millis(due_ms.saturating_sub(time::boot_ms()));
-            self.begin_stop(container, grace, is_signal_due);
-        }
-    }
-
-    fn rebooted(self: &Rc<Self>, pod: &Rc<Pod>) {
-        self.log_failed(pod, self.change(pod, PodEvent::Rebooted));
-        let _ = pod.creation.made.try_set(Ok(()));
-        for container in self.containers_of(pod.id) {
-            if container.is_visible() && !container.ending.exited.is_initialized() {
-                let message = "the node was rebooted".to_owned();
-                self.end(&container, self.node.kernel.clock.now_ns(), How::Lost { message });
-            }
-        }
-    }
-
     /// Undoes an interrupted RunPodSandbox in the background; the pod's name is reserved until then.
     fn undo(self: &Rc<Self>, pod: &Rc<Pod>) {
         let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
@@ -554,12 +373,4 @@ impl Pods {
             log::error!("recovery of a pod is incomplete"; pod = pod.id, error = error);
         }
     }
-}
-
-/// The reason why the daemon could not connect to a monitor.
-enum Unattached {
-    /// The monitor has ended.
-    Gone(Error),
-    /// The monitor may be running but cannot be reached now.
-    Later(Error),
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use coracle_base::error::{Error, failed};
 use coracle_base::{log, store};
 use coracle_sandbox::cgroup::{self, CgroupPath};
-use coracle_sandbox::{ContainerId, PodId, Request, disk};
+use coracle_sandbox::{ContainerId, PodId, Request, disk, monitor};
 
 use crate::paths::Paths;
 use crate::{Pod, Pods};
@@ -27,10 +27,14 @@ const FORGET_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) type Traces = BTreeMap<ContainerId, Option<CgroupPath>>;
 
 impl Pods {
-    /// Kills running containers of a pod that are not listed.
+    /// Kills running containers of a pod that are not listed, also if the pod's monitor does not answer.
     pub(crate) async fn end_unlisted(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for (id, cgroup) in traces(&self.node.paths, pod.id, pod.pid())? {
+        let monitor = match pod.pid() {
+            0 => monitor::pid(&self.node.paths.pod_state(pod.id)).unwrap_or(0),
+            pid => pid,
+        };
+        for (id, cgroup) in traces(&self.node.paths, pod.id, monitor)? {
             if self.table.containers.borrow().contains_key(&id) {
                 continue;
             }

@@ -11,6 +11,7 @@ mod monitor;
 mod named;
 mod node;
 mod random;
+mod reconciled;
 mod world;
 
 use std::rc::Rc;

@@ -61,6 +61,11 @@ impl Simulated {
         self.waiting = None;
     }
 
+    /// Removes a container from the monitor's table, as if the monitor had never started it.
+    pub(crate) fn forget(&mut self, container: ContainerId) {
+        self.containers.remove(&container);
+    }
+
     /// Closes the connection to a daemon; the numbers of its requests are not valid for the next daemon.
     fn disconnect(&mut self) {
         self.connection = None;

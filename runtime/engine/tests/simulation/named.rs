@@ -74,17 +74,17 @@ impl Stage {
     }
 
     /// Lets the next `count` calls with this name on a target that contains `target` fail.
-    fn refuse(&self, name: &'static str, target: &str, errno: Errno, count: u32) {
+    pub(crate) fn refuse(&self, name: &'static str, target: &str, errno: Errno, count: u32) {
         let refusal = Refusal { name, target: target.to_owned(), errno, count };
         self.clients.node.world.borrow_mut().refusals.push(refusal);
     }
 
     /// How many of the calls that were to fail have not been made.
-    fn refusals_left(&self) -> u32 {
+    pub(crate) fn refusals_left(&self) -> u32 {
         self.clients.node.world.borrow().refusals.iter().map(|refusal| refusal.count).sum()
     }
 
-    fn require(&self, pods: &Rc<Pods>) {
+    pub(crate) fn require(&self, pods: &Rc<Pods>) {
         assert_eq!(check(&self.clients, pods), Vec::<String>::new());
     }
 
@@ -97,14 +97,14 @@ impl Stage {
         assert_eq!(check_empty(&self.clients, pods), Vec::<String>::new());
     }
 
-    fn freeze_monitors(&self, for_ns: u64) {
+    pub(crate) fn freeze_monitors(&self, for_ns: u64) {
         let mut world = self.clients.node.world.borrow_mut();
         let until_ns = world.now_ns + for_ns;
         world.monitors.values_mut().for_each(|monitor| monitor.frozen_until_ns = until_ns);
     }
 
     /// Lets time pass without a daemon.
-    fn wait(&self, for_ns: u64) {
+    pub(crate) fn wait(&self, for_ns: u64) {
         let mut world = self.clients.node.world.borrow_mut();
         let until_ns = world.now_ns + for_ns;
         world.pass(until_ns);
@@ -115,7 +115,7 @@ impl Stage {
     }
 
     /// The main process starts another process and ends, and nothing was reported yet.
-    fn end_main_process_before_its_child(&self, container: ContainerId) {
+    pub(crate) fn end_main_process_before_its_child(&self, container: ContainerId) {
         let mut world = self.clients.node.world.borrow_mut();
         let main = world.processes.iter().find(|(_, process)| process.role == Role::Main(container));
         let (main, cgroup) = main.map(|(pid, main)| (*pid, main.cgroup.clone())).expect("it runs");
@@ -127,7 +127,7 @@ impl Stage {
         }
     }
 
-    fn kill(&self, role: Role, exit: Exit) {
+    pub(crate) fn kill(&self, role: Role, exit: Exit) {
         let mut world = self.clients.node.world.borrow_mut();
         let found = world.processes.iter().find(|(_, process)| process.role == role);
         let pid = *found.expect("it runs").0;
@@ -142,7 +142,7 @@ impl Drop for Stage {
 }
 
 /// Creates a pod with a container and starts the container; returns the container's ID.
-async fn start_one(pods: &Rc<Pods>) -> Result<String, Error> {
+pub(crate) async fn start_one(pods: &Rc<Pods>) -> Result<String, Error> {
     let id = pods.run(pod_spec(0)).await?;
     let pod = pods.pod(&id.to_string())?;
     let container = pods.create_container(pod, container_spec(0)).await?;
@@ -591,7 +591,7 @@ fn a_daemon_that_is_killed_after_an_exit_leaves_no_child_process() {
     assert!(exited_with_child > 0);
 }
 
-fn exit_code(container: &Container) -> Option<i32> {
+pub(crate) fn exit_code(container: &Container) -> Option<i32> {
     match &container.record().state {
         State::Exited(ended) => Some(ended.exit_code()),
         State::Creating | State::Created | State::Running { .. } => None,

@@ -1,0 +1,188 @@
+//! Histories in which the kernel, the monitor and the record of a container contradict each other at the start
+//! of a daemon, or one of them does not answer: a process that runs is listed or ended.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_base::reactor;
+use coracle_engine::Pods;
+use coracle_sandbox::{ContainerId, Exit};
+use nix::errno::Errno;
+
+use crate::engine::{container_spec, pod_spec};
+use crate::named::{Stage, exit_code, start_one};
+use crate::world::{ROOT, Role, S, STATE};
+
+/// Time after which the daemon does not wait for a frozen monitor any more, and before the monitor continues.
+const WHILE_FROZEN: Duration = Duration::from_secs(10);
+const FROZEN_NS: u64 = 20 * S;
+
+/// A node on which programs run until they are killed.
+fn stage_with_programs_that_run(seed: u64) -> Stage {
+    let stage = Stage::new(seed);
+    stage.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
+    stage
+}
+
+impl Stage {
+    fn runs(&self, role: Role) -> bool {
+        let world = self.clients.node.world.borrow();
+        world.processes.values().any(|process| process.role == role && !process.is_dying)
+    }
+
+    /// Runs a daemon that starts a container in a pod whose containers share a PID namespace; returns the IDs.
+    fn start_in_shared_namespace(&self) -> (String, ContainerId) {
+        self.daemon(async |pods| {
+            let pod = pods.run(pod_spec(1)).await.expect("a pod").to_string();
+            let listed = pods.pod(&pod).expect("it is listed");
+            let id = pods.create_container(listed, container_spec(1)).await.expect("a container");
+            let container = pods.container(&id.to_string()).expect("it is listed");
+            pods.start_container(container).await.expect("it is started");
+            (pod, id)
+        })
+    }
+
+    /// Lets errors end and the state of all pods become known, then checks all rules and removes everything.
+    async fn settle(&self, pods: &Rc<Pods>) {
+        reactor::sleep(Duration::from_secs(60)).await;
+        assert_eq!(self.refusals_left(), 0);
+        self.require(pods);
+        self.remove_all(pods).await;
+    }
+}
+
+/// Earlier builds waited for the monitor's answer before they ended the container.
+#[test]
+fn a_container_without_a_record_is_ended_while_its_monitor_does_not_answer() {
+    let stage = stage_with_programs_that_run(30);
+    let pod = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    let id = stage.daemon(async |pods| pods.containers()[0].id);
+    let directory = format!("{ROOT}/pods/{pod}/containers/{id}");
+    stage.clients.node.world.borrow_mut().disk.remove_dir_all(&directory).expect("its directory");
+    stage.freeze_monitors(FROZEN_NS);
+    stage.daemon(async |pods| {
+        reactor::sleep(WHILE_FROZEN).await;
+        assert!(pods.unknown().is_some(), "the monitor does not answer yet");
+        assert!(!stage.runs(Role::Main(id)), "it runs and is not listed");
+        stage.settle(pods).await;
+    });
+}
+
+/// The record of the other container may be that of the container without one.
+#[test]
+fn a_container_without_a_record_runs_while_a_record_of_its_pod_cannot_be_read() {
+    let stage = stage_with_programs_that_run(31);
+    let (pod, lost) = stage.start_in_shared_namespace();
+    let unread = stage.daemon(async |pods| {
+        let pod = pods.pod(&pod).expect("it is listed");
+        let id = pods.create_container(pod, container_spec(2)).await.expect("a container");
+        let container = pods.container(&id.to_string()).expect("it is listed");
+        pods.start_container(container).await.expect("it is started");
+        id
+    });
+    let directory = format!("{ROOT}/pods/{pod}/containers/{lost}");
+    stage.clients.node.world.borrow_mut().disk.remove_dir_all(&directory).expect("its directory");
+    stage.freeze_monitors(FROZEN_NS);
+    stage.refuse("read", &format!("containers/{unread}"), Errno::EIO, 4);
+    stage.daemon(async |pods| {
+        reactor::sleep(WHILE_FROZEN).await;
+        assert!(pods.containers().is_empty());
+        assert!(stage.runs(Role::Main(lost)) && stage.runs(Role::Main(unread)), "one is ended");
+        reactor::sleep(Duration::from_secs(60)).await;
+        assert!(!stage.runs(Role::Main(lost)) && stage.runs(Role::Main(unread)));
+        assert_eq!(pods.containers()[0].id, unread);
+        stage.settle(pods).await;
+    });
+}
+
+/// The daemon that records the exit cannot kill the child process, and so cannot the next one if `next_fails`.
+fn child_of_an_exited_container(next_fails: bool) {
+    let stage = stage_with_programs_that_run(32);
+    let (_, id) = stage.start_in_shared_namespace();
+    stage.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 1 + u32::from(next_fails));
+    stage.daemon(async |pods| {
+        stage.end_main_process_before_its_child(id);
+        reactor::sleep(Duration::from_secs(1)).await;
+        assert_eq!(exit_code(&pods.containers()[0]), Some(0));
+    });
+    assert!(stage.runs(Role::Child(id)), "the kill failed");
+    stage.freeze_monitors(FROZEN_NS);
+    stage.daemon(async |pods| {
+        reactor::sleep(WHILE_FROZEN).await;
+        assert!(pods.unknown().is_some(), "the monitor does not answer yet");
+        assert!(!stage.runs(Role::Child(id)), "it runs in a container that is listed as exited");
+        assert_eq!(exit_code(&pods.containers()[0]), Some(0));
+        stage.settle(pods).await;
+    });
+}
+
+/// Earlier builds waited for the monitor's answer before they ended the child process.
+#[test]
+fn a_child_of_an_exited_container_is_ended_while_the_monitor_does_not_answer() {
+    child_of_an_exited_container(false);
+}
+
+#[test]
+fn a_child_that_cannot_be_killed_at_first_is_killed_at_the_next_attempt() {
+    child_of_an_exited_container(true);
+}
+
+/// In earlier builds the child process of such a container continued to run.
+#[test]
+fn a_container_that_its_monitor_does_not_know_leaves_no_child_process() {
+    let stage = stage_with_programs_that_run(33);
+    let (pod, id) = stage.start_in_shared_namespace();
+    stage.end_main_process_before_its_child(id);
+    stage.wait(S);
+    {
+        let mut world = stage.clients.node.world.borrow_mut();
+        world.monitors.values_mut().for_each(|monitor| monitor.forget(id));
+        world.disk.remove_file(&format!("{STATE}/pods/{pod}/exits/{id}")).expect("its exit record");
+    }
+    assert!(stage.runs(Role::Child(id)));
+    stage.daemon(async |pods| {
+        assert_eq!(exit_code(&pods.containers()[0]), Some(255));
+        reactor::sleep(Duration::from_secs(1)).await;
+        assert!(!stage.runs(Role::Child(id)), "it runs in a container that is listed as exited");
+        stage.settle(pods).await;
+    });
+}
+
+/// The boot ID changes while processes continue to run, for example after the restore of a checkpoint. Earlier
+/// builds listed the container as exited, and its process continued to run.
+#[test]
+fn a_process_of_a_container_that_is_recorded_in_an_earlier_boot_is_ended() {
+    let stage = stage_with_programs_that_run(34);
+    let (_, id) = stage.start_in_shared_namespace();
+    stage.clients.node.world.borrow_mut().boot += 1;
+    assert!(stage.runs(Role::Main(id)));
+    stage.daemon(async |pods| {
+        assert_eq!(exit_code(&pods.containers()[0]), Some(255));
+        reactor::sleep(Duration::from_secs(1)).await;
+        assert!(!stage.runs(Role::Main(id)), "it runs in a container that is listed as exited");
+        stage.remove_all(pods).await;
+    });
+}
+
+/// A container that has ended with its boot is not confused with a running one.
+#[test]
+fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
+    let stage = stage_with_programs_that_run(35);
+    let (_, ended) = stage.start_in_shared_namespace();
+    stage.clients.node.world.borrow_mut().lose_power();
+    stage.daemon(async |pods| {
+        start_one(pods).await.expect("a container is started");
+    });
+    let id = stage.daemon(async |pods| {
+        pods.containers().iter().map(|container| container.id).find(|id| *id != ended).expect("it is listed")
+    });
+    stage.daemon(async |pods| {
+        let container = pods.container(&id.to_string()).expect("it is listed");
+        assert!(stage.runs(Role::Main(id)) && container.record().state.is_running());
+        stage.kill(Role::Main(id), Exit::Code(4));
+        reactor::sleep(Duration::from_secs(1)).await;
+        assert_eq!(exit_code(&container), Some(4));
+        stage.remove_all(pods).await;
+    });
+}
