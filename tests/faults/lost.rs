@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, RemoveImageRequest, StatusRequest,
@@ -13,6 +14,8 @@ use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::request::{container, exec, host_pod, image_spec};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// A pod with a running container.
 struct Life {
@@ -100,6 +103,43 @@ fn running_containers_without_a_record_are_ended() {
                 })
         });
     }
+    node.stop();
+}
+
+/// Earlier builds waited for the monitor's answer before they ended the container. The record of the other container of the pod cannot
+/// be read at first: then nothing of the pod is ended.
+#[test]
+fn a_container_without_a_record_is_ended_while_its_monitor_is_stopped() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let (witness, victim) = (Life::begin(&node, &image, "witness"), Life::begin(&node, &image, "victim"));
+    let pod = host_pod("victim");
+    let other =
+        node.run_container(&victim.pod_id, &container("two", &image, &["sleep", "forever"], &pod), &pod);
+    let other_pid = node.container_pid(&other);
+    let monitor = host::proc_value(victim.pid, "status", "PPid").expect("its parent is the monitor") as i32;
+    node.kill9();
+    let signal = |signal| kill(Pid::from_raw(monitor), signal).expect("the monitor lives");
+    signal(Signal::SIGSTOP);
+    let containers = victim.directory(&node).join("containers");
+    fs::rename(containers.join(&victim.id), node.folder().join("aside")).expect("our folder");
+    let record = containers.join(&other).join("record");
+    fs::rename(&record, record.with_extension("aside")).expect("our file");
+    fs::create_dir(&record).expect("our folder");
+    node.launch();
+    // Longer than the daemon waits for a monitor.
+    std::thread::sleep(Duration::from_secs(8));
+    assert!(victim.lives() && host::is_alive(other_pid), "{}", node.log());
+    fs::remove_dir(&record).expect("our folder");
+    fs::rename(record.with_extension("aside"), &record).expect("the record is back");
+    host::wait_until("it is ended", || !victim.lives());
+    assert!(!recovered(&node).0, "the monitor does not answer");
+    assert!(host::is_alive(other_pid) && node.container_pid(&other) == other_pid, "{}", node.log());
+    assert!(witness.lives() && witness.is_listed(&node));
+    signal(Signal::SIGCONT);
+    host::wait_until("the pod is adopted", || recovered(&node).0);
+    node.exec_sync(exec(&other, &["true"], 5)).expect("the monitor serves");
+    node.remove_pod(&victim.pod_id);
     node.stop();
 }
 
