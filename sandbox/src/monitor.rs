@@ -10,22 +10,25 @@
 //! monitor again; without a pid file there is no monitor. The program is executed from a sealed memfd: a container that
 //! opens /proc/PID/exe can neither write to it nor reach a file of the host (CVE-2019-5736).
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use coracle_sys::process::{self, Clone, Pointers};
+use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, socket};
 use coracle_wire::{DESCRIPTORS_MAX, FRAME_BYTES_MAX, FromMonitor, ToMonitor};
 use nix::errno::Errno;
 
+use crate::Error;
 use crate::base_mount_ns::BaseMountNamespace;
-use crate::userns::{self, Owner, UserMappings};
-use crate::{Error, sched};
+use crate::error::describe_errno;
+use crate::userns::{self, UserMappings};
+
+mod child;
+
+use child::{Child, Inherited};
 
 const SOCKET: &str = "monitor.sock";
 const PID_FILE: &str = "monitor.pid";
@@ -94,6 +97,28 @@ pub struct Monitor {
     pub pidfd: OwnedFd,
 }
 
+/// The end of a monitor's program before it answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The program ended with this error.
+    Error(Errno),
+    /// This signal killed the process.
+    Killed(u8),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Error(errno) => write!(f, "the pod's monitor cannot start: {}", describe_errno(*errno)),
+            // The kernel log has the line of an OOM kill.
+            Self::Killed(signal) => write!(
+                f,
+                "signal {signal} killed the pod's monitor while it started, as at a memory limit of the pod's cgroup that is too small"
+            ),
+        }
+    }
+}
+
 /// Errors of [`connect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectError {
@@ -153,8 +178,6 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
             }
         });
     }
-    // Created before the pipes, because the process would inherit their ends.
-    let owner = spawn.user.map(|mappings| userns::make(mappings, owned_namespaces(spawn))).transpose()?;
     let directory = open_directory(spawn.directory)?;
     let inherited = Inherited {
         listener: listen(spawn.directory, &directory)?,
@@ -171,7 +194,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
         match cloned.map_err(|errno| kernel("clone monitor", spawn.directory.display(), errno))? {
             Clone::Child => {
                 drop(release);
-                child.run(&inherited, owner.as_ref(), &go, &report)
+                child.run(&inherited, &go, &report)
             }
             Clone::Parent { pid, pidfd } => (pid, pidfd),
         };
@@ -183,7 +206,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
             Err(errno) => return Err(kernel("release monitor of", spawn.directory.display(), errno)),
         }
         meanwhile();
-        read_outcome(spawn, &outcome)?;
+        child.read_outcome(spawn.directory, &outcome)?;
         dial(spawn.directory)
             .map_err(|errno| kernel("connect", spawn.directory.join(SOCKET).display(), errno))
     });
@@ -300,10 +323,10 @@ impl Monitor {
             || process::pidfd_signal(self.pidfd.as_fd().into(), 0) == Err(sys::Errno::ESRCH)
     }
 
-    /// Reaps a monitor that has ended, if it is a child of this process. Returns the error of its program, if the
-    /// program failed to start. `None` if it cannot be reaped yet: a traced process is first reaped by its tracer, and
-    /// its pidfd becomes readable before that.
-    pub fn reap(&self) -> Option<Option<Errno>> {
+    /// Reaps a monitor that has ended, if it is a child of this process. Returns why its program ended, if that is an
+    /// error. `None` if it cannot be reaped yet: a traced process is first reaped by its tracer, and its pidfd becomes
+    /// readable before that.
+    pub fn reap(&self) -> Option<Option<Failure>> {
         #[cfg(feature = "simulation")]
         if let Some(node) = crate::simulation::node() {
             node.is_monitor_gone(self.pid);
@@ -311,8 +334,9 @@ impl Monitor {
         }
         match process::reap(self.pid) {
             Ok(Some((_, process::Status::Code(code)))) if code != 0 => {
-                Some(Some(Errno::from_raw(code.into())))
+                Some(Some(Failure::Error(Errno::from_raw(code.into()))))
             }
+            Ok(Some((_, process::Status::Signal(signal)))) => Some(Some(Failure::Killed(signal))),
             Ok(None) => None,
             Ok(Some(_)) | Err(_) => Some(None),
         }
@@ -349,145 +373,6 @@ pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let text = fs::read_to_string(&path).or_else(|_| fs::read_to_string(&path)).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     (pid > 0).then_some(pid)
-}
-
-/// Descriptors of the monitor: 3 to 5, and /dev/null for 0 to 2. The pod's user namespace, if it has one, is 6.
-struct Inherited {
-    null: Fd,
-    listener: Fd,
-    directory: Fd,
-    setup: Fd,
-}
-
-/// The cloned child until exec. All allocations happen before the clone.
-struct Child<'a> {
-    procs: Vec<CString>,
-    /// The CLONE_NEW… flags of the namespaces that the child creates itself.
-    own: u64,
-    arguments: Pointers<'static>,
-    program: FdRef<'a>,
-    base: &'a BaseMountNamespace,
-}
-
-impl<'a> Child<'a> {
-    fn prepare(spawn: &Spawn<'a>) -> Result<Self, Error> {
-        let c_string = |path: &PathBuf| {
-            CString::new(path.as_os_str().as_bytes())
-                .map_err(|_| Error::invalid("cgroup_joins", "has a NUL in a path"))
-        };
-        let procs = spawn.cgroup_joins.iter().map(c_string).collect::<Result<_, _>>()?;
-        let no_memory = |errno| kernel("map", "arguments of the monitor", errno);
-        let mut arguments = Pointers::with_capacity(1, 0).map_err(no_memory)?;
-        arguments.push_argument(c"coracle-pod").map_err(no_memory)?;
-        let own = if spawn.user.is_some() { 0 } else { owned_namespaces(spawn) };
-        Ok(Self { procs, own, arguments, program: spawn.program.file.borrow(), base: spawn.base })
-    }
-
-    fn run(&self, inherited: &Inherited, owner: Option<&Owner>, go: &Fd, report: &Fd) -> ! {
-        let mut word = [0; 1];
-        let mut report = report.borrow();
-        let (step, errno) = match sys::fs::read(go.borrow(), &mut word) {
-            // EOF: the daemon ended before the pid file was written.
-            Ok(0) => process::exit(0),
-            Ok(_) => match self.become_monitor(inherited, owner, &mut report) {
-                Ok(never) => never,
-                Err(failed) => failed,
-            },
-            Err(errno) => (STEP_RELEASE, errno),
-        };
-        let mut bytes = [step; OUTCOME_BYTES];
-        bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
-        // If `report` has been moved to another descriptor, `report` refers to that one.
-        let _ = sys::fs::write(report, &bytes);
-        process::exit(127)
-    }
-
-    /// Joins cgroups, arranges descriptors, executes the program; returns only if a step fails.
-    fn become_monitor(
-        &self,
-        inherited: &Inherited,
-        owner: Option<&Owner>,
-        report: &mut FdRef<'_>,
-    ) -> Result<(u8, sys::Errno), (u8, sys::Errno)> {
-        // An error is ignored, because the daemon has logged the same error for itself.
-        let _ = sched::set_inherited_short_slice();
-        for procs in &self.procs {
-            sys::fs::open(FdRef::WORKING_DIRECTORY, procs, sys::fs::O_WRONLY, 0)
-                .and_then(|file| sys::fs::write(file.borrow(), b"0"))
-                .map_err(|errno| (STEP_CGROUP, errno))?;
-        }
-        // Created by this process and not by its clone, so that the kernel charges their memory to
-        // the pod's cgroup and not to the daemon's.
-        if self.own != 0 {
-            process::unshare(self.own).map_err(|errno| (STEP_OWN_NAMESPACES, errno))?;
-        }
-        // Entered only now, because the paths above are those of the host.
-        self.base.enter().map_err(|errno| (STEP_BASE, errno))?;
-        if let Some(owner) = owner {
-            owner.join().map_err(|errno| (STEP_NAMESPACES, errno))?;
-        }
-        let Inherited { null, listener, directory, setup } = inherited;
-        let null = Some((null.borrow(), false));
-        let files = [
-            null,
-            null,
-            null,
-            Some((listener.borrow(), false)),
-            Some((directory.borrow(), false)),
-            Some((setup.borrow(), false)),
-            owner.map(|owner| (owner.namespace(), false)),
-            Some((*report, true)),
-            Some((self.program, true)),
-        ];
-        let [.., moved, program] = sys::fs::arrange(files).map_err(|errno| (STEP_DESCRIPTORS, errno))?;
-        let (Some(moved), Some(program)) = (moved, program) else {
-            return Err((STEP_DESCRIPTORS, sys::Errno::EINVAL));
-        };
-        *report = moved;
-        let errno = process::exec_fd(program, &self.arguments);
-        Ok((STEP_EXEC, errno))
-    }
-}
-
-/// Length of an outcome in bytes: a step and an error number.
-const OUTCOME_BYTES: usize = 5;
-const STEP_CGROUP: u8 = 0;
-const STEP_DESCRIPTORS: u8 = 1;
-const STEP_EXEC: u8 = 2;
-const STEP_NAMESPACES: u8 = 3;
-const STEP_BASE: u8 = 4;
-const STEP_RELEASE: u8 = 5;
-const STEP_OWN_NAMESPACES: u8 = 6;
-
-fn read_outcome(spawn: &Spawn<'_>, outcome: &Fd) -> Result<(), Error> {
-    let mut bytes = [0; OUTCOME_BYTES];
-    match sys::fs::read(outcome.borrow(), &mut bytes) {
-        Ok(0) => Ok(()),
-        Ok(_) => {
-            let [step, errno @ ..] = bytes;
-            let op = match step {
-                STEP_CGROUP => "join cgroup for monitor of",
-                STEP_NAMESPACES => "join namespaces for monitor of",
-                STEP_BASE => "make mount namespace for monitor of",
-                STEP_DESCRIPTORS => "order descriptors for monitor of",
-                STEP_RELEASE => "release monitor of",
-                STEP_OWN_NAMESPACES => "make namespaces for monitor of",
-                _ => "execute monitor of",
-            };
-            Err(kernel(op, spawn.directory.display(), sys::Errno(i32::from_ne_bytes(errno))))
-        }
-        Err(errno) => Err(kernel("read outcome of", spawn.directory.display(), errno)),
-    }
-}
-
-/// CLONE_NEW… flags of the namespaces that belong to the pod's user namespace; 0 if the pod has none.
-fn owned_namespaces(spawn: &Spawn<'_>) -> u64 {
-    let asked = [
-        (spawn.network, process::CLONE_NEWNET),
-        (spawn.ipc, process::CLONE_NEWIPC),
-        (spawn.uts, process::CLONE_NEWUTS),
-    ];
-    asked.iter().filter(|(is_asked, _)| *is_asked).fold(0, |flags, (_, flag)| flags | flag)
 }
 
 /// The socket's path through the directory's descriptor, because a socket address is limited to 107 bytes and a pod's

@@ -1,10 +1,12 @@
 //! A pod's user namespace (user_namespaces(7), KEP-127). A helper process creates it, so that the daemon and the
-//! monitor stay outside. The helper is cloned into the user namespace and the namespaces that belong to it, and exits
-//! when the monitor has joined these namespaces and has a descriptor of the user namespace.
+//! monitor stay outside. The helper is cloned into the user namespace and the namespaces that belong to it, and ends
+//! when its parent has joined these namespaces and has a descriptor of the user namespace.
+//!
+//! The kernel charges the memory of a new namespace to the memory cgroup of the process that calls clone. For a pod
+//! that is the process that becomes its monitor, in the pod's cgroup.
 
-use std::ffi::CString;
-use std::fs;
-use std::os::fd::OwnedFd;
+use std::ffi::{CStr, CString};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -57,14 +59,15 @@ impl UserMappings {
 /// [`Error::Kernel`] with the missing part.
 pub fn check(directory: &Path) -> Result<(), Error> {
     let range = IdRange { inside: 0, outside: 65536, length: 65536 };
-    let owner = make(&UserMappings { users: range, groups: range }, 0)?;
+    let plan = Plan::new(&UserMappings { users: range, groups: range }, 0);
+    let namespace = plan.make().map_err(|(part, errno)| plan.error(part, errno))?;
     let path = CString::new(directory.as_os_str().as_bytes())
         .map_err(|_| Error::invalid("directory", "holds a NUL"))?;
     let map = || {
         let tree = mount::clone_tree(FdRef::WORKING_DIRECTORY, &path, 0)?;
         let attributes = mount::Attributes {
             set: mount::MOUNT_ATTR_IDMAP,
-            user_namespace: owner.namespace().number() as u64,
+            user_namespace: namespace.borrow().number() as u64,
             ..mount::Attributes::default()
         };
         mount::set_attributes(tree.borrow(), &attributes, 0)
@@ -74,66 +77,123 @@ pub fn check(directory: &Path) -> Result<(), Error> {
     })
 }
 
-/// The helper process in the new namespaces; ends when this value is dropped.
+/// A user namespace to create, and the namespaces that belong to it.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub(crate) struct Plan {
+    /// The line for the file `uid_map` (user_namespaces(7)).
+    users: String,
+    /// The line for the file `gid_map`.
+    groups: String,
+    /// CLONE_NEW… flags of the namespaces that belong to the user namespace.
+    namespaces: u64,
+}
+
+/// The part of [`Plan::make`] that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Pipe,
+    Clone,
+    Open,
+    UserMap,
+    GroupMap,
+    Join,
+}
+
+impl Part {
+    /// All parts, in the order of their discriminants.
+    pub(crate) const ALL: [Part; 6] =
+        [Part::Pipe, Part::Clone, Part::Open, Part::UserMap, Part::GroupMap, Part::Join];
+}
+
+impl Plan {
+    /// Plans a user namespace with these mappings, to which `namespaces` (CLONE_NEW… flags) belong.
+    pub(crate) fn new(mappings: &UserMappings, namespaces: u64) -> Self {
+        let line = |range: &IdRange| format!("{} {} {}\n", range.inside, range.outside, range.length);
+        Self { users: line(&mappings.users), groups: line(&mappings.groups), namespaces }
+    }
+
+    /// Creates the namespaces, moves the caller into those that belong to the user namespace, and returns a descriptor of
+    /// the user namespace, in which the caller is not. Allocates nothing, so that a cloned process can call it.
+    pub(crate) fn make(&self) -> Result<Fd, (Part, sys::Errno)> {
+        let failed = |part| move |errno| (part, errno);
+        let helper = Helper::start(self.namespaces)?;
+        let namespace = helper.open(c"ns/user", sys::fs::O_RDONLY).map_err(failed(Part::Open))?;
+        for (name, line, part) in
+            [(c"uid_map", &self.users, Part::UserMap), (c"gid_map", &self.groups, Part::GroupMap)]
+        {
+            helper
+                .open(name, sys::fs::O_WRONLY)
+                .and_then(|file| sys::fs::write(file.borrow(), line.as_bytes()))
+                .map_err(failed(part))?;
+        }
+        if self.namespaces != 0 {
+            process::setns(helper.process.borrow(), self.namespaces).map_err(failed(Part::Join))?;
+        }
+        Ok(namespace)
+    }
+
+    /// The error of a part that failed.
+    pub(crate) fn error(&self, part: Part, errno: sys::Errno) -> Error {
+        let (op, target) = match part {
+            Part::Pipe => ("make pipe for", "user namespace".to_owned()),
+            Part::Clone => ("clone process into", format!("user namespace{}", reached_limit(errno))),
+            Part::Open => ("open", "user namespace".to_owned()),
+            Part::UserMap => ("write", format!("uid_map {}", self.users.trim_end())),
+            Part::GroupMap => ("write", format!("gid_map {}", self.groups.trim_end())),
+            Part::Join => ("join", "namespaces of user namespace".to_owned()),
+        };
+        Error::kernel(op, target, Errno::from_raw(errno.0))
+    }
+}
+
+/// The limit that an error of clone stands for (clone(2), namespaces(7)), because the error number does not name it.
+fn reached_limit(errno: sys::Errno) -> &'static str {
+    match errno {
+        sys::Errno::EAGAIN => " (a limit of processes is reached, for example pids.max of the pod's cgroup)",
+        sys::Errno::ENOSPC => " (a limit of namespaces is reached: sysctl user.max_*_namespaces)",
+        _ => "",
+    }
+}
+
+/// A child in new namespaces. It waits until it is killed, at the latest by a drop of this value, or until its parent
+/// has ended.
+struct Helper {
     pid: i32,
     process: Fd,
-    namespace: Fd,
-    joined: u64,
-    /// End of a pipe: closing it, also by the end of this process, ends the helper.
+    /// End of a pipe: the kernel closes it when the parent ends, and the helper then exits.
     _release: Fd,
 }
 
-/// Creates a user namespace, and `namespaces` (CLONE_NEW…) that belong to it.
-pub(crate) fn make(mappings: &UserMappings, namespaces: u64) -> Result<Owner, Error> {
-    let kernel = |op, errno: sys::Errno| Error::kernel(op, "user namespace", Errno::from_raw(errno.0));
-    let (wait, release) = sys::fs::pipe().map_err(|errno| kernel("make pipe for", errno))?;
-    let cloned = process::clone(process::CLONE_NEWUSER | namespaces, None);
-    let (pid, pidfd) = match cloned.map_err(|errno| kernel("make", errno))? {
-        Clone::Child => {
-            drop(release);
-            let _ = sys::fs::read(wait.borrow(), &mut [0]);
-            process::exit(0)
-        }
-        Clone::Parent { pid, pidfd } => (pid, pidfd),
-    };
-    let path = format!("/proc/{pid}/ns/user");
-    let opened = fs::File::open(&path).map_err(|error| Error::io("open", &path, &error));
-    // From here on a drop ends the helper.
-    let namespace = match opened {
-        Ok(file) => Fd::from(OwnedFd::from(file)),
-        Err(error) => {
-            end(pid, &pidfd);
-            return Err(error);
-        }
-    };
-    let owner = Owner { pid, process: pidfd, namespace, joined: namespaces, _release: release };
-    for (name, range) in [("uid_map", mappings.users), ("gid_map", mappings.groups)] {
-        let path = format!("/proc/{pid}/{name}");
-        let line = format!("{} {} {}\n", range.inside, range.outside, range.length);
-        fs::write(&path, &line)
-            .map_err(|error| Error::io("write", format!("{name} {}", line.trim()), &error))?;
-    }
-    Ok(owner)
-}
-
-impl Owner {
-    /// Joins the namespaces that belong to the user namespace; the caller stays in its own user namespace.
-    pub(crate) fn join(&self) -> Result<(), sys::Errno> {
-        match self.joined {
-            0 => Ok(()),
-            joined => process::setns(self.process.borrow(), joined),
+impl Helper {
+    fn start(namespaces: u64) -> Result<Self, (Part, sys::Errno)> {
+        let (wait, release) = sys::fs::pipe().map_err(|errno| (Part::Pipe, errno))?;
+        match process::clone(process::CLONE_NEWUSER | namespaces, None) {
+            Ok(Clone::Child) => {
+                drop(release);
+                let _ = sys::fs::read(wait.borrow(), &mut [0]);
+                process::exit(0)
+            }
+            Ok(Clone::Parent { pid, pidfd }) => Ok(Self { pid, process: pidfd, _release: release }),
+            Err(errno) => Err((Part::Clone, errno)),
         }
     }
 
-    /// The descriptor of the user namespace.
-    pub(crate) fn namespace(&self) -> FdRef<'_> {
-        self.namespace.borrow()
+    /// Opens a file of the helper's directory in /proc.
+    fn open(&self, name: &CStr, flags: u64) -> Result<Fd, sys::Errno> {
+        let mut path = [0; PROC_PATH_BYTES];
+        let name = name.to_str().map_err(|_| sys::Errno::EINVAL)?;
+        // The zero after the path ends the string.
+        write!(&mut path[..PROC_PATH_BYTES - 1], "/proc/{}/{name}", self.pid)
+            .map_err(|_| sys::Errno::EINVAL)?;
+        let path = CStr::from_bytes_until_nul(&path).map_err(|_| sys::Errno::EINVAL)?;
+        sys::fs::open(FdRef::WORKING_DIRECTORY, path, flags, 0)
     }
 }
 
-impl Drop for Owner {
+/// Length of the longest path of a file of the helper in bytes: `/proc/`, a PID, `/uid_map`, NUL.
+const PROC_PATH_BYTES: usize = 6 + 10 + 8 + 1;
+
+impl Drop for Helper {
     fn drop(&mut self) {
         end(self.pid, &self.process);
     }

@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coracle_tests::cri::proto::{
     Capability, ContainerConfig, IdMapping, Int64Value, Mount, NamespaceMode, PodSandboxConfig,
     PodSandboxStatusRequest, StartContainerRequest, UserNamespace,
 };
+use coracle_tests::host::{cgroup_file, cgroup_roots, cgroups_below, make_kubelet_cgroups, wait_until};
 use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, create, exec, host_pod, run, security};
 use coracle_tests::stage::Stage;
@@ -219,4 +220,122 @@ fn unsupported_mappings_are_refused() {
         assert!(refused.message().contains(expected), "expected {expected:?} in {refused}");
     }
     stage.node.stop();
+}
+
+/// Enables the controllers of the tests below a node's cgroup parent, as a kubelet does; v1 has no such file.
+fn enable_controllers(node: &Node) {
+    for root in cgroup_roots() {
+        for parent in [root.clone(), root.join(node.cgroup_parent())] {
+            let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory +pids");
+        }
+    }
+}
+
+/// Moves a node's daemon into a memory cgroup of its own, below the node's cgroup parent, which the node removes.
+fn isolate_daemon(node: &Node) -> PathBuf {
+    let roots = cgroup_roots();
+    let v1 = roots.iter().find(|root| root.join("memory.limit_in_bytes").exists());
+    let root = v1.or(roots.first()).expect("a cgroup hierarchy");
+    let parent = root.join(node.cgroup_parent());
+    let directory = parent.join("daemon");
+    fs::create_dir_all(&directory).expect("a cgroup");
+    enable_controllers(node);
+    fs::write(directory.join("cgroup.procs"), node.pid().to_string()).expect("the daemon enters it");
+    directory
+}
+
+/// Kernel memory that is charged to the cgroup of this directory, in KiB.
+fn kernel_kib(directory: &Path) -> i64 {
+    let v1 = fs::read_to_string(directory.join("memory.kmem.usage_in_bytes"));
+    let bytes = v1.ok().and_then(|text| text.trim().parse::<i64>().ok()).or_else(|| {
+        let stat = fs::read_to_string(directory.join("memory.stat")).ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("kernel "))?.parse().ok()
+    });
+    bytes.expect("a counter of kernel memory (Linux 5.18 with cgroup v2)") >> 10
+}
+
+/// The memory cgroup of a process.
+fn memory_cgroup(pid: i32) -> PathBuf {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the process lives");
+    let paths = text.lines().filter(|line| line.contains(":memory:") || line.starts_with("0::"));
+    let files = ["memory.kmem.usage_in_bytes", "memory.stat"];
+    paths
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .find_map(|path| files.iter().find_map(|file| cgroup_file(path, file)))
+        .and_then(|file| file.parent().map(Path::to_owned))
+        .expect("a memory cgroup")
+}
+
+/// Runs 20 pods; returns the kernel memory for each in KiB that is charged to the daemon and to the pod itself.
+fn charged_for(node: &Node, daemon: &Path, make: impl Fn(&str) -> PodSandboxConfig) -> (i64, i64) {
+    const PODS: i64 = 20;
+    let before = kernel_kib(daemon);
+    let ids: Vec<String> = (0..PODS).map(|index| node.run_pod(&make(&format!("charged{index}")))).collect();
+    let of_daemon = kernel_kib(daemon) - before;
+    let monitors = node.monitors();
+    assert_eq!(monitors.len() as i64, PODS);
+    let of_pods: i64 = monitors.iter().map(|monitor| kernel_kib(&memory_cgroup(monitor.pid))).sum();
+    ids.iter().for_each(|id| node.remove_pod(id));
+    (of_daemon / PODS, of_pods / PODS)
+}
+
+/// The kernel charges a namespace to the memory cgroup of the process that creates it. The daemon's cgroup has a limit
+/// for 110 pods (docs/install-kubelet.md).
+#[test]
+fn the_memory_of_namespaces_is_charged_to_the_pod() {
+    /// The namespaces of a pod take some 80 KiB; measurements differ by less than this.
+    const SAME_KIB: i64 = 30;
+    let node = Node::with_bridge();
+    let daemon = isolate_daemon(&node);
+    // The first pods fill the kernel's caches.
+    charged_for(&node, &daemon, bridge_pod);
+    let (plain_daemon, plain_pod) = charged_for(&node, &daemon, bridge_pod);
+    let (mapped_daemon, mapped_pod) = charged_for(&node, &daemon, |name| mapped(bridge_pod(name)));
+    let text = format!(
+        "KiB for a pod: daemon {plain_daemon}, pod {plain_pod}; with a user namespace: daemon {mapped_daemon}, pod {mapped_pod}"
+    );
+    assert!(mapped_daemon < plain_daemon + SAME_KIB && mapped_pod > plain_pod - SAME_KIB, "{text}");
+    node.stop();
+}
+
+/// Sets a limit of the cgroup `parent`: the file of v1, or of v2.
+fn set_limit(parent: &str, files: [&str; 2], value: &str) {
+    let file = files.iter().find_map(|file| cgroup_file(parent, file)).expect("a file of the limit");
+    fs::write(&file, value).unwrap_or_else(|error| panic!("{value} to {}: {error}", file.display()));
+}
+
+#[test]
+fn a_cgroup_that_refuses_the_user_namespace_leaves_nothing_of_the_pod() {
+    let node = Node::with_bridge();
+    make_kubelet_cgroups(&node.cgroup_parent());
+    enable_controllers(&node);
+    // The monitor is the only process that the first cgroup admits: its helper would be the second.
+    let limits: [(&str, [&str; 2], &str, &str, &[&str]); 2] = [
+        ("pids", ["pids.max", "pids.max"], "1", "max", &["user namespace", "pids.max"]),
+        (
+            "memory",
+            ["memory.limit_in_bytes", "memory.max"],
+            "65536",
+            "1000000000",
+            &["killed", "memory limit of the pod's cgroup"],
+        ),
+    ];
+    for (name, files, value, none, expected) in limits {
+        let parent = format!("{}/{name}", node.cgroup_parent());
+        make_kubelet_cgroups(&parent);
+        set_limit(&parent, files, value);
+        let mut pod = mapped(bridge_pod("refused"));
+        pod.linux.as_mut().expect("set").cgroup_parent = format!("/{parent}");
+        let refused = node.run_pod_sandbox(run(&pod)).expect_err(value);
+        for text in expected {
+            assert!(refused.message().contains(text), "expected {text:?} in {refused}");
+        }
+        assert!(node.list_pod_sandbox(Default::default()).expect("a list").items.is_empty());
+        wait_until("no cgroup and so no process is left", || cgroups_below(&parent).is_empty());
+        assert_eq!(node.rests(), Vec::<String>::new());
+        set_limit(&parent, files, none);
+        let id = node.run_pod_sandbox(run(&pod)).expect("the same request").pod_sandbox_id;
+        node.remove_pod(&id);
+    }
+    node.stop();
 }

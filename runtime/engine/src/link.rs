@@ -47,8 +47,8 @@ pub(crate) struct Link {
     is_closed: Cell<bool>,
     /// Set when the connection is no longer needed; see [`Link::abandon`].
     abandoned: OnceCell<()>,
-    /// Set when the monitor has ended: the error of the monitor program; `None` inside if it reported none.
-    end: OnceCell<Option<Errno>>,
+    /// Set when the monitor has ended: the error of the monitor program; `None` inside if it ended without one.
+    end: OnceCell<Option<monitor::Failure>>,
 }
 
 /// The reason why a request failed.
@@ -144,7 +144,7 @@ impl Link {
         self.end.get_or_init(|| self.reap()).await;
     }
 
-    async fn reap(&self) -> Option<Errno> {
+    async fn reap(&self) -> Option<monitor::Failure> {
         // Readable means ended. After an error of poll, the empty cgroup shows the end.
         let _ = self.process.readable().await;
         for _ in 0..FAILURES_MAX {
@@ -156,9 +156,9 @@ impl Link {
         None
     }
 
-    /// The error of a monitor program that could not start; `None` if the monitor has reported none. Called
-    /// after the monitor has disconnected.
-    pub(crate) async fn failure(&self) -> Option<Errno> {
+    /// The error of a monitor program that could not start; `None` if it ended without one. Called after the monitor
+    /// has disconnected.
+    pub(crate) async fn failure(&self) -> Option<monitor::Failure> {
         let _ = reactor::deadline(END_LIMIT, self.ended()).await; // without its end there is no reason
         self.end.get().copied().flatten()
     }

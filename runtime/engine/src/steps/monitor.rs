@@ -69,10 +69,7 @@ impl Pods {
             if let Some((index, errno)) = error.operation() {
                 return Err(Error::new(Kind::Unknown, plan::explain(&setup, index, errno)));
             }
-            let failure = link.failure().await;
-            let text = failure.map_or(error.to_string(), |errno| {
-                format!("the pod's monitor cannot start: {}", errno.desc().to_lowercase())
-            });
+            let text = link.failure().await.map_or(error.to_string(), |failure| failure.to_string());
             return Err(Error::new(Kind::Internal, text));
         }
         committed?;
