@@ -1,5 +1,7 @@
 //! Limits, read from the container's actual cgroup, and the OOM killer.
 
+use std::path::PathBuf;
+
 use coracle_tests::cri::proto::{
     LinuxContainerResources, SecurityProfile, StartContainerRequest, UpdateContainerResourcesRequest,
     security_profile::ProfileType,
@@ -8,6 +10,8 @@ use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{exec, host_pod, security};
 use coracle_tests::stage::Stage;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// The value of the first of these cgroup files in any cgroup of the process.
 fn knob(pid: i32, names: &[&str]) -> String {
@@ -136,6 +140,57 @@ fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
     let id = stage.run(&config);
     let status = stage.node.exited(&id);
     assert_eq!((status.reason.as_str(), status.exit_code), ("OOMKilled", 137));
+    stage.node.stop();
+}
+
+/// The container's directory in every cgroup hierarchy.
+fn cgroups_of(stage: &Stage, id: &str) -> Vec<PathBuf> {
+    let mut found = host::cgroups_below(&stage.node.cgroup_parent());
+    found.retain(|path| path.ends_with(id));
+    found
+}
+
+/// Ends a new container by `end`, which gets its PID and its cgroups, and removes its cgroups before the monitor can read
+/// them, as systemd does when it is faster. Returns reason and exit code.
+fn end_without_cgroup(stage: &Stage, name: &str, end: impl FnOnce(i32, &[PathBuf])) -> (String, i32) {
+    let id = stage.run(&stage.config(name, &["burn", "32"]));
+    host::wait_until("the memory is in use", || stage.node.output(&id).contains("burnt"));
+    let (pid, cgroups) = (stage.node.container_pid(&id), cgroups_of(stage, &id));
+    assert!(!cgroups.is_empty(), "{id}");
+    let monitor = Pid::from_raw(stage.node.monitors().first().expect("the pod's monitor").pid);
+    kill(monitor, Signal::SIGSTOP).expect("it runs");
+    end(pid, &cgroups);
+    let is_zombie = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its monitor is stopped");
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+    };
+    host::wait_until("the process has ended", is_zombie);
+    for path in cgroups {
+        host::wait_until("the cgroup is removed", || std::fs::remove_dir(&path).is_ok());
+    }
+    kill(monitor, Signal::SIGCONT).expect("it is stopped");
+    let status = stage.node.exited(&id);
+    (status.reason, status.exit_code)
+}
+
+/// systemd removes the cgroup of a container with its last process, and its counter of OOM kills with it.
+#[test]
+fn an_oom_kill_is_reported_without_the_containers_cgroup() {
+    let stage = Stage::set();
+    let error = ("Error".to_owned(), 137);
+    let sigkill = |pid: i32, _: &[PathBuf]| kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
+    assert_eq!(end_without_cgroup(&stage, "killed", sigkill), error);
+    // v2 kills if the limit is lowered below what is in use, v1 refuses that and counts no kills of descendants.
+    let shrink = |_: i32, cgroups: &[PathBuf]| {
+        let limit = cgroups.iter().map(|path| path.join("memory.max")).find(|path| path.exists());
+        std::fs::write(limit.expect("a limit"), "1048576").expect("a lower limit");
+    };
+    if host::cgroup_file("", "memory.limit_in_bytes").is_none() {
+        let killed = ("OOMKilled".to_owned(), 137);
+        assert_eq!(end_without_cgroup(&stage, "hungry", shrink), killed);
+        assert_eq!(end_without_cgroup(&stage, "killed-after", sigkill), error);
+        assert_eq!(end_without_cgroup(&stage, "hungry-again", shrink), killed);
+    }
     stage.node.stop();
 }
 

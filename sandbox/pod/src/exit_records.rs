@@ -1,6 +1,6 @@
 //! Exit records on disk: `exits/ID` in the pod's state directory, written when a container ends, so that the daemon can
 //! read them later if it was not running. A record is written under a temporary name, synced and renamed, so a reader
-//! sees a complete record or none. The module also reads the OOM counter, which is only needed when a container ends.
+//! sees a complete record or none.
 
 use core::ffi::CStr;
 
@@ -54,39 +54,5 @@ pub(crate) fn remove(state: FdRef<'_>, container: &ContainerId) -> Result<(), Er
     match fs::remove_file(state, Name::new(container, 0).as_cstr()) {
         Err(Errno::ENOENT) => Ok(()),
         removed => removed,
-    }
-}
-
-/// Number of OOM kills in a memory cgroup: the line `oom_kill N` of `memory.events` (v2) or `memory.oom_control` (v1,
-/// Linux 4.13). 0 if the file cannot be read, because the cgroup may already be removed.
-pub(crate) fn oom_kills(counter: FdRef<'_>) -> u64 {
-    let mut text = [0; 512];
-    fs::read_from_start(counter, &mut text).map_or(0, |length| parse_oom_kills(&text[..length]))
-}
-
-fn parse_oom_kills(text: &[u8]) -> u64 {
-    let digits =
-        text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"oom_kill ")).unwrap_or(b"");
-    digits
-        .iter()
-        .take_while(|digit| digit.is_ascii_digit())
-        .fold(0, |sum: u64, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oom_counter_of_both_cgroup_versions() {
-        let cases: [(&[u8], u64); 4] = [
-            (b"low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 7\n", 3),
-            (b"oom_kill_disable 1\nunder_oom 0\noom_kill 12\n", 12),
-            (b"oom_kill_disable 1\n", 0),
-            (b"oom_kill x", 0),
-        ];
-        for (text, kills) in cases {
-            assert_eq!(parse_oom_kills(text), kills, "{text:?}");
-        }
     }
 }

@@ -17,6 +17,7 @@
 //!               ├── output   streams → log
 //!               │     └── log       bytes → CRI log lines
 //!               ├── reap     reaps processes, handles a container's end
+//!               │     ├── oom     OOM kills of containers
 //!               │     └── exit_records  exit records on disk
 //!               └── table    tables of containers, execs and attached clients, with their limits
 //! ```
@@ -46,6 +47,7 @@ mod log;
 mod output;
 
 mod exit_records;
+mod oom;
 mod reap;
 
 mod table;

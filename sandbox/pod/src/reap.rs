@@ -79,6 +79,7 @@ impl Monitor<'_> {
     fn container_ended(&mut self, pid: i32, exit: Exit) {
         let is_it = |container: &crate::table::Container| container.is_alive() && container.pid == pid;
         let Some(index) = self.table.containers.iter().position(is_it) else { return };
+        let oom_killed = self.table.had_oom_kill(index);
         let failed = match &self.table.containers[index].state {
             // One that waits at a point of its record, and so has been answered, ends like one that runs.
             ContainerState::Starting(starting) if starting.number == 0 && starting.failure.is_none() => None,
@@ -91,10 +92,6 @@ impl Monitor<'_> {
         }
         self.drain(index);
         let container = &mut self.table.containers[index];
-        let oom_killed = container
-            .oom
-            .take()
-            .is_some_and(|(counter, before)| exit_records::oom_kills(counter.borrow()) > before);
         let record = ExitRecord {
             container: container.id,
             exit,

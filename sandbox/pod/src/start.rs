@@ -9,11 +9,11 @@ use coracle_wire::{ContainerId, ExecId, PidNamespace, Reply, Streams};
 
 use crate::answer::Descriptors;
 use crate::child::{FAILURE_BYTES, Failure};
-use crate::exit_records;
 use crate::keyring::KEYRING_NAME_BYTES;
 use crate::launch::{self, Destination, Launch, Proc, Second, Steps, lend};
 use crate::log::Writer;
 use crate::namespaces::{self, ContainerNamespaces, MOUNTS};
+use crate::oom::Counter;
 use crate::output::MEMORY_BYTES;
 use crate::second;
 use crate::serve::{Monitor, Phase, Source, unwatch};
@@ -84,10 +84,10 @@ impl Monitor<'_> {
         let record = descriptors.take()?;
         let log = descriptors.take_if(asked.streams.log)?;
         let cgroup = descriptors.take_if(asked.has_cgroup)?;
-        let oom = descriptors.take_if(asked.has_oom_counter)?.map(|counter| {
-            let kills = exit_records::oom_kills(counter.borrow());
-            (counter, kills)
-        });
+        let oom = descriptors.take_if(asked.has_oom_counter)?.map(Counter::new);
+        if oom.is_some() {
+            self.table.count_oom_kills(cgroup.as_ref().map(Fd::borrow));
+        }
         // The remaining descriptor, if the record needs it, is the host's mount namespace.
         let host = descriptors.take().ok();
         let Pids { beside, proc, is_own: has_own_pids, target } = self.pids(&asked.pid)?;

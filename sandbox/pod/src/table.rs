@@ -11,6 +11,7 @@ use heapless::Vec;
 use crate::child::Failure;
 use crate::log::Writer;
 use crate::namespaces::ContainerNamespaces;
+use crate::oom::{Counter, PodCounter};
 
 /// Maximum number of concurrently attached clients of a pod; EAGAIN beyond it.
 pub(crate) const ATTACHED_MAX: usize = 32;
@@ -27,6 +28,8 @@ pub(crate) type Slot = u8;
 pub struct Table {
     /// Unused memory for the PID of a second process; `None` if there is none.
     pub(crate) spare: Cell<Option<SiblingPid>>,
+    /// The OOM counter of the pod's cgroup; `None` on v1, without a memory controller, and before the first container.
+    pub(crate) pod_oom: Option<PodCounter>,
     pub(crate) attached: AllAttached,
     pub(crate) containers: Vec<Container, CONTAINERS_MAX>,
     pub(crate) execs: Vec<Exec, EXECS_MAX>,
@@ -59,8 +62,8 @@ pub(crate) struct Container {
     pub(crate) writer: Writer,
     /// Write end of the container's standard input, or the master side of its terminal; `None` without one.
     pub(crate) stdin: Option<Fd>,
-    /// The OOM counter and its value at the start; `None` without a memory controller.
-    pub(crate) oom: Option<(Fd, u64)>,
+    /// The OOM counter; `None` without a memory controller and after the end.
+    pub(crate) oom: Option<Counter>,
 }
 
 /// State of a container.
@@ -142,7 +145,13 @@ impl Table {
     /// Creates empty tables.
     #[expect(clippy::new_without_default, reason = "made once, in a static, which Default cannot do")]
     pub const fn new() -> Self {
-        Self { spare: Cell::new(None), attached: Vec::new(), containers: Vec::new(), execs: Vec::new() }
+        Self {
+            spare: Cell::new(None),
+            pod_oom: None,
+            attached: Vec::new(),
+            containers: Vec::new(),
+            execs: Vec::new(),
+        }
     }
 
     /// The container with this ID.

@@ -58,6 +58,7 @@ pub enum Request {
         has_cgroup: bool,
         /// Whether the frame has a descriptor of the OOM counter: `memory.events` (v2) or `memory.oom_control` (v1),
         /// both with a line `oom_kill N`. The counter is read at the start and when the main process ends.
+        /// With v2 the monitor also opens that of the parent of `has_cgroup`'s directory.
         has_oom_counter: bool,
     },
     /// Clones a process into the namespaces of a running container (mount, cgroup and pid through setns) that executes

@@ -144,6 +144,45 @@ fn a_container_that_ends_at_once_and_one_that_is_killed_leave_no_scope() {
     }
 }
 
+/// systemd removes the cgroup of a container with its last process, before or after the monitor reads its counter of OOM
+/// kills, so several containers are killed.
+#[test]
+fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
+    let cri = package::installed();
+    import();
+    let pod = pod_in("hungry", PARENT);
+    let pod_id = cri.run_pod_sandbox(run(&pod)).expect("run").pod_sandbox_id;
+    let start = |name: &str, words: &[&str]| {
+        let mut config = container(name, IMAGE, words, &pod);
+        let limit = LinuxContainerResources { memory_limit_in_bytes: 16 * MIB, ..Default::default() };
+        config.linux.as_mut().expect("linux").resources = Some(limit);
+        let container_id = cri.create_container(create(&pod_id, &config, &pod)).expect("create").container_id;
+        cri.start_container(StartContainerRequest { container_id: container_id.clone() }).expect("start");
+        container_id
+    };
+    let end = |id: &str| {
+        let status = || {
+            let request = ContainerStatusRequest { container_id: id.into(), verbose: false };
+            cri.container_status(request).expect("status").status.expect("a status")
+        };
+        wait_until("it ends", || status().state() == ContainerState::ContainerExited);
+        (status().reason, status().exit_code)
+    };
+    let [before, beside] = ["before", "beside"].map(|name| start(name, &["sleep", "forever"]));
+    for name in ["hungry1", "hungry2", "hungry3"] {
+        assert_eq!(end(&start(name, &["burn", "64"])), ("OOMKilled".to_owned(), 137), "{name}");
+    }
+    // Killed by others, in a pod in which the kernel has killed for memory.
+    let after = start("after", &["sleep", "forever"]);
+    for id in [&before, &after] {
+        systemctl(&["kill", "--signal=KILL", &format!("coracle-{id}.scope")]);
+        assert_eq!(end(id), ("Error".to_owned(), 137), "{id}");
+    }
+    assert_eq!(end(&start("last", &["burn", "64"])), ("OOMKilled".to_owned(), 137));
+    assert!(pid(&cri, &beside) > 0);
+    remove(&cri, pod_id);
+}
+
 #[test]
 fn a_cgroup_parent_that_is_not_a_slice_is_refused() {
     let cri = package::installed();
