@@ -23,8 +23,8 @@ use crate::{Container, Pod, Pods};
 /// Time limit for systemd to notice the end of a scope: usually milliseconds, longer during a boot.
 const FORGET_LIMIT: Duration = Duration::from_millis(500);
 
-/// Maximum time between systemd's error "no such process" and the notification of the daemon that the process
-/// has ended.
+/// Maximum time between an error of the adoption, for example systemd's "no such process", and the notification of the
+/// daemon that the process has ended.
 const END_SEEN_LIMIT: Duration = Duration::from_secs(1);
 
 impl Pods {
@@ -43,15 +43,20 @@ impl Pods {
         if !container.pod.record().has_scopes {
             return Ok(());
         }
-        let cgroup = container.cgroup()?;
-        let devices = self.node.cgroups.legacy_devices(&cgroup);
-        let limits = container.record().limits().of_cgroup();
-        let adopted = self.adopt(&cgroup, pid, format!("coracle {}", container.title()), &limits).await;
+        let adopted = self.adopt_with_limits(container, pid).await;
+        // With its last process systemd removes the cgroup, at any moment of this.
         if adopted.is_err() && reactor::deadline(END_SEEN_LIMIT, container.ending.exited.wait()).await.is_ok()
         {
             return Ok(());
         }
-        adopted?;
+        adopted
+    }
+
+    async fn adopt_with_limits(&self, container: &Container, pid: i32) -> Result<(), Error> {
+        let cgroup = container.cgroup()?;
+        let devices = self.node.cgroups.legacy_devices(&cgroup);
+        let limits = container.record().limits().of_cgroup();
+        self.adopt(&cgroup, pid, format!("coracle {}", container.title()), &limits).await?;
         // systemd has written the properties that it knows, and defaults for all others.
         let limits = container.record().limits().of_cgroup();
         self.node.cgroups.apply(&cgroup, &limits)?; // its warnings were told when it was made
