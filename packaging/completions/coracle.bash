@@ -8,12 +8,44 @@ _coracle() {
         --listen|--cgroup-parent|--metrics) COMPREPLY=(); return ;;
     esac
     case $COMP_CWORD:${COMP_WORDS[1]}:${COMP_WORDS[2]} in
-        1:*) words="serve check config why support-dump pods ps images stats events logs exec image version" ;;
+        1:*) words="serve check config why support-dump k3s kubeadm pods ps images stats events logs exec image version" ;;
         *:serve:*) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         *:check:*) words="--json --config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         2:config:*) words="default check" ;;
+        2:k3s:*) words="enable disable status" ;;
+        2:kubeadm:*) words="enable disable status" ;;
         2:image:*) words="import export pull list df explain check tag pin unpin remove prune" ;;
         *:config:check) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
+        *:k3s:enable)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-n --dry-run --host-root -o --output"
+            ;;
+        *:k3s:disable)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-n --dry-run --host-root -o --output"
+            ;;
+        *:k3s:status)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="--host-root -o --output"
+            ;;
+        *:kubeadm:enable)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-n --dry-run --host-root -o --output"
+            ;;
+        *:kubeadm:disable)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-n --dry-run --host-root -o --output"
+            ;;
+        *:kubeadm:status)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="--host-root -o --output"
+            ;;
         *:image:import)
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
             words="-o --output"

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     (
         "coracle",
         &[
@@ -16,12 +16,14 @@ const ARROWS: [(&str, &[&str]); 16] = [
             "coracle-network",
             "coracle-nri",
             "coracle-sandbox",
+            "coracle-setup",
             "coracle-streaming",
             "coracle-job",
             "coracle-wire",
         ],
     ),
     ("coracle-client", &["coracle-base"]),
+    ("coracle-setup", &["coracle-client", "coracle-yaml"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (
         "coracle-engine",
@@ -30,8 +32,9 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("coracle-images", &["coracle-base", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-network", &["coracle-base", "coracle-sandbox", "coracle-job"]),
     ("coracle-base", &["coracle-sandbox", "coracle-job", "coracle-wire"]),
-    ("coracle-worker", &["coracle-sandbox", "coracle-job"]),
+    ("coracle-worker", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-job", &[]),
+    ("coracle-yaml", &[]),
     ("coracle-nri", &[]),
     ("coracle-sandbox", &["coracle-wire", "coracle-sys"]),
     ("coracle-pod", &["coracle-wire", "coracle-sys"]),

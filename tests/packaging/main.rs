@@ -1,5 +1,5 @@
 //! Installation: `coracle check`, the watchdog of the unit, cross.toml with the real `cross`, reproducible
-//! releases, complete removal of the package, the compiled AppArmor profile.
+//! releases, complete removal of the package, the compiled AppArmor profile, the configuration of k3s and kubeadm.
 #![forbid(unsafe_code)]
 
 mod apparmor;
@@ -8,6 +8,7 @@ mod completions;
 mod cross;
 mod deb;
 mod dist;
+mod setup;
 mod watchdog;
 
 use std::path::{Path, PathBuf};

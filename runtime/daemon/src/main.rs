@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use cli::Command;
 use config::{Config, Sources};
 use coracle_client::{EXIT_USAGE, Typed, complain, events, exec, image, list, logs, print, support, why};
+use coracle_setup::Program;
 
 fn main() -> ExitCode {
     match cli::parse(std::env::args_os().skip(1)) {
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Ok(Command::Exec(command, sources)) => with_daemon(exec::run, &command, &sources),
         Ok(Command::Image(command, sources)) => with_daemon(image::run, &command, &sources),
         Ok(Command::Why(command, sources)) => with_daemon(why::run, &command, &sources),
+        Ok(Command::Setup(program, command, sources)) => set_up(program, &command, sources),
         Ok(Command::SupportDump(command, sources)) => support::run(&about_node(&sources), &command),
         Err(usage) => {
             complain([usage]);
@@ -70,6 +72,24 @@ fn with_daemon(run: fn(&Path, &Typed) -> ExitCode, command: &Typed, sources: &So
     match config::load(sources) {
         Ok(config) => run(&config.state, command),
         Err(problems) => complain(problems),
+    }
+}
+
+/// Configures k3s or kubeadm for the daemon's CRI socket. With `--host-root` the socket is that of the configuration below this
+/// directory. An invalid configuration prevents `enable`, but not the way back.
+fn set_up(program: Program, command: &Typed, mut sources: Sources) -> ExitCode {
+    let below = command.value("--host-root").map(|root| Path::new(root).join("etc/coracle/config.toml"));
+    let config = match below {
+        Some(file) if sources.file.is_none() && !file.is_file() => Ok(config::defaults()),
+        below => {
+            sources.file = sources.file.or(below);
+            config::load(&sources)
+        }
+    };
+    match config {
+        Ok(config) => coracle_setup::run(program, command, &config.listen),
+        Err(problems) if command.name == "enable" => complain(problems),
+        Err(_) => coracle_setup::run(program, command, &config::defaults().listen),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure, Hook, Hooks};
 
 use crate::failure::invalid;
-use crate::yaml::{self, Node, Problem};
+use coracle_yaml::{self as yaml, Node, Problem};
 
 /// Supported spec versions: edits of later versions would be ignored silently.
 const VERSIONS: [&str; 10] =

@@ -13,8 +13,6 @@
 mod cdi;
 mod check;
 mod cni;
-#[cfg(test)]
-mod damaged;
 mod export;
 mod failure;
 mod fetch;
@@ -36,7 +34,6 @@ mod store;
 mod tls;
 mod unpack;
 mod users;
-mod yaml;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use coracle_client::Typed;
+use coracle_setup::Program;
 
 use crate::config::{self, KEYS, Key, Sources};
 
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     Why(Typed, Sources),
     /// `coracle support-dump`: write an archive for a report about a problem.
     SupportDump(Typed, Sources),
+    /// `coracle k3s …` or `coracle kubeadm …`: configure this program to use coracle, and back.
+    Setup(Program, Typed, Sources),
     /// `coracle version`: print the version.
     Version,
     /// Print this help text.
@@ -110,17 +113,27 @@ const LAST: Opt = opt("--last", "-n", "COUNT", "only so many, the newest ones in
 const LATEST: Opt = opt("--latest", "-l", "", "only the newest one, in any state");
 
 const AS_JSON: Opt = opt("--output", "-o", "FORMAT", "text or json: an array with one object for each line");
+const DRY_RUN: Opt = opt("--dry-run", "-n", "", "print the changes, and make none");
+const HOST_ROOT: Opt = opt("--host-root", "", "DIR", "root directory of the node's files; / unless told");
+const OBJECT: Opt = opt("--output", "-o", "FORMAT", "text or json: one object");
+
 const QUIET: Opt = opt("--quiet", "-q", "", "names only");
 
 /// The documentation of all commands, in the order of the overview.
 #[rustfmt::skip]
-pub(crate) const ABOUT: [About; 26] = [
+pub(crate) const ABOUT: [About; 32] = [
     about("serve", "[FLAGS]", &[], "run the daemon until SIGTERM; pods keep running after it"),
     about("check", "[--json] [FLAGS]", &[], "what this host has and lacks, one line each; exit 1 if pods cannot run"),
     about("config default", "", &[], "print the commented default configuration"),
     about("config check", "[FILE | FLAGS]", &[], "name every mistake in a configuration, with its line; exit 1 if there is one"),
     about("why", "NAME", &[], "what happened to a pod, a container or an image, why, and what to do; also without the daemon"),
     about("support-dump", "FILE", &[], "write an archive for a report about a problem, without secrets; `-` is standard output"),
+    about("k3s enable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "configure this node's k3s to use coracle; prints what to run afterwards"),
+    about("k3s disable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "restore the configuration from before `coracle k3s enable`"),
+    about("k3s status", "", &[HOST_ROOT, OBJECT], "which parts of k3s' configuration are in place; exit 1 unless all are"),
+    about("kubeadm enable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "configure the kubelet of kubeadm to use coracle; prints what to run afterwards"),
+    about("kubeadm disable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "restore the configuration from before `coracle kubeadm enable`"),
+    about("kubeadm status", "", &[HOST_ROOT, OBJECT], "which parts of the kubelet's configuration are in place; exit 1 unless all are"),
     about("pods", "", &[opt("--all", "-a", "", "also pods that are being created or removed, which the CRI does not list"), BY_ID, BY_NAME, BY_NAMESPACE, BY_POD_STATE, BY_LABEL,
         LAST, LATEST, IDS, NO_TRUNC, FORM], "pod sandboxes, newest first"),
     about("ps", "", &[opt("--all", "-a", "", "also containers that do not run"), BY_ID, BY_NAME, BY_NAMESPACE, BY_CONTAINER_STATE, BY_LABEL, BY_POD,
@@ -152,12 +165,14 @@ pub(crate) const ABOUT: [About; 26] = [
     about("version", "", &[], "print version, commit and target"),
 ];
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 16] = [
     "serve",
     "check",
     "config",
     "why",
     "support-dump",
+    "k3s",
+    "kubeadm",
     "pods",
     "ps",
     "images",
@@ -168,6 +183,9 @@ const COMMANDS: [&str; 14] = [
     "image",
     "version",
 ];
+
+/// Names of commands whose second word is a command with its own options.
+const GROUPS: [&str; 3] = ["k3s", "kubeadm", "image"];
 
 /// Names of commands of one word that have their own options.
 const OWN: [&str; 9] = ["why", "support-dump", "pods", "ps", "images", "stats", "events", "logs", "exec"];
@@ -190,8 +208,13 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Command, Us
     let own_words = rest.iter().take_while(|word| *command != "exec" || word.starts_with('-'));
     let wants_help = own_words.clone().any(|word| matches!(*word, "--help" | "-h"));
     match *command {
-        "image" if wants_help || rest.first() == Some(&"help") => Ok(Command::Help(image_help(rest))),
-        "image" => image(rest),
+        _ if GROUPS.contains(command) && (wants_help || rest.first() == Some(&"help")) => {
+            Ok(Command::Help(group_help(command, rest)))
+        }
+        "image" => group("image", rest).map(|(command, sources)| Command::Image(command, sources)),
+        "k3s" => group("k3s", rest).map(|(command, sources)| Command::Setup(Program::K3s, command, sources)),
+        "kubeadm" => group("kubeadm", rest)
+            .map(|(command, sources)| Command::Setup(Program::Kubeadm, command, sources)),
         _ if COMMANDS.contains(command) && wants_help => Ok(Command::Help(help(command))),
         "support-dump" => {
             own("support-dump", rest).map(|(command, sources)| Command::SupportDump(command, sources))
@@ -239,25 +262,27 @@ fn configuration(rest: &[&str]) -> Result<Command, Usage> {
     }
 }
 
-/// The commands of `coracle image`, by their second word.
-fn image_commands() -> impl Iterator<Item = (&'static str, &'static About)> + Clone {
-    ABOUT.iter().filter_map(|about| Some((about.words.strip_prefix("image ")?, about)))
+/// The commands of a group, such as `image`, by their second word.
+fn commands_of(group: &str) -> impl Iterator<Item = (&'static str, &'static About)> + Clone {
+    let second = move |about: &'static About| about.words.strip_prefix(group)?.strip_prefix(' ');
+    ABOUT.iter().filter_map(move |about| Some((second(about)?, about)))
 }
 
-/// Parses a command of `image`.
-fn image(rest: &[&str]) -> Result<Command, Usage> {
-    words(None, Typed::default(), rest).map(|(command, sources)| Command::Image(command, sources))
+/// Parses a command of a group.
+fn group(name: &'static str, rest: &[&str]) -> Result<(Typed, Sources), Usage> {
+    words(name, None, Typed::default(), rest)
 }
 
 /// Parses a command of one word.
 fn own(name: &'static str, rest: &[&str]) -> Result<(Typed, Sources), Usage> {
     let about = ABOUT.iter().find(|about| about.words == name);
-    words(about, Typed { name, ..Typed::default() }, rest)
+    words(name, about, Typed { name, ..Typed::default() }, rest)
 }
 
 /// Parses flags that choose the daemon, the command's own options and its arguments, in any order. If `about` is `None`, the
-/// first word that is not a flag is a command of `image`.
+/// first word that is not a flag is a command of the group `group`.
 fn words(
+    group: &'static str,
     mut about: Option<&'static About>,
     mut command: Typed,
     mut rest: &[&str],
@@ -287,9 +312,9 @@ fn words(
             }
             Some(_) => command.arguments.push((*word).to_owned()),
             None => {
-                let found = image_commands().find(|(name, _)| name == word);
-                let names = image_commands().map(|(name, _)| name);
-                let (name, found) = found.ok_or_else(|| unknown("image command", word, names))?;
+                let found = commands_of(group).find(|(name, _)| name == word);
+                let names = commands_of(group).map(|(name, _)| name);
+                let (name, found) = found.ok_or_else(|| unknown(&format!("{group} command"), word, names))?;
                 (command.name, about) = (name, Some(found));
             }
         }
@@ -298,9 +323,9 @@ fn words(
     match about {
         Some(_) => Ok((command, own)),
         None => {
-            let names: Vec<_> = image_commands().map(|(name, _)| name).collect();
+            let names: Vec<_> = commands_of(group).map(|(name, _)| name).collect();
             Err(format!(
-                "image: a command is missing: {}; `coracle image --help` says more",
+                "{group}: a command is missing: {}; `coracle {group} --help` says more",
                 names.join(", ")
             ))
         }
@@ -423,11 +448,11 @@ pub(crate) fn version() -> String {
     )
 }
 
-/// The text of `coracle image --help`, or of `--help` of one of its commands.
-fn image_help(rest: &[&str]) -> String {
-    let asked = image_commands().find(|(name, _)| rest.contains(name));
+/// The text of `--help` of a group, or of one of its commands.
+fn group_help(group: &str, rest: &[&str]) -> String {
+    let asked = commands_of(group).find(|(name, _)| rest.contains(name));
     let mut text = String::new();
-    for (name, about) in image_commands() {
+    for (name, about) in commands_of(group) {
         if asked.is_none_or(|(asked, _)| asked == name) {
             describe(&mut text, about);
         }
@@ -542,6 +567,14 @@ mod tests {
             (command.arguments.as_slice(), command.value("--output")),
             (["-".to_owned()].as_slice(), Some("json"))
         );
+        let Ok(Command::Setup(program, command, _)) = words("k3s enable -n --host-root /r -o json") else {
+            panic!("k3s enable")
+        };
+        assert_eq!(
+            (program.name(), command.name, command.value("--host-root")),
+            ("k3s", "enable", Some("/r"))
+        );
+        assert_eq!((command.flags, command.values.len()), (vec!["--dry-run"], 2));
         let Ok(Command::Why(command, sources)) = words("why --state /s default/web") else { panic!("why") };
         assert_eq!((command.name, command.arguments.len(), sources.flags.len()), ("why", 1, 1));
         let Ok(Command::Exec(command, sources)) = words("exec --state /s -it app -- sh -c --help") else {
@@ -578,6 +611,8 @@ mod tests {
             "image --help",
             "image help",
             "image list --help",
+            "k3s --help",
+            "kubeadm help",
             "why --help",
             "ps -a --help",
             "exec -i --help",
@@ -599,6 +634,9 @@ mod tests {
             ("config", "config: default or check"),
             ("image lst", "unknown image command `lst`, did you mean `list`?"),
             ("image", "image: a command is missing"),
+            ("k3s", "k3s: a command is missing: enable, disable, status"),
+            ("kubeadm enabel", "unknown kubeadm command `enabel`, did you mean `enable`?"),
+            ("k3s status --dry-run", "unknown option `--dry-run`"),
             ("image remove --fore x", "unknown option `--fore`, did you mean `--force`?"),
             ("image export x -o", "--output: its value is missing"),
             ("ps -aqx", "unknown option `-aqx`"),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{ABOUT, About, COMMANDS, OWN, Opt};
+use super::{ABOUT, About, COMMANDS, GROUPS, OWN, Opt, commands_of};
 use crate::config::{DEFAULT_FILE, KEYS};
 
 /// Commands with the daemon's flags.
@@ -140,9 +140,9 @@ fn spellings(option: &Opt) -> Vec<&'static str> {
     [option.short, option.name].into_iter().filter(|name| !name.is_empty()).collect()
 }
 
-/// The commands of `coracle image` with their options.
-fn image_commands() -> impl Iterator<Item = (&'static str, &'static About)> {
-    ABOUT.iter().filter_map(|about| Some((about.words.strip_prefix("image ")?, about)))
+/// The commands of all groups with their options: group, second word, documentation.
+fn group_commands() -> impl Iterator<Item = (&'static str, &'static str, &'static About)> {
+    GROUPS.into_iter().flat_map(|group| commands_of(group).map(move |(name, about)| (group, name, about)))
 }
 
 /// Commands of one word with their options.
@@ -153,7 +153,7 @@ fn own_commands() -> impl Iterator<Item = &'static About> {
 /// The kind of value that the arguments of a command or an option take.
 fn takes(arguments: &str) -> Taken {
     match arguments.trim_end_matches(" -o FILE") {
-        "FILE" | "FILE..." => Taken::File,
+        "FILE" | "FILE..." | "DIR" => Taken::File,
         "FORMAT" => Taken::Words("text json"),
         "FORM" => Taken::Words("table wide json yaml"),
         "POD-STATE" => Taken::Words("ready notready"),
@@ -272,8 +272,8 @@ fn with_another_meaning() -> Vec<String> {
 /// Appends the completion for bash of commands with their own options: options, their values, files, and names of existing
 /// objects.
 fn bash_own(text: &mut String) {
-    for (name, about) in image_commands() {
-        let _ = writeln!(text, "        *:image:{name})");
+    for (group, name, about) in group_commands() {
+        let _ = writeln!(text, "        *:{group}:{name})");
         bash_options(text, about);
     }
     for about in own_commands() {
@@ -331,7 +331,7 @@ fn zsh() -> String {
     text.push_str(
         "        serve) _arguments '*: : ' $flags ;;\n        check) _arguments '*: : ' '--json' $flags ;;\n",
     );
-    for command in ["config", "image"] {
+    for command in ["config"].into_iter().chain(GROUPS) {
         let _ = writeln!(
             text,
             "        {command})\n            if (( CURRENT == 3 )); then\n                commands=("
@@ -346,7 +346,7 @@ fn zsh() -> String {
             text.push_str("            _arguments '*: : ' $flags '*:file:_files' ;;\n");
             continue;
         }
-        zsh_image(&mut text, &plain);
+        zsh_group(&mut text, command, &plain);
         text.push_str("            esac ;;\n");
     }
     for about in own_commands() {
@@ -357,10 +357,10 @@ fn zsh() -> String {
     text
 }
 
-/// Appends the completion for zsh of options and names of image commands, like [`bash_own`].
-fn zsh_image(text: &mut String, plain: &dyn Fn(&str) -> String) {
+/// Appends the completion for zsh of the options of a group's commands, like [`bash_own`].
+fn zsh_group(text: &mut String, group: &str, plain: &dyn Fn(&str) -> String) {
     text.push_str("            case $words[3] in\n");
-    for (name, about) in image_commands() {
+    for (name, about) in commands_of(group) {
         let _ = write!(text, "                {name})");
         zsh_options(text, about, plain);
     }
@@ -430,8 +430,8 @@ fn fish() -> String {
 
 /// Appends the completion for fish of options and names of commands, like [`bash_own`].
 fn fish_own(text: &mut String, plain: &dyn Fn(&str) -> String) {
-    for (name, about) in image_commands() {
-        let here = format!("__fish_seen_subcommand_from image; and __fish_seen_subcommand_from {name}");
+    for (group, name, about) in group_commands() {
+        let here = format!("__fish_seen_subcommand_from {group}; and __fish_seen_subcommand_from {name}");
         fish_options(text, about, &here, plain);
     }
     for about in own_commands() {

@@ -88,6 +88,11 @@ pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
     Err(problems)
 }
 
+/// The configuration of a daemon without files and flags.
+pub(crate) fn defaults() -> Config {
+    build(&vec![None; KEYS.len()], &mut Vec::new())
+}
+
 fn apply_flags(sources: &Sources, values: &mut [Option<(Raw, Origin)>]) {
     for (index, key) in KEYS.iter().enumerate() {
         let given: Vec<Raw> = (sources.flags.iter())

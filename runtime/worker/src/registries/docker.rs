@@ -7,7 +7,7 @@ use coracle_job::Credentials;
 
 use super::file::Credential;
 use super::url;
-use crate::yaml::{self, Node, Problem};
+use coracle_yaml::{self as yaml, Node, Problem};
 
 /// One entry of `auths`.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use regex_lite::Regex;
 use super::last::{self, Problems};
 use super::tls::Tls;
 use super::url;
-use crate::yaml::{self, Node, Problem};
+use coracle_yaml::{self as yaml, Node, Problem};
 
 /// Maximum number of endpoints of one mirror; each may delay a pull by a timeout.
 const ENDPOINTS_MAX: usize = 32;

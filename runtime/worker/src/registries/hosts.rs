@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use super::last::{self, Problems};
 use super::tls::Tls;
 use super::{toml_tree, url};
-use crate::yaml::{Node, Problem};
+use coracle_yaml::{Node, Problem};
 
 /// Maximum number of entries of a file; each may delay a pull by a timeout.
 const HOSTS_MAX: usize = 32;

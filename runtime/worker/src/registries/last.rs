@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::yaml::Problem;
+use coracle_yaml::Problem;
 
 /// The problems of a file.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::yaml::{FILE_BYTES_MAX, Node, Problem};
+use coracle_yaml::{FILE_BYTES_MAX, Node, Problem};
 
 /// Parses a whole file; tables keep their order in the file.
 ///
@@ -125,7 +125,7 @@ mod tests {
     fn damaged_files_cause_no_panic() {
         let text =
             "a = [\"b\", '''c''']\n[d.\"e\"]\nf = {g = \"\\u00e9\"} # h\ni.j = \"\"\"k\\\n l\"\"\"\n[[m]]\n";
-        for text in crate::damaged::damaged(text, 20_000) {
+        for text in coracle_yaml::damaged::damaged(text, 20_000) {
             let _ = parse(&text);
         }
     }

@@ -2,6 +2,13 @@
 //! the others. The parser is a library; the tree type is part of this module, because it limits memory
 //! (nested aliases can expand to terabytes) and keeps every scalar as text: a password `0123` is not a
 //! number. JSON is valid YAML and is parsed as well.
+//!
+//! The worker reads `registries.yaml` and CDI files with it, `coracle k3s` and `coracle kubeadm` the configuration of
+//! those programs. Only the first document of a file is read, and nothing is written.
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, feature = "testing"))]
+pub mod damaged;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,7 +16,7 @@ use std::fmt;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
 /// Maximum length of a file in bytes; typical files have a thousandth of it.
-pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
+pub const FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum nesting depth; CDI files have seven levels.
 const DEPTH_MAX: u32 = 32;
 /// Maximum number of nodes, including those of expanded aliases.
@@ -17,11 +24,11 @@ const NODES_MAX: usize = 100_000;
 
 /// An error and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub struct Problem {
     /// Line number, counted from 1.
-    pub(crate) line: usize,
+    pub line: usize,
     /// Text without the line number.
-    pub(crate) text: String,
+    pub text: String,
 }
 
 impl fmt::Display for Problem {
@@ -32,9 +39,9 @@ impl fmt::Display for Problem {
 
 /// A value and the line on which it starts.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub struct Node {
     /// Line number, counted from 1.
-    pub(crate) line: usize,
+    pub line: usize,
     value: Value,
 }
 
@@ -46,7 +53,10 @@ enum Value {
 }
 
 /// Parses the first document of a file; an empty file is null.
-pub(crate) fn parse(text: &str) -> Result<Node, Problem> {
+///
+/// # Errors
+/// Invalid YAML, a key that is not text or that occurs twice, or a file that exceeds a limit.
+pub fn parse(text: &str) -> Result<Node, Problem> {
     if text.len() > FILE_BYTES_MAX {
         return Err(Problem { line: 1, text: format!("longer than {FILE_BYTES_MAX} bytes") });
     }
@@ -139,27 +149,30 @@ fn null(span: Span) -> Node {
 
 impl Node {
     /// Creates a text node at `line`, for a file in another format.
-    pub(crate) fn quoted(line: usize, text: String) -> Self {
+    pub fn quoted(line: usize, text: String) -> Self {
         Self { line, value: Value::Scalar { text, is_plain: false } }
     }
 
     /// Creates a sequence node, for a file in another format.
-    pub(crate) fn sequence(line: usize, items: Vec<Node>) -> Self {
+    pub fn sequence(line: usize, items: Vec<Node>) -> Self {
         Self { line, value: Value::List(items) }
     }
 
     /// Creates a mapping node, for a file in another format.
-    pub(crate) fn mapping(line: usize, entries: Vec<(String, Node)>) -> Self {
+    pub fn mapping(line: usize, entries: Vec<(String, Node)>) -> Self {
         Self { line, value: Value::Map(entries) }
     }
 
     /// Whether the node is a sequence.
-    pub(crate) fn is_sequence(&self) -> bool {
+    pub fn is_sequence(&self) -> bool {
         matches!(self.value, Value::List(_))
     }
 
     /// The entries of a mapping in the order of the file; null is an empty mapping.
-    pub(crate) fn map(&self) -> Result<&[(String, Node)], Problem> {
+    ///
+    /// # Errors
+    /// The node is another value.
+    pub fn map(&self) -> Result<&[(String, Node)], Problem> {
         match &self.value {
             Value::Map(entries) => Ok(entries),
             Value::Scalar { .. } if self.is_null() => Ok(&[]),
@@ -168,7 +181,10 @@ impl Node {
     }
 
     /// The items of a sequence; null is an empty sequence.
-    pub(crate) fn list(&self) -> Result<&[Node], Problem> {
+    ///
+    /// # Errors
+    /// The node is another value.
+    pub fn list(&self) -> Result<&[Node], Problem> {
         match &self.value {
             Value::List(items) => Ok(items),
             Value::Scalar { .. } if self.is_null() => Ok(&[]),
@@ -177,7 +193,10 @@ impl Node {
     }
 
     /// The unparsed text of a scalar; null is empty.
-    pub(crate) fn text(&self) -> Result<&str, Problem> {
+    ///
+    /// # Errors
+    /// The node is a sequence or a mapping.
+    pub fn text(&self) -> Result<&str, Problem> {
         match &self.value {
             Value::Scalar { .. } if self.is_null() => Ok(""),
             Value::Scalar { text, .. } => Ok(text),
@@ -186,7 +205,10 @@ impl Node {
     }
 
     /// The value of a boolean; null is false.
-    pub(crate) fn boolean(&self) -> Result<bool, Problem> {
+    ///
+    /// # Errors
+    /// The node is another value.
+    pub fn boolean(&self) -> Result<bool, Problem> {
         match self.text()? {
             "true" | "True" | "TRUE" => Ok(true),
             "" | "false" | "False" | "FALSE" => Ok(false),
@@ -195,7 +217,7 @@ impl Node {
     }
 
     /// Creates a problem with the line number of this node.
-    pub(crate) fn problem(&self, text: &str) -> Problem {
+    pub fn problem(&self, text: &str) -> Problem {
         Problem { line: self.line, text: text.to_owned() }
     }
 
@@ -266,7 +288,7 @@ mod tests {
     #[test]
     fn damaged_files_cause_no_panic() {
         let text = "mirrors:\n  docker.io:\n    endpoint: [\"https://a:1\", &x 'b']\n    rewrite: {\"^a(.*)\": *x}\n";
-        for text in crate::damaged::damaged(text, 4000) {
+        for text in damaged::damaged(text, 4000) {
             let _ = parse(&text);
         }
     }

@@ -1,7 +1,7 @@
 //! Randomly damaged texts for tests of parsers, which must end without a panic for any input.
 
 /// Returns `count` copies of `text` with pseudo-random changes, which are equal in each call.
-pub(crate) fn damaged(text: &str, count: usize) -> impl Iterator<Item = String> {
+pub fn damaged(text: &str, count: usize) -> impl Iterator<Item = String> {
     let mut seed = 1_u64;
     std::iter::repeat_with(move || {
         let mut bytes = text.as_bytes().to_vec();

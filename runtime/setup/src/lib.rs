@@ -1,0 +1,188 @@
+//! `coracle k3s` and `coracle kubeadm`: configure these programs to use coracle, and back.
+//!
+//! ```text
+//!   k3s, kubeadm (what the program needs, what prevents it) ──> plan (a list of changes; pure) ──> apply
+//!      └── kubelet, unit ──> host (files below a root directory)      └── own, record             report
+//! ```
+//! No program is started and nothing is restarted: the operator receives the commands. The commands are processes of their own, so
+//! they may block. `--host-root` names the root directory of another node's files.
+#![forbid(unsafe_code)]
+
+mod apply;
+mod host;
+mod k3s;
+mod kubeadm;
+mod kubelet;
+mod own;
+mod plan;
+mod record;
+mod report;
+mod unit;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use coracle_client::{EXIT_USAGE, Typed, complain, print};
+use serde_json::{Value, json};
+
+use host::Host;
+use plan::{Plan, State, Wanted};
+use report::Mode;
+
+/// The program that is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// k3s, a server or an agent.
+    K3s,
+    /// A kubelet that kubeadm configures.
+    Kubeadm,
+}
+
+impl Program {
+    /// The name of the program and of the command.
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::K3s => "k3s",
+            Program::Kubeadm => "kubeadm",
+        }
+    }
+
+    fn wanted(self, host: &Host, endpoint: &str) -> Wanted {
+        match self {
+            Program::K3s => k3s::wanted(host, endpoint),
+            Program::Kubeadm => kubeadm::wanted(host, endpoint),
+        }
+    }
+}
+
+/// Runs `enable`, `disable` or `status`; `socket` is the daemon's CRI socket. Exit code 1: the command was refused or failed, something
+/// was left, or, of `status`, the program is not completely configured; 2: the words are wrong.
+pub fn run(program: Program, command: &Typed, socket: &Path) -> ExitCode {
+    let usage = |text: String| {
+        complain([text]);
+        ExitCode::from(EXIT_USAGE)
+    };
+    if let Some(extra) = command.arguments.first() {
+        return usage(format!("{extra}: nothing more is expected here"));
+    }
+    let as_json = match command.value("--output") {
+        None | Some("text") => false,
+        Some("json") => true,
+        Some(other) => return usage(format!("--output {other}: text or json")),
+    };
+    let Some(socket) = socket.to_str() else {
+        return complain([format!("{}: the socket's path is not UTF-8", socket.display())]);
+    };
+    let host = match Host::open(Path::new(command.value("--host-root").unwrap_or("/"))) {
+        Ok(host) => host,
+        Err(problem) => return complain([problem]),
+    };
+    let endpoint = format!("unix://{socket}");
+    let is_dry = command.flags.contains(&"--dry-run");
+    match command.name {
+        "enable" => enable(program, &host, &endpoint, is_dry, as_json),
+        "disable" => disable(program, &host, is_dry, as_json),
+        _ => status(program, &host, &endpoint, as_json),
+    }
+}
+
+fn planned(program: Program, host: &Host, wanted: &Wanted) -> Plan {
+    plan::enable(program.name(), wanted, &|path| host.read(path), &|path| host.exists(path))
+}
+
+fn enable(program: Program, host: &Host, endpoint: &str, is_dry: bool, as_json: bool) -> ExitCode {
+    let wanted = program.wanted(host, endpoint);
+    let plan = planned(program, host, &wanted);
+    carry_out(host, &plan, &wanted.notes, &wanted.steps, is_dry, as_json)
+}
+
+fn disable(program: Program, host: &Host, is_dry: bool, as_json: bool) -> ExitCode {
+    let (paths, steps) = match program {
+        Program::K3s => (k3s::paths(), k3s::steps_back(host)),
+        Program::Kubeadm => (kubeadm::paths(), kubeadm::steps_back(host)),
+    };
+    let plan = plan::disable(program.name(), &paths, &|path| host.read(path), &|path| host.exists(path));
+    carry_out(host, &plan, &[], &steps, is_dry, as_json)
+}
+
+/// Makes or shows the changes and reports everything.
+fn carry_out(
+    host: &Host,
+    plan: &Plan,
+    notes: &[String],
+    steps: &[String],
+    is_dry: bool,
+    as_json: bool,
+) -> ExitCode {
+    let (count, failed) = if is_dry { (plan.changes.len(), None) } else { apply::apply(host, &plan.changes) };
+    let (done, not_done) = plan.changes.split_at(count);
+    let mut problems = plan.problems.clone();
+    if let Some(problem) = failed {
+        problems.push(problem.0);
+        problems.extend(
+            (!not_done.is_empty())
+                .then(|| format!("{} changes were not made: repeat the command", not_done.len())),
+        );
+    }
+    let steps = if done.is_empty() || !problems.is_empty() { &[] } else { steps };
+    let text = match as_json {
+        true => json_line(json!({
+            "dry_run": is_dry,
+            "changes": report::json_changes(done),
+            "notes": notes,
+            "steps": steps,
+            "problems": problems,
+        })),
+        false => {
+            let mode = if is_dry { Mode::Shown } else { Mode::Done };
+            let nothing =
+                if plan.changes.is_empty() && problems.is_empty() { "nothing to change\n" } else { "" };
+            let then = if is_dry { "then run" } else { "now run" };
+            [nothing, &report::changes(done, mode), &report::list("note", notes), &report::list(then, steps)]
+                .concat()
+        }
+    };
+    let printed = print(&text);
+    match problems.is_empty() {
+        true => printed,
+        false => complain(&problems),
+    }
+}
+
+fn status(program: Program, host: &Host, endpoint: &str, as_json: bool) -> ExitCode {
+    let wanted = program.wanted(host, endpoint);
+    let plan = planned(program, host, &wanted);
+    let count = plan.parts.iter().filter(|part| part.state == State::InPlace).count();
+    let own = plan.parts.iter().filter(|part| matches!(part.state, State::Outdated | State::Changed)).count();
+    let state = match (count + own, plan.problems.is_empty() && plan.changes.is_empty()) {
+        (0, _) => "disabled",
+        (_, true) => "enabled",
+        (_, false) => "partly enabled",
+    };
+    let text = match as_json {
+        true => json_line(json!({
+            "program": program.name(),
+            "state": state,
+            "endpoint": endpoint,
+            "parts": report::json_parts(&plan.parts),
+            "notes": wanted.notes,
+            "problems": plan.problems,
+        })),
+        false => {
+            let lines =
+                plan.parts.iter().map(|part| format!("{:<8}  {}\n", report::word(part.state), part.path));
+            let lines: String = lines.collect();
+            let notes = report::list("note", &wanted.notes);
+            let problems = report::list("problem", &plan.problems);
+            format!("{}: {state}\n{lines}{notes}{problems}", program.name())
+        }
+    };
+    match (print(&text), state) {
+        (ExitCode::SUCCESS, "enabled") => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn json_line(value: Value) -> String {
+    format!("{value}\n")
+}
