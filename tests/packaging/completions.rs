@@ -1,5 +1,5 @@
 //! The bash completions, executed by bash, and the man pages, formatted by man. A unit test checks that they
-//! match the program (runtime/daemon/src/cli/pages.rs).
+//! match the program (runtime/daemon/src/cli/pages_tests.rs).
 
 use std::process::Command;
 

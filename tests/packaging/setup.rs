@@ -430,7 +430,7 @@ fn symbolic_links_do_not_lead_out_of_the_tree() {
     let (code, text) = tree.run(&["enable"]);
     assert!(code == 1 && text.contains("/etc/crictl.yaml: Symlink, not a regular file"), "{text}");
     assert_eq!(fs::read_to_string(outside.join("victim")).expect("it is there"), "secret: 1\n");
-    // What was written before stays, and is said; a retry completes it.
+    // The output names the files that were written before; a retry completes the change.
     assert!(text.contains(&format!("written /{K3S_TOML}")) && text.contains("repeat the command"), "{text}");
     assert!(!tree.path(K3S_DROP_IN).exists(), "the endpoint comes last");
     fs::remove_file(tree.path("etc/crictl.yaml")).expect("the link");

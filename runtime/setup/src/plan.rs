@@ -26,7 +26,7 @@ pub(crate) struct Setting {
     pub(crate) edit: Option<Edit>,
 }
 
-/// What a program needs to use coracle, and what prevents it.
+/// The requirements of a program that is to use coracle, and what prevents it.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
     /// Files that coracle writes.

@@ -3,7 +3,7 @@
 //! and [`ABOUT`].
 
 #[cfg(test)]
-mod pages;
+mod pages_tests;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

@@ -45,7 +45,7 @@ fn tagged(page: &mut String, tag: &str, rest: &str, text: &str) {
 
 fn head(name: &str, section: u32, line: &str) -> String {
     format!(
-        ".\\\" Made from the tables of the program: see runtime/daemon/src/cli/pages.rs.\n.TH {} {section} \"\" \"coracle {}\"\n\
+        ".\\\" Made from the tables of the program: see runtime/daemon/src/cli/pages_tests.rs.\n.TH {} {section} \"\" \"coracle {}\"\n\
          .SH NAME\n{name} \\- {line}\n",
         name.to_uppercase(),
         env!("CARGO_PKG_VERSION")
@@ -217,7 +217,7 @@ fn bash() -> String {
         names.join("|")
     };
     let mut text = format!(
-        "# Completions of coracle for bash; made by runtime/daemon/src/cli/pages.rs.\n_coracle() {{\n\
+        "# Completions of coracle for bash; made by runtime/daemon/src/cli/pages_tests.rs.\n_coracle() {{\n\
          \x20   local word=${{COMP_WORDS[COMP_CWORD]}} words\n\
          \x20   [[ {} ]] || case ${{COMP_WORDS[COMP_CWORD-1]}} in\n\
          \x20       {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n\
@@ -313,7 +313,7 @@ fn zsh() -> String {
     let plain =
         |text: &str| text.replace('\'', "'\\''").replace('[', "(").replace(']', ")").replace(':', "\\:");
     let mut text = String::from(
-        "#compdef coracle\n# Completions of coracle for zsh; made by runtime/daemon/src/cli/pages.rs.\n",
+        "#compdef coracle\n# Completions of coracle for zsh; made by runtime/daemon/src/cli/pages_tests.rs.\n",
     );
     text.push_str("_coracle() {\n    local -a flags commands\n    flags=(\n");
     for flag in flags() {
@@ -393,7 +393,7 @@ fn zsh_options(text: &mut String, about: &About, plain: &dyn Fn(&str) -> String)
 fn fish() -> String {
     let plain = |text: &str| text.replace('\\', "\\\\").replace('\'', "\\'");
     let mut text = String::from(
-        "# Completions of coracle for fish; made by runtime/daemon/src/cli/pages.rs.\ncomplete -c coracle -f\n",
+        "# Completions of coracle for fish; made by runtime/daemon/src/cli/pages_tests.rs.\ncomplete -c coracle -f\n",
     );
     for command in COMMANDS {
         let about = ABOUT.iter().find(|about| about.words == command).map_or("", |about| about.text);
