@@ -67,11 +67,11 @@ impl Options {
 
     /// The last value of a flag of the kubelet (`kubelet-arg`).
     fn kubelet(&self, flag: &str) -> Option<Given> {
-        let values = self.all("kubelet-arg").filter_map(|given| {
+        let mut values = self.all("kubelet-arg").filter_map(|given| {
             let (name, value) = given.value.trim_start_matches("--").split_once('=')?;
             (name == flag).then(|| Given { value: value.to_owned(), place: given.place.clone() })
         });
-        values.last()
+        values.next_back()
     }
 
     /// Adds the options of a configuration file.

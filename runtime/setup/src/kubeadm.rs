@@ -113,7 +113,7 @@ fn settings(host: &Host, config: &str, endpoint: &str, wanted: &mut Wanted) -> R
         let Some(root) = kubelet::yaml(host, path)? else { continue };
         let is_set = kubelet::scalar(path, &root, KEY)?.is_some();
         // kubeadm 1.33 leaves the key empty, and the flag has the value.
-        let is_needed = is_set || path == INSTANCE || (flags.is_none() && !is_set) || has_instance;
+        let is_needed = is_set || path == INSTANCE || flags.is_none() || has_instance;
         if let (true, Some(text)) = (is_needed, host.read(path)?) {
             wanted.settings.push(in_yaml(path, &text, endpoint)?);
         }
