@@ -298,6 +298,18 @@ fn the_memory_of_namespaces_is_charged_to_the_pod() {
     node.stop();
 }
 
+/// A limit of a cgroup that refuses a user namespace.
+struct Refusing {
+    name: &'static str,
+    /// Its file on v1 and on v2.
+    files: [&'static str; 2],
+    value: &'static str,
+    /// The value that removes the limit.
+    none: &'static str,
+    /// Parts of the error's text.
+    expected: &'static [&'static str],
+}
+
 /// Sets a limit of the cgroup `parent`: the file of v1, or of v2.
 fn set_limit(parent: &str, files: [&str; 2], value: &str) {
     let file = files.iter().find_map(|file| cgroup_file(parent, file)).expect("a file of the limit");
@@ -310,17 +322,23 @@ fn a_cgroup_that_refuses_the_user_namespace_leaves_nothing_of_the_pod() {
     make_kubelet_cgroups(&node.cgroup_parent());
     enable_controllers(&node);
     // The monitor is the only process that the first cgroup admits: its helper would be the second.
-    let limits: [(&str, [&str; 2], &str, &str, &[&str]); 2] = [
-        ("pids", ["pids.max", "pids.max"], "1", "max", &["user namespace", "pids.max"]),
-        (
-            "memory",
-            ["memory.limit_in_bytes", "memory.max"],
-            "65536",
-            "1000000000",
-            &["killed", "memory limit of the pod's cgroup"],
-        ),
+    let limits = [
+        Refusing {
+            name: "pids",
+            files: ["pids.max", "pids.max"],
+            value: "1",
+            none: "max",
+            expected: &["user namespace", "pids.max"],
+        },
+        Refusing {
+            name: "memory",
+            files: ["memory.limit_in_bytes", "memory.max"],
+            value: "65536",
+            none: "1000000000",
+            expected: &["killed", "memory limit of the pod's cgroup"],
+        },
     ];
-    for (name, files, value, none, expected) in limits {
+    for Refusing { name, files, value, none, expected } in limits {
         let parent = format!("{}/{name}", node.cgroup_parent());
         make_kubelet_cgroups(&parent);
         set_limit(&parent, files, value);

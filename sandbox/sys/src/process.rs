@@ -588,10 +588,10 @@ mod tests {
         assert_eq!(pointers.push_variable(c"y"), Err(Errno::EINVAL));
         let [arguments, environment] = pointers.addresses();
         let (words, _) = pointers.memory.as_chunks();
-        let words: std::vec::Vec<_> = words.iter().map(|word| usize::from_ne_bytes(*word)).collect();
+        let words: Vec<_> = words.iter().map(|word| usize::from_ne_bytes(*word)).collect();
         let list = |address: usize| {
             let start = (address - pointers.memory.as_ptr() as usize) / size_of::<usize>();
-            words[start..].iter().take_while(|word| **word != 0).copied().collect::<std::vec::Vec<_>>()
+            words[start..].iter().take_while(|word| **word != 0).copied().collect::<Vec<_>>()
         };
         assert_eq!(list(arguments), [c"x".as_ptr() as usize; 600]);
         assert_eq!(list(environment), [c"y".as_ptr() as usize; 3]);
