@@ -301,7 +301,7 @@ fn the_memory_of_namespaces_is_charged_to_the_pod() {
 /// A limit of a cgroup that refuses a user namespace.
 struct Refusing {
     name: &'static str,
-    /// Its file on v1 and on v2.
+    /// File names on v1 and on v2.
     files: [&'static str; 2],
     value: &'static str,
     /// The value that removes the limit.

@@ -208,7 +208,7 @@ impl Pods {
             }
             Err(error) if error.is_refusal(Errno::EAGAIN) => {
                 let text = format!(
-                    "the pod has {EXECS_MAX} concurrent execs, the maximum, or the kernel permits no further process"
+                    "{error}: the pod has {EXECS_MAX} concurrent execs, the maximum, or the kernel permits no further process"
                 );
                 Err(Error::new(Kind::ResourceExhausted, text))
             }

@@ -280,7 +280,7 @@ fn explained(record: &[u8], error: LinkError) -> Error {
         }
         None if error.is_refusal(Errno::EAGAIN) => {
             let text = format!(
-                "the pod has {CONTAINERS_MAX} containers that run, the maximum, or the kernel permits no further process"
+                "{error}: the pod has {CONTAINERS_MAX} containers that run, the maximum, or the kernel permits no further process"
             );
             Error::new(Kind::ResourceExhausted, text)
         }
