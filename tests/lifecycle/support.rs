@@ -91,6 +91,16 @@ fn an_archive_has_what_a_report_needs_and_no_secret() {
     let files = extract(&stage.node, &archive);
     assert_part(&files, "pods.json", "the daemon does not answer");
     assert_part(&files, &history, "pod sandbox ready");
+    // Regression: with an invalid configuration the archive had nothing of the root and state directories.
+    let config = stage.node.folder().join("config.toml");
+    let text = fs::read_to_string(&config).expect("the configuration");
+    fs::write(&config, format!("{text}\n[unknown]\nkey = 1\n")).expect("the configuration");
+    let made = stage.node.tool(&["support-dump", "-"]);
+    fs::write(&archive, made.stdout).expect("the archive");
+    let files = extract(&stage.node, &archive);
+    assert_part(&files, "mistakes.txt", "unknown");
+    assert_part(&files, &history, "pod sandbox ready");
+    fs::write(&config, text).expect("the configuration");
     assert_eq!(stage.node.tool(&["support-dump"]).status.code(), Some(2));
     assert_eq!(stage.node.tool(&["support-dump", "/no/such/place/x"]).status.code(), Some(1));
     stage.node.stop();

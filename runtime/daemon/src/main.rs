@@ -27,7 +27,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use cli::Command;
-use config::{Config, Sources};
+use config::Sources;
 use coracle_client::{EXIT_USAGE, Typed, complain, events, exec, image, list, logs, print, support, why};
 use coracle_setup::Program;
 
@@ -96,10 +96,7 @@ fn set_up(program: Program, command: &Typed, mut sources: Sources) -> ExitCode {
 /// Collects the part of a support dump that this crate supplies. An invalid configuration is replaced by the default one, and
 /// its errors are added.
 fn about_node(sources: &Sources) -> support::Node {
-    let (config, mistakes) = match config::load(sources) {
-        Ok(config) => (config, Vec::new()),
-        Err(problems) => (Config::default(), problems),
-    };
+    let (config, mistakes) = config::load_valid_part(sources);
     let mistakes: String = mistakes.iter().map(|problem| format!("{problem}\n")).collect();
     support::Node {
         configuration: config::files(sources),

@@ -72,6 +72,15 @@ pub(crate) fn files(sources: &Sources) -> Vec<PathBuf> {
 /// # Errors
 /// All problems of all sources, in the order of files and lines.
 pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
+    match load_valid_part(sources) {
+        (config, problems) if problems.is_empty() => Ok(config),
+        (_, problems) => Err(problems),
+    }
+}
+
+/// Loads the configuration with the default for each value that is missing or invalid, and returns all problems: for
+/// a report about a node whose configuration is invalid.
+pub(crate) fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
     let mut values: Vec<Option<(Raw, Origin)>> = vec![None; KEYS.len()];
     let mut problems = Vec::new();
     let (file, is_named) = match &sources.file {
@@ -81,11 +90,8 @@ pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
     read::files(file, is_named, &mut values, &mut problems);
     apply_flags(sources, &mut values);
     let config = build(&values, &mut problems);
-    if problems.is_empty() {
-        return Ok(config);
-    }
     problems.sort();
-    Err(problems)
+    (config, problems)
 }
 
 /// The configuration of a daemon without files and flags.
@@ -110,14 +116,12 @@ fn apply_flags(sources: &Sources, values: &mut [Option<(Raw, Origin)>]) {
 fn build(values: &[Option<(Raw, Origin)>], problems: &mut Vec<Problem>) -> Config {
     let mut config = Config::default();
     for (key, given) in KEYS.iter().zip(values) {
-        if let Some((raw, origin)) = given {
-            if let Err(text) = (key.store)(&mut config, raw) {
-                problems.push(Problem { origin: origin.clone(), text: format!("{}: {text}", key.name) });
-            }
-        } else {
-            // The table's own default; a test parses all of them.
-            let stored = read::literal(key.default).and_then(|raw| (key.store)(&mut config, &raw));
-            stored.expect("each default in the table fits its key");
+        // The table's own default; a test parses all of them.
+        let default = read::literal(key.default).and_then(|raw| (key.store)(&mut config, &raw));
+        default.expect("each default in the table fits its key");
+        let Some((raw, origin)) = given else { continue };
+        if let Err(text) = (key.store)(&mut config, raw) {
+            problems.push(Problem { origin: origin.clone(), text: format!("{}: {text}", key.name) });
         }
     }
     config
