@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
-    ContainerState, ListContainersRequest, ListPodSandboxRequest, RemoveImageRequest, StatusRequest,
-    StopContainerRequest,
+    ContainerState, ListContainersRequest, ListPodSandboxRequest, NamespaceMode, RemoveImageRequest,
+    StatusRequest, StopContainerRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
@@ -248,5 +248,45 @@ fn a_daemon_with_too_few_descriptors_keeps_all_containers() {
         assert!(life.lives());
         node.exec_sync(exec(&life.id, &["true"], 5)).expect("exec");
     }
+    node.stop();
+}
+
+/// Regression: the daemon ended processes of a listed container that has the node's PID namespace, because a runtime in
+/// that container had moved them to a cgroup whose name is an ID, too.
+#[test]
+fn a_cgroup_inside_a_listed_container_is_not_that_of_a_lost_one() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let mut pod = host_pod("outer");
+    let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    let options = context.and_then(|context| context.namespace_options.as_mut());
+    options.expect("options").pid = NamespaceMode::Node.into();
+    let pod_id = node.run_pod(&pod);
+    let outer = node.run_container(&pod_id, &container("outer", &image, &["sleep", "forever"], &pod), &pod);
+    let pid = node.container_pid(&outer);
+    node.exec_sync(exec(&outer, &["orphan", "600"], 5)).expect("its child outlives it");
+    let monitor = host::proc_value(pid, "status", "PPid").expect("its parent is the monitor");
+    let inherited = || {
+        let list = fs::read_to_string(format!("/proc/{monitor}/task/{monitor}/children")).expect("a list");
+        list.split_whitespace().filter_map(|child| child.parse::<i32>().ok()).find(|child| *child != pid)
+    };
+    host::wait_until("the monitor inherits the child", || inherited().is_some());
+    let child = inherited().expect("the child");
+    let inner = "ab".repeat(32);
+    for outer in host::cgroups_below(&node.cgroup_parent()).iter().filter(|path| path.ends_with(&outer)) {
+        let folder = outer.join(&inner);
+        fs::create_dir_all(&folder).expect("a cgroup");
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(all) = fs::read_to_string(outer.join(file)) {
+                let _ = fs::write(folder.join(file), all); // v2 inherits
+            }
+        }
+        fs::write(folder.join("cgroup.procs"), child.to_string()).expect("the child joins");
+    }
+    node.restart();
+    host::wait_until("the pod is adopted", || recovered(&node).0);
+    assert!(host::is_alive(child) && host::is_alive(pid), "{}", node.log());
+    node.remove_pod(&pod_id);
+    host::wait_until("it ends with its container", || !host::is_alive(child));
     node.stop();
 }

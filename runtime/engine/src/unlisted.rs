@@ -35,7 +35,11 @@ impl Pods {
             pid => pid,
         };
         for (id, cgroup) in traces(&self.node.paths, pod.id, monitor)? {
-            if self.table.containers.borrow().contains_key(&id) {
+            // A runtime inside a listed container may have created cgroups whose names are IDs, too.
+            let is_listed = |id: &ContainerId| self.table.containers.borrow().contains_key(id);
+            let is_inside =
+                cgroup.as_ref().is_some_and(|cgroup| ids_in(cgroup.as_str()).any(|(_, id)| is_listed(&id)));
+            if is_inside || is_listed(&id) {
                 continue;
             }
             log::error!("ending a container without a record"; pod = pod.id, ctr = id);
@@ -150,14 +154,21 @@ pub(crate) fn main_process(monitor: i32, cgroup: &CgroupPath) -> Option<i32> {
 fn container_of(text: &str, pod: PodId) -> Option<(ContainerId, CgroupPath)> {
     // HIERARCHY:CONTROLLERS:PATH
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(|path| {
-        let names: Vec<&str> = path.split('/').collect();
-        let (index, id) = names.iter().enumerate().rev().find_map(|(index, name)| {
-            let id: ContainerId = cgroup::id_of_scope(name).unwrap_or(name).parse().ok()?;
-            Some((index, id))
-        })?;
+        let (end, id) = ids_in(path).last()?;
         let is_pods_own = id.to_string() == pod.to_string();
-        let path = CgroupPath::parse(&names[..=index].join("/")).ok()?;
+        let path = CgroupPath::parse(&path[..end]).ok()?;
         (!is_pods_own).then_some((id, path))
+    })
+}
+
+/// The IDs among the components of a cgroup path, each with the length of the path up to its end in bytes.
+fn ids_in(path: &str) -> impl Iterator<Item = (usize, ContainerId)> {
+    let mut end = 0;
+    path.split_inclusive('/').filter_map(move |part| {
+        end += part.len();
+        let name = part.trim_end_matches('/');
+        let id = cgroup::id_of_scope(name).unwrap_or(name).parse().ok()?;
+        Some((end - (part.len() - name.len()), id))
     })
 }
 
@@ -190,6 +201,7 @@ mod tests {
         for (text, expected) in [
             (format!("0::/coracle/{id}\n"), Some(format!("/coracle/{id}"))),
             (format!("4:memory:/k/{id}/exec-7\n0::/\n"), Some(format!("/k/{id}"))),
+            (format!("0::/k/{id}/n/{other}/a\n"), Some(format!("/k/{id}/n/{other}"))),
             (format!("0::/docker/{other}/coracle/{id}\n"), Some(format!("/docker/{other}/coracle/{id}"))),
             (format!("0::/a.slice/coracle-{id}.scope\n"), Some(format!("/a.slice/coracle-{id}.scope"))),
             (format!("0::/coracle/{pod}\n"), None),
