@@ -3,6 +3,7 @@
 //! the daemon retries.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::request::{container, exec, host_pod, image_spec};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::Pid;
 
 /// A pod with a running container.
@@ -288,5 +290,54 @@ fn a_cgroup_inside_a_listed_container_is_not_that_of_a_lost_one() {
     assert!(host::is_alive(child) && host::is_alive(pid), "{}", node.log());
     node.remove_pod(&pod_id);
     host::wait_until("it ends with its container", || !host::is_alive(child));
+    node.stop();
+}
+
+/// Regression: the loss of the connection to the monitor replaced the entry for the record that cannot be read, and the
+/// layers of its container were removed with their image.
+#[test]
+fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
+    let mut node = Node::start();
+    let image = "localhost/only-here:1".to_owned();
+    let archive = Image::probe(&node.probe(), "only here").oci_archive(&image);
+    node.try_import(&archive).expect("import");
+    let life = Life::begin(&node, &image, "life");
+    let monitor = host::proc_value(life.pid, "status", "PPid").expect("its parent is the monitor") as i32;
+    let signal = |signal| kill(Pid::from_raw(monitor), signal).expect("the monitor lives");
+    node.kill9();
+    let record = life.directory(&node).join("containers").join(&life.id).join("record");
+    let aside = record.with_extension("aside");
+    fs::rename(&record, &aside).expect("our file");
+    fs::create_dir(&record).expect("our folder");
+    node.launch();
+    // The next attempt to read the record is then some seconds away.
+    std::thread::sleep(Duration::from_secs(8));
+    let state = fs::File::open(node.state().join("pods").join(&life.pod_id)).expect("its state");
+    // The path of the socket is longer than an address.
+    let path = format!("/proc/self/fd/{}/monitor.sock", state.as_raw_fd());
+    let other =
+        socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    connect(other.as_raw_fd(), &UnixAddr::new(path.as_str()).expect("a path"))
+        .expect("it replaces the daemon's");
+    std::thread::sleep(Duration::from_millis(20));
+    signal(Signal::SIGSTOP);
+    drop(other);
+    host::wait_until("the connection is lost", || recovered(&node).1.contains("monitor of"));
+    let remove = RemoveImageRequest { image: Some(image_spec(&image)) };
+    let layers = || {
+        let all = fs::read_dir(node.root().join("layers")).expect("layers").flatten();
+        all.filter(|entry| entry.file_name().len() == 64).count()
+    };
+    node.remove_image(remove).expect("remove the image");
+    // Unused layers are removed in the background.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(layers(), 1, "the container runs");
+    signal(Signal::SIGCONT);
+    fs::remove_dir(&record).expect("our folder");
+    fs::rename(&aside, &record).expect("the record is back");
+    host::wait_until("the pod is adopted", || recovered(&node).0);
+    assert!(life.lives() && life.is_listed(&node));
+    node.exec_sync(exec(&life.id, &["true"], 5)).expect("its layers are there");
+    node.remove_pod(&life.pod_id);
     node.stop();
 }
