@@ -358,6 +358,27 @@ fn disturbed_execs_and_starts_end_and_do_not_block_others() {
     }
 }
 
+/// The scheduler group of a session can be slowed down through any of its processes (`/proc/PID/autogroup`, sched(7)),
+/// also by a process without capabilities. The process of an exec is not in the monitor's session at any moment.
+#[test]
+fn an_exec_does_not_give_a_container_the_scheduler_group_of_the_monitor() {
+    let stage = Stage::on(Node::with_bridge(), bridge_pod("nice"));
+    let groups = || {
+        let group = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/autogroup"));
+        stage.node.monitors().into_iter().map(|monitor| group(monitor.pid).ok()).collect::<Vec<_>>()
+    };
+    let attacker = stage.run(&stage.config("attacker", &["attack", "disturb", "nice", "3"]));
+    crate::wait_for_line(&stage, &attacker, "watching");
+    let before = groups();
+    while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
+        storm(&stage, &attacker);
+    }
+    let report = stage.node.output(&attacker);
+    assert!(!report.contains("saw disturbed 0"), "no process was seen: {report}");
+    assert_eq!(groups(), before);
+    stage.node.stop();
+}
+
 /// The ids of all containers.
 fn containers(stage: &Stage) -> Vec<String> {
     let list = stage.node.list_containers(ListContainersRequest::default()).expect("lists").containers;

@@ -2,8 +2,7 @@
 //! descriptors, and executes the record (`child`).
 //!
 //! After the reset the child is not dumpable, so that container processes without privileges on the node cannot inspect
-//! it. It has no descriptor of the monitor, no blocked or ignored signal, and its own session or, if a second process
-//! follows, its own process group.
+//! it. It has no descriptor of the monitor, no blocked or ignored signal, and its own session.
 
 use coracle_sys::mark::Mark;
 use coracle_sys::process::{self, Control};
@@ -118,13 +117,10 @@ pub(crate) struct ChildState<'a> {
 /// Runs a child up to exec; after a failure it reports and exits.
 pub(crate) fn run(launch: &Launch<'_>) -> ! {
     let mut report = launch.report;
-    // The second process is in the process group of the first until it creates its own session, and a tracer can make it
-    // signal that group. Therefore the monitor must not be in that group (kill(2)). A session for the first, too, would
-    // cost a group of the scheduler (sched(7), autogroup).
-    let walked = match launch.steps {
-        Steps::One => process::new_session(),
-        Steps::SecondWalks(_) | Steps::SecondExecs { .. } => process::new_process_group(),
-    };
+    // The second process is in the session of the first until it creates its own, and a tracer can make it signal the
+    // process group (kill(2)). Every process of the container can set the nice value of that session's scheduler group
+    // (/proc/PID/autogroup, sched(7)). Therefore the monitor must be in neither.
+    let walked = process::new_session();
     let walked = walked
         .and_then(|()| process::set_capabilities(launch.permitted, launch.permitted, 0))
         .and_then(|()| enter_pids(launch.steps, launch.report))

@@ -307,12 +307,6 @@ pub fn new_session_marked(mark: Mark) -> Result<(), Errno> {
     unsafe { call(number::SETSID, [0, 0, 0, fourth, fifth]) }.map(drop)
 }
 
-/// Makes the process the leader of a new process group in its session (setpgid(2)).
-pub fn new_process_group() -> Result<(), Errno> {
-    // SAFETY: the call takes two numbers; 0 stands for the calling process and for its own ID.
-    unsafe { call(number::SETPGID, [0, 0]) }.map(drop)
-}
-
 /// Operations of prctl(2) whose arguments are numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {

@@ -283,7 +283,8 @@ impl Driver {
             // If there is free space by now, the call makes the kernel report it (epoll_ctl(2), EPOLL_CTL_MOD).
             let flags = EpollFlags::EPOLLET | Direction::Read.wakes_on() | Direction::Write.wakes_on();
             if self.epoll.modify(fd, &mut EpollEvent::new(flags, token.to_data())).is_err() {
-                // The waiter tries again at once instead of waiting for an event that would not be reported.
+                // As after an event, the waiter tries its call again, instead of waiting for one that would not be reported.
+                source.write.edges = source.write.edges.wrapping_add(1);
                 drop(sources);
                 waker.wake_by_ref();
                 return;

@@ -86,7 +86,6 @@ pub(crate) mod number {
     pub(crate) const CAPSET: usize = 91;
     pub(crate) const PRLIMIT64: usize = 261;
     pub(crate) const SETSID: usize = 157;
-    pub(crate) const SETPGID: usize = 154;
     pub(crate) const SCHED_SETAFFINITY: usize = 122;
     pub(crate) const GETCPU: usize = 168;
     pub(crate) const SCHED_SETATTR: usize = 274;

@@ -87,7 +87,6 @@ pub(crate) mod number {
     pub(crate) const CAPSET: usize = 126;
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const SETSID: usize = 112;
-    pub(crate) const SETPGID: usize = 109;
     pub(crate) const UMASK: usize = 95;
     pub(crate) const SCHED_SETAFFINITY: usize = 203;
     pub(crate) const GETCPU: usize = 309;

@@ -223,7 +223,7 @@ fn parent(pid: i32) -> Option<i32> {
 }
 
 /// Disturbs each new process of the runtime for this many seconds: `stop` sends SIGSTOP, `hold` keeps its
-/// pipes open, `lie` writes to them, `kill` kills it.
+/// pipes open, `lie` writes to them, `kill` kills it, `nice` gives its scheduler group the lowest priority.
 pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
     let end = Instant::now() + Duration::from_secs(seconds);
     println!("watching");
@@ -245,6 +245,7 @@ pub(crate) fn disturb(way: &str, seconds: u64) -> Outcome {
             match way {
                 "stop" => drop(kill(Pid::from_raw(pid), Signal::SIGSTOP)),
                 "kill" => drop(kill(Pid::from_raw(pid), Signal::SIGKILL)),
+                "nice" => drop(fs::write(format!("/proc/{pid}/autogroup"), "19")),
                 _ => {
                     let pipes = pipes(pid);
                     for mut pipe in pipes {
