@@ -3,7 +3,7 @@
 //! decisions.
 //!
 //! - A container whose process runs is listed or ended; one that is listed as exited has no process.
-//! - Processes are ended by their cgroup.
+//! - Processes are killed through their cgroups.
 //! - Nothing is removed or ended because its record cannot be read.
 //! - Only a record that was read and fails verification is moved to quarantine.
 //!
@@ -109,9 +109,9 @@ pub(crate) enum Answer {
 pub(crate) enum Decision<T> {
     /// The record is read again later, and nothing changes until then.
     LeaveAlone,
-    /// Processes are ended by their cgroups, a pod's network is released, then the directory is removed.
+    /// Processes are killed through their cgroups, a pod's network is released, then the directory is removed.
     EndAndDiscard,
-    /// Processes are ended by their cgroups, a pod's network is released, then the directory is moved to
+    /// Processes are killed through their cgroups, a pod's network is released, then the directory is moved to
     /// quarantine.
     EndAndSetAside,
     /// The record was read.
@@ -141,7 +141,7 @@ pub(crate) enum PodDecision {
     AskAboutContainers,
     /// The pod is listed as recorded, and the monitor is asked again later.
     Retry,
-    /// The pod is not ready, and its containers are ended by their cgroups.
+    /// The pod is not ready, and its containers are killed through their cgroups.
     NoteMonitorsEnd,
 }
 
@@ -160,13 +160,14 @@ pub(crate) enum ContainerDecision {
     Run,
     /// The container is listed as recorded, and the monitor is asked again later.
     Retry,
-    /// The container is ended by its cgroup, together with the others of its pod.
+    /// The container is killed through its cgroup by the task that follows the monitor's end, together with the others
+    /// of its pod.
     EndWithPod,
     /// The exit is recorded, then it is decided again.
     RecordExit,
     /// The end by a reboot is recorded, then it is decided again.
     RecordReboot,
-    /// The remaining processes are ended by the cgroup.
+    /// Remaining processes are killed through the cgroup.
     EndRemaining,
 }
 

@@ -44,10 +44,10 @@ variants!(CGROUPS, cgroup, Cgroup,
 );
 variants!(ANSWERS, answer, Answer,
     Answer::NotAsked => "not asked",
-    Answer::Ended => "has ended",
+    Answer::Ended => "the monitor has exited",
     Answer::Silent => "no answer",
-    Answer::NoProcess => "does not run",
-    Answer::Process => "runs",
+    Answer::NoProcess => "the container does not run",
+    Answer::Process => "the container runs",
 );
 
 /// All results of reading a record.
@@ -73,11 +73,12 @@ fn about_pod(decision: Decision<PodDecision>) -> [&'static str; 2] {
         }
         Decision::EndAndDiscard => [
             "lost",
-            "all its processes are ended by their cgroups, its network is released, its directories are removed",
+            "all its processes are killed through their cgroups, its network is released, its directories are removed",
         ],
-        Decision::EndAndSetAside => {
-            ["lost", "the same, but the directory of the record is moved to quarantine"]
-        }
+        Decision::EndAndSetAside => [
+            "lost",
+            "all its processes are killed through their cgroups, its network is released, the directory of its record is moved to quarantine",
+        ],
         Decision::Known(PodDecision::AskMonitor) => ["", "kernel and monitor are asked"],
         Decision::Known(PodDecision::NoteReboot) => {
             ["not ready", "its network is released; its containers: next table"]
@@ -88,7 +89,7 @@ fn about_pod(decision: Decision<PodDecision>) -> [&'static str; 2] {
             ["as recorded, in PodsRecovered", "the monitor is asked again later; its containers: next table"]
         }
         Decision::Known(PodDecision::NoteMonitorsEnd) => {
-            ["not ready", "its containers are ended by their cgroups"]
+            ["not ready", "its containers are killed through their cgroups"]
         }
     }
 }
@@ -99,9 +100,11 @@ fn about_container(decision: Decision<ContainerDecision>) -> [&'static str; 2] {
         Decision::LeaveAlone => {
             ["unknown, in PodsRecovered", "nothing changes; the record is read again later"]
         }
-        Decision::EndAndDiscard => ["lost", "it is ended by its cgroup, its directory is removed"],
+        Decision::EndAndDiscard => {
+            ["lost", "its processes are killed through its cgroup, its directory is removed"]
+        }
         Decision::EndAndSetAside => {
-            ["lost", "it is ended by its cgroup, its directory is moved to quarantine"]
+            ["lost", "its processes are killed through its cgroup, its directory is moved to quarantine"]
         }
         Decision::Known(ContainerDecision::AskKernel) => ["", "the kernel is asked"],
         Decision::Known(ContainerDecision::AskMonitor) => ["", "the monitor is asked"],
@@ -111,13 +114,16 @@ fn about_container(decision: Decision<ContainerDecision>) -> [&'static str; 2] {
         Decision::Known(ContainerDecision::Retry) => {
             ["as recorded, in PodsRecovered", "the monitor is asked again later"]
         }
-        Decision::Known(ContainerDecision::EndWithPod) => {
-            ["exited; created if it never ran", "it is ended by its cgroup; its exit record is read"]
+        Decision::Known(ContainerDecision::EndWithPod) => [
+            "exited; created if it never ran",
+            "its processes are killed through its cgroup; its exit record is read",
+        ],
+        Decision::Known(ContainerDecision::RecordExit) => {
+            ["exited", "its exit record is read; then as an exited container"]
         }
-        Decision::Known(ContainerDecision::RecordExit) => ["exited", "its exit record is read; see exited"],
-        Decision::Known(ContainerDecision::RecordReboot) => ["exited", "see exited"],
+        Decision::Known(ContainerDecision::RecordReboot) => ["exited", "as an exited container"],
         Decision::Known(ContainerDecision::EndRemaining) => {
-            ["exited", "the remaining processes are ended by its cgroup"]
+            ["exited", "remaining processes are killed through its cgroup"]
         }
     }
 }
@@ -147,6 +153,10 @@ fn rows<K: Copy, M: Copy, D: Copy + PartialEq>(
             let kernel_says = if depends_on_kernel { kernel_text(*one) } else { "any" };
             let monitor_says = if answers.len() == monitor.len() { "any".into() } else { answers.join(", ") };
             let [becomes, done] = about(decision);
+            // A step of the function, not a situation on a node.
+            if becomes.is_empty() {
+                continue;
+            }
             text += &format!("| {record} | {kernel_says} | {monitor_says} | {becomes} | {done} |\n");
         }
     }
@@ -211,14 +221,12 @@ fn only_a_record_that_was_read_and_fails_verification_is_set_aside() {
         combinations += 1;
         let decision = pod(process, greeting, record);
         check_record(record, &decision);
-        assert_eq!(decision, pod(process, greeting, record), "it is decided twice");
     });
     assert_eq!(combinations, 4 * 3 * 6);
     each_container(|cgroup, answer, record| {
         combinations += 1;
         let decision = container(cgroup, answer, record);
         check_record(record, &decision);
-        assert_eq!(decision, container(cgroup, answer, record), "it is decided twice");
     });
     assert_eq!(combinations, 4 * 3 * 6 + 3 * 5 * 8);
 }
@@ -264,7 +272,7 @@ struct ModelContainer {
 }
 
 impl ModelContainer {
-    /// Ends all processes of the container by its cgroup.
+    /// Kills all processes of the container through its cgroup.
     fn end(&mut self) {
         self.has_cgroup = false;
         if self.answer == Answer::Process {

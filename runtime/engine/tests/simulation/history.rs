@@ -384,8 +384,11 @@ impl History {
         let action = random.pick(&actions);
         Some(match action {
             Action::RunPod(index) if index == new_pod => {
-                // The name of a removed pod is free, unless it is being made again.
-                let is_free = |pod: &&ToldPod| pod.remove == Call::Done && pod.run != Call::Open;
+                // The name of a removed pod is free, unless it is being made again: by a call in progress, or by one whose
+                // client has left.
+                let is_free = |pod: &&ToldPod| {
+                    pod.remove == Call::Done && !matches!(pod.run, Call::Open | Call::Unanswered)
+                };
                 let free = told.pods.iter().filter(is_free).map(|pod| pod.name).next_back();
                 let is_held = |name: u32| told.pods.iter().any(|pod| pod.name == name && !is_free(&pod));
                 let name =
