@@ -364,7 +364,7 @@ fn disturbed_execs_and_starts_end_and_do_not_block_others() {
 fn an_exec_does_not_give_a_container_the_scheduler_group_of_the_monitor() {
     let stage = Stage::on(Node::with_bridge(), bridge_pod("nice"));
     let groups = || {
-        let group = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/autogroup"));
+        let group = |pid: i32| fs::read_to_string(format!("/proc/{pid}/autogroup"));
         stage.node.monitors().into_iter().map(|monitor| group(monitor.pid).ok()).collect::<Vec<_>>()
     };
     let attacker = stage.run(&stage.config("attacker", &["attack", "disturb", "nice", "3"]));
