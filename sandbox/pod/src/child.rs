@@ -616,9 +616,12 @@ mod tests {
 
     #[test]
     fn a_block_that_lies_about_its_count_is_damage() {
-        assert_eq!(pointers(&Block { count: u32::MAX, bytes: b"a\0b\0" }).err(), Some(DAMAGED));
-        assert_eq!(pointers(&Block { count: 2, bytes: b"a\0b" }).err(), Some(DAMAGED));
-        assert!(pointers(&Block { count: 2, bytes: b"a\0b\0" }).is_ok());
+        let whole = Block { count: 2, bytes: b"a\0b\0" };
+        for damaged in [Block { count: u32::MAX, bytes: b"a\0b\0" }, Block { count: 2, bytes: b"a\0b" }] {
+            assert_eq!(pointers(&damaged, &whole).err(), Some(DAMAGED));
+            assert_eq!(pointers(&whole, &damaged).err(), Some(DAMAGED));
+        }
+        assert!(pointers(&whole, &whole).is_ok());
     }
 
     #[test]
