@@ -1,7 +1,7 @@
 //! Makes the changes of a plan, one after the other. A file that is no longer as the plan found it is not changed. The first error
 //! ends the command; the changes before it are complete, and the command may be repeated.
 
-use crate::host::{Host, Problem};
+use crate::host::{self, Host, Problem};
 use crate::plan::Change;
 
 /// Makes the changes; returns the number of those that were made, and the error that ended them.
@@ -17,10 +17,7 @@ pub(crate) fn apply(host: &Host, changes: &[Change]) -> (usize, Option<Problem>)
 fn one(host: &Host, change: &Change) -> Result<(), Problem> {
     match change {
         Change::Write { path, from, text } => {
-            if let Some((directory, _)) = path.rsplit_once('/').filter(|(directory, _)| !directory.is_empty())
-            {
-                host.make_directories(directory)?;
-            }
+            host.make_directories(host::split(path).0)?;
             is_unchanged(host, path, from.as_deref())?;
             host.write(path, text)
         }

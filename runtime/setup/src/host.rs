@@ -13,8 +13,8 @@ use std::path::Path;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// Maximum length of a file that is read, in bytes: the limit of the YAML parser; real files have some kilobytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Maximum length of a file that is read, in bytes; real files have some kilobytes.
+const FILE_BYTES_MAX: u64 = coracle_yaml::FILE_BYTES_MAX as u64;
 /// Maximum number of entries of a directory that is read. Directories of drop-ins have a dozen.
 const ENTRIES_MAX: usize = 4096;
 /// End of the name of a file that is being written. No program reads such names from a directory of drop-ins.
@@ -39,7 +39,8 @@ fn problem(path: &str, what: &str, error: Errno) -> Problem {
     Problem(format!("{path}: {what}: {}", io::Error::from(error)))
 }
 
-fn split(path: &str) -> (&str, &str) {
+/// The directory and the name of a path.
+pub(crate) fn split(path: &str) -> (&str, &str) {
     match path.rsplit_once('/') {
         Some(("", name)) => ("/", name),
         Some((directory, name)) => (directory, name),

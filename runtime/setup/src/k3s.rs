@@ -50,19 +50,12 @@ impl Options {
             .filter(|given| !matches!(given.value.as_str(), "0" | "f" | "F" | "false" | "FALSE" | "False"))
     }
 
-    /// Adds the options of a command line. A word after an option that does not begin with a dash is its value.
+    /// Adds the options of a command line.
     fn add_words(&mut self, line: &[(String, String)]) {
-        for (index, (word, place)) in line.iter().enumerate() {
-            let Some(option) = word.strip_prefix('-').map(|rest| rest.trim_start_matches('-')) else {
-                continue;
-            };
-            let (name, value) =
-                option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-            let next =
-                line.get(index + 1).map(|(next, _)| next.as_str()).filter(|next| !next.starts_with('-'));
-            let value = value.or(next).unwrap_or("true").to_owned();
-            self.0.push((long(name).to_owned(), Given { value, place: place.clone() }));
-        }
+        self.0.extend(unit::options(line).map(|(name, value, place)| {
+            let given = Given { value: value.to_owned(), place: place.to_owned() };
+            (long(name.trim_start_matches('-')).to_owned(), given)
+        }));
     }
 
     /// The last value of a flag of the kubelet (`kubelet-arg`).
@@ -76,7 +69,7 @@ impl Options {
 
     /// Adds the options of a configuration file.
     fn read(&mut self, host: &Host, path: &str) -> Result<(), Problem> {
-        let fail = |error: coracle_yaml::Problem| Problem(format!("{path}:{}: {}", error.line, error.text));
+        let fail = |error| kubelet::invalid(path, error);
         let Some(root) = kubelet::yaml(host, path)? else { return Ok(()) };
         for (key, node) in root.map().map_err(fail)? {
             // A plus sign appends to the values of the files before.
@@ -104,15 +97,10 @@ fn long(name: &str) -> &str {
 }
 
 /// Finds out what this node's k3s needs.
-pub(crate) fn wanted(host: &Host, endpoint: &str) -> Wanted {
-    let mut wanted = Wanted::default();
-    if let Err(problem) = collect(host, endpoint, &mut wanted) {
-        wanted.refusals.push(problem.0);
-    }
-    wanted
-}
-
-fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Result<(), Problem> {
+///
+/// # Errors
+/// A file cannot be read or is invalid.
+pub(crate) fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Result<(), Problem> {
     let mut units: Vec<(&str, Unit)> = Vec::new();
     for name in UNITS {
         units.extend(unit::read(host, name, kubelet::DROP_IN)?.map(|unit| (name, unit)));
@@ -232,12 +220,7 @@ fn runtime_of_the_kubelet(
     let directory = format!("{data}/agent/etc/kubelet.conf.d");
     let in_files = kubelet::in_directory(host, &directory, DEFAULTS, "containerRuntimeEndpoint")?;
     for given in options.kubelet("container-runtime-endpoint").into_iter().chain(in_files) {
-        if !kubelet::is_same_endpoint(&given.value, endpoint) {
-            let text = "the kubelet's runtime endpoint is";
-            wanted
-                .refusals
-                .push(format!("{}: {text} {}, not {endpoint}: remove it first", given.place, given.value));
-        }
+        kubelet::refuse_other(&given, endpoint, wanted);
     }
     Ok(())
 }
@@ -268,19 +251,19 @@ fn own_config(host: &Host, options: &Options, data: &str, wanted: &mut Wanted) -
 }
 
 fn steps(units: &[(&str, Unit)], wanted: &mut Wanted) {
-    let add = |steps: &mut Vec<String>, step: &str| steps.push(step.to_owned());
-    add(&mut wanted.steps, "kubectl drain NODE --ignore-daemonsets   # unless the node is new");
-    add(&mut wanted.steps, "k3s-killall.sh   # stops k3s and the pods of its containerd");
+    let mut add = |step: &str| wanted.steps.push(step.to_owned());
+    add("kubectl drain NODE --ignore-daemonsets   # unless the node is new");
+    add("k3s-killall.sh   # stops k3s and the pods of its containerd");
     if units.is_empty() {
-        add(&mut wanted.steps, "restart coracle, then start k3s");
+        add("restart coracle, then start k3s");
         return;
     }
-    add(&mut wanted.steps, "systemctl daemon-reload");
-    add(&mut wanted.steps, "systemctl enable coracle && systemctl restart coracle");
+    add("systemctl daemon-reload");
+    add("systemctl enable coracle && systemctl restart coracle");
     for (name, _) in units {
-        add(&mut wanted.steps, &format!("systemctl restart {}", name.trim_end_matches(".service")));
+        add(&format!("systemctl restart {}", name.trim_end_matches(".service")));
     }
-    add(&mut wanted.steps, "kubectl uncordon NODE");
+    add("kubectl uncordon NODE");
 }
 
 /// The operator's commands after `disable`.

@@ -42,15 +42,10 @@ pub(crate) fn paths() -> Vec<String> {
 }
 
 /// Finds out what this node's kubelet needs.
-pub(crate) fn wanted(host: &Host, endpoint: &str) -> Wanted {
-    let mut wanted = Wanted::default();
-    if let Err(problem) = collect(host, endpoint, &mut wanted) {
-        wanted.refusals.push(problem.0);
-    }
-    wanted
-}
-
-fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Result<(), Problem> {
+///
+/// # Errors
+/// A file cannot be read or is invalid.
+pub(crate) fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Result<(), Problem> {
     let unit = unit::read(host, UNIT, kubelet::DROP_IN)?;
     let is_joined = host.exists(CONFIG) || host.exists(FLAGS);
     if !is_joined && !PROGRAMS.iter().any(|program| host.is_file(program)) {
@@ -74,11 +69,11 @@ fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Result<(), Probl
     for (directory, _) in unit.option(&["--config-dir"]) {
         driver = kubelet::in_directory(host, &directory, "", "cgroupDriver")?.or(driver);
         if let Some(given) = kubelet::in_directory(host, &directory, "", KEY)? {
-            refuse_other(&given, endpoint, wanted);
+            kubelet::refuse_other(&given, endpoint, wanted);
         }
     }
     for (value, place) in unit.option(&[FLAG]).into_iter().filter(|(_, place)| place != FLAGS) {
-        refuse_other(&Given { value, place }, endpoint, wanted);
+        kubelet::refuse_other(&Given { value, place }, endpoint, wanted);
     }
     let flag = unit.option(&["--cgroup-driver"]).pop().map(|(value, place)| Given { value, place });
     let driver = flag.or(driver);
@@ -92,15 +87,6 @@ fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Result<(), Probl
     kubelet::crictl(host, "kubeadm", endpoint, wanted)?;
     kubelet::running(host, "/run/containerd", wanted)?;
     steps(host, endpoint, is_joined, wanted)
-}
-
-fn refuse_other(given: &Given, endpoint: &str, wanted: &mut Wanted) {
-    if !kubelet::is_same_endpoint(&given.value, endpoint) {
-        let text = "the kubelet's runtime endpoint is";
-        wanted
-            .refusals
-            .push(format!("{}: {text} {}, not {endpoint}: remove it first", given.place, given.value));
-    }
 }
 
 /// Adds the endpoint in each file of kubeadm that has one, or in the kubelet's configuration if none has.
@@ -150,11 +136,12 @@ fn in_flags(text: &str, endpoint: &str) -> Result<Option<Setting>, String> {
 /// The setting in a file of YAML. The edited text is parsed to make sure that nothing else changes.
 fn in_yaml(path: &str, text: &str, endpoint: &str) -> Result<Setting, Problem> {
     let fail = |line: usize, text: &str| Problem(format!("{path}:{line}: {text}"));
-    let parse = |text: &str| coracle_yaml::parse(text).map_err(|error| fail(error.line, &error.text));
+    let invalid = |error| kubelet::invalid(path, error);
+    let parse = |text: &str| coracle_yaml::parse(text).map_err(invalid);
     let root = parse(text)?;
-    let entries = root.map().map_err(|error| fail(error.line, &error.text))?;
+    let entries = root.map().map_err(invalid)?;
     let found = entries.iter().find(|(key, _)| key == KEY).map(|(_, node)| node);
-    let value = found.map(|node| node.text().map_err(|error| fail(error.line, &error.text))).transpose()?;
+    let value = found.map(|node| node.text().map_err(invalid)).transpose()?;
     if value.is_some_and(|value| kubelet::is_same_endpoint(value, endpoint)) {
         return Ok(Setting { path: path.to_owned(), edit: None });
     }
@@ -177,7 +164,7 @@ fn in_yaml(path: &str, text: &str, endpoint: &str) -> Result<Setting, Problem> {
         None => return Err(fail(lines.len(), "the last line has no end")),
     };
     let edited = parse(&(lines.join("\n") + "\n"))?;
-    let edited = edited.map().map_err(|error| fail(error.line, &error.text))?;
+    let edited = edited.map().map_err(invalid)?;
     let others = |entries: &[(String, coracle_yaml::Node)]| -> Vec<String> {
         entries.iter().filter(|(key, _)| key != KEY).map(|entry| format!("{entry:?}")).collect()
     };

@@ -33,7 +33,12 @@ pub(crate) struct Given {
 pub(crate) fn yaml(host: &Host, path: &str) -> Result<Option<Node>, Problem> {
     let Some(text) = host.read(path)? else { return Ok(None) };
     let parsed = coracle_yaml::parse(&text).and_then(|node| node.map().map(drop).map(|()| node));
-    parsed.map(Some).map_err(|error| Problem(format!("{path}:{}: {}", error.line, error.text)))
+    parsed.map(Some).map_err(|error| invalid(path, error))
+}
+
+/// The problem of a YAML file of the node, with its line.
+pub(crate) fn invalid(path: &str, error: coracle_yaml::Problem) -> Problem {
+    Problem(format!("{path}:{}: {}", error.line, error.text))
 }
 
 /// The scalar value of a key of a file; `None` if it is absent or empty.
@@ -92,6 +97,16 @@ pub(crate) fn toml(text: &str) -> String {
     }
     quoted.push('"');
     quoted
+}
+
+/// Refuses an endpoint that is given to the kubelet and would replace coracle's.
+pub(crate) fn refuse_other(given: &Given, endpoint: &str, wanted: &mut Wanted) {
+    if !is_same_endpoint(&given.value, endpoint) {
+        wanted.refusals.push(format!(
+            "{}: the kubelet's runtime endpoint is {}, not {endpoint}: remove it first",
+            given.place, given.value
+        ));
+    }
 }
 
 /// The part of coracle's drop-in that depends on the kubelet's cgroup driver: a runtime with another driver would be refused by a

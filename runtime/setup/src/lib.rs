@@ -48,10 +48,15 @@ impl Program {
     }
 
     fn wanted(self, host: &Host, endpoint: &str) -> Wanted {
-        match self {
-            Program::K3s => k3s::wanted(host, endpoint),
-            Program::Kubeadm => kubeadm::wanted(host, endpoint),
+        let mut wanted = Wanted::default();
+        let collected = match self {
+            Program::K3s => k3s::collect(host, endpoint, &mut wanted),
+            Program::Kubeadm => kubeadm::collect(host, endpoint, &mut wanted),
+        };
+        if let Err(problem) = collected {
+            wanted.refusals.push(problem.0);
         }
+        wanted
     }
 }
 

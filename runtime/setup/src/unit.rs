@@ -137,20 +137,22 @@ impl Unit {
     }
 }
 
-/// The values of an option in a command line, each with its file. A following word that begins with a dash is not a value: the
-/// option is then a switch, with the value `true`.
-pub(crate) fn option(line: &[(String, String)], names: &[&str]) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    for (index, (word, path)) in line.iter().enumerate() {
+/// The words of a command line that begin with a dash, as options: name with its dashes, value, and file. A following word that
+/// begins with a dash is not a value: the option is then a switch, with the value `true`.
+pub(crate) fn options(line: &[(String, String)]) -> impl Iterator<Item = (&str, &str, &str)> {
+    let options = line.iter().enumerate().filter(|(_, (word, _))| word.starts_with('-'));
+    options.map(|(index, (word, path))| {
         let (name, value) =
             word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
-        if names.contains(&name) {
-            let next =
-                line.get(index + 1).map(|(next, _)| next.as_str()).filter(|next| !next.starts_with('-'));
-            found.push((value.or(next).unwrap_or("true").to_owned(), path.clone()));
-        }
-    }
-    found
+        let next = line.get(index + 1).map(|(next, _)| next.as_str()).filter(|next| !next.starts_with('-'));
+        (name, value.or(next).unwrap_or("true"), path.as_str())
+    })
+}
+
+/// The values of an option in a command line, each with its file.
+fn option(line: &[(String, String)], names: &[&str]) -> Vec<(String, String)> {
+    let found = options(line).filter(|(name, ..)| names.contains(name));
+    found.map(|(_, value, path)| (value.to_owned(), path.to_owned())).collect()
 }
 
 /// Lines without comments, with continued lines joined.
