@@ -313,8 +313,7 @@ impl Pods {
         }
         let is_over = container.ending.exited.is_initialized();
         let cgroup = container.cgroup()?;
-        self.node.cgroups.kill(&cgroup)?;
-        self.clear_cgroup(&cgroup).await?;
+        self.kill_cgroup(&cgroup).await?;
         container.ending.is_cleared.set(is_over);
         Ok(())
     }

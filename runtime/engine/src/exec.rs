@@ -207,10 +207,7 @@ impl Pods {
                 Err(Error::new(Kind::FailedPrecondition, "it is not running"))
             }
             Err(error) if error.is_refusal(Errno::EAGAIN) => {
-                let text = format!(
-                    "{error}: the pod has {EXECS_MAX} concurrent execs, the maximum, or the kernel permits no further process"
-                );
-                Err(Error::new(Kind::ResourceExhausted, text))
+                Err(error.exhausted(&format!("{EXECS_MAX} concurrent execs")))
             }
             Err(error) => Err(Error::new(Kind::Unknown, error.to_string())),
         }
@@ -287,12 +284,7 @@ impl Drop for Running {
 }
 
 async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
-    let killed = pods.node.cgroups.kill(cgroup).map_err(Error::from);
-    let cleared = match killed {
-        Ok(()) => pods.clear_cgroup(cgroup).await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = cleared {
+    if let Err(error) = pods.kill_cgroup(cgroup).await {
         log::error!("cannot end an exec"; pod = container.pod.id, ctr = container.id, error = error);
     }
 }

@@ -9,6 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::monitor::{self, Monitor};
@@ -302,6 +303,13 @@ impl LinkError {
             | Self::Silent { .. }
             | Self::Socket(_) => None,
         }
+    }
+
+    /// The error of a start that the monitor has refused with EAGAIN; `most`: the most that a pod may have.
+    pub(crate) fn exhausted(&self, most: &str) -> Error {
+        let text =
+            format!("{self}: the pod has {most}, the maximum, or the kernel permits no further process");
+        Error::new(Kind::ResourceExhausted, text)
     }
 
     /// Whether the monitor has refused the request with this error number.

@@ -26,6 +26,21 @@ pub(crate) enum Recorded<T> {
     State(T),
 }
 
+impl<T> Recorded<T> {
+    /// The state in the record.
+    ///
+    /// # Errors
+    /// The record cannot be used: the decision about the pod or container, which depends on nothing else.
+    fn state<D>(self) -> Result<T, Decision<D>> {
+        match self {
+            Self::Absent => Err(Decision::EndAndDiscard),
+            Self::Unreadable => Err(Decision::LeaveAlone),
+            Self::Damaged => Err(Decision::EndAndSetAside),
+            Self::State(state) => Ok(state),
+        }
+    }
+}
+
 impl<T> From<&Damage> for Recorded<T> {
     fn from(damage: &Damage) -> Self {
         match damage {
@@ -181,11 +196,9 @@ pub(crate) fn pod(
     greeting: Greeting,
     record: Recorded<PodState>,
 ) -> Decision<PodDecision> {
-    let state = match record {
-        Recorded::Absent => return Decision::EndAndDiscard,
-        Recorded::Unreadable => return Decision::LeaveAlone,
-        Recorded::Damaged => return Decision::EndAndSetAside,
-        Recorded::State(state) => state,
+    let state = match record.state() {
+        Ok(state) => state,
+        Err(decision) => return decision,
     };
     Decision::Known(match (state, process, greeting) {
         (PodState::EarlierBoot, _, _) => PodDecision::NoteReboot,
@@ -207,11 +220,9 @@ pub(crate) fn container(
 ) -> Decision<ContainerDecision> {
     use ContainerDecision as D;
     use ContainerState as S;
-    let state = match record {
-        Recorded::Absent => return Decision::EndAndDiscard,
-        Recorded::Unreadable => return Decision::LeaveAlone,
-        Recorded::Damaged => return Decision::EndAndSetAside,
-        Recorded::State(state) => state,
+    let state = match record.state() {
+        Ok(state) => state,
+        Err(decision) => return decision,
     };
     Decision::Known(match (state, cgroup, answer) {
         (S::Creating, _, _) => D::Undo,

@@ -139,12 +139,8 @@ impl Pods {
     /// Carries out the decision about a pod without a usable record; returns why it must be retried.
     async fn without_pod_record(self: &Rc<Self>, id: PodId, damage: Damage) -> Option<Unknown> {
         let decision = reconcile::pod(MonitorProcess::NotAsked, Greeting::Silent, Recorded::from(&damage));
-        let remove = match decision {
-            Decision::EndAndDiscard => Self::discard_directory,
-            Decision::EndAndSetAside => Self::set_aside,
-            Decision::LeaveAlone | Decision::Known(_) => {
-                return Some(Unknown::unread(format!("record of pod sandbox {id:.13}: {damage}")));
-            }
+        let Some(remove) = Self::removal(decision) else {
+            return Some(Unknown::unread(format!("record of pod sandbox {id:.13}: {damage}")));
         };
         // Its files are evidence of its containers, and stay until these are ended.
         match self.end_orphan(id).await {
@@ -188,17 +184,14 @@ impl Pods {
         id: ContainerId,
         damage: Damage,
     ) -> Option<Unknown> {
-        let remove = match reconcile::container(Cgroup::NotAsked, Answer::NotAsked, Recorded::from(&damage)) {
-            Decision::EndAndDiscard => Self::discard_directory,
-            Decision::EndAndSetAside => Self::set_aside,
-            Decision::LeaveAlone | Decision::Known(_) => {
-                return Some(Unknown::unread(format!("record of container {id:.13}: {damage}")));
-            }
+        let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, Recorded::from(&damage));
+        let Some(remove) = Self::removal(decision) else {
+            return Some(Unknown::unread(format!("record of container {id:.13}: {damage}")));
         };
         // Its processes are ended before its files are removed.
         let cgroup = pod.record().cgroup(&id);
         if let Ok(cgroup) = cgroup
-            && let Err(error) = self.clear_killed(&cgroup).await
+            && let Err(error) = self.kill_cgroup(&cgroup).await
         {
             let text = format!("container {id:.13}, whose record is damaged: {error}");
             return Some(Unknown::unread(text));
@@ -247,6 +240,15 @@ impl Pods {
         .detach();
     }
 
+    /// The way in which a directory without a usable record is removed; `None` if it is left alone.
+    fn removal<T>(decision: Decision<T>) -> Option<fn(&Rc<Self>, &Path, &Damage)> {
+        match decision {
+            Decision::EndAndDiscard => Some(Self::discard_directory),
+            Decision::EndAndSetAside => Some(Self::set_aside),
+            Decision::LeaveAlone | Decision::Known(_) => None,
+        }
+    }
+
     /// Removes a directory without a record.
     fn discard_directory(self: &Rc<Self>, directory: &Path, _: &Damage) {
         if let Err(error) = garbage::discard(self, directory) {
@@ -281,7 +283,7 @@ impl Pods {
         }
         let mut outcome = Ok(());
         for cgroup in self.cgroups_of_orphan(id, pid)? {
-            outcome = outcome.and(self.clear_killed(&cgroup).await);
+            outcome = outcome.and(self.kill_cgroup(&cgroup).await);
         }
         outcome = outcome.and(self.node.network.cni.forget(&id.to_string()).await);
         outcome.and(netns::unpin(&paths::netns(id)).map_err(Error::from))?;
@@ -315,11 +317,6 @@ impl Pods {
         cgroups.extend(others);
         cgroups.extend(own);
         Ok(cgroups)
-    }
-
-    async fn clear_killed(&self, cgroup: &CgroupPath) -> Result<(), Error> {
-        self.node.cgroups.kill(cgroup)?;
-        self.clear_cgroup(cgroup).await
     }
 
     /// Undoes an interrupted RunPodSandbox in the background; the pod's name is reserved until then.

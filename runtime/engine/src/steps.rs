@@ -451,6 +451,12 @@ impl Pods {
         Ok(())
     }
 
+    /// Kills all processes of a cgroup, and removes the cgroup as soon as they have ended.
+    pub(crate) async fn kill_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
+        self.node.cgroups.kill(path)?;
+        self.clear_cgroup(path).await
+    }
+
     /// Removes a cgroup whose processes were killed, as soon as they have ended.
     pub(crate) async fn clear_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
         self.end_scope(path).await;

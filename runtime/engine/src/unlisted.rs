@@ -61,8 +61,7 @@ impl Pods {
             Some(cgroup) => cgroup,
             None => pod.record().cgroup(&id)?,
         };
-        self.node.cgroups.kill(&cgroup)?;
-        self.clear_cgroup(&cgroup).await?;
+        self.kill_cgroup(&cgroup).await?;
         if self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread) {
             // It may have a record that cannot be read now: its exit record and its notes belong to it.
             return Ok(());

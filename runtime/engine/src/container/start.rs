@@ -279,10 +279,7 @@ fn explained(record: &[u8], error: LinkError) -> Error {
             Error::new(kind, plan::explain(record, index, errno))
         }
         None if error.is_refusal(Errno::EAGAIN) => {
-            let text = format!(
-                "{error}: the pod has {CONTAINERS_MAX} containers that run, the maximum, or the kernel permits no further process"
-            );
-            Error::new(Kind::ResourceExhausted, text)
+            error.exhausted(&format!("{CONTAINERS_MAX} containers that run"))
         }
         None => Error::new(Kind::Unknown, error.to_string()),
     }
