@@ -117,7 +117,8 @@ impl Pods {
             loop {
                 reactor::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
-                let ids: Vec<PodId> = pods.unknown.borrow().keys().copied().collect();
+                let is_due = |(id, unknown): (&PodId, &Unknown)| (!unknown.is_in_progress).then_some(*id);
+                let ids: Vec<PodId> = pods.unknown.borrow().iter().filter_map(is_due).collect();
                 // All at once: one monitor that does not answer delays no other.
                 let tries: Vec<_> = ids
                     .into_iter()

@@ -175,8 +175,7 @@ pub(crate) enum ContainerDecision {
     Run,
     /// The container is listed as recorded, and the monitor is asked again later.
     Retry,
-    /// The container is killed through its cgroup by the task that follows the monitor's end, together with the others
-    /// of its pod.
+    /// The pod's monitor has ended: the container is killed through its cgroup, together with the others of its pod.
     EndWithPod,
     /// The exit is recorded, then it is decided again.
     RecordExit,

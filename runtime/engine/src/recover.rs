@@ -11,11 +11,14 @@
 //! | a record of an earlier boot | BOOT-1 to BOOT-3: CNI DEL before any ADD |
 //!
 //! No request is served before recovery is complete (RST-10): a kubelet would start a pod that a list omits a
-//! second time. A pod whose monitor does not answer does not delay the others: after [`START_LIMIT`] the pod
-//! is listed from its records, and the daemon connects to the monitor in the background.
+//! second time. All records are read first. A pod whose monitor does not answer, or whose processes do not end, does
+//! not delay the others: after [`START_LIMIT`] the pod is listed from its records, and its recovery continues in
+//! the background.
 
 mod take_over;
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,9 +38,23 @@ use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
 use crate::{Container, Pod, Pods, garbage, paths};
 
-/// Maximum time for which monitors that do not answer delay the start, all together. Working monitors answer
-/// within a few milliseconds.
+/// Maximum time for which monitors that do not answer, and processes that do not end, delay the start, all
+/// together. Working monitors answer within a few milliseconds.
 const START_LIMIT: Duration = Duration::from_millis(500);
+
+/// The records of one pod.
+enum Records {
+    /// The pod has no usable record.
+    UnusablePod(Damage),
+    /// The record of the pod is usable.
+    Pod {
+        pod: Rc<Pod>,
+        /// Containers without a usable record.
+        unusable: Vec<(ContainerId, Damage)>,
+        /// Set if the directory of the containers cannot be read.
+        unread: Option<Unknown>,
+    },
+}
 
 impl Pods {
     /// Recovers all pods and containers; called once, before the first call is served.
@@ -53,83 +70,146 @@ impl Pods {
         store::close_quarantine(&paths.root)?;
         garbage::prepare(paths)?;
         garbage::sweep_all(self)?;
-        for id in ids::<PodId>(&paths.pods())? {
-            if let Some(unknown) = self.load_pod(id).await {
-                self.set_unknown(id, Some(unknown));
-            }
-        }
+        let found = self.read_all_records()?;
+        self.recover_all(found).await;
         self.node.images.sweep();
-        self.take_over_all().await;
-        for id in ids::<PodId>(&paths.pods_state())? {
-            // Objects whose record may exist but cannot be read now are left alone.
-            let is_known =
-                self.table.pods.borrow().contains_key(&id) || self.unknown.borrow().contains_key(&id);
-            if !is_known && let Some(unknown) = self.without_pod_record(id, Damage::Absent).await {
-                self.set_unknown(id, Some(unknown));
-            }
-        }
         self.release_networks();
         self.try_again_later();
         Ok(())
     }
 
-    async fn take_over_all(self: &Rc<Self>) {
-        let pods: Vec<_> = self.table.pods.borrow().values().cloned().collect();
-        let tasks: Vec<_> = pods
+    /// Reads the records of all pods, and lists those that are usable. A pod without a directory below the root
+    /// directory may still have one below the state directory.
+    fn read_all_records(self: &Rc<Self>) -> Result<Vec<(PodId, Records)>, Error> {
+        let paths = &self.node.paths;
+        let mut found: BTreeMap<PodId, Records> =
+            ids::<PodId>(&paths.pods())?.into_iter().map(|id| (id, self.read_records(id))).collect();
+        for id in ids::<PodId>(&paths.pods_state())? {
+            found.entry(id).or_insert(Records::UnusablePod(Damage::Absent));
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// Recovers all pods at the same time. What takes longer than [`START_LIMIT`] continues in the background.
+    async fn recover_all(self: &Rc<Self>, found: Vec<(PodId, Records)>) {
+        let tasks: Vec<_> = found
             .into_iter()
-            .map(|pod| {
-                let (pods, id) = (Rc::clone(self), pod.id);
-                let task = reactor::spawn(async move {
-                    let _operation = pod.operation.lock().await;
-                    pods.take_over(&pod).await
-                });
-                (id, task)
+            .map(|(id, records)| {
+                let (pods, settled) = (Rc::clone(self), Rc::new(Cell::new(false)));
+                let is_settled = Rc::clone(&settled);
+                let task = reactor::spawn(async move { pods.recover_pod(id, records, &settled).await });
+                (id, is_settled, task)
             })
             .collect();
         let end = time::now() + START_LIMIT;
-        for (id, mut task) in tasks {
+        for (id, is_settled, mut task) in tasks {
             let left = end.saturating_duration_since(time::now());
-            match reactor::deadline(left, &mut task).await {
-                Ok(unknown) => self.set_taken_over(id, unknown),
-                Err(_) => {
-                    let pod = self.table.pods.borrow().get(&id).cloned();
-                    pod.inspect(|pod| self.look_at_processes(pod));
-                    self.set_taken_over(id, Some(Unknown::unattached(id, "it has not answered yet")));
-                    let pods = Rc::clone(self);
-                    reactor::spawn(async move { pods.set_taken_over(id, task.await) }).detach();
-                }
+            if let Ok(unknown) = reactor::deadline(left, &mut task).await {
+                self.set_recovered(id, unknown);
+                continue;
             }
+            self.set_recovered(id, Some(self.unfinished(id, is_settled.get())));
+            let pods = Rc::clone(self);
+            reactor::spawn(async move {
+                let unknown = task.await;
+                pods.set_recovered(id, unknown);
+                if let Some(unknown) = pods.unknown.borrow_mut().get_mut(&id) {
+                    unknown.is_in_progress = false;
+                }
+            })
+            .detach();
         }
     }
 
-    /// Records which part of a pod's state its monitor did not report. An existing entry about an unreadable
-    /// record is kept.
-    fn set_taken_over(&self, id: PodId, unknown: Option<Unknown>) {
+    /// The entry of a pod whose recovery continues in the background. `is_settled`: whether the decisions about
+    /// its records have been carried out.
+    fn unfinished(self: &Rc<Self>, id: PodId, is_settled: bool) -> Unknown {
+        let pod = self.table.pods.borrow().get(&id).cloned();
+        if let Some(pod) = &pod {
+            self.look_at_processes(pod);
+        }
+        let unknown = match is_settled {
+            true => Unknown::unattached(id, "it has not answered yet"),
+            // The layers of their containers are in use until they have ended.
+            false => Unknown::unread(format!(
+                "pod sandbox {id:.13}: processes without a usable record have not ended yet"
+            )),
+        };
+        // A retry for a pod in the table waits for the pod's lock.
+        Unknown { is_in_progress: pod.is_none(), ..unknown }
+    }
+
+    /// Carries out the decisions about the records of a pod and sets `is_settled`, then takes over the pod if its
+    /// record was read. Returns which part of its state is still unknown.
+    async fn recover_pod(
+        self: &Rc<Self>,
+        id: PodId,
+        records: Records,
+        is_settled: &Cell<bool>,
+    ) -> Option<Unknown> {
+        let pod = match &records {
+            Records::Pod { pod, .. } => Rc::clone(pod),
+            Records::UnusablePod(_) => return self.settle(id, records).await,
+        };
+        let _operation = pod.operation.lock().await;
+        let unknown = self.settle(id, records).await;
+        is_settled.set(true);
+        if unknown.is_some() {
+            self.set_unknown(id, unknown);
+        }
+        self.take_over(&pod).await
+    }
+
+    /// Records which part of a pod's state is unknown. An existing entry about an unreadable record is kept.
+    fn set_recovered(&self, id: PodId, unknown: Option<Unknown>) {
         let is_unread = self.unknown.borrow().get(&id).is_some_and(|unknown| unknown.is_unread);
         if !is_unread {
             self.set_unknown(id, unknown);
         }
     }
 
-    /// Reads the records of a pod and of its containers, except those already in the table; returns what
-    /// cannot be read at the moment.
+    /// Reads the records of a pod and of its containers, except those already in the table, carries out the
+    /// decisions about them, and returns what cannot be read at the moment.
     pub(crate) async fn load_pod(self: &Rc<Self>, id: PodId) -> Option<Unknown> {
+        self.settle(id, self.read_records(id)).await
+    }
+
+    /// Reads the records of a pod and of its containers, except those already in the table, and lists those that
+    /// are usable.
+    fn read_records(self: &Rc<Self>, id: PodId) -> Records {
         let known = self.table.pods.borrow().get(&id).cloned();
         let pod = match known {
             Some(pod) => pod,
             None => match PodRecord::load(&self.node.paths, id) {
                 Ok(record) => self.enlist_pod(record),
-                Err(damage) => return self.without_pod_record(id, damage).await,
+                Err(damage) => return Records::UnusablePod(damage),
             },
         };
-        let containers = match ids::<ContainerId>(&self.node.paths.containers(id)) {
-            Ok(containers) => containers,
-            Err(error) => return Some(Unknown::unread(error)),
+        let (ids, unread) = match ids::<ContainerId>(&self.node.paths.containers(id)) {
+            Ok(ids) => (ids, None),
+            Err(error) => (Vec::new(), Some(Unknown::unread(error))),
         };
-        let mut unknown = None;
-        for container in containers {
-            let is_known = self.table.containers.borrow().contains_key(&container);
-            if !is_known && let Some(unread) = self.load_container(&pod, container).await {
+        let mut unusable = Vec::new();
+        for container in ids {
+            if self.table.containers.borrow().contains_key(&container) {
+                continue;
+            }
+            match ContainerRecord::load(&self.node.paths, id, container) {
+                Ok(record) => self.enlist_container(&pod, record),
+                Err(damage) => unusable.push((container, damage)),
+            }
+        }
+        Records::Pod { pod, unusable, unread }
+    }
+
+    /// Carries out the decisions about records that are not usable; returns why they must be retried.
+    async fn settle(self: &Rc<Self>, id: PodId, records: Records) -> Option<Unknown> {
+        let (pod, unusable, mut unknown) = match records {
+            Records::UnusablePod(damage) => return self.without_pod_record(id, damage).await,
+            Records::Pod { pod, unusable, unread } => (pod, unusable, unread),
+        };
+        for (container, damage) in unusable {
+            if let Some(unread) = self.without_container_record(&pod, container, damage).await {
                 unknown = Some(unread);
             }
         }
@@ -165,16 +245,6 @@ impl Pods {
         self.table.names.borrow_mut().entry(pod.record().spec.name.clone()).or_insert(id);
         self.table.pods.borrow_mut().insert(id, Rc::clone(&pod));
         pod
-    }
-
-    async fn load_container(self: &Rc<Self>, pod: &Rc<Pod>, id: ContainerId) -> Option<Unknown> {
-        match ContainerRecord::load(&self.node.paths, pod.id, id) {
-            Ok(record) => {
-                self.enlist_container(pod, record);
-                None
-            }
-            Err(damage) => self.without_container_record(pod, id, damage).await,
-        }
     }
 
     /// Carries out the decision about a container without a usable record; returns why it must be retried.

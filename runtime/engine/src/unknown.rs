@@ -16,11 +16,13 @@ pub(crate) struct Unknown {
     pub(crate) is_unread: bool,
     /// Time since which a part of the pod's state is unknown.
     pub(crate) since: Instant,
+    /// Whether an earlier attempt has not ended, so that no other one begins.
+    pub(crate) is_in_progress: bool,
 }
 
 impl Unknown {
     fn new(reason: String, is_unread: bool) -> Self {
-        Self { reason, is_unread, since: time::now() }
+        Self { reason, is_unread, since: time::now(), is_in_progress: false }
     }
 
     /// Whether the state has been unknown for less than [`NAMES_LIMIT`].

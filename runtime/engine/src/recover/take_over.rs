@@ -29,6 +29,16 @@ const STARTING_PAUSE: Duration = Duration::from_millis(20);
 /// Time limit for a monitor's answer about one container.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
+/// The reason why the state of a container is not determined.
+enum Undetermined {
+    /// The monitor has not answered.
+    Silent(LinkError),
+    MonitorEnded,
+}
+
+/// The monitor ended while the states of its containers were determined.
+struct MonitorEnded;
+
 impl Pods {
     /// Connects to the monitor of a pod and queries its containers; returns which part of the pod's state is
     /// still unknown.
@@ -45,13 +55,16 @@ impl Pods {
             PodDecision::NoteReboot => {
                 self.log_failed(pod, self.change(pod, PodEvent::Rebooted));
                 let _ = pod.creation.made.try_set(Ok(()));
-                self.take_over_containers(pod, false).await
+                self.take_over_containers(pod, false).await.ok().flatten()
             }
             PodDecision::Undo => {
                 self.undo(pod);
                 None
             }
-            PodDecision::AskAboutContainers => self.take_over_containers(pod, true).await,
+            PodDecision::AskAboutContainers => match self.take_over_containers(pod, true).await {
+                Ok(unknown) => unknown,
+                Err(MonitorEnded) => self.note_monitors_end(pod).await,
+            },
             PodDecision::AskMonitor | PodDecision::Retry => {
                 self.look_at_processes(pod);
                 // An answer that comes too late is not waited for; nor is it taken for the monitor's end.
@@ -59,7 +72,7 @@ impl Pods {
                 if let Some(link) = pod.connection.link.borrow_mut().take() {
                     link.abandon();
                 }
-                if let Some(unknown) = self.take_over_containers(pod, false).await {
+                if let Ok(Some(unknown)) = self.take_over_containers(pod, false).await {
                     log::warn!("containers of a pod whose monitor does not answer are not ended, will retry"; pod = pod.id, reason = unknown.reason);
                 }
                 Some(Unknown::unattached(pod.id, why))
@@ -68,10 +81,16 @@ impl Pods {
                 if pod.record().state.is_ready() {
                     log::error!("the pod's monitor has ended"; pod = pod.id, error = why);
                 }
-                self.log_failed(pod, self.change(pod, PodEvent::MonitorGone));
-                self.end_containers(pod).await.err().map(|error| Unknown::unended(pod.id, error))
+                self.note_monitors_end(pod).await
             }
         }
+    }
+
+    /// Records that the pod's monitor has ended, and kills the pod's containers through their cgroups. Returns
+    /// which of them could not be killed.
+    async fn note_monitors_end(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
+        self.log_failed(pod, self.change(pod, PodEvent::MonitorGone));
+        self.end_containers(pod).await.err().map(|error| Unknown::unended(pod.id, error))
     }
 
     /// The state of a pod for decisions; `None` if this daemon is creating the pod, which is not recovered.
@@ -141,29 +160,35 @@ impl Pods {
 
     /// Determines the state of each container of a pod, then ends containers without a record. `is_served`:
     /// whether the pod's monitor serves this daemon. Returns which part of the state is still unknown.
-    async fn take_over_containers(self: &Rc<Self>, pod: &Rc<Pod>, is_served: bool) -> Option<Unknown> {
+    ///
+    /// # Errors
+    /// The monitor has ended meanwhile.
+    async fn take_over_containers(
+        self: &Rc<Self>,
+        pod: &Rc<Pod>,
+        is_served: bool,
+    ) -> Result<Option<Unknown>, MonitorEnded> {
         let mut unknown = None;
         for container in self.containers_of(pod.id) {
             // After one request without an answer, no others are sent.
             let is_asked = is_served && unknown.is_none();
             match self.take_over_container(&container, is_asked).await {
                 Ok(()) => {}
-                // The end of the monitor is seen by the link.
-                Err(LinkError::Gone) => return None,
-                Err(error) => unknown = Some(Unknown::unattached(pod.id, error)),
+                Err(Undetermined::MonitorEnded) => return Err(MonitorEnded),
+                Err(Undetermined::Silent(error)) => unknown = Some(Unknown::unattached(pod.id, error)),
             }
         }
         let record = match self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread) {
             true => Recorded::Unreadable,
             false => Recorded::Absent,
         };
-        match reconcile::container(Cgroup::NotAsked, Answer::NotAsked, record) {
+        Ok(match reconcile::container(Cgroup::NotAsked, Answer::NotAsked, record) {
             Decision::EndAndDiscard | Decision::EndAndSetAside => {
                 let ended = self.end_unlisted(pod).await;
                 ended.err().map(|error| Unknown::unended(pod.id, error)).or(unknown)
             }
             Decision::LeaveAlone | Decision::Known(_) => unknown,
-        }
+        })
     }
 
     /// Determines the state of a container. If `is_asked` is false, its monitor is not asked.
@@ -174,7 +199,7 @@ impl Pods {
         self: &Rc<Self>,
         container: &Rc<Container>,
         is_asked: bool,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), Undetermined> {
         let (mut cgroup, mut main, mut silence) = (Cgroup::NotAsked, 0, None);
         let mut answer = if is_asked { Answer::NotAsked } else { Answer::Silent };
         for _ in 0..DECISIONS_MAX {
@@ -194,7 +219,8 @@ impl Pods {
                             Answer::Process
                         }
                         Ok(None) => Answer::NoProcess,
-                        Err(LinkError::Gone) => Answer::Ended,
+                        // If its process is running, only the connection was lost.
+                        Err(LinkError::Gone) if !self.has_monitor(&container.pod) => Answer::Ended,
                         Err(error) => {
                             silence = Some(error);
                             Answer::Silent
@@ -207,8 +233,10 @@ impl Pods {
                     self.take_over_running(container, main);
                     return Ok(());
                 }
-                ContainerDecision::Retry => return silence.map_or(Ok(()), Err),
-                ContainerDecision::EndWithPod => return Err(LinkError::Gone),
+                ContainerDecision::Retry => {
+                    return silence.map_or(Ok(()), |error| Err(Undetermined::Silent(error)));
+                }
+                ContainerDecision::EndWithPod => return Err(Undetermined::MonitorEnded),
                 ContainerDecision::RecordExit => {
                     let found = self.read_exit_record(container, time::now() + REPORT_LIMIT, || false).await;
                     if container.record().state.is_running() {

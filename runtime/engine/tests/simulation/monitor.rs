@@ -294,9 +294,10 @@ impl World {
             monitor.containers.insert(container, Entry { pid: main, state: State::Starting { number } });
         }
         // The image may be on slow flash.
-        let delay = match self.random.below(30) {
-            0 => self.random.below(8 * S),
-            _ => 100 * US + self.random.below(5 * MS),
+        let delay = match (self.exec_delay_ns, self.random.below(30)) {
+            (Some(delay_ns), _) => delay_ns,
+            (None, 0) => self.random.below(8 * S),
+            (None, _) => 100 * US + self.random.below(5 * MS),
         };
         self.schedule(delay, Happening::Execs(pid, container));
         Ok(())

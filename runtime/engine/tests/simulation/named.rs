@@ -44,7 +44,7 @@ impl Stage {
     }
 
     /// Starts a daemon, which is killed when `life` is over, or at the call of [`Stage::kill_daemon_after`]: `None`.
-    fn daemon_that_may_be_killed<T>(&self, life: impl AsyncFnOnce(&Rc<Pods>) -> T) -> Option<T> {
+    pub(crate) fn daemon_that_may_be_killed<T>(&self, life: impl AsyncFnOnce(&Rc<Pods>) -> T) -> Option<T> {
         let node = &self.clients.node;
         let ended = catch_unwind(AssertUnwindSafe(|| {
             reactor::run(async {
@@ -68,7 +68,7 @@ impl Stage {
     }
 
     /// The daemon is killed after this number of further calls of the node.
-    fn kill_daemon_after(&self, calls: u64) {
+    pub(crate) fn kill_daemon_after(&self, calls: u64) {
         let mut world = self.clients.node.world.borrow_mut();
         world.faults.killed_at = Some(world.calls + 1 + calls);
     }

@@ -186,3 +186,44 @@ fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
         stage.remove_all(pods).await;
     });
 }
+
+/// The daemon is killed, at each call of StopPodSandbox in turn, while the process of a container has not called
+/// exec yet; the pod's monitor is killed while the next daemon asks it about the start. The process then continued
+/// to run, because the end of the monitor of a pod that is not ready ended nothing (found by the seed 20143696).
+#[test]
+fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
+    let mut not_ready_with_process = 0;
+    for calls in 0.. {
+        let stage = stage_with_programs_that_run(36);
+        stage.clients.node.world.borrow_mut().exec_delay_ns = Some(FROZEN_NS);
+        let stopped = stage.daemon_that_may_be_killed(async |pods| {
+            let pod = pods.run(pod_spec(0)).await.expect("a pod");
+            let pod = pods.pod(&pod.to_string()).expect("it is listed");
+            let id = pods.create_container(Rc::clone(&pod), container_spec(0)).await.expect("a container");
+            let container = pods.container(&id.to_string()).expect("it is listed");
+            let starting = Rc::clone(pods);
+            reactor::spawn(async move { starting.start_container(container).await }).detach();
+            while !stage.runs(Role::Main(id)) {
+                reactor::sleep(Duration::from_micros(50)).await;
+            }
+            stage.kill_daemon_after(calls);
+            pods.stop_pod(pod).await
+        });
+        if let Some(stopped) = stopped {
+            stopped.expect("it is stopped");
+            break;
+        }
+        stage.daemon(async |pods| {
+            let id = pods.containers()[0].id;
+            if stage.runs(Role::Main(id)) {
+                not_ready_with_process += u32::from(!pods.pods()[0].record().state.is_ready());
+                stage.kill(Role::Monitor, Exit::Signal(9));
+                reactor::sleep(Duration::from_secs(1)).await;
+                assert!(!stage.runs(Role::Main(id)), "killed after {calls} calls: it runs and is not listed");
+                stage.require(pods);
+            }
+            stage.remove_all(pods).await;
+        });
+    }
+    assert!(not_ready_with_process > 0);
+}

@@ -192,6 +192,8 @@ pub(crate) struct World {
     pub(crate) attached: BTreeMap<String, Attached>,
     pub(crate) facts: BTreeMap<ContainerId, Facts>,
     pub(crate) faults: Faults,
+    /// Time between the clone of a container's process and its exec; `None`: random.
+    pub(crate) exec_delay_ns: Option<u64>,
     /// Exit of the programs that end by themselves, for a history that is compared with the real node; all
     /// other programs run until they are killed. `None`: programs end, or start child processes, at random.
     pub(crate) programs: Option<BTreeMap<ContainerId, Exit>>,
@@ -243,6 +245,7 @@ impl World {
             attached: BTreeMap::new(),
             facts: BTreeMap::new(),
             faults: Faults::default(),
+            exec_delay_ns: None,
             programs: None,
             refusals: Vec::new(),
             calls: 0,
