@@ -5,12 +5,19 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{ContainerState, ListPodSandboxRequest, PortMapping};
+use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::free_address;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod};
+use nix::sys::ptrace;
+use nix::unistd::Pid;
+
+use crate::lost::recovered;
 
 /// Regular files of a pod's record: its own file, or all files in its directory except layers.
 fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
@@ -100,6 +107,76 @@ fn the_network_of_a_pod_with_a_damaged_record_is_removed() {
     let again = node.run_pod(&pod);
     assert_eq!(node.leases().len(), 2);
     node.remove_pod(&again);
+    node.remove_pod(&witness_id);
+    node.stop();
+}
+
+/// Holds processes before their end, as an access to a dead network file system does (state D): a killed process
+/// stays until `release` is called.
+struct Held {
+    release: Sender<()>,
+    holder: JoinHandle<()>,
+}
+
+impl Held {
+    fn hold(pids: Vec<i32>) -> Held {
+        let (release, released) = channel();
+        let (ready, is_ready) = channel();
+        // ptrace belongs to one thread, and ends with it.
+        let holder = std::thread::spawn(move || {
+            for pid in pids {
+                let traced = ptrace::seize(Pid::from_raw(pid), ptrace::Options::PTRACE_O_TRACEEXIT);
+                traced.expect("the process can be traced");
+            }
+            ready.send(()).expect("the test waits");
+            let _ = released.recv();
+        });
+        is_ready.recv().expect("the processes are traced");
+        Held { release, holder }
+    }
+
+    fn release(self) {
+        drop(self.release);
+        self.holder.join().expect("the holder ends");
+    }
+}
+
+/// Regression: each process that could not be killed delayed the start of the daemon by ten seconds, one after the
+/// other.
+#[test]
+fn processes_that_cannot_be_killed_delay_no_other_pod() {
+    /// Less than the ten seconds for which the daemon tries to kill the processes of one container.
+    const START: Duration = Duration::from_secs(8);
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let start = |node: &Node, name: &str| {
+        let pod = host_pod(name);
+        let pod_id = node.run_pod(&pod);
+        let config = container("one", &image, &["sleep", "forever"], &pod);
+        let id = node.run_container(&pod_id, &config, &pod);
+        (pod_id, node.container_pid(&id), id)
+    };
+    let (witness_id, _, witness) = start(&node, "witness");
+    let victims = ["one", "two", "three"].map(|name| start(&node, name));
+    let pids: Vec<i32> = victims.iter().map(|(_, pid, _)| *pid).collect();
+    node.kill9();
+    for (pod_id, _, _) in &victims {
+        for file in records(node.root(), pod_id) {
+            fs::write(file, "torn").expect("our file");
+        }
+    }
+    let held = Held::hold(pids.clone());
+    let begin = Instant::now();
+    node.launch();
+    let lasted = begin.elapsed();
+    assert_eq!(node.container(&witness).state(), ContainerState::ContainerRunning);
+    assert!(pids.iter().all(|pid| host::is_alive(*pid)), "they are not held");
+    let (is_known, message) = recovered(&node);
+    assert!(!is_known && message.contains("have not ended yet"), "{message}");
+    assert!(lasted < START, "the start lasted {lasted:?}");
+    held.release();
+    host::wait_until("their state is known", || recovered(&node).0);
+    assert!(!pids.iter().any(|pid| host::is_alive(*pid)));
     node.remove_pod(&witness_id);
     node.stop();
 }
