@@ -43,7 +43,7 @@ pub mod simulation;
 pub mod umask;
 pub mod userns;
 
-pub use coracle_sys::process::forget_code;
+pub use coracle_sys::program::forget_constant_pages;
 pub use coracle_wire::{
     CONTAINERS_MAX, ContainerId, EXECS_MAX, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace,
     PodId, Propagation, Reply, Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,

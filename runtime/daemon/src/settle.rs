@@ -1,7 +1,7 @@
-//! Releases memory of unused program code. The program's file is mapped, and pages that the start or a burst of pods has used
-//! would stay mapped as long as the daemon runs: two thirds of its memory. Some seconds after work has started, all pages are
-//! released (MADV_DONTNEED); the next call loads the pages that it needs from the page cache, some sixteen at a time and within
-//! microseconds. An idle daemon is not woken up.
+//! Releases memory of unused program code and constants. The program's file is mapped, and pages that the start or a burst of
+//! pods has used would stay mapped as long as the daemon runs: most of its memory. Some seconds after work has started, all pages
+//! are released (MADV_DONTNEED) when the event loop has nothing left to do; the next call loads the pages that it needs from the
+//! page cache, some sixteen at a time and within microseconds. An idle daemon is not woken up.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -23,7 +23,8 @@ pub(crate) fn after_work() {
     reactor::spawn(async {
         reactor::sleep(PAUSE).await;
         IS_DUE.set(false);
-        coracle_sandbox::forget_code();
+        // What runs between the release and the wait would be mapped again.
+        reactor::before_sleep(coracle_sandbox::forget_constant_pages);
     })
     .detach();
 }

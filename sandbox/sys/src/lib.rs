@@ -5,6 +5,7 @@
 //!   arch/       the system call instruction and the numbers, per architecture
 //!   errno, fd   the results of calls: error numbers, owned and borrowed descriptors
 //!   process     clone3, exec, wait, namespaces, identity, limits, signals
+//!   program     returns unused pages of the program's file
 //!   sched       policy, slices and CPUs of the caller
 //!   sibling     a child that is cloned by another child
 //!   keys        session keyrings
@@ -35,6 +36,7 @@ pub mod mark;
 pub mod mount;
 pub mod netlink;
 pub mod process;
+pub mod program;
 pub mod sched;
 pub mod sibling;
 pub mod socket;

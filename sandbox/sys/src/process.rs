@@ -3,7 +3,7 @@
 use core::ffi::CStr;
 use core::marker::PhantomData;
 
-use crate::arch::{MADV_DONTNEED, call};
+use crate::arch::call;
 use crate::fs::Mapping;
 use crate::mark::Mark;
 use crate::{Errno, Fd, FdRef, number};
@@ -353,23 +353,6 @@ pub fn control(control: Control) -> Result<(), Errno> {
 pub fn set_name(name: &CStr) -> Result<(), Errno> {
     // SAFETY: the kernel reads up to the NUL of a string borrowed for the call.
     unsafe { call(number::PRCTL, [15, name.as_ptr() as usize]) }.map(drop)
-}
-
-/// Drops the mapped pages of the program's code (madvise, MADV_DONTNEED); pages that are used again are read back from
-/// the file. For static programs; has no effect in others.
-pub fn forget_code() {
-    unsafe extern "C" {
-        static __executable_start: u8;
-        static etext: u8;
-    }
-    const PAGE_BYTES: usize = 4096;
-    let start = (&raw const __executable_start) as usize;
-    let end = (&raw const etext) as usize / PAGE_BYTES * PAGE_BYTES;
-    if start.is_multiple_of(PAGE_BYTES) && start < end {
-        // SAFETY: the linker puts these symbols around the headers and the code (ld(1), "PROVIDE"), which are mapped from
-        // the file without a right to write: the kernel reads the same bytes again.
-        let _ = unsafe { call(number::MADVISE, [start, end - start, MADV_DONTNEED]) };
-    }
 }
 
 /// Sets all three user IDs (setresuid(2)).

@@ -138,6 +138,8 @@ pub(super) struct Driver {
     timers: RefCell<BTreeMap<(Instant, WaitId), Waker>>,
     next_id: Cell<WaitId>,
     turns: Cell<u64>,
+    /// Called before the next wait for events without other work.
+    before_sleep: Cell<Option<fn()>>,
     /// Buffer that is reused between turns to avoid allocations.
     ready: RefCell<Vec<Waker>>,
 }
@@ -150,8 +152,13 @@ impl Driver {
             timers: RefCell::default(),
             next_id: Cell::new(POLLER + 1),
             turns: Cell::new(0),
+            before_sleep: Cell::new(None),
             ready: RefCell::default(),
         })
+    }
+
+    pub(super) fn before_sleep(&self, action: fn()) {
+        self.before_sleep.set(Some(action));
     }
 
     /// Calls `epoll_wait` once: without blocking, or (`may_sleep`) until a descriptor or a timer is ready.
@@ -165,6 +172,9 @@ impl Driver {
         let may_sleep = !self.rest_in_simulation(may_sleep) && may_sleep;
         let timeout = if may_sleep { self.until_next_timer() } else { EpollTimeout::ZERO };
         let mut events = [EpollEvent::empty(); EVENTS_PER_TURN];
+        if may_sleep && let Some(action) = self.before_sleep.take() {
+            action();
+        }
         let count = match self.epoll.wait(&mut events, timeout) {
             Ok(count) => count,
             Err(Errno::EINTR) => 0,

@@ -119,6 +119,14 @@ pub async fn yield_now() {
     smol::future::yield_now().await;
 }
 
+/// Calls `action` once, directly before the loop waits for events with nothing else to do.
+///
+/// # Panics
+/// Outside of [`run`].
+pub fn before_sleep(action: fn()) {
+    driver().before_sleep(action);
+}
+
 /// Current state of the reactor, for the SIGUSR1 dump and for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {

@@ -31,6 +31,21 @@ fn main_may_borrow_and_returns_its_value() {
 }
 
 #[test]
+fn an_action_before_the_sleep_is_called_once_when_no_task_is_ready() {
+    thread_local!(static CALLS: Cell<u32> = const { Cell::new(0) });
+    run(async {
+        super::before_sleep(|| CALLS.set(CALLS.get() + 1));
+        for _ in 0..10 {
+            yield_now().await;
+            assert_eq!(CALLS.get(), 0, "a task is ready");
+        }
+        sleep(MS).await;
+        sleep(MS).await;
+        assert_eq!(CALLS.get(), 1);
+    });
+}
+
+#[test]
 fn more_bytes_than_a_pipe_buffer_holds_are_transferred() {
     run(async {
         let (reader, writer) = watched_pipe();
