@@ -8,7 +8,6 @@
 //!   names of network namespaces ─────────────► netns         host's device nodes ─► device
 //!   host paths that can block ───────────────► hostpath
 //!   mount namespace of monitors ─────────────► base_mount_ns
-//!   links, addresses, routes, nftables ──────► netlink
 //!   features of this kernel ─────────────────► probe         confinement of workers ─► jail
 //!   files of the daemon ─────────────────────► disk
 //!   CPU and I/O scheduling ──────────────────► sched         modes of new files ─► umask
@@ -32,7 +31,6 @@ pub mod identity;
 pub mod jail;
 pub mod lsm;
 pub mod monitor;
-pub mod netlink;
 pub mod netns;
 pub mod plan;
 pub mod probe;

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     (
         "coracle",
         &[
@@ -30,12 +30,13 @@ const ARROWS: [(&str, &[&str]); 18] = [
         &["coracle-base", "coracle-images", "coracle-network", "coracle-sandbox", "coracle-job"],
     ),
     ("coracle-images", &["coracle-base", "coracle-sandbox", "coracle-job", "coracle-wire"]),
-    ("coracle-network", &["coracle-base", "coracle-sandbox", "coracle-job"]),
-    ("coracle-base", &["coracle-sandbox", "coracle-job", "coracle-wire"]),
+    ("coracle-network", &["coracle-base", "coracle-netlink", "coracle-sandbox", "coracle-job"]),
+    ("coracle-base", &["coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-worker", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-job", &[]),
     ("coracle-yaml", &[]),
     ("coracle-nri", &[]),
+    ("coracle-netlink", &["coracle-sys"]),
     ("coracle-sandbox", &["coracle-wire", "coracle-sys"]),
     ("coracle-pod", &["coracle-wire", "coracle-sys"]),
     ("coracle-wire", &[]),

@@ -135,18 +135,29 @@ impl From<coracle_sandbox::Error> for Error {
     /// [`Kind::Internal`].
     fn from(error: coracle_sandbox::Error) -> Self {
         use coracle_sandbox::Error as Sandbox;
-        use nix::errno::Errno;
         let kind = match &error {
-            // ENOENT does not become NotFound, which the kubelet takes to mean that the pod or container was
-            // removed.
-            Sandbox::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM, .. } => {
-                Kind::ResourceExhausted
-            }
-            Sandbox::Kernel { .. } => Kind::Internal,
+            Sandbox::Kernel { errno, .. } => of_kernel(*errno),
             Sandbox::Missing { .. } => Kind::FailedPrecondition,
             Sandbox::Invalid { .. } => Kind::InvalidArgument,
         };
         Self::new(kind, error.to_string())
+    }
+}
+
+impl From<coracle_netlink::Error> for Error {
+    /// Converts a kernel error like an error of the sandbox.
+    fn from(error: coracle_netlink::Error) -> Self {
+        Self::new(of_kernel(error.errno), error.to_string())
+    }
+}
+
+/// The kind of a kernel error. ENOENT does not become [`Kind::NotFound`], which the kubelet takes to mean that the
+/// pod or container was removed.
+fn of_kernel(errno: nix::errno::Errno) -> Kind {
+    use nix::errno::Errno;
+    match errno {
+        Errno::ENOSPC | Errno::EDQUOT | Errno::ENOMEM => Kind::ResourceExhausted,
+        _ => Kind::Internal,
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniOutcome, Interface};
-use coracle_sandbox::netlink::{self, Batch, Link, Network, Route, Scope, Socket, Veth};
+use coracle_netlink::{self as netlink, Batch, Link, Network, Route, Scope, Socket, Veth};
 
 use super::conf::{Base, Bridge, Main, Plan};
 use super::lease::{Lease, Leases};

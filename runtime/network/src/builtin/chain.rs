@@ -9,7 +9,7 @@ use std::path::Path;
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{Attachment, CniOutcome, Interface};
-use coracle_sandbox::netlink::{self, Batch, Link, Socket};
+use coracle_netlink::{self as netlink, Batch, Link, Socket};
 use sha2::{Digest as _, Sha512};
 
 use super::attach::{set, show};

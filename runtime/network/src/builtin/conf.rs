@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use coracle_job::{Attachment, PortMapping};
-use coracle_sandbox::netlink::{Network, Rate};
+use coracle_netlink::{Network, Rate};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};

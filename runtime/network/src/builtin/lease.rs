@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind, failed, plain};
 use coracle_base::{log, reactor};
-use coracle_sandbox::netlink::Network;
+use coracle_netlink::Network;
 use coracle_sandbox::umask;
 use nix::fcntl::OFlag;
 

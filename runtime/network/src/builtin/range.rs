@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use coracle_sandbox::netlink::Network;
+use coracle_netlink::Network;
 
 /// A range of addresses in a subnet.
 #[derive(Clone, Debug, PartialEq, Eq)]

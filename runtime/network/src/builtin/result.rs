@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::conf::{Base, Route};
 use super::lease::Lease;
-use coracle_sandbox::netlink::Network;
+use coracle_netlink::Network;
 use std::net::IpAddr;
 
 /// First CNI version whose addresses have no field `version`.

@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_job::PortMapping;
-use coracle_sandbox::netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
+use coracle_netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
 
 use super::conf::{Plan, Ports};
 

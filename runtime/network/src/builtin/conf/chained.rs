@@ -1,7 +1,7 @@
 //! Parser of the options of chained plugins: `portmap`, `bandwidth`, `firewall`. The module does no I/O.
 
 use coracle_job::Attachment;
-use coracle_sandbox::netlink::Rate;
+use coracle_netlink::Rate;
 use serde_json::{Map, Value};
 
 use super::options::Options;

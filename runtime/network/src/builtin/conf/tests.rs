@@ -1,7 +1,7 @@
 //! Tests which lists are built in, the resulting plans, and that no option is ignored.
 
 use coracle_job::{Attachment, PortMapping};
-use coracle_sandbox::netlink::Rate;
+use coracle_netlink::Rate;
 
 use super::{Base, Choice, Firewall, Limits, Main, Part, Plan, choose, parts};
 

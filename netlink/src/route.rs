@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::address::{Network, family, octets};
-use super::message::{Batch, NLM_F_CREATE, NLM_F_EXCL};
-use super::{Error, Socket};
+use crate::address::{Network, family, octets};
+use crate::message::{Batch, NLM_F_CREATE, NLM_F_EXCL};
+use crate::{Error, Socket};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -107,7 +107,7 @@ impl Socket {
     /// The index of the link through which packets to `address` leave; `None` without a route.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn link_towards(&self, address: IpAddr) -> Result<Option<u32>, Error> {
         let destination = Network::host(address);
         let mut header = [0; HEADER_BYTES];

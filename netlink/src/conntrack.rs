@@ -4,9 +4,9 @@
 
 use nix::errno::Errno;
 
-use super::message::{Batch, Message, NLM_F_DUMP, attributes};
-use super::nft::Protocol;
-use super::{Error, Socket};
+use crate::message::{Batch, Message, NLM_F_DUMP, attributes};
+use crate::nft::Protocol;
+use crate::{Error, Socket};
 
 /// Subsystem and message (NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_…).
 const NEW: u16 = 1 << 8;
@@ -35,7 +35,7 @@ impl Socket {
     /// Deletes the entries of connections to this port, for one address family.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn forget_connections(&self, protocol: Protocol, port: u16, is_ipv6: bool) -> Result<(), Error> {
         let header = [if is_ipv6 { 10 } else { 2 }, 0, 0, 0];
         let found = self.dump(|| list(protocol, port, header), |message| read(message, protocol, port))?;

@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coracle_sandbox::netlink::{
-    self, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, Rules, Scope, Socket, Veth,
+use coracle_netlink::{
+    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, Rules, Scope, Socket, Veth,
 };
 use coracle_sys::process;
 use nix::errno::Errno;
@@ -120,8 +120,8 @@ fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
         batch.add_bridge(&Bridge { name: "br0", mtu: 0, mac: None });
         let error = node.run(batch).unwrap_err();
         assert_eq!(
-            (error.to_string().as_str(), error.errno()),
-            ("set up absent: no such device", Some(Errno::ENODEV))
+            (error.to_string().as_str(), error.errno),
+            ("set up absent: no such device", Errno::ENODEV)
         );
         assert!(node.link("br0").unwrap().is_some());
         let namespace = File::open(here).unwrap();

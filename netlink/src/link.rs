@@ -3,8 +3,8 @@
 
 use nix::errno::Errno;
 
-use super::message::{Batch, Message, NLM_F_CREATE, NLM_F_EXCL, Nest, attributes, text};
-use super::{Error, Socket};
+use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_EXCL, Nest, attributes, text};
+use crate::{Error, Socket};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -205,7 +205,7 @@ impl Socket {
     /// The link with this name; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn link(&self, name: &str) -> Result<Option<Link>, Error> {
         let mut batch = Batch::default();
         batch.message(RTM_GETLINK, 0, &header(0, 0, 0), "find link", name);
@@ -216,7 +216,7 @@ impl Socket {
     /// The link with this index; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn link_at(&self, index: u32) -> Result<Option<Link>, Error> {
         let mut batch = Batch::default();
         batch.message(RTM_GETLINK, 0, &header(index, 0, 0), "find link", index.to_string());

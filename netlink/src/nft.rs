@@ -15,18 +15,18 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use nix::errno::Errno;
 
-use super::address::{Network, octets};
-use super::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, text};
-use super::{Error, Socket, TRIES};
+use crate::address::{Network, octets};
+use crate::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, text};
+use crate::{Error, Socket, TRIES};
 
-pub(super) const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
-pub(super) const NFNL_MSG_BATCH_END: u16 = 0x11;
+pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+pub(crate) const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NFNL_SUBSYS_NFTABLES: u8 = 10;
 const NFT_MSG_NEWTABLE: u16 = 0;
 const NFT_MSG_NEWCHAIN: u16 = 3;
-pub(super) const NFT_MSG_NEWRULE: u16 = 6;
-pub(super) const NFT_MSG_GETRULE: u16 = 7;
-pub(super) const NFT_MSG_DELRULE: u16 = 8;
+pub(crate) const NFT_MSG_NEWRULE: u16 = 6;
+pub(crate) const NFT_MSG_GETRULE: u16 = 7;
+pub(crate) const NFT_MSG_DELRULE: u16 = 8;
 
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
@@ -38,20 +38,20 @@ const NFTA_CHAIN_HOOK: u16 = 4;
 const NFTA_CHAIN_TYPE: u16 = 7;
 const NFTA_HOOK_HOOKNUM: u16 = 1;
 const NFTA_HOOK_PRIORITY: u16 = 2;
-pub(super) const NFTA_RULE_TABLE: u16 = 1;
-pub(super) const NFTA_RULE_CHAIN: u16 = 2;
-pub(super) const NFTA_RULE_HANDLE: u16 = 3;
-pub(super) const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(crate) const NFTA_RULE_TABLE: u16 = 1;
+pub(crate) const NFTA_RULE_CHAIN: u16 = 2;
+pub(crate) const NFTA_RULE_HANDLE: u16 = 3;
+pub(crate) const NFTA_RULE_EXPRESSIONS: u16 = 4;
 const NFTA_RULE_USERDATA: u16 = 7;
 const NFTA_LIST_ELEM: u16 = 1;
-pub(super) const NFTA_EXPR_NAME: u16 = 1;
+pub(crate) const NFTA_EXPR_NAME: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_DATA_VALUE: u16 = 1;
 
 /// Type of a comment in a rule's user data (libnftnl, NFTNL_UDATA_RULE_COMMENT).
 const USERDATA_COMMENT: u8 = 0;
 /// Size of `struct nfgenmsg` in bytes.
-pub(super) const HEADER_BYTES: usize = 4;
+pub(crate) const HEADER_BYTES: usize = 4;
 
 /// The first of the two registers that rules use, 16 bytes each (NFT_REG_1).
 const FIRST: u32 = 1;
@@ -124,32 +124,32 @@ pub struct Rules<'a> {
 /// A rule under construction: its matches, followed by its actions.
 #[derive(Debug)]
 pub struct Rule<'a> {
-    pub(super) batch: &'a mut Batch,
-    pub(super) family: u8,
+    pub(crate) batch: &'a mut Batch,
+    pub(crate) family: u8,
 }
 
-pub(super) fn kind(message: u16) -> u16 {
+pub(crate) fn kind(message: u16) -> u16 {
     u16::from(NFNL_SUBSYS_NFTABLES) << 8 | message
 }
 
-pub(super) fn family(is_ipv6: bool) -> u8 {
+pub(crate) fn family(is_ipv6: bool) -> u8 {
     if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }
 }
 
 /// Adds the message that starts or ends a transaction.
-pub(super) fn border(batch: &mut Batch, message: u16) {
+pub(crate) fn border(batch: &mut Batch, message: u16) {
     batch.message(message, 0, &[0, 0, 0, NFNL_SUBSYS_NFTABLES], "change", "nftables");
 }
 
 /// Adds a table if it does not exist.
-pub(super) fn add_table(batch: &mut Batch, family: u8, table: &str) {
+pub(crate) fn add_table(batch: &mut Batch, family: u8, table: &str) {
     let header = [family, 0, 0, 0];
     batch.message(kind(NFT_MSG_NEWTABLE), NLM_F_CREATE, &header, "make nftables table", table);
     batch.text(NFTA_TABLE_NAME, table);
 }
 
 /// Adds a chain if it does not exist; a chain with a type, hook number and priority is a base chain.
-pub(super) fn add_chain(
+pub(crate) fn add_chain(
     batch: &mut Batch,
     family: u8,
     table: &str,
@@ -243,7 +243,7 @@ impl<'a> Rules<'a> {
     /// Commits all rules or none.
     ///
     /// # Errors
-    /// [`Error::Kernel`] with the first failure.
+    /// [`Error`] with the first failure.
     pub fn commit(mut self, socket: &Socket) -> Result<(), Error> {
         self.batch.acknowledge();
         border(&mut self.batch, NFNL_MSG_BATCH_END);
@@ -253,14 +253,14 @@ impl<'a> Rules<'a> {
 
 impl Batch {
     /// Adds a number in big endian.
-    pub(super) fn number(&mut self, kind: u16, value: u32) {
+    pub(crate) fn number(&mut self, kind: u16, value: u32) {
         self.attribute(kind, &value.to_be_bytes());
     }
 }
 
 impl Rule<'_> {
     /// Adds an expression with its name and a function that writes its attributes.
-    pub(super) fn express(&mut self, name: &str, write: &dyn Fn(&mut Batch)) {
+    pub(crate) fn express(&mut self, name: &str, write: &dyn Fn(&mut Batch)) {
         let element = self.batch.nest_unmarked(NFTA_LIST_ELEM);
         self.batch.text(NFTA_EXPR_NAME, name);
         let data = self.batch.nest_unmarked(NFTA_EXPR_DATA);
@@ -270,7 +270,7 @@ impl Rule<'_> {
     }
 
     /// Adds an expression with its name and its attributes, numbers or values.
-    pub(super) fn expression(&mut self, name: &str, numbers: &[(u16, u32)], values: &[(u16, &[u8])]) {
+    pub(crate) fn expression(&mut self, name: &str, numbers: &[(u16, u32)], values: &[(u16, &[u8])]) {
         self.express(name, &|batch| {
             for (kind, number) in numbers {
                 batch.number(*kind, *number);
@@ -384,7 +384,7 @@ impl Socket {
     /// Removes the rules of `owner` in `table`, of both families. Missing rules are success.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn remove_rules(&self, table: &str, owner: &str) -> Result<(), Error> {
         for is_ipv6 in [false, true] {
             self.remove_rules_of_family(table, owner, family(is_ipv6))?;
@@ -420,7 +420,7 @@ impl Socket {
             outcome = self.run(batch);
             match &outcome {
                 // Another program removed one meanwhile, so the whole transaction failed.
-                Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+                Err(error) if error.errno == Errno::ENOENT => {}
                 _ => return outcome,
             }
         }

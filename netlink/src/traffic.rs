@@ -7,7 +7,7 @@
 //! ```
 //! Rules: include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h, tc_act/tc_mirred.h; tc-tbf(8).
 
-use super::message::{Batch, NLM_F_CREATE, NLM_F_EXCL};
+use crate::message::{Batch, NLM_F_CREATE, NLM_F_EXCL};
 
 const RTM_NEWQDISC: u16 = 36;
 const RTM_NEWTFILTER: u16 = 44;

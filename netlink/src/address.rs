@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use nix::errno::Errno;
 
-use super::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
-use super::{Error, Socket};
+use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
+use crate::{Error, Socket};
 
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
@@ -61,7 +61,7 @@ impl Network {
     }
 
     /// The netmask, with as many bytes as the address.
-    pub(super) fn mask_bytes(self) -> Vec<u8> {
+    pub(crate) fn mask_bytes(self) -> Vec<u8> {
         octets(from_bits(self, self.mask()))
     }
 
@@ -92,7 +92,7 @@ fn from_bits(like: Network, bits: u128) -> IpAddr {
 }
 
 /// The bytes of an address in network order.
-pub(super) fn octets(address: IpAddr) -> Vec<u8> {
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
@@ -100,7 +100,7 @@ pub(super) fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 /// The kernel's number of the address family.
-pub(super) fn family(address: IpAddr) -> u8 {
+pub(crate) fn family(address: IpAddr) -> u8 {
     if address.is_ipv4() { AF_INET } else { AF_INET6 }
 }
 
@@ -153,7 +153,7 @@ impl Socket {
     /// The addresses of a link.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn addresses(&self, index: u32) -> Result<Vec<Network>, Error> {
         let batch = || {
             let mut header = [0; HEADER_BYTES];

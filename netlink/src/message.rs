@@ -27,10 +27,10 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 /// Flag of an error: text attributes follow.
 const NLM_F_ACK_TLVS: u16 = 0x200;
 /// Flag: request a dump (NLM_F_ROOT, NLM_F_MATCH).
-pub(super) const NLM_F_DUMP: u16 = 0x300;
-pub(super) const NLM_F_EXCL: u16 = 0x200;
-pub(super) const NLM_F_CREATE: u16 = 0x400;
-pub(super) const NLM_F_APPEND: u16 = 0x800;
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
+pub(crate) const NLM_F_EXCL: u16 = 0x200;
+pub(crate) const NLM_F_CREATE: u16 = 0x400;
+pub(crate) const NLM_F_APPEND: u16 = 0x800;
 
 /// Flag of an attribute that contains attributes.
 const NLA_F_NESTED: u16 = 0x8000;
@@ -52,7 +52,7 @@ pub struct Batch {
 
 /// Operation and object of each message of a batch, by sequence number, for error messages.
 #[derive(Debug, Default)]
-pub(super) struct Expectations(Vec<Expectation>);
+pub(crate) struct Expectations(Vec<Expectation>);
 
 #[derive(Debug)]
 struct Expectation {
@@ -63,7 +63,7 @@ struct Expectation {
 
 /// The kernel's error for one message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refusal<'a> {
+pub(crate) struct Refusal<'a> {
     errno: Errno,
     /// The kernel's text about the error; may be empty.
     text: &'a str,
@@ -71,9 +71,9 @@ pub(super) struct Refusal<'a> {
 
 impl Expectations {
     /// Converts a refusal to an error; `None` if the message tolerates the error number.
-    pub(super) fn judge(&self, sequence: u32, refusal: &Refusal<'_>) -> Option<Error> {
+    pub(crate) fn judge(&self, sequence: u32, refusal: &Refusal<'_>) -> Option<Error> {
         let Some(expected) = usize::try_from(sequence).ok().and_then(|index| self.0.get(index)) else {
-            return Some(Error::kernel("talk to", "the kernel by netlink", refusal.errno));
+            return Some(Error::new("talk to", "the kernel by netlink", refusal.errno));
         };
         if expected.tolerated.contains(&refusal.errno) {
             return None;
@@ -82,17 +82,17 @@ impl Expectations {
             "" => expected.target.clone(),
             text => format!("{} ({text})", expected.target),
         };
-        Some(Error::kernel(expected.op, target, refusal.errno))
+        Some(Error::new(expected.op, target, refusal.errno))
     }
 }
 
 /// A nested attribute that was started and not ended; the value is its offset.
 #[must_use]
-pub(super) struct Nest(usize);
+pub(crate) struct Nest(usize);
 
 impl Batch {
     /// Starts a message; `op` and `target` are the operation and object in its error.
-    pub(super) fn message(
+    pub(crate) fn message(
         &mut self,
         kind: u16,
         flags: u16,
@@ -112,7 +112,7 @@ impl Batch {
     }
 
     /// Treats these error numbers of the last message as success.
-    pub(super) fn tolerate(&mut self, errnos: &'static [Errno]) {
+    pub(crate) fn tolerate(&mut self, errnos: &'static [Errno]) {
         if let Some(expected) = self.expectations.0.last_mut() {
             expected.tolerated = errnos;
         }
@@ -120,7 +120,7 @@ impl Batch {
 
     /// Adds an attribute to the last message. A value that is too long for an attribute is truncated; callers only pass
     /// names and addresses.
-    pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
+    pub(crate) fn attribute(&mut self, kind: u16, value: &[u8]) {
         let value = &value[..value.len().min(usize::from(u16::MAX) - ATTRIBUTE_BYTES)];
         self.bytes.extend(((value.len() + ATTRIBUTE_BYTES) as u16).to_ne_bytes());
         self.bytes.extend(kind.to_ne_bytes());
@@ -128,26 +128,26 @@ impl Batch {
     }
 
     /// Adds a text with the terminating NUL that the kernel requires.
-    pub(super) fn text(&mut self, kind: u16, value: &str) {
+    pub(crate) fn text(&mut self, kind: u16, value: &str) {
         self.attribute(kind, format!("{value}\0").as_bytes());
     }
 
     /// Starts a nested attribute.
-    pub(super) fn nest(&mut self, kind: u16) -> Nest {
+    pub(crate) fn nest(&mut self, kind: u16) -> Nest {
         let nest = Nest(self.bytes.len());
         self.attribute(kind | NLA_F_NESTED, &[]);
         nest
     }
 
     /// Starts a nested attribute without the flag NLA_F_NESTED, which nftables neither sends nor requires.
-    pub(super) fn nest_unmarked(&mut self, kind: u16) -> Nest {
+    pub(crate) fn nest_unmarked(&mut self, kind: u16) -> Nest {
         let nest = Nest(self.bytes.len());
         self.attribute(kind, &[]);
         nest
     }
 
     /// Adds bytes of a header inside a nested attribute.
-    pub(super) fn put(&mut self, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
         let length = (self.bytes.len() - self.start) as u32;
@@ -155,13 +155,13 @@ impl Batch {
     }
 
     /// Ends a nested attribute.
-    pub(super) fn end(&mut self, nest: Nest) {
+    pub(crate) fn end(&mut self, nest: Nest) {
         let length = u16::try_from(self.bytes.len() - nest.0).unwrap_or(u16::MAX);
         self.bytes[nest.0..nest.0 + 2].copy_from_slice(&length.to_ne_bytes());
     }
 
     /// Requests an acknowledgement of the last message, which ends the reply; at most once in a batch.
-    pub(super) fn acknowledge(&mut self) {
+    pub(crate) fn acknowledge(&mut self) {
         if self.acknowledged.is_some() || self.is_empty() {
             return;
         }
@@ -171,7 +171,7 @@ impl Batch {
     }
 
     /// Length of the batch in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
@@ -182,7 +182,7 @@ impl Batch {
 
     /// The encoded batch, its expectations, and the sequence number of the message whose acknowledgement ends the
     /// reply.
-    pub(super) fn finish(mut self) -> (Vec<u8>, Expectations, u32) {
+    pub(crate) fn finish(mut self) -> (Vec<u8>, Expectations, u32) {
         self.acknowledge();
         (self.bytes, self.expectations, self.acknowledged.unwrap_or_default())
     }
@@ -190,22 +190,22 @@ impl Batch {
 
 /// One message of the kernel.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
+pub(crate) struct Message<'a> {
+    pub(crate) kind: u16,
     flags: u16,
-    pub(super) sequence: u32,
+    pub(crate) sequence: u32,
     /// The header of the message type, and attributes.
-    pub(super) body: &'a [u8],
+    pub(crate) body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
     /// Whether the dump was interrupted by a change (NLM_F_DUMP_INTR).
-    pub(super) fn is_torn(&self) -> bool {
+    pub(crate) fn is_torn(&self) -> bool {
         self.flags & NLM_F_DUMP_INTR != 0
     }
 
     /// The result of the request: `Some` at the end of a reply (an acknowledgement, a refusal, or the end of a dump).
-    pub(super) fn outcome(&self) -> Option<Option<Refusal<'a>>> {
+    pub(crate) fn outcome(&self) -> Option<Option<Refusal<'a>>> {
         if !matches!(self.kind, NLMSG_ERROR | NLMSG_DONE) {
             return None;
         }
@@ -221,13 +221,13 @@ impl<'a> Message<'a> {
     }
 
     /// The attributes after a header of `bytes` bytes.
-    pub(super) fn attributes(&self, bytes: usize) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+    pub(crate) fn attributes(&self, bytes: usize) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         attributes(self.body.get(bytes..).unwrap_or_default())
     }
 }
 
 /// The messages in received bytes.
-pub(super) fn parse(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+pub(crate) fn parse(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
         let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
@@ -243,7 +243,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
 }
 
 /// The attributes in `bytes`: type without flags, value.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let header: &[u8; ATTRIBUTE_BYTES] = bytes.first_chunk()?;
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
@@ -254,7 +254,7 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
 }
 
 /// A text up to its NUL; empty if it is invalid.
-pub(super) fn text(value: &[u8]) -> &str {
+pub(crate) fn text(value: &[u8]) -> &str {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     std::str::from_utf8(&value[..end]).unwrap_or_default()
 }

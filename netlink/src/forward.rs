@@ -17,10 +17,10 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::address::Network;
-use super::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, attributes};
-use super::nft::{self, Rule};
-use super::{Error, Socket, TRIES};
+use crate::address::Network;
+use crate::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, attributes};
+use crate::nft::{self, Rule};
+use crate::{Error, Socket, TRIES};
 
 const TABLE: &str = "filter";
 const FORWARD: &str = "FORWARD";
@@ -73,7 +73,7 @@ impl Rule<'_> {
     }
 
     /// Adds a verdict (NF_…, NFT_…) and, for a jump, its chain.
-    pub(super) fn verdict(&mut self, code: u32, chain: &str) {
+    pub(crate) fn verdict(&mut self, code: u32, chain: &str) {
         self.express("immediate", &|batch| {
             batch.number(NFTA_IMMEDIATE_DREG, 0);
             let data = batch.nest_unmarked(NFTA_IMMEDIATE_DATA);
@@ -140,7 +140,7 @@ impl Socket {
     /// Accepts forwarded packets from these addresses, and replies to them. Idempotent.
     ///
     /// # Errors
-    /// [`Error::Kernel`], also if the kernel lacks iptables' extensions.
+    /// [`Error`], also if the kernel lacks iptables' extensions.
     pub fn accept_forwarded(&self, addresses: &[IpAddr]) -> Result<(), Error> {
         self.change_forwarding(addresses, &|batch, family, wanted, found| {
             nft::add_table(batch, family, TABLE);
@@ -167,7 +167,7 @@ impl Socket {
     /// Removes the rules of [`Socket::accept_forwarded`]. Missing rules are success.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn forget_forwarded(&self, addresses: &[IpAddr]) -> Result<(), Error> {
         self.change_forwarding(addresses, &|batch, family, _, found| {
             for (_, handle) in found.iter().filter(|(index, _)| *index > 1) {
@@ -189,7 +189,7 @@ impl Socket {
                 continue;
             }
             let is_overtaken = |outcome: &Result<(), Error>| {
-                outcome.as_ref().is_err_and(|error| error.errno() == Some(Errno::ERESTART))
+                outcome.as_ref().is_err_and(|error| error.errno == Errno::ERESTART)
             };
             let mut outcome = self.try_change(family, &wanted, write);
             for _ in 1..TRIES {
@@ -259,7 +259,7 @@ fn change(batch: &mut Batch, family: u8, (message, flags, op): (u16, u16, &'stat
 fn read(message: &Message<'_>, chain: &str, wanted: &[Vec<u8>]) -> Option<Found> {
     let value = |wanted| message.attributes(nft::HEADER_BYTES).find(|(kind, _)| *kind == wanted);
     // Kernels that ignore the chain in the request list the rules of all chains.
-    let is_its = value(nft::NFTA_RULE_CHAIN).is_some_and(|(_, name)| super::message::text(name) == chain);
+    let is_its = value(nft::NFTA_RULE_CHAIN).is_some_and(|(_, name)| crate::message::text(name) == chain);
     if message.kind != nft::kind(nft::NFT_MSG_NEWRULE) || !is_its {
         return None;
     }

@@ -1,16 +1,28 @@
-//! Netlink: configures links, addresses, routes and nftables. The kernel processes a batch during sendmsg, so no
-//! function blocks: one system call creates a pod's links, two read the reply.
+//! Netlink: configures links, addresses, routes, traffic limits, nftables and connection tracking. The kernel processes
+//! a batch during sendmsg, so no function blocks: one system call creates a pod's links, two read the reply.
 //!
 //! ```text
 //!   link, address, route, traffic, nft, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
 //!                                              <── read with ── message <── answers, up to the batch's end
 //! ```
 //! A batch of links, addresses and routes is not rolled back if one of its messages fails: the remaining messages are
-//! still processed, and the first failure is returned. A batch of nftables is one transaction. Rules: Linux UAPI,
-//! include/uapi/linux/{netlink,rtnetlink,if_link,nfnetlink}.h.
+//! still processed, and the first failure is returned. A batch of nftables is one transaction. Which links, addresses and
+//! rules a pod needs is decided by the callers.
+//!
+//! Other crates were compared (docs/notes/015-netlink.md). `rtnetlink` requires the sockets of tokio or async-io and has no
+//! batches; the router of `neli` starts a thread, and the daemon has one thread. `netlink-packet-*` and `netlink-sys` have
+//! neither problem, but add ten times as much to a program, have no types for token buckets, address translation, routing
+//! look-ups (`fib`), iptables' matches or filters of connections, and do not decode the kernel's texts of errors.
+//! `rustables` is under the GPL, `nftnl` wraps a C library, and `nftables` runs the program `nft`.
+//!
+//! Rules: netlink(7), rtnetlink(7); RFC 3549; Linux UAPI, include/uapi/linux/{netlink,rtnetlink,if_link,nfnetlink}.h.
+//! The newest features used are strict checks of requests (NETLINK_GET_STRICT_CHK, Linux 4.20) and filters of lists of
+//! connections (CTA_FILTER, Linux 5.8).
+#![forbid(unsafe_code)]
 
 mod address;
 mod conntrack;
+mod error;
 mod forward;
 mod link;
 mod message;
@@ -25,13 +37,13 @@ use coracle_sys::{self as sys, Fd, netlink, process, socket};
 use nix::errno::Errno;
 
 pub use address::Network;
+pub use error::Error;
 pub use link::{Bridge, Link, Veth};
 pub use message::Batch;
 pub use nft::{Hook, Protocol, Rule, Rules};
 pub use route::{Route, Scope};
 pub use traffic::Rate;
 
-use crate::Error;
 use message::Message;
 
 /// Size of the receive buffer in bytes; the kernel adapts its replies to it.
@@ -54,7 +66,7 @@ impl Socket {
     /// Opens a socket for links, addresses and routes.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the request fails.
+    /// [`Error`] if the kernel refuses the request.
     pub fn route() -> Result<Self, Error> {
         Self::open(netlink::ROUTE)
     }
@@ -64,7 +76,7 @@ impl Socket {
     /// request has failed.
     ///
     /// # Errors
-    /// [`Error::Kernel`], also if the kernel has no netfilter.
+    /// [`Error`], also if the kernel has no netfilter.
     pub fn netfilter() -> Result<Self, Error> {
         Self::open(netlink::NETFILTER)
     }
@@ -134,7 +146,7 @@ impl Socket {
                 return Ok(found);
             }
         }
-        Err(Error::kernel("list", "what changes all the time", Errno::EINTR))
+        Err(Error::new("list", "what changes all the time", Errno::EINTR))
     }
 }
 
@@ -143,7 +155,7 @@ impl Socket {
 /// If the kernel refuses to return to the original namespace (ENOMEM), returning is retried for a second.
 ///
 /// # Errors
-/// [`Error::Kernel`] if there is no such namespace; `work` was then not run.
+/// [`Error`] if there is no such namespace; `work` was then not run.
 pub fn inside<T>(path: &Path, work: impl FnOnce() -> T) -> Result<T, Error> {
     let open =
         |path: &Path| std::fs::File::open(path).map_err(|error| Error::io("open", path.display(), &error));
@@ -172,7 +184,7 @@ fn retry(
 }
 
 fn refused(op: &'static str, target: &str, errno: sys::Errno) -> Error {
-    Error::kernel(op, target, Errno::from_raw(errno.0))
+    Error::new(op, target, Errno::from_raw(errno.0))
 }
 
 #[cfg(test)]
