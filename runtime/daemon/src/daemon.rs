@@ -24,7 +24,7 @@ use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
-use crate::plugins::Plugins;
+use crate::nri_bridge::NriBridge;
 use crate::stats::Stats;
 
 /// The parts of the daemon that RPC handlers use.
@@ -34,7 +34,7 @@ pub(crate) struct Daemon {
     pub(crate) network: Rc<Network>,
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
-    pub(crate) plugins: Rc<Plugins>,
+    pub(crate) nri_bridge: Rc<NriBridge>,
     /// Names of runtime handlers in addition to the empty name.
     pub(crate) runtime_handlers: RefCell<Vec<String>>,
     /// Whether the kubelet's cAdvisor can find pods and containers; the error is the reason why not. Unset if the API for
@@ -70,7 +70,7 @@ impl Daemon {
         let network =
             Network::new(network_options(config)?, coracle_network::in_workers(Rc::clone(&workers)));
         network.start();
-        let plugins = Plugins::new(&config.nri);
+        let nri_bridge = NriBridge::new(&config.nri);
         let node = Node {
             paths: Paths { root: root.clone(), state: state.clone() },
             kernel: Kernel {
@@ -95,13 +95,13 @@ impl Daemon {
                 cdi_directories: config.cdi.spec_dirs.clone(),
             },
         };
-        let pods = Pods::new(node, Rc::clone(&plugins) as Rc<dyn LifecycleHooks>);
+        let pods = Pods::new(node, Rc::clone(&nri_bridge) as Rc<dyn LifecycleHooks>);
         if let Err(why) = &pods.node.kernel.user_namespaces {
             log::info!("user namespaces for pods are not available"; reason = why);
         }
         pods.recover().await?;
         log_taken_over(&pods);
-        plugins.start(&pods).await?;
+        nri_bridge.start(&pods).await?;
         let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.host.workers));
         // Imports start only now, because recovery has removed unused images.
@@ -112,7 +112,7 @@ impl Daemon {
             network,
             streams,
             stats,
-            plugins,
+            nri_bridge,
             runtime_handlers: RefCell::new(config.runtime_handlers.clone()),
             cadvisor_served: OnceCell::new(),
             _lock: lock,

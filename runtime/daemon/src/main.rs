@@ -16,7 +16,7 @@ mod cri;
 mod daemon;
 mod metrics;
 mod notify;
-mod plugins;
+mod nri_bridge;
 mod preflight;
 mod rpc;
 mod serve;

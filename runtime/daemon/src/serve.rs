@@ -119,7 +119,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     if ended.is_err() {
         log::warn!("operations of pods did not complete in time");
     }
-    daemon.plugins.stop().await;
+    daemon.nri_bridge.stop().await;
     if let Err(error) = daemon.pods.release_cgroup_parent() {
         log::warn!("cannot remove the cgroup parent of pods"; error = error);
     }
@@ -153,7 +153,7 @@ fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
     daemon.images.set_registries(new.registry.for_workers());
     log::set_level(new.log_level);
     log::set_format(new.log_format);
-    daemon.plugins.configure(&new.nri);
+    daemon.nri_bridge.configure(&new.nri);
     daemon.runtime_handlers.borrow_mut().clone_from(&new.runtime_handlers);
     if !changes.needs_restart.is_empty() {
         log::warn!("reload: these keys take effect after a restart"; keys = changes.needs_restart.join(","));

@@ -160,7 +160,7 @@ fn info(daemon: &Daemon) -> HashMap<String, String> {
         ("config".to_owned(), config.to_string()),
         ("cniconfig".to_owned(), daemon.network.conflist().unwrap_or_else(|| "null".to_owned())),
         ("security".to_owned(), daemon.pods.node.kernel.modules.report().to_string()),
-        ("nri".to_owned(), daemon.plugins.report().to_string()),
+        ("nri".to_owned(), daemon.nri_bridge.report().to_string()),
         ("lastCNILoadStatus".to_owned(), json!(last).to_string()),
     ])
 }

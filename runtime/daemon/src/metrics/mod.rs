@@ -68,11 +68,11 @@ async fn store_space(daemon: &Daemon, text: &mut Text) {
 }
 
 fn plugins(daemon: &Daemon, text: &mut Text) {
-    let plugins = daemon.plugins.counts();
+    let plugins = daemon.nri_bridge.counts();
     text.family("coracle_nri_plugins", "Active NRI plugins", Kind::Gauge);
     text.value("coracle_nri_plugins", &[], plugins.len());
     text.family("coracle_nri_kicks_total", "NRI plugins disconnected for a timeout", Kind::Counter);
-    text.value("coracle_nri_kicks_total", &[], daemon.plugins.kicks());
+    text.value("coracle_nri_kicks_total", &[], daemon.nri_bridge.kicks());
     text.family("coracle_nri_calls_total", "Calls to NRI plugins by event and outcome", Kind::Counter);
     for plugin in &plugins {
         for call in &plugin.calls {

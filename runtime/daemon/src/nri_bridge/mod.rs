@@ -1,4 +1,4 @@
-//! The bridge between the engine and the NRI dispatcher. NRI types are used only here and in `nri/`; the
+//! The NRI bridge: connects the engine to the NRI dispatcher. NRI types are used only here and in `nri/`; the
 //! engine calls one function per transition.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!                    apply (adjustment → plan, record) ◄──
 //! socket, launch: connections of plugins           host: services for the dispatcher
 //! ```
-//! [`Plugins`] implements the engine's [`LifecycleHooks`]; a [`Guard`] is the permission to send the next
+//! [`NriBridge`] implements the engine's [`LifecycleHooks`]; a [`Guard`] is the permission to send the next
 //! event of one pod and lasts until the announced change is complete or undone. Without plugins, no messages
 //! are built and nothing waits. Rules: docs/nri.md.
 
@@ -31,10 +31,10 @@ use coracle_nri::{Created, Dispatcher, Failure, Section};
 
 use crate::config;
 
-/// The NRI plugins of this node.
-pub(crate) struct Plugins {
+/// The NRI bridge: gives the engine the hooks that ask the plugins, and connects the plugins to the dispatcher.
+pub(crate) struct NriBridge {
     dispatcher: Rc<Dispatcher>,
-    host: Rc<host::Bridge>,
+    host: Rc<host::Services>,
     launcher: Rc<launch::Launcher>,
     socket: RefCell<Option<socket::Socket>>,
     settings: Rc<RefCell<config::Nri>>,
@@ -56,10 +56,10 @@ struct Offer {
     container: api::Container,
 }
 
-impl Plugins {
-    /// Creates the bridge without plugins; [`Plugins::start`] accepts them.
+impl NriBridge {
+    /// Creates the bridge without plugins; [`NriBridge::start`] accepts them.
     pub(crate) fn new(settings: &config::Nri) -> Rc<Self> {
-        let host = Rc::new(host::Bridge::default());
+        let host = Rc::new(host::Services::default());
         let dispatcher =
             Dispatcher::new(Rc::clone(&host) as Rc<dyn coracle_nri::Host>, for_dispatcher(settings));
         Rc::new(Self {
@@ -142,7 +142,7 @@ impl Plugins {
     }
 }
 
-impl LifecycleHooks for Plugins {
+impl LifecycleHooks for NriBridge {
     fn wants(&self, event: Hook) -> bool {
         match event {
             Hook::CreateContainer => self.dispatcher.wants_creation(),

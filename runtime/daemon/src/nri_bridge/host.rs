@@ -15,11 +15,11 @@ use super::{limits, view};
 
 /// The dispatcher's reference to the pods, which is set after both were created.
 #[derive(Default)]
-pub(super) struct Bridge {
+pub(super) struct Services {
     pods: RefCell<Weak<Pods>>,
 }
 
-impl Bridge {
+impl Services {
     pub(super) fn know(&self, pods: Weak<Pods>) {
         *self.pods.borrow_mut() = pods;
     }
@@ -29,7 +29,7 @@ impl Bridge {
     }
 }
 
-impl Host for Bridge {
+impl Host for Services {
     fn spawn(&self, task: Task) {
         reactor::spawn(task).detach();
     }
