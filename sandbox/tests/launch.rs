@@ -1,7 +1,8 @@
 //! Executes the plans of a pod, a container and an exec, and checks what their processes see. Needs root,
-//! busybox-static and a built `coracle-pod`, like `monitor.rs`.
+//! busybox-static and a built `coracle-pod` (see `fixture`).
 #![forbid(unsafe_code)]
 
+mod fixture;
 mod verify;
 
 use std::fs;
@@ -10,10 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coracle_sandbox::base_mount_ns::BaseMountNamespace;
 use coracle_sandbox::capability::Capabilities;
 use coracle_sandbox::identity::Identity;
-use coracle_sandbox::monitor::{self, Monitor, Program, Spawn};
+use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::plan::{
     self, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process, Root, SandboxPlan,
 };
@@ -44,10 +44,6 @@ fn ask(monitor: &Monitor, request: Request, descriptors: &[BorrowedFd<'_>]) -> R
 }
 
 fn start_monitor(directory: &Path) -> Monitor {
-    let default =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../target/x86_64-unknown-linux-musl/release/coracle-pod");
-    let path = std::env::var_os("CORACLE_POD").map_or(PathBuf::from(default), PathBuf::from);
-    let program = Program::load(&path).expect("build coracle-pod, or set CORACLE_POD; root is needed, too");
     let setup = plan::sandbox(&SandboxPlan {
         shares_pids: true,
         namespaces: PodNamespaces { network: true, ipc: true, uts: true },
@@ -59,20 +55,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         user_namespace: None,
         label: None,
     });
-    let base = BaseMountNamespace::make(&[directory]).unwrap();
-    let spawn = Spawn {
-        program: &program,
-        base: &base,
-        directory,
-        network: true,
-        ipc: true,
-        uts: true,
-        user: None,
-        setup: &setup.unwrap(),
-        cgroup: None,
-        cgroup_joins: &[],
-    };
-    monitor::spawn(&spawn, || ()).unwrap()
+    fixture::spawn(directory, None, &setup.unwrap()).unwrap()
 }
 
 fn process(script: &str) -> Process {

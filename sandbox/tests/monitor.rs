@@ -1,6 +1,7 @@
-//! Tests a real monitor with real processes. Needs root, busybox-static and a built `coracle-pod` (environment variable
-//! `CORACLE_POD`, or `target/x86_64-unknown-linux-musl/release/coracle-pod`).
+//! Tests a real monitor with real processes. Needs root, busybox-static and a built `coracle-pod` (see `fixture`).
 #![forbid(unsafe_code)]
+
+mod fixture;
 
 use std::ffi::CString;
 use std::fs;
@@ -9,26 +10,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coracle_sandbox::base_mount_ns::BaseMountNamespace;
-use coracle_sandbox::monitor::{self, ConnectError, LinkError, Monitor, Program, Spawn};
+use coracle_sandbox::monitor::{self, ConnectError, LinkError, Monitor};
 use coracle_wire::{
-    Block, ContainerId, Event, Exit, Failure, FromMonitor, Op, PidNamespace, Propagation, RECORD_VERSION,
-    RecordHeader, Reply, Request, Streams, Text, ToMonitor, VERSION, decode_exit,
+    Block, ContainerId, Event, Exit, Failure, FromMonitor, Op, PidNamespace, Propagation, Reply, Request,
+    Streams, Text, ToMonitor, VERSION, decode_exit,
 };
+
+use fixture::record;
 
 /// Timeout of every wait in these tests.
 const WAIT: Duration = Duration::from_secs(10);
 const SIGKILL: i32 = 9;
 
 const PLAIN: Streams = Streams { stdin: false, tty: false, log: true };
-
-fn monitor_path() -> PathBuf {
-    let default =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../target/x86_64-unknown-linux-musl/release/coracle-pod");
-    let path = std::env::var_os("CORACLE_POD").map_or(PathBuf::from(default), PathBuf::from);
-    assert!(path.exists(), "{} is missing: build coracle-pod, or set CORACLE_POD", path.display());
-    path
-}
 
 /// A pod's state directory, a root file system, a log file, and the connection to the monitor. The test fails if
 /// anything remains at its end.
@@ -37,14 +31,6 @@ struct Pod {
     monitor: Monitor,
     number: u32,
     events: Vec<Event>,
-}
-
-fn record(ops: &[Op<'_>]) -> Vec<u8> {
-    let mut bytes = postcard::to_allocvec(&RecordHeader { version: RECORD_VERSION }).unwrap();
-    for op in ops {
-        bytes.extend(postcard::to_allocvec(op).unwrap());
-    }
-    bytes
 }
 
 fn strings(texts: &[&str]) -> Vec<u8> {
@@ -93,21 +79,7 @@ impl Pod {
         }
         fs::copy("/bin/busybox", directory.join("root/bin/sh")).expect("apt-get install busybox-static");
         let setup = setup(&directory);
-        let program = Program::load(&monitor_path()).unwrap();
-        let base = BaseMountNamespace::make(&[&directory]).unwrap();
-        let spawn = Spawn {
-            program: &program,
-            base: &base,
-            directory: &directory,
-            network: true,
-            ipc: true,
-            uts: true,
-            user: None,
-            setup: &setup,
-            cgroup: None,
-            cgroup_joins: &[],
-        };
-        let monitor = monitor::spawn(&spawn, || ()).unwrap();
+        let monitor = fixture::spawn(&directory, None, &setup).unwrap();
         Self { directory, monitor, number: 0, events: Vec::new() }
     }
 
@@ -555,21 +527,8 @@ fn sigterm_ends_a_monitor_with_all_it_started() {
 fn a_monitor_that_cannot_start_leaves_nothing() {
     let directory = std::env::temp_dir().join(format!("coracle-nothing-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
-    let program = Program::load(Path::new("/proc/self/status")).unwrap();
-    let base = BaseMountNamespace::make(&[&directory]).unwrap();
-    let spawn = Spawn {
-        program: &program,
-        base: &base,
-        directory: &directory,
-        network: false,
-        ipc: false,
-        uts: false,
-        user: None,
-        setup: &record(&[]),
-        cgroup: None,
-        cgroup_joins: &[],
-    };
-    let error = monitor::spawn(&spawn, || ()).unwrap_err().to_string();
+    let started = fixture::spawn_program(Path::new("/proc/self/status"), &directory, None, &record(&[]));
+    let error = started.unwrap_err().to_string();
     assert!(error.starts_with("execute monitor of ") && error.ends_with("xec format error"), "{error}");
     assert_eq!(monitor::connect(&directory).unwrap_err(), ConnectError::NotThere);
     fs::remove_dir_all(&directory).unwrap();

@@ -1,16 +1,16 @@
-//! Tests monitors of pods with a user namespace, and the process that creates it. Needs root and a built `coracle-pod`,
-//! like the tests of monitors.
+//! Tests monitors of pods with a user namespace, and the process that creates it. Needs root and a built `coracle-pod` (see
+//! `fixture`).
 #![forbid(unsafe_code)]
+
+mod fixture;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::Error;
-use coracle_sandbox::base_mount_ns::BaseMountNamespace;
-use coracle_sandbox::monitor::{self, ConnectError, Monitor, Program, Spawn};
+use coracle_sandbox::monitor::{self, ConnectError, Monitor};
 use coracle_sandbox::userns::{IdRange, UserMappings};
-use coracle_wire::{RECORD_VERSION, RecordHeader};
 
 const SIGTERM: i32 = 15;
 /// The monitor's descriptor of the pod's user namespace.
@@ -22,25 +22,7 @@ const RANGE: IdRange = IdRange { inside: 0, outside: 200_000, length: 65_536 };
 fn spawn(directory: &Path, mappings: &UserMappings) -> Result<Monitor, Error> {
     let _ = fs::remove_dir_all(directory);
     fs::create_dir_all(directory).unwrap();
-    let default =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../target/x86_64-unknown-linux-musl/release/coracle-pod");
-    let path = std::env::var_os("CORACLE_POD").map_or(PathBuf::from(default), PathBuf::from);
-    let program = Program::load(&path).expect("build coracle-pod, or set CORACLE_POD; root is needed, too");
-    let base = BaseMountNamespace::make(&[directory]).unwrap();
-    let setup = postcard::to_allocvec(&RecordHeader { version: RECORD_VERSION }).unwrap();
-    let spawn = Spawn {
-        program: &program,
-        base: &base,
-        directory,
-        network: true,
-        ipc: true,
-        uts: true,
-        user: Some(mappings),
-        setup: &setup,
-        cgroup: None,
-        cgroup_joins: &[],
-    };
-    monitor::spawn(&spawn, || ())
+    fixture::spawn(directory, Some(mappings), &fixture::record(&[]))
 }
 
 fn directory(name: &str) -> PathBuf {

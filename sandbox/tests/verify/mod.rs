@@ -15,12 +15,7 @@ fn changed(record: &[u8], mut change: impl FnMut(Op<'static>, &mut Vec<Op<'stati
     for op in walk(record).unwrap() {
         change(op.unwrap(), &mut ops);
     }
-    let mut bytes =
-        postcard::to_allocvec(&coracle_wire::RecordHeader { version: coracle_wire::RECORD_VERSION }).unwrap();
-    for op in ops {
-        bytes.extend(postcard::to_allocvec(&op).unwrap());
-    }
-    bytes
+    fixture::record(&ops)
 }
 
 /// The record without the operations for which `is_out` is true.
