@@ -11,6 +11,8 @@
 //!
 //! Source: Kubernetes v1.33 and v1.34, cmd/kubeadm/app/phases/kubelet and cmd/kubeadm/app/phases/upgrade/postupgrade.go; KEP-4656.
 
+use coracle_yaml::Node;
+
 use crate::host::{Host, Problem};
 use crate::kubelet::{self, Given};
 use crate::plan::{OwnFile, Setting, Wanted};
@@ -60,11 +62,8 @@ pub(crate) fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Resul
     });
     let config = unit.option(&["--config"]).pop().map_or(CONFIG.to_owned(), |(path, _)| path);
     let mut driver = None;
-    if is_joined {
-        settings(host, &config, endpoint, wanted)?;
-        if let Some(root) = kubelet::yaml(host, &config)? {
-            driver = kubelet::scalar(&config, &root, "cgroupDriver")?;
-        }
+    if is_joined && let Some(root) = settings(host, &config, endpoint, wanted)? {
+        driver = kubelet::scalar(&config, &root, "cgroupDriver")?;
     }
     for (directory, _) in unit.option(&["--config-dir"]) {
         driver = kubelet::in_directory(host, &directory, "", "cgroupDriver")?.or(driver);
@@ -89,22 +88,25 @@ pub(crate) fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Resul
     steps(host, endpoint, is_joined, wanted)
 }
 
-/// Adds the endpoint in each file of kubeadm that has one, or in the kubelet's configuration if none has.
-fn settings(host: &Host, config: &str, endpoint: &str, wanted: &mut Wanted) -> Result<(), Problem> {
+/// Adds the endpoint in each file of kubeadm that has one, or in the kubelet's configuration if none has. Returns the latter; `None`
+/// if there is none.
+fn settings(host: &Host, config: &str, endpoint: &str, wanted: &mut Wanted) -> Result<Option<Node>, Problem> {
     let flags = host.read(FLAGS)?.map(|text| in_flags(&text, endpoint)).transpose();
     let flags = flags.map_err(|error| Problem(format!("{FLAGS}: {error}")))?.flatten();
-    let has_instance = host.exists(INSTANCE);
-    wanted.settings.extend(flags.clone());
-    for path in [INSTANCE, config] {
-        let Some(root) = kubelet::yaml(host, path)? else { continue };
+    // kubeadm 1.33 leaves the key empty, and the flag has the value.
+    let is_in_flags_only = flags.is_some() && !host.exists(INSTANCE);
+    wanted.settings.extend(flags);
+    let mut add = |path: &str, needs_key: bool| {
+        let Some(text) = host.read(path)? else { return Ok(None) };
+        let root = kubelet::parse(path, &text)?;
         let is_set = kubelet::scalar(path, &root, KEY)?.is_some();
-        // kubeadm 1.33 leaves the key empty, and the flag has the value.
-        let is_needed = is_set || path == INSTANCE || flags.is_none() || has_instance;
-        if let (true, Some(text)) = (is_needed, host.read(path)?) {
-            wanted.settings.push(in_yaml(path, &text, endpoint)?);
+        if is_set || needs_key {
+            wanted.settings.push(in_yaml(path, &text, &root, endpoint)?);
         }
-    }
-    Ok(())
+        Ok(Some(root))
+    };
+    add(INSTANCE, true)?;
+    add(config, !is_in_flags_only)
 }
 
 /// The setting in the text of kubeadm-flags.env; `None` if it has no such flag.
@@ -133,12 +135,10 @@ fn in_flags(text: &str, endpoint: &str) -> Result<Option<Setting>, String> {
     Ok(Some(Setting { path: FLAGS.to_owned(), edit: Some(Edit { path: FLAGS.to_owned(), before, after }) }))
 }
 
-/// The setting in a file of YAML. The edited text is parsed to make sure that nothing else changes.
-fn in_yaml(path: &str, text: &str, endpoint: &str) -> Result<Setting, Problem> {
+/// The setting in a file of YAML, whose tree is `root`. The edited text is parsed to make sure that nothing else changes.
+fn in_yaml(path: &str, text: &str, root: &Node, endpoint: &str) -> Result<Setting, Problem> {
     let fail = |line: usize, text: &str| Problem(format!("{path}:{line}: {text}"));
     let invalid = |error| kubelet::invalid(path, error);
-    let parse = |text: &str| coracle_yaml::parse(text).map_err(invalid);
-    let root = parse(text)?;
     let entries = root.map().map_err(invalid)?;
     let found = entries.iter().find(|(key, _)| key == KEY).map(|(_, node)| node);
     let value = found.map(|node| node.text().map_err(invalid)).transpose()?;
@@ -163,9 +163,9 @@ fn in_yaml(path: &str, text: &str, endpoint: &str) -> Result<Setting, Problem> {
         }
         None => return Err(fail(lines.len(), "the last line has no end")),
     };
-    let edited = parse(&(lines.join("\n") + "\n"))?;
+    let edited = coracle_yaml::parse(&(lines.join("\n") + "\n")).map_err(invalid)?;
     let edited = edited.map().map_err(invalid)?;
-    let others = |entries: &[(String, coracle_yaml::Node)]| -> Vec<String> {
+    let others = |entries: &[(String, Node)]| -> Vec<String> {
         entries.iter().filter(|(key, _)| key != KEY).map(|entry| format!("{entry:?}")).collect()
     };
     let value = edited.iter().find(|(key, _)| key == KEY).map(|(_, node)| node.text());
@@ -230,6 +230,11 @@ mod tests {
 
     const OURS: &str = "unix:///run/coracle/coracle.sock";
 
+    /// The setting in a text.
+    fn of_text(text: &str) -> Result<Setting, Problem> {
+        in_yaml("f", text, &kubelet::parse("f", text)?, OURS)
+    }
+
     fn edit(setting: Setting) -> (Option<String>, String) {
         let edit = setting.edit.expect("an edit");
         (edit.before, edit.after)
@@ -269,10 +274,10 @@ mod tests {
     fn one_line_of_yaml_is_replaced_or_added() {
         let after = format!("{KEY}: {OURS}");
         let text = "a: 1\ncontainerRuntimeEndpoint: \"\" # none\nb:\n  containerRuntimeEndpoint: x\n";
-        let setting = in_yaml("f", text, OURS).unwrap();
+        let setting = of_text(text).unwrap();
         assert_eq!(edit(setting), (Some("containerRuntimeEndpoint: \"\" # none".into()), after.clone()));
-        assert_eq!(edit(in_yaml("f", "a: 1\n", OURS).unwrap()), (None, after.clone()));
-        assert_eq!(in_yaml("f", &format!("a: 1\n{after}\n"), OURS).unwrap().edit, None);
+        assert_eq!(edit(of_text("a: 1\n").unwrap()), (None, after.clone()));
+        assert_eq!(of_text(&format!("a: 1\n{after}\n")).unwrap().edit, None);
         for (text, line) in [
             ("{a: 1, containerRuntimeEndpoint: x}\n", 1),
             ("a: 1\ncontainerRuntimeEndpoint:\n  x\n", 3),
@@ -282,7 +287,7 @@ mod tests {
             ("a: 1\n---\nb: 2\n", 4),
             ("a: 1", 1),
         ] {
-            let error = in_yaml("f", text, OURS).unwrap_err().0;
+            let error = of_text(text).unwrap_err().0;
             assert!(error.starts_with(&format!("f:{line}: ")), "{text:?}: {error}");
         }
     }
@@ -293,7 +298,7 @@ mod tests {
         let text = "apiVersion: v1\ncgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///a\nlogging:\n  verbosity: 0\n";
         let mut changed = 0;
         for damaged in coracle_yaml::damaged::damaged(text, 20_000) {
-            let Ok(Setting { edit: Some(edit), .. }) = in_yaml("f", &damaged, OURS) else { continue };
+            let Ok(Setting { edit: Some(edit), .. }) = of_text(&damaged) else { continue };
             changed += 1;
             if let Some(before) = edit.before {
                 assert_eq!(damaged.lines().filter(|line| *line == before).count(), 1, "{damaged:?}");

@@ -31,9 +31,16 @@ pub(crate) struct Given {
 /// # Errors
 /// The file cannot be read or is not YAML; the error has its line.
 pub(crate) fn yaml(host: &Host, path: &str) -> Result<Option<Node>, Problem> {
-    let Some(text) = host.read(path)? else { return Ok(None) };
-    let parsed = coracle_yaml::parse(&text).and_then(|node| node.map().map(drop).map(|()| node));
-    parsed.map(Some).map_err(|error| invalid(path, error))
+    host.read(path)?.map(|text| parse(path, &text)).transpose()
+}
+
+/// Parses the text of a YAML file of the node.
+///
+/// # Errors
+/// The text is not YAML, or not a map; the error has its line.
+pub(crate) fn parse(path: &str, text: &str) -> Result<Node, Problem> {
+    let parsed = coracle_yaml::parse(text).and_then(|node| node.map().map(drop).map(|()| node));
+    parsed.map_err(|error| invalid(path, error))
 }
 
 /// The problem of a YAML file of the node, with its line.
@@ -163,10 +170,8 @@ pub(crate) fn crictl(host: &Host, program: &str, endpoint: &str, wanted: &mut Wa
     let is_own = match host.read(CRICTL)? {
         None => true,
         Some(text) if crate::own::origin(program, &text) == crate::own::Origin::Foreign => {
-            let configured =
-                yaml(host, CRICTL)?.map(|root| scalar(CRICTL, &root, "runtime-endpoint")).transpose()?;
-            let configured =
-                configured.flatten().unwrap_or(Given { value: "none".into(), place: CRICTL.into() });
+            let configured = scalar(CRICTL, &parse(CRICTL, &text)?, "runtime-endpoint")?;
+            let configured = configured.unwrap_or(Given { value: "none".into(), place: CRICTL.into() });
             if !is_same_endpoint(&configured.value, endpoint) {
                 wanted.notes.push(format!(
                     "{}: crictl's endpoint is {}: call crictl --runtime-endpoint {endpoint}",
