@@ -387,3 +387,51 @@ pub struct ContainerSpec {
     /// CDI device names: `vendor/class=device`.
     pub cdi_devices: Vec<String>,
 }
+
+#[cfg(feature = "testing")]
+impl ContainerSpec {
+    /// A request for a container of `image` that requests nothing else, for tests. Unlike a request without a security
+    /// context, it has no masked paths.
+    pub fn plain(name: &str, image: &str) -> Self {
+        Self {
+            name: ContainerName { name: name.to_owned(), attempt: 0 },
+            image: image.to_owned(),
+            user_specified_image: String::new(),
+            command: Vec::new(),
+            arguments: Vec::new(),
+            working_directory: String::new(),
+            environment: Vec::new(),
+            mounts: Vec::new(),
+            devices: Vec::new(),
+            labels: Vec::new(),
+            annotations: Vec::new(),
+            log_path: String::new(),
+            stdin: false,
+            stdin_once: false,
+            tty: false,
+            stop_signal: 0,
+            pid: ContainerPid::Pod,
+            security: Security {
+                run_as_user: None,
+                run_as_username: String::new(),
+                run_as_group: None,
+                supplemental_groups: Vec::new(),
+                groups_policy: GroupsPolicy::Merge,
+                add_capabilities: Vec::new(),
+                drop_capabilities: Vec::new(),
+                ambient_capabilities: Vec::new(),
+                privileged: false,
+                readonly_rootfs: false,
+                no_new_privileges: false,
+                wants_default_seccomp: false,
+                masked_paths: Vec::new(),
+                readonly_paths: Vec::new(),
+                localhost_seccomp: String::new(),
+                apparmor: String::new(),
+                selinux: None,
+            },
+            resources: Resources::default(),
+            cdi_devices: Vec::new(),
+        }
+    }
+}

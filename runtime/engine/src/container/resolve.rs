@@ -460,46 +460,8 @@ mod tests {
 
     fn spec(command: &[&str], arguments: &[&str]) -> ContainerSpec {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        ContainerSpec {
-            name: spec::ContainerName { name: "c".to_owned(), attempt: 0 },
-            image: "i".to_owned(),
-            user_specified_image: String::new(),
-            command: words(command),
-            arguments: words(arguments),
-            working_directory: String::new(),
-            environment: Vec::new(),
-            mounts: Vec::new(),
-            devices: Vec::new(),
-            labels: Vec::new(),
-            annotations: Vec::new(),
-            log_path: String::new(),
-            stdin: false,
-            stdin_once: false,
-            tty: false,
-            stop_signal: 0,
-            pid: spec::ContainerPid::Pod,
-            security: spec::Security {
-                run_as_user: None,
-                run_as_username: String::new(),
-                run_as_group: None,
-                supplemental_groups: Vec::new(),
-                groups_policy: GroupsPolicy::Merge,
-                add_capabilities: Vec::new(),
-                drop_capabilities: Vec::new(),
-                ambient_capabilities: Vec::new(),
-                privileged: false,
-                readonly_rootfs: false,
-                no_new_privileges: false,
-                wants_default_seccomp: false,
-                masked_paths: Vec::new(),
-                readonly_paths: Vec::new(),
-                localhost_seccomp: String::new(),
-                apparmor: String::new(),
-                selinux: None,
-            },
-            resources: spec::Resources::default(),
-            cdi_devices: Vec::new(),
-        }
+        let (command, arguments) = (words(command), words(arguments));
+        ContainerSpec { command, arguments, ..ContainerSpec::plain("c", "i") }
     }
 
     #[test]

@@ -15,10 +15,7 @@ use coracle_base::workers::{Error as WorkerError, Workers};
 use coracle_engine::lifecycle::NoHooks;
 use coracle_engine::modules::{Modules, Selinux};
 use coracle_engine::paths::Paths;
-use coracle_engine::spec::{
-    ContainerName, ContainerPid, ContainerSpec, GroupsPolicy, PodName, PodNamespaces, PodPid, PodSpec,
-    Resources, Security, Sharing,
-};
+use coracle_engine::spec::{ContainerPid, ContainerSpec, PodName, PodNamespaces, PodPid, PodSpec, Sharing};
 use coracle_engine::{Host, Kernel, Monitors, Node as Environment, Placement, PodNetworks, Pods, clock};
 use coracle_images::{Auth, Images};
 use coracle_job::{
@@ -232,43 +229,7 @@ pub(crate) fn pod_spec(number: u32) -> PodSpec {
 /// The request for container `number`.
 pub(crate) fn container_spec(number: u32) -> ContainerSpec {
     ContainerSpec {
-        name: ContainerName { name: format!("ctr{number}"), attempt: 0 },
-        image: IMAGE.to_owned(),
-        user_specified_image: String::new(),
-        command: Vec::new(),
-        arguments: Vec::new(),
-        working_directory: String::new(),
-        environment: Vec::new(),
-        mounts: Vec::new(),
-        devices: Vec::new(),
-        labels: Vec::new(),
-        annotations: Vec::new(),
-        log_path: String::new(),
-        stdin: false,
-        stdin_once: false,
-        tty: false,
-        stop_signal: 0,
         pid: if number.is_multiple_of(2) { ContainerPid::Own } else { ContainerPid::Pod },
-        security: Security {
-            run_as_user: None,
-            run_as_username: String::new(),
-            run_as_group: None,
-            supplemental_groups: Vec::new(),
-            groups_policy: GroupsPolicy::Merge,
-            add_capabilities: Vec::new(),
-            drop_capabilities: Vec::new(),
-            ambient_capabilities: Vec::new(),
-            privileged: false,
-            readonly_rootfs: false,
-            no_new_privileges: false,
-            wants_default_seccomp: false,
-            masked_paths: Vec::new(),
-            readonly_paths: Vec::new(),
-            localhost_seccomp: String::new(),
-            apparmor: String::new(),
-            selinux: None,
-        },
-        resources: Resources::default(),
-        cdi_devices: Vec::new(),
+        ..ContainerSpec::plain(&format!("ctr{number}"), IMAGE)
     }
 }
