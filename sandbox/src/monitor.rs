@@ -299,8 +299,14 @@ impl Monitor {
             node.receives(self.pid)?;
         }
         let mut buffer = [0; FRAME_BYTES_MAX];
-        let received = match socket::receive(self.socket.as_fd().into(), &mut buffer) {
-            Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => return Ok(None),
+        let received = loop {
+            match socket::receive(self.socket.as_fd().into(), &mut buffer) {
+                Err(sys::Errno::EINTR) => {}
+                received => break received,
+            }
+        };
+        let received = match received {
+            Err(sys::Errno::EAGAIN) => return Ok(None),
             Err(sys::Errno::ECONNRESET) => return Err(LinkError::Closed),
             Err(sys::Errno::EMSGSIZE) => socket::Received { length: buffer.len(), ..Default::default() },
             Err(errno) => return Err(LinkError::Failed(kernel("receive frame", "from monitor", errno))),

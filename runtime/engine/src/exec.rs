@@ -26,6 +26,9 @@ use crate::{Container, Pod, Pods};
 /// Time limit from clone to exec.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
+/// Number of times that the clean-up after a command lets other tasks run first: those that send the answer.
+const YIELDS_BEFORE_CLEANUP: u32 = 3;
+
 /// The result of a command.
 pub struct ExecOutput {
     /// Standard output of the program, up to the limit.
@@ -45,6 +48,8 @@ pub(crate) struct Running {
     cgroup: CgroupPath,
     /// The descriptor of a reused cgroup, until the process is started.
     entry: Cell<Option<Entry>>,
+    /// The pipes of a command that has ended, which are closed after the answer.
+    pipes: Cell<Option<[Watched; 2]>>,
     has_ended: bool,
 }
 
@@ -110,7 +115,7 @@ impl Pods {
             Err(_) => return Ok(None),
         };
         // Now only the command has the pipes open, so its end is their end of file.
-        drop((out_write, err_write));
+        drop((out_write, err_write, null));
         let share = self.exec_output.share();
         let (mut stdout, mut stderr) = (Output::default(), Output::default());
         let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
@@ -142,6 +147,7 @@ impl Pods {
             let id = running.container_id();
             log::warn!("exec output truncated"; ctr = id, stdout = stdout.kept_bytes(), stderr = stderr.kept_bytes());
         }
+        running.pipes.set(Some([out_read, err_read]));
         Ok(Some(ExecOutput { stdout, stderr, exit_code: exit.code() }))
     }
 
@@ -242,14 +248,13 @@ impl Running {
         let number = container.pod.execs.last.get().wrapping_add(1);
         container.pod.execs.last.set(number);
         let path = container.cgroup()?;
-        // If the command left processes behind, the cgroup is not reused until the container exits.
         let reused = container.cgroup_use.spare_exec_cgroup.take().and_then(|spare| {
             let entry = pods.node.cgroups.reuse_exec(&path, &spare).ok()??;
             Some((spare, Some(entry)))
         });
         let (cgroup, entry) = reused.unwrap_or_else(|| (path.exec(number), None));
         let (pods, entry) = (Rc::clone(pods), Cell::new(entry));
-        Ok(Self { pods, container, number, cgroup, entry, has_ended: false })
+        Ok(Self { pods, container, number, cgroup, entry, pipes: Cell::new(None), has_ended: false })
     }
 
     /// Kills all processes of the exec and waits until they have ended.
@@ -262,24 +267,38 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.container.pod.execs.waiting.borrow_mut().remove(&self.number);
-        if self.has_ended {
-            // One cgroup is kept for the next exec: creating and removing a cgroup takes a tenth of a probe's
-            // time.
-            if let Some(other) =
-                self.container.cgroup_use.spare_exec_cgroup.replace(Some(self.cgroup.clone()))
-            {
-                // If a child process remains, the cgroup is removed with the container.
-                let _ = self.pods.node.cgroups.unmake_exec(&other);
-            }
-            return;
-        }
         if !reactor::is_running() {
             // The daemon is shutting down: the command ends with its pipes, or with its container.
             return;
         }
         let (pods, container, cgroup) =
             (Rc::clone(&self.pods), Rc::clone(&self.container), self.cgroup.clone());
+        if self.has_ended {
+            let pipes = self.pipes.take();
+            reactor::spawn(async move {
+                for _ in 0..YIELDS_BEFORE_CLEANUP {
+                    reactor::yield_now().await;
+                }
+                drop(pipes);
+                keep_cgroup(&pods, &container, cgroup);
+            })
+            .detach();
+            return;
+        }
         reactor::spawn(async move { end_tree(&pods, &container, &cgroup).await }).detach();
+    }
+}
+
+/// Keeps the cgroup of a command that has ended for the next exec: creating and removing a cgroup takes a tenth of a
+/// probe's time. If the command left processes behind, their cgroup is not reused until the container exits.
+fn keep_cgroup(pods: &Pods, container: &Container, cgroup: CgroupPath) {
+    let cgroups = &pods.node.cgroups;
+    if !matches!(cgroups.is_populated(&cgroup), Ok(false)) {
+        return;
+    }
+    if let Some(other) = container.cgroup_use.spare_exec_cgroup.replace(Some(cgroup)) {
+        // If a child process remains, the cgroup is removed with the container.
+        let _ = cgroups.unmake_exec(&other);
     }
 }
 

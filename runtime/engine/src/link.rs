@@ -279,10 +279,7 @@ async fn follow(link: Weak<Link>, on_news: impl Fn(News)) {
             }
             Reading::Failed(_) | Reading::Closed => return link.close(&on_news).await,
         }
-        // An error of poll is repeated by the read.
-        let readable = async {
-            let _ = link.socket.readable().await;
-        };
+        let readable = link.socket.readable_again();
         let abandoned = async {
             link.abandoned.wait().await;
         };

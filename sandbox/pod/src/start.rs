@@ -223,8 +223,8 @@ impl Monitor<'_> {
     }
 
     fn line(&self, number: u32, source: Source, second: Option<SiblingPid>) -> Result<Line, Errno> {
-        let (ours, report) = fs::pipe()?;
-        fs::set_nonblocking(ours.borrow())?;
+        // The writes into the empty pipe do not block.
+        let (ours, report) = fs::nonblocking_pipe()?;
         let (terminal, theirs) = socket::seqpacket_pair()?;
         socket::watch(self.epoll, ours.borrow(), EPOLLIN, source.token())?;
         let starting = Starting {

@@ -58,12 +58,12 @@ impl Cgroups {
         self.entry_of_exec(container, exec)
     }
 
-    /// Opens the cgroup of an earlier exec for another exec; `None` if it no longer exists or contains a process.
+    /// Opens the cgroup of an earlier exec, in which there is no process, for another exec; `None` if it no longer exists.
     ///
     /// # Errors
-    /// [`Error::Kernel`] naming the file that cannot be read.
+    /// [`Error::Kernel`] naming the file that cannot be opened.
     pub fn reuse_exec(&self, container: &CgroupPath, exec: &CgroupPath) -> Result<Option<Entry>, Error> {
-        if self.is_populated(exec)? || !self.is_tracked(exec) {
+        if !self.is_tracked(exec) {
             return Ok(None);
         }
         self.entry_of_exec(container, exec).map(Some)

@@ -280,9 +280,18 @@ pub fn mount_flags_and_type(file: FdRef<'_>) -> Result<(u64, u64), Errno> {
 
 /// Creates a pipe (pipe2(2)); returns the read end and the write end.
 pub fn pipe() -> Result<(Fd, Fd), Errno> {
+    pipe_with(O_CLOEXEC)
+}
+
+/// Creates a pipe with O_NONBLOCK at both ends; returns the read end and the write end.
+pub fn nonblocking_pipe() -> Result<(Fd, Fd), Errno> {
+    pipe_with(O_CLOEXEC | O_NONBLOCK)
+}
+
+fn pipe_with(flags: u64) -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two i32 to a local that lives across the call.
-    unsafe { call(number::PIPE2, [ends.as_mut_ptr() as usize, O_CLOEXEC as usize]) }?;
+    unsafe { call(number::PIPE2, [ends.as_mut_ptr() as usize, flags as usize]) }?;
     Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
 }
 
@@ -312,25 +321,28 @@ pub fn duplicate_to(file: FdRef<'_>, to: i32, close_on_exec: bool) -> Result<(),
 pub fn arrange<const N: usize>(
     files: [Option<(FdRef<'_>, bool)>; N],
 ) -> Result<[Option<FdRef<'static>>; N], Errno> {
-    let mut moved: [Option<Fd>; N] = [const { None }; N];
+    // Not owned: after an error the files must still be open, among them the one that reports it.
+    let mut moved = [None; N];
     let mut placed = [None; N];
-    // First move all files to higher numbers, so that none is overwritten before it has been duplicated.
+    // First duplicate the files with numbers below N to higher ones, so that none is overwritten before it is moved.
     for (moved, file) in moved.iter_mut().zip(&files) {
-        *moved = file.map(|(file, _)| duplicate(file, N as i32)).transpose()?;
+        *moved = match *file {
+            Some((file, _)) if file.number() < N as i32 => Some(duplicate(file, N as i32)?.leak()),
+            file => file.map(|(file, _)| file),
+        };
     }
     let mut first_unused = 0;
     for (number, ((placed, moved), file)) in (0..).zip(placed.iter_mut().zip(&moved).zip(&files)) {
-        let Some(moved) = moved else { continue };
+        let Some(moved) = *moved else { continue };
         if first_unused < number {
             close_range(first_unused, number as u32 - 1)?;
         }
         first_unused = number + 1;
-        duplicate_to(moved.borrow(), number, file.is_some_and(|(_, on_exec)| on_exec))?;
+        duplicate_to(moved, number, file.is_some_and(|(_, on_exec)| on_exec))?;
         // SAFETY: the call before opened it, and it stays open: this process owns none of these numbers.
         *placed = Some(unsafe { FdRef::standing(number) });
     }
     // One call closes all of them, whose numbers are N and above.
-    core::mem::forget(moved);
     close_from(first_unused)?;
     Ok(placed)
 }

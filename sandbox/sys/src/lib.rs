@@ -35,6 +35,7 @@ pub mod keys;
 pub mod mark;
 pub mod mount;
 pub mod netlink;
+mod pointers;
 pub mod process;
 pub mod program;
 pub mod sched;

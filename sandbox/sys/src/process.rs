@@ -1,11 +1,10 @@
 //! Processes: clone, exec, wait, namespaces, identity, limits, signals, time.
 
 use core::ffi::CStr;
-use core::marker::PhantomData;
 
 use crate::arch::call;
-use crate::fs::Mapping;
 use crate::mark::Mark;
+pub use crate::pointers::Pointers;
 use crate::{Errno, Fd, FdRef, number};
 
 /// Flag: new mount namespace.
@@ -93,75 +92,6 @@ pub fn clone(namespaces: u64, cgroup: Option<FdRef<'_>>) -> Result<Clone, Errno>
     // SAFETY: `pidfd` is an initialised local; volatile because the compiler did not see the kernel's write.
     let pidfd = unsafe { (&raw const pidfd).read_volatile() };
     Ok(Clone::Parent { pid: pid as i32, pidfd: Fd::from_call(pidfd as usize) })
-}
-
-/// The arguments and the environment of a program for exec: two null-terminated lists of pointers to C strings, in pages
-/// of their own: without a heap, and limited only by the kernel.
-pub struct Pointers<'a> {
-    memory: Mapping,
-    arguments: List,
-    environment: List,
-    strings: PhantomData<&'a CStr>,
-}
-
-/// A part of the memory of [`Pointers`], as indices of words.
-struct List {
-    start: usize,
-    used: usize,
-    /// Index of the last word, which stays zero: the null that ends the list.
-    end: usize,
-}
-
-impl<'a> Pointers<'a> {
-    /// Allocates space for this number of arguments and of variables.
-    ///
-    /// # Errors
-    /// ENOMEM if there is no memory.
-    pub fn with_capacity(arguments: usize, variables: usize) -> Result<Self, Errno> {
-        let words = arguments.checked_add(variables).and_then(|count| count.checked_add(2));
-        let bytes = words.and_then(|words| words.checked_mul(size_of::<usize>())).ok_or(Errno::ENOMEM)?;
-        Ok(Self {
-            memory: Mapping::anonymous(bytes)?,
-            arguments: List { start: 0, used: 0, end: arguments },
-            environment: List { start: arguments + 1, used: 0, end: arguments + 1 + variables },
-            strings: PhantomData,
-        })
-    }
-
-    /// Appends an argument.
-    ///
-    /// # Errors
-    /// EINVAL if there is no space for another one.
-    pub fn push_argument(&mut self, text: &'a CStr) -> Result<(), Errno> {
-        self.arguments.push(&mut self.memory, text)
-    }
-
-    /// Appends a variable of the environment, `NAME=value`.
-    ///
-    /// # Errors
-    /// EINVAL if there is no space for another one.
-    pub fn push_variable(&mut self, text: &'a CStr) -> Result<(), Errno> {
-        self.environment.push(&mut self.memory, text)
-    }
-
-    /// Addresses of both lists.
-    fn addresses(&self) -> [usize; 2] {
-        let start = self.memory.as_ptr() as usize;
-        [&self.arguments, &self.environment].map(|list| start + list.start * size_of::<usize>())
-    }
-}
-
-impl List {
-    fn push(&mut self, memory: &mut Mapping, text: &CStr) -> Result<(), Errno> {
-        const WIDTH: usize = size_of::<usize>();
-        let word = self.start + self.used;
-        if word >= self.end {
-            return Err(Errno::EINVAL);
-        }
-        memory[word * WIDTH..][..WIDTH].copy_from_slice(&(text.as_ptr() as usize).to_ne_bytes());
-        self.used += 1;
-        Ok(())
-    }
 }
 
 /// Executes a program (execve(2)); returns only on an error.
@@ -550,29 +480,5 @@ mod tests {
     fn clone_refuses_what_would_share_memory() {
         const CLONE_VM: u64 = 0x100;
         assert!(matches!(clone(CLONE_VM, None), Err(Errno::EINVAL)));
-    }
-
-    #[test]
-    fn both_lists_end_with_a_null() {
-        let mut pointers = Pointers::with_capacity(600, 3).unwrap();
-        for _ in 0..600 {
-            pointers.push_argument(c"x").unwrap();
-        }
-        for _ in 0..3 {
-            pointers.push_variable(c"y").unwrap();
-        }
-        assert_eq!(pointers.push_argument(c"x"), Err(Errno::EINVAL));
-        assert_eq!(pointers.push_variable(c"y"), Err(Errno::EINVAL));
-        let [arguments, environment] = pointers.addresses();
-        let (words, _) = pointers.memory.as_chunks();
-        let words: Vec<_> = words.iter().map(|word| usize::from_ne_bytes(*word)).collect();
-        let list = |address: usize| {
-            let start = (address - pointers.memory.as_ptr() as usize) / size_of::<usize>();
-            words[start..].iter().take_while(|word| **word != 0).copied().collect::<Vec<_>>()
-        };
-        assert_eq!(list(arguments), [c"x".as_ptr() as usize; 600]);
-        assert_eq!(list(environment), [c"y".as_ptr() as usize; 3]);
-        let none = Pointers::with_capacity(0, 0).unwrap();
-        assert_eq!(none.memory[..16], [0; 16]);
     }
 }

@@ -65,6 +65,12 @@ impl Watched {
         self.ready(Direction::Write, PollFlags::POLLOUT).await
     }
 
+    /// Waits for the next event after a read that would have blocked, without the `poll` call of [`Watched::readable`]. The
+    /// task must not have waited since that read.
+    pub async fn readable_again(&self) {
+        self.next_edge(Direction::Read).await;
+    }
+
     async fn ready(&self, direction: Direction, asked: PollFlags) -> io::Result<()> {
         let mut poll = [PollFd::new(self.fd(), asked)];
         if nix::poll::poll(&mut poll, PollTimeout::ZERO)? == 0 {
