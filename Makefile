@@ -157,7 +157,8 @@ cross: ## static programs of both targets, without a container engine; what they
 	done
 	packaging/sizes $(TARGETS)
 
-dist: cross ## a release of both targets: archives, .debs, SHA256SUMS, in target/dist
+dist: cross ## a release of both targets: archives, packages, an OCI image, SBOMs, SHA256SUMS, in target/dist
+	tests/tools/install dist
 	packaging/dist target/dist $(TARGETS)
 
 reproducible: dist ## the last commit's release once more, elsewhere: the same bytes

@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Folder, release, run, said};
+use crate::{EPOCH, Folder, release, run, said, triple};
 
-/// A day in 2026.
-const EPOCH: u32 = 1_780_000_000;
+/// Every format that `packaging/dist` makes by itself.
+const ALL: &str = "tar deb rpm apk oci sbom";
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).expect("a release").flatten();
@@ -34,25 +34,27 @@ pub(crate) fn stand_ins(folder: &Folder, place: &str, mode: u32) -> std::path::P
 fn the_same_programs_give_the_same_bytes() {
     let folder = Folder::new("twice");
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
-    release(&one, &stand_ins(&folder, "here", 0o755), EPOCH);
-    release(&two, &stand_ins(&folder, "there/and/deeper", 0o700), EPOCH);
+    release(&one, &stand_ins(&folder, "here", 0o755), EPOCH, ALL, &[&triple()]);
+    release(&two, &stand_ins(&folder, "there/and/deeper", 0o700), EPOCH, "", &[&triple()]);
     let (one, two) = (files(&one), files(&two));
     assert_eq!(one.keys().collect::<Vec<_>>(), two.keys().collect::<Vec<_>>());
-    assert_eq!(one.len(), 3, "an archive, a package, the sums: {:?}", one.keys());
+    assert_eq!(one.len(), 7, "a file of each format, the sums: {:?}", one.keys());
     for (name, bytes) in &one {
         assert!(two[name] == *bytes, "{name} differs");
     }
     // The given time determines the result, and nothing else.
     let later = folder.path().join("later");
-    release(&later, &folder.path().join("here"), EPOCH + 60);
-    assert_ne!(files(&later)["SHA256SUMS"], one["SHA256SUMS"]);
+    release(&later, &folder.path().join("here"), EPOCH + 60, "tar", &[&triple()]);
+    let later = files(&later);
+    let archive = later.keys().find(|name| name.ends_with(".tar.gz")).expect("an archive");
+    assert_ne!(later[archive], one[archive]);
 }
 
 #[test]
 fn an_archive_holds_programs_pages_units_and_licences_of_root() {
     let folder = Folder::new("archive");
     let out = folder.path().join("out");
-    release(&out, &stand_ins(&folder, "programs", 0o755), EPOCH);
+    release(&out, &stand_ins(&folder, "programs", 0o755), EPOCH, "tar", &[&triple()]);
     let sums = run(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(&out));
     assert!(sums.status.success(), "{}", said(&sums));
     let archive = files(&out).into_keys().find(|name| name.ends_with(".tar.gz")).expect("an archive");
@@ -73,8 +75,10 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
         "usr/share/man/man5/coracle.toml.5.gz",
         "usr/share/bash-completion/completions/coracle",
         "usr/share/doc/coracle/README.md",
-        "usr/share/doc/coracle/copyright",
-        "usr/share/doc/coracle/licences.gz",
+        "usr/share/man/man8/coracle-pod.8.gz",
+        "usr/share/licenses/coracle/LICENSE",
+        "usr/share/licenses/coracle/licences.gz",
+        "usr/lib/extension-release.d/extension-release.coracle",
     ] {
         assert!(listed.lines().any(|line| line.ends_with(&format!("/{path}"))), "no {path}:\n{listed}");
     }
@@ -88,7 +92,7 @@ fn an_archive_unpacked_on_a_usr_merged_root_keeps_links_modes_and_configuration(
     coracle_tests::host::require_root();
     let folder = Folder::new("usr-merged");
     let out = folder.path().join("out");
-    release(&out, &stand_ins(&folder, "programs", 0o755), EPOCH);
+    release(&out, &stand_ins(&folder, "programs", 0o755), EPOCH, "tar", &[&triple()]);
     let archive = files(&out).into_keys().find(|name| name.ends_with(".tar.gz")).expect("an archive");
     let script = r##"
 set -eu

@@ -108,6 +108,7 @@ impl Tree {
         let made = Command::new(workspace().join("packaging/dist"))
             .arg(&out)
             .arg(self.arch.triple())
+            .env("CORACLE_FORMATS", "deb")
             .output()
             .expect("packaging/dist");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

@@ -1,0 +1,70 @@
+//! The .rpm with the real rpm, as Debian packages it, in a chroot; and what it says of itself.
+
+use std::process::Command;
+
+use coracle_tests::node::binaries;
+
+use crate::dist::stand_ins;
+use crate::root::visit;
+use crate::{Folder, package, packages, run, said};
+
+/// Without dependencies, because Debian's rpm has an empty database: no package provides /bin/sh.
+#[test]
+fn an_upgraded_package_keeps_the_configuration_and_a_removed_one_leaves_only_that() {
+    let folder = Folder::new("rpm");
+    let (package, next) = packages(&folder, "rpm", &binaries());
+    let script = "rpm --install --nodeps /run/pkg/coracle.rpm
+coracle version
+coracle config check
+rpm --verify coracle
+--
+mkdir -p /var/lib/coracle /run/coracle
+echo x >/var/lib/coracle/blob
+echo \"# mine\" >>/etc/coracle/config.toml
+rpm --upgrade --nodeps /run/pkg/next.rpm
+grep -q mine /etc/coracle/config.toml
+grep -q \"new default\" /etc/coracle/config.toml.rpmnew
+test \"$(rpm --query coracle)\" = \"coracle-9.0.0-1.$(uname -m)\"
+--
+rpm --erase coracle
+test ! -e /run/coracle -a ! -e /usr/share/coracle
+grep -q mine /etc/coracle/config.toml.rpmsave";
+    let done = visit(&folder, &[("coracle.rpm", &package), ("next.rpm", &next)], script);
+    let (said, left) = (done.said, done.left);
+    for path in [
+        "usr/bin/coracle",
+        "etc/coracle/config.toml",
+        "etc/crictl.yaml",
+        "usr/lib/systemd/system/coracle.service",
+        "usr/share/licenses/coracle/LICENSE",
+        "usr/share/zsh/site-functions/_coracle",
+    ] {
+        assert!(left[0].iter().any(|file| file == path), "no {path}: {:?}", left[0]);
+    }
+    let kept = ["etc/coracle/config.toml.rpmnew", "etc/coracle/config.toml.rpmsave", "var/lib/coracle/blob"];
+    assert_eq!(left[2], kept, "{said}");
+}
+
+/// A directory of the system in the package would conflict with the package `filesystem`, which has other
+/// modes for some. A program in the package needs nothing but /bin/sh for the scripts.
+#[test]
+fn the_package_owns_only_its_directories_and_needs_only_a_shell() {
+    let folder = Folder::new("rpm-content");
+    let package = package(&folder, "rpm", &stand_ins(&folder, "programs", 0o755));
+    let query = |what: &[&str]| {
+        let output = run(Command::new("rpm").args(["--query", "--package"]).args(what).arg(&package));
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let listed = query(&["--queryformat", "[%{FILEMODES:perms} %{FILEUSERNAME} %{FILENAMES}\n]"]);
+    for line in listed.lines() {
+        assert!(line.contains(" root /"), "{line}");
+        assert!(!line.starts_with('d') || line.ends_with("/coracle") || line.ends_with("/conf.d"), "{line}");
+    }
+    assert_eq!(query(&["--configfiles"]).trim(), "/etc/coracle/config.toml");
+    for need in query(&["--requires"]).lines() {
+        assert!(need == "/bin/sh" || need.starts_with("rpmlib("), "{need}");
+    }
+    let checked = run(Command::new("rpm").args(["--checksig", "--nosignature"]).arg(&package));
+    assert!(said(&checked).contains("digests OK"), "{}", said(&checked));
+}
