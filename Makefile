@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts conformance test-kubelet clean
+.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts conformance test-kubelet clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ check: ## format, clippy, rustdoc, unit tests, house; under two minutes
 	cargo test -q --workspace --exclude coracle-pod --exclude coracle-tests
 	cargo test -q -p coracle-pod --lib
 	cargo test -q -p coracle-tests --test house
+
+deny: ## licences, known vulnerabilities and sources of all crates (deny.toml); downloads the advisory database
+	tests/tools/install deny
+	PATH=$(TOOLS)/bin:$$PATH cargo deny check
 
 docs: ## rustdoc of every crate; a link that does not resolve is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --exclude coracle-pod --no-deps --document-private-items

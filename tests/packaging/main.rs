@@ -6,6 +6,7 @@
 mod apk;
 mod apparmor;
 mod check;
+mod ci;
 mod completions;
 mod cross;
 mod deb;
