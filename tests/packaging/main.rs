@@ -12,6 +12,7 @@ mod cross;
 mod deb;
 mod dist;
 mod oci;
+mod recipes;
 mod root;
 mod rpm;
 mod sbom;
