@@ -33,9 +33,9 @@ left() { (cd "$1/upper" && find . -not -type d -not -type c -printf 'left %P\n')
 inside() { chroot "$1/root" sh -euc "$3"; }
 "#;
 
-/// What a script did.
+/// The result of a script.
 pub(crate) struct Visit {
-    /// Its output, and the lists of files.
+    /// Both streams of the script, with the lists of files.
     pub(crate) said: String,
     /// The files of the upper directory after each step, without those of package managers.
     pub(crate) left: Vec<Vec<String>>,
