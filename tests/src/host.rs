@@ -120,7 +120,8 @@ fn directories(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Network links whose name starts with `prefix`, and the ports of the bridge with this name.
+/// Network links whose name is `prefix`, or begins with it and continues without a digit, and the ports of the bridge
+/// with this name.
 pub fn links(prefix: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir("/sys/class/net") else { return Vec::new() };
     let mut names: Vec<String> = entries
@@ -128,7 +129,10 @@ pub fn links(prefix: &str) -> Vec<String> {
         .filter(|entry| {
             let master = fs::read_link(entry.path().join("master")).unwrap_or_default();
             let master = master.file_name().map(|name| name.to_string_lossy().into_owned());
-            entry.file_name().to_string_lossy().starts_with(prefix) || master.as_deref() == Some(prefix)
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Nodes are numbered: node 81 is not a part of node 8.
+            let is_own = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_digit());
+            name.strip_prefix(prefix).is_some_and(is_own) || master.as_deref() == Some(prefix)
         })
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();

@@ -38,10 +38,12 @@ impl Pods {
         ended.map_err(|_| {
             Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
         })?;
-        if container.ending.exited.is_initialized() {
-            // Each plugin has its own limit.
-            container.ending.stop_told.wait().await;
+        if !container.ending.exited.is_initialized() {
+            // The start was refused, perhaps because an earlier daemon's start is still in progress.
+            return self.require_known(&container);
         }
+        // Each plugin has its own limit.
+        container.ending.stop_told.wait().await;
         Ok(())
     }
 

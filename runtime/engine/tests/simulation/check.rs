@@ -314,8 +314,10 @@ impl Check<'_> {
     /// for at least a second. The exit code stays unknown, also if the monitor writes the exit record later.
     fn was_unreported(&self, ended: &Ended, ended_ns: u64, reaped_ns: u64) -> bool {
         let reaped_wall_ns = i64::try_from(self.world.wall_ns + reaped_ns).unwrap_or(i64::MAX);
+        // After a clock was set back, an exit is recorded at the time of the start, which is not comparable.
+        let is_comparable = ended.started_at_ns < reaped_wall_ns;
         matches!(ended.how, How::Lost { .. })
-            && ended.finished_at_ns < reaped_wall_ns
+            && (ended.finished_at_ns < reaped_wall_ns || !is_comparable)
             && reaped_ns - ended_ns >= S
     }
 }

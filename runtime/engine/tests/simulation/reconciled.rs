@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::Kind;
 use coracle_base::reactor;
 use coracle_engine::Pods;
 use coracle_sandbox::{ContainerId, Exit};
@@ -184,6 +185,38 @@ fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
         reactor::sleep(Duration::from_secs(1)).await;
         assert_eq!(exit_code(&container), Some(4));
         stage.remove_all(pods).await;
+    });
+}
+
+/// The start that the earlier daemon requested may still result in a running process, so a stop together with a
+/// start that is refused must not report success (found by the seed 45809205).
+#[test]
+fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
+    let stage = stage_with_programs_that_run(37);
+    stage.clients.node.world.borrow_mut().exec_delay_ns = Some(4 * S);
+    let id = stage.daemon(async |pods| {
+        let pod = pods.run(pod_spec(0)).await.expect("a pod");
+        let pod = pods.pod(&pod.to_string()).expect("it is listed");
+        let id = pods.create_container(pod, container_spec(0)).await.expect("a container");
+        let (starting, container) = (Rc::clone(pods), pods.container(&id.to_string()).expect("it is listed"));
+        reactor::spawn(async move { starting.start_container(container).await }).detach();
+        while !stage.runs(Role::Main(id)) {
+            reactor::sleep(Duration::from_micros(50)).await;
+        }
+        id
+    });
+    stage.daemon(async |pods| {
+        let container = pods.container(&id.to_string()).expect("it is listed");
+        let (starting, started) = (Rc::clone(pods), Rc::clone(&container));
+        let start = reactor::spawn(async move { starting.start_container(started).await });
+        reactor::yield_now().await;
+        let stop = pods.stop_container(Rc::clone(&container), Duration::ZERO).await;
+        let (start, stop) = (start.await.expect_err("it is refused"), stop.expect_err("it may run"));
+        assert_eq!((start.kind(), stop.kind()), (Kind::Unavailable, Kind::Unavailable));
+        reactor::sleep(Duration::from_secs(20)).await;
+        assert!(stage.runs(Role::Main(id)) && container.record().state.is_running());
+        pods.stop_container(container, Duration::ZERO).await.expect("it is stopped");
+        stage.settle(pods).await;
     });
 }
 
