@@ -16,7 +16,7 @@ use coracle_base::{log, time};
 use coracle_sandbox::cgroup::{CgroupPath, Entry};
 use coracle_sandbox::{EXECS_MAX, Exit, Failure, Request, disk, monitor, plan};
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use smol::channel::Receiver;
 
 use crate::link::LinkError;
@@ -25,6 +25,10 @@ use crate::{Container, Pod, Pods};
 
 /// Time limit from clone to exec.
 const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time for which the output of a command is not read unless it ends. A command that fills the pipe (64 KiB) meanwhile
+/// is blocked until then.
+const UNREAD_LIMIT: Duration = Duration::from_millis(5);
 
 /// Number of times that the clean-up after a command lets other tasks run first: those that send the answer.
 const YIELDS_BEFORE_CLEANUP: u32 = 3;
@@ -119,17 +123,24 @@ impl Pods {
         let share = self.exec_output.share();
         let (mut stdout, mut stderr) = (Output::default(), Output::default());
         let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
-        let exit = Cell::new(None);
+        let left = || limit.saturating_sub(time::now() - begun);
+        // The output of most probes is read once, after their end: until then, it wakes nobody.
+        let exit = match reactor::deadline(left().min(UNREAD_LIMIT), exited.recv()).await {
+            Ok(exit) => Some(exit.map_err(gone)?),
+            Err(_) => None,
+        };
+        let exit = Cell::new(exit);
         let reading = async {
             let streams = (stdout.read_to_end(&out_read, &share), stderr.read_to_end(&err_read, &share));
             smol::future::try_zip(streams.0, streams.1).await.map(drop)
         };
         // Beside the reading, so that the end of the monitor is noticed at once.
         let ended = async {
-            exit.set(Some(exited.recv().await.map_err(gone)?));
+            if exit.get().is_none() {
+                exit.set(Some(exited.recv().await.map_err(gone)?));
+            }
             std::future::pending().await
         };
-        let left = || limit.saturating_sub(time::now() - begun);
         match reactor::deadline(left(), smol::future::or(reading, ended)).await {
             Ok(read) => read?,
             Err(_) if exit.get().is_none() => return Ok(None),
@@ -308,8 +319,9 @@ async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
     }
 }
 
-/// Creates a pipe whose read end is watched.
+/// Creates a pipe whose read end can be waited for.
 pub(crate) fn pipe() -> Result<(Watched, OwnedFd), Error> {
     let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    Ok((Watched::new(read)?, write))
+    fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok((Watched::unregistered(read), write))
 }

@@ -279,7 +279,10 @@ async fn follow(link: Weak<Link>, on_news: impl Fn(News)) {
             }
             Reading::Failed(_) | Reading::Closed => return link.close(&on_news).await,
         }
-        let readable = link.socket.readable_again();
+        // The socket is registered already.
+        let readable = async {
+            let _ = link.socket.readable_again().await;
+        };
         let abandoned = async {
             link.abandoned.wait().await;
         };

@@ -6,6 +6,7 @@
 //! them) try a call and wait on `WouldBlock`; [`Watched::readable`]/[`Watched::writable`] poll the descriptor
 //! first, so they are correct both before and after the first call, at the cost of one `poll` call.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +23,8 @@ use super::{driver, try_driver};
 /// An owned descriptor for whose events tasks can wait.
 pub struct Watched {
     fd: OwnedFd,
-    token: Token,
+    /// `None` if it is not registered yet.
+    token: Cell<Option<Token>>,
 }
 
 impl Watched {
@@ -39,8 +41,26 @@ impl Watched {
         if !flags.contains(OFlag::O_NONBLOCK) {
             fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         }
-        let token = driver().register(fd.as_fd())?;
-        Ok(Watched { fd, token })
+        let watched = Watched::unregistered(fd);
+        watched.token()?;
+        Ok(watched)
+    }
+
+    /// Takes ownership of a descriptor with `O_NONBLOCK`, which is registered at its first wait: a read that does not
+    /// have to wait costs no registration, and events before it do not wake the loop.
+    pub fn unregistered(fd: OwnedFd) -> Watched {
+        Watched { fd, token: Cell::new(None) }
+    }
+
+    /// The descriptor's registration. The kernel reports an event at once if the descriptor is ready when it is
+    /// registered, so none is missed between a call that would have blocked and the registration.
+    fn token(&self) -> io::Result<Token> {
+        if let Some(token) = self.token.get() {
+            return Ok(token);
+        }
+        let token = driver().register(self.fd.as_fd())?;
+        self.token.set(Some(token));
+        Ok(token)
     }
 
     /// The descriptor, for system calls of the caller.
@@ -67,14 +87,17 @@ impl Watched {
 
     /// Waits for the next event after a read that would have blocked, without the `poll` call of [`Watched::readable`]. The
     /// task must not have waited since that read.
-    pub async fn readable_again(&self) {
-        self.next_edge(Direction::Read).await;
+    ///
+    /// # Errors
+    /// The error of the registration, if this is the first wait.
+    pub async fn readable_again(&self) -> io::Result<()> {
+        self.next_edge(Direction::Read).await
     }
 
     async fn ready(&self, direction: Direction, asked: PollFlags) -> io::Result<()> {
         let mut poll = [PollFd::new(self.fd(), asked)];
         if nix::poll::poll(&mut poll, PollTimeout::ZERO)? == 0 {
-            self.next_edge(direction).await;
+            self.next_edge(direction).await?;
         }
         Ok(())
     }
@@ -102,7 +125,7 @@ impl Watched {
     ) -> io::Result<T> {
         loop {
             match call(self.fd()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.next_edge(direction).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.next_edge(direction).await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 done => return done,
             }
@@ -160,7 +183,11 @@ impl Watched {
         loop {
             match call(self.fd()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    driver().wait((self.token, self.fd()), direction, POLLER, context.waker());
+                    let token = match self.token() {
+                        Ok(token) => token,
+                        Err(error) => return Poll::Ready(Err(error)),
+                    };
+                    driver().wait((token, self.fd()), direction, POLLER, context.waker());
                     return Poll::Pending;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -169,23 +196,26 @@ impl Watched {
         }
     }
 
-    fn next_edge(&self, direction: Direction) -> Edge<'_> {
-        let driver = driver();
-        Edge { watched: self, direction, id: driver.next_id(), seen: driver.edges(self.token, direction) }
+    async fn next_edge(&self, direction: Direction) -> io::Result<()> {
+        let (driver, token) = (driver(), self.token()?);
+        let seen = driver.edges(token, direction);
+        Edge { fd: self.fd(), token, direction, id: driver.next_id(), seen }.await;
+        Ok(())
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Some(driver) = try_driver() {
-            driver.deregister(self.token, self.fd.as_fd());
+        if let (Some(driver), Some(token)) = (try_driver(), self.token.get()) {
+            driver.deregister(token, self.fd.as_fd());
         }
     }
 }
 
 /// A future that waits for the next event; dropping the future cancels the wait.
 struct Edge<'a> {
-    watched: &'a Watched,
+    fd: BorrowedFd<'a>,
+    token: Token,
     direction: Direction,
     id: WaitId,
     seen: u32,
@@ -196,10 +226,10 @@ impl Future for Edge<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let driver = driver();
-        if driver.edges(self.watched.token, self.direction) != self.seen {
+        if driver.edges(self.token, self.direction) != self.seen {
             return Poll::Ready(());
         }
-        driver.wait((self.watched.token, self.watched.fd()), self.direction, self.id, context.waker());
+        driver.wait((self.token, self.fd), self.direction, self.id, context.waker());
         Poll::Pending
     }
 }
@@ -207,7 +237,7 @@ impl Future for Edge<'_> {
 impl Drop for Edge<'_> {
     fn drop(&mut self) {
         if let Some(driver) = try_driver() {
-            driver.forget(self.watched.token, self.direction, self.id);
+            driver.forget(self.token, self.direction, self.id);
         }
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn run(
         let pumped = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, move || pump.run(said, pulse))
-            .map_err(tried)?;
+            .map_err(|error| failure(FailureKind::Internal, format!("start a thread: {error}")))?;
         // In any case the child has ended after this, so the thread's pipe is closed.
         let heard = reader.hear(hear);
         // Data after the end of the archive is ignored; a decompressor that has exited is not affected.
