@@ -86,10 +86,10 @@ t: ## tests by name with their output, programs built without LTO: make t T=name
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
 		tests/tools/suites --only "$(T)" $(or $(SUITE),$(SUITES))
 
-inject: ## kill -9 and errors at every system call of a pod's life, in daemon, monitor and worker; some two hours: make inject [T=name]
+inject: ## kill -9 and errors at every system call of a pod's life, in daemon, monitor and worker; some twenty minutes: make inject [T=name]
 	tests/tools/install test
 	@$(MAKE) --no-print-directory build probe
-	CORACLE_INJECT=1 $(ENVIRONMENT) cargo test -q -p coracle-tests --test faults -- --nocapture inject::$(T)
+	CORACLE_INJECT=1 $(ENVIRONMENT) cargo test -q -p coracle-tests --test faults -- --nocapture --test-threads=10 inject::$(T)
 
 simulate: ## random histories of pods on a simulated node: make simulate [SECONDS=600] [SEED=n]
 	CORACLE_SIMULATE_SECONDS=$(or $(SECONDS),600) CORACLE_SIMULATE_FROM=$(or $(FROM),0) CORACLE_SIMULATE_SEED=$(SEED) \

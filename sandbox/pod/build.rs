@@ -21,11 +21,9 @@ fn main() {
     if !is_bare {
         println!("cargo:rustc-link-arg-bins=-nostartfiles");
         println!("cargo:rustc-link-arg-bins=-nostdlib");
-        // The last page of .data is written at each start, because the kernel clears the rest of it. At this address
-        // .data is at the beginning of a page, so that the first entries of the tables (.bss) are on that page. lld would
-        // give .data a segment of its own.
-        // The few words before .data (.init_array to .got.plt) are on that page, too: in a segment of their own they would
-        // cost a page fault in each process that the monitor clones.
+        // The last page of .data is written at each start, because the kernel clears the rest of it. With this address
+        // the few words from .init_array to .got.plt, .data and the first entries of the tables (.bss) are on one page: in
+        // segments of their own they would cost a page fault in each process that the monitor clones.
         println!("cargo:rustc-link-arg-bins=-Wl,--section-start=.init_array=0x480000");
     }
 }

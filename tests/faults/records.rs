@@ -172,7 +172,7 @@ fn processes_that_cannot_be_killed_delay_no_other_pod() {
     assert_eq!(node.container(&witness).state(), ContainerState::ContainerRunning);
     assert!(pids.iter().all(|pid| host::is_alive(*pid)), "they are not held");
     let (is_known, message) = recovered(&node);
-    assert!(!is_known && message.contains("have not ended yet"), "{message}");
+    assert!(!is_known && message.contains("has not ended yet"), "{message}");
     assert!(lasted < START, "the start lasted {lasted:?}");
     held.release();
     host::wait_until("their state is known", || recovered(&node).0);

@@ -102,6 +102,23 @@ fn an_empty_cgroup_is_used_by_the_next_exec_and_one_with_processes_is_not() {
     stage.node.stop();
 }
 
+/// A probe may leave a process that ends soon after the answer: its cgroup is used by the next exec, too.
+#[test]
+fn commands_whose_children_end_a_little_later_leave_one_cgroup() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
+    for _ in 0..3 {
+        // The child holds the output, so the answer comes after one second, and the child ends one second later.
+        stage.node.exec_sync(exec(&id, &["orphan", "2"], 1)).expect("the command itself ended");
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    let below = host::cgroups_below(&stage.node.cgroup_parent());
+    let of_execs: Vec<_> =
+        below.iter().filter(|path| path.to_string_lossy().contains(&format!("{id}/exec-"))).collect();
+    assert_eq!(of_execs.len(), 1, "{of_execs:?}");
+    stage.node.stop();
+}
+
 /// Compatible with containerd: what a command has left running writes to the answer until it closes the output.
 #[test]
 fn the_answer_has_the_output_of_what_a_command_left_running() {

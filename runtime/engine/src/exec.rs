@@ -21,6 +21,7 @@ use smol::channel::Receiver;
 
 use crate::link::LinkError;
 use crate::output::Output;
+use crate::table::SpareCgroup;
 use crate::{Container, Pod, Pods};
 
 /// Time limit from clone to exec.
@@ -260,8 +261,12 @@ impl Running {
         container.pod.execs.last.set(number);
         let path = container.cgroup()?;
         let reused = container.cgroup_use.spare_exec_cgroup.take().and_then(|spare| {
-            let entry = pods.node.cgroups.reuse_exec(&path, &spare).ok()??;
-            Some((spare, Some(entry)))
+            let cgroups = &pods.node.cgroups;
+            if !spare.was_empty && !matches!(cgroups.is_populated(&spare.path), Ok(false)) {
+                return None;
+            }
+            let entry = cgroups.reuse_exec(&path, &spare.path).ok()??;
+            Some((spare.path, Some(entry)))
         });
         let (cgroup, entry) = reused.unwrap_or_else(|| (path.exec(number), None));
         let (pods, entry) = (Rc::clone(pods), Cell::new(entry));
@@ -301,15 +306,15 @@ impl Drop for Running {
 }
 
 /// Keeps the cgroup of a command that has ended for the next exec: creating and removing a cgroup takes a tenth of a
-/// probe's time. If the command left processes behind, their cgroup is not reused until the container exits.
-fn keep_cgroup(pods: &Pods, container: &Container, cgroup: CgroupPath) {
+/// probe's time. Whether processes remain in it is checked now, and if so, again at the next exec; it is not reused
+/// while they remain, and is removed when the container exits.
+fn keep_cgroup(pods: &Pods, container: &Container, path: CgroupPath) {
     let cgroups = &pods.node.cgroups;
-    if !matches!(cgroups.is_populated(&cgroup), Ok(false)) {
-        return;
-    }
-    if let Some(other) = container.cgroup_use.spare_exec_cgroup.replace(Some(cgroup)) {
+    let was_empty = matches!(cgroups.is_populated(&path), Ok(false));
+    let spare = SpareCgroup { path, was_empty };
+    if let Some(other) = container.cgroup_use.spare_exec_cgroup.replace(Some(spare)) {
         // If a child process remains, the cgroup is removed with the container.
-        let _ = cgroups.unmake_exec(&other);
+        let _ = cgroups.unmake_exec(&other.path);
     }
 }
 

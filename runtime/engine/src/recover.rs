@@ -104,20 +104,10 @@ impl Pods {
         let end = time::now() + START_LIMIT;
         for (id, is_settled, mut task) in tasks {
             let left = end.saturating_duration_since(time::now());
-            if let Ok(unknown) = reactor::deadline(left, &mut task).await {
-                self.set_recovered(id, unknown);
-                continue;
+            if reactor::deadline(left, &mut task).await.is_err() {
+                self.set_recovered(id, Some(self.unfinished(id, is_settled.get())));
+                task.detach();
             }
-            self.set_recovered(id, Some(self.unfinished(id, is_settled.get())));
-            let pods = Rc::clone(self);
-            reactor::spawn(async move {
-                let unknown = task.await;
-                pods.set_recovered(id, unknown);
-                if let Some(unknown) = pods.unknown.borrow_mut().get_mut(&id) {
-                    unknown.is_in_progress = false;
-                }
-            })
-            .detach();
         }
     }
 
@@ -131,33 +121,36 @@ impl Pods {
         let unknown = match is_settled {
             true => Unknown::unattached(id, "it has not answered yet"),
             // The layers of their containers are in use until they have ended.
-            false => Unknown::unread(format!(
-                "pod sandbox {id:.13}: processes without a usable record have not ended yet"
-            )),
+            false => Unknown::unread(format!("pod sandbox {id:.13}: its recovery has not ended yet")),
         };
         // A retry for a pod in the table waits for the pod's lock.
         Unknown { is_in_progress: pod.is_none(), ..unknown }
     }
 
     /// Carries out the decisions about the records of a pod and sets `is_settled`, then takes over the pod if its
-    /// record was read. Returns which part of its state is still unknown.
-    async fn recover_pod(
-        self: &Rc<Self>,
-        id: PodId,
-        records: Records,
-        is_settled: &Cell<bool>,
-    ) -> Option<Unknown> {
+    /// record was read. Records which part of its state is still unknown.
+    async fn recover_pod(self: &Rc<Self>, id: PodId, records: Records, is_settled: &Cell<bool>) {
         let pod = match &records {
-            Records::Pod { pod, .. } => Rc::clone(pod),
-            Records::UnusablePod(_) => return self.settle(id, records).await,
+            Records::Pod { pod, .. } => Some(Rc::clone(pod)),
+            Records::UnusablePod(_) => None,
         };
-        let _operation = pod.operation.lock().await;
-        let unknown = self.settle(id, records).await;
+        let _operation = match &pod {
+            Some(pod) => Some(pod.operation.lock().await),
+            None => None,
+        };
+        let mut unknown = self.settle(id, records).await;
         is_settled.set(true);
-        if unknown.is_some() {
-            self.set_unknown(id, unknown);
+        if let Some(pod) = &pod {
+            if unknown.is_some() {
+                self.set_unknown(id, unknown);
+            }
+            unknown = self.take_over(pod).await;
         }
-        self.take_over(&pod).await
+        // While the lock is held, so that no later result is overwritten.
+        self.set_recovered(id, unknown);
+        if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
+            unknown.is_in_progress = false;
+        }
     }
 
     /// Records which part of a pod's state is unknown. An existing entry about an unreadable record is kept.
@@ -209,6 +202,10 @@ impl Pods {
             Records::Pod { pod, unusable, unread } => (pod, unusable, unread),
         };
         for (container, damage) in unusable {
+            // The directory of a container that belongs to another pod.
+            if self.table.containers.borrow().contains_key(&container) {
+                continue;
+            }
             if let Some(unread) = self.without_container_record(&pod, container, damage).await {
                 unknown = Some(unread);
             }

@@ -163,13 +163,20 @@ pub(crate) struct Ending {
     pub(crate) is_forgotten: Cell<bool>,
 }
 
+/// The cgroup of an exec that has ended.
+pub(crate) struct SpareCgroup {
+    pub(crate) path: CgroupPath,
+    /// Whether no process was in it when it was checked last.
+    pub(crate) was_empty: bool,
+}
+
 /// Operations on the cgroup of a container that outlive a call.
 #[derive(Default)]
 pub(crate) struct CgroupUse {
     /// Held by the task that sends the container's limits to systemd.
     pub(crate) scope: Mutex<()>,
     /// The unused cgroup of an earlier exec, for the next exec; `None` if there is none.
-    pub(crate) spare_exec_cgroup: Cell<Option<CgroupPath>>,
+    pub(crate) spare_exec_cgroup: Cell<Option<SpareCgroup>>,
 }
 
 impl Pods {

@@ -12,7 +12,7 @@ pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
 /// The unknown parts of one pod's state.
 pub(crate) struct Unknown {
     pub(crate) reason: String,
-    /// Whether a record could not be read, so that its layers are unknown.
+    /// Whether containers may run whose record was not read, so that their layers are unknown.
     pub(crate) is_unread: bool,
     /// Time since which a part of the pod's state is unknown.
     pub(crate) since: Instant,
@@ -36,7 +36,7 @@ impl Unknown {
 
     /// Entry for a pod without a record whose processes could not be killed.
     pub(crate) fn orphan(id: PodId, reason: impl std::fmt::Display) -> Self {
-        Self::new(format!("pod sandbox {id:.13}, which has no record: {reason}"), false)
+        Self::new(format!("pod sandbox {id:.13}, which has no record: {reason}"), true)
     }
 
     /// Entry for a pod whose containers could not be killed.

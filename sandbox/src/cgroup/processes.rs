@@ -58,7 +58,8 @@ impl Cgroups {
         self.entry_of_exec(container, exec)
     }
 
-    /// Opens the cgroup of an earlier exec, in which there is no process, for another exec; `None` if it no longer exists.
+    /// Opens the cgroup of an earlier exec for another exec; `None` if it no longer exists. The caller has found no process
+    /// in it; a process that a privileged container moves into it afterwards is killed together with the exec.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file that cannot be opened.

@@ -63,6 +63,8 @@ fn try_start(scene: &mut Scene, (call, error): Point) -> Tried {
     let seen = tracer.stop();
     let refused = checked(scene, &seen, |scene| {
         let mut refused = None;
+        // The failed call may have been one of the connection, which the client notices now.
+        let _ = scene.node.version(VersionRequest::default());
         if !serves.expect("the daemon serves or ends") {
             let text = scene.node.log()[log_before..].to_owned();
             // A daemon that cannot find out where its program is looks for the others in the usual place.

@@ -1,5 +1,6 @@
-//! A descriptor that the reactor watches: non-blocking, registered edge-triggered, deregistered and closed on
-//! drop. Sockets, pipes, pidfds, signalfds, inotify and cgroup event files are supported; regular files are
+//! A descriptor that the reactor watches: non-blocking, registered edge-triggered when it is created or at its
+//! first wait ([`Watched::unregistered`]), deregistered and closed on drop. Each wait may return the error of that
+//! registration. Sockets, pipes, pidfds, signalfds, inotify and cgroup event files are supported; regular files are
 //! not, because epoll refuses them.
 //!
 //! There are two ways to use it: [`Watched::read_with`]/[`Watched::write_with`] (and the functions based on

@@ -63,7 +63,11 @@ impl Pods {
             }
             PodDecision::AskAboutContainers => match self.take_over_containers(pod, true).await {
                 Ok(unknown) => unknown,
-                Err(MonitorEnded) => self.note_monitors_end(pod).await,
+                Err(MonitorEnded) => {
+                    // The link may not have noticed it yet, and would be waited for.
+                    pod.unlink();
+                    self.note_monitors_end(pod).await
+                }
             },
             PodDecision::AskMonitor | PodDecision::Retry => {
                 self.look_at_processes(pod);
@@ -146,6 +150,7 @@ impl Pods {
             Ok(Err(error @ LinkError::Failed(_))) => (MonitorProcess::Runs, Greeting::Failed, Some(error)),
             // If its process is running, another connection may have replaced this one.
             Ok(Err(error @ LinkError::Gone)) if !self.has_monitor(pod) => {
+                pod.unlink();
                 (MonitorProcess::Ended, Greeting::Silent, Some(error))
             }
             Ok(Err(error)) => (MonitorProcess::Runs, Greeting::Silent, Some(error)),
