@@ -50,9 +50,9 @@ impl Program {
     /// [`Error::Kernel`] if the program cannot be read or memory is exhausted.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(|error| Error::io("read", path.display(), &error))?;
-        let file = match sys::fs::executable_memory_file(c"coracle-pod") {
+        let file = match sys::memory::executable_memory_file(c"coracle-pod") {
             // Before Linux 6.3 the flag does not exist and is not needed.
-            Err(sys::Errno::EINVAL) => sys::fs::memory_file(c"coracle-pod"),
+            Err(sys::Errno::EINVAL) => sys::memory::memory_file(c"coracle-pod"),
             made => made,
         };
         let file = file.map_err(|errno| kernel("make memfd", "coracle-pod", errno))?;
@@ -363,7 +363,7 @@ impl Monitor {
 /// # Errors
 /// [`Error::Kernel`] if memory is exhausted.
 pub fn memfd(bytes: &[u8]) -> Result<OwnedFd, Error> {
-    let file = sys::fs::memory_file(c"record").map_err(|errno| kernel("make memfd", "record", errno))?;
+    let file = sys::memory::memory_file(c"record").map_err(|errno| kernel("make memfd", "record", errno))?;
     fill(OwnedFd::from(file), bytes)
 }
 
@@ -426,7 +426,7 @@ fn fill(file: OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Error> {
     let mut file = File::from(file);
     file.write_all(bytes).map_err(|error| Error::io("write", "memfd", &error))?;
     let file = OwnedFd::from(file);
-    sys::fs::add_seals(file.as_fd().into(), sys::fs::SEALS_ALL)
+    sys::memory::add_seals(file.as_fd().into(), sys::memory::SEALS_ALL)
         .map_err(|errno| kernel("seal", "memfd", errno))?;
     Ok(file)
 }

@@ -30,6 +30,7 @@ use crate::record::{ContainerRecord, Kept, Told};
 use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
 use crate::table::KILL_LIMIT;
+use crate::unknown::Unknown;
 use crate::unlisted::forget_notes;
 use crate::{Container, Pod, Pods, garbage};
 use on_host::OnHost;
@@ -271,7 +272,8 @@ impl Pods {
         let pods = Rc::clone(self);
         reactor::spawn(async move {
             if let Err(error) = pods.end_processes(&container).await {
-                log::error!("cannot end the remaining processes of a container"; ctr = container.id, error = error);
+                log::error!("cannot end the remaining processes of a container, will retry"; ctr = container.id, error = error);
+                pods.keep_trying(container.pod.id, Unknown::unended(container.pod.id, error));
             }
         })
         .detach();
@@ -307,7 +309,7 @@ impl Pods {
 
     /// Kills the remaining processes in the container's cgroup and removes the cgroup, because the kubelet
     /// cannot remove the pod's cgroup otherwise.
-    async fn end_processes(&self, container: &Rc<Container>) -> Result<(), Error> {
+    pub(crate) async fn end_processes(&self, container: &Rc<Container>) -> Result<(), Error> {
         if container.ending.is_cleared.get() {
             return Ok(());
         }

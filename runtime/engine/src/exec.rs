@@ -125,7 +125,7 @@ impl Pods {
         let (mut stdout, mut stderr) = (Output::default(), Output::default());
         let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
         let left = || limit.saturating_sub(time::now() - begun);
-        // The output of most probes is read once, after their end: until then, it wakes nobody.
+        // The output of most probes is read once, after their end: until then it wakes no task.
         let exit = match reactor::deadline(left().min(UNREAD_LIMIT), exited.recv()).await {
             Ok(exit) => Some(exit.map_err(gone)?),
             Err(_) => None,

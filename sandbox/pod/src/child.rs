@@ -7,6 +7,7 @@
 use core::ffi::CStr;
 
 use coracle_sys::mark::Mark;
+use coracle_sys::memory::Mapping;
 use coracle_sys::process::{self, Control, Pointers};
 use coracle_sys::sched::{self, InheritOnFork};
 use coracle_sys::{Errno, Fd, FdRef, bpf, fs, mount, socket};
@@ -56,7 +57,7 @@ impl Failure {
 /// Executes the pod's setup record in the monitor itself. Returns the first process of the PID namespace that
 /// containers share, if the record creates one.
 pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
-    let record = fs::Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
+    let record = Mapping::sealed(record).map_err(|errno| Failure { index: 0, errno })?;
     let mut walker = Walker::new(None);
     walker.walk(&record)?;
     Ok(walker.init)

@@ -5,6 +5,7 @@
 //! it. It has no descriptor of the monitor, no blocked or ignored signal, and its own session.
 
 use coracle_sys::mark::Mark;
+use coracle_sys::memory::Mapping;
 use coracle_sys::process::{self, Control};
 use coracle_sys::sched;
 use coracle_sys::sibling::{self, Sibling, SiblingPid};
@@ -168,7 +169,7 @@ pub(crate) fn become_second(pid: &SiblingPid, report: FdRef<'_>, mark: Mark) -> 
 /// Resets inherited state and arranges the descriptors: 0 to 2 standard streams, 3 report pipe, 4 socket to the
 /// monitor, 5 the host's mount namespace, 6 the user namespace, from 7 on namespaces of a container, as far as they
 /// exist; all others are closed. `report` then has its new number, also if a later step fails.
-fn prepare<'a>(launch: &Launch<'a>, report: &mut FdRef<'a>) -> Result<(fs::Mapping, ChildState<'a>), Errno> {
+fn prepare<'a>(launch: &Launch<'a>, report: &mut FdRef<'a>) -> Result<(Mapping, ChildState<'a>), Errno> {
     process::control(Control::NotDumpable)?;
     process::set_umask(0);
     if let Steps::One = launch.steps {
@@ -184,7 +185,7 @@ fn prepare<'a>(launch: &Launch<'a>, report: &mut FdRef<'a>) -> Result<(fs::Mappi
         process::new_session()?;
     }
     process::set_signal_mask(0)?;
-    let record = fs::Mapping::sealed(launch.record)?;
+    let record = Mapping::sealed(launch.record)?;
     let (moved, terminal, home) = arrange(launch)?;
     *report = moved;
     let keyring = keyring::take_name(terminal)?;

@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn batches_of_any_size_write_the_same_lines() {
         for size in [1, PREFIX_BYTES, 64, 200, 8 << 10] {
-            let file = fs::memory_file(c"log").unwrap();
+            let file = coracle_sys::memory::memory_file(c"log").unwrap();
             let (mut writer, mut buffer) = (Writer::default(), vec![0; size]);
             let mut batch = writer.batch(file.borrow(), Stream::Stderr, &mut buffer);
             let mut expected = Vec::new();

@@ -1,6 +1,7 @@
 //! Handles output of containers: reads streams into one shared buffer and passes the lines to the log. Each event
 //! causes one read, so that no stream starves another. Memory that output has used is returned to the kernel.
 
+use coracle_sys::memory::Mapping;
 use coracle_sys::{Errno, Fd, FdRef, fs};
 use coracle_wire::CONTAINERS_MAX;
 
@@ -92,7 +93,7 @@ fn name(stream: usize) -> Stream {
 
 /// Destinations of output: line buffers for the log, and attached clients.
 struct Sinks<'m> {
-    memory: &'m mut fs::Mapping,
+    memory: &'m mut Mapping,
     attached: &'m mut AllAttached,
 }
 
@@ -153,7 +154,7 @@ fn read_stream(
 }
 
 /// Writes an incomplete line with the tag `P`.
-fn flush(memory: &mut fs::Mapping, container: &mut Container, stream: usize) {
+fn flush(memory: &mut Mapping, container: &mut Container, stream: usize) {
     let Some(output) = container.outputs[stream].as_mut().filter(|output| output.held > 0) else { return };
     let log: Option<FdRef<'_>> = container.log.as_ref().map(Fd::borrow);
     let (from, _) = range(container.slot, stream);

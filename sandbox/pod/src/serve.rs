@@ -7,10 +7,11 @@
 
 use core::mem;
 
+use coracle_sys::memory::Mapping;
 use coracle_sys::process::{self, Clock, Control, SIGCHLD, SIGKILL, SIGTERM, Signals};
 use coracle_sys::socket::{self, EPOLLIN, EPOLLOUT, EVENTS_MAX};
 use coracle_sys::stack::FirstStack;
-use coracle_sys::{Errno, Fd, FdRef, fs};
+use coracle_sys::{Errno, Fd, FdRef};
 use coracle_wire::{CONTAINERS_MAX, Event, FRAME_BYTES_MAX, FromMonitor, Reply};
 
 use crate::child::{self, Failure};
@@ -111,7 +112,7 @@ pub(crate) struct Monitor<'t> {
     listener: Fd,
     signals: Fd,
     pub(crate) connection: Option<Connection>,
-    pub(crate) memory: fs::Mapping,
+    pub(crate) memory: Mapping,
     /// The permitted capabilities as a bit mask, which children make effective to set up containers.
     pub(crate) permitted: u64,
     /// Whether pages of `memory` may be in use.
@@ -168,7 +169,7 @@ impl<'t> Monitor<'t> {
         socket::watch(epoll, listener.borrow(), EPOLLIN, Source::Listener.token())?;
         socket::watch(epoll, signals.borrow(), EPOLLIN, Source::Signals.token())?;
         // Output and keyring names of containers, which children must not see.
-        let memory = fs::Mapping::anonymous(MEMORY_BYTES + KEYRING_NAME_BYTES * CONTAINERS_MAX)?;
+        let memory = Mapping::anonymous(MEMORY_BYTES + KEYRING_NAME_BYTES * CONTAINERS_MAX)?;
         memory.wipe_in_children()?;
         let permitted = process::permitted_capabilities()?;
         process::set_capabilities(permitted & EFFECTIVE, permitted, 0)?;

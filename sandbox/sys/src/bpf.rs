@@ -1,8 +1,9 @@
 //! BPF programs: seccomp filters (seccomp(2), Linux 3.17) and device rules of cgroups (bpf(2), Linux 4.15).
 
 use crate::arch::{AUDIT, call};
-use crate::fs::{Mapping, TIOCSCTTY};
+use crate::fs::TIOCSCTTY;
 use crate::mark::Mark;
+use crate::memory::Mapping;
 use crate::sibling::CLONE_FLAGS;
 use crate::{Errno, Fd, FdRef, number};
 

@@ -11,7 +11,9 @@
 //!   keys        session keyrings
 //!   mark        calls that pass a seccomp filter that would refuse them
 //!   mount       the path-based mount calls and the newer ones on descriptors
-//!   fs          files, directories, seals, mappings
+//!   fs          files, directories
+//!   memory      memfds with seals, mappings
+//!   pointers    the arguments and the environment of a program
 //!   socket      SOCK_SEQPACKET with descriptors beside the message, epoll, signalfd
 //!   netlink     sockets to the kernel's network configuration
 //!   bpf         seccomp filters
@@ -33,6 +35,7 @@ pub mod bpf;
 pub mod fs;
 pub mod keys;
 pub mod mark;
+pub mod memory;
 pub mod mount;
 pub mod netlink;
 mod pointers;

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::marker::PhantomData;
 
 use crate::Errno;
-use crate::fs::Mapping;
+use crate::memory::Mapping;
 
 /// The arguments and the environment of a program for exec: two null-terminated lists of pointers to C strings, without a
 /// heap, and limited only by the kernel.

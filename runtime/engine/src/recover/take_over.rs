@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::Error;
 use coracle_base::{log, reactor, time};
 use coracle_sandbox::monitor::ConnectError;
 use coracle_sandbox::{Failure, Request, disk, monitor};
@@ -34,6 +35,8 @@ enum Undetermined {
     /// The monitor has not answered.
     Silent(LinkError),
     MonitorEnded,
+    /// Remaining processes of an exited container could not be killed.
+    Unended(Error),
 }
 
 /// The monitor ended while the states of its containers were determined.
@@ -173,14 +176,18 @@ impl Pods {
         pod: &Rc<Pod>,
         is_served: bool,
     ) -> Result<Option<Unknown>, MonitorEnded> {
-        let mut unknown = None;
+        let (mut unknown, mut is_silent) = (None, false);
         for container in self.containers_of(pod.id) {
             // After one request without an answer, no others are sent.
-            let is_asked = is_served && unknown.is_none();
+            let is_asked = is_served && !is_silent;
             match self.take_over_container(&container, is_asked).await {
                 Ok(()) => {}
                 Err(Undetermined::MonitorEnded) => return Err(MonitorEnded),
-                Err(Undetermined::Silent(error)) => unknown = Some(Unknown::unattached(pod.id, error)),
+                Err(Undetermined::Silent(error)) => {
+                    is_silent = true;
+                    unknown = Some(Unknown::unattached(pod.id, error));
+                }
+                Err(Undetermined::Unended(error)) => unknown = Some(Unknown::unended(pod.id, error)),
             }
         }
         let record = match self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread) {
@@ -253,8 +260,8 @@ impl Pods {
                     self.end(container, self.node.kernel.clock.now_ns(), How::Lost { message });
                 }
                 ContainerDecision::EndRemaining => {
-                    self.end_remaining(Rc::clone(container));
-                    return Ok(());
+                    let ended = self.end_processes(container).await;
+                    return ended.map_err(|error| Undetermined::Unended(error.context(container.title())));
                 }
             }
         }

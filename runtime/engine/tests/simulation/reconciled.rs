@@ -260,3 +260,22 @@ fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
     }
     assert!(not_ready_with_process > 0);
 }
+
+/// The start cannot be recorded, and its process cannot be killed at the first two attempts; there was no third one
+/// (found by the seed 80604222).
+#[test]
+fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
+    let stage = stage_with_programs_that_run(38);
+    stage.daemon(async |pods| {
+        let pod = pods.run(pod_spec(0)).await.expect("a pod");
+        let pod = pods.pod(&pod.to_string()).expect("it is listed");
+        let id = pods.create_container(pod, container_spec(0)).await.expect("a container");
+        stage.refuse("rename", &format!("containers/{id}/.new-record"), Errno::EROFS, 1);
+        stage.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 2);
+        let container = pods.container(&id.to_string()).expect("it is listed");
+        pods.start_container(Rc::clone(&container)).await.expect_err("it cannot be recorded");
+        assert!(container.record().state.is_over() && stage.runs(Role::Main(id)), "the kills failed");
+        stage.settle(pods).await;
+        assert!(!stage.runs(Role::Main(id)));
+    });
+}
