@@ -58,6 +58,9 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) const REPORT_LIMIT: Duration = Duration::from_secs(1);
 const REPORT_PAUSE: Duration = Duration::from_millis(2);
 
+/// Time for which the exit record of one container is awaited at least, after its last process has ended.
+const REPORT_MIN: Duration = Duration::from_millis(100);
+
 impl Pods {
     /// CreateContainer: creates a container, or joins an identical request that is being executed.
     ///
@@ -363,6 +366,7 @@ impl Pods {
             Error::new(Kind::DeadlineExceeded, format!("{}: its start does not end", container.title()))
         })?;
         let directory = self.node.paths.pod_state(container.pod.id);
+        let report_end = report_end.max(time::now() + REPORT_MIN);
         // A monitor that runs writes the record of a killed container within a moment, also if the daemon has no connection to it.
         let found = self.read_exit_record(container, report_end, || monitor::pid(&directory).is_some()).await;
         // A container that is recorded as created and has an exit record was started: its start could not be recorded.
