@@ -97,9 +97,12 @@ impl Pods {
     /// Records which part of a pod's state is unknown, and retries in the background.
     pub(crate) fn keep_trying(self: &Rc<Self>, id: PodId, unknown: Unknown) {
         let is_first = self.unknown.borrow().is_empty();
-        // A record that could not be read is still unread: only `find_again` reads it.
-        let is_unread = self.unknown.borrow().get(&id).is_some_and(|before| before.is_unread);
-        self.set_unknown(id, Some(Unknown { is_unread: unknown.is_unread || is_unread, ..unknown }));
+        // What was unknown still is: only `find_again` reads records and asks monitors.
+        let before = self.unknown.borrow().get(&id).map(|before| (before.is_unread, before.is_unended));
+        let (is_unread, is_unended) = before.unwrap_or((false, true));
+        let is_unread = is_unread || unknown.is_unread;
+        let is_unended = is_unended && unknown.is_unended;
+        self.set_unknown(id, Some(Unknown { is_unread, is_unended, ..unknown }));
         // Otherwise a retry is already scheduled.
         if is_first {
             self.try_again_later();

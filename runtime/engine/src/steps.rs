@@ -390,6 +390,7 @@ impl Pods {
         }
         self.table.names.borrow_mut().retain(|_, id| *id != pod.id);
         self.table.pods.borrow_mut().remove(&pod.id);
+        self.set_unknown(pod.id, None);
         Ok(())
     }
 

@@ -14,6 +14,8 @@ pub(crate) struct Unknown {
     pub(crate) reason: String,
     /// Whether containers may run whose record was not read, so that their layers are unknown.
     pub(crate) is_unread: bool,
+    /// Whether only processes remain that could not be killed: the states of the pod's containers are known.
+    pub(crate) is_unended: bool,
     /// Time since which a part of the pod's state is unknown.
     pub(crate) since: Instant,
     /// Whether an earlier attempt has not ended, so that no other one begins.
@@ -22,7 +24,7 @@ pub(crate) struct Unknown {
 
 impl Unknown {
     fn new(reason: String, is_unread: bool) -> Self {
-        Self { reason, is_unread, since: time::now(), is_in_progress: false }
+        Self { reason, is_unread, is_unended: false, since: time::now(), is_in_progress: false }
     }
 
     /// Whether the state has been unknown for less than [`NAMES_LIMIT`].
@@ -41,7 +43,8 @@ impl Unknown {
 
     /// Entry for a pod whose containers could not be killed.
     pub(crate) fn unended(id: PodId, reason: impl std::fmt::Display) -> Self {
-        Self::new(format!("containers of pod sandbox {id:.13}: {reason}"), false)
+        let unknown = Self::new(format!("containers of pod sandbox {id:.13}: {reason}"), false);
+        Self { is_unended: true, ..unknown }
     }
 
     pub(crate) fn unattached(id: PodId, reason: impl std::fmt::Display) -> Self {

@@ -54,7 +54,8 @@ impl Pods {
     /// `Unavailable`: the client may repeat the call.
     pub(super) fn require_known(&self, container: &Container) -> Result<(), Error> {
         let is_created = matches!(container.record().state, state::Container::Created);
-        match self.unknown.borrow().get(&container.pod.id).filter(|_| is_created) {
+        let unknown = self.unknown.borrow();
+        match unknown.get(&container.pod.id).filter(|unknown| is_created && !unknown.is_unended) {
             Some(unknown) => {
                 Err(Error::new(Kind::Unavailable, format!("{}: {}", container.title(), unknown.reason)))
             }

@@ -187,7 +187,9 @@ impl Pods {
                     is_silent = true;
                     unknown = Some(Unknown::unattached(pod.id, error));
                 }
-                Err(Undetermined::Unended(error)) => unknown = Some(Unknown::unended(pod.id, error)),
+                Err(Undetermined::Unended(error)) => {
+                    unknown = unknown.or_else(|| Some(Unknown::unended(pod.id, error)));
+                }
             }
         }
         let record = match self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread) {
@@ -197,7 +199,7 @@ impl Pods {
         Ok(match reconcile::container(Cgroup::NotAsked, Answer::NotAsked, record) {
             Decision::EndAndDiscard | Decision::EndAndSetAside => {
                 let ended = self.end_unlisted(pod).await;
-                ended.err().map(|error| Unknown::unended(pod.id, error)).or(unknown)
+                unknown.or_else(|| ended.err().map(|error| Unknown::unended(pod.id, error)))
             }
             Decision::LeaveAlone | Decision::Known(_) => unknown,
         })
