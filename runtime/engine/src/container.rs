@@ -273,13 +273,15 @@ impl Pods {
     /// container, child processes outlive the main process.
     pub(crate) fn end_remaining(self: &Rc<Self>, container: Rc<Container>) {
         let pods = Rc::clone(self);
-        reactor::spawn(async move {
-            if let Err(error) = pods.end_processes(&container).await {
-                log::error!("cannot end the remaining processes of a container, will retry"; ctr = container.id, error = error);
-                pods.keep_trying(container.pod.id, Unknown::unended(container.pod.id, error));
-            }
-        })
-        .detach();
+        reactor::spawn(async move { pods.end_or_retry(&container).await }).detach();
+    }
+
+    /// Kills the remaining processes of a container; if that fails, it is retried in the background.
+    pub(crate) async fn end_or_retry(self: &Rc<Self>, container: &Container) {
+        if let Err(error) = self.end_processes(container).await {
+            log::error!("cannot end the remaining processes of a container, will retry"; ctr = container.id, error = error);
+            self.keep_trying(container.pod.id, Unknown::unended(container.pod.id, error));
+        }
     }
 
     /// Records the end of a container, whatever its cause: commits the state, publishes it, and wakes the
@@ -312,7 +314,7 @@ impl Pods {
 
     /// Kills the remaining processes in the container's cgroup and removes the cgroup, because the kubelet
     /// cannot remove the pod's cgroup otherwise.
-    pub(crate) async fn end_processes(&self, container: &Rc<Container>) -> Result<(), Error> {
+    pub(crate) async fn end_processes(&self, container: &Container) -> Result<(), Error> {
         if container.ending.is_cleared.get() {
             return Ok(());
         }

@@ -2,8 +2,8 @@
 //! the kernel can read from the file again.
 
 use crate::arch::{MADV_DONTNEED, call, number};
+use crate::memory::PAGE_BYTES;
 
-const PAGE_BYTES: usize = 4096;
 const PT_LOAD: u32 = 1;
 const PF_W: u32 = 2;
 

@@ -20,7 +20,6 @@ use crate::operations::Key;
 use crate::record::Kept;
 use crate::spec::{ContainerPid, PodPid};
 use crate::state::{self, ContainerEvent, How};
-use crate::unknown::Unknown;
 use crate::{Container, Pod, Pods};
 
 /// Time limit from clone to exec: the image may be on slow flash, a volume on a slow network. Together with
@@ -263,10 +262,7 @@ impl Pods {
         }
         let how = How::NotStarted { message: error.to_string() };
         self.end(container, self.node.kernel.clock.now_ns(), how);
-        if let Err(error) = self.end_processes(container).await {
-            log::error!("cannot remove the cgroup of a container that did not start, will retry"; ctr = container.id, error = error);
-            self.keep_trying(container.pod.id, Unknown::unended(container.pod.id, error));
-        }
+        self.end_or_retry(container).await;
     }
 }
 

@@ -95,8 +95,10 @@ impl Pods {
 
     /// Records that the pod's monitor has ended, and kills the pod's containers through their cgroups. Returns
     /// which of them could not be killed.
-    async fn note_monitors_end(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
-        self.log_failed(pod, self.change(pod, PodEvent::MonitorGone));
+    pub(crate) async fn note_monitors_end(self: &Rc<Self>, pod: &Rc<Pod>) -> Option<Unknown> {
+        if let Err(error) = self.change(pod, PodEvent::MonitorGone) {
+            log::error!("cannot commit the state of a pod"; pod = pod.id, error = error);
+        }
         self.end_containers(pod).await.err().map(|error| Unknown::unended(pod.id, error))
     }
 

@@ -11,9 +11,8 @@ use coracle_sandbox::{Event, Request, monitor, plan};
 use crate::link::{Link, LinkError, News};
 use crate::record::{Kept, Network};
 use crate::spec::PodPid;
-use crate::state::{self, PodEvent};
+use crate::state;
 use crate::table::KILL_LIMIT;
-use crate::unknown::Unknown;
 use crate::{Pod, Pods, again, files};
 
 /// Time limit for the first answer of a monitor. It usually takes a millisecond; longer if the machine swaps
@@ -135,11 +134,8 @@ impl Pods {
         let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
         reactor::spawn(async move {
             let _operation = pod.operation.lock().await;
-            if let Err(error) = pods.change(&pod, PodEvent::MonitorGone) {
-                log::error!("cannot commit the state of a pod"; pod = pod.id, error = error);
-            }
-            if let Err(error) = pods.end_containers(&pod).await {
-                pods.keep_trying(pod.id, Unknown::unended(pod.id, error));
+            if let Some(unknown) = pods.note_monitors_end(&pod).await {
+                pods.keep_trying(pod.id, unknown);
             }
         })
         .detach();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coracle_base::error::Kind;
 use coracle_base::reactor;
-use coracle_engine::Pods;
+use coracle_engine::{Pod, Pods};
 use coracle_sandbox::{ContainerId, Exit};
 use nix::errno::Errno;
 
@@ -42,6 +42,19 @@ impl Stage {
             pods.start_container(container).await.expect("it is started");
             (pod, id)
         })
+    }
+
+    /// Creates a pod with a container, and requests the container's start; returns when its process was cloned.
+    async fn begin_start(&self, pods: &Rc<Pods>) -> (Rc<Pod>, ContainerId) {
+        let pod = pods.run(pod_spec(0)).await.expect("a pod");
+        let pod = pods.pod(&pod.to_string()).expect("it is listed");
+        let id = pods.create_container(Rc::clone(&pod), container_spec(0)).await.expect("a container");
+        let (starting, container) = (Rc::clone(pods), pods.container(&id.to_string()).expect("it is listed"));
+        reactor::spawn(async move { starting.start_container(container).await }).detach();
+        while !self.runs(Role::Main(id)) {
+            reactor::sleep(Duration::from_micros(50)).await;
+        }
+        (pod, id)
     }
 
     /// Lets errors end and the state of all pods become known, then checks all rules and removes everything.
@@ -194,17 +207,7 @@ fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
 fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
     let stage = stage_with_programs_that_run(37);
     stage.clients.node.world.borrow_mut().exec_delay_ns = Some(4 * S);
-    let id = stage.daemon(async |pods| {
-        let pod = pods.run(pod_spec(0)).await.expect("a pod");
-        let pod = pods.pod(&pod.to_string()).expect("it is listed");
-        let id = pods.create_container(pod, container_spec(0)).await.expect("a container");
-        let (starting, container) = (Rc::clone(pods), pods.container(&id.to_string()).expect("it is listed"));
-        reactor::spawn(async move { starting.start_container(container).await }).detach();
-        while !stage.runs(Role::Main(id)) {
-            reactor::sleep(Duration::from_micros(50)).await;
-        }
-        id
-    });
+    let id = stage.daemon(async |pods| stage.begin_start(pods).await.1);
     stage.daemon(async |pods| {
         let container = pods.container(&id.to_string()).expect("it is listed");
         let (starting, started) = (Rc::clone(pods), Rc::clone(&container));
@@ -230,15 +233,7 @@ fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
         let stage = stage_with_programs_that_run(36);
         stage.clients.node.world.borrow_mut().exec_delay_ns = Some(FROZEN_NS);
         let stopped = stage.daemon_that_may_be_killed(async |pods| {
-            let pod = pods.run(pod_spec(0)).await.expect("a pod");
-            let pod = pods.pod(&pod.to_string()).expect("it is listed");
-            let id = pods.create_container(Rc::clone(&pod), container_spec(0)).await.expect("a container");
-            let container = pods.container(&id.to_string()).expect("it is listed");
-            let starting = Rc::clone(pods);
-            reactor::spawn(async move { starting.start_container(container).await }).detach();
-            while !stage.runs(Role::Main(id)) {
-                reactor::sleep(Duration::from_micros(50)).await;
-            }
+            let (pod, _) = stage.begin_start(pods).await;
             stage.kill_daemon_after(calls);
             pods.stop_pod(pod).await
         });
