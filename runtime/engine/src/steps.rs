@@ -35,6 +35,7 @@ use crate::spec::PodSpec;
 use crate::state::{self, PodEvent};
 use crate::table::KILL_LIMIT;
 use crate::times::Times;
+use crate::unknown::Unknown;
 use crate::{Pod, Pods, files, garbage, paths};
 
 /// The steps of a pod in the order of set-up; teardown is in reverse order.
@@ -308,6 +309,12 @@ impl Pods {
             if let Err(error) = self.unmake(step, pod).await {
                 errors.push(error);
             }
+        }
+        // No monitor reports the end of what the first step has not ended.
+        if self.runs_any(pod)
+            && let Err(error) = self.end_containers(pod).await
+        {
+            self.keep_trying(pod.id, Unknown::unended(pod.id, error));
         }
         pod.progress.is_down.set(errors.is_empty());
         errors

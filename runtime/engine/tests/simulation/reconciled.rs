@@ -274,3 +274,22 @@ fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
         assert!(!stage.runs(Role::Main(id)));
     });
 }
+
+/// StopPodSandbox cannot kill a container whose monitor is frozen, kills the monitor, and cannot read its socket at
+/// that moment, so that nothing reports its end (found by the seed 200201232).
+#[test]
+fn a_container_that_a_teardown_cannot_kill_is_ended_after_its_monitor() {
+    let stage = stage_with_programs_that_run(39);
+    let (pod, id) = stage.start_in_shared_namespace();
+    stage.daemon(async |pods| {
+        stage.freeze_monitors(FROZEN_NS);
+        stage.refuse("kill cgroup", &id.to_string(), Errno::ENOMEM, u32::MAX);
+        stage.refuse("receive frame", "", Errno::ENOMEM, 1);
+        let listed = pods.pod(&pod).expect("it is listed");
+        pods.stop_pod(listed).await.expect_err("a container cannot be killed");
+        assert!(pods.containers()[0].record().state.is_running() && pods.unknown().is_some());
+        stage.clients.node.world.borrow_mut().refusals.clear();
+        stage.settle(pods).await;
+        assert!(!stage.runs(Role::Main(id)));
+    });
+}
