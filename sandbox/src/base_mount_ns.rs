@@ -70,13 +70,16 @@ impl BaseMountNamespace {
         };
         let (outcome, report) = sys::fs::pipe().map_err(kernel)?;
         let (wait, release) = sys::fs::pipe().map_err(kernel)?;
+        // The child allocates and frees nothing: another thread of the caller may hold the allocator's lock at the clone.
+        let mut trees = Vec::with_capacity(parts.len());
         let cloned = process::clone(process::CLONE_NEWNS, None);
         let (pid, pidfd) = match cloned
             .map_err(|errno| Error::kernel("clone", "into a mount namespace", Errno::from_raw(errno.0)))?
         {
             Clone::Child => {
                 drop((outcome, release));
-                let (part, errno) = assemble(&parts).map_or_else(|failed| failed, |()| (DONE, sys::Errno(0)));
+                let (part, errno) =
+                    assemble(&parts, &mut trees).map_or_else(|failed| failed, |()| (DONE, sys::Errno(0)));
                 let mut bytes = [part; REPORT_BYTES];
                 bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
                 let _ = sys::fs::write(report.borrow(), &bytes);
@@ -108,6 +111,8 @@ impl BaseMountNamespace {
 struct Part {
     path: PathBuf,
     source: CString,
+    /// The directories above `path` and itself, parents first.
+    directories: Vec<CString>,
     flags: usize,
     is_needed: bool,
 }
@@ -130,18 +135,24 @@ fn parts(directories: &[&Path]) -> Result<Vec<Part>, Error> {
         let source =
             CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::invalid(text(), "holds a NUL"))?;
         let flags = if is_whole { mount::AT_RECURSIVE } else { 0 };
-        parts.push(Part { path: path.to_owned(), source, flags, is_needed });
+        let mut directories: Vec<_> =
+            path.ancestors().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
+        directories.reverse();
+        parts.push(Part { path: path.to_owned(), source, directories, flags, is_needed });
     }
     parts.sort_by_key(|part| part.path.components().count());
     Ok(parts)
 }
 
-/// Creates the mounts; called in the child, which is the only process of its namespace.
-fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
+/// A mount that is not attached yet, with its part and the part's index.
+type Tree<'a> = (u8, &'a Part, Fd);
+
+/// Creates the mounts; called in the child, which is the only process of its namespace. `trees` is empty and has
+/// capacity for all parts.
+fn assemble<'a>(parts: &'a [Part], trees: &mut Vec<Tree<'a>>) -> Result<(), (u8, sys::Errno)> {
     let root = |errno| (ROOT, errno);
     // Mounts made here do not propagate to the host, but mounts of the host still propagate here.
     mount::mount(None, c"/", None, mount::MS_REC | mount::MS_SLAVE, None).map_err(root)?;
-    let mut trees = Vec::new();
     for (index, part) in (0..).zip(parts) {
         match mount::clone_tree(FdRef::WORKING_DIRECTORY, &part.source, part.flags) {
             Err(sys::Errno::ENOENT) if !part.is_needed => {}
@@ -159,10 +170,13 @@ fn assemble(parts: &[Part]) -> Result<(), (u8, sys::Errno)> {
     sys::fs::make_directory(FdRef::WORKING_DIRECTORY, SHARED_PROC, 0o755).map_err(root)?;
     // Monitors of pods with user namespaces traverse these directories as other users.
     let _mask = umask::Public::begin();
-    for (index, part, tree) in trees {
-        let errno =
-            |error: std::io::Error| (index, sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0)));
-        fs::create_dir_all(&part.path).map_err(errno)?;
+    for (index, part, tree) in trees.drain(..) {
+        for directory in &part.directories {
+            match sys::fs::make_directory(FdRef::WORKING_DIRECTORY, directory, 0o777) {
+                Ok(()) | Err(sys::Errno::EEXIST) => {}
+                Err(errno) => return Err((index, errno)),
+            }
+        }
         let flags = sys::fs::O_PATH | sys::fs::O_DIRECTORY;
         sys::fs::open(FdRef::WORKING_DIRECTORY, &part.source, flags, 0)
             .and_then(|target| mount::attach(tree.borrow(), target.borrow()))
