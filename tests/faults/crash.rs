@@ -136,3 +136,39 @@ fn a_pod_whose_monitor_died_is_not_ready() {
     node.remove_pod(&pod_id);
     node.stop();
 }
+
+/// Regression: execs of a daemon had the numbers and the cgroups of those of its predecessor, so they failed as long
+/// as these were running.
+#[test]
+fn execs_of_a_killed_daemon_do_not_disturb_those_of_the_next() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("numbers");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let asked: Vec<_> = (0..3)
+        .map(|_| {
+            let (client, request) = (node.another(), exec(&id, &["sleep", "forever"], 0));
+            std::thread::spawn(move || client.exec_sync(request))
+        })
+        .collect();
+    let monitor = node.monitors()[0].pid;
+    host::wait_until("the commands run", || {
+        let children = std::fs::read_to_string(format!("/proc/{monitor}/task/{monitor}/children"));
+        let children = children.expect("the monitor runs");
+        let is_program = |pid: &&str| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|words| words.ends_with(b"sleep\0forever\0"))
+        };
+        children.split_whitespace().filter(is_program).count() == 4
+    });
+    node.kill9();
+    node.launch();
+    for call in asked {
+        call.join().expect("it ends").expect_err("the daemon was killed");
+    }
+    for _ in 0..5 {
+        node.exec_sync(exec(&id, &["true"], 5)).expect("it has a number of its own");
+    }
+    node.stop();
+}

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::log;
+use coracle_base::{log, time};
 use coracle_sandbox::cgroup::{CgroupPath, Detail, Driver, Gauge};
 use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event as Changed;
@@ -107,8 +107,10 @@ pub(crate) struct Connection {
 }
 
 /// The running execs of a pod sandbox by number.
-#[derive(Default)]
 pub(crate) struct Execs {
+    /// The last number that was used. An exec that an earlier daemon started may still run, with its number and its
+    /// cgroup. Numbers therefore begin with the milliseconds since the boot: a daemon starts fewer than one exec
+    /// in a millisecond.
     pub(crate) last: Cell<u32>,
     pub(crate) waiting: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
 }
@@ -430,7 +432,7 @@ impl Pod {
             operation: Mutex::new(()),
             progress: PodProgress::default(),
             connection: Connection::default(),
-            execs: Execs::default(),
+            execs: Execs { last: Cell::new(time::boot_ms() as u32), waiting: RefCell::default() },
         })
     }
 
