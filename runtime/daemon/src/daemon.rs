@@ -96,14 +96,14 @@ impl Daemon {
             },
         };
         let pods = Pods::new(node, Rc::clone(&nri_bridge) as Rc<dyn LifecycleHooks>);
-        if let Err(why) = &pods.node.kernel.user_namespaces {
+        if let Err(why) = &pods.node().kernel.user_namespaces {
             log::info!("user namespaces for pods are not available"; reason = why);
         }
         pods.recover().await?;
         log_taken_over(&pods);
         nri_bridge.start(&pods).await?;
-        let streams = Streams::start(&config.streaming, Rc::clone(&pods))?;
-        let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node.host.workers));
+        let streams = Streams::start(&config.streaming, &pods.node().host.workers)?;
+        let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node().host.workers));
         // Imports start only now, because recovery has removed unused images.
         images.follow_bundles();
         Ok(Rc::new(Self {
@@ -134,13 +134,13 @@ impl Daemon {
     /// Stores the pod CIDR durably.
     pub(crate) fn set_pod_cidr(&self, cidr: &str) -> Result<(), Error> {
         store::commit(
-            &self.pods.node.paths.root,
+            &self.pods.node().paths.root,
             POD_CIDR,
             store::Kind::PodCidr,
             POD_CIDR_VERSION,
             cidr.as_bytes(),
         )?;
-        *self.pods.node.network.pod_cidr.borrow_mut() = cidr.to_owned();
+        *self.pods.node().network.pod_cidr.borrow_mut() = cidr.to_owned();
         Ok(())
     }
 }

@@ -114,7 +114,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     daemon.pods.end_listening();
     // Operations may still run although their calls have ended. The next daemon continues unfinished ones, as
     // after a crash.
-    let operations = reactor::deadline(DRAIN, daemon.pods.operations.none_left());
+    let operations = reactor::deadline(DRAIN, daemon.pods.engine().operations.none_left());
     let (cut_off, ended) = smol::future::zip(server.drain(DRAIN), operations).await;
     if ended.is_err() {
         log::warn!("operations of pods did not complete in time");

@@ -45,19 +45,6 @@ impl Pods {
         }
     }
 
-    /// Refuses a new container while the record of another container of the pod cannot be read, for at most one minute: the other one
-    /// may have the same name.
-    ///
-    /// # Errors
-    /// `Unavailable`: the client may repeat the call.
-    pub(crate) fn require_container_names(&self, pod: PodId) -> Result<(), Error> {
-        let unknown = self.unknown.borrow();
-        match unknown.get(&pod).filter(|unknown| unknown.is_unread && unknown.is_new()) {
-            Some(unknown) => Err(Error::new(Kind::Unavailable, unknown.reason.clone())),
-            None => Ok(()),
-        }
-    }
-
     /// Records which part of a pod's state is unknown; `None`: no part.
     pub(crate) fn set_unknown(&self, id: PodId, unknown: Option<Unknown>) {
         match unknown {
@@ -70,28 +57,7 @@ impl Pods {
             None => drop(self.unknown.borrow_mut().remove(&id)),
         }
         let is_any_unread = self.unknown.borrow().values().any(|unknown| unknown.is_unread);
-        self.node.images.keep_everything(is_any_unread);
-    }
-
-    /// Handles the loss of the connection to a running monitor: the daemon connects again, and containers
-    /// continue to run. The monitor then repeats the events that the daemon has missed; callers of running
-    /// execs get an error.
-    pub(crate) fn monitor_lost(self: &Rc<Self>, pod: &Rc<Pod>) {
-        if !pod.unlink() && !self.runs_any(pod) {
-            return;
-        }
-        log::warn!("connection to the pod's monitor lost, reconnecting"; pod = pod.id);
-        let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
-        reactor::spawn(async move {
-            let _operation = pod.operation.lock().await;
-            if !pod.record().state.is_ready() && !pods.runs_any(&pod) {
-                return;
-            }
-            if let Some(unknown) = pods.take_over(&pod).await {
-                pods.keep_trying(pod.id, unknown);
-            }
-        })
-        .detach();
+        self.node().images.keep_everything(is_any_unread);
     }
 
     /// Records which part of a pod's state is unknown, and retries in the background.
@@ -138,7 +104,7 @@ impl Pods {
                 }
                 if pods.unknown.borrow().is_empty() {
                     log::info!("state of all pods is known");
-                    pods.node.images.sweep();
+                    pods.node().images.sweep();
                     return;
                 }
             }
@@ -162,7 +128,42 @@ impl Pods {
         }
         // It was removed or quarantined meanwhile.
         let pod = self.table.pods.borrow().get(&id).cloned()?;
-        self.take_over(&pod).await
+        pod.take_over().await
+    }
+}
+
+impl Pod {
+    /// Refuses a new container while the record of another container of the pod cannot be read, for at most one minute: the other one
+    /// may have the same name.
+    ///
+    /// # Errors
+    /// `Unavailable`: the client may repeat the call.
+    pub(crate) fn require_container_names(&self) -> Result<(), Error> {
+        match self.unknown().filter(|unknown| unknown.is_unread && unknown.is_new()) {
+            Some(unknown) => Err(Error::new(Kind::Unavailable, unknown.reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// Handles the loss of the connection to a running monitor: the daemon connects again, and containers
+    /// continue to run. The monitor then repeats the events that the daemon has missed; callers of running
+    /// execs get an error.
+    pub(crate) fn monitor_lost(self: &Rc<Self>) {
+        if !self.unlink() && !self.runs_any() {
+            return;
+        }
+        log::warn!("connection to the pod's monitor lost, reconnecting"; pod = self.id);
+        let pod = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            if !pod.record().state.is_ready() && !pod.runs_any() {
+                return;
+            }
+            if let Some(unknown) = pod.take_over().await {
+                pod.keep_trying(unknown);
+            }
+        })
+        .detach();
     }
 }
 

@@ -1,65 +1,63 @@
 //! The two steps of a pod's network: the file that refers to its network namespace, and the CNI attachment.
 
-use std::rc::Rc;
-
 use coracle_base::error::Error;
 use coracle_network::PodNetwork;
 use coracle_sandbox::netns;
 
 use crate::record::{Kept, Network, PodRecord};
-use crate::{Pod, Pods, paths};
+use crate::{Pod, paths};
 
-impl Pods {
-    pub(crate) fn make_netns(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        if !pod.has_network() {
+impl Pod {
+    pub(crate) fn make_netns(&self) -> Result<(), Error> {
+        if !self.has_network() {
             return Ok(());
         }
-        let pid = u32::try_from(pod.pid()).unwrap_or_default();
-        Ok(netns::pin(pid, &paths::netns(pod.id))?)
+        let pid = u32::try_from(self.pid()).unwrap_or_default();
+        Ok(netns::pin(pid, &paths::netns(self.id))?)
     }
 
-    pub(crate) async fn make_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        if !pod.has_network() {
+    pub(crate) async fn make_network(&self) -> Result<(), Error> {
+        if !self.has_network() {
             return Ok(());
         }
-        let planned = pod.progress.planned.borrow_mut().take();
+        let planned = self.progress.planned.borrow_mut().take();
         let is_durable = planned.is_some();
-        let request = planned.map_or_else(|| self.plan_network(pod), Ok)?;
+        let request = planned.map_or_else(|| self.plan_network(), Ok)?;
         // Committed before ADD, so that a crash during ADD is followed by a DEL.
-        let mut record = pod.record().clone();
+        let mut record = self.record().clone();
         record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
         match is_durable {
-            true => record.note(&self.node.paths)?,
-            false => record.commit(&self.node.paths)?,
+            true => record.note(&self.node().paths)?,
+            false => record.commit(&self.node().paths)?,
         }
-        *pod.record.borrow_mut() = record;
-        let outcome = self.node.network.cni.add(&request).await?;
-        if let Some(network) = &mut pod.record.borrow_mut().network {
+        *self.record.borrow_mut() = record;
+        let outcome = self.node().network.cni.add(&request).await?;
+        if let Some(network) = &mut self.record.borrow_mut().network {
             network.addresses = outcome.addresses;
             network.result = Some(outcome.result);
         }
         Ok(()) // committed with the state Ready
     }
 
-    pub(crate) fn plan_network(&self, pod: &Pod) -> Result<coracle_network::Recorded, Error> {
-        let (id, netns) = (pod.id.to_string(), paths::netns(pod.id).to_string_lossy().into_owned());
-        let pod_cidr = self.node.network.pod_cidr.borrow();
-        self.node.network.cni.plan(&network_of(&pod.record(), &id, &netns, &pod_cidr))
+    pub(crate) fn plan_network(&self) -> Result<coracle_network::Recorded, Error> {
+        let (id, netns) = (self.id.to_string(), paths::netns(self.id).to_string_lossy().into_owned());
+        let pod_cidr = self.node().network.pod_cidr.borrow();
+        self.node().network.cni.plan(&network_of(&self.record(), &id, &netns, &pod_cidr))
     }
 
-    pub(crate) async fn unmake_network(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let Some(network) = pod.record().network.clone() else { return Ok(()) };
+    pub(crate) async fn unmake_network(&self) -> Result<(), Error> {
+        let Some(network) = self.record().network.clone() else { return Ok(()) };
         // After a reboot or a manual unmount, plugins release only what is outside of the namespace (DEL-2).
-        let request = match netns::exists(&paths::netns(pod.id)) {
+        let request = match netns::exists(&paths::netns(self.id)) {
             true => network.request,
             false => network.request.without_namespace(),
         };
-        self.node.network.cni.del(&request, network.result.as_deref()).await?;
-        let mut record = pod.record().clone();
+        self.node().network.cni.del(&request, network.result.as_deref()).await?;
+        let mut record = self.record().clone();
         record.addresses = network.addresses;
         record.network = None;
-        record.note(&self.node.paths)?;
-        *pod.record.borrow_mut() = record;
+        record.note(&self.node().paths)?;
+        *self.record.borrow_mut() = record;
         Ok(())
     }
 }

@@ -26,13 +26,13 @@ use crate::lifecycle::{Event as Hook, EventGuard};
 use crate::link::LinkError;
 use crate::notices::Happened;
 use crate::operations::Key;
+use crate::pod::KILL_LIMIT;
 use crate::record::{ContainerRecord, Kept, Told};
 use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
-use crate::table::KILL_LIMIT;
 use crate::unknown::Unknown;
 use crate::unlisted::forget_notes;
-use crate::{Container, Pod, Pods, garbage};
+use crate::{Container, Pod, garbage};
 use on_host::OnHost;
 
 mod devices;
@@ -61,46 +61,39 @@ const REPORT_PAUSE: Duration = Duration::from_millis(2);
 /// Time for which the exit record of one container is awaited at least, after its last process has ended.
 const REPORT_MIN: Duration = Duration::from_millis(100);
 
-impl Pods {
+impl Pod {
     /// CreateContainer: creates a container, or joins an identical request that is being executed.
     ///
     /// # Errors
     /// `AlreadyExists` if another container has the name; `FailedPrecondition` if the pod sandbox is not
     /// ready; `InvalidArgument` for invalid values of the request or the image; otherwise the error of the
     /// failed operation, in which case nothing remains.
-    pub async fn create_container(
-        self: &Rc<Self>,
-        pod: Rc<Pod>,
-        spec: ContainerSpec,
-    ) -> Result<ContainerId, Error> {
-        if let Some(id) = self.join_create(&pod, &spec).await? {
+    pub async fn create_container(self: &Rc<Self>, spec: ContainerSpec) -> Result<ContainerId, Error> {
+        if let Some(id) = self.join_create(&spec).await? {
             return Ok(id);
         }
-        self.require_ready(&pod)?;
+        self.require_ready()?;
         // Before the name is reserved: a wait between the two would let a second request in.
-        let edits = self.cdi_edits(spec.cdi_devices.clone()).await?;
+        let edits = self.node().cdi_edits(spec.cdi_devices.clone()).await?;
         let title = || format!("container {}", spec.name);
-        let on_host = self.look_at_host(&spec, &edits).await.map_err(|error| error.context(title()))?;
-        if let Some(id) = self.join_create(&pod, &spec).await? {
+        let on_host =
+            self.node().look_at_host(&spec, &edits).await.map_err(|error| error.context(title()))?;
+        if let Some(id) = self.join_create(&spec).await? {
             return Ok(id);
         }
-        let container = self.reserve_container(&pod, spec, (&edits, on_host))?;
+        let container = self.reserve_container(spec, (&edits, on_host))?;
         container.creation.made.wait().await.clone()?;
         Ok(container.id)
     }
 
     /// Waits for an identical request that is creating the container or has created it; `None` if no
     /// container has the name.
-    async fn join_create(
-        self: &Rc<Self>,
-        pod: &Rc<Pod>,
-        spec: &ContainerSpec,
-    ) -> Result<Option<ContainerId>, Error> {
-        while let Some(container) = self.named_container(pod, spec)? {
+    async fn join_create(&self, spec: &ContainerSpec) -> Result<Option<ContainerId>, Error> {
+        while let Some(container) = self.named_container(spec)? {
             if has_failed(&container) {
                 // Undoing it has failed, too: else it would not have the name any more.
                 let _operation = container.operation.lock().await;
-                self.unmake_container(&container).await?;
+                container.unmake().await?;
                 continue;
             }
             match container.creation.made.wait().await.clone() {
@@ -113,10 +106,9 @@ impl Pods {
         Ok(None)
     }
 
-    fn named_container(&self, pod: &Rc<Pod>, spec: &ContainerSpec) -> Result<Option<Rc<Container>>, Error> {
-        let holder =
-            pod.names.borrow().get(&spec.name).and_then(|id| self.table.containers.borrow().get(id).cloned());
-        let Some(holder) = holder else { return Ok(None) };
+    fn named_container(&self, spec: &ContainerSpec) -> Result<Option<Rc<Container>>, Error> {
+        let holder = self.names.borrow().get(&spec.name).copied();
+        let Some(holder) = holder.and_then(|id| self.container(id)) else { return Ok(None) };
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
             state::Container::Creating => is_same || has_failed(&holder),
@@ -133,30 +125,28 @@ impl Pods {
 
     fn reserve_container(
         self: &Rc<Self>,
-        pod: &Rc<Pod>,
         spec: ContainerSpec,
         (edits, on_host): (&ContainerEdits, OnHost),
     ) -> Result<Rc<Container>, Error> {
-        self.require_ready(pod)?;
-        self.require_container_names(pod.id)
-            .map_err(|error| error.context(format!("container {}", spec.name)))?;
+        self.require_ready()?;
+        self.require_container_names().map_err(|error| error.context(format!("container {}", spec.name)))?;
         let name = spec.name.clone();
         let id = ContainerId::from_bytes(coracle_sandbox::random_id()?);
         let resolved = self
-            .resolve(pod, id, spec, (edits, on_host))
+            .resolve(id, spec, (edits, on_host))
             .map_err(|error| error.context(format!("container {name}")))?;
-        let container = Container::new(Rc::clone(pod), resolved.record.clone());
-        self.node.images.retain(id, container.record().layer_names())?;
-        pod.names.borrow_mut().insert(name, id);
-        self.table.containers.borrow_mut().insert(id, Rc::clone(&container));
-        let (pods, made) = (Rc::clone(self), Rc::clone(&container));
-        self.operations.detach(async move {
+        let container = Container::new(Rc::clone(self), resolved.record.clone());
+        self.node().images.retain(id, container.record().layer_names())?;
+        self.names.borrow_mut().insert(name, id);
+        self.engine().pods().inspect(|pods| pods.enter_container(&container));
+        let made = Rc::clone(&container);
+        self.engine().operations.detach(async move {
             let _operation = made.operation.lock().await;
-            let mut result = pods.make_under_guard(&made, resolved).await;
+            let mut result = made.make_under_guard(resolved).await;
             if let Err(error) = result {
                 let title = made.title();
                 log::warn!("container not created"; pod = made.pod.id, ctr = made.id, name = made.pod.name(), container = made.name(), image = made.image(), error = error);
-                if let Err(error) = pods.unmake_container(&made).await {
+                if let Err(error) = made.unmake().await {
                     log::error!("cannot undo the creation of a container, will retry at the next request for its name"; ctr = made.id, error = error);
                 }
                 result = Err(error.context(title).logged());
@@ -168,94 +158,52 @@ impl Pods {
         Ok(container)
     }
 
-    /// Calls NRI plugins, which may change the container, then creates and lists it. One event guard covers
-    /// all of this, so that no plugin sees the container in between.
-    async fn make_under_guard(
-        self: &Rc<Self>,
-        container: &Rc<Container>,
-        mut resolved: Resolved,
-    ) -> Result<(), Error> {
-        let pod = &container.pod;
-        let turn = self.hooks.begin(self, pod).await;
-        let is_offered = self.hooks.wants(Hook::CreateContainer);
-        if is_offered {
-            turn.create(pod, &mut resolved).await?;
-        }
-        // An undo uses the record, for example for the cgroup, so it must describe the created objects.
-        *container.record.borrow_mut() = resolved.record.clone();
-        let taken = self.take_net_devices(pod, std::mem::take(&mut resolved.net_devices)).await;
-        let taken = match taken {
-            Ok(()) => self.relabel(&resolved).await,
-            refused => refused,
-        };
-        // The pod may have been stopped while plugins were called.
-        let made = taken
-            .and_then(|()| self.require_ready(pod))
-            .and_then(|()| self.make_container(container, resolved));
-        if let Err(error) = made {
-            if is_offered {
-                turn.undo_create(pod).await;
-            }
-            return Err(error);
-        }
-        self.tell(Happened::Created, &container.id, &container.name(), pod);
-        turn.created(container).await;
-        Ok(())
-    }
-
-    fn require_ready(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let record = pod.record();
+    fn require_ready(&self) -> Result<(), Error> {
+        let record = self.record();
         match record.state.is_ready() {
             true => Ok(()),
             false => Err(Error::new(
                 Kind::FailedPrecondition,
-                format!("pod sandbox {:.13} is {}", pod.id, record.state.name()),
+                format!("pod sandbox {:.13} is {}", self.id, record.state.name()),
             )),
         }
     }
 
-    /// Creates the objects of a container. The state Creating is on disk before the cgroup is created, and
-    /// the state Created after all objects: if the daemon is killed in between, the next daemon undoes the
-    /// creation. A directory without a record is garbage.
-    fn make_container(&self, container: &Rc<Container>, resolved: Resolved) -> Result<(), Error> {
-        let node = &self.node;
-        let Resolved { resources, plan: mut launch, joins, .. } = resolved;
-        let directory = node.paths.container(container.pod.id, container.id);
-        let has_image_volumes = !container.record().image_volumes.is_empty();
-        crate::filesystem::make_directory(&directory.join("work"))?;
-        // These directories become root directories, which users of the container must be able to enter.
-        for name in ["upper"].into_iter().chain(has_image_volumes.then_some("empty")) {
-            crate::filesystem::make_public_directory(&directory.join(name))?;
+    /// Kills all containers of a pod concurrently, without a grace period. Containers without an exit record
+    /// of their monitor are Lost.
+    pub(crate) async fn end_containers(&self) -> Result<(), Error> {
+        let containers = self.containers();
+        let is_watched = self.connection.link.borrow().is_some();
+        let mut waits = Vec::new();
+        for container in &containers {
+            // A running start is also killed and awaited: otherwise a container would be listed as running
+            // without a monitor.
+            if container.is_started() && is_watched {
+                container.begin_stop(Duration::ZERO, false);
+                waits.push(container);
+            }
         }
-        if let Some(mappings) = container.pod.record().spec.user_mappings() {
-            // The owner of the root directory is that of the upper directory.
-            crate::files::give(&directory.join("upper"), &mappings)?;
+        // All together: a monitor that does not respond reports none of them.
+        let end = time::now() + KILL_LIMIT;
+        for container in waits {
+            let left = end.saturating_duration_since(time::now());
+            let _ = reactor::deadline(left, container.ended()).await;
         }
-        container.record().note(&node.paths)?;
-        let cgroup = container.cgroup()?;
-        node.cgroups.make(&cgroup)?;
-        for warning in node.cgroups.apply(&cgroup, &resources)? {
-            self.warn_once(warning);
+        let mut outcome = Ok(());
+        let report_end = time::now() + REPORT_LIMIT;
+        for container in containers {
+            outcome = outcome.and(container.end_with_pod(is_watched, report_end).await);
         }
-        launch.cgroup_joins = node.cgroups.join_files(&cgroup);
-        launch.cgroup_joins.extend(joins);
-        let launches = node.paths.launch(container.pod.id);
-        store::write_unsynced(&launches, &container.id.to_string(), &plan::container(&launch)?)?;
-        let mut made = container.record().clone();
-        let next = made.state.on(ContainerEvent::Made);
-        made.state = next.map_err(|refused| Error::new(Kind::Internal, refused.to_string()))?;
-        made.note(&node.paths)?;
-        *container.record.borrow_mut() = made;
-        Ok(())
+        outcome.and(self.end_unlisted().await)
     }
 
     /// Handles an exit that the monitor reports. Called by the link's reader, so it must not wait.
-    pub(crate) fn container_exited(self: &Rc<Self>, exit: &ExitRecord) {
-        let Some(container) = self.table.containers.borrow().get(&exit.container).cloned() else { return };
+    pub(crate) fn container_exited(&self, exit: &ExitRecord) {
+        let Some(container) = self.container(exit.container) else { return };
         if container.ending.exited.is_initialized() {
             return; // told again after a reconnect
         }
-        if let Err(error) = self.run_first(&container) {
+        if let Err(error) = container.run_first() {
             log::error!("cannot commit the start of a container"; ctr = container.id, error = error);
         }
         let how = How::Exit { exit: exit.exit, oom_killed: exit.oom_killed };
@@ -264,48 +212,119 @@ impl Pods {
         if exit.oom_killed {
             coracle_base::counters::oom_kill();
         }
-        self.node.kernel.clock.saw(exit.finished_at_ns);
-        self.end(&container, exit.finished_at_ns, how);
-        self.end_remaining(container);
+        self.node().kernel.clock.saw(exit.finished_at_ns);
+        container.end(exit.finished_at_ns, how);
+        container.end_remaining();
+    }
+
+    /// Whether a container of the pod is running or is being started.
+    pub(crate) fn runs_any(&self) -> bool {
+        self.containers().iter().any(|container| container.is_started())
+    }
+}
+
+impl Container {
+    /// Calls NRI plugins, which may change the container, then creates and lists it. One event guard covers
+    /// all of this, so that no plugin sees the container in between.
+    async fn make_under_guard(self: &Rc<Self>, mut resolved: Resolved) -> Result<(), Error> {
+        let pod = &self.pod;
+        let turn = self.engine().hooks.begin(pod).await;
+        let is_offered = self.engine().hooks.wants(Hook::CreateContainer);
+        if is_offered {
+            turn.create(pod, &mut resolved).await?;
+        }
+        // An undo uses the record, for example for the cgroup, so it must describe the created objects.
+        *self.record.borrow_mut() = resolved.record.clone();
+        let taken = pod.take_net_devices(std::mem::take(&mut resolved.net_devices)).await;
+        let taken = match taken {
+            Ok(()) => self.node().relabel(&resolved).await,
+            refused => refused,
+        };
+        // The pod may have been stopped while plugins were called.
+        let made = taken.and_then(|()| pod.require_ready()).and_then(|()| self.make_objects(resolved));
+        if let Err(error) = made {
+            if is_offered {
+                turn.undo_create(pod).await;
+            }
+            return Err(error);
+        }
+        self.engine().tell(Happened::Created, &self.id, &self.name(), pod);
+        turn.created(self).await;
+        Ok(())
+    }
+
+    /// Creates the objects of a container. The state Creating is on disk before the cgroup is created, and
+    /// the state Created after all objects: if the daemon is killed in between, the next daemon undoes the
+    /// creation. A directory without a record is garbage.
+    fn make_objects(&self, resolved: Resolved) -> Result<(), Error> {
+        let node = self.node();
+        let Resolved { resources, plan: mut launch, joins, .. } = resolved;
+        let directory = node.paths.container(self.pod.id, self.id);
+        let has_image_volumes = !self.record().image_volumes.is_empty();
+        crate::filesystem::make_directory(&directory.join("work"))?;
+        // These directories become root directories, which users of the container must be able to enter.
+        for name in ["upper"].into_iter().chain(has_image_volumes.then_some("empty")) {
+            crate::filesystem::make_public_directory(&directory.join(name))?;
+        }
+        if let Some(mappings) = self.pod.record().spec.user_mappings() {
+            // The owner of the root directory is that of the upper directory.
+            crate::files::give(&directory.join("upper"), &mappings)?;
+        }
+        self.record().note(&node.paths)?;
+        let cgroup = self.cgroup()?;
+        node.cgroups.make(&cgroup)?;
+        for warning in node.cgroups.apply(&cgroup, &resources)? {
+            self.engine().warn_once(warning);
+        }
+        launch.cgroup_joins = node.cgroups.join_files(&cgroup);
+        launch.cgroup_joins.extend(joins);
+        let launches = node.paths.launch(self.pod.id);
+        store::write_unsynced(&launches, &self.id.to_string(), &plan::container(&launch)?)?;
+        let mut made = self.record().clone();
+        let next = made.state.on(ContainerEvent::Made);
+        made.state = next.map_err(|refused| Error::new(Kind::Internal, refused.to_string()))?;
+        made.note(&node.paths)?;
+        *self.record.borrow_mut() = made;
+        Ok(())
     }
 
     /// Kills the remaining processes of an exited container in the background: without a PID namespace of the
     /// container, child processes outlive the main process.
-    pub(crate) fn end_remaining(self: &Rc<Self>, container: Rc<Container>) {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move { pods.end_or_retry(&container).await }).detach();
+    pub(crate) fn end_remaining(self: &Rc<Self>) {
+        let container = Rc::clone(self);
+        reactor::spawn(async move { container.end_or_retry().await }).detach();
     }
 
     /// Kills the remaining processes of a container; if that fails, it is retried in the background.
-    pub(crate) async fn end_or_retry(self: &Rc<Self>, container: &Container) {
-        if let Err(error) = self.end_processes(container).await {
-            log::error!("cannot end the remaining processes of a container, will retry"; ctr = container.id, error = error);
-            self.keep_trying(container.pod.id, Unknown::unended(container.pod.id, error));
+    pub(crate) async fn end_or_retry(&self) {
+        if let Err(error) = self.end_processes().await {
+            log::error!("cannot end the remaining processes of a container, will retry"; ctr = self.id, error = error);
+            self.pod.keep_trying(Unknown::unended(self.pod.id, error));
         }
     }
 
     /// Records the end of a container, whatever its cause: commits the state, publishes it, and wakes the
     /// waiting callers.
-    pub(crate) fn end(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64, how: How) {
-        container.process.pid.set(0);
-        let _ = disk::remove_file(&self.stopping_path(container));
-        if let Err(error) = self.change_container(container, ContainerEvent::Ended { at_ns, how }) {
+    pub(crate) fn end(self: &Rc<Self>, at_ns: i64, how: How) {
+        self.process.pid.set(0);
+        let _ = disk::remove_file(&self.stopping_path());
+        if let Err(error) = self.change(ContainerEvent::Ended { at_ns, how }) {
             // The monitor keeps its exit record, which the next daemon reads.
-            log::error!("cannot commit the exit of a container"; ctr = container.id, error = error);
+            log::error!("cannot commit the exit of a container"; ctr = self.id, error = error);
         }
-        let _ = container.ending.exited.try_set(());
-        self.queue_stop_event(container);
+        let _ = self.ending.exited.try_set(());
+        self.queue_stop_event();
     }
 
     /// Notifies NRI plugins of the container's end, after the earlier events of its pod.
-    fn queue_stop_event(self: &Rc<Self>, container: &Rc<Container>) {
-        if !self.hooks.wants(Hook::StopContainer) {
-            let _ = container.ending.stop_told.try_set(());
+    fn queue_stop_event(self: &Rc<Self>) {
+        if !self.engine().hooks.wants(Hook::StopContainer) {
+            let _ = self.ending.stop_told.try_set(());
             return;
         }
-        let (pods, container) = (Rc::clone(self), Rc::clone(container));
+        let container = Rc::clone(self);
         reactor::spawn(async move {
-            let turn = pods.hooks.begin(&pods, &container.pod).await;
+            let turn = container.engine().hooks.begin(&container.pod).await;
             turn.stop(&container).await;
             let _ = container.ending.stop_told.try_set(());
         })
@@ -314,72 +333,38 @@ impl Pods {
 
     /// Kills the remaining processes in the container's cgroup and removes the cgroup, because the kubelet
     /// cannot remove the pod's cgroup otherwise.
-    pub(crate) async fn end_processes(&self, container: &Container) -> Result<(), Error> {
-        if container.ending.is_cleared.get() {
+    pub(crate) async fn end_processes(&self) -> Result<(), Error> {
+        if self.ending.is_cleared.get() {
             return Ok(());
         }
-        let is_over = container.ending.exited.is_initialized();
-        let cgroup = container.cgroup()?;
-        self.kill_cgroup(&cgroup).await?;
-        container.ending.is_cleared.set(is_over);
+        let is_over = self.ending.exited.is_initialized();
+        let cgroup = self.cgroup()?;
+        self.node().kill_cgroup(&cgroup).await?;
+        self.ending.is_cleared.set(is_over);
         Ok(())
-    }
-
-    /// Kills all containers of a pod concurrently, without a grace period. Containers without an exit record
-    /// of their monitor are Lost.
-    pub(crate) async fn end_containers(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let containers = self.containers_of(pod.id);
-        let is_watched = pod.connection.link.borrow().is_some();
-        let mut waits = Vec::new();
-        for container in &containers {
-            // A running start is also killed and awaited: otherwise a container would be listed as running
-            // without a monitor.
-            if self.is_started(container) && is_watched {
-                self.begin_stop(container, Duration::ZERO, false);
-                waits.push(container);
-            }
-        }
-        // All together: a monitor that does not respond reports none of them.
-        let end = time::now() + KILL_LIMIT;
-        for container in waits {
-            let left = end.saturating_duration_since(time::now());
-            let _ = reactor::deadline(left, self.ended(container)).await;
-        }
-        let mut outcome = Ok(());
-        let report_end = time::now() + REPORT_LIMIT;
-        for container in containers {
-            outcome = outcome.and(self.end_container(&container, is_watched, report_end).await);
-        }
-        outcome.and(self.end_unlisted(pod).await)
     }
 
     /// Kills the remaining processes of a container and records its end: as in its exit record, otherwise as
     /// Lost. `is_watched`: whether the daemon was connected to the monitor; determines the reason in Lost.
-    async fn end_container(
-        self: &Rc<Self>,
-        container: &Rc<Container>,
-        is_watched: bool,
-        report_end: Instant,
-    ) -> Result<(), Error> {
-        self.end_processes(container).await.map_err(|error| error.context(container.title()))?;
+    async fn end_with_pod(self: &Rc<Self>, is_watched: bool, report_end: Instant) -> Result<(), Error> {
+        self.end_processes().await.map_err(|error| error.context(self.title()))?;
         // It fails soon if there is no monitor; the state is final only afterwards.
-        let start = self.operations.ended(Key::Start(container.id));
+        let start = self.engine().operations.ended(Key::Start(self.id));
         reactor::deadline(KILL_LIMIT, start).await.map_err(|_| {
-            Error::new(Kind::DeadlineExceeded, format!("{}: its start does not end", container.title()))
+            Error::new(Kind::DeadlineExceeded, format!("{}: its start does not end", self.title()))
         })?;
-        let directory = self.node.paths.pod_state(container.pod.id);
+        let directory = self.node().paths.pod_state(self.pod.id);
         let report_end = report_end.max(time::now() + REPORT_MIN);
         // A monitor that runs writes the record of a killed container within a moment, also if the daemon has no connection to it.
-        let found = self.read_exit_record(container, report_end, || monitor::pid(&directory).is_some()).await;
+        let found = self.read_exit_record(report_end, || monitor::pid(&directory).is_some()).await;
         // A container that is recorded as created and has an exit record was started: its start could not be recorded.
-        let has_exited =
-            matches!(found, Ok(Some(_))) && container.record().state == state::Container::Created;
-        if container.record().state.is_running() || has_exited {
+        let has_exited = matches!(found, Ok(Some(_))) && self.record().state == state::Container::Created;
+        if self.record().state.is_running() || has_exited {
             let why = match is_watched {
                 true => "the pod's monitor did not report its end",
                 false => "the pod's monitor ended before it",
             };
-            self.end_without_monitor(container, why, found);
+            self.end_without_monitor(why, found);
         }
         Ok(())
     }
@@ -391,47 +376,38 @@ impl Pods {
     /// The last read error.
     pub(crate) async fn read_exit_record(
         &self,
-        container: &Container,
         end: Instant,
         is_awaited: impl Fn() -> bool,
     ) -> Result<Option<ExitRecord>, coracle_sandbox::Error> {
-        let directory = self.node.paths.pod_state(container.pod.id);
+        let directory = self.node().paths.pod_state(self.pod.id);
         loop {
-            let found = exit_record(&directory, container.id);
+            let found = exit_record(&directory, self.id);
             let is_over = match &found {
                 Ok(Some(_)) => true,
                 Ok(None) => !is_awaited(),
                 // The next daemon reads records again, too; an exit code that is recorded as unknown would stay so.
                 Err(_) => false,
             };
-            if is_over || !container.record().state.is_running() || time::now() >= end {
+            if is_over || !self.record().state.is_running() || time::now() >= end {
                 return found;
             }
             reactor::sleep(REPORT_PAUSE).await;
         }
     }
 
-    /// Whether a container of the pod is running or is being started.
-    pub(crate) fn runs_any(&self, pod: &Pod) -> bool {
-        self.containers_of(pod.id).iter().any(|container| self.is_started(container))
-    }
-
     /// Records the end of a container without a monitor: as in its exit record if the monitor wrote one,
     /// otherwise as Lost.
     pub(crate) fn end_without_monitor(
         self: &Rc<Self>,
-        container: &Rc<Container>,
         why: &str,
         found: Result<Option<ExitRecord>, coracle_sandbox::Error>,
     ) {
         match found {
-            Ok(Some(exit)) => self.container_exited(&exit),
-            Ok(None) => {
-                self.end(container, self.node.kernel.clock.now_ns(), How::Lost { message: why.to_owned() })
-            }
+            Ok(Some(exit)) => self.pod.container_exited(&exit),
+            Ok(None) => self.end(self.node().kernel.clock.now_ns(), How::Lost { message: why.to_owned() }),
             Err(error) => {
                 let message = format!("{why}; its exit record: {error}");
-                self.end(container, self.node.kernel.clock.now_ns(), How::Lost { message });
+                self.end(self.node().kernel.clock.now_ns(), How::Lost { message });
             }
         }
     }
@@ -439,70 +415,68 @@ impl Pods {
     /// RemoveContainer: stops the container if it is running, then removes all its objects.
     ///
     /// # Errors
-    /// Those of [`Pods::stop_container`]; an object that could not be removed, in which case the caller may
+    /// Those of [`Container::stop`]; an object that could not be removed, in which case the caller may
     /// retry.
-    pub async fn remove_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let (pods, key) = (Rc::clone(self), Key::RemoveContainer(container.id));
+    pub async fn remove(self: &Rc<Self>) -> Result<(), Error> {
+        let (container, key) = (Rc::clone(self), Key::RemoveContainer(self.id));
         let work = async move {
-            pods.stop_container(Rc::clone(&container), Duration::ZERO).await?;
+            container.stop(Duration::ZERO).await?;
             let _operation = container.operation.lock().await;
             let title = container.title();
-            let turn = pods.announce_removal(&container).await;
-            pods.unmake_container(&container)
-                .await
-                .map_err(|error| error.context(format!("remove {title}")))?;
+            let turn = container.announce_removal().await;
+            container.unmake().await.map_err(|error| error.context(format!("remove {title}")))?;
             drop(turn);
             log::info!("container removed"; pod = container.pod.id, ctr = container.id, name = container.pod.name(), container = container.name());
-            pods.tell(Happened::Deleted, &container.id, &container.name(), &container.pod);
+            container.engine().tell(Happened::Deleted, &container.id, &container.name(), &container.pod);
             Ok(())
         };
-        self.operations.share(key, work).await
+        self.engine().operations.share(key, work).await
     }
 
     /// Notifies NRI plugins of the end of a container that never ran, and of the container's removal; each at
     /// most once.
-    async fn announce_removal(self: &Rc<Self>, container: &Rc<Container>) -> Box<dyn EventGuard> {
-        let is_over = container.ending.exited.is_initialized();
+    async fn announce_removal(self: &Rc<Self>) -> Box<dyn EventGuard> {
+        let is_over = self.ending.exited.is_initialized();
         if is_over {
-            container.ending.stop_told.wait().await;
+            self.ending.stop_told.wait().await;
         }
-        let turn = self.hooks.begin(self, &container.pod).await;
+        let turn = self.engine().hooks.begin(&self.pod).await;
         // Plugins were already notified of the end of a container whose creation failed.
-        if !container.is_visible() {
+        if !self.is_visible() {
             return turn;
         }
-        let told = container.record().told;
+        let told = self.record().told;
         if !is_over && !told.stop {
-            container.record.borrow_mut().told.stop = true;
-            turn.stop(container).await;
+            self.record.borrow_mut().told.stop = true;
+            turn.stop(self).await;
         }
         if !told.remove {
-            container.record.borrow_mut().told = Told { stop: true, remove: true };
+            self.record.borrow_mut().told = Told { stop: true, remove: true };
             // Recorded before the event, so that plugins are never notified twice.
-            if self.hooks.wants(Hook::RemoveContainer)
-                && let Err(error) = container.record().commit(&self.node.paths)
+            if self.engine().hooks.wants(Hook::RemoveContainer)
+                && let Err(error) = self.record().commit(&self.node().paths)
             {
-                log::warn!("cannot record a plugin notification, it may be repeated after a restart"; ctr = container.id, error = error);
+                log::warn!("cannot record a plugin notification, it may be repeated after a restart"; ctr = self.id, error = error);
             }
-            turn.remove(container).await;
+            turn.remove(self).await;
         }
         turn
     }
 
-    pub(crate) async fn unmake_container(self: &Rc<Self>, container: &Rc<Container>) -> Result<(), Error> {
-        let pod = &container.pod;
-        self.end_processes(container).await?;
-        let paths = &self.node.paths;
-        let name = container.id.to_string();
+    pub(crate) async fn unmake(&self) -> Result<(), Error> {
+        let pod = &self.pod;
+        self.end_processes().await?;
+        let paths = &self.node().paths;
+        let name = self.id.to_string();
         // A pid is no sign of a start: none is known of a program that ended at once, or before this daemon began.
-        let was_started = match container.record().state {
+        let was_started = match self.record().state {
             state::Container::Creating | state::Container::Created => false,
             state::Container::Running { .. } | state::Container::Exited(_) => true,
         };
         if was_started {
-            self.run_hooks(container, Point::Stopped).await?;
+            self.run_hooks(Point::Stopped).await?;
         }
-        if !container.record().adjusted.hooks.is_empty() {
+        if !self.record().adjusted.hooks.is_empty() {
             let bundle = paths.bundle(pod.id).join(&name);
             match disk::remove_dir_all(&bundle) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -512,19 +486,19 @@ impl Pods {
             }
         }
         // First what makes it a container to the next daemon: a record that ran ahead of its note would be taken at its word.
-        garbage::discard(self, &paths.container(pod.id, container.id))?;
+        garbage::discard(self.node(), &paths.container(pod.id, self.id))?;
         // Later than that: the monitor's exit record may be the only one, and a container that is still listed keeps its exit code.
         if let Ok(link) = pod.link() {
-            let forgotten = link.ask(Request::Forget { container: container.id }, &[], ASK_LIMIT).await;
+            let forgotten = link.ask(Request::Forget { container: self.id }, &[], ASK_LIMIT).await;
             match forgotten {
                 Ok(_) | Err(LinkError::Gone) => {}
                 Err(error) => return Err(Error::new(Kind::Internal, error.to_string())),
             }
         }
-        forget_notes(paths, pod.id, container.id)?;
-        self.node.images.release(&container.id);
-        pod.names.borrow_mut().retain(|_, id| *id != container.id);
-        self.table.containers.borrow_mut().remove(&container.id);
+        forget_notes(paths, pod.id, self.id)?;
+        self.node().images.release(&self.id);
+        pod.names.borrow_mut().retain(|_, id| *id != self.id);
+        self.engine().pods().inspect(|pods| drop(pods.table.containers.borrow_mut().remove(&self.id)));
         Ok(())
     }
 
@@ -533,44 +507,36 @@ impl Pods {
     /// # Errors
     /// `FailedPrecondition` if the container is not running or has no log; otherwise the error for the log's
     /// path.
-    pub async fn reopen_log(&self, container: Rc<Container>) -> Result<(), Error> {
-        if !container.record().state.is_running() {
-            return Err(Error::new(
-                Kind::FailedPrecondition,
-                format!("{}: is not running", container.title()),
-            ));
+    pub async fn reopen_log(&self) -> Result<(), Error> {
+        if !self.record().state.is_running() {
+            return Err(Error::new(Kind::FailedPrecondition, format!("{}: is not running", self.title())));
         }
-        let path = PathBuf::from(&container.record().log_path);
+        let path = PathBuf::from(&self.record().log_path);
         if path.as_os_str().is_empty() {
-            return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", container.title())));
+            return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", self.title())));
         }
-        let log = self.node.host.paths.open_log(&path, &mut Mounts::default()).await?;
-        let link = container.pod.link()?;
-        let reopened =
-            link.ask(Request::ReopenLog { container: container.id }, &[log.as_fd()], ASK_LIMIT).await;
+        let log = self.node().host.paths.open_log(&path, &mut Mounts::default()).await?;
+        let link = self.pod.link()?;
+        let reopened = link.ask(Request::ReopenLog { container: self.id }, &[log.as_fd()], ASK_LIMIT).await;
         reopened.map(|_| ()).map_err(|error| Error::new(Kind::Unknown, error.to_string()))
     }
 
     /// Changes the state of a container: commits the new state, then publishes it.
-    pub(crate) fn change_container(
-        &self,
-        container: &Rc<Container>,
-        event: ContainerEvent,
-    ) -> Result<(), Error> {
-        let next = container.record().state.on(event);
+    pub(crate) fn change(&self, event: ContainerEvent) -> Result<(), Error> {
+        let next = self.record().state.on(event);
         let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
-        if next == container.record().state {
+        if next == self.record().state {
             return Ok(());
         }
-        let mut record: ContainerRecord = container.record().clone();
+        let mut record: ContainerRecord = self.record().clone();
         record.state = next;
         let committed = match record.state {
             state::Container::Running { started_at_ns }
-                if container.process.ahead.get() == Some(started_at_ns) =>
+                if self.process.ahead.get() == Some(started_at_ns) =>
             {
-                record.reach(&self.node.paths)
+                record.reach(&self.node().paths)
             }
-            _ => record.commit(&self.node.paths),
+            _ => record.commit(&self.node().paths),
         };
         // Published even if the disk is full: the exit is a fact, and the monitor keeps a record of it.
         let happened = match &record.state {
@@ -578,8 +544,8 @@ impl Pods {
             state::Container::Running { .. } => Happened::Started,
             state::Container::Exited { .. } => Happened::Stopped,
         };
-        *container.record.borrow_mut() = record;
-        self.tell(happened, &container.id, &container.name(), &container.pod);
+        *self.record.borrow_mut() = record;
+        self.engine().tell(happened, &self.id, &self.name(), &self.pod);
         committed
     }
 }

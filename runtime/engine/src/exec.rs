@@ -21,8 +21,8 @@ use smol::channel::Receiver;
 
 use crate::link::LinkError;
 use crate::output::Output;
-use crate::table::SpareCgroup;
-use crate::{Container, Pod, Pods};
+use crate::pod::SpareCgroup;
+use crate::{Container, Pod};
 
 /// Time limit from clone to exec.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -46,7 +46,6 @@ pub struct ExecOutput {
 
 /// A running exec. Dropping the value kills remaining processes and releases the exec's number and cgroup.
 pub(crate) struct Running {
-    pods: Rc<Pods>,
     container: Rc<Container>,
     number: u32,
     /// The cgroup of the exec: new, or reused from an earlier exec.
@@ -60,14 +59,14 @@ pub(crate) struct Running {
 
 impl Pod {
     pub(crate) fn exec_exited(&self, exec: u32, exit: Exit) {
-        let waiting = self.execs.waiting.borrow_mut().remove(&exec);
+        let waiting = self.connection.execs.waiting.borrow_mut().remove(&exec);
         if let Some(sender) = waiting {
             let _ = sender.try_send(exit); // fails if there is no receiver any more
         }
     }
 }
 
-impl Pods {
+impl Container {
     /// Runs `command` in a container; a zero `timeout` means no limit. Dropping the future kills the command.
     ///
     /// Processes that the command leaves running may hold its output open. As with containerd, their output
@@ -80,12 +79,11 @@ impl Pods {
     /// start.
     pub async fn exec_sync(
         self: &Rc<Self>,
-        container: Rc<Container>,
         command: Vec<String>,
         timeout: Duration,
     ) -> Result<ExecOutput, Error> {
-        let title = container.title();
-        let mut running = Running::new(self, container)?;
+        let title = self.title();
+        let mut running = Running::new(Rc::clone(self))?;
         let limit = if timeout.is_zero() { Duration::MAX } else { timeout };
         let result = match self.exec(&running, command, limit).await {
             Ok(Some(output)) => {
@@ -121,7 +119,7 @@ impl Pods {
         };
         // Now only the command has the pipes open, so its end is their end of file.
         drop((out_write, err_write, null));
-        let share = self.exec_output.share();
+        let share = self.engine().exec_output.share();
         let (mut stdout, mut stderr) = (Output::default(), Output::default());
         let gone = |_| Error::new(Kind::Unknown, "the pod's monitor is gone");
         let left = || limit.saturating_sub(time::now() - begun);
@@ -165,10 +163,10 @@ impl Pods {
 
     /// Adds the confinement of the container's launch record to `process`, independent of later changes of a
     /// profile.
-    fn confined(&self, container: &Container, process: plan::Process) -> Result<plan::Process, Error> {
-        let path = self.node.paths.launch(container.pod.id).join(container.id.to_string());
+    fn confined(&self, process: plan::Process) -> Result<plan::Process, Error> {
+        let path = self.node().paths.launch(self.pod.id).join(self.id.to_string());
         let record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
-        let security = &container.record().spec.security;
+        let security = &self.record().spec.security;
         let plan::Confinement { seccomp, apparmor, selinux } = plan::confinement_of(&record);
         if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {
             let text = format!("{}: it holds no seccomp filter", path.display());
@@ -186,14 +184,13 @@ impl Pods {
         streams: [BorrowedFd<'_>; 3],
         tty: bool,
     ) -> Result<Vec<OwnedFd>, Error> {
-        let container = &running.container;
-        let link = container.pod.link()?;
+        let link = self.pod.link()?;
         let entry = match running.entry.take() {
             Some(entry) => entry,
-            None => self.node.cgroups.make_exec(&container.cgroup()?, &running.cgroup)?,
+            None => self.node().cgroups.make_exec(&self.cgroup()?, &running.cgroup)?,
         };
-        let mut process = container.record().process.clone();
-        let rlimits = container.record().adjusted.rlimits.clone();
+        let mut process = self.record().process.clone();
+        let rlimits = self.record().adjusted.rlimits.clone();
         process.arguments = command;
         if tty && !process.environment.iter().any(|variable| variable.starts_with(b"TERM=")) {
             process.environment.push(b"TERM=xterm".to_vec());
@@ -203,11 +200,11 @@ impl Pods {
             process.limits.retain(|limit| limit.resource != resource);
             process.limits.push(plan::Limit { resource, soft, hard });
         }
-        let process = self.confined(container, process)?;
+        let process = self.confined(process)?;
         let record = plan::exec(&plan::ExecPlan {
             cgroup_joins: entry.join_files,
             process,
-            user_namespace: container.pod.record().spec.user_mappings(),
+            user_namespace: self.pod.record().spec.user_mappings(),
         })?;
         let record = plan::for_monitor(record, link.version())?;
         let memfd = monitor::memfd(&record)?;
@@ -215,7 +212,7 @@ impl Pods {
         descriptors.extend(streams);
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
         let request =
-            Request::Exec { exec: running.number, container: container.id, has_cgroup: entry.into.is_some() };
+            Request::Exec { exec: running.number, container: self.id, has_cgroup: entry.into.is_some() };
         match link.ask(request, &descriptors, START_LIMIT).await {
             Ok(descriptors) => Ok(descriptors),
             Err(LinkError::Failed(Failure::Operation { index, errno })) => {
@@ -236,7 +233,7 @@ impl Running {
     /// A channel that receives the exit of the exec's process.
     pub(crate) fn exited(&self) -> Receiver<Exit> {
         let (sender, exited) = smol::channel::bounded(1);
-        self.container.pod.execs.waiting.borrow_mut().insert(self.number, sender);
+        self.container.pod.connection.execs.waiting.borrow_mut().insert(self.number, sender);
         exited
     }
 
@@ -250,18 +247,18 @@ impl Running {
         self.has_ended = true;
     }
 
-    pub(crate) fn new(pods: &Rc<Pods>, container: Rc<Container>) -> Result<Self, Error> {
+    pub(crate) fn new(container: Rc<Container>) -> Result<Self, Error> {
         if !container.record().state.is_running() {
             return Err(Error::new(
                 Kind::FailedPrecondition,
                 format!("exec in {}: it is not running", container.title()),
             ));
         }
-        let number = container.pod.execs.last.get().wrapping_add(1);
-        container.pod.execs.last.set(number);
+        let number = container.pod.connection.execs.last.get().wrapping_add(1);
+        container.pod.connection.execs.last.set(number);
         let path = container.cgroup()?;
         let reused = container.cgroup_use.spare_exec_cgroup.take().and_then(|spare| {
-            let cgroups = &pods.node.cgroups;
+            let cgroups = &container.node().cgroups;
             if !spare.was_empty && !matches!(cgroups.is_populated(&spare.path), Ok(false)) {
                 return None;
             }
@@ -269,26 +266,25 @@ impl Running {
             Some((spare.path, Some(entry)))
         });
         let (cgroup, entry) = reused.unwrap_or_else(|| (path.exec(number), None));
-        let (pods, entry) = (Rc::clone(pods), Cell::new(entry));
-        Ok(Self { pods, container, number, cgroup, entry, pipes: Cell::new(None), has_ended: false })
+        let entry = Cell::new(entry);
+        Ok(Self { container, number, cgroup, entry, pipes: Cell::new(None), has_ended: false })
     }
 
     /// Kills all processes of the exec and waits until they have ended.
     async fn end(&mut self) {
-        end_tree(&self.pods, &self.container, &self.cgroup).await;
+        end_tree(&self.container, &self.cgroup).await;
         self.has_ended = true;
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.container.pod.execs.waiting.borrow_mut().remove(&self.number);
+        self.container.pod.connection.execs.waiting.borrow_mut().remove(&self.number);
         if !reactor::is_running() {
             // The daemon is shutting down: the command ends with its pipes, or with its container.
             return;
         }
-        let (pods, container, cgroup) =
-            (Rc::clone(&self.pods), Rc::clone(&self.container), self.cgroup.clone());
+        let (container, cgroup) = (Rc::clone(&self.container), self.cgroup.clone());
         if self.has_ended {
             let pipes = self.pipes.take();
             reactor::spawn(async move {
@@ -296,20 +292,20 @@ impl Drop for Running {
                     reactor::yield_now().await;
                 }
                 drop(pipes);
-                keep_cgroup(&pods, &container, cgroup);
+                keep_cgroup(&container, cgroup);
             })
             .detach();
             return;
         }
-        reactor::spawn(async move { end_tree(&pods, &container, &cgroup).await }).detach();
+        reactor::spawn(async move { end_tree(&container, &cgroup).await }).detach();
     }
 }
 
 /// Keeps the cgroup of a command that has ended for the next exec: creating and removing a cgroup takes a tenth of a
 /// probe's time. Whether processes remain in it is checked now, and if so, again at the next exec; it is not reused
 /// while they remain, and is removed when the container exits.
-fn keep_cgroup(pods: &Pods, container: &Container, path: CgroupPath) {
-    let cgroups = &pods.node.cgroups;
+fn keep_cgroup(container: &Container, path: CgroupPath) {
+    let cgroups = &container.node().cgroups;
     let was_empty = matches!(cgroups.is_populated(&path), Ok(false));
     let spare = SpareCgroup { path, was_empty };
     if let Some(other) = container.cgroup_use.spare_exec_cgroup.replace(Some(spare)) {
@@ -318,8 +314,8 @@ fn keep_cgroup(pods: &Pods, container: &Container, path: CgroupPath) {
     }
 }
 
-async fn end_tree(pods: &Pods, container: &Container, cgroup: &CgroupPath) {
-    if let Err(error) = pods.kill_cgroup(cgroup).await {
+async fn end_tree(container: &Container, cgroup: &CgroupPath) {
+    if let Err(error) = container.node().kill_cgroup(cgroup).await {
         log::error!("cannot end an exec"; pod = container.pod.id, ctr = container.id, error = error);
     }
 }

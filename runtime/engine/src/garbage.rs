@@ -11,7 +11,7 @@ use coracle_base::{log, reactor};
 use coracle_job::Job;
 use coracle_sandbox::disk;
 
-use crate::Pods;
+use crate::node::Node;
 use crate::paths::Paths;
 
 /// Maximum number of entries of a tree that the daemon removes itself: this takes about as long as starting a
@@ -23,8 +23,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// Moves `path` into the garbage directory and removes it. A missing path is not an error.
-pub(crate) fn discard(pods: &Rc<Pods>, path: &Path) -> Result<(), Error> {
-    let garbage = pods.node.paths.garbage();
+pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
+    let garbage = node.paths.garbage();
     let Some(name) = path.file_name() else { return Ok(()) };
     let target = garbage.join(name);
     match disk::rename(path, &target) {
@@ -40,7 +40,7 @@ pub(crate) fn discard(pods: &Rc<Pods>, path: &Path) -> Result<(), Error> {
             }
         }
     }
-    sweep(pods, vec![target]);
+    sweep(node, vec![target]);
     Ok(())
 }
 
@@ -51,12 +51,12 @@ fn is_missing(path: &Path) -> bool {
 }
 
 /// Removes the garbage of an earlier daemon.
-pub(crate) fn sweep_all(pods: &Rc<Pods>) -> Result<(), Error> {
-    let garbage = pods.node.paths.garbage();
+pub(crate) fn sweep_all(node: &Node) -> Result<(), Error> {
+    let garbage = node.paths.garbage();
     let entries = disk::entries(&garbage).map_err(|error| failed("list", &garbage, &error))?;
     let paths: Vec<_> = entries.flatten().map(|entry| garbage.join(entry.name)).collect();
     if !paths.is_empty() {
-        sweep(pods, paths);
+        sweep(node, paths);
     }
     Ok(())
 }
@@ -67,8 +67,8 @@ pub(crate) fn prepare(paths: &Paths) -> Result<(), Error> {
 }
 
 /// Removes trees by workers and retries until all are removed; no other code refers to these trees.
-fn sweep(pods: &Rc<Pods>, paths: Vec<std::path::PathBuf>) {
-    let workers = Rc::clone(&pods.node.host.workers);
+fn sweep(node: &Node, paths: Vec<std::path::PathBuf>) {
+    let workers = Rc::clone(&node.host.workers);
     reactor::spawn(async move {
         let mut pause = PAUSE;
         while let Err(error) = workers.run(Job::RemoveTrees { paths: paths.clone() }, |_, _| ()).await {

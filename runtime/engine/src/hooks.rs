@@ -5,7 +5,6 @@
 //! root, the process and the annotations (see docs/nri.md).
 
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, failed};
@@ -15,7 +14,7 @@ use coracle_sandbox::disk;
 use serde_json::json;
 
 use crate::filesystem::make_directory;
-use crate::{Container, Pods};
+use crate::{Container, Node};
 
 /// Time limit of a hook without a timeout.
 const HOOK_LIMIT: Duration = Duration::from_secs(60);
@@ -47,13 +46,13 @@ impl Point {
     }
 }
 
-impl Pods {
+impl Container {
     /// Runs the hooks of a point in order. At points where the container can still be refused, the first
     /// failure ends the sequence.
-    pub(crate) async fn run_hooks(&self, container: &Rc<Container>, point: Point) -> Result<(), Error> {
-        let hooks = container.record().adjusted.hooks.clone();
+    pub(crate) async fn run_hooks(&self, point: Point) -> Result<(), Error> {
+        let hooks = self.record().adjusted.hooks.clone();
         // With the process whose namespaces they enter, and whether a failure is an error.
-        let pid = container.pid();
+        let pid = self.pid();
         let (run, is_fatal): (Vec<(Hook, i32)>, bool) = match point {
             Point::Creating => {
                 let outside = hooks.prestart.into_iter().chain(hooks.create_runtime).map(|hook| (hook, 0));
@@ -66,70 +65,57 @@ impl Pods {
         if run.is_empty() {
             return Ok(());
         }
-        self.write_bundle(container)?;
-        let state = self.state(container, point);
+        self.write_bundle()?;
+        let state = self.state(point);
         for (hook, inside) in run {
             let what = format!("hook {}", hook.path);
-            let _wait = waits::begin(container.pod.id, container.pod.name(), what);
-            match self.run_hook(hook, inside, state.clone()).await {
+            let _wait = waits::begin(self.pod.id, self.pod.name(), what);
+            match self.node().run_hook(hook, inside, state.clone()).await {
                 Err(error) if is_fatal => return Err(error),
-                Err(error) => log::warn!("hook failed"; pod = container.pod.id, ctr = container.id,
-                    name = container.pod.name(), container = container.name(), error = error),
+                Err(error) => log::warn!("hook failed"; pod = self.pod.id, ctr = self.id,
+                    name = self.pod.name(), container = self.name(), error = error),
                 Ok(()) => {}
             }
         }
         Ok(())
     }
 
-    async fn run_hook(&self, hook: Hook, inside: i32, state: String) -> Result<(), Error> {
-        let limit = match hook.timeout_s {
-            0 => HOOK_LIMIT,
-            seconds => Duration::from_secs(seconds.into()),
-        };
-        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let job = Job::Hook(HookJob { hook, state, inside, limit_ms });
-        match self.node.host.workers.run(job, |_, _| ()).await? {
-            Outcome::Hooked => Ok(()),
-            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
-        }
-    }
-
-    fn state(&self, container: &Container, point: Point) -> String {
-        let record = container.record();
+    fn state(&self, point: Point) -> String {
+        let record = self.record();
         let annotations: serde_json::Map<_, _> =
             record.spec.annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
         let mut state = json!({
             "ociVersion": OCI_VERSION,
-            "id": container.id.to_string(),
+            "id": self.id.to_string(),
             "status": point.status(),
-            "bundle": self.bundle(container),
+            "bundle": self.bundle(),
             "annotations": annotations,
         });
         if point != Point::Stopped {
-            state["pid"] = json!(container.pid());
+            state["pid"] = json!(self.pid());
         }
         state.to_string()
     }
 
-    fn bundle(&self, container: &Container) -> PathBuf {
-        self.node.paths.bundle(container.pod.id).join(container.id.to_string())
+    fn bundle(&self) -> PathBuf {
+        self.node().paths.bundle(self.pod.id).join(self.id.to_string())
     }
 
-    fn write_bundle(&self, container: &Container) -> Result<(), Error> {
-        let directory = self.bundle(container);
+    fn write_bundle(&self) -> Result<(), Error> {
+        let directory = self.bundle();
         let path = directory.join("config.json");
         if disk::inspect(&path).is_ok() {
             return Ok(());
         }
         make_directory(&directory)?;
-        let record = container.record();
+        let record = self.record();
         let environment: Vec<_> =
             record.process.environment.iter().map(|text| String::from_utf8_lossy(text)).collect();
         let config = json!({
             "ociVersion": OCI_VERSION,
-            "hostname": crate::files::hostname(&container.pod.record().spec),
+            "hostname": crate::files::hostname(&self.pod.record().spec),
             "root": {
-                "path": self.node.paths.root_mountpoint(container.pod.id),
+                "path": self.node().paths.root_mountpoint(self.pod.id),
                 "readonly": record.spec.security.readonly_rootfs,
             },
             "process": {
@@ -141,5 +127,20 @@ impl Pods {
             "annotations": record.spec.annotations.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         });
         disk::write(&path, config.to_string().as_bytes()).map_err(|error| failed("write", &path, &error))
+    }
+}
+
+impl Node {
+    async fn run_hook(&self, hook: Hook, inside: i32, state: String) -> Result<(), Error> {
+        let limit = match hook.timeout_s {
+            0 => HOOK_LIMIT,
+            seconds => Duration::from_secs(seconds.into()),
+        };
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let job = Job::Hook(HookJob { hook, state, inside, limit_ms });
+        match self.host.workers.run(job, |_, _| ()).await? {
+            Outcome::Hooked => Ok(()),
+            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
+        }
     }
 }

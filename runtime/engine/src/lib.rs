@@ -2,11 +2,14 @@
 //! last object.
 //!
 //! ```text
-//! cri/  ──►  Pods  ──►  steps (pod up, pod down)      container (create, start, stop, remove)     exec
+//! cri/  ──►  Pods  ──►  Pod: steps (up, down)      Container: create, start, stop, remove, exec
 //!               │              │                             │
 //!               │            state (pure)    record (durable)    link (the monitor)
 //!               └── recover: the same steps, after a crash or a reboot
 //! ```
+//!
+//! [`Pods`] is the table. The operations on one pod are methods of [`Pod`], those on one container of
+//! [`Container`], in the module of their subject; what all pods share is in [`Engine`].
 //!
 //! The state of a pod or container is changed only by the task that holds its `operation` lock; lists and
 //! statuses read the published state and never wait. No lock covers two pods. The engine knows neither gRPC
@@ -31,6 +34,7 @@ pub mod notices;
 mod operations;
 pub mod output;
 pub mod paths;
+mod pod;
 mod reconcile;
 pub mod record;
 mod recover;
@@ -48,4 +52,5 @@ mod unlisted;
 pub use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
 pub use files::node_hostname;
 pub use node::{Host, Kernel, Monitors, Node, Placement, PodNetworks};
-pub use table::{Container, Pod, Pods};
+pub use pod::{Container, Pod};
+pub use table::{Engine, Pods};

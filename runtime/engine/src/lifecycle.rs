@@ -8,14 +8,13 @@
 
 use std::future::{Future, ready};
 use std::pin::Pin;
-use std::rc::Rc;
 
 use coracle_base::error::Error;
 
 use crate::container::Resolved;
 use crate::record::Limits;
 use crate::spec::Resources;
-use crate::{Container, Pod, Pods};
+use crate::{Container, Pod};
 
 /// A future that borrows for `'a` and stays on its thread.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -43,7 +42,7 @@ pub trait LifecycleHooks {
     fn wants(&self, event: Event) -> bool;
 
     /// Waits until no other event of `pod` is being processed.
-    fn begin<'a>(&'a self, pods: &'a Rc<Pods>, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>>;
+    fn begin<'a>(&'a self, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>>;
 }
 
 /// Permission to announce one event of a pod, until the value is dropped. If a method returns an error, the
@@ -100,7 +99,7 @@ impl LifecycleHooks for NoHooks {
         false
     }
 
-    fn begin<'a>(&'a self, _: &'a Rc<Pods>, _: &'a Pod) -> Pending<'a, Box<dyn EventGuard>> {
+    fn begin<'a>(&'a self, _: &'a Pod) -> Pending<'a, Box<dyn EventGuard>> {
         Box::pin(ready(Box::new(NoHooks) as Box<dyn EventGuard>))
     }
 }

@@ -4,8 +4,6 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::Pod;
-
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
@@ -19,8 +17,8 @@ pub enum Happened {
     Deleted,
 }
 
-/// A change of a container or a pod sandbox.
-pub struct Notice<'a> {
+/// A change of a container or a pod sandbox. `P`: [`Pod`](crate::Pod).
+pub struct Notice<'a, P> {
     /// The kind of the change.
     pub happened: Happened,
     /// ID of the container, or of the pod sandbox itself.
@@ -28,24 +26,29 @@ pub struct Notice<'a> {
     /// Name of the container in its pod; empty if the notice is about the pod sandbox itself.
     pub container: &'a str,
     /// The pod sandbox, or the pod sandbox of the container.
-    pub pod: &'a Rc<Pod>,
+    pub pod: &'a Rc<P>,
     /// Wall clock in nanoseconds since 1970; later than that of all earlier notices.
     pub at_ns: i64,
 }
 
 /// A listener; it returns whether it wants further notices.
-type Listener = Box<dyn Fn(&Notice<'_>) -> bool>;
+pub type Listener<P> = Box<dyn Fn(&Notice<'_, P>) -> bool>;
 
 /// All listeners for changes.
-#[derive(Default)]
-pub(crate) struct Listeners(RefCell<Vec<Listener>>);
+pub(crate) struct Listeners<P>(RefCell<Vec<Listener<P>>>);
 
-impl Listeners {
-    pub(crate) fn add(&self, listener: Listener) {
+impl<P> Default for Listeners<P> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<P> Listeners<P> {
+    pub(crate) fn add(&self, listener: Listener<P>) {
         self.0.borrow_mut().push(listener);
     }
 
-    pub(crate) fn tell(&self, notice: &Notice<'_>) {
+    pub(crate) fn tell(&self, notice: &Notice<'_, P>) {
         // Taken out during the calls, because a listener may access the list.
         let mut listeners = self.0.take();
         listeners.retain(|listener| listener(notice));

@@ -63,16 +63,16 @@ impl Pods {
     /// Errors that prevent the daemon from serving. A pod or container that cannot be recovered is logged and
     /// does not affect others.
     pub async fn recover(self: &Rc<Self>) -> Result<(), Error> {
-        let paths = &self.node.paths;
+        let paths = &self.node().paths;
         for directory in [paths.pods(), paths.pods_state()] {
             crate::filesystem::make_private_directory(&directory)?;
         }
         store::close_quarantine(&paths.root)?;
         garbage::prepare(paths)?;
-        garbage::sweep_all(self)?;
+        garbage::sweep_all(self.node())?;
         let found = self.read_all_records()?;
         self.recover_all(found).await;
-        self.node.images.sweep();
+        self.node().images.sweep();
         self.release_networks();
         self.try_again_later();
         Ok(())
@@ -80,8 +80,8 @@ impl Pods {
 
     /// Reads the records of all pods, and lists those that are usable. A pod without a directory below the root
     /// directory may still have one below the state directory.
-    fn read_all_records(self: &Rc<Self>) -> Result<Vec<(PodId, Records)>, Error> {
-        let paths = &self.node.paths;
+    fn read_all_records(&self) -> Result<Vec<(PodId, Records)>, Error> {
+        let paths = &self.node().paths;
         let mut found: BTreeMap<PodId, Records> =
             ids::<PodId>(&paths.pods())?.into_iter().map(|id| (id, self.read_records(id))).collect();
         for id in ids::<PodId>(&paths.pods_state())? {
@@ -113,10 +113,10 @@ impl Pods {
 
     /// The entry of a pod whose recovery continues in the background. `is_settled`: whether the decisions about
     /// its records have been carried out.
-    fn unfinished(self: &Rc<Self>, id: PodId, is_settled: bool) -> Unknown {
+    fn unfinished(&self, id: PodId, is_settled: bool) -> Unknown {
         let pod = self.table.pods.borrow().get(&id).cloned();
         if let Some(pod) = &pod {
-            self.look_at_processes(pod);
+            pod.look_at_processes();
         }
         let unknown = match is_settled {
             true => Unknown::unattached(id, "it has not answered yet"),
@@ -144,7 +144,7 @@ impl Pods {
             if unknown.is_some() {
                 self.set_unknown(id, unknown);
             }
-            unknown = self.take_over(pod).await;
+            unknown = pod.take_over().await;
         }
         // While the lock is held, so that no later result is overwritten.
         self.set_recovered(id, unknown);
@@ -169,16 +169,16 @@ impl Pods {
 
     /// Reads the records of a pod and of its containers, except those already in the table, and lists those that
     /// are usable.
-    fn read_records(self: &Rc<Self>, id: PodId) -> Records {
+    fn read_records(&self, id: PodId) -> Records {
         let known = self.table.pods.borrow().get(&id).cloned();
         let pod = match known {
             Some(pod) => pod,
-            None => match PodRecord::load(&self.node.paths, id) {
+            None => match PodRecord::load(&self.node().paths, id) {
                 Ok(record) => self.enlist_pod(record),
                 Err(damage) => return Records::UnusablePod(damage),
             },
         };
-        let (ids, unread) = match ids::<ContainerId>(&self.node.paths.containers(id)) {
+        let (ids, unread) = match ids::<ContainerId>(&self.node().paths.containers(id)) {
             Ok(ids) => (ids, None),
             Err(error) => (Vec::new(), Some(Unknown::unread(error))),
         };
@@ -187,7 +187,7 @@ impl Pods {
             if self.table.containers.borrow().contains_key(&container) {
                 continue;
             }
-            match ContainerRecord::load(&self.node.paths, id, container) {
+            match ContainerRecord::load(&self.node().paths, id, container) {
                 Ok(record) => self.enlist_container(&pod, record),
                 Err(damage) => unusable.push((container, damage)),
             }
@@ -222,25 +222,23 @@ impl Pods {
         // Its files are evidence of its containers, and stay until these are ended.
         match self.end_orphan(id).await {
             Ok(()) => {
-                remove(self, &self.node.paths.pod(id), &damage);
+                remove(self, &self.node().paths.pod(id), &damage);
                 None
             }
             Err(error) => Some(Unknown::orphan(id, error)),
         }
     }
 
-    fn enlist_pod(self: &Rc<Self>, record: PodRecord) -> Rc<Pod> {
-        let id = record.id;
-        self.node.kernel.clock.saw(record.created_at_ns);
-        let pod = Pod::new(record);
+    fn enlist_pod(&self, record: PodRecord) -> Rc<Pod> {
+        self.node().kernel.clock.saw(record.created_at_ns);
+        let pod = Pod::new(Rc::clone(self.engine()), record);
         pod.creation.is_earlier.set(true);
         if pod.record().state != state::Pod::Creating {
             let _ = pod.creation.made.try_set(Ok(()));
             pod.progress.is_offered.set(true);
         }
         // A pod of the same name may have been created meanwhile.
-        self.table.names.borrow_mut().entry(pod.record().spec.name.clone()).or_insert(id);
-        self.table.pods.borrow_mut().insert(id, Rc::clone(&pod));
+        self.enter(&pod);
         pod
     }
 
@@ -258,57 +256,43 @@ impl Pods {
         // Its processes are ended before its files are removed.
         let cgroup = pod.record().cgroup(&id);
         if let Ok(cgroup) = cgroup
-            && let Err(error) = self.kill_cgroup(&cgroup).await
+            && let Err(error) = self.node().kill_cgroup(&cgroup).await
         {
             let text = format!("container {id:.13}, whose record is damaged: {error}");
             return Some(Unknown::unread(text));
         }
-        remove(self, &self.node.paths.container(pod.id, id), &damage);
+        remove(self, &self.node().paths.container(pod.id, id), &damage);
         None
     }
 
-    fn enlist_container(self: &Rc<Self>, pod: &Rc<Pod>, record: ContainerRecord) {
+    fn enlist_container(&self, pod: &Rc<Pod>, record: ContainerRecord) {
         let id = record.id;
-        self.node.kernel.clock.saw(record.created_at_ns);
+        self.node().kernel.clock.saw(record.created_at_ns);
         if let state::Container::Exited(ended) = &record.state {
-            self.node.kernel.clock.saw(ended.finished_at_ns);
+            self.node().kernel.clock.saw(ended.finished_at_ns);
         }
-        let started_ahead = record.started_ahead(&self.node.paths);
+        let started_ahead = record.started_ahead(&self.node().paths);
         let container = Container::new(Rc::clone(pod), record);
         container.process.ahead.set(started_ahead);
         if container.record().state.is_over() {
             let _ = container.ending.exited.try_set(());
             let _ = container.ending.stop_told.try_set(());
         }
-        if let Err(error) = self.node.images.retain(id, container.record().layer_names()) {
+        if let Err(error) = self.node().images.retain(id, container.record().layer_names()) {
             log::error!("cannot retain the layers of a container"; ctr = id, error = error);
         }
         pod.names.borrow_mut().entry(container.record().spec.name.clone()).or_insert(id);
-        self.table.containers.borrow_mut().insert(id, Rc::clone(&container));
-        let record = Recorded::State(self.recorded_container(&container));
+        self.enter_container(&container);
+        let record = Recorded::State(container.recorded());
         let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, record);
         match decision == Decision::Known(ContainerDecision::Undo) {
-            true => self.undo_container(container),
+            true => container.undo(),
             false => drop(container.creation.made.try_set(Ok(()))),
         }
     }
 
-    /// Undoes an interrupted CreateContainer in the background; the container's name is reserved until then.
-    /// If undoing fails, the next request with this name tries again, and so does the removal of the pod.
-    fn undo_container(self: &Rc<Self>, container: Rc<Container>) {
-        let pods = Rc::clone(self);
-        reactor::spawn(async move {
-            let _operation = container.operation.lock().await;
-            log::info!("undoing an incomplete container"; pod = container.pod.id, ctr = container.id);
-            pods.log_failed(&container.pod, pods.unmake_container(&container).await);
-            let text = "the runtime was restarted while creating it: try again";
-            let _ = container.creation.made.try_set(Err(Error::new(Kind::Unavailable, text)));
-        })
-        .detach();
-    }
-
     /// The way in which a directory without a usable record is removed; `None` if it is left alone.
-    fn removal<T>(decision: Decision<T>) -> Option<fn(&Rc<Self>, &Path, &Damage)> {
+    fn removal<T>(decision: Decision<T>) -> Option<fn(&Self, &Path, &Damage)> {
         match decision {
             Decision::EndAndDiscard => Some(Self::discard_directory),
             Decision::EndAndSetAside => Some(Self::set_aside),
@@ -317,19 +301,19 @@ impl Pods {
     }
 
     /// Removes a directory without a record.
-    fn discard_directory(self: &Rc<Self>, directory: &Path, _: &Damage) {
-        if let Err(error) = garbage::discard(self, directory) {
+    fn discard_directory(&self, directory: &Path, _: &Damage) {
+        if let Err(error) = garbage::discard(self.node(), directory) {
             log::warn!("cannot remove a directory without a record"; path = directory.display(), error = error);
         }
     }
 
     /// Moves a directory with a damaged record to quarantine.
-    fn set_aside(self: &Rc<Self>, directory: &Path, damage: &Damage) {
+    fn set_aside(&self, directory: &Path, damage: &Damage) {
         let reason = match damage {
             Damage::Damaged(reason) => reason.clone(),
             Damage::Absent | Damage::Io(_) => damage.to_string(),
         };
-        match store::quarantine(&self.node.paths.root, directory, &reason) {
+        match store::quarantine(&self.node().paths.root, directory, &reason) {
             Ok(to) => log::error!("damaged record moved to quarantine"; path = to.display(), reason = reason),
             Err(error) => {
                 log::error!("cannot move a damaged record to quarantine"; path = directory.display(), reason = reason, error = error)
@@ -342,17 +326,17 @@ impl Pods {
     /// # Errors
     /// An object that could not be removed; the call may be repeated. The pod's state directory is removed
     /// last.
-    async fn end_orphan(self: &Rc<Self>, id: PodId) -> Result<(), Error> {
-        let state = self.node.paths.pod_state(id);
+    async fn end_orphan(&self, id: PodId) -> Result<(), Error> {
+        let state = self.node().paths.pod_state(id);
         let pid = monitor::connect(&state).map_or(0, |monitor| monitor.pid);
         if pid != 0 {
             log::warn!("ending a monitor without a record"; pod = id, pid = pid);
         }
         let mut outcome = Ok(());
         for cgroup in self.cgroups_of_orphan(id, pid)? {
-            outcome = outcome.and(self.kill_cgroup(&cgroup).await);
+            outcome = outcome.and(self.node().kill_cgroup(&cgroup).await);
         }
-        outcome = outcome.and(self.node.network.cni.forget(&id.to_string()).await);
+        outcome = outcome.and(self.node().network.cni.forget(&id.to_string()).await);
         outcome.and(netns::unpin(&paths::netns(id)).map_err(Error::from))?;
         match disk::remove_dir_all(&state) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -365,7 +349,7 @@ impl Pods {
     /// The cgroups of the pod's containers, followed by the monitor's. They are found in the whole hierarchy
     /// by their names, which are IDs.
     fn cgroups_of_orphan(&self, id: PodId, monitor: i32) -> Result<Vec<CgroupPath>, Error> {
-        let paths = &self.node.paths;
+        let paths = &self.node().paths;
         let mut traces = unlisted::traces(paths, id, monitor)?;
         for container in ids::<ContainerId>(&paths.containers(id))? {
             traces.entry(container).or_insert(None);
@@ -378,36 +362,12 @@ impl Pods {
             names.iter().any(|wanted| wanted == name)
         };
         let mut cgroups: Vec<_> = traces.into_values().flatten().collect();
-        let found = self.node.cgroups.find(is_named)?;
+        let found = self.node().cgroups.find(is_named)?;
         let (own, others): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|cgroup| cgroup.as_str().contains(&id.to_string()));
         cgroups.extend(others);
         cgroups.extend(own);
         Ok(cgroups)
-    }
-
-    /// Undoes an interrupted RunPodSandbox in the background; the pod's name is reserved until then.
-    fn undo(self: &Rc<Self>, pod: &Rc<Pod>) {
-        let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
-        reactor::spawn(async move {
-            let _operation = pod.operation.lock().await;
-            log::info!("undoing an incomplete pod sandbox"; pod = pod.id);
-            let undone = match pods.down(&pod).await.into_iter().next() {
-                None => pods.forget_pod(&pod),
-                Some(error) => Err(error),
-            };
-            if undone.is_err() {
-                // Listed from now on, so that Stop and Remove retry; plugins do not know it.
-                pod.record.borrow_mut().told = Told { stop: true, remove: true };
-                pods.log_failed(&pod, pods.change(&pod, PodEvent::UpFailed));
-            }
-            pods.log_failed(&pod, undone);
-            let _ = pod.creation.made.try_set(Err(Error::new(
-                Kind::Unavailable,
-                "the runtime was restarted while making it: try again",
-            )));
-        })
-        .detach();
     }
 
     /// Releases the networks of pods of an earlier boot before the first ADD, because ADD may allocate their
@@ -419,22 +379,64 @@ impl Pods {
             .pods
             .borrow()
             .values()
-            .filter(|pod| pod.record().boot != self.node.kernel.boot)
+            .filter(|pod| pod.record().boot != self.node().kernel.boot)
             .cloned()
             .collect();
         reactor::spawn(async move {
             for pod in stale {
                 let _operation = pod.operation.lock().await;
-                pods.log_failed(&pod, pods.unmake_network(&pod).await);
+                pod.log_failed(pod.unmake_network().await);
             }
-            pods.node.network.cni.recovered();
+            pods.node().network.cni.recovered();
+        })
+        .detach();
+    }
+}
+
+impl Container {
+    /// Undoes an interrupted CreateContainer in the background; the container's name is reserved until then.
+    /// If undoing fails, the next request with this name tries again, and so does the removal of the pod.
+    fn undo(self: &Rc<Self>) {
+        let container = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = container.operation.lock().await;
+            log::info!("undoing an incomplete container"; pod = container.pod.id, ctr = container.id);
+            container.pod.log_failed(container.unmake().await);
+            let text = "the runtime was restarted while creating it: try again";
+            let _ = container.creation.made.try_set(Err(Error::new(Kind::Unavailable, text)));
+        })
+        .detach();
+    }
+}
+
+impl Pod {
+    /// Undoes an interrupted RunPodSandbox in the background; the pod's name is reserved until then.
+    fn undo(self: &Rc<Self>) {
+        let pod = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            log::info!("undoing an incomplete pod sandbox"; pod = pod.id);
+            let undone = match pod.down().await.into_iter().next() {
+                None => pod.forget(),
+                Some(error) => Err(error),
+            };
+            if undone.is_err() {
+                // Listed from now on, so that Stop and Remove retry; plugins do not know it.
+                pod.record.borrow_mut().told = Told { stop: true, remove: true };
+                pod.log_failed(pod.change(PodEvent::UpFailed));
+            }
+            pod.log_failed(undone);
+            let _ = pod.creation.made.try_set(Err(Error::new(
+                Kind::Unavailable,
+                "the runtime was restarted while making it: try again",
+            )));
         })
         .detach();
     }
 
-    fn log_failed(&self, pod: &Rc<Pod>, result: Result<(), Error>) {
+    fn log_failed(&self, result: Result<(), Error>) {
         if let Err(error) = result {
-            log::error!("recovery of a pod is incomplete"; pod = pod.id, error = error);
+            log::error!("recovery of a pod is incomplete"; pod = self.id, error = error);
         }
     }
 }

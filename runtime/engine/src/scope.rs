@@ -18,7 +18,7 @@ use coracle_base::{log, reactor, time};
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
 use coracle_sandbox::cgroup::{CgroupPath, PropertyValue, Resources};
 
-use crate::{Container, Pod, Pods};
+use crate::{Container, Node, Pod};
 
 /// Time limit for systemd to notice the end of a scope: usually milliseconds, longer during a boot.
 const FORGET_LIMIT: Duration = Duration::from_millis(500);
@@ -27,42 +27,76 @@ const FORGET_LIMIT: Duration = Duration::from_millis(500);
 /// daemon that the process has ended.
 const END_SEEN_LIMIT: Duration = Duration::from_secs(1);
 
-impl Pods {
+impl Pod {
     /// Lets systemd adopt the monitor's cgroup.
-    pub(crate) async fn adopt_monitor(&self, pod: &Pod) -> Result<(), Error> {
-        if !pod.record().has_scopes {
+    pub(crate) async fn adopt_monitor(&self) -> Result<(), Error> {
+        if !self.record().has_scopes {
             return Ok(());
         }
-        let name = pod.record().spec.name.clone();
+        let name = self.record().spec.name.clone();
         let description = format!("coracle pod sandbox {}/{}", name.namespace, name.name);
-        self.adopt(&pod.cgroup()?, pod.pid(), description, &Resources::default()).await
+        self.node().adopt(&self.cgroup()?, self.pid(), description, &Resources::default()).await
     }
+}
 
+impl Container {
     /// Lets systemd adopt a container's cgroup, unless its process has already ended.
-    pub(crate) async fn adopt_container(&self, container: &Container, pid: i32) -> Result<(), Error> {
-        if !container.pod.record().has_scopes {
+    pub(crate) async fn adopt(&self, pid: i32) -> Result<(), Error> {
+        if !self.pod.record().has_scopes {
             return Ok(());
         }
-        let adopted = self.adopt_with_limits(container, pid).await;
+        let adopted = self.adopt_with_limits(pid).await;
         // With its last process systemd removes the cgroup, at any moment of this.
-        if adopted.is_err() && reactor::deadline(END_SEEN_LIMIT, container.ending.exited.wait()).await.is_ok()
-        {
+        if adopted.is_err() && reactor::deadline(END_SEEN_LIMIT, self.ending.exited.wait()).await.is_ok() {
             return Ok(());
         }
         adopted
     }
 
-    async fn adopt_with_limits(&self, container: &Container, pid: i32) -> Result<(), Error> {
-        let cgroup = container.cgroup()?;
-        let devices = self.node.cgroups.legacy_devices(&cgroup);
-        let limits = container.record().limits().of_cgroup();
-        self.adopt(&cgroup, pid, format!("coracle {}", container.title()), &limits).await?;
+    async fn adopt_with_limits(&self, pid: i32) -> Result<(), Error> {
+        let cgroup = self.cgroup()?;
+        let devices = self.node().cgroups.legacy_devices(&cgroup);
+        let limits = self.record().limits().of_cgroup();
+        self.node().adopt(&cgroup, pid, format!("coracle {}", self.title()), &limits).await?;
         // systemd has written the properties that it knows, and defaults for all others.
-        let limits = container.record().limits().of_cgroup();
-        self.node.cgroups.apply(&cgroup, &limits)?; // its warnings were told when it was made
-        Ok(self.node.cgroups.restore_legacy_devices(&cgroup, devices)?)
+        let limits = self.record().limits().of_cgroup();
+        self.node().cgroups.apply(&cgroup, &limits)?; // its warnings were told when it was made
+        Ok(self.node().cgroups.restore_legacy_devices(&cgroup, devices)?)
     }
 
+    /// Sends the effective limits to systemd in the background: the kernel already has them, but systemd
+    /// would reset them at its next daemon-reload.
+    pub(crate) fn tell_limits(self: &Rc<Self>) {
+        if !self.pod.record().has_scopes || !self.record().state.is_running() {
+            return;
+        }
+        let container = Rc::clone(self);
+        reactor::spawn(async move {
+            // Serialised, each with the limits that are effective at that time, so that the last one is
+            // correct.
+            let _turn = container.cgroup_use.scope.lock().await;
+            if let Err(error) = container.set_properties().await
+                && container.record().state.is_running()
+            {
+                log::warn!("cannot send a container's new limits to systemd"; ctr = container.id, error = error);
+            }
+        })
+        .detach();
+    }
+
+    async fn set_properties(&self) -> Result<(), Error> {
+        let cgroup = self.cgroup()?;
+        let properties = self.node().properties(&self.record().limits().of_cgroup())?;
+        let unit = cgroup.slice_and_scope()?.1.to_owned();
+        let job = ScopeJob { unit, command: ScopeCommand::Set, properties };
+        self.node().host.workers.run(Job::Scope(job), |_, _| ()).await?;
+        let limits = self.record().limits().of_cgroup();
+        self.node().cgroups.apply(&cgroup, &limits)?;
+        Ok(())
+    }
+}
+
+impl Node {
     async fn adopt(
         &self,
         cgroup: &CgroupPath,
@@ -77,7 +111,7 @@ impl Pods {
             pid: u32::try_from(pid).unwrap_or(0),
         };
         let job = ScopeJob { unit: unit.to_owned(), command, properties: self.properties(limits)? };
-        self.node.host.workers.run(Job::Scope(job), |_, _| ()).await?;
+        self.host.workers.run(Job::Scope(job), |_, _| ()).await?;
         Ok(())
     }
 
@@ -86,11 +120,11 @@ impl Pods {
         let Ok((_, unit)) = cgroup.slice_and_scope() else { return };
         let end = time::now() + FORGET_LIMIT;
         let mut pause = Duration::from_millis(1);
-        while self.node.cgroups.is_tracked(cgroup) {
+        while self.cgroups.is_tracked(cgroup) {
             if time::now() >= end {
                 let (unit, command) = (unit.to_owned(), ScopeCommand::Stop);
                 let job = ScopeJob { unit, command, properties: Vec::new() };
-                if let Err(error) = self.node.host.workers.run(Job::Scope(job), |_, _| ()).await {
+                if let Err(error) = self.host.workers.run(Job::Scope(job), |_, _| ()).await {
                     log::warn!("systemd did not remove a scope"; path = cgroup, error = error);
                 }
                 return;
@@ -100,39 +134,8 @@ impl Pods {
         }
     }
 
-    /// Sends the effective limits to systemd in the background: the kernel already has them, but systemd
-    /// would reset them at its next daemon-reload.
-    pub(crate) fn tell_limits(self: &Rc<Self>, container: &Rc<Container>) {
-        if !container.pod.record().has_scopes || !container.record().state.is_running() {
-            return;
-        }
-        let (pods, container) = (Rc::clone(self), Rc::clone(container));
-        reactor::spawn(async move {
-            // Serialised, each with the limits that are effective at that time, so that the last one is
-            // correct.
-            let _turn = container.cgroup_use.scope.lock().await;
-            if let Err(error) = pods.set_properties(&container).await
-                && container.record().state.is_running()
-            {
-                log::warn!("cannot send a container's new limits to systemd"; ctr = container.id, error = error);
-            }
-        })
-        .detach();
-    }
-
-    async fn set_properties(&self, container: &Container) -> Result<(), Error> {
-        let cgroup = container.cgroup()?;
-        let properties = self.properties(&container.record().limits().of_cgroup())?;
-        let unit = cgroup.slice_and_scope()?.1.to_owned();
-        let job = ScopeJob { unit, command: ScopeCommand::Set, properties };
-        self.node.host.workers.run(Job::Scope(job), |_, _| ()).await?;
-        let limits = container.record().limits().of_cgroup();
-        self.node.cgroups.apply(&cgroup, &limits)?;
-        Ok(())
-    }
-
     fn properties(&self, limits: &Resources) -> Result<Vec<(String, ScopeProperty)>, Error> {
-        let properties = self.node.cgroups.properties(limits)?;
+        let properties = self.cgroups.properties(limits)?;
         let told = properties.into_iter().map(|property| {
             let value = match property.value {
                 PropertyValue::Number(number) => ScopeProperty::Number(number),

@@ -30,13 +30,13 @@ use crate::lifecycle::Event as Hook;
 use crate::link::LinkError;
 use crate::notices::Happened;
 use crate::operations::Key;
+use crate::pod::KILL_LIMIT;
 use crate::record::{Kept, PodRecord, Told};
 use crate::spec::PodSpec;
 use crate::state::{self, PodEvent};
-use crate::table::KILL_LIMIT;
 use crate::times::Times;
 use crate::unknown::Unknown;
-use crate::{Pod, Pods, files, garbage, paths};
+use crate::{Node, Pod, Pods, files, garbage, paths};
 
 /// The steps of a pod in the order of set-up; teardown is in reverse order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Pods {
     /// `AlreadyExists` if another sandbox has the name; `Unavailable` while a pod whose record cannot be read
     /// may have the name; otherwise the error of the first failed step, after the preceding steps were
     /// undone.
-    pub async fn run(self: &Rc<Self>, spec: PodSpec) -> Result<PodId, Error> {
+    pub async fn run(&self, spec: PodSpec) -> Result<PodId, Error> {
         loop {
             let pod = match self.named(&spec)? {
                 Some(pod) => pod,
@@ -124,80 +124,83 @@ impl Pods {
     }
 
     /// Reserves the pod's name and starts the operation.
-    fn reserve(self: &Rc<Self>, spec: PodSpec) -> Result<Rc<Pod>, Error> {
-        if let (Some(_), Err(why)) = (&spec.user_namespace, &self.node.kernel.user_namespaces) {
+    fn reserve(&self, spec: PodSpec) -> Result<Rc<Pod>, Error> {
+        if let (Some(_), Err(why)) = (&spec.user_namespace, &self.node().kernel.user_namespaces) {
             let text = format!("pod sandbox {}: user namespaces: {why}", spec.name);
             return Err(Error::new(Kind::FailedPrecondition, text));
         }
-        self.node.images.want_sandbox_image();
+        self.node().images.want_sandbox_image();
         let id = PodId::from_bytes(coracle_sandbox::random_id()?);
-        let cgroup_parent = self.node.placement.parent_of(&spec.cgroup_parent)?;
-        let has_scopes = self.node.placement.driver == Driver::Systemd;
+        let cgroup_parent = self.node().placement.parent_of(&spec.cgroup_parent)?;
+        let has_scopes = self.node().placement.driver == Driver::Systemd;
         paths::cgroup(&cgroup_parent, has_scopes, &id)?;
         let is_taken =
             |level: &str| self.table.pods.borrow().values().any(|pod| pod.record().selinux_level == level);
-        let selinux_level = self.node.kernel.modules.pod_level(spec.selinux.as_ref(), is_taken)?;
-        let name = spec.name.clone();
-        let pod = Pod::new(PodRecord {
-            id,
-            boot: self.node.kernel.boot.clone(),
-            created_at_ns: self.node.kernel.clock.now_ns(),
-            spec,
-            cgroup_parent,
-            owns_cgroup_parent: false,
-            state: state::Pod::Creating,
-            network: None,
-            addresses: Vec::new(),
-            told: Told::default(),
-            selinux_level,
-            has_scopes,
-        });
-        self.table.names.borrow_mut().insert(name, id);
-        self.table.pods.borrow_mut().insert(id, Rc::clone(&pod));
-        let (pods, made) = (Rc::clone(self), Rc::clone(&pod));
-        self.operations.detach(async move {
+        let selinux_level = self.node().kernel.modules.pod_level(spec.selinux.as_ref(), is_taken)?;
+        let pod = Pod::new(
+            Rc::clone(self.engine()),
+            PodRecord {
+                id,
+                boot: self.node().kernel.boot.clone(),
+                created_at_ns: self.node().kernel.clock.now_ns(),
+                spec,
+                cgroup_parent,
+                owns_cgroup_parent: false,
+                state: state::Pod::Creating,
+                network: None,
+                addresses: Vec::new(),
+                told: Told::default(),
+                selinux_level,
+                has_scopes,
+            },
+        );
+        self.enter(&pod);
+        let made = Rc::clone(&pod);
+        self.engine().operations.detach(async move {
             let _operation = made.operation.lock().await;
-            let result = pods.up(&made).await;
+            let result = made.up().await;
             let _ = made.creation.made.try_set(result);
         });
         Ok(pod)
     }
+}
 
-    async fn up(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+impl Pod {
+    async fn up(self: &Rc<Self>) -> Result<(), Error> {
         let begun = time::now();
-        let title = pod.record().spec.name.to_string();
+        let title = self.record().spec.name.to_string();
         let mut times = Times::default();
-        let made = self.make_all(pod, &mut times).await;
+        let made = self.make_all(&mut times).await;
         let Err(error) = made else {
-            log::info!("pod sandbox ready"; pod = pod.id, name = pod.name(), ms = (time::now() - begun).as_millis(), steps = times);
+            log::info!("pod sandbox ready"; pod = self.id, name = self.name(), ms = (time::now() - begun).as_millis(), steps = times);
             return Ok(());
         };
-        log::warn!("pod sandbox not created"; pod = pod.id, name = pod.name(), steps = times, error = error);
+        log::warn!("pod sandbox not created"; pod = self.id, name = self.name(), steps = times, error = error);
         let error = error.logged();
-        let mut left = self.down(pod).await;
+        let mut left = self.down().await;
         if left.is_empty()
-            && let Err(error) = self.forget_pod(pod)
+            && let Err(error) = self.forget()
         {
             left.push(error);
         }
         if !left.is_empty() {
             // It stays listed, so that Stop and Remove retry (CRI 2.0).
-            log_all(pod.id, &left);
+            log_all(self.id, &left);
             // Plugins did not accept it, or were notified of its end.
-            pod.record.borrow_mut().told = Told { stop: true, remove: true };
-            if let Err(error) = self.change(pod, PodEvent::UpFailed) {
-                log::warn!("cannot record that the creation of a pod failed, the next daemon undoes it"; pod = pod.id, error = error);
+            self.record.borrow_mut().told = Told { stop: true, remove: true };
+            if let Err(error) = self.change(PodEvent::UpFailed) {
+                log::warn!("cannot record that the creation of a pod failed, the next daemon undoes it"; pod = self.id, error = error);
             }
         }
         Err(error.context(format!("pod sandbox {title}")))
     }
 
     /// Executes all set-up steps; records in `times` how long each step took, including a failed one.
-    async fn make_all(self: &Rc<Self>, pod: &Rc<Pod>, times: &mut Times) -> Result<(), Error> {
-        self.prepare(pod)?;
+    async fn make_all(self: &Rc<Self>, times: &mut Times) -> Result<(), Error> {
+        self.prepare()?;
         for step in Step::ALL {
             let begun = time::now();
-            let made = self.make(step, pod).await;
+            let made = self.make(step).await;
             times.add(step.name(), time::now() - begun);
             made?;
         }
@@ -206,21 +209,21 @@ impl Pods {
 
     /// Calls the plugins, which may refuse the pod, and sets the state Ready. One event guard covers both, so
     /// that no plugin sees the pod in between.
-    async fn make_ready(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let turn = self.hooks.begin(self, pod).await;
-        turn.run_pod(pod).await?;
+    async fn make_ready(self: &Rc<Self>) -> Result<(), Error> {
+        let turn = self.engine().hooks.begin(self).await;
+        turn.run_pod(self).await?;
         // It may have ended during the steps since its own, which do not need it.
-        let has_monitor = match pod.connection.link.borrow().is_some() {
+        let has_monitor = match self.connection.link.borrow().is_some() {
             true => Ok(()),
             false => Err(Error::new(Kind::Unknown, LinkError::Gone.to_string())),
         };
-        match has_monitor.and_then(|()| self.change(pod, PodEvent::Up)) {
+        match has_monitor.and_then(|()| self.change(PodEvent::Up)) {
             Ok(()) => {
-                pod.progress.is_offered.set(true);
+                self.progress.is_offered.set(true);
                 Ok(())
             }
             Err(error) => {
-                turn.undo_run_pod(pod).await;
+                turn.undo_run_pod(self).await;
                 Err(error)
             }
         }
@@ -228,95 +231,95 @@ impl Pods {
 
     /// Notifies plugins, once, that all containers of the pod have exited, after the notifications about each
     /// container.
-    async fn announce_stopped(self: &Rc<Self>, pod: &Rc<Pod>) {
-        if !pod.progress.is_offered.get() {
+    async fn announce_stopped(self: &Rc<Self>) {
+        if !self.progress.is_offered.get() {
             return;
         }
-        for container in self.containers_of(pod.id) {
+        for container in self.containers() {
             if container.ending.exited.is_initialized() {
                 container.ending.stop_told.wait().await;
             }
         }
-        let turn = self.hooks.begin(self, pod).await;
-        if !pod.record().told.stop {
-            let told = Told { stop: true, ..pod.record().told };
-            self.note_told(pod, told, self.hooks.wants(Hook::StopPod));
-            turn.stop_pod(pod).await;
+        let turn = self.engine().hooks.begin(self).await;
+        if !self.record().told.stop {
+            let told = Told { stop: true, ..self.record().told };
+            self.note_told(told, self.engine().hooks.wants(Hook::StopPod));
+            turn.stop_pod(self).await;
         }
     }
 
     /// Records that plugins are notified of an event, before the notification, so that plugins are never
     /// notified twice. If there are no plugins, the entry is written by the next commit.
-    fn note_told(&self, pod: &Rc<Pod>, told: Told, is_heard: bool) {
-        pod.record.borrow_mut().told = told;
-        if is_heard && let Err(error) = pod.record().commit(&self.node.paths) {
-            log::warn!("cannot record a plugin notification, it may be repeated after a restart"; pod = pod.id, error = error);
+    fn note_told(&self, told: Told, is_heard: bool) {
+        self.record.borrow_mut().told = told;
+        if is_heard && let Err(error) = self.record().commit(&self.node().paths) {
+            log::warn!("cannot record a plugin notification, it may be repeated after a restart"; pod = self.id, error = error);
         }
     }
 
     /// Writes the intent record and creates the directories, before any other object is created.
-    fn prepare(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let node = &self.node;
-        let directory = node.paths.pod(pod.id);
-        pod.record().note(&node.paths)?;
-        make_directory(&node.paths.containers(pod.id))?;
-        let label = node.kernel.modules.pod_file_label(&pod.record().selinux_level);
-        labelling_files(label.as_deref(), || files::write(&directory, &pod.record().spec))?;
+    fn prepare(&self) -> Result<(), Error> {
+        let node = self.node();
+        let directory = node.paths.pod(self.id);
+        self.record().note(&node.paths)?;
+        make_directory(&node.paths.containers(self.id))?;
+        let label = node.kernel.modules.pod_file_label(&self.record().selinux_level);
+        labelling_files(label.as_deref(), || files::write(&directory, &self.record().spec))?;
         for directory in [
-            node.paths.shm(pod.id),
-            node.paths.root_mountpoint(pod.id),
-            node.paths.launch(pod.id),
-            node.paths.stopping(pod.id),
-            node.paths.pod_state(pod.id).join("exits"),
+            node.paths.shm(self.id),
+            node.paths.root_mountpoint(self.id),
+            node.paths.launch(self.id),
+            node.paths.stopping(self.id),
+            node.paths.pod_state(self.id).join("exits"),
         ] {
             make_directory(&directory)?;
         }
         Ok(())
     }
 
-    async fn make(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
-        let _wait = waits::begin(pod.id, pod.name(), format!("set-up step {}", step.name()));
+    async fn make(self: &Rc<Self>, step: Step) -> Result<(), Error> {
+        let _wait = waits::begin(self.id, self.name(), format!("set-up step {}", step.name()));
         match step {
-            Step::Cgroup => self.make_cgroup(pod),
-            Step::Monitor => self.make_monitor(pod).await,
-            Step::Netns => self.make_netns(pod),
-            Step::Network => self.make_network(pod).await,
-            Step::Plugins => self.make_ready(pod).await,
+            Step::Cgroup => self.make_cgroup(),
+            Step::Monitor => self.make_monitor().await,
+            Step::Netns => self.make_netns(),
+            Step::Network => self.make_network().await,
+            Step::Plugins => self.make_ready().await,
             Step::Workload => Ok(()),
         }
     }
 
-    async fn unmake(self: &Rc<Self>, step: Step, pod: &Rc<Pod>) -> Result<(), Error> {
-        let _wait = waits::begin(pod.id, pod.name(), format!("teardown step {}", step.name()));
+    async fn unmake(self: &Rc<Self>, step: Step) -> Result<(), Error> {
+        let _wait = waits::begin(self.id, self.name(), format!("teardown step {}", step.name()));
         match step {
-            Step::Workload => self.end_containers(pod).await,
+            Step::Workload => self.end_containers().await,
             Step::Plugins => {
-                self.announce_stopped(pod).await;
+                self.announce_stopped().await;
                 Ok(())
             }
-            Step::Network => self.unmake_network(pod).await,
-            Step::Netns => Ok(netns::unpin(&paths::netns(pod.id))?),
-            Step::Monitor => self.unmake_monitor(pod).await,
-            Step::Cgroup => self.unmake_cgroup(pod).await,
+            Step::Network => self.unmake_network().await,
+            Step::Netns => Ok(netns::unpin(&paths::netns(self.id))?),
+            Step::Monitor => self.unmake_monitor().await,
+            Step::Cgroup => self.unmake_cgroup().await,
         }
     }
 
     /// Undoes all steps. If undoing a step fails, the function continues with the next step; it returns all
     /// errors.
-    pub(crate) async fn down(self: &Rc<Self>, pod: &Rc<Pod>) -> Vec<Error> {
+    pub(crate) async fn down(self: &Rc<Self>) -> Vec<Error> {
         let mut errors = Vec::new();
         for step in Step::ALL.into_iter().rev() {
-            if let Err(error) = self.unmake(step, pod).await {
+            if let Err(error) = self.unmake(step).await {
                 errors.push(error);
             }
         }
         // No monitor reports the end of what the first step has not ended.
-        if self.runs_any(pod)
-            && let Err(error) = self.end_containers(pod).await
+        if self.runs_any()
+            && let Err(error) = self.end_containers().await
         {
-            self.keep_trying(pod.id, Unknown::unended(pod.id, error));
+            self.keep_trying(Unknown::unended(self.id, error));
         }
-        pod.progress.is_down.set(errors.is_empty());
+        self.progress.is_down.set(errors.is_empty());
         errors
     }
 
@@ -325,32 +328,32 @@ impl Pods {
     /// # Errors
     /// The error of the first step that could not be undone; the other steps were undone if possible, and the
     /// caller may retry.
-    pub async fn stop_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
-        let (pods, key) = (Rc::clone(self), Key::StopPod(pod.id));
+    pub async fn stop(self: &Rc<Self>) -> Result<(), Error> {
+        let (pod, key) = (Rc::clone(self), Key::StopPod(self.id));
         let work = async move {
             let _operation = pod.operation.lock().await;
-            pods.stop_locked(&pod).await
+            pod.stop_locked().await
         };
-        self.operations.share(key, work).await
+        self.engine().operations.share(key, work).await
     }
 
-    async fn stop_locked(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
-        let was_ready = pod.record().state.is_ready();
-        if pod.progress.is_down.get() {
+    async fn stop_locked(self: &Rc<Self>) -> Result<(), Error> {
+        let was_ready = self.record().state.is_ready();
+        if self.progress.is_down.get() {
             return Ok(());
         }
-        self.change(pod, PodEvent::Stop)?;
+        self.change(PodEvent::Stop)?;
         let begun = time::now();
-        let mut errors = self.down(pod).await.into_iter();
+        let mut errors = self.down().await.into_iter();
         match errors.next() {
             None if was_ready => {
-                log::info!("pod sandbox stopped"; pod = pod.id, name = pod.name(), ms = (time::now() - begun).as_millis());
+                log::info!("pod sandbox stopped"; pod = self.id, name = self.name(), ms = (time::now() - begun).as_millis());
                 Ok(())
             }
             None => Ok(()),
             Some(first) => {
-                log_all(pod.id, errors.as_slice());
-                Err(first.context(format!("stop pod sandbox {:.13}", pod.id)))
+                log_all(self.id, errors.as_slice());
+                Err(first.context(format!("stop pod sandbox {:.13}", self.id)))
             }
         }
     }
@@ -358,63 +361,61 @@ impl Pods {
     /// RemovePodSandbox: stops the pod if necessary, removes its containers, then its record.
     ///
     /// # Errors
-    /// Those of [`Pods::stop_pod`].
-    pub async fn remove_pod(self: &Rc<Self>, pod: Rc<Pod>) -> Result<(), Error> {
-        let (pods, key) = (Rc::clone(self), Key::RemovePod(pod.id));
+    /// Those of [`Pod::stop`].
+    pub async fn remove(self: &Rc<Self>) -> Result<(), Error> {
+        let (pod, key) = (Rc::clone(self), Key::RemovePod(self.id));
         let work = async move {
             let _operation = pod.operation.lock().await;
-            pods.stop_locked(&pod).await?;
-            for container in pods.containers_of(pod.id) {
-                pods.remove_container(container).await?;
+            pod.stop_locked().await?;
+            for container in pod.containers() {
+                container.remove().await?;
             }
-            let turn = pods.hooks.begin(&pods, &pod).await;
+            let turn = pod.engine().hooks.begin(&pod).await;
             if pod.progress.is_offered.get() && !pod.record().told.remove {
                 let told = Told { remove: true, ..pod.record().told };
-                pods.note_told(&pod, told, pods.hooks.wants(Hook::RemovePod));
+                pod.note_told(told, pod.engine().hooks.wants(Hook::RemovePod));
                 turn.remove_pod(&pod).await;
             }
-            pods.change(&pod, PodEvent::Remove)?;
-            pods.forget_pod(&pod)?;
+            pod.change(PodEvent::Remove)?;
+            pod.forget()?;
             drop(turn);
             log::info!("pod sandbox removed"; pod = pod.id, name = pod.name());
-            pods.tell(Happened::Deleted, &pod.id, "", &pod);
+            pod.engine().tell(Happened::Deleted, &pod.id, "", &pod);
             Ok(())
         };
-        self.operations.share(key, work).await
+        self.engine().operations.share(key, work).await
     }
 
     /// Removes all files of the pod, its name, and its entry in the lists.
-    pub(crate) fn forget_pod(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+    pub(crate) fn forget(&self) -> Result<(), Error> {
         // First what makes it a pod to the next daemon, with one rename: its notes alone are none, and go at the next start.
         // The other way round a record that ran ahead of a note ("ready") would be taken at its word.
-        garbage::discard(self, &self.node.paths.pod(pod.id))?;
-        let state = self.node.paths.pod_state(pod.id);
+        garbage::discard(self.node(), &self.node().paths.pod(self.id))?;
+        let state = self.node().paths.pod_state(self.id);
         match disk::remove_dir_all(&state) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed("remove", &state, &error));
             }
             Ok(()) | Err(_) => {}
         }
-        self.table.names.borrow_mut().retain(|_, id| *id != pod.id);
-        self.table.pods.borrow_mut().remove(&pod.id);
-        self.set_unknown(pod.id, None);
+        self.engine().pods().inspect(|pods| pods.leave(self.id));
         Ok(())
     }
 
     /// Changes the state of a pod: commits the new state, then publishes it. A state that is already a fact
     /// is published even if it cannot be written, because the next daemon detects it by itself.
-    pub(crate) fn change(&self, pod: &Rc<Pod>, event: PodEvent) -> Result<(), Error> {
-        let next = pod.record().state.on(event);
+    pub(crate) fn change(self: &Rc<Self>, event: PodEvent) -> Result<(), Error> {
+        let next = self.record().state.on(event);
         let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
-        if next == pod.record().state {
+        if next == self.record().state {
             return Ok(());
         }
-        let mut record = pod.record().clone();
+        let mut record = self.record().clone();
         record.state = next;
         let written = match record.state {
-            state::Pod::Ready if pod.progress.is_ahead.get() => record.reach(&self.node.paths),
-            state::Pod::Ready => record.commit(&self.node.paths),
-            state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node.paths),
+            state::Pod::Ready if self.progress.is_ahead.get() => record.reach(&self.node().paths),
+            state::Pod::Ready => record.commit(&self.node().paths),
+            state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node().paths),
             // The directory is removed next.
             state::Pod::Removing => Ok(()),
         };
@@ -422,46 +423,48 @@ impl Pods {
             PodEvent::Up | PodEvent::Stop | PodEvent::Remove => written.clone()?,
             PodEvent::UpFailed | PodEvent::MonitorGone | PodEvent::Rebooted => {}
         }
-        let (was_ready, is_ready) = (pod.record().state.is_ready(), record.state.is_ready());
-        *pod.record.borrow_mut() = record;
+        let (was_ready, is_ready) = (self.record().state.is_ready(), record.state.is_ready());
+        *self.record.borrow_mut() = record;
         match (was_ready, is_ready) {
             (false, true) => {
-                self.tell(Happened::Created, &pod.id, "", pod);
-                self.tell(Happened::Started, &pod.id, "", pod);
+                self.engine().tell(Happened::Created, &self.id, "", self);
+                self.engine().tell(Happened::Started, &self.id, "", self);
             }
-            (true, false) => self.tell(Happened::Stopped, &pod.id, "", pod),
+            (true, false) => self.engine().tell(Happened::Stopped, &self.id, "", self),
             (true, true) | (false, false) => {}
         }
         written
     }
 
-    fn make_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
-        let is_default = pod.record().cgroup_parent == self.node.placement.parent;
-        if !is_default && !pod.record().has_scopes && !self.node.cgroups.exists(&parent) {
+    fn make_cgroup(&self) -> Result<(), Error> {
+        let parent = CgroupPath::parse(&self.record().cgroup_parent)?;
+        let is_default = self.record().cgroup_parent == self.node().placement.parent;
+        if !is_default && !self.record().has_scopes && !self.node().cgroups.exists(&parent) {
             // coracle must remove a parent that it created; the kubelet creates its own before the call.
             // Slices belong to systemd, and the default parent is kept for the next pod.
-            let mut record = pod.record().clone();
+            let mut record = self.record().clone();
             record.owns_cgroup_parent = true;
-            record.note(&self.node.paths)?;
-            *pod.record.borrow_mut() = record;
+            record.note(&self.node().paths)?;
+            *self.record.borrow_mut() = record;
         }
-        Ok(self.node.cgroups.make(&pod.cgroup()?)?)
+        Ok(self.node().cgroups.make(&self.cgroup()?)?)
     }
 
-    async fn unmake_cgroup(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        self.clear_cgroup(&pod.cgroup()?).await?;
-        if pod.record().owns_cgroup_parent {
+    async fn unmake_cgroup(&self) -> Result<(), Error> {
+        self.node().clear_cgroup(&self.cgroup()?).await?;
+        if self.record().owns_cgroup_parent {
             // Other pods may still use it: the last one removes it.
-            let parent = CgroupPath::parse(&pod.record().cgroup_parent)?;
-            self.node.cgroups.unmake_if_unused(&parent)?;
+            let parent = CgroupPath::parse(&self.record().cgroup_parent)?;
+            self.node().cgroups.unmake_if_unused(&parent)?;
         }
         Ok(())
     }
+}
 
+impl Node {
     /// Kills all processes of a cgroup, and removes the cgroup as soon as they have ended.
     pub(crate) async fn kill_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
-        self.node.cgroups.kill(path)?;
+        self.cgroups.kill(path)?;
         self.clear_cgroup(path).await
     }
 
@@ -471,13 +474,13 @@ impl Pods {
         let end = time::now() + KILL_LIMIT;
         let mut pause = Duration::from_micros(200);
         loop {
-            let error = match self.node.cgroups.unmake(path) {
+            let error = match self.cgroups.unmake(path) {
                 Ok(()) => return Ok(()),
                 Err(coracle_sandbox::Error::Kernel { errno: nix::errno::Errno::EBUSY, .. })
                     if time::now() < end =>
                 {
                     // Killed again, because a process may have forked meanwhile.
-                    self.node.cgroups.kill(path)?;
+                    self.cgroups.kill(path)?;
                     reactor::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(50));
                     continue;

@@ -18,7 +18,7 @@ use smol::channel::Receiver;
 
 use crate::exec::{Running, pipe};
 use crate::link::{Link, LinkError, errno_text};
-use crate::{Container, Pod, Pods};
+use crate::{Container, Pod};
 
 /// Time limit of requests that the monitor answers immediately.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -126,19 +126,18 @@ async fn discard(from: Option<Rc<Watched>>) {
     }
 }
 
-impl Pods {
+impl Container {
     /// Starts a command and returns its streams. Dropping the returned [`Exec`] kills the command.
     ///
     /// # Errors
     /// The container is not running; the command cannot be executed.
     pub async fn exec_streams(
         self: &Rc<Self>,
-        container: Rc<Container>,
         command: Vec<String>,
         wanted: Wanted,
     ) -> Result<(Exec, Ends), Error> {
-        let title = container.title();
-        let running = Running::new(self, container)?;
+        let title = self.title();
+        let running = Running::new(Rc::clone(self))?;
         let exited = running.exited();
         let started = self.start_streams(&running, command, wanted).await;
         let ends = started.map_err(|error| error.context(format!("exec in {title}")))?;
@@ -185,27 +184,27 @@ impl Pods {
     ///
     /// # Errors
     /// The container is not running; too many clients are attached.
-    pub async fn attach_streams(&self, container: &Container, wanted: Wanted) -> Result<Ends, Error> {
-        let title = container.title();
-        self.attach_ends(container, wanted).await.map_err(|error| error.context(format!("attach to {title}")))
+    pub async fn attach(&self, wanted: Wanted) -> Result<Ends, Error> {
+        let title = self.title();
+        self.attach_ends(wanted).await.map_err(|error| error.context(format!("attach to {title}")))
     }
 
-    async fn attach_ends(&self, container: &Container, wanted: Wanted) -> Result<Ends, Error> {
-        require_running(container)?;
+    async fn attach_ends(&self, wanted: Wanted) -> Result<Ends, Error> {
+        require_running(self)?;
         let (has_terminal, has_stdin) = {
-            let record = container.record();
+            let record = self.record();
             (record.spec.tty, record.spec.stdin)
         };
-        let link = container.pod.link()?;
+        let link = self.pod.link()?;
         let stdout = (wanted.stdout || wanted.tty).then(wide_pipe).transpose()?;
         let stderr = (wanted.stderr && !has_terminal).then(wide_pipe).transpose()?;
         let request =
-            Request::Attach { container: container.id, stdout: stdout.is_some(), stderr: stderr.is_some() };
+            Request::Attach { container: self.id, stdout: stdout.is_some(), stderr: stderr.is_some() };
         let theirs: Vec<BorrowedFd> =
             [&stdout, &stderr].into_iter().flatten().map(|(_, write)| write.as_fd()).collect();
         link.ask(request, &theirs, ASK_LIMIT).await.map_err(refused)?;
         let ours = if has_terminal || (wanted.stdin && has_stdin) {
-            stdin_of(&link, container).await?.map(Rc::new)
+            stdin_of(&link, self).await?.map(Rc::new)
         } else {
             None
         };
@@ -221,19 +220,21 @@ impl Pods {
     ///
     /// # Errors
     /// The monitor's error.
-    pub async fn close_stdin(&self, container: &Container) -> Result<(), Error> {
-        let link = container.pod.link()?;
-        let request = Request::CloseStdin { container: container.id };
+    pub async fn close_stdin(&self) -> Result<(), Error> {
+        let link = self.pod.link()?;
+        let request = Request::CloseStdin { container: self.id };
         link.ask(request, &[], ASK_LIMIT).await.map(drop).map_err(refused)
     }
+}
 
+impl Pod {
     /// Connects to a port on the loopback interface of a pod's network namespace: by IPv4, and if that fails
     /// by IPv6.
     ///
     /// # Errors
     /// The error of the attempt by IPv6.
-    pub async fn connect(&self, pod: &Pod, port: u16) -> Result<Watched, Error> {
-        let link = pod.link()?;
+    pub async fn connect(&self, port: u16) -> Result<Watched, Error> {
+        let link = self.link()?;
         let first = connect_to(&link, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
         match first {
             Ok(socket) => Ok(socket),

@@ -10,6 +10,7 @@ use coracle_sandbox::PodId;
 pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
 
 /// The unknown parts of one pod's state.
+#[derive(Clone)]
 pub(crate) struct Unknown {
     pub(crate) reason: String,
     /// Whether containers may run whose record was not read, so that their layers are unknown.

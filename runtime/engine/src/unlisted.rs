@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, failed};
@@ -17,8 +16,8 @@ use coracle_base::{log, store};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, Request, disk, monitor};
 
+use crate::Pod;
 use crate::paths::Paths;
-use crate::{Pod, Pods};
 
 /// Time limit of the request `Forget` to a monitor.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
@@ -26,24 +25,25 @@ const FORGET_LIMIT: Duration = Duration::from_secs(5);
 /// IDs of containers with their cgroup; `None` if the cgroup is unknown.
 pub(crate) type Traces = BTreeMap<ContainerId, Option<CgroupPath>>;
 
-impl Pods {
+impl Pod {
     /// Kills running containers of a pod that are not listed, also if the pod's monitor does not answer.
-    pub(crate) async fn end_unlisted(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+    pub(crate) async fn end_unlisted(&self) -> Result<(), Error> {
+        let Some(pods) = self.engine().pods() else { return Ok(()) };
         let mut outcome = Ok(());
-        let monitor = match pod.pid() {
-            0 => monitor::pid(&self.node.paths.pod_state(pod.id)).unwrap_or(0),
+        let monitor = match self.pid() {
+            0 => monitor::pid(&self.node().paths.pod_state(self.id)).unwrap_or(0),
             pid => pid,
         };
-        for (id, cgroup) in traces(&self.node.paths, pod.id, monitor)? {
+        for (id, cgroup) in traces(&self.node().paths, self.id, monitor)? {
             // A runtime inside a listed container may have created cgroups whose names are IDs, too.
-            let is_listed = |id: &ContainerId| self.table.containers.borrow().contains_key(id);
+            let is_listed = |id: &ContainerId| pods.table.containers.borrow().contains_key(id);
             let is_inside =
                 cgroup.as_ref().is_some_and(|cgroup| ids_in(cgroup.as_str()).any(|(_, id)| is_listed(&id)));
             if is_inside || is_listed(&id) {
                 continue;
             }
-            log::error!("ending a container without a record"; pod = pod.id, ctr = id);
-            let ended = self.end_one_unlisted(pod, id, cgroup).await;
+            log::error!("ending a container without a record"; pod = self.id, ctr = id);
+            let ended = self.end_one_unlisted(id, cgroup).await;
             outcome = outcome.and(
                 ended.map_err(|error| error.context(format!("container {id:.13}, which has no record"))),
             );
@@ -51,28 +51,23 @@ impl Pods {
         outcome
     }
 
-    async fn end_one_unlisted(
-        &self,
-        pod: &Rc<Pod>,
-        id: ContainerId,
-        cgroup: Option<CgroupPath>,
-    ) -> Result<(), Error> {
+    async fn end_one_unlisted(&self, id: ContainerId, cgroup: Option<CgroupPath>) -> Result<(), Error> {
         let cgroup = match cgroup {
             Some(cgroup) => cgroup,
-            None => pod.record().cgroup(&id)?,
+            None => self.record().cgroup(&id)?,
         };
-        self.kill_cgroup(&cgroup).await?;
-        if self.unknown.borrow().get(&pod.id).is_some_and(|unknown| unknown.is_unread) {
+        self.node().kill_cgroup(&cgroup).await?;
+        if self.unknown().is_some_and(|unknown| unknown.is_unread) {
             // It may have a record that cannot be read now: its exit record and its notes belong to it.
             return Ok(());
         }
-        if let Ok(link) = pod.link() {
+        if let Ok(link) = self.link() {
             // EBUSY until the monitor has reaped it; its entry is then removed with the pod.
             if let Err(error) = link.ask(Request::Forget { container: id }, &[], FORGET_LIMIT).await {
                 log::debug!("cannot remove a container from the monitor"; ctr = id, error = error);
             }
         }
-        forget_notes(&self.node.paths, pod.id, id)
+        forget_notes(&self.node().paths, self.id, id)
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::reactor::{self, Task};
-use coracle_engine::{Pod, Pods};
+use coracle_engine::Pod;
 
 use super::connection::{Connection, EndReason, Incoming, Receiver};
 use super::queue::Queue;
@@ -25,7 +25,6 @@ const LINGER: Duration = Duration::from_secs(60);
 /// One port-forward session.
 pub(super) struct Forward {
     connection: Rc<Connection>,
-    pods: Rc<Pods>,
     pod: Rc<Pod>,
     /// TCP connections by the number of their data stream. Dropping a pair closes its TCP connection.
     pairs: Rc<RefCell<BTreeMap<u32, Pair>>>,
@@ -77,8 +76,8 @@ impl StreamHeaders {
 }
 
 impl Forward {
-    pub(super) fn new(connection: Rc<Connection>, pods: Rc<Pods>, pod: Rc<Pod>) -> Forward {
-        Forward { connection, pods, pod, pairs: Rc::default(), halves: RefCell::default() }
+    pub(super) fn new(connection: Rc<Connection>, pod: Rc<Pod>) -> Forward {
+        Forward { connection, pod, pairs: Rc::default(), halves: RefCell::default() }
     }
 
     /// Serves the client until the connection ends. `ports` contains the ports of the request; a WebSocket
@@ -150,12 +149,11 @@ impl Forward {
 
     fn start(&self, port: u16, data: u32, error: u32) {
         let queue = Rc::new(Queue::new(QUEUE_BYTES_MAX));
-        let (connection, pods, pod) =
-            (Rc::clone(&self.connection), Rc::clone(&self.pods), Rc::clone(&self.pod));
+        let (connection, pod) = (Rc::clone(&self.connection), Rc::clone(&self.pod));
         // A weak reference, because the table owns the task.
         let (from_client, pairs) = (Rc::clone(&queue), Rc::downgrade(&self.pairs));
         let task = reactor::spawn(async move {
-            forward(&connection, &pods, &pod, port, (data, error), &from_client).await;
+            forward(&connection, &pod, port, (data, error), &from_client).await;
             if let Some(pairs) = pairs.upgrade() {
                 // Dropping the pair also drops the handle of this task, which has completed.
                 pairs.borrow_mut().remove(&data);
@@ -177,13 +175,12 @@ impl Forward {
 
 async fn forward(
     connection: &Connection,
-    pods: &Rc<Pods>,
     pod: &Pod,
     port: u16,
     (data, error): (u32, u32),
     from_client: &Queue,
 ) {
-    let socket = match pods.connect(pod, port).await {
+    let socket = match pod.connect(port).await {
         Ok(socket) => Rc::new(socket),
         Err(why) => {
             from_client.close();

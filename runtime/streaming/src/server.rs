@@ -19,7 +19,7 @@ use coracle_base::log;
 use coracle_base::reactor::{self, Task, Watched};
 use coracle_base::workers::Workers;
 use coracle_engine::streams::Wanted;
-use coracle_engine::{Container, Pod, Pods};
+use coracle_engine::{Container, Pod};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::connection::{CLOSE_LIMIT, Connection, EndReason, Receiver, read_through};
@@ -152,7 +152,6 @@ struct Tls {
 
 /// The streaming server with its tokens and sessions.
 pub struct Streams {
-    pods: Rc<Pods>,
     tokens: Tokens<Request>,
     /// Beginning of all URLs, for example `http://127.0.0.1:34567`.
     base: String,
@@ -170,14 +169,12 @@ impl Streams {
     ///
     /// # Errors
     /// The kernel's error for the address; `InvalidArgument` if only one of certificate and key is set.
-    pub fn start(options: &Options, pods: Rc<Pods>) -> Result<Rc<Streams>, Error> {
+    pub fn start(options: &Options, workers: &Rc<Workers>) -> Result<Rc<Streams>, Error> {
         options.check()?;
         let tls = match (&options.certificate, &options.key) {
-            (Some(certificate), Some(key)) => Some(Tls {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                workers: Rc::clone(&pods.node.host.workers),
-            }),
+            (Some(certificate), Some(key)) => {
+                Some(Tls { certificate: certificate.clone(), key: key.clone(), workers: Rc::clone(workers) })
+            }
             (Some(_) | None, None) | (None, Some(_)) => None,
         };
         let address = SocketAddr::new(options.address, options.port);
@@ -191,7 +188,6 @@ impl Streams {
         }
         let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;
         let streams = Rc::new(Streams {
-            pods,
             tokens: Tokens::new(),
             base: format!("{}://{bound}", if tls.is_some() { "https" } else { "http" }),
             tls,
@@ -361,7 +357,7 @@ impl Streams {
             Request::Exec { container, command, wanted } => (wanted, container, Some(command)),
             Request::Attach { container, wanted } => (wanted, container, None),
             Request::Forward { pod, ports } => {
-                let forward = Forward::new(Rc::clone(connection), Rc::clone(&self.pods), pod);
+                let forward = Forward::new(Rc::clone(connection), pod);
                 let reason = forward.run(receiver, &ports).await;
                 drop(forward);
                 // The client disconnected: pending output is dropped.
@@ -372,8 +368,8 @@ impl Streams {
         let limit = self.options.creation_timeout;
         let stdio = Stdio::new(connection, receiver, wanted, Dialect::of(protocol), limit).await?;
         match command {
-            Some(command) => stdio.exec(&self.pods, container, command).await,
-            None => stdio.attach(&self.pods, &container).await,
+            Some(command) => stdio.exec(container, command).await,
+            None => stdio.attach(&container).await,
         }
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use coracle_base::log;
 use coracle_base::reactor;
+use coracle_engine::Container;
 use coracle_engine::streams::{Ends, Exec, Wanted};
-use coracle_engine::{Container, Pods};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde::Deserialize;
 
@@ -134,13 +134,8 @@ impl<'c> Stdio<'c> {
     }
 
     /// Executes a command for the client, from its start to the status.
-    pub(super) async fn exec(
-        &self,
-        pods: &Rc<Pods>,
-        container: Rc<Container>,
-        command: Vec<String>,
-    ) -> Result<(), EndReason> {
-        let (exec, mut ends) = match pods.exec_streams(container, command, self.wanted).await {
+    pub(super) async fn exec(&self, container: Rc<Container>, command: Vec<String>) -> Result<(), EndReason> {
+        let (exec, mut ends) = match container.exec_streams(command, self.wanted).await {
             Ok(started) => started,
             Err(error) => {
                 self.finish(&status::failed(self.dialect, &error.to_string())).await;
@@ -205,8 +200,8 @@ impl<'c> Stdio<'c> {
     }
 
     /// Attaches the client to a running container.
-    pub(super) async fn attach(&self, pods: &Rc<Pods>, container: &Rc<Container>) -> Result<(), EndReason> {
-        let mut ends = match pods.attach_streams(container, self.wanted).await {
+    pub(super) async fn attach(&self, container: &Rc<Container>) -> Result<(), EndReason> {
+        let mut ends = match container.attach(self.wanted).await {
             Ok(ends) => ends,
             Err(error) => {
                 self.finish(&status::failed(self.dialect, &error.to_string())).await;
@@ -225,7 +220,7 @@ impl<'c> Stdio<'c> {
                     drop(stdin);
                     if is_whole
                         && ends_with_stdin
-                        && let Err(error) = pods.close_stdin(container).await
+                        && let Err(error) = container.close_stdin().await
                     {
                         log::warn!("cannot close stdin of the container"; ctr = container.id, error = error);
                     }

@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use coracle_client::protocol::Event;
-use coracle_engine::Pods;
 use coracle_engine::notices::{Happened, Notice};
+use coracle_engine::{Pod, Pods};
 use smol::channel::{Receiver, Sender};
 
 /// Maximum number of events that a client has not read; a client that has more is disconnected.
@@ -34,7 +34,7 @@ impl Watchers {
     }
 
     /// Sends an event to all clients; returns whether there are clients left.
-    fn tell(&self, notice: &Notice<'_>) -> bool {
+    fn tell(&self, notice: &Notice<'_, Pod>) -> bool {
         let mut clients = self.clients.borrow_mut();
         if !clients.is_empty() {
             let event = event(notice);
@@ -46,7 +46,7 @@ impl Watchers {
     }
 }
 
-fn event(notice: &Notice<'_>) -> Event {
+fn event(notice: &Notice<'_, Pod>) -> Event {
     let record = notice.pod.record();
     Event {
         at_ns: notice.at_ns,

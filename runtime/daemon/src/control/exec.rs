@@ -42,7 +42,7 @@ pub(super) async fn start(daemon: &Rc<Daemon>, stream: &Watched, command: Comman
     }
     let container = daemon.pods.container(&container)?;
     let wanted = Wanted { stdin, stdout: true, stderr: !tty, tty };
-    let (exec, ends) = daemon.pods.exec_streams(container, words, wanted).await?;
+    let (exec, ends) = container.exec_streams(words, wanted).await?;
     let of_client = match &ends.terminal {
         Some(terminal) => vec![terminal],
         None => [&ends.stdin, &ends.stdout, &ends.stderr].into_iter().flatten().collect(),

@@ -31,6 +31,6 @@ pub(crate) async fn create_container(
         let text = "config.linux.security_context.privileged: the pod sandbox is not privileged";
         return Err(Error::new(Kind::InvalidArgument, text));
     }
-    let id = daemon.pods.create_container(pod, spec).await?;
+    let id = pod.create_container(spec).await?;
     Ok(v1::CreateContainerResponse { container_id: id.to_string() })
 }

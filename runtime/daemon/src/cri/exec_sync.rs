@@ -30,7 +30,7 @@ pub(crate) async fn exec_sync(
     }
     let timeout = u64::try_from(request.timeout).map_err(|_| invalid("timeout", "is negative"))?;
     let container = daemon.pods.container(&request.container_id)?;
-    let output = daemon.pods.exec_sync(container, request.cmd, Duration::from_secs(timeout)).await?;
+    let output = container.exec_sync(request.cmd, Duration::from_secs(timeout)).await?;
     let ExecOutput { stdout, stderr, exit_code } = output;
     if stdout.is_small() && stderr.is_small() {
         let (stdout, stderr) = (stdout.into_bytes(), stderr.into_bytes());

@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
+use coracle_engine::Pod;
 use coracle_engine::notices::{Happened, Notice};
 use prost::Message;
 use smol::channel::TrySendError;
@@ -73,7 +74,7 @@ pub(crate) async fn get_container_events(
     Ok(receiver.map(Ok).chain(last))
 }
 
-fn event(daemon: &Daemon, notice: &Notice<'_>) -> v1::ContainerEventResponse {
+fn event(daemon: &Daemon, notice: &Notice<'_, Pod>) -> v1::ContainerEventResponse {
     let kind = match notice.happened {
         Happened::Created => v1::ContainerEventType::ContainerCreatedEvent,
         Happened::Started => v1::ContainerEventType::ContainerStartedEvent,

@@ -153,8 +153,8 @@ fn message(name: &str, kind: v1::MetricType, label_values: Vec<String>, value: u
 
 fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
     let reading = daemon.stats.container(container)?;
-    let detail = daemon.pods.container_detail(container).ok()??;
-    let directory = daemon.pods.writable_layer(container);
+    let detail = container.detail().ok()??;
+    let directory = container.writable_layer();
     let layer = daemon.stats.layer(container).map(|layer| layer.usage).unwrap_or_default();
     let seconds = |ns: i64| u64::try_from(ns / 1_000_000_000).unwrap_or(0);
     let record = container.record();

@@ -24,7 +24,7 @@ pub(crate) async fn pod_sandbox_status(
         status: Some(status(&pod)),
         info: if request.verbose { HashMap::from([("info".to_owned(), info(&pod))]) } else { HashMap::new() },
         containers_statuses: of_pod.map(|container| container_status::status(container)).collect(),
-        timestamp: daemon.pods.node.kernel.clock.now_ns(),
+        timestamp: daemon.pods.node().kernel.clock.now_ns(),
     })
 }
 

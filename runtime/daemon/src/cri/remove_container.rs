@@ -13,7 +13,7 @@ pub(crate) async fn remove_container(
     request: v1::RemoveContainerRequest,
 ) -> Result<v1::RemoveContainerResponse, Error> {
     if let Some(container) = unknown_is_done(daemon.pods.container(&request.container_id))? {
-        daemon.pods.remove_container(container).await?;
+        container.remove().await?;
     }
     Ok(v1::RemoveContainerResponse {})
 }

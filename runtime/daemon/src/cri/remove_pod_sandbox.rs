@@ -14,7 +14,7 @@ pub(crate) async fn remove_pod_sandbox(
     request: v1::RemovePodSandboxRequest,
 ) -> Result<v1::RemovePodSandboxResponse, Error> {
     if let Some(pod) = unknown_is_done(daemon.pods.pod(&request.pod_sandbox_id))? {
-        daemon.pods.remove_pod(pod).await?;
+        pod.remove().await?;
     }
     Ok(v1::RemovePodSandboxResponse {})
 }

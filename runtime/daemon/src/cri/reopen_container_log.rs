@@ -12,6 +12,6 @@ pub(crate) async fn reopen_container_log(
     request: v1::ReopenContainerLogRequest,
 ) -> Result<v1::ReopenContainerLogResponse, Error> {
     let container = daemon.pods.container(&request.container_id)?;
-    daemon.pods.reopen_log(container).await?;
+    container.reopen_log().await?;
     Ok(v1::ReopenContainerLogResponse {})
 }

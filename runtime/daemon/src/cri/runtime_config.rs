@@ -13,7 +13,7 @@ pub(crate) async fn runtime_config(
     daemon: Rc<Daemon>,
     _request: v1::RuntimeConfigRequest,
 ) -> Result<v1::RuntimeConfigResponse, Error> {
-    let cgroup_driver = match daemon.pods.node.placement.driver {
+    let cgroup_driver = match daemon.pods.node().placement.driver {
         Driver::Cgroupfs => v1::CgroupDriver::Cgroupfs,
         Driver::Systemd => v1::CgroupDriver::Systemd,
     };

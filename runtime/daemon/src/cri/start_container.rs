@@ -13,6 +13,6 @@ pub(crate) async fn start_container(
     request: v1::StartContainerRequest,
 ) -> Result<v1::StartContainerResponse, Error> {
     let container = daemon.pods.container(&request.container_id)?;
-    daemon.pods.start_container(container).await?;
+    container.start().await?;
     Ok(v1::StartContainerResponse {})
 }

@@ -23,7 +23,7 @@ pub(crate) async fn status(
         condition("RuntimeReady", Ok(())),
         condition("NetworkReady", network.clone().map_err(|message| ("NetworkPluginNotReady", message))),
     ];
-    let has_user_namespaces = daemon.pods.node.kernel.user_namespaces.is_ok();
+    let has_user_namespaces = daemon.pods.node().kernel.user_namespaces.is_ok();
     conditions.push(condition("StoreHealthy", store_healthy(&daemon)));
     conditions.push(condition("RootWritable", root_writable(&daemon)));
     let known = daemon.pods.unknown().map_or(Ok(()), |(count, first)| {
@@ -35,7 +35,7 @@ pub(crate) async fn status(
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
     conditions.extend(pods_need_restart(daemon.pods.outdated()));
-    let trouble = daemon.pods.node.kernel.modules.trouble();
+    let trouble = daemon.pods.node().kernel.modules.trouble();
     conditions.push(condition("SecurityModulesReady", trouble.map_or(Ok(()), Err)));
     let served = daemon.cadvisor_served();
     conditions.extend(served.map(cadvisor_served));
@@ -66,7 +66,7 @@ pub(crate) async fn conditions(daemon: &Rc<Daemon>) -> Result<Vec<(String, bool,
 
 /// The runtime handler without a name, and its other names; all have the same features.
 fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
-    let kernel = &daemon.pods.node.kernel;
+    let kernel = &daemon.pods.node().kernel;
     let features = v1::RuntimeHandlerFeatures {
         recursive_read_only_mounts: kernel.has_recursive_read_only,
         user_namespaces: kernel.user_namespaces.is_ok(),
@@ -88,7 +88,7 @@ fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
             "DamagedRecords",
             format!(
                 "{count} damaged records are set aside in {}/quarantine",
-                daemon.pods.node.paths.root.display()
+                daemon.pods.node().paths.root.display()
             ),
         )),
     }
@@ -97,8 +97,8 @@ fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
 /// Reports whether new records can be written. Existing pods are not affected: they can be listed and
 /// stopped, and exec works.
 fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
-    let root = daemon.pods.node.paths.root.display();
-    let room = statvfs(&daemon.pods.node.paths.root)
+    let root = daemon.pods.node().paths.root.display();
+    let room = statvfs(&daemon.pods.node().paths.root)
         .map_err(|errno| ("Unknown", format!("{root}: {}", errno.desc())))?;
     let consequence = "no pod, container or image can be created or removed";
     if room.flags().contains(FsFlags::ST_RDONLY) {
@@ -150,16 +150,16 @@ fn condition(kind: &str, state: Result<(), (&str, String)>) -> v1::RuntimeCondit
 
 fn info(daemon: &Daemon) -> HashMap<String, String> {
     let config = json!({
-        "rootDir": daemon.pods.node.paths.root,
-        "stateDir": daemon.pods.node.paths.state,
-        "cgroupDriver": daemon.pods.node.placement.driver.name(),
+        "rootDir": daemon.pods.node().paths.root,
+        "stateDir": daemon.pods.node().paths.state,
+        "cgroupDriver": daemon.pods.node().placement.driver.name(),
         "version": env!("CARGO_PKG_VERSION"),
     });
     let last = daemon.network.load_status().err().unwrap_or_else(|| "OK".to_owned());
     HashMap::from([
         ("config".to_owned(), config.to_string()),
         ("cniconfig".to_owned(), daemon.network.conflist().unwrap_or_else(|| "null".to_owned())),
-        ("security".to_owned(), daemon.pods.node.kernel.modules.report().to_string()),
+        ("security".to_owned(), daemon.pods.node().kernel.modules.report().to_string()),
         ("nri".to_owned(), daemon.nri_bridge.report().to_string()),
         ("lastCNILoadStatus".to_owned(), json!(last).to_string()),
     ])

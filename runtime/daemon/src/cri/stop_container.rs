@@ -20,7 +20,7 @@ pub(crate) async fn stop_container(
     // Zero and negative values mean SIGKILL immediately.
     let seconds = u64::try_from(request.timeout.clamp(0, GRACE_SECONDS_MAX)).unwrap_or(0);
     if let Some(container) = unknown_is_done(daemon.pods.container(&request.container_id))? {
-        daemon.pods.stop_container(container, Duration::from_secs(seconds)).await?;
+        container.stop(Duration::from_secs(seconds)).await?;
     }
     Ok(v1::StopContainerResponse {})
 }

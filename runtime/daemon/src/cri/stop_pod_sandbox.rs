@@ -14,7 +14,7 @@ pub(crate) async fn stop_pod_sandbox(
     request: v1::StopPodSandboxRequest,
 ) -> Result<v1::StopPodSandboxResponse, Error> {
     if let Some(pod) = unknown_is_done(daemon.pods.pod(&request.pod_sandbox_id))? {
-        daemon.pods.stop_pod(pod).await?;
+        pod.stop().await?;
     }
     Ok(v1::StopPodSandboxResponse {})
 }

@@ -18,7 +18,7 @@ pub(crate) async fn update_container_resources(
 ) -> Result<v1::UpdateContainerResourcesResponse, Error> {
     let container = daemon.pods.container(&request.container_id)?;
     if let Some(linux) = request.linux {
-        daemon.pods.update_container(container, resources(linux)).await?;
+        container.update(resources(linux)).await?;
     }
     Ok(v1::UpdateContainerResourcesResponse {})
 }

@@ -14,6 +14,6 @@ pub(crate) async fn update_pod_sandbox_resources(
     request: v1::UpdatePodSandboxResourcesRequest,
 ) -> Result<v1::UpdatePodSandboxResourcesResponse, Error> {
     let pod = daemon.pods.pod(&request.pod_sandbox_id)?;
-    daemon.pods.update_pod(pod, request.overhead.map(resources), request.resources.map(resources)).await?;
+    pod.update(request.overhead.map(resources), request.resources.map(resources)).await?;
     Ok(v1::UpdatePodSandboxResourcesResponse {})
 }

@@ -2,11 +2,10 @@
 //! creation; none is ignored silently (NRI 4.3, 4.4).
 
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_engine::spec::{ContainerPid, PodPid};
-use coracle_engine::{Pod, Pods, Resolved, compile_filter};
+use coracle_engine::{Node, Pod, Resolved, compile_filter};
 use coracle_nri::api;
 use coracle_sandbox::cgroup::{self, CgroupPath, DeviceAccess, DeviceRule};
 use coracle_sandbox::{Propagation, plan, seccomp};
@@ -40,7 +39,6 @@ const RLIMITS: [&str; 16] = [
 
 /// Applies the adjustment, and records the parts that later events and execs need.
 pub(super) async fn adjustment(
-    pods: &Rc<Pods>,
     pod: &Pod,
     asked: &api::ContainerAdjustment,
     resolved: &mut Resolved,
@@ -51,7 +49,7 @@ pub(super) async fn adjustment(
     if !asked.cdi_devices.is_empty() {
         // CDI devices first, so that explicit devices and mounts have precedence.
         let names = asked.cdi_devices.iter().map(|device| device.name.clone()).collect();
-        pods.add_devices(pod, names, resolved).await?;
+        pod.add_devices(names, resolved).await?;
     }
     arguments(asked, resolved);
     if let Some(asked) = &asked.hooks {
@@ -61,10 +59,10 @@ pub(super) async fn adjustment(
         rlimit(limit, resolved)?;
     }
     for mount in &asked.mounts {
-        self::mount(pods, mount, resolved).await?;
+        self::mount(pod.node(), mount, resolved).await?;
     }
     if let Some(asked) = &asked.linux {
-        linux(pods, pod, asked, resolved)?;
+        linux(pod, asked, resolved)?;
     }
     keep(asked, resolved);
     Ok(())
@@ -137,7 +135,7 @@ fn rlimit(asked: &api::PosixRlimit, resolved: &mut Resolved) -> Result<(), Error
     Ok(())
 }
 
-async fn mount(pods: &Pods, asked: &api::Mount, resolved: &mut Resolved) -> Result<(), Error> {
+async fn mount(node: &Node, asked: &api::Mount, resolved: &mut Resolved) -> Result<(), Error> {
     let plan = &mut resolved.plan;
     let is_removal = asked.destination.starts_with('-');
     let target = clean(asked.destination.strip_prefix('-').unwrap_or(&asked.destination));
@@ -181,7 +179,7 @@ async fn mount(pods: &Pods, asked: &api::Mount, resolved: &mut Resolved) -> Resu
         }
     }
     planned.source = match is_bind {
-        true if options.is_empty() => pods.bind_source(&asked.source, planned.propagation).await?,
+        true if options.is_empty() => node.bind_source(&asked.source, planned.propagation).await?,
         true => return refused(format!("mount {}: options {options:?} of a bind mount", asked.destination)),
         false => plan::Source::Fresh { kind: fresh(&asked.r#type, &asked.destination)?, options },
     };
@@ -223,12 +221,7 @@ fn clean(path: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-fn linux(
-    pods: &Pods,
-    pod: &Pod,
-    asked: &api::LinuxContainerAdjustment,
-    resolved: &mut Resolved,
-) -> Result<(), Error> {
+fn linux(pod: &Pod, asked: &api::LinuxContainerAdjustment, resolved: &mut Resolved) -> Result<(), Error> {
     for device in &asked.devices {
         self::device(device, resolved)?;
     }
@@ -238,7 +231,7 @@ fn linux(
     if !asked.cgroups_path.is_empty() {
         let path = cgroup_path(&asked.cgroups_path, pod.record().has_scopes)?;
         let has_namespace = resolved.plan.has_cgroup_namespace;
-        resolved.plan.cgroup_mount = pods.node.cgroups.view(&path, has_namespace);
+        resolved.plan.cgroup_mount = pod.node().cgroups.view(&path, has_namespace);
         resolved.record.adjusted.cgroup = path.to_string();
     }
     if let Some(score) = asked.oom_score_adj {

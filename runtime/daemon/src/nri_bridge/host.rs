@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_base::reactor;
-use coracle_engine::Pods;
+use coracle_engine::{Engine, Pods};
 use coracle_nri::api;
 use coracle_nri::{Host, Level, Snapshot, Task, Verdict};
 
@@ -67,7 +67,7 @@ impl Host for Services {
         let Some(container) = pods.container_for_plugin(&eviction.container_id) else { return };
         log::info!("container evicted by a plugin"; ctr = container.id, reason = eviction.reason);
         reactor::spawn(async move {
-            if let Err(error) = pods.stop_container(container, Duration::ZERO).await {
+            if let Err(error) = container.stop(Duration::ZERO).await {
                 log::warn!("cannot evict container"; error = error);
             }
         })
@@ -93,7 +93,7 @@ fn apply(pods: &Rc<Pods>, update: &api::ContainerUpdate) -> Verdict {
     let asked = update.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let Some(asked) = asked else { return Verdict::Applied };
     let mut wanted = container.record().limits();
-    let applied = limits::lay_over(&mut wanted, asked).and_then(|()| pods.set_limits(&container, wanted));
+    let applied = limits::lay_over(&mut wanted, asked).and_then(|()| container.set_limits(wanted));
     match applied {
         Ok(()) => Verdict::Applied,
         Err(error) => Verdict::Failed(error.to_string()),
@@ -102,12 +102,13 @@ fn apply(pods: &Rc<Pods>, update: &api::ContainerUpdate) -> Verdict {
 
 /// Applies the updates in the answer to another request. If an update fails that must not, the earlier ones are reverted, and
 /// its error is returned.
-pub(super) fn update_all(pods: &Rc<Pods>, updates: &[api::ContainerUpdate]) -> Result<(), Error> {
+pub(super) fn update_all(engine: &Engine, updates: &[api::ContainerUpdate]) -> Result<(), Error> {
+    let Some(pods) = engine.pods() else { return Ok(()) };
     let mut before = Vec::new();
     for update in updates {
         let known = pods.container_for_plugin(&update.container_id);
         before.extend(known.map(|container| (Rc::clone(&container), container.record().limits())));
-        match apply(pods, update) {
+        match apply(&pods, update) {
             Verdict::Applied | Verdict::Skipped => {}
             Verdict::Failed(why) if update.ignore_failure => {
                 log::info!("update by a plugin not applied"; ctr = update.container_id, reason = why);
@@ -115,7 +116,7 @@ pub(super) fn update_all(pods: &Rc<Pods>, updates: &[api::ContainerUpdate]) -> R
             Verdict::Failed(why) => {
                 before.pop();
                 for (container, limits) in before.into_iter().rev() {
-                    if let Err(error) = pods.set_limits(&container, limits) {
+                    if let Err(error) = container.set_limits(limits) {
                         log::warn!("cannot revert the update of a plugin"; ctr = container.id, error = error);
                     }
                 }

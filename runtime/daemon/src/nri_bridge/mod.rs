@@ -43,7 +43,6 @@ pub(crate) struct NriBridge {
 /// Permission to send the next event of one pod.
 struct Guard {
     section: Section,
-    pods: Rc<Pods>,
     dispatcher: Rc<Dispatcher>,
     settings: Rc<RefCell<config::Nri>>,
     /// The container whose creation is being announced; `None` if there is none.
@@ -157,11 +156,10 @@ impl LifecycleHooks for NriBridge {
         }
     }
 
-    fn begin<'a>(&'a self, pods: &'a Rc<Pods>, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>> {
+    fn begin<'a>(&'a self, pod: &'a Pod) -> Pending<'a, Box<dyn EventGuard>> {
         Box::pin(async move {
             let guard = Guard {
                 section: self.dispatcher.section(&pod.id).await,
-                pods: Rc::clone(pods),
                 dispatcher: Rc::clone(&self.dispatcher),
                 settings: Rc::clone(&self.settings),
                 offer: RefCell::default(),
@@ -252,9 +250,9 @@ impl EventGuard for Guard {
         Box::pin(async move {
             let (pod_message, container) = (view::pod(pod), view::resolved(pod, resolved));
             let created = self.section.create_container(&pod_message, &container).await.map_err(failed)?;
-            let applied = match apply::adjustment(&self.pods, pod, &created.adjustment, resolved).await {
+            let applied = match apply::adjustment(pod, &created.adjustment, resolved).await {
                 // Updates of other containers are applied before this returns.
-                Ok(()) => host::update_all(&self.pods, &created.updates),
+                Ok(()) => host::update_all(pod.engine(), &created.updates),
                 Err(error) => Err(error.context("NRI CreateContainer failed")),
             };
             self.offer.replace(Some(Offer { created, container }));
@@ -323,7 +321,7 @@ impl EventGuard for Guard {
                     limits::lay_over(&mut wanted, &resources)?;
                 }
                 // Updates of other containers are applied before this returns.
-                host::update_all(&self.pods, &updated.updates)?;
+                host::update_all(container.engine(), &updated.updates)?;
             }
             Ok(wanted)
         })

@@ -82,12 +82,12 @@ impl Stats {
 
     /// Reads the statistics of a container; `None` if it has exited.
     pub(crate) fn container(&self, container: &Container) -> Option<Reading> {
-        self.reading(Of::Container(container.id), || self.pods.container_gauge(container))
+        self.reading(Of::Container(container.id), || container.gauge())
     }
 
     /// Reads the statistics of a pod; `None` if its cgroup does not exist.
     pub(crate) fn pod(&self, pod: &Pod) -> Option<Reading> {
-        self.reading(Of::Pod(pod.id), || self.pods.pod_gauge(pod))
+        self.reading(Of::Pod(pod.id), || pod.gauge())
     }
 
     /// The interfaces of a pod's network namespace except the loopback interface; `None` if the pod has no network namespace,
@@ -109,7 +109,7 @@ impl Stats {
             Ok(read) => {
                 let (sample, nanocores) = read?;
                 let Sample { usage, pressure } = sample;
-                Some(Reading { at_ns: self.pods.node.kernel.clock.now_ns(), usage, pressure, nanocores })
+                Some(Reading { at_ns: self.pods.node().kernel.clock.now_ns(), usage, pressure, nanocores })
             }
             Err(error) => {
                 log::debug!("cannot read statistics, omitted"; of = of, error = error);
@@ -122,7 +122,7 @@ impl Stats {
     /// empty.
     pub(crate) fn layer(&self, container: &Container) -> Option<Layer> {
         let (at_ns, usage) = self.layers.borrow().get(&container.id).copied()?;
-        Some(Layer { at_ns, directory: self.pods.writable_layer(container), usage })
+        Some(Layer { at_ns, directory: container.writable_layer(), usage })
     }
 
     /// Starts a measurement of the layers unless there is a recent or a running one.
@@ -133,11 +133,11 @@ impl Stats {
         }
         self.is_walking.set(true);
         let ids: Vec<ContainerId> = running.iter().map(|container| container.id).collect();
-        let paths = running.iter().map(|container| self.pods.writable_layer(container)).collect();
+        let paths = running.iter().map(|container| container.writable_layer()).collect();
         let stats = Rc::clone(self);
         reactor::spawn(async move {
             let measured = stats.workers.run(Job::MeasureTrees { paths }, |_, _| ()).await;
-            let at_ns = stats.pods.node.kernel.clock.now_ns();
+            let at_ns = stats.pods.node().kernel.clock.now_ns();
             match measured {
                 // Removed containers are dropped with the old table.
                 Ok(Outcome::Measured(usages)) => {

@@ -6,16 +6,16 @@ use coracle_job::{ContainerEdits, Job, Outcome};
 
 use super::resolved::Resolved;
 use crate::spec::{ContainerSpec, Device, Mount, MountPropagation};
-use crate::{Pod, Pods, paths};
+use crate::{Node, Pod, paths};
 
-impl Pods {
+impl Node {
     /// Resolves CDI devices; a worker reads the spec files.
     pub(crate) async fn cdi_edits(&self, names: Vec<String>) -> Result<ContainerEdits, Error> {
         if names.is_empty() {
             return Ok(ContainerEdits::default());
         }
-        let job = Job::Cdi { names, directories: self.node.host.cdi_directories.clone() };
-        let outcome = self.node.host.workers.run(job, |_, _| ()).await;
+        let job = Job::Cdi { names, directories: self.host.cdi_directories.clone() };
+        let outcome = self.host.workers.run(job, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
             Outcome::Cdi(edits) => Ok(edits),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
@@ -23,18 +23,14 @@ impl Pods {
     }
 }
 
-impl Pods {
+impl Pod {
     /// Moves network interfaces of the node into the pod's network namespace.
-    pub(crate) async fn take_net_devices(
-        &self,
-        pod: &Pod,
-        devices: Vec<(String, String)>,
-    ) -> Result<(), Error> {
+    pub(crate) async fn take_net_devices(&self, devices: Vec<(String, String)>) -> Result<(), Error> {
         if devices.is_empty() {
             return Ok(());
         }
-        let job = Job::TakeNetDevices { netns: paths::netns(pod.id), devices };
-        match self.node.host.workers.run(job, |_, _| ()).await? {
+        let job = Job::TakeNetDevices { netns: paths::netns(self.id), devices };
+        match self.node().host.workers.run(job, |_, _| ()).await? {
             Outcome::Moved => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }
@@ -43,18 +39,13 @@ impl Pods {
     /// Adds CDI devices to a container that is being created, and resolves the container again.
     ///
     /// # Errors
-    /// Those of [`Pods::create_container`].
-    pub async fn add_devices(
-        &self,
-        pod: &Pod,
-        names: Vec<String>,
-        resolved: &mut Resolved,
-    ) -> Result<(), Error> {
+    /// Those of [`Pod::create_container`].
+    pub async fn add_devices(&self, names: Vec<String>, resolved: &mut Resolved) -> Result<(), Error> {
         let (id, spec, created_at_ns) =
             (resolved.record.id, resolved.record.spec.clone(), resolved.record.created_at_ns);
-        let edits = self.cdi_edits(spec.cdi_devices.iter().cloned().chain(names).collect()).await?;
-        let on_host = self.look_at_host(&spec, &edits).await?;
-        *resolved = self.resolve(pod, id, spec, (&edits, on_host))?;
+        let edits = self.node().cdi_edits(spec.cdi_devices.iter().cloned().chain(names).collect()).await?;
+        let on_host = self.node().look_at_host(&spec, &edits).await?;
+        *resolved = self.resolve(id, spec, (&edits, on_host))?;
         resolved.record.created_at_ns = created_at_ns;
         Ok(())
     }

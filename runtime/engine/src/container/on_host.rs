@@ -10,7 +10,7 @@ use coracle_sandbox::plan;
 
 use super::devices;
 use crate::spec::{self, ContainerSpec};
-use crate::{Container, Pods};
+use crate::{Container, Node};
 
 /// Maximum size of a seccomp profile in bytes. The largest profiles in use, lists of all system calls with
 /// conditions, have some 60 KiB.
@@ -26,7 +26,7 @@ pub(crate) struct OnHost {
     pub(crate) profile: Option<Vec<u8>>,
 }
 
-impl Pods {
+impl Node {
     /// Accesses all host paths. A missing source of a mount is created as a directory, as in other runtimes
     /// (CRI 3.11).
     pub(crate) async fn look_at_host(
@@ -35,7 +35,7 @@ impl Pods {
         edits: &ContainerEdits,
     ) -> Result<OnHost, Error> {
         let spec = devices::edited(asked, edits);
-        let (paths, mut mounts) = (&self.node.host.paths, Mounts::default());
+        let (paths, mut mounts) = (&self.host.paths, Mounts::default());
         let profile = self.profile(&spec.security).await?;
         let mut devices = Vec::new();
         for device in &spec.devices {
@@ -62,7 +62,7 @@ impl Pods {
         if path.is_empty() {
             return Ok(None);
         }
-        let read = self.node.host.paths.read(Path::new(path), PROFILE_BYTES_MAX).await;
+        let read = self.host.paths.read(Path::new(path), PROFILE_BYTES_MAX).await;
         read.map(Some).map_err(|error| {
             let kind = match error.kind() {
                 kind @ (Kind::DeadlineExceeded | Kind::ResourceExhausted) => kind,
@@ -71,18 +71,20 @@ impl Pods {
             error.context(format!("config.linux.security_context.seccomp: {path}")).with_kind(kind)
         })
     }
+}
 
+impl Container {
     /// Checks that the file systems of a container's mount sources respond, because the container's process
     /// opens the sources and could block. Other errors are reported by that process.
-    pub(crate) async fn require_answers(&self, container: &Container) -> Result<(), Error> {
+    pub(crate) async fn require_answers(&self) -> Result<(), Error> {
         let sources: Vec<_> = {
-            let record = container.record();
+            let record = self.record();
             let of_host = record.spec.mounts.iter().filter(|mount| mount.image.is_none());
             of_host.map(|mount| (mount.host_path.clone(), mount.container_path.clone())).collect()
         };
         let mut mounts = Mounts::default();
         for (source, target) in sources {
-            match self.node.host.paths.source(Path::new(&source), false, &mut mounts).await {
+            match self.node().host.paths.source(Path::new(&source), false, &mut mounts).await {
                 Err(error) if matches!(error.kind(), Kind::DeadlineExceeded | Kind::ResourceExhausted) => {
                     return Err(error.context(format!("mount source for {target}")));
                 }

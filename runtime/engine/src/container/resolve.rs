@@ -13,7 +13,7 @@ use crate::record::{
     Adjusted, Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Process, Told,
 };
 use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
-use crate::{Pod, Pods, files, state};
+use crate::{Engine, Pod, files, state};
 
 /// Number of the resource RLIMIT_NOFILE in getrlimit(2); equal on all supported architectures.
 const RLIMIT_NOFILE: u32 = 7;
@@ -24,27 +24,26 @@ pub const OPEN_FILES_SOFT: u64 = 1024;
 /// Hard limit of open files of containers; common in container runtimes.
 pub const OPEN_FILES_HARD: u64 = 524_288;
 
-impl Pods {
+impl Pod {
     pub(crate) fn resolve(
         &self,
-        pod: &Pod,
         id: ContainerId,
         asked: ContainerSpec,
         (edits, on_host): (&ContainerEdits, OnHost),
     ) -> Result<Resolved, Error> {
-        let node = &self.node;
+        let node = self.node();
         // The container gets the edits of its devices; its status shows the request.
         let spec = devices::edited(&asked, edits);
-        self.pid_namespace(pod, spec.pid)?; // refused here; asked again at start, when a target may have ended
+        self.pid_namespace(spec.pid)?; // refused here; asked again at start, when a target may have ended
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
-        let process = self.process(pod, &spec, &image)?;
-        let log_path = log_path(&pod.record().spec.log_directory, &spec.log_path);
-        let image_volumes = self.image_volumes(&spec)?;
-        let plan = self.plan(pod, id, &spec, &image, &process, (&on_host, &image_volumes))?;
+        let process = self.process(&spec, &image)?;
+        let log_path = log_path(&self.record().spec.log_directory, &spec.log_path);
+        let image_volumes = self.node().image_volumes(&spec)?;
+        let plan = self.plan(id, &spec, &image, &process, (&on_host, &image_volumes))?;
         let record = ContainerRecord {
             id,
-            pod: pod.id,
+            pod: self.id,
             created_at_ns: node.kernel.clock.now_ns(),
             image: ContainerImage {
                 id: image.id.clone(),
@@ -66,11 +65,11 @@ impl Pods {
         Ok(Resolved { record, resources, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
-    fn process(&self, pod: &Pod, spec: &ContainerSpec, image: &ImageRecord) -> Result<Process, Error> {
+    fn process(&self, spec: &ContainerSpec, image: &ImageRecord) -> Result<Process, Error> {
         let arguments = arguments(spec, image)?;
         let security = &spec.security;
-        let id = self.node.images.resolve(&image.id)?.id;
-        let users = self.node.images.users_files(&id)?;
+        let id = self.node().images.resolve(&image.id)?.id;
+        let users = self.node().images.users_files(&id)?;
         let request = identity::Request {
             user: security.run_as_user.map(i64::from),
             user_name: security.run_as_username.clone(),
@@ -90,11 +89,11 @@ impl Pods {
             privileged: security.privileged,
         };
         let (set, warnings) =
-            capability::resolve(&request, resolved.identity.uid, self.node.kernel.capabilities)?;
+            capability::resolve(&request, resolved.identity.uid, self.node().kernel.capabilities)?;
         for warning in warnings {
-            self.warn_once(warning);
+            self.engine().warn_once(warning);
         }
-        let hostname = files::hostname(&pod.record().spec);
+        let hostname = files::hostname(&self.record().spec);
         let working_directory =
             match (spec.working_directory.is_empty(), image.config.working_directory.is_empty()) {
                 (false, _) => spec.working_directory.clone(),
@@ -119,6 +118,77 @@ impl Pods {
         })
     }
 
+    fn plan(
+        &self,
+        id: ContainerId,
+        spec: &ContainerSpec,
+        image: &ImageRecord,
+        process: &Process,
+        (on_host, volumes): (&OnHost, &[ImageVolumeUse]),
+    ) -> Result<plan::ContainerPlan, Error> {
+        let node = self.node();
+        let record = self.record();
+        let directory = node.paths.container(self.id, id);
+        let pod_directory = node.paths.pod(self.id);
+        let cgroup = record.cgroup(&id)?;
+        let has_cgroup_namespace =
+            node.cgroups.version() == coracle_sandbox::cgroup::Version::V2 && !spec.security.privileged;
+        let device_nodes = match spec.security.privileged {
+            true => device::all()?,
+            false => Vec::new(),
+        };
+        let security = &spec.security;
+        let (asked, level) = (security.selinux.as_ref(), &record.selinux_level);
+        let labels = node.kernel.modules.labels(asked, level, security.privileged)?;
+        Ok(plan::ContainerPlan {
+            root: plan::Root {
+                layers_directory: node.paths.root.join("layers"),
+                lowers: node
+                    .images
+                    .mount_names(image.layers.iter().rev().map(|layer| layer.name.as_str()))?,
+                upper: directory.join("upper"),
+                work: directory.join("work"),
+                mountpoint: node.paths.root_mountpoint(self.id),
+                read_only: spec.security.readonly_rootfs,
+                label: labels.as_ref().map(|labels| labels.file.clone()),
+            },
+            cgroup_joins: Vec::new(),
+            has_cgroup_namespace,
+            has_kcore: std::path::Path::new("/proc/kcore").exists(),
+            cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
+            is_cgroup_mount_writable: false,
+            mounts: self.mounts(spec, (volumes, &on_host.sources), &directory.join("empty"))?,
+            image_volumes: image.config.volumes.clone(),
+            files: plan::Files {
+                hosts: pod_directory.join("hosts"),
+                host_name: pod_directory.join("hostname"),
+                resolv_conf: pod_directory.join("resolv.conf"),
+            },
+            shm: match record.spec.namespaces.ipc {
+                Sharing::Pod => node.paths.shm(self.id),
+                Sharing::Node => "/dev/shm".into(),
+            },
+            // Requested devices are first, because the first of several with the same path is used.
+            devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
+            process: plan::Process {
+                seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
+                apparmor: self.engine().apparmor(&spec.security)?,
+                selinux: labels.as_ref().and_then(|labels| labels.process.clone()),
+                ..process.launch(spec.tty)
+            },
+            masked_paths: spec.security.masked_paths.clone(),
+            readonly_paths: readonly_paths(&spec.security),
+            privileged: spec.security.privileged,
+            user_namespace: record.spec.user_mappings(),
+            without_mounts: Vec::new(),
+            namespaces: Vec::new(),
+            sysctls: Vec::new(),
+            own_namespaces: record.spec.own_namespaces(),
+        })
+    }
+}
+
+impl Engine {
     /// The AppArmor profile of the container's processes. A profile that is requested by name, including the
     /// runtime's default, must exist; without a request, a node that cannot load the default profile runs
     /// containers without one.
@@ -145,76 +215,6 @@ impl Pods {
             (name, Some(apparmor)) if apparmor.is_loaded(name) => Ok(Some(name.to_owned())),
             (_, Some(_)) => refused(Kind::InvalidArgument, "the profile is not loaded"),
         }
-    }
-
-    fn plan(
-        &self,
-        pod: &Pod,
-        id: ContainerId,
-        spec: &ContainerSpec,
-        image: &ImageRecord,
-        process: &Process,
-        (on_host, volumes): (&OnHost, &[ImageVolumeUse]),
-    ) -> Result<plan::ContainerPlan, Error> {
-        let node = &self.node;
-        let record = pod.record();
-        let directory = node.paths.container(pod.id, id);
-        let pod_directory = node.paths.pod(pod.id);
-        let cgroup = record.cgroup(&id)?;
-        let has_cgroup_namespace =
-            node.cgroups.version() == coracle_sandbox::cgroup::Version::V2 && !spec.security.privileged;
-        let device_nodes = match spec.security.privileged {
-            true => device::all()?,
-            false => Vec::new(),
-        };
-        let security = &spec.security;
-        let (asked, level) = (security.selinux.as_ref(), &record.selinux_level);
-        let labels = node.kernel.modules.labels(asked, level, security.privileged)?;
-        Ok(plan::ContainerPlan {
-            root: plan::Root {
-                layers_directory: node.paths.root.join("layers"),
-                lowers: node
-                    .images
-                    .mount_names(image.layers.iter().rev().map(|layer| layer.name.as_str()))?,
-                upper: directory.join("upper"),
-                work: directory.join("work"),
-                mountpoint: node.paths.root_mountpoint(pod.id),
-                read_only: spec.security.readonly_rootfs,
-                label: labels.as_ref().map(|labels| labels.file.clone()),
-            },
-            cgroup_joins: Vec::new(),
-            has_cgroup_namespace,
-            has_kcore: std::path::Path::new("/proc/kcore").exists(),
-            cgroup_mount: node.cgroups.view(&cgroup, has_cgroup_namespace),
-            is_cgroup_mount_writable: false,
-            mounts: self.mounts(pod, spec, (volumes, &on_host.sources), &directory.join("empty"))?,
-            image_volumes: image.config.volumes.clone(),
-            files: plan::Files {
-                hosts: pod_directory.join("hosts"),
-                host_name: pod_directory.join("hostname"),
-                resolv_conf: pod_directory.join("resolv.conf"),
-            },
-            shm: match record.spec.namespaces.ipc {
-                Sharing::Pod => node.paths.shm(pod.id),
-                Sharing::Node => "/dev/shm".into(),
-            },
-            // Requested devices are first, because the first of several with the same path is used.
-            devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
-            process: plan::Process {
-                seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
-                apparmor: self.apparmor(&spec.security)?,
-                selinux: labels.as_ref().and_then(|labels| labels.process.clone()),
-                ..process.launch(spec.tty)
-            },
-            masked_paths: spec.security.masked_paths.clone(),
-            readonly_paths: readonly_paths(&spec.security),
-            privileged: spec.security.privileged,
-            user_namespace: record.spec.user_mappings(),
-            without_mounts: Vec::new(),
-            namespaces: Vec::new(),
-            sysctls: Vec::new(),
-            own_namespaces: record.spec.own_namespaces(),
-        })
     }
 }
 

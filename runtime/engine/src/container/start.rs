@@ -20,14 +20,14 @@ use crate::operations::Key;
 use crate::record::Kept;
 use crate::spec::{ContainerPid, PodPid};
 use crate::state::{self, ContainerEvent, How};
-use crate::{Container, Pod, Pods};
+use crate::{Container, Pod};
 
 /// Time limit from clone to exec: the image may be on slow flash, a volume on a slow network. Together with
 /// the check of blocked paths and the end of the process, the start takes less than the kubelet's limit of
 /// two minutes.
 const START_LIMIT: Duration = Duration::from_secs(90);
 
-impl Pods {
+impl Container {
     /// StartContainer: changes the state from Created to Running, or to Exited with the reason of the
     /// failure.
     ///
@@ -35,96 +35,91 @@ impl Pods {
     /// `FailedPrecondition` if the container is not in state Created or its pod sandbox is not ready;
     /// `InvalidArgument` for an error in the image; otherwise the error of the start, after which the
     /// container has exited.
-    pub async fn start_container(self: &Rc<Self>, container: Rc<Container>) -> Result<(), Error> {
-        let (pods, key) = (Rc::clone(self), Key::Start(container.id));
+    pub async fn start(self: &Rc<Self>) -> Result<(), Error> {
+        let (container, key) = (Rc::clone(self), Key::Start(self.id));
         let work = async move {
             let _operation = container.operation.lock().await;
-            pods.require_ready(&container.pod)?;
-            pods.require_known(&container)?;
-            let at_ns = pods.node.kernel.clock.now_ns();
+            container.pod.require_ready()?;
+            container.require_known()?;
+            let at_ns = container.node().kernel.clock.now_ns();
             // A container that is not in state Created is refused before anything is started.
             let allowed = container.record().state.on(ContainerEvent::Started { at_ns });
             allowed.map_err(|refused| {
                 Error::new(Kind::FailedPrecondition, format!("{}: {refused}", container.title()))
             })?;
             // Nothing was started yet, so the request may be repeated.
-            pods.require_answers(&container).await.map_err(|error| error.context(container.title()))?;
+            container.require_answers().await.map_err(|error| error.context(container.title()))?;
             let has_hooks = !container.record().adjusted.hooks.is_empty();
-            let started = match has_hooks || pods.hooks.wants(Hook::StartContainer) {
-                true => pods.start_under_guard(&container, at_ns).await,
-                false => match pods.launch(&container, at_ns, false).await {
-                    Ok((pidfd, _)) => pods.started(&container, pidfd, at_ns),
+            let started = match has_hooks || container.engine().hooks.wants(Hook::StartContainer) {
+                true => container.start_under_guard(at_ns).await,
+                false => match container.launch(at_ns, false).await {
+                    Ok((pidfd, _)) => container.started(pidfd, at_ns),
                     Err(error) => Err(error),
                 },
             };
             if let Err(error) = started {
-                pods.not_started(&container, &error).await;
+                container.not_started(&error).await;
                 return Err(error.context(container.title()).logged());
             }
             Ok(())
         };
-        self.operations.share(key, work).await
+        self.engine().operations.share(key, work).await
     }
 
     /// Creates the container's process, which waits before its program; calls the plugins; lets the process
     /// continue; notifies the plugins that the program is running.
-    async fn start_under_guard(self: &Rc<Self>, container: &Rc<Container>, at_ns: i64) -> Result<(), Error> {
-        let (mut pidfd, record) = self.launch(container, at_ns, true).await?;
+    async fn start_under_guard(self: &Rc<Self>, at_ns: i64) -> Result<(), Error> {
+        let (mut pidfd, record) = self.launch(at_ns, true).await?;
         if let Some(pidfd) = &pidfd {
-            container.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
+            self.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
         }
-        if container.record().adjusted.hooks.has_before_root() {
-            self.run_hooks(container, Point::Creating).await?;
-            self.resume(container, &record).await?;
+        if self.record().adjusted.hooks.has_before_root() {
+            self.run_hooks(Point::Creating).await?;
+            self.resume(&record).await?;
         }
-        let turn = self.hooks.begin(self, &container.pod).await;
-        turn.start(container).await?;
-        self.run_hooks(container, Point::Created).await?;
+        let turn = self.engine().hooks.begin(&self.pod).await;
+        turn.start(self).await?;
+        self.run_hooks(Point::Created).await?;
         // In a shared PID namespace, the running process differs from the one that waited.
-        if let Some(running) = self.resume(container, &record).await? {
+        if let Some(running) = self.resume(&record).await? {
             pidfd = Some(running);
         }
-        self.started(container, pidfd, at_ns)?;
-        self.run_hooks(container, Point::Running).await?;
-        turn.started(container).await;
+        self.started(pidfd, at_ns)?;
+        self.run_hooks(Point::Running).await?;
+        turn.started(self).await;
         Ok(())
     }
 
     /// Lets the waiting process continue to its next wait or to its program; returns its pidfd.
-    async fn resume(&self, container: &Container, record: &[u8]) -> Result<Option<OwnedFd>, Error> {
-        let resume = Request::Resume { container: container.id };
-        let resumed = container.pod.link()?.ask(resume, &[], START_LIMIT).await;
+    async fn resume(&self, record: &[u8]) -> Result<Option<OwnedFd>, Error> {
+        let resume = Request::Resume { container: self.id };
+        let resumed = self.pod.link()?.ask(resume, &[], START_LIMIT).await;
         let process = |descriptors: Vec<OwnedFd>| descriptors.into_iter().next();
         resumed.map(process).map_err(|error| explained(record, error))
     }
 
     /// Starts the container's process from the launch record; if `waits` is set, the process stops before its
     /// last steps. Returns the pidfd and the record that the process executes.
-    async fn launch(
-        &self,
-        container: &Rc<Container>,
-        at_ns: i64,
-        waits: bool,
-    ) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
-        let pod = &container.pod;
+    async fn launch(&self, at_ns: i64, waits: bool) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
+        let pod = &self.pod;
         let link = pod.link()?;
-        self.forget_exited(pod, &link).await;
-        let path = self.node.paths.launch(pod.id).join(container.id.to_string());
+        pod.forget_exited(&link).await;
+        let path = self.node().paths.launch(pod.id).join(self.id.to_string());
         let mut record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
         if waits {
-            record = plan::with_waits(&record, container.record().adjusted.hooks.has_before_root())?;
+            record = plan::with_waits(&record, self.record().adjusted.hooks.has_before_root())?;
         }
         record = plan::for_monitor(record, link.version())?;
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
         let (log_path, spec, pid) = {
-            let container = container.record();
+            let container = self.record();
             (container.log_path.clone(), container.spec.clone(), container.pid())
         };
         let log = match log_path.as_str() {
             "" => None,
-            path => Some(self.node.host.paths.open_log(Path::new(path), &mut Mounts::default()).await?),
+            path => Some(self.node().host.paths.open_log(Path::new(path), &mut Mounts::default()).await?),
         };
-        let entry = self.node.cgroups.entry(&container.cgroup()?)?;
+        let entry = self.node().cgroups.entry(&self.cgroup()?)?;
         let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
@@ -136,15 +131,15 @@ impl Pods {
         };
         descriptors.extend(host.as_ref().map(AsFd::as_fd));
         let request = Request::Start {
-            container: container.id,
+            container: self.id,
             streams: Streams { stdin: spec.stdin, tty: spec.tty, log: log.is_some() },
-            pid: self.pid_namespace(pod, pid)?,
+            pid: pod.pid_namespace(pid)?,
             has_cgroup: entry.into.is_some(),
             has_oom_counter: entry.oom_counter.is_some(),
         };
         // The start is sent before the commit begins, and the commit completes before the answer is received.
         let (answer, committed) = smol::future::zip(link.ask(request, &descriptors, START_LIMIT), async {
-            self.commit_running_ahead(container, at_ns)
+            self.commit_running_ahead(at_ns)
         })
         .await;
         committed?;
@@ -152,32 +147,82 @@ impl Pods {
             Ok(descriptors) => {
                 let pidfd = descriptors.into_iter().next();
                 let pid = pidfd.as_ref().and_then(|pidfd| monitor::pid_of(pidfd.as_fd()));
-                self.adopt_container(container, pid.unwrap_or(0)).await?;
+                self.adopt(pid.unwrap_or(0)).await?;
                 Ok((pidfd, record))
             }
             Err(error @ LinkError::Silent { .. }) => {
                 // Its process is killed with its cgroup; another access to the host paths shows whether one
                 // of them blocked.
-                self.require_answers(container).await?;
+                self.require_answers().await?;
                 Err(Error::new(Kind::DeadlineExceeded, error.to_string()))
             }
             Err(error) => Err(explained(&record, error)),
         }
     }
 
+    /// Commits the state Running while the process is created, so that the disk and the monitor work
+    /// concurrently.
+    fn commit_running_ahead(&self, at_ns: i64) -> Result<(), Error> {
+        let mut record = self.record().clone();
+        record.state = state::Container::Running { started_at_ns: at_ns };
+        record.commit_ahead(&self.node().paths)?;
+        self.process.ahead.set(Some(at_ns));
+        Ok(())
+    }
+
+    /// Handles an exit that arrives before the answer to the start: the container is first recorded and
+    /// published as running, then as exited.
+    pub(crate) fn run_first(&self) -> Result<(), Error> {
+        let is_created = self.record().state == state::Container::Created;
+        match self.process.ahead.get() {
+            Some(at_ns) if is_created => self.change(ContainerEvent::Started { at_ns }),
+            _ => Ok(()),
+        }
+    }
+
+    fn started(&self, pidfd: Option<OwnedFd>, at_ns: i64) -> Result<(), Error> {
+        let pid = pidfd.and_then(|pidfd| monitor::pid_of(pidfd.as_fd())).unwrap_or(0);
+        log::info!("container started"; pod = self.pod.id, ctr = self.id,
+            name = self.pod.name(), container = self.name(), pid = pid);
+        if !matches!(self.record().state, state::Container::Created) {
+            return Ok(()); // its exit has overtaken the answer
+        }
+        // The kernel reports no PID of a program that has ended; the one of its start is then kept.
+        if pid != 0 {
+            self.set_pid(pid);
+        }
+        self.change(ContainerEvent::Started { at_ns })
+    }
+
+    async fn not_started(self: &Rc<Self>, error: &Error) {
+        log::warn!("container not started"; pod = self.pod.id, ctr = self.id,
+            name = self.pod.name(), container = self.name(), image = self.image(), error = error);
+        // Before clients are notified of its end.
+        if let Ok(cgroup) = self.cgroup()
+            && let Err(error) = self.node().cgroups.kill(&cgroup)
+        {
+            log::warn!("cannot kill a container that did not start, will retry"; ctr = self.id, error = error);
+        }
+        let how = How::NotStarted { message: error.to_string() };
+        self.end(self.node().kernel.clock.now_ns(), how);
+        self.end_or_retry().await;
+    }
+}
+
+impl Pod {
     /// Removes the exited containers of a pod from the table of its monitor if the table may be full. The pod's clients can still
     /// list them, so each exit is recorded first: the exit record that the monitor removes may be the only one.
-    async fn forget_exited(&self, pod: &Pod, link: &Link) {
-        let mut entries = self.containers_of(pod.id);
+    async fn forget_exited(&self, link: &Link) {
+        let mut entries = self.containers();
         entries.retain(|container| !container.ending.is_forgotten.get());
         // The container that is being started is one of them, and has no entry yet.
         if entries.len() <= CONTAINERS_MAX {
             return;
         }
         for container in entries.iter().filter(|container| container.ending.is_cleared.get()) {
-            let recorded = container.record().commit(&self.node.paths);
+            let recorded = container.record().commit(&self.node().paths);
             if let Err(error) = recorded {
-                log::warn!("cannot record the exit of a container, its monitor keeps it"; pod = pod.id, ctr = container.id, error = error);
+                log::warn!("cannot record the exit of a container, its monitor keeps it"; pod = self.id, ctr = container.id, error = error);
                 continue;
             }
             let forgotten = link.ask(Request::Forget { container: container.id }, &[], ASK_LIMIT).await;
@@ -185,28 +230,8 @@ impl Pods {
         }
     }
 
-    /// Commits the state Running while the process is created, so that the disk and the monitor work
-    /// concurrently.
-    fn commit_running_ahead(&self, container: &Container, at_ns: i64) -> Result<(), Error> {
-        let mut record = container.record().clone();
-        record.state = state::Container::Running { started_at_ns: at_ns };
-        record.commit_ahead(&self.node.paths)?;
-        container.process.ahead.set(Some(at_ns));
-        Ok(())
-    }
-
-    /// Handles an exit that arrives before the answer to the start: the container is first recorded and
-    /// published as running, then as exited.
-    pub(crate) fn run_first(&self, container: &Rc<Container>) -> Result<(), Error> {
-        let is_created = container.record().state == state::Container::Created;
-        match container.process.ahead.get() {
-            Some(at_ns) if is_created => self.change_container(container, ContainerEvent::Started { at_ns }),
-            _ => Ok(()),
-        }
-    }
-
-    pub(crate) fn pid_namespace(&self, pod: &Pod, wanted: ContainerPid) -> Result<PidNamespace, Error> {
-        let shared = pod.record().spec.namespaces.pid;
+    pub(crate) fn pid_namespace(&self, wanted: ContainerPid) -> Result<PidNamespace, Error> {
+        let shared = self.record().spec.namespaces.pid;
         match wanted {
             ContainerPid::Own => Ok(PidNamespace::New),
             ContainerPid::Pod | ContainerPid::Node => match (wanted, shared) {
@@ -220,12 +245,8 @@ impl Pods {
                 )),
             },
             ContainerPid::Target(target) => {
-                let is_there = self
-                    .table
-                    .containers
-                    .borrow()
-                    .get(&target)
-                    .is_some_and(|target| target.pod.id == pod.id && target.record().state.is_running());
+                let is_there =
+                    self.container(target).is_some_and(|target| target.record().state.is_running());
                 match is_there {
                     true => Ok(PidNamespace::Of(target)),
                     false => Err(Error::new(
@@ -235,34 +256,6 @@ impl Pods {
                 }
             }
         }
-    }
-
-    fn started(&self, container: &Rc<Container>, pidfd: Option<OwnedFd>, at_ns: i64) -> Result<(), Error> {
-        let pid = pidfd.and_then(|pidfd| monitor::pid_of(pidfd.as_fd())).unwrap_or(0);
-        log::info!("container started"; pod = container.pod.id, ctr = container.id,
-            name = container.pod.name(), container = container.name(), pid = pid);
-        if !matches!(container.record().state, state::Container::Created) {
-            return Ok(()); // its exit has overtaken the answer
-        }
-        // The kernel reports no PID of a program that has ended; the one of its start is then kept.
-        if pid != 0 {
-            container.set_pid(pid);
-        }
-        self.change_container(container, ContainerEvent::Started { at_ns })
-    }
-
-    async fn not_started(self: &Rc<Self>, container: &Rc<Container>, error: &Error) {
-        log::warn!("container not started"; pod = container.pod.id, ctr = container.id,
-            name = container.pod.name(), container = container.name(), image = container.image(), error = error);
-        // Before clients are notified of its end.
-        if let Ok(cgroup) = container.cgroup()
-            && let Err(error) = self.node.cgroups.kill(&cgroup)
-        {
-            log::warn!("cannot kill a container that did not start, will retry"; ctr = container.id, error = error);
-        }
-        let how = How::NotStarted { message: error.to_string() };
-        self.end(container, self.node.kernel.clock.now_ns(), how);
-        self.end_or_retry(container).await;
     }
 }
 

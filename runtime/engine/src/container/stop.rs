@@ -13,37 +13,33 @@ use event_listener::Event as Changed;
 
 use super::ASK_LIMIT;
 use crate::operations::Key;
-use crate::table::{KILL_LIMIT, Stop};
-use crate::{Container, Pods, state};
+use crate::pod::{KILL_LIMIT, Stop};
+use crate::{Container, state};
 
-impl Pods {
+impl Container {
     /// StopContainer: sends the stop signal, waits for the grace period, then kills. Concurrent calls share
     /// one stop; the shortest grace period applies.
     ///
     /// # Errors
     /// `DeadlineExceeded` if the kernel does not end the processes in time; `Unavailable` if the daemon has
     /// not reached the pod's monitor since its start: the client may repeat the call.
-    pub async fn stop_container(
-        self: &Rc<Self>,
-        container: Rc<Container>,
-        grace: Duration,
-    ) -> Result<(), Error> {
-        if !self.is_started(&container) {
-            return self.require_known(&container);
+    pub async fn stop(self: &Rc<Self>, grace: Duration) -> Result<(), Error> {
+        if !self.is_started() {
+            return self.require_known();
         }
-        container.pod.require_reached()?;
-        let kill_at = self.begin_stop(&container, grace, true);
+        self.pod.require_reached()?;
+        let kill_at = self.begin_stop(grace, true);
         let limit = kill_at.saturating_duration_since(time::now()) + KILL_LIMIT;
-        let ended = reactor::deadline(limit, self.ended(&container)).await;
+        let ended = reactor::deadline(limit, self.ended()).await;
         ended.map_err(|_| {
-            Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", container.title()))
+            Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", self.title()))
         })?;
-        if !container.ending.exited.is_initialized() {
+        if !self.ending.exited.is_initialized() {
             // The start was refused, perhaps because an earlier daemon's start is still in progress.
-            return self.require_known(&container);
+            return self.require_known();
         }
         // Each plugin has its own limit.
-        container.ending.stop_told.wait().await;
+        self.ending.stop_told.wait().await;
         Ok(())
     }
 
@@ -52,35 +48,34 @@ impl Pods {
     ///
     /// # Errors
     /// `Unavailable`: the client may repeat the call.
-    pub(super) fn require_known(&self, container: &Container) -> Result<(), Error> {
-        let is_created = matches!(container.record().state, state::Container::Created);
-        let unknown = self.unknown.borrow();
-        match unknown.get(&container.pod.id).filter(|unknown| is_created && !unknown.is_unended) {
+    pub(super) fn require_known(&self) -> Result<(), Error> {
+        let is_created = matches!(self.record().state, state::Container::Created);
+        match self.pod.unknown().filter(|unknown| is_created && !unknown.is_unended) {
             Some(unknown) => {
-                Err(Error::new(Kind::Unavailable, format!("{}: {}", container.title(), unknown.reason)))
+                Err(Error::new(Kind::Unavailable, format!("{}: {}", self.title(), unknown.reason)))
             }
             None => Ok(()),
         }
     }
 
     /// Whether the container must be stopped: it is running, or its start is in progress and may result in a
-    /// running process. False exactly if [`Pods::ended`] returns at once: the start may still be in progress
+    /// running process. False exactly if [`Container::ended`] returns at once: the start may still be in progress
     /// for some time after the exit.
-    pub(super) fn is_started(&self, container: &Container) -> bool {
-        let is_under_way = || self.operations.is_under_way(Key::Start(container.id));
-        !container.ending.exited.is_initialized() && (container.record().state.is_running() || is_under_way())
+    pub(super) fn is_started(&self) -> bool {
+        let is_under_way = || self.engine().operations.is_under_way(Key::Start(self.id));
+        !self.ending.exited.is_initialized() && (self.record().state.is_running() || is_under_way())
     }
 
     /// Waits until the container does not run: it has exited, or its start was refused and has not changed
     /// it.
-    pub(super) async fn ended(&self, container: &Container) {
+    pub(super) async fn ended(&self) {
         let exited = async {
-            container.ending.exited.wait().await;
+            self.ending.exited.wait().await;
         };
         let refused = async {
-            self.operations.ended(Key::Start(container.id)).await;
-            if container.record().state.is_running() {
-                container.ending.exited.wait().await;
+            self.engine().operations.ended(Key::Start(self.id)).await;
+            if self.record().state.is_running() {
+                self.ending.exited.wait().await;
             }
         };
         smol::future::or(exited, refused).await;
@@ -88,18 +83,13 @@ impl Pods {
 
     /// Starts a stop, or shortens the one in progress; returns the time of SIGKILL. If `with_signal` is
     /// false, no stop signal is sent before SIGKILL.
-    pub(crate) fn begin_stop(
-        self: &Rc<Self>,
-        container: &Rc<Container>,
-        grace: Duration,
-        with_signal: bool,
-    ) -> Instant {
+    pub(crate) fn begin_stop(self: &Rc<Self>, grace: Duration, with_signal: bool) -> Instant {
         let kill_at = time::now() + grace;
-        let under_way = container.ending.stop.borrow().clone();
+        let under_way = self.ending.stop.borrow().clone();
         if let Some(stop) = under_way {
             if kill_at < stop.kill_at.get() {
                 stop.kill_at.set(kill_at);
-                self.write_stopping(container, &stop);
+                self.write_stopping(&stop);
                 stop.sooner.notify(usize::MAX);
             }
             return stop.kill_at.get();
@@ -110,75 +100,75 @@ impl Pods {
             is_signal_due: Cell::new(is_signal_due),
             sooner: Changed::new(),
         });
-        *container.ending.stop.borrow_mut() = Some(Rc::clone(&stop));
-        self.write_stopping(container, &stop);
-        let (pods, container) = (Rc::clone(self), Rc::clone(container));
+        *self.ending.stop.borrow_mut() = Some(Rc::clone(&stop));
+        self.write_stopping(&stop);
+        let container = Rc::clone(self);
         reactor::spawn(async move {
             let signal = async {
-                if is_signal_due && pods.signal(&container).await {
+                if is_signal_due && container.signal().await {
                     stop.is_signal_due.set(false);
                     // Else the next daemon would send it again.
-                    pods.write_stopping(&container, &stop);
+                    container.write_stopping(&stop);
                 }
                 smol::future::pending().await
             };
-            smol::future::or(signal, pods.wait_and_kill(&container, &stop)).await;
+            smol::future::or(signal, container.wait_and_kill(&stop)).await;
         })
         .detach();
         kill_at
     }
 
     /// Sends the stop signal; returns whether the monitor has confirmed it.
-    async fn signal(&self, container: &Rc<Container>) -> bool {
+    async fn signal(&self) -> bool {
         // Before that there is no program that could handle it.
-        self.operations.ended(Key::Start(container.id)).await;
-        let signal = container.record().stop_signal;
-        let Ok(link) = container.pod.link() else { return false };
+        self.engine().operations.ended(Key::Start(self.id)).await;
+        let signal = self.record().stop_signal;
+        let Ok(link) = self.pod.link() else { return false };
         // ESRCH: it ended by itself; anything else: SIGKILL follows.
-        let sent = link.ask(Request::Signal { container: container.id, signal }, &[], ASK_LIMIT).await;
+        let sent = link.ask(Request::Signal { container: self.id, signal }, &[], ASK_LIMIT).await;
         if let Err(error) = &sent {
-            log::debug!("stop signal not sent"; ctr = container.id, error = error);
+            log::debug!("stop signal not sent"; ctr = self.id, error = error);
         }
         sent.is_ok()
     }
 
-    async fn wait_and_kill(&self, container: &Rc<Container>, stop: &Stop) {
-        while self.is_started(container) {
+    async fn wait_and_kill(&self, stop: &Stop) {
+        while self.is_started() {
             let sooner = stop.sooner.listen();
             let now = time::now();
             if now >= stop.kill_at.get() {
                 break;
             }
-            let end = smol::future::or(self.ended(container), async {
+            let end = smol::future::or(self.ended(), async {
                 sooner.await;
             });
             let _ = reactor::deadline(stop.kill_at.get() - now, end).await;
         }
         // Again and again: a fork may be ahead of the first SIGKILL.
         let end = time::now() + KILL_LIMIT;
-        while self.is_started(container) && time::now() < end {
-            match container.cgroup().and_then(|cgroup| Ok(self.node.cgroups.kill(&cgroup)?)) {
+        while self.is_started() && time::now() < end {
+            match self.cgroup().and_then(|cgroup| Ok(self.node().cgroups.kill(&cgroup)?)) {
                 Ok(()) => {}
                 Err(error) => {
-                    log::error!("cannot kill a container, will retry"; ctr = container.id, error = error)
+                    log::error!("cannot kill a container, will retry"; ctr = self.id, error = error)
                 }
             }
-            let _ = reactor::deadline(Duration::from_millis(100), self.ended(container)).await;
+            let _ = reactor::deadline(Duration::from_millis(100), self.ended()).await;
         }
-        if !container.ending.exited.is_initialized() && !self.is_started(container) {
+        if !self.ending.exited.is_initialized() && !self.is_started() {
             // It may still be started, and then nothing asks it to stop.
-            let _ = disk::remove_file(&self.stopping_path(container));
+            let _ = disk::remove_file(&self.stopping_path());
         }
-        *container.ending.stop.borrow_mut() = None; // the next call starts over where this one did not get through
+        *self.ending.stop.borrow_mut() = None; // the next call starts over where this one did not get through
     }
 
-    pub(super) fn stopping_path(&self, container: &Rc<Container>) -> PathBuf {
-        self.node.paths.stopping(container.pod.id).join(container.id.to_string())
+    pub(super) fn stopping_path(&self) -> PathBuf {
+        self.node().paths.stopping(self.pod.id).join(self.id.to_string())
     }
 
     /// Writes the note from which the next daemon continues the stop (RST-11).
-    fn write_stopping(&self, container: &Rc<Container>, stop: &Stop) {
-        if container.ending.exited.is_initialized() {
+    fn write_stopping(&self, stop: &Stop) {
+        if self.ending.exited.is_initialized() {
             return; // its end has taken the note away
         }
         let left = stop.kill_at.get().saturating_duration_since(time::now());
@@ -187,10 +177,10 @@ impl Pods {
             due_ms: time::boot_ms().saturating_add(left_ms),
             is_signal_due: stop.is_signal_due.get(),
         };
-        let directory = self.node.paths.stopping(container.pod.id);
-        let written = store::write_unsynced(&directory, &container.id.to_string(), note.text().as_bytes());
+        let directory = self.node().paths.stopping(self.pod.id);
+        let written = store::write_unsynced(&directory, &self.id.to_string(), note.text().as_bytes());
         if let Err(error) = written {
-            log::warn!("cannot write the note of a stop, a restarted daemon would not continue it"; ctr = container.id, error = error);
+            log::warn!("cannot write the note of a stop, a restarted daemon would not continue it"; ctr = self.id, error = error);
         }
     }
 }

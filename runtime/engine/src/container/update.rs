@@ -4,44 +4,36 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 
+use crate::Container;
 use crate::record::{ContainerRecord, Kept, Limits};
 use crate::spec::Resources;
-use crate::{Container, Pods};
 
-impl Pods {
+impl Container {
     /// UpdateContainerResources: applies all limits or none; the status shows them immediately.
     ///
     /// # Errors
     /// `FailedPrecondition` if the container has exited; `InvalidArgument` for limits that this kernel does
     /// not support; otherwise the error of a lifecycle hook or the kernel.
-    pub async fn update_container(
-        self: &Rc<Self>,
-        container: Rc<Container>,
-        asked: Resources,
-    ) -> Result<(), Error> {
-        let pods = Rc::clone(self);
+    pub async fn update(self: &Rc<Self>, asked: Resources) -> Result<(), Error> {
+        let container = Rc::clone(self);
         let work = async move {
             let _operation = container.operation.lock().await;
-            let updated = pods.update_under_guard(&container, &asked).await;
+            let updated = container.update_under_guard(&asked).await;
             updated.map_err(|error| error.context(container.title()))
         };
-        self.operations.run(work).await
+        self.engine().operations.run(work).await
     }
 
-    async fn update_under_guard(
-        self: &Rc<Self>,
-        container: &Rc<Container>,
-        asked: &Resources,
-    ) -> Result<(), Error> {
-        let turn = self.hooks.begin(self, &container.pod).await;
-        if container.record().state.is_over() {
+    async fn update_under_guard(self: &Rc<Self>, asked: &Resources) -> Result<(), Error> {
+        let turn = self.engine().hooks.begin(&self.pod).await;
+        if self.record().state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
         }
-        let mut wanted = container.record().limits();
+        let mut wanted = self.record().limits();
         wanted.resources = wanted.resources.updated(asked);
-        let wanted = turn.update(container, asked, wanted).await?;
-        self.set_limits(container, wanted)?;
-        turn.updated(container).await;
+        let wanted = turn.update(self, asked, wanted).await?;
+        self.set_limits(wanted)?;
+        turn.updated(self).await;
         Ok(())
     }
 
@@ -51,19 +43,19 @@ impl Pods {
     /// # Errors
     /// `FailedPrecondition` if the container has exited; otherwise the error of the kernel or of writing the
     /// record.
-    pub fn set_limits(self: &Rc<Self>, container: &Rc<Container>, wanted: Limits) -> Result<(), Error> {
-        let mut record: ContainerRecord = container.record().clone();
+    pub fn set_limits(self: &Rc<Self>, wanted: Limits) -> Result<(), Error> {
+        let mut record: ContainerRecord = self.record().clone();
         if record.state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
         }
-        for warning in self.node.cgroups.apply(&container.cgroup()?, &wanted.of_cgroup())? {
-            self.warn_once(warning);
+        for warning in self.node().cgroups.apply(&self.cgroup()?, &wanted.of_cgroup())? {
+            self.engine().warn_once(warning);
         }
         record.limits = Some(wanted);
         // If the disk is full, the applied limits stay: the old record is read only after a restart.
-        let committed = record.commit(&self.node.paths);
-        *container.record.borrow_mut() = record;
-        self.tell_limits(container);
+        let committed = record.commit(&self.node().paths);
+        *self.record.borrow_mut() = record;
+        self.tell_limits();
         committed
     }
 }

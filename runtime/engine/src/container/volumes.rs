@@ -12,25 +12,24 @@ use coracle_sandbox::{Propagation, plan};
 use super::resolved::Resolved;
 use crate::record::ImageVolumeUse;
 use crate::spec::{self, ContainerSpec, MountPropagation};
-use crate::{Pod, Pods};
+use crate::{Node, Pod};
 
-impl Pods {
+impl Pod {
     /// All requested mounts in their order. `sources` are the resolved host paths; `empty` is a directory of
     /// the container that stays empty.
     pub(crate) fn mounts(
         &self,
-        pod: &Pod,
         spec: &ContainerSpec,
         (images, sources): (&[ImageVolumeUse], &[Option<PathBuf>]),
         empty: &Path,
     ) -> Result<Vec<plan::Mount>, Error> {
         let mut images = images.iter();
         let planned = |(mount, source): (&spec::Mount, &Option<PathBuf>)| match (&mount.image, source) {
-            (None, source) => self.mount(pod, mount, source.as_deref()),
+            (None, source) => self.mount(mount, source.as_deref()),
             (Some(volume), _) => {
                 let layers = images.next().into_iter().flat_map(|image| image.layers.iter().rev());
                 let source = plan::Source::Image {
-                    lowers: self.node.images.mount_names(layers.map(String::as_str))?,
+                    lowers: self.node().images.mount_names(layers.map(String::as_str))?,
                     sub_path: volume.sub_path.clone(),
                     empty: empty.to_owned(),
                 };
@@ -40,6 +39,25 @@ impl Pods {
         spec.mounts.iter().zip(sources).map(planned).collect()
     }
 
+    fn mount(&self, mount: &spec::Mount, real: Option<&Path>) -> Result<plan::Mount, Error> {
+        let maps_owners = maps_owners(self, mount)?;
+        let source = PathBuf::from(&mount.host_path);
+        let propagation = match mount.propagation {
+            MountPropagation::Private => Propagation::Private,
+            MountPropagation::HostToContainer => Propagation::Slave,
+            MountPropagation::Bidirectional => Propagation::Shared,
+        };
+        check_propagation(real.unwrap_or(&source), propagation)?;
+        Ok(plan::Mount {
+            recursive_read_only: mount.recursive_read_only,
+            propagation,
+            maps_owners,
+            ..plain(mount, plan::Source::Host(source))
+        })
+    }
+}
+
+impl Node {
     /// Sets the SELinux label of the container recursively on volumes that request it.
     pub(crate) async fn relabel(&self, resolved: &Resolved) -> Result<(), Error> {
         let Some(label) = resolved.plan.root.label.clone() else { return Ok(()) };
@@ -49,7 +67,7 @@ impl Pods {
         if paths.is_empty() {
             return Ok(());
         }
-        let outcome = self.node.host.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
+        let outcome = self.host.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
         match outcome.map_err(|error| Error::from(error).context("selinux_relabel"))? {
             Outcome::Relabelled => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
@@ -58,7 +76,7 @@ impl Pods {
 
     /// The images of the container's image volumes.
     pub(crate) fn image_volumes(&self, spec: &ContainerSpec) -> Result<Vec<ImageVolumeUse>, Error> {
-        let images = &self.node.images;
+        let images = &self.images;
         let find = |volume: &spec::ImageVolume| {
             let image = images.record(&images.resolve(&volume.image)?.id)?;
             if image.layers.is_empty() || !images.has_path(&image, &volume.sub_path)? {
@@ -77,25 +95,6 @@ impl Pods {
         found.collect()
     }
 
-    fn mount(&self, pod: &Pod, mount: &spec::Mount, real: Option<&Path>) -> Result<plan::Mount, Error> {
-        let maps_owners = maps_owners(pod, mount)?;
-        let source = PathBuf::from(&mount.host_path);
-        let propagation = match mount.propagation {
-            MountPropagation::Private => Propagation::Private,
-            MountPropagation::HostToContainer => Propagation::Slave,
-            MountPropagation::Bidirectional => Propagation::Shared,
-        };
-        check_propagation(real.unwrap_or(&source), propagation)?;
-        Ok(plan::Mount {
-            recursive_read_only: mount.recursive_read_only,
-            propagation,
-            maps_owners,
-            ..plain(mount, plan::Source::Host(source))
-        })
-    }
-}
-
-impl Pods {
     /// The source of a bind mount; a missing path is not created.
     ///
     /// # Errors
@@ -106,7 +105,7 @@ impl Pods {
             let text = format!("mount source {path:?}: is not absolute");
             return Err(Error::new(Kind::InvalidArgument, text));
         }
-        let real = self.node.host.paths.source(&source, false, &mut Mounts::default()).await?;
+        let real = self.host.paths.source(&source, false, &mut Mounts::default()).await?;
         check_propagation(&real, propagation)?;
         Ok(plan::Source::Host(source))
     }

@@ -9,11 +9,11 @@ use coracle_base::{log, reactor};
 use coracle_sandbox::{Event, Request, monitor, plan};
 
 use crate::link::{Link, LinkError, News};
+use crate::pod::KILL_LIMIT;
 use crate::record::{Kept, Network};
 use crate::spec::PodPid;
 use crate::state;
-use crate::table::KILL_LIMIT;
-use crate::{Pod, Pods, again, files};
+use crate::{Pod, again, files};
 
 /// Time limit for the first answer of a monitor. It usually takes a millisecond; longer if the machine swaps
 /// or another process holds a namespace lock of the kernel.
@@ -23,20 +23,20 @@ const HELLO_LIMIT: Duration = Duration::from_secs(20);
 /// does not kill infrastructure first (CRI 2.5).
 const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
 
-impl Pods {
-    pub(super) async fn make_monitor(self: &Rc<Self>, pod: &Rc<Pod>) -> Result<(), Error> {
+impl Pod {
+    pub(super) async fn make_monitor(self: &Rc<Self>) -> Result<(), Error> {
         again::require_descriptors()?;
-        let node = &self.node;
-        let directory = node.paths.pod_state(pod.id);
+        let node = self.node();
+        let directory = node.paths.pod_state(self.id);
         let mut committed = Ok(());
         let (setup, spawned) = {
-            let record = pod.record();
+            let record = self.record();
             let namespaces = record.spec.own_namespaces();
             let plan::PodNamespaces { network, ipc, uts } = namespaces;
             let setup = plan::sandbox(&plan::SandboxPlan {
                 namespaces,
                 shares_pids: record.spec.namespaces.pid == PodPid::Pod,
-                shm_directory: node.paths.shm(pod.id),
+                shm_directory: node.paths.shm(self.id),
                 host_name: files::hostname(&record.spec),
                 sysctls: record.spec.sysctls.clone(),
                 convenience_sysctls: network,
@@ -44,7 +44,7 @@ impl Pods {
                 user_namespace: record.spec.user_mappings(),
                 label: node.kernel.modules.pod_file_label(&record.selinux_level),
             })?;
-            let entry = node.cgroups.entry(&pod.cgroup()?)?;
+            let entry = node.cgroups.entry(&self.cgroup()?)?;
             let user = record.spec.user_mappings();
             let spawn = monitor::Spawn {
                 program: &node.monitors.program,
@@ -58,12 +58,11 @@ impl Pods {
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
                 cgroup_joins: &entry.join_files,
             };
-            let spawned = monitor::spawn(&spawn, || committed = self.commit_ahead(pod))?;
+            let spawned = monitor::spawn(&spawn, || committed = self.commit_ahead())?;
             (setup, spawned)
         };
         // After the link exists, because undoing uses it to wait for the monitor's end.
-        let link =
-            self.open_link(pod, spawned).map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
+        let link = self.open_link(spawned).map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
         if let Err(error) = greet(&link).await {
             if let Some((index, errno)) = error.operation() {
                 return Err(Error::new(Kind::Unknown, plan::explain(&setup, index, errno)));
@@ -72,80 +71,76 @@ impl Pods {
             return Err(Error::new(Kind::Internal, text));
         }
         committed?;
-        self.adopt_monitor(pod).await
+        self.adopt_monitor().await
     }
 
     /// Commits the pod's record in advance, while the monitor starts: the next state is Ready, or ADD
     /// follows.
-    fn commit_ahead(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let mut record = pod.record().clone();
-        if pod.has_network() {
+    fn commit_ahead(&self) -> Result<(), Error> {
+        let mut record = self.record().clone();
+        if self.has_network() {
             // An error is returned by its own step.
-            let Ok(request) = self.plan_network(pod) else { return Ok(()) };
+            let Ok(request) = self.plan_network() else { return Ok(()) };
             record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
-            record.commit_ahead(&self.node.paths)?;
-            *pod.progress.planned.borrow_mut() = Some(request);
+            record.commit_ahead(&self.node().paths)?;
+            *self.progress.planned.borrow_mut() = Some(request);
         } else {
             record.state = state::Pod::Ready;
-            record.commit_ahead(&self.node.paths)?;
-            pod.progress.is_ahead.set(true);
+            record.commit_ahead(&self.node().paths)?;
+            self.progress.is_ahead.set(true);
         }
         Ok(())
     }
 
     /// Connects to a new or recovered monitor and waits for its Hello.
-    pub(crate) async fn attach(
-        self: &Rc<Self>,
-        pod: &Rc<Pod>,
-        monitor: monitor::Monitor,
-    ) -> Result<(), LinkError> {
-        let link = self.open_link(pod, monitor)?;
+    pub(crate) async fn attach(self: &Rc<Self>, monitor: monitor::Monitor) -> Result<(), LinkError> {
+        let link = self.open_link(monitor)?;
         greet(&link).await
     }
 
-    fn open_link(self: &Rc<Self>, pod: &Rc<Pod>, monitor: monitor::Monitor) -> Result<Rc<Link>, LinkError> {
-        let (pods, weak) = (Rc::downgrade(self), Rc::downgrade(pod));
-        let number = pod.connection.links.get() + 1;
-        pod.connection.links.set(number);
+    fn open_link(self: &Rc<Self>, monitor: monitor::Monitor) -> Result<Rc<Link>, LinkError> {
+        let weak = Rc::downgrade(self);
+        let number = self.connection.links.get() + 1;
+        self.connection.links.set(number);
         let on_news = move |news| {
-            let (Some(pods), Some(pod)) = (pods.upgrade(), weak.upgrade()) else { return };
+            let Some(pod) = weak.upgrade() else { return };
             match news {
-                News::Event(Event::Exited(exit)) => pods.container_exited(&exit),
+                News::Event(Event::Exited(exit)) => pod.container_exited(&exit),
                 News::Event(Event::ExecExited { exec, exit }) => pod.exec_exited(exec, exit),
-                News::Gone if pod.connection.links.get() == number => pods.monitor_gone(&pod),
-                News::Lost if pod.connection.links.get() == number => pods.monitor_lost(&pod),
+                News::Gone if pod.connection.links.get() == number => pod.monitor_gone(),
+                News::Lost if pod.connection.links.get() == number => pod.monitor_lost(),
                 News::Gone | News::Lost => {}
             }
         };
         let link = Link::open(monitor, on_news)?;
-        *pod.connection.link.borrow_mut() = Some(Rc::clone(&link));
+        *self.connection.link.borrow_mut() = Some(Rc::clone(&link));
         Ok(link)
     }
 
     /// Handles the end of a monitor. If the monitor ended without a request, the pod becomes NotReady (its
     /// namespaces may no longer exist), and its containers are killed, because no process would write their
     /// logs or reap them. A pod whose stop was interrupted is NotReady and may have running containers, too.
-    fn monitor_gone(self: &Rc<Self>, pod: &Rc<Pod>) {
-        if !pod.unlink() && !self.runs_any(pod) {
+    fn monitor_gone(self: &Rc<Self>) {
+        if !self.unlink() && !self.runs_any() {
             return;
         }
         // Not an error of its own: a kubelet kills all processes of an orphaned pod's cgroup, this one among them.
-        log::warn!("the pod's monitor died"; pod = pod.id, name = pod.name());
-        let (pods, pod) = (Rc::clone(self), Rc::clone(pod));
+        log::warn!("the pod's monitor died"; pod = self.id, name = self.name());
+        let pod = Rc::clone(self);
         reactor::spawn(async move {
             let _operation = pod.operation.lock().await;
-            if let Some(unknown) = pods.note_monitors_end(&pod).await {
-                pods.keep_trying(pod.id, unknown);
+            if let Some(unknown) = pod.note_monitors_end().await {
+                pod.keep_trying(unknown);
             }
         })
         .detach();
     }
 
-    pub(super) async fn unmake_monitor(&self, pod: &Rc<Pod>) -> Result<(), Error> {
-        let path = pod.cgroup()?;
+    pub(super) async fn unmake_monitor(&self) -> Result<(), Error> {
+        let path = self.cgroup()?;
         // SIGKILL is sufficient: all its state is in the record, and its containers have ended.
-        self.node.cgroups.kill(&path)?;
-        let link = pod.connection.link.borrow_mut().take();
+        self.node().cgroups.kill(&path)?;
+        let link = self.connection.link.borrow_mut().take();
         if let Some(link) = link {
             let ended = reactor::deadline(KILL_LIMIT, link.ended()).await;
             ended.map_err(|_| Error::new(Kind::DeadlineExceeded, "the pod's monitor does not end"))?;

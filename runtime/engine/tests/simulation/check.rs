@@ -73,6 +73,13 @@ pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
     left.into_iter().map(|what| format!("left after everything was removed: {what}")).collect()
 }
 
+/// Checks that no removed pod or container is in memory; the caller must not have a reference to one. Each pod refers to the
+/// engine, and each container to its pod; the table refers to the engine, too.
+pub(crate) fn check_memory(pods: &Rc<Pods>) -> Option<String> {
+    let count = Rc::strong_count(pods.engine()) - 1 - pods.every_pod().len();
+    (count > 0).then(|| format!("{count} removed pods are in memory, or their containers"))
+}
+
 impl Check<'_> {
     fn main_process(&self, container: ContainerId) -> Option<i32> {
         let is_it = |process: &crate::world::Process| process.role == Role::Main(container);

@@ -200,8 +200,8 @@ impl Clients {
             Action::StopPod(index) | Action::RemovePod(index) => {
                 let Some(id) = self.told.borrow().pods[index].id else { return Ok(()) };
                 match (pods.pod(&id.to_string()), action) {
-                    (Ok(pod), Action::StopPod(_)) => pods.stop_pod(pod).await,
-                    (Ok(pod), _) => pods.remove_pod(pod).await,
+                    (Ok(pod), Action::StopPod(_)) => pod.stop().await,
+                    (Ok(pod), _) => pod.remove().await,
                     (Err(error), _) => absent(error),
                 }
             }
@@ -211,7 +211,7 @@ impl Clients {
                 let id = id.ok_or_else(|| Error::new(Kind::NotFound, "the pod sandbox has no id"))?;
                 let pod = pods.pod(&id.to_string())?;
                 let spec = container_spec(self.told.borrow().containers[index].name);
-                let id = pods.create_container(pod, spec).await?;
+                let id = pod.create_container(spec).await?;
                 let mut told = self.told.borrow_mut();
                 let earlier = told.containers[index].clone();
                 if earlier.id.is_some_and(|known| known != id) {
@@ -225,19 +225,19 @@ impl Clients {
             }
             Action::Start(index) => {
                 let id = self.container(index)?;
-                pods.start_container(pods.container(&id)?).await
+                pods.container(&id)?.start().await
             }
             Action::Stop(index, grace_s) => {
                 let Ok(id) = self.container(index) else { return Ok(()) };
                 match pods.container(&id) {
-                    Ok(container) => pods.stop_container(container, Duration::from_secs(grace_s)).await,
+                    Ok(container) => container.stop(Duration::from_secs(grace_s)).await,
                     Err(error) => absent(error),
                 }
             }
             Action::Remove(index) => {
                 let Ok(id) = self.container(index) else { return Ok(()) };
                 match pods.container(&id) {
-                    Ok(container) => pods.remove_container(container).await,
+                    Ok(container) => container.remove().await,
                     Err(error) => absent(error),
                 }
             }

@@ -120,7 +120,7 @@ async fn perform(stage: &Stage, pods: &Rc<Pods>, ids: &mut Ids, call: &str) -> S
         "create" => {
             let pod = ids.of(&format!("p{}", number % 2));
             let made = match pods.pod(&pod) {
-                Ok(pod) => pods.create_container(pod, container_spec(2 * number)).await,
+                Ok(pod) => pod.create_container(container_spec(2 * number)).await,
                 Err(error) => Err(error),
             };
             match made {
@@ -135,23 +135,23 @@ async fn perform(stage: &Stage, pods: &Rc<Pods>, ids: &mut Ids, call: &str) -> S
             }
         }
         "start" => match pods.container(&id) {
-            Ok(container) => answer(pods.start_container(container).await),
+            Ok(container) => answer(container.start().await),
             Err(error) => answer(Err(error)),
         },
         "stop" => match pods.container(&id) {
-            Ok(container) => answer(pods.stop_container(container, Duration::ZERO).await),
+            Ok(container) => answer(container.stop(Duration::ZERO).await),
             Err(error) => answer(crate::clients::absent(error)),
         },
         "remove" => match pods.container(&id) {
-            Ok(container) => answer(pods.remove_container(container).await),
+            Ok(container) => answer(container.remove().await),
             Err(error) => answer(crate::clients::absent(error)),
         },
         "stop-pod" => match pods.pod(&id) {
-            Ok(pod) => answer(pods.stop_pod(pod).await),
+            Ok(pod) => answer(pod.stop().await),
             Err(error) => answer(crate::clients::absent(error)),
         },
         "remove-pod" => match pods.pod(&id) {
-            Ok(pod) => answer(pods.remove_pod(pod).await),
+            Ok(pod) => answer(pod.remove().await),
             Err(error) => answer(crate::clients::absent(error)),
         },
         "kill-monitor" => {

@@ -11,7 +11,7 @@ use coracle_engine::Pods;
 use coracle_images::Images;
 use coracle_sandbox::{Exit, simulation};
 
-use crate::check::{check, check_empty};
+use crate::check::{check, check_empty, check_memory};
 use crate::clients::{Action, Call, Clients, Told, ToldContainer, ToldPod};
 use crate::engine::Ground;
 use crate::node::Node;
@@ -277,7 +277,7 @@ impl History {
             for call in calls {
                 let _ = call.await;
             }
-            pods.operations.none_left().await;
+            pods.engine().operations.none_left().await;
             self.clients.look(&pods);
             if let Err(broken) = self.rest(&pods).await {
                 return End::Broken(broken);
@@ -464,15 +464,16 @@ impl History {
         for pod in pods.pods() {
             let title = format!("pod {:.13}", pod.id);
             let stops = self.happens(500);
-            if stops && let Err(error) = pods.stop_pod(Rc::clone(&pod)).await {
+            if stops && let Err(error) = pod.stop().await {
                 broken.push(format!("{title} cannot be stopped: {error}"));
             }
-            if let Err(error) = pods.remove_pod(pod).await {
+            if let Err(error) = pod.remove().await {
                 broken.push(format!("{title} cannot be removed: {error}"));
             }
         }
         reactor::sleep(HEALING).await;
         broken.extend(check_empty(&self.clients, pods));
+        broken.extend(check_memory(pods));
         if broken.is_empty() { Ok(()) } else { Err(broken) }
     }
 }

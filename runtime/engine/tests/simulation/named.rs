@@ -91,7 +91,7 @@ impl Stage {
     /// Removes all pods and checks that the node is empty.
     pub(crate) async fn remove_all(&self, pods: &Rc<Pods>) {
         for pod in pods.pods() {
-            pods.remove_pod(pod).await.expect("the pod is removed");
+            pod.remove().await.expect("the pod is removed");
         }
         reactor::sleep(Duration::from_secs(40)).await;
         assert_eq!(check_empty(&self.clients, pods), Vec::<String>::new());
@@ -145,8 +145,8 @@ impl Drop for Stage {
 pub(crate) async fn start_one(pods: &Rc<Pods>) -> Result<String, Error> {
     let id = pods.run(pod_spec(0)).await?;
     let pod = pods.pod(&id.to_string())?;
-    let container = pods.create_container(pod, container_spec(0)).await?;
-    pods.start_container(pods.container(&container.to_string())?).await?;
+    let container = pod.create_container(container_spec(0)).await?;
+    pods.container(&container.to_string())?.start().await?;
     Ok(id.to_string())
 }
 
@@ -172,7 +172,7 @@ fn stops_that_are_cut_off(seed: u64, next: impl AsyncFn(&Stage, &Rc<Pods>, &Rc<C
         let stopped = stage.daemon_that_may_be_killed(async |pods| {
             let id = start_one(pods).await.expect("a container is started");
             stage.kill_daemon_after(calls);
-            pods.stop_pod(pods.pod(&id).expect("it is listed")).await
+            pods.pod(&id).expect("it is listed").stop().await
         });
         if let Some(stopped) = stopped {
             stopped.expect("it is stopped");
@@ -208,7 +208,7 @@ fn a_teardown_step_that_fails_is_retried_and_the_pod_stays_listed() {
     stage.daemon(async |pods| {
         let id = start_one(pods).await.expect("a container is started");
         stage.refuse("unmount network namespace", "", Errno::ENOMEM, 1);
-        let error = pods.remove_pod(pods.pod(&id).expect("it is listed")).await.expect_err("a step fails");
+        let error = pods.pod(&id).expect("it is listed").remove().await.expect_err("a step fails");
         assert!(error.to_string().contains("unmount network namespace"), "{error}");
         assert!(!pods.pod(&id).expect("it stays listed").record().state.is_ready());
         // The other steps were undone, those after the failed one, too.
@@ -338,7 +338,7 @@ fn a_pod_that_is_neither_made_nor_removed_is_listed_and_can_be_removed() {
             assert_eq!(stage.refusals_left(), 0);
             let listed = pods.pods();
             assert_eq!(listed.len(), 1);
-            pods.remove_pod(Rc::clone(&listed[0])).await.expect("it can be removed");
+            listed[0].remove().await.expect("it can be removed");
             pods.run(pod_spec(0)).await.expect("the name is free");
             stage.remove_all(pods).await;
         });
@@ -353,13 +353,13 @@ fn a_stop_while_a_failed_start_is_cleaned_up_waits_for_it() {
         stage.daemon(async |pods| {
             let id = pods.run(pod_spec(0)).await.expect("a pod");
             let pod = pods.pod(&id.to_string()).expect("it is listed");
-            let id = pods.create_container(pod, container_spec(0)).await.expect("a container");
+            let id = pod.create_container(container_spec(0)).await.expect("a container");
             let container = pods.container(&id.to_string()).expect("it is listed");
             stage.refuse("rename", "", Errno::ENOMEM, 1);
-            let (starter, started) = (Rc::clone(pods), Rc::clone(&container));
-            let start = reactor::spawn(async move { starter.start_container(started).await });
+            let started = Rc::clone(&container);
+            let start = reactor::spawn(async move { started.start().await });
             reactor::sleep(Duration::from_micros(200 * (seed % 5))).await;
-            pods.stop_container(container, Duration::from_secs(10)).await.expect("it is stopped");
+            container.stop(Duration::from_secs(10)).await.expect("it is stopped");
             start.await.expect_err("its record cannot be written");
             stage.remove_all(pods).await;
         });
@@ -379,8 +379,7 @@ fn a_removal_that_is_cut_off_keeps_the_exit_code_of_a_container_that_stays_liste
             stage.kill(Role::Main(container.id), Exit::Code(3));
             reactor::sleep(Duration::from_secs(10)).await;
             assert_eq!(exit_code(&container), Some(3));
-            let remover = Rc::clone(pods);
-            let removal = reactor::spawn(async move { remover.remove_container(container).await });
+            let removal = reactor::spawn(async move { container.remove().await });
             reactor::sleep(Duration::from_micros(20 * cut)).await;
             drop(removal);
         });
@@ -423,7 +422,7 @@ fn a_container_has_its_exit_code_although_its_monitor_could_not_be_reached() {
     stage.refuse("connect to monitor", "", Errno::EMFILE, 1);
     stage.daemon(async |pods| {
         stage.freeze_monitors(300 * MS);
-        pods.stop_pod(pods.pod(&id).expect("it is listed")).await.expect("it is stopped");
+        pods.pod(&id).expect("it is listed").stop().await.expect("it is stopped");
         assert_eq!(exit_code(&pods.containers()[0]), Some(137));
         stage.remove_all(pods).await;
     });
@@ -442,7 +441,7 @@ fn an_exit_record_that_cannot_be_read_at_first_is_read_again() {
     stage.refuse("read", "/exits/", Errno::EIO, 1);
     stage.daemon(async |pods| {
         let container = Rc::clone(&pods.containers()[0]);
-        pods.stop_pod(Rc::clone(&container.pod)).await.expect("it is stopped");
+        container.pod.stop().await.expect("it is stopped");
         assert_eq!(exit_code(&container), Some(3));
         stage.remove_all(pods).await;
     });
@@ -459,9 +458,9 @@ fn a_container_that_has_an_exit_record_is_not_listed_as_created() {
         let survived = stage.daemon_that_may_be_killed(async |pods| {
             let pod = pods.run(pod_spec(0)).await.expect("a pod");
             let pod = pods.pod(&pod.to_string()).expect("it is listed");
-            let container = pods.create_container(pod, container_spec(0)).await.expect("a container");
+            let container = pod.create_container(container_spec(0)).await.expect("a container");
             stage.kill_daemon_after(calls);
-            pods.start_container(pods.container(&container.to_string()).expect("it is listed")).await
+            pods.container(&container.to_string()).expect("it is listed").start().await
         });
         stage.wait(S);
         let is_main = |process: &Process| matches!(process.role, Role::Main(_)) && !process.is_dying;
@@ -494,8 +493,7 @@ fn a_container_is_not_created_while_another_one_may_have_its_name() {
     let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
     stage.refuse("list", "/containers", Errno::EMFILE, 1);
     stage.daemon(async |pods| {
-        let create =
-            async || pods.create_container(pods.pod(&id).expect("it is listed"), container_spec(0)).await;
+        let create = async || pods.pod(&id).expect("it is listed").create_container(container_spec(0)).await;
         let kind = |made: Result<ContainerId, Error>| made.expect_err("the name is held").kind();
         assert_eq!(kind(create().await), Kind::Unavailable);
         reactor::sleep(Duration::from_secs(40)).await;
@@ -536,13 +534,11 @@ fn an_unknown_exit_code_does_not_change_when_the_monitor_works_again() {
     stage.daemon(async |pods| {
         let id = start_one(pods).await.expect("a container is started");
         let pod = pods.pod(&id).expect("it is listed");
-        let second = pods.create_container(Rc::clone(&pod), container_spec(1)).await.expect("a container");
+        let second = pod.create_container(container_spec(1)).await.expect("a container");
         let second = pods.container(&second.to_string()).expect("it is listed");
         stage.freeze_monitors(14 * S);
-        let starter = Rc::clone(pods);
-        let start = reactor::spawn(async move { starter.start_container(second).await });
-        let stopper = Rc::clone(pods);
-        let stop = reactor::spawn(async move { stopper.stop_pod(pod).await });
+        let start = reactor::spawn(async move { second.start().await });
+        let stop = reactor::spawn(async move { pod.stop().await });
         reactor::sleep(Duration::from_secs(12)).await;
         let first = pods.containers().pop().expect("it is listed");
         let ended = first.record().state.clone();
@@ -567,10 +563,10 @@ fn a_daemon_that_is_killed_after_an_exit_leaves_no_child_process() {
         let survived = stage.daemon_that_may_be_killed(async |pods| {
             let id = pods.run(pod_spec(1)).await.expect("a pod whose containers share a PID namespace");
             let pod = pods.pod(&id.to_string()).expect("it is listed");
-            let id = pods.create_container(pod, container_spec(1)).await.expect("a container");
+            let id = pod.create_container(container_spec(1)).await.expect("a container");
             let container = pods.container(&id.to_string()).expect("it is listed");
             *started.borrow_mut() = Some(Rc::clone(&container));
-            pods.start_container(container).await.expect("it is started");
+            container.start().await.expect("it is started");
             stage.end_main_process_before_its_child(id);
             stage.kill_daemon_after(calls);
             reactor::sleep(Duration::from_secs(1)).await;

@@ -37,9 +37,9 @@ impl Stage {
         self.daemon(async |pods| {
             let pod = pods.run(pod_spec(1)).await.expect("a pod").to_string();
             let listed = pods.pod(&pod).expect("it is listed");
-            let id = pods.create_container(listed, container_spec(1)).await.expect("a container");
+            let id = listed.create_container(container_spec(1)).await.expect("a container");
             let container = pods.container(&id.to_string()).expect("it is listed");
-            pods.start_container(container).await.expect("it is started");
+            container.start().await.expect("it is started");
             (pod, id)
         })
     }
@@ -48,9 +48,9 @@ impl Stage {
     async fn begin_start(&self, pods: &Rc<Pods>) -> (Rc<Pod>, ContainerId) {
         let pod = pods.run(pod_spec(0)).await.expect("a pod");
         let pod = pods.pod(&pod.to_string()).expect("it is listed");
-        let id = pods.create_container(Rc::clone(&pod), container_spec(0)).await.expect("a container");
-        let (starting, container) = (Rc::clone(pods), pods.container(&id.to_string()).expect("it is listed"));
-        reactor::spawn(async move { starting.start_container(container).await }).detach();
+        let id = pod.create_container(container_spec(0)).await.expect("a container");
+        let container = pods.container(&id.to_string()).expect("it is listed");
+        reactor::spawn(async move { container.start().await }).detach();
         while !self.runs(Role::Main(id)) {
             reactor::sleep(Duration::from_micros(50)).await;
         }
@@ -90,9 +90,9 @@ fn a_container_without_a_record_runs_while_a_record_of_its_pod_cannot_be_read() 
     let (pod, lost) = stage.start_in_shared_namespace();
     let unread = stage.daemon(async |pods| {
         let pod = pods.pod(&pod).expect("it is listed");
-        let id = pods.create_container(pod, container_spec(2)).await.expect("a container");
+        let id = pod.create_container(container_spec(2)).await.expect("a container");
         let container = pods.container(&id.to_string()).expect("it is listed");
-        pods.start_container(container).await.expect("it is started");
+        container.start().await.expect("it is started");
         id
     });
     let directory = format!("{ROOT}/pods/{pod}/containers/{lost}");
@@ -210,15 +210,15 @@ fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
     let id = stage.daemon(async |pods| stage.begin_start(pods).await.1);
     stage.daemon(async |pods| {
         let container = pods.container(&id.to_string()).expect("it is listed");
-        let (starting, started) = (Rc::clone(pods), Rc::clone(&container));
-        let start = reactor::spawn(async move { starting.start_container(started).await });
+        let started = Rc::clone(&container);
+        let start = reactor::spawn(async move { started.start().await });
         reactor::yield_now().await;
-        let stop = pods.stop_container(Rc::clone(&container), Duration::ZERO).await;
+        let stop = container.stop(Duration::ZERO).await;
         let (start, stop) = (start.await.expect_err("it is refused"), stop.expect_err("it may run"));
         assert_eq!((start.kind(), stop.kind()), (Kind::Unavailable, Kind::Unavailable));
         reactor::sleep(Duration::from_secs(20)).await;
         assert!(stage.runs(Role::Main(id)) && container.record().state.is_running());
-        pods.stop_container(container, Duration::ZERO).await.expect("it is stopped");
+        container.stop(Duration::ZERO).await.expect("it is stopped");
         stage.settle(pods).await;
     });
 }
@@ -235,7 +235,7 @@ fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
         let stopped = stage.daemon_that_may_be_killed(async |pods| {
             let (pod, _) = stage.begin_start(pods).await;
             stage.kill_daemon_after(calls);
-            pods.stop_pod(pod).await
+            pod.stop().await
         });
         if let Some(stopped) = stopped {
             stopped.expect("it is stopped");
@@ -264,11 +264,11 @@ fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
     stage.daemon(async |pods| {
         let pod = pods.run(pod_spec(0)).await.expect("a pod");
         let pod = pods.pod(&pod.to_string()).expect("it is listed");
-        let id = pods.create_container(pod, container_spec(0)).await.expect("a container");
+        let id = pod.create_container(container_spec(0)).await.expect("a container");
         stage.refuse("rename", &format!("containers/{id}/.new-record"), Errno::EROFS, 1);
         stage.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 2);
         let container = pods.container(&id.to_string()).expect("it is listed");
-        pods.start_container(Rc::clone(&container)).await.expect_err("it cannot be recorded");
+        container.start().await.expect_err("it cannot be recorded");
         assert!(container.record().state.is_over() && stage.runs(Role::Main(id)), "the kills failed");
         stage.settle(pods).await;
         assert!(!stage.runs(Role::Main(id)));
@@ -286,7 +286,7 @@ fn a_container_that_a_teardown_cannot_kill_is_ended_after_its_monitor() {
         stage.refuse("kill cgroup", &id.to_string(), Errno::ENOMEM, u32::MAX);
         stage.refuse("receive frame", "", Errno::ENOMEM, 1);
         let listed = pods.pod(&pod).expect("it is listed");
-        pods.stop_pod(listed).await.expect_err("a container cannot be killed");
+        listed.stop().await.expect_err("a container cannot be killed");
         assert!(pods.containers()[0].record().state.is_running() && pods.unknown().is_some());
         stage.clients.node.world.borrow_mut().refusals.clear();
         stage.settle(pods).await;
