@@ -42,6 +42,12 @@ impl fmt::Debug for Errno {
     }
 }
 
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
 #[cfg(feature = "std")]
 impl From<Errno> for std::io::Error {
     fn from(errno: Errno) -> Self {
