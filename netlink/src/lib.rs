@@ -36,7 +36,7 @@ use std::time::Duration;
 use coracle_sys::{self as sys, Fd, netlink, process, socket};
 use nix::errno::Errno;
 
-pub use address::Network;
+pub use address::{CopiedAddress, Network};
 pub use error::Error;
 pub use link::{Bridge, Link, Veth};
 pub use message::Batch;
